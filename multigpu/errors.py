@@ -1,0 +1,10 @@
+"""What does a user see who made a mistake? One sentence, and the exit code 2."""
+
+
+class UserError(Exception):
+    """Something the user can mend.
+
+    Its text is one sentence or two: what was wrong, what was expected, what to do.
+    The command line and the scripts print it without a traceback and exit with code 2.
+    A fault of our own is any other exception, and keeps its traceback.
+    """
