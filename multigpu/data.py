@@ -1,0 +1,110 @@
+"""What do all routes learn from? Scikit-learn's real handwritten digits, or any .npz in MNIST's own form."""
+
+import os
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from multigpu.errors import UserError
+from multigpu.files import atomic
+
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+DIGITS_TRAIN = 1437  # of 1,797; the rest, 360, is for testing
+
+
+def fetch(source: str | None) -> Path:
+    """The .npz file for `--data`: a path, a URL that is downloaded, or None for the digits.
+
+    Call it on one rank a node: the others find the file in the cache ($XDG_CACHE_HOME or ~/.cache) afterwards.
+    Even if several ranks call it, none sees half a file: it is written under another name, then renamed.
+    """
+    if source is None:
+        path = _cache("digits-1.npz")
+        if not path.exists():
+            _write_digits(path)
+        return path
+    if "://" not in source:
+        return Path(source)
+    path = _cache(source.rsplit("/", 1)[1] or "data.npz")
+    if not path.exists():
+        try:
+            with atomic(path) as temporary, urllib.request.urlopen(source, timeout=60) as answer:
+                temporary.write_bytes(answer.read())
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            raise UserError(
+                f"cannot download {source} ({error}): download it beforehand and give --data FILE.npz."
+            ) from None
+    return path
+
+
+def load(path: str | Path) -> tuple[TensorDataset, TensorDataset]:
+    """Read the training and the test set: images float32 (n, channels, height, width), labels int64 (n,).
+
+    uint8 images, as MNIST's, are scaled to 0 … 1. Raises UserError if the file is not such a data set.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in ARRAYS if name not in file]
+            if missing:
+                raise UserError(f"{path} has no array {missing[0]}: expected {', '.join(ARRAYS)}, as in MNIST's npz.")
+            arrays = [file[name] for name in ARRAYS]
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no data file {path}: give --data FILE.npz, or leave it out for the digits."
+        ) from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise UserError(f"{path} is not a readable .npz file ({error}): fetch or make it again.") from None
+    train, test = (_dataset(path, part, *arrays[i : i + 2]) for part, i in (("train", 0), ("test", 2)))
+    if train[0][0].shape != test[0][0].shape:
+        raise UserError(f"{path}: x_train holds images of another shape than x_test, so one model cannot take both.")
+    return train, test
+
+
+def classes(train: TensorDataset, test: TensorDataset) -> int:
+    """The number of classes: one more than the largest label."""
+    return int(max(train.tensors[1].max(), test.tensors[1].max())) + 1
+
+
+def _dataset(path: str | Path, part: str, x: np.ndarray, y: np.ndarray) -> TensorDataset:
+    if x.ndim not in (3, 4) or len(x) == 0:
+        raise UserError(
+            f"{path}: x_{part} has shape {x.shape}, expected images (n, height, width) or (n, height, width, channels)."
+        )
+    if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
+        raise UserError(
+            f"{path}: y_{part} must hold {len(x)} whole numbers from 0 up, one an image; it is {y.dtype}{y.shape}."
+        )
+    if x.dtype.kind not in "uif":
+        raise UserError(f"{path}: x_{part} holds {x.dtype}, expected numbers.")
+    images = torch.from_numpy(x.astype(np.float32) / (255 if x.dtype == np.uint8 else 1))
+    if not torch.isfinite(images).all():
+        raise UserError(f"{path}: x_{part} holds values that are not finite (NaN or infinity): clean the data first.")
+    images = images.unsqueeze(1) if images.ndim == 3 else images.movedim(3, 1).contiguous()
+    return TensorDataset(images, torch.from_numpy(y.astype(np.int64)))
+
+
+def _write_digits(path: Path) -> None:
+    from sklearn.datasets import load_digits  # a slow import, and needed once: later runs read the cache
+
+    digits = load_digits()
+    order = np.random.RandomState(0).permutation(len(digits.target))  # RandomState's streams are frozen
+    x, y = (digits.images[order] / 16).astype(np.float32), digits.target[order]
+    n = DIGITS_TRAIN
+    with atomic(path) as temporary:
+        np.savez_compressed(temporary, x_train=x[:n], y_train=y[:n], x_test=x[n:], y_test=y[n:])
+
+
+def _cache(name: str) -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multigpu"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the cache folder {folder} ({error.strerror}): set XDG_CACHE_HOME to a folder you can write to."
+        ) from None
+    return folder / name

@@ -1,0 +1,57 @@
+"""Which device does this process compute on, and how do the processes talk? One GPU a rank, or the CPU."""
+
+import os
+
+import torch
+
+from multigpu.errors import UserError
+from multigpu.launch import World
+
+
+def pick(world: World, exact: bool = False) -> torch.device:
+    """The device of this rank, made current: cuda:LOCAL_RANK where there are GPUs, else the CPU.
+
+    With `exact` the GPU computes in full fp32 and the same way each time, so that two routes can be compared.
+    Raises UserError if the node has more ranks than GPUs.
+    """
+    gpus = torch.cuda.device_count()
+    if gpus == 0:
+        # Each rank wants all cores by default: two ranks would then fight for them.
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
+        return torch.device("cpu")
+    # With srun --gpus-per-task=1 each rank sees one GPU, its own, under the number 0.
+    bound = gpus == 1 and world.launcher == "srun" and int(os.environ.get("SLURM_GPUS_ON_NODE", 0)) >= world.local_size
+    if world.local_size > gpus and not bound:
+        raise UserError(
+            f"{world.local_size} ranks on this node but {gpus} GPU{'s' if gpus > 1 else ''}, and each rank needs its own: "
+            f"start {gpus} (torchrun --nproc-per-node={gpus}, #SBATCH --ntasks-per-node={gpus}, --spawn {gpus}).",
+            quiet=world.local_rank != 0,
+        )
+    device = torch.device("cuda", 0 if bound else world.local_rank)
+    torch.cuda.set_device(device)
+    if exact:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
+    return device
+
+
+def backend(device: torch.device) -> str:
+    """The library that carries the collectives: NCCL between GPUs, gloo between CPUs."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def amp_dtype(device: torch.device) -> torch.dtype:
+    """The 16-bit type for autocast: bfloat16, or float16 on GPUs that are older than bfloat16 (V100)."""
+    return torch.float16 if device.type == "cuda" and not torch.cuda.is_bf16_supported() else torch.bfloat16
+
+
+def describe(world: World, device: torch.device) -> str:
+    """One line on who computes where, for the top of a log."""
+    nodes = f"{world.nodes} nodes" if world.nodes > 1 else "1 node"
+    started = f"{world.size} rank{'s' if world.size > 1 else ''} on {nodes}, started by {world.launcher}"
+    if device.type == "cuda":
+        return f"device: {world.size} × {torch.cuda.get_device_name(device)}, nccl ({started})"
+    promised = int(os.environ.get("SLURM_GPUS_ON_NODE", 0) or 0)
+    why = f"Slurm gave {promised} GPUs a node, but torch sees none" if promised else "no GPU found"
+    return f"device: {world.size} × CPU process ({why}), gloo ({started})"

@@ -1,0 +1,69 @@
+"""Which flags does every lesson's script understand? The same ones, with the same names and checks."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from multigpu.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that complains once, on rank 0, however many ranks were started with the wrong flag."""
+
+    def error(self, message: str) -> NoReturn:
+        ranks = (os.environ.get(name) for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
+        if next((rank for rank in ranks if rank is not None), "0") != "0":
+            sys.exit(2)
+        self.exit(2, f"error: {message} (--help lists the flags)\n")
+
+
+def parser(stem: str, description: str) -> Parser:
+    """A parser with --epochs --batch-size --lr --seed --data --out --prove. The lesson adds its own flags to it."""
+    made = Parser(description=description, allow_abbrev=False)
+    flag = made.add_argument
+    flag("--epochs", type=positive, default=10)
+    flag("--batch-size", type=positive, help="global batch, split over all ranks (default: 64, or what splits evenly)")
+    flag("--lr", type=positive_float, default=0.05)
+    flag("--seed", type=int, default=0)
+    flag("--data", help=".npz with x_train, y_train, x_test, y_test, or its URL (default: scikit-learn's digits)")
+    flag("--out", type=Path, default=Path("results") / stem, help=f"folder for results (default: results/{stem})")
+    flag("--prove", action="store_true", help="train serially as well, and compare the weights")
+    return made
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return number
+
+
+def positive_float(text: str) -> float:
+    """A number greater than 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number greater than 0")
+    return number
+
+
+def split(batch_size: int | None, ranks: int, accumulate: int = 1) -> tuple[int, int]:
+    """The global batch, and the images that a rank takes in one forward: batch / (ranks × accumulate).
+
+    Without a stated batch it is 64, rounded up to what splits evenly. Raises UserError if a stated one does not.
+    """
+    pieces = ranks * accumulate
+    if batch_size is None:
+        batch_size = -(-64 // pieces) * pieces
+    if batch_size % pieces:
+        near = max(1, round(batch_size / pieces)) * pieces
+        what = f"{ranks} ranks" + (f" × {accumulate} pieces" if accumulate > 1 else "")
+        raise UserError(
+            f"--batch-size {batch_size} cannot be split evenly over {what}: give {near}, or another multiple of {pieces}."
+        )
+    return batch_size, batch_size // pieces

@@ -1,0 +1,48 @@
+"""How is a run told, in a table, a figure and a file? The same way in every lesson, so that lessons can be compared."""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from multigpu import plots
+from multigpu.files import write_json
+from multigpu.launch import World
+
+
+def header() -> str:
+    """The head of the table of epochs."""
+    return f"{'epoch':>5}  {'loss':>8}  {'test accuracy':>13}  {'images/s':>9}"
+
+
+def row(epoch: dict) -> str:
+    """One line of the table. `epoch` holds epoch (from 1), loss (mean over images), test_accuracy, images_per_s."""
+    speed = f"{epoch['images_per_s']:>9,.0f}"
+    return f"{epoch['epoch']:>5}  {epoch['loss']:>8.4f}  {epoch['test_accuracy']:>13.4f}  {speed}"
+
+
+def progress(batches: Iterable, world: World) -> Iterable:
+    """A progress bar on rank 0's terminal; nothing in a log or a notebook, which would keep every state of the bar."""
+    bar = world.rank == 0 and sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
+    return tqdm(batches, leave=False, disable=not bar)
+
+
+def report(
+    out: Path, world: World, device: torch.device, epochs: list[dict], verdict: dict | None, **told: object
+) -> None:
+    """On rank 0: print the accuracy, write training.png and metrics.json into `out`. Exit code 1 if the proof fails.
+
+    `epochs` is a list of what `row` takes, `verdict` is proof.verdict's, `told` is what else the lesson wants kept.
+    """
+    accuracy, loss = epochs[-1]["test_accuracy"], epochs[-1]["loss"]
+    title = f"{world.size} rank{'s' if world.size > 1 else ''}, {len(epochs)} epochs: test accuracy {accuracy:.3f}"
+    print(f"test accuracy: {accuracy:.4f}")
+    print(f"figure: {plots.curves(epochs, out / 'training.png', title)}")
+    place = {"world_size": world.size, "nodes": world.nodes, "launcher": world.launcher, "device": device.type}
+    content = {**place, **told, "loss": loss, "test_accuracy": accuracy, "epochs": epochs, "proof": verdict}
+    print(f"metrics: {write_json(out / 'metrics.json', content)}", flush=True)
+    if verdict and not verdict["holds"]:
+        sys.exit(1)

@@ -1,0 +1,59 @@
+"""One style for all pictures: the same colour for the same thing in every lesson, readable without colour too."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette (2008): told apart by colour-blind readers too.
+RANKS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+COMPUTE, TRANSFER, COLLECTIVE, IDLE = "#0072B2", "#E69F00", "#009E73", "#DDDDDD"
+
+
+def figure(width: float = 8, height: float = 3) -> "Figure":
+    """An empty figure, in inches, of the width of a notebook. matplotlib is imported only when something is drawn."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", dpi=110)
+
+
+def curves(history: list[dict], path: str | Path, title: str) -> Path:
+    """Draw loss and test accuracy by epoch into `path`, atomically. The title states the finding."""
+    from multigpu.files import atomic
+
+    fig = figure()
+    epochs = [row["epoch"] for row in history]
+    for place, (key, label, colour) in enumerate(
+        (("loss", "training loss", RANKS[0]), ("test_accuracy", "test accuracy", RANKS[1]))
+    ):
+        axes = fig.add_subplot(1, 2, place + 1)
+        axes.plot(epochs, [row[key] for row in history], marker="o", markersize=3, color=colour)
+        axes.set(xlabel="epoch", ylabel=label, ylim=(0, None if key == "loss" else 1.02))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.spines[["top", "right"]].set_visible(False)
+    fig.suptitle(title)
+    with atomic(path) as temporary:
+        fig.savefig(temporary, format=Path(path).suffix[1:])
+    return Path(path)
+
+
+def shares(epochs: list[list[list[int]]], title: str) -> "Figure":
+    """Who reads which image: epochs[epoch][rank] is the list of image numbers. One row an epoch, one cell an image."""
+    fig = figure(8, 0.9 + 0.55 * len(epochs))
+    axes = fig.add_subplot()
+    for row, ranks in enumerate(epochs):
+        for rank, images in enumerate(ranks):
+            for step, image in enumerate(images):
+                axes.barh(row, 1, left=image, color=RANKS[rank], edgecolor="white", height=0.8)
+                text = "black" if rank == 1 else "white"
+                axes.text(image + 0.5, row, f"{rank}", ha="center", va="center", color=text, fontsize=9, weight="bold")
+                axes.text(image + 0.93, row + 0.36, f"{step + 1}", ha="right", va="bottom", color=text, fontsize=5)
+    total = sum(len(images) for images in epochs[0])
+    axes.set(xlim=(0, total), xlabel="image (large: the rank that reads it; small: in which step)", title=title)
+    axes.set_yticks(range(len(epochs)), [f"epoch {i}" for i in range(len(epochs))])
+    axes.set_xticks([i + 0.5 for i in range(total)], range(total), fontsize=7)
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return fig

@@ -1,0 +1,70 @@
+"""Is the parallel run the same as the serial one? The serial run, as plainly as it can be written, and the verdict."""
+
+from argparse import Namespace
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from multigpu.launch import World
+
+
+def serial(
+    model: nn.Module,
+    train: TensorDataset,
+    *,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+    momentum: float = 0.9,
+    after_step: Callable[[int, nn.Module], None] | None = None,
+) -> nn.Module:
+    """Train `model` in this process alone, with nothing of torch.distributed, and return it.
+
+    `train` holds images (n, …) and labels (n,), on the model's device. Epoch e (from 0) takes the images in the order
+    of a generator seeded with seed + e, as DistributedSampler documents it, in batches of `batch_size`; the last one
+    may be smaller. The optimizer is SGD with momentum. `after_step` is called with the number of steps done.
+    """
+    images, labels = train.tensors
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
+    steps = 0
+    for epoch in range(epochs):
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed + epoch))
+        for batch in order.split(batch_size):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+            steps += 1
+            if after_step:
+                after_step(steps, model)
+    return model
+
+
+def difference(one: nn.Module, other: nn.Module) -> float:
+    """The largest absolute difference between two models' parameters, over all of their numbers."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in pairs)
+
+
+def against_serial(
+    what: str, trained: nn.Module, fresh: nn.Module, train: TensorDataset, args: Namespace, world: World
+) -> dict:
+    """Train `fresh` serially with the flags of the parallel run, compare it with `trained`, print and return the verdict.
+
+    The limit, 1e-5, leaves room for the order of the sums to differ (5e-7 is usual) and for nothing else.
+    """
+    device = next(fresh.parameters()).device
+    here = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
+    serial(fresh, here, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed)
+    same = f"{what} on {world.size} rank{'s' if world.size > 1 else ''} equals one process after {args.epochs} epochs"
+    return verdict(same, difference(fresh, trained), 1e-5)
+
+
+def verdict(what: str, found: float, limit: float) -> dict:
+    """Print the line of proof; give it back for metrics.json. A `found` that is not a number never holds."""
+    holds = found <= limit
+    print(f"proof: {what}: max difference {found:.1e}, limit {limit:.0e}: {'holds' if holds else 'fails'}", flush=True)
+    return {"what": what, "max_difference": found, "limit": limit, "holds": holds}
