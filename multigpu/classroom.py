@@ -164,14 +164,15 @@ def _launch(command: list[str], ready: Callable[[], bool]) -> None:
 
 def _stop() -> None:
     """End every process of the cluster and remove every file. Jobs first, so that srun and salloc hear of it."""
-    if "slurmctld" in daemons():
+    if {"munged", "slurmctld"} <= daemons().keys():  # without munged scancel would wait for minutes
         _slurm("scancel", "--partition=classroom")
         _wait(lambda: not job_processes(), 3)
-    for ours in (job_processes, lambda: list(daemons().values()), job_processes):
-        for how in (signal.SIGTERM, signal.SIGKILL):
+    gently, at_once = (signal.SIGTERM, signal.SIGKILL), (signal.SIGKILL,)
+    for ours, ways in ((job_processes, at_once), (lambda: list(daemons().values()), gently), (job_processes, at_once)):
+        for way in ways:
             for pid in ours():
                 with suppress(ProcessLookupError):
-                    os.kill(pid, how)
+                    os.kill(pid, way)
             if _wait(lambda ours=ours: not ours(), 5):
                 break
     if os.geteuid() == 0 and linked():
@@ -254,7 +255,8 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> subpr
 
 
 def _slurm(*command: str) -> subprocess.CompletedProcess[str]:
-    return _run(list(command), _environment())
+    """Ask our cluster. A daemon that does not answer (stopped, say) counts as a failure after 10 s."""
+    return _run(["timeout", "--kill-after=1", "10", *command], _environment())
 
 
 def _nodes() -> str:
