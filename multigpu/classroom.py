@@ -18,7 +18,7 @@ from pathlib import Path
 
 from multigpu import slurm_conf
 from multigpu.errors import UserError
-from multigpu.slurm_conf import ROOT_STATE, conf_path, daemon_names, linked, node_names, state_dir
+from multigpu.slurm_conf import conf_path, daemon_names, linked, node_names, state_dir
 from multigpu.slurm_processes import daemons, foreign, job_processes
 
 PACKAGES = {"munge": "munged", "slurm-wlm": "slurmctld"}  # Debian's package: a program that comes with it
@@ -34,11 +34,8 @@ def up(nodes: int = 2, gpus_per_node: int = 2) -> str:
     """
     if not 1 <= nodes <= 16 or not 0 <= gpus_per_node <= 16:
         raise UserError(f"The cluster can have 1 to 16 nodes with 0 to 16 GPUs each, not {nodes} with {gpus_per_node}.")
-    missing = [package for package, program in PACKAGES.items() if not _which(program)]
-    if missing:
-        raise UserError(f"Slurm is not installed here ({' and '.join(missing)} missing): run `multigpu slurm install`.")
-    _refuse_foreign()
-    _refuse_path(str(state_dir()))
+    if why_not := obstacle():
+        raise UserError(why_not)
     with _lock():
         there = slurm_conf.shape()
         if there and set(daemon_names(there[0])) <= set(daemons()):
@@ -82,6 +79,27 @@ def status() -> tuple[bool, str]:
         return False, f"Not running: {', '.join(dead) or 'the nodes'}. `multigpu slurm up` starts the cluster afresh."
     jobs = _slurm("squeue", "--noheader", "--format=%i").stdout.split()
     return True, f"The cluster is up, with {len(jobs)} jobs in the queue.\n{_nodes()}\n{_how_to_use()}"
+
+
+def obstacle() -> str | None:
+    """Why no cluster can be started here, in a sentence; None where nothing speaks against it.
+
+    Slurm is missing, the machine has a Slurm that is not ours (which must be neither touched nor hidden), or Slurm
+    cannot use the name of our directory.
+    """
+    missing = [package for package, program in PACKAGES.items() if not _which(program)]
+    if missing:
+        return f"Slurm is not installed here ({' and '.join(missing)} missing): run `multigpu slurm install` as root."
+    system, chosen, state = slurm_conf.SYSTEM_CONF, os.environ.get("SLURM_CONF", ""), str(state_dir())
+    if (system.exists() or system.is_symlink()) and not linked():
+        return f"{system} is not of our making: this machine has a Slurm already, which we leave alone."
+    if chosen and Path(chosen) not in (conf_path(), slurm_conf.ROOT_STATE / "slurm.conf", system):
+        return f"SLURM_CONF is {chosen}, which is not of our making: use that Slurm, or `unset SLURM_CONF`."
+    if stranger := foreign():
+        return f"{stranger[1]} runs here (pid {stranger[0]}) and is not ours: use that Slurm, or stop it."
+    if len(state) > 80 or any(letter in state for letter in " \t#,=[]%"):  # a Unix socket's path ends at 107 bytes
+        return f"Slurm cannot work in {state} (too long, or a special letter): set XDG_STATE_HOME to another folder."
+    return None
 
 
 def env() -> str:
@@ -184,25 +202,6 @@ def _stop() -> None:
 
 def _leftovers() -> bool:
     return bool(state_dir().exists() or daemons() or job_processes() or (os.geteuid() == 0 and linked()))
-
-
-def _refuse_foreign() -> None:
-    """Raise UserError where this machine has a Slurm that is not ours: it must be neither touched nor hidden."""
-    system = slurm_conf.SYSTEM_CONF
-    if (system.exists() or system.is_symlink()) and not linked():
-        raise UserError(f"{system} is not of our making: this machine has a Slurm already, which we leave alone.")
-    chosen = os.environ.get("SLURM_CONF", "")
-    if chosen and Path(chosen) not in (conf_path(), ROOT_STATE / "slurm.conf", system):
-        raise UserError(f"SLURM_CONF is {chosen}, which is not of our making: use that Slurm, or `unset SLURM_CONF`.")
-    stranger = foreign()
-    if stranger:
-        raise UserError(f"{stranger[1]} runs here (pid {stranger[0]}) and is not ours: use that Slurm, or stop it.")
-
-
-def _refuse_path(state: str) -> None:
-    """Raise UserError where the state directory's name is one that Slurm cannot use."""
-    if len(state) > 80 or any(letter in state for letter in " \t#,=[]%"):  # a Unix socket's path ends at 107 bytes
-        raise UserError(f"Slurm cannot work in {state} (too long, or a special letter): set XDG_STATE_HOME to another.")
 
 
 @contextmanager
