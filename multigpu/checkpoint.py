@@ -18,8 +18,8 @@ from torch import nn
 
 from multigpu.errors import UserError
 from multigpu.files import atomic
-from multigpu.launch import World
 from multigpu.rendezvous import together
+from multigpu.world import World
 
 FORMAT = 1
 

@@ -1,7 +1,7 @@
 """What do all routes learn from? Scikit-learn's real handwritten digits, or any .npz in MNIST's own form."""
 
+import http.client
 import os
-import urllib.error
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -35,7 +35,7 @@ def fetch(source: str | None) -> Path:
         try:
             with atomic(path) as temporary, urllib.request.urlopen(source, timeout=60) as answer:
                 temporary.write_bytes(answer.read())
-        except (urllib.error.URLError, OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise UserError(
                 f"cannot download {source} ({error}): download it beforehand and give --data FILE.npz."
             ) from None

@@ -5,7 +5,7 @@ import os
 import torch
 
 from multigpu.errors import UserError
-from multigpu.launch import World
+from multigpu.world import World
 
 
 def pick(world: World, exact: bool = False) -> torch.device:

@@ -12,6 +12,13 @@ from multigpu.errors import UserError
 class Parser(argparse.ArgumentParser):
     """A parser that complains once, on rank 0, however many ranks were started with the wrong flag."""
 
+    def parse_args(self, *args, **kwargs) -> argparse.Namespace:
+        """As argparse's, and refuses flags that exclude each other."""
+        found = super().parse_args(*args, **kwargs)
+        if found.prove and getattr(found, "amp", False):
+            self.error("--prove compares runs in 32 bit, --amp computes in 16: leave one of them out")
+        return found
+
     def error(self, message: str) -> NoReturn:
         ranks = (os.environ.get(name) for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
         if next((rank for rank in ranks if rank is not None), "0") != "0":

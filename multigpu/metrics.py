@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from multigpu import plots
 from multigpu.files import write_json
-from multigpu.launch import World
+from multigpu.world import World
 
 
 def header() -> str:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from multigpu.launch import World
+from multigpu.world import World
 
 
 def serial(

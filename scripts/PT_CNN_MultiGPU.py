@@ -1,6 +1,5 @@
 # %% [markdown]
 # # 05 · DDP on a cluster: torchrun and Slurm, one node and many
-#
 # **The question.** A script trains on one GPU. The cluster has 2 nodes with 2 GPUs each. What must change, and do four
 # GPUs learn the same thing as one?
 #
@@ -21,9 +20,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Subset, TensorDataset
 
-from multigpu import data, devices, files, flags, launch, metrics, proof, rendezvous
-from multigpu.checkpoint import Checkpoint
-from multigpu.errors import UserError
+from multigpu import checkpoint, data, devices, errors, files, flags, launch, metrics, proof, rendezvous
 from multigpu.models import CNN
 
 # %% [markdown]
@@ -110,7 +107,7 @@ class Run:
     model: DDP
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    checkpoint: Checkpoint
+    checkpoint: checkpoint.Checkpoint
 
 
 def train_epoch(run: Run, train: TensorDataset, at: dict) -> float:
@@ -120,7 +117,8 @@ def train_epoch(run: Run, train: TensorDataset, at: dict) -> float:
     sampler.set_epoch(at["epoch"])
     pieces = list(BatchSampler(sampler, args.piece, drop_last=False))
     done = at["step"] * args.accumulate
-    loader = DataLoader(train, batch_sampler=pieces[done:], pin_memory=device.type == "cuda")
+    own = torch.Generator()  # a loader draws a number when it starts: from the global stream, it would shift --resume
+    loader = DataLoader(train, batch_sampler=pieces[done:], pin_memory=device.type == "cuda", generator=own)
     seen = torch.tensor(at["seen"] if world.rank == 0 else [0.0, 0.0], dtype=torch.float64, device=device)
     for i, (images, labels) in enumerate(metrics.progress(loader, world), start=done):
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
@@ -193,7 +191,9 @@ def main(args: argparse.Namespace) -> None:
     scaler = torch.amp.GradScaler(device.type, enabled=args.amp and devices.amp_dtype(device) == torch.float16)
     parts = {"model": model.module, "optimizer": optimizer, "scaler": scaler}
     same = {"--batch-size": args.batch_size, "--accumulate": args.accumulate, "--seed": args.seed, "--lr": args.lr}
-    run = Run(args, world, device, model, optimizer, scaler, Checkpoint(args.out / "last.pt", parts, same, world))
+    last = checkpoint.Checkpoint(args.out / "last.pt", parts, same, world)
+    run = Run(args, world, device, model, optimizer, scaler, last)
+    torch.manual_seed(args.seed + world.rank)  # the weights are made; from here on, a rank has numbers of its own
 
     start = {"epoch": 0, "step": 0, "seen": [0.0, 0.0], "history": []}
     at = run.checkpoint.load(args.resume) or start
@@ -204,7 +204,7 @@ def main(args: argparse.Namespace) -> None:
         loss = train_epoch(run, train, at)
         speed = images / (time.perf_counter() - began)
         if not math.isfinite(loss):
-            raise UserError(f"the loss is {loss} in epoch {epoch + 1}: lower --lr.", quiet=world.rank != 0)
+            raise errors.UserError(f"the loss is {loss} in epoch {epoch + 1}: lower --lr.", quiet=world.rank != 0)
         row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": evaluate(run, test), "images_per_s": speed}
         say(metrics.row(row), flush=True)
         at = {**start, "epoch": epoch + 1, "history": [*at["history"], row]}

@@ -1,0 +1,74 @@
+"""What all tests share: an environment without a launcher's traces, and a way to run a command that cannot hang."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "scripts" / "PT_CNN_MultiGPU.py"
+INSTRUMENTED = ROOT / "tests" / "instrumented.py"
+LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "HOROVOD_", "TORCHELASTIC_", "MASTER_")
+TRACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTEST_CURRENT_TEST", "PLANT", "MULTIGPU_LAUNCHER")
+
+# `torchrun` and `multigpu` must be those of this environment, also where it was not activated.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def clean_environment(**more: object) -> dict[str, str]:
+    """This environment without anything that a launcher left in it, and with `more`."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS) and k not in TRACES}
+    return kept | {key: str(value) for key, value in more.items()}
+
+
+def run(
+    *command: object, cwd: Path | None = None, timeout: float = 120, **environment: object
+) -> subprocess.CompletedProcess:
+    """Run a command to its end; stdout and stderr come together in .stdout. A hang is a failure after `timeout` s."""
+    return subprocess.run(
+        [str(part) for part in command], cwd=cwd, timeout=timeout, env=clean_environment(**environment), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def torchrun(ranks: int, script: Path, *flags: object, **keywords: object) -> subprocess.CompletedProcess:
+    return run("torchrun", "--standalone", f"--nproc-per-node={ranks}", script, *flags, **keywords)
+
+
+@pytest.fixture
+def npz(tmp_path: Path):
+    """Make a small data set: npz(train, test) writes random images with 3 classes and gives the path."""
+
+    def make(train: int = 35, test: int = 7) -> Path:
+        random = np.random.default_rng(0)
+        arrays = {}
+        for part, n in (("train", train), ("test", test)):
+            arrays[f"x_{part}"] = random.integers(0, 256, (n, 8, 8), dtype=np.uint8)
+            arrays[f"y_{part}"] = random.integers(0, 3, n)
+        arrays["y_train"][0] = 2  # all three classes are there
+        path = tmp_path / "small.npz"
+        np.savez(path, **arrays)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """The classroom cluster: the one that is up already, else one for this session. Skips where Slurm is missing."""
+    from cluster import Cluster
+
+    from multigpu import classroom
+
+    if why_not := classroom.obstacle():
+        pytest.skip(why_not)
+    was_up = classroom.status()[0]
+    if not was_up:
+        classroom.up()
+    yield Cluster()
+    if not was_up:
+        classroom.down()

@@ -1,0 +1,106 @@
+"""A checkpoint holds everything that shapes the next step, and a bad one changes nothing."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from multigpu import files
+from multigpu.checkpoint import Checkpoint
+from multigpu.errors import UserError
+from multigpu.world import World
+
+SETTINGS = {"--seed": 0}
+
+
+@pytest.fixture(autouse=True)
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def make(path, width: int = 4, settings=SETTINGS) -> Checkpoint:
+    model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Dropout(0.5), torch.nn.Linear(width, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    return Checkpoint(path, {"model": model, "optimizer": optimizer}, settings, World())
+
+
+def step(checkpoint: Checkpoint) -> list[torch.Tensor]:
+    """A step that depends on everything random there is."""
+    model, optimizer = checkpoint.parts.values()
+    optimizer.zero_grad()
+    model(torch.randn(5, 3) + np.random.rand() + random.random()).sum().backward()
+    optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_the_next_steps_are_the_same_to_the_bit(tmp_path):
+    first = make(tmp_path / "a.pt")
+    step(first)
+    first.save({"epoch": 3, "history": [0.5]})
+    expected = [step(first), step(first)]
+    second = make(tmp_path / "a.pt")
+    assert second.load("") == {"epoch": 3, "history": [0.5]}
+    found = [step(second), step(second)]
+    assert all(
+        torch.equal(a, b) for one, other in zip(expected, found, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_no_file_yet(tmp_path):
+    assert make(tmp_path / "a.pt").load("") is None
+    assert make(tmp_path / "a.pt").load(None) is None
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        make(tmp_path / "a.pt").load(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("keep", [0, 10, 500, -1])
+def test_truncated(tmp_path, keep):
+    make(tmp_path / "a.pt").save({})
+    content = (tmp_path / "a.pt").read_bytes()
+    (tmp_path / "a.pt").write_bytes(content[:keep])
+    fresh = make(tmp_path / "a.pt")
+    before = step(fresh)
+    with pytest.raises(UserError, match="truncated or not a checkpoint"):
+        fresh.load("")
+    assert all(torch.equal(a, b) for a, b in zip(before, fresh.parts["model"].parameters(), strict=True)), "untouched"
+
+
+def test_another_model_and_other_settings(tmp_path):
+    make(tmp_path / "a.pt").save({})
+    with pytest.raises(UserError, match=r"another model: 0.weight is \(4, 3\) there and \(5, 3\) here"):
+        make(tmp_path / "a.pt", width=5).load("")
+    with pytest.raises(UserError, match="--seed 0, this run has 1"):
+        make(tmp_path / "a.pt", settings={"--seed": 1}).load("")
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (files.write_json, (str(tmp_path / "evil"), 1))
+
+    torch.save({"format": 1, "parts": Evil()}, tmp_path / "a.pt")
+    with pytest.raises(UserError):
+        make(tmp_path / "a.pt").load("")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    checkpoint = make(tmp_path / "a.pt")
+    checkpoint.save({"epoch": 1})
+
+    def full(content, target, save=torch.save, **keywords):
+        if not isinstance(target, Path):
+            return save(content, target, **keywords)
+        target.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match="the checkpoint before it is untouched"):
+        checkpoint.save({"epoch": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+    assert make(tmp_path / "a.pt").load("") == {"epoch": 1}

@@ -1,0 +1,86 @@
+"""A run that is killed goes on as if it had not been; a rank that dies takes the run with it, and says why."""
+
+import time
+
+import pytest
+import torch
+from conftest import INSTRUMENTED, ROOT, clean_environment, run, torchrun
+
+FLAGS = ("--epochs", 2, "--batch-size", 8, "--save-every", 2)  # 5 steps an epoch on 35 images
+
+
+def start(how: str, ranks: int, *flags, **environment):
+    if how == "torchrun":
+        return torchrun(ranks, INSTRUMENTED, *flags, **environment)
+    return run("python", INSTRUMENTED, "--spawn", ranks, *flags, **environment)
+
+
+def same(one, other) -> bool:
+    """To the bit, through dictionaries and lists."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize(("step", "kind"), [(3, "plain"), (5, "dropout"), (8, "dropout")])
+def test_resume_after_a_kill_is_the_uninterrupted_run_to_the_bit(tmp_path, npz, step, kind):
+    """Killed within epoch 1, just before it is saved, within epoch 2. Dropout shows whether the random stream goes on."""
+    data = ("--data", npz())
+    assert start("spawn", 2, *data, *FLAGS, "--out", tmp_path / "whole", PLANT=kind).returncode == 0
+    killed = start(
+        "spawn", 2, *data, *FLAGS, "--out", tmp_path / "cut", PLANT=f"kill=1:{step},{kind}", DEATH=tmp_path / "death"
+    )
+    assert killed.returncode == 128 + 9, killed.stdout
+    early = torch.load(tmp_path / "cut" / "last.pt", weights_only=True)["position"]
+    assert early["epoch"] * 5 + early["step"] in (step - 1, step - 2), "the kill came where this test means it to"
+
+    resumed = start("spawn", 2, *data, *FLAGS, "--out", tmp_path / "cut", "--resume", PLANT=kind)
+    assert resumed.returncode == 0, resumed.stdout
+    whole, cut = (torch.load(tmp_path / name / "last.pt", weights_only=True) for name in ("whole", "cut"))
+    assert same(whole["parts"], cut["parts"])
+    for a, b in zip(whole["random"], cut["random"], strict=True):
+        assert same(a["torch"], b["torch"])
+    losses = [[row["loss"] for row in content["position"]["history"]] for content in (whole, cut)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+
+
+def test_nothing_half_written_is_left_after_a_kill(tmp_path, npz):
+    start("spawn", 2, "--data", npz(), *FLAGS, "--out", tmp_path / "o", PLANT="kill=0:4", DEATH=tmp_path / "death")
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["last.pt"]
+
+
+@pytest.mark.parametrize("how", ["torchrun", "spawn"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_ends_the_run_with_its_traceback(tmp_path, npz, how, rank):
+    death = tmp_path / "death"
+    done = start(how, 3, "--data", npz(), "--batch-size", 9, "--out", tmp_path, PLANT=f"raise={rank}:2", DEATH=death)
+    assert time.time() - float(death.read_text()) < 15
+    assert done.returncode not in (0, 2)
+    assert 'raise RuntimeError("planted fault")' in done.stdout, "the traceback of the rank that died is shown"
+    if how == "spawn":
+        assert f"rank {rank} died" in done.stdout
+        assert "Connection closed by peer" not in done.stdout, "the other ranks' failures only hide the cause"
+
+
+def test_a_rank_that_dies_while_another_sleeps_ends_the_run(tmp_path):
+    """The other rank is not in a collective, so no broken connection tells it: the launcher must end it."""
+    (tmp_path / "sleepy.py").write_text(
+        "import sys, time\nfrom multigpu import launch\n"
+        "def work():\n    if launch.find().rank == 1:\n        raise ValueError('planted fault')\n    time.sleep(600)\n"
+        "if __name__ == '__main__':\n    sys.exit(launch.spawn(work, 2))\n"
+    )
+    began = time.time()
+    done = run("python", tmp_path / "sleepy.py", timeout=60)
+    assert done.returncode == 1 and "planted fault" in done.stdout and time.time() - began < 30
+
+
+def test_the_script_leaves_no_process_behind(tmp_path, npz):
+    import psutil
+
+    marker = str(tmp_path / "out")
+    start("spawn", 2, "--data", npz(), *FLAGS, "--out", marker, PLANT="kill=1:2", DEATH=tmp_path / "death")
+    left = [p for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or [])]
+    assert not left
+    assert clean_environment().get("RANK") is None and ROOT.exists()
