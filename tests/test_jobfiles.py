@@ -1,0 +1,277 @@
+"""Do the job files do what they say, on a real Slurm?"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SCRIPT, torchrun
+
+JOB_FILES = sorted((ROOT / "slurm").glob("*.slurm"))
+LESSON = "slurm/PT_CNN_MultiGPU.slurm"
+
+# Stands in for the lesson's script where only the launch is looked at: says where it runs, then does what it is told.
+STAND_IN = """
+import os, sys, time
+rank = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
+names = ("WORLD_SIZE", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+line = " ".join(["rank", rank, *(f"{name}={os.environ.get(name)}" for name in names), str(sys.argv[1:])])
+os.write(1, (line + chr(10)).encode())  # at one go, so that no other rank writes in between
+if "--all-fail" in sys.argv:
+    sys.exit(5)
+if "--one-dies" in sys.argv:
+    if rank == "3":
+        sys.exit(7)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A repository's root with the real job files and a stand-in for the lesson's script."""
+    shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/PT_CNN_MultiGPU.py").write_text(STAND_IN)
+    return tmp_path
+
+
+def one_task_a_rank(text: str) -> str:
+    """The job file's other way, made as its comment says."""
+    text, tasks = re.subn(r"(?m)^(#SBATCH --ntasks-per-node=)1", r"\g<1>2", text)
+    text, cores = re.subn(r"(?m)^(#SBATCH --cpus-per-task=)2", r"\g<1>1", text)
+    text, command = re.subn(r'(?ms)^"\$\{step\[@\]\}" bash.*?"\$@"\n', "", text)
+    text, lines = re.subn(r'(?m)^#(export MASTER_ADDR|"\$\{step)', r"\1", text)
+    assert (tasks, cores, command, lines) == (1, 1, 1, 2)
+    return text
+
+
+def ranks(log: str) -> list[list[str]]:
+    return sorted(line.split() for line in log.splitlines() if line.startswith("rank "))
+
+
+# ---- what is written in them ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.name)
+def test_every_sbatch_line_is_valid_and_commented_on(path: Path, cluster):
+    lines = path.read_text().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    sbatch = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
+    commands = [number for number, line in enumerate(lines) if line and not line.startswith("#")]
+    assert sbatch and max(sbatch) < min(commands), "sbatch ignores what comes after the first command"
+    for number in sbatch:
+        assert re.fullmatch(r"#SBATCH --[a-z-]+=\S+ +# \S.*", lines[number]), lines[number]
+    almost = [line for line in lines if re.match(r"#\s*SBATCH", line) and not line.startswith("#SBATCH ")]
+    assert not almost, "sbatch ignores these"
+    tried = cluster.run("sbatch", "--test-only", path, cwd=ROOT)
+    assert tried.returncode == 0 and "to start at" in tried.stderr, tried.stderr
+    assert subprocess.run(["bash", "-n", path]).returncode == 0
+
+
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.name)
+def test_what_a_job_file_calls_is_there(path: Path):
+    text = path.read_text()
+    for script in re.findall(r"scripts/\w+\.py", text):
+        assert (ROOT / script).exists(), script
+    assert "source slurm/activate.sh || exit" in text
+
+
+# ---- the lesson's job -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    out = tmp_path_factory.mktemp("torchrun")
+    done = torchrun(4, SCRIPT, "--epochs", 3, "--out", out)
+    assert done.returncode == 0, done.stdout
+    return losses(out)
+
+
+def losses(out: Path) -> list[float]:
+    return [epoch["loss"] for epoch in json.loads((out / "metrics.json").read_text())["epochs"]]
+
+
+@pytest.mark.parametrize("way", ["torchrun", "one task a rank"])
+def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(way: str, cluster, by_torchrun, tmp_path: Path):
+    path = ROOT / LESSON
+    if way == "one task a rank":
+        path = tmp_path / "job.slurm"
+        path.write_text(one_task_a_rank((ROOT / LESSON).read_text()))
+    job = cluster.job(f"--output={tmp_path}/log", path, "--epochs", 3, "--out", tmp_path / "out", cwd=ROOT)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.log
+    assert "4 ranks on 2 nodes" in job.log
+    # The same four shards, reduced by the same gloo: only the order of a sum may differ.
+    assert losses(tmp_path / "out") == pytest.approx(by_torchrun, rel=0, abs=1e-6)
+
+
+def test_sbatch_wait_hands_on_success_and_log_name(cluster, house: Path):
+    done = cluster.run("sbatch", "--wait", LESSON, "--epochs", "3", cwd=house, timeout=120)
+    assert done.returncode == 0, done.stderr
+    number = done.stdout.split()[-1]
+    log = (house / f"PT_CNN_MultiGPU-{number}.out").read_text()
+    assert f"rendezvous: 127.0.0.1:{15000 + int(number) % 10000}\n" in log
+    assert [line[1:3] for line in ranks(log)] == [[str(rank), "WORLD_SIZE=4"] for rank in range(4)], log
+    assert sorted(line[3] for line in ranks(log)) == [f"SLURMD_NODENAME={node}" for node in ("n1", "n1", "n2", "n2")]
+    assert {tuple(line[4:6]) for line in ranks(log)} == {("CUDA_VISIBLE_DEVICES=0,1", "OMP_NUM_THREADS=1")}
+    assert "['--out', 'results/PT_CNN_MultiGPU', '--epochs', '3']" in log, "flags after the file's name"
+
+
+def test_numbers_on_the_command_line_change_everything(cluster, house: Path):
+    job = cluster.job("--nodes=1", "--gpus-per-node=1", LESSON, cwd=house)
+    assert [line[:3] for line in ranks(job.log)] == [["rank", "0", "WORLD_SIZE=1"]], job.log
+
+
+def test_a_site_that_wants_gres(cluster, house: Path):
+    path = house / LESSON
+    path.write_text(path.read_text().replace("--gpus-per-node=2 ", "--gres=gpu:2 "))
+    job = cluster.job(LESSON, cwd=house)
+    assert len(ranks(job.log)) == 4 and "--gres" in path.read_text(), job.log
+
+
+def test_a_port_that_is_taken_is_passed_over(cluster, house: Path):
+    number = cluster.submit("--hold", LESSON, cwd=house)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 15000 + number % 10000))
+        other.listen()
+        assert cluster.run("scontrol", "release", number).returncode == 0
+        job = cluster.wait(number)
+    assert job.exit_code == 0 and len(ranks(job.log)) == 4, job.log
+    assert f"rendezvous: 127.0.0.1:{15001 + number % 10000}\n" in job.log
+
+
+# ---- when it goes wrong -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["torchrun", "one task a rank"])
+def test_a_rank_that_dies_ends_the_job_at_once(way: str, cluster, house: Path):
+    path = house / LESSON
+    if way == "one task a rank":
+        path.write_text(one_task_a_rank(path.read_text()))
+    job = cluster.job(LESSON, "--one-dies", cwd=house, timeout=90)  # the other ranks would sleep for ten minutes
+    assert job.state == "FAILED" and job.exit_code != 0, job.log
+    assert len(ranks(job.log)) == 4 and "7" in job.log
+
+
+@pytest.mark.parametrize("way, code", [("torchrun", 1), ("one task a rank", 5)])
+def test_the_exit_code_of_the_script_is_the_jobs(way: str, code: int, cluster, house: Path):
+    path = house / LESSON
+    if way == "one task a rank":
+        path.write_text(one_task_a_rank(path.read_text()))
+    job = cluster.job(LESSON, "--all-fail", cwd=house)
+    assert (job.state, job.exit_code) == ("FAILED", code), job.log
+
+
+def test_submitted_from_elsewhere(cluster, house: Path):
+    job = cluster.job(house / LESSON, cwd=house / "slurm")
+    assert job.exit_code == 2
+    assert job.log.splitlines() == [
+        f"error: {house}/slurm is not the repository's root: cd to it, then sbatch {LESSON}."
+    ]
+
+
+def test_a_job_without_gpus(cluster, house: Path):
+    job = cluster.job("--gpus-per-node=0", LESSON, cwd=house)
+    assert job.exit_code != 0 and "error: Slurm gave this job no GPU" in job.log and not ranks(job.log), job.log
+
+
+# ---- activate.sh ------------------------------------------------------------------------------------------------
+# An environment is a folder whose bin/python says whether it has torch and multigpu, as the real one does.
+
+
+def environment(folder: Path, works: bool = True) -> Path:
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/activate").write_text(f'export PATH="{folder}/bin:$PATH"\n')
+    (folder / "bin/python").write_text(f"#!/bin/sh\nexit {0 if works else 1}\n")
+    (folder / "bin/python").chmod(0o755)
+    return folder
+
+
+def activate(root: Path, shell: str = "", path: Path | None = None, **variables: str) -> tuple[int, str]:
+    """Source activate.sh in a bare shell: the exit code, and which environment it took, or its complaint."""
+    (root / "slurm").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "slurm/activate.sh", root / "slurm")
+    search = f"{path}/bin:/usr/bin:/bin" if path else f"{environment(root / 'none', works=False)}/bin:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-c", f"{shell}\nsource slurm/activate.sh || exit\necho went on"],
+        env={"PATH": search, "HOME": str(root), **variables}, cwd=root, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode == 0) == ("went on" in done.stdout) == (not done.stderr), done
+    return done.returncode, done.stderr.strip() or done.stdout.splitlines()[0].removeprefix("environment: ")
+
+
+def fake_conda(*environments: Path) -> str:
+    cases = "".join(f'{folder.name}|{folder}) export PATH="{folder}/bin:$PATH";; ' for folder in environments)
+    return f'conda() {{ [ "$1" = activate ] || return 1; case "$2" in {cases} *) echo no such >&2; return 1;; esac; }}'
+
+
+def test_activate_takes_what_is_active(tmp_path: Path):
+    active = environment(tmp_path / "active")
+    environment(tmp_path / ".venv")
+    assert activate(tmp_path, path=active) == (0, f"{active}/bin/python")
+
+
+def test_activate_takes_the_repositorys_venv(tmp_path: Path):
+    environment(tmp_path / ".venv")
+    conda = fake_conda(environment(tmp_path / "multigpu"))
+    assert activate(tmp_path, conda) == (0, f"{tmp_path}/.venv/bin/python")
+
+
+def test_activate_takes_the_conda_environment(tmp_path: Path):
+    environment(tmp_path / ".venv", works=False)
+    conda = fake_conda(environment(tmp_path / "multigpu"))
+    assert activate(tmp_path, conda) == (0, f"{tmp_path}/multigpu/bin/python")
+
+
+def test_activate_asks_the_conda_program_where_the_function_is_missing(tmp_path: Path):
+    made = environment(tmp_path / "multigpu")
+    program = tmp_path / "conda-program"
+    program.write_text(f"#!/bin/sh\n[ \"$1 $2\" = 'shell.bash hook' ] && cat <<'END'\n{fake_conda(made)}\nEND\n")
+    program.chmod(0o755)
+    assert activate(tmp_path, CONDA_EXE=str(program)) == (0, f"{made}/bin/python")
+
+
+def test_activate_obeys_course_env(tmp_path: Path):
+    active, mine = environment(tmp_path / "active"), environment(tmp_path / "mine")
+    assert activate(tmp_path, path=active, COURSE_ENV=str(mine)) == (0, f"{mine}/bin/python")
+    assert activate(tmp_path, fake_conda(mine), path=active, COURSE_ENV="mine") == (0, f"{mine}/bin/python")
+
+
+def test_activate_refuses_a_course_env_that_does_not_work(tmp_path: Path):
+    active, broken = environment(tmp_path / "active"), environment(tmp_path / "broken", works=False)
+    code, said = activate(tmp_path, path=active, COURSE_ENV=str(broken))
+    assert code == 1 and "lacks torch or multigpu" in said and "\n" not in said
+    code, said = activate(tmp_path, path=active, COURSE_ENV="/nowhere")
+    assert code == 1 and "COURSE_ENV is '/nowhere', neither" in said and "\n" not in said
+
+
+def test_activate_loads_modules_first(tmp_path: Path):
+    loaded = environment(tmp_path / "loaded")
+    module = f'module() {{ [ "$*" = "load python/3.11 cuda" ] && export PATH="{loaded}/bin:$PATH"; }}'
+    assert activate(tmp_path, module, COURSE_MODULES="python/3.11 cuda") == (0, f"{loaded}/bin/python")
+    shutil.rmtree(tmp_path / "none")
+    code, said = activate(tmp_path, module, COURSE_MODULES="python/2.7")
+    assert code == 1 and "does not load it" in said and "\n" not in said
+    shutil.rmtree(tmp_path / "none")
+    assert activate(tmp_path, COURSE_MODULES="python/3.11")[0] == 1  # a site without modules
+
+
+def test_activate_where_there_is_nothing(tmp_path: Path):
+    code, said = activate(tmp_path)
+    assert code == 1 and said.startswith("error: no Python environment with torch and multigpu") and "\n" not in said
+
+
+def test_activate_is_not_fooled_by_the_current_directory(tmp_path: Path):
+    """A python that finds multigpu only because the shell stands in the repository would not find it in a script."""
+    (tmp_path / "site/torch").mkdir(parents=True)
+    (tmp_path / "site/torch/__init__.py").touch()
+    shutil.copytree(ROOT / "multigpu", tmp_path / "multigpu", ignore=shutil.ignore_patterns("__pycache__"))
+    bare = environment(tmp_path / "bare")
+    real = os.path.realpath(shutil.which("python3", path="/usr/bin:/bin") or "")
+    if not real or subprocess.run([real, "-P", "-c", ""], capture_output=True).returncode:
+        pytest.skip("needs a python3 ≥ 3.11 of the system")
+    (bare / "bin/python").write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {real} "$@"\n')
+    assert activate(tmp_path, path=bare)[0] == 1
