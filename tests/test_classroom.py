@@ -1,0 +1,440 @@
+"""Is the classroom cluster a real one, does it leave nothing behind, and does it keep its hands off other people's?"""
+
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, alive, files_below
+from conftest import ROOT, clean_environment
+
+from multigpu import classroom, slurm_conf, slurm_processes
+from multigpu.errors import UserError
+
+NODES = ["munged", "slurmctld", "slurmd n1", "slurmd n2"]
+
+
+@pytest.fixture
+def private(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+    """A place for a second cluster, so that these tests may break it; it never meets the one of the session."""
+    folder = tmp_path_factory.mktemp("c")
+    (folder / "etc").mkdir()
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    monkeypatch.setattr(slurm_conf, "ROOT_STATE", folder / "state/multigpu/slurm")
+    monkeypatch.setattr(slurm_conf, "SYSTEM_CONF", folder / "etc/slurm.conf")
+    if why_not := classroom.obstacle():
+        pytest.skip(why_not)
+    yield folder
+    classroom.down()
+    assert not slurm_processes.daemons() and not slurm_processes.job_processes()
+
+
+def nothing_is_left(folder: Path) -> bool:
+    there = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != "foreign"]
+    return sorted(there) == ["etc", "state"] and not slurm_processes.daemons() and not slurm_processes.job_processes()
+
+
+# ---- up, status, down -------------------------------------------------------------------------------------------
+
+
+def test_up_status_down_and_each_of_them_twice(private: Path):
+    assert classroom.status() == (False, "The cluster is not up: `multigpu slurm up` starts it.")
+    assert "nothing to do" in classroom.down()
+    with pytest.raises(UserError, match="not up"):
+        classroom.env()
+
+    assert "The cluster is up: 2 nodes with 2 pretended GPUs each." in classroom.up()
+    first = slurm_processes.daemons()
+    assert sorted(first) == NODES
+    assert "already up" in classroom.up()
+    assert slurm_processes.daemons() == first, "the second `up` must leave the first one's daemons alone"
+    running, text = classroom.status()
+    assert running and len(re.findall(r"n[12] +idle +16 +gpu:2", text)) == 2, text
+    if os.geteuid() == 0:
+        assert os.readlink(slurm_conf.SYSTEM_CONF) == str(slurm_conf.conf_path()) and classroom.env() == ""
+    else:
+        assert classroom.env() == f"export SLURM_CONF={slurm_conf.conf_path()}"
+
+    assert "is down" in classroom.down()
+    assert nothing_is_left(private)
+    assert not any(alive(pid) for pid in first.values())
+    assert "nothing to do" in classroom.down()
+
+
+def test_another_shape(private: Path):
+    classroom.up(nodes=3, gpus_per_node=4)
+    with pytest.raises(
+        UserError, match=r"A cluster of 3 nodes with 4 GPUs each is up: run `multigpu slurm down` first"
+    ):
+        classroom.up()
+    seen = 'echo "$SLURMD_NODENAME $SLURM_GPUS_ON_NODE $CUDA_VISIBLE_DEVICES"'
+    for gpus in ("--gpus-per-node=4", "--gres=gpu:4"):
+        lines = Cluster().run("srun", "--nodes=3", gpus, "bash", "-c", seen).stdout.split("\n")
+        assert sorted(lines) == ["", "n1 4 0,1,2,3", "n2 4 0,1,2,3", "n3 4 0,1,2,3"]
+
+
+@pytest.mark.parametrize("nodes, gpus", [(0, 2), (17, 2), (2, -1), (2, 17)])
+def test_an_impossible_shape(nodes: int, gpus: int, private: Path):
+    with pytest.raises(UserError, match=f"1 to 16 nodes with 0 to 16 GPUs each, not {nodes} with {gpus}"):
+        classroom.up(nodes, gpus)
+
+
+def test_four_at_once(private: Path):
+    said = []
+    threads = [threading.Thread(target=lambda: said.append(classroom.up().split(":")[0])) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(said) == 4 and sum("already up" in text for text in said) == 3
+    assert classroom.status()[0] and sorted(slurm_processes.daemons()) == NODES
+
+
+def test_it_listens_on_the_loopback_address_only(private: Path):
+    try:
+        named = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)[0][4][0]
+    except OSError:
+        named = "nothing"
+    if named != "127.0.0.1":
+        pytest.skip(f"Slurm binds to what this machine's name means, and it means {named}")
+    classroom.up()
+    ports = {int(port) for port in re.findall(r"[Pp]ort=(\d+)", slurm_conf.conf_path().read_text())}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    listening = [row[1].split(":") for row in rows if row[3] == "0A"]
+    ours = [(address, int(port, 16)) for address, port in listening if int(port, 16) in ports]
+    assert sorted(ours) == sorted(("0100007F", port) for port in ports)  # 127.0.0.1, as the kernel writes it
+
+
+# ---- what is not ours -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
+def test_a_foreign_configuration_is_left_alone(kind: str, private: Path):
+    theirs = private / "foreign"
+    if kind == "file":
+        slurm_conf.SYSTEM_CONF.write_text("ClusterName=theirs\n")
+    else:
+        slurm_conf.SYSTEM_CONF.symlink_to(theirs)
+    if kind == "link":
+        theirs.write_text("ClusterName=theirs\n")
+    before = os.lstat(slurm_conf.SYSTEM_CONF)
+    with pytest.raises(UserError, match=r"slurm\.conf is not of our making: this machine has a Slurm already"):
+        classroom.up()
+    classroom.down()
+    assert os.lstat(slurm_conf.SYSTEM_CONF) == before
+    assert not slurm_processes.daemons() and not slurm_conf.state_dir().exists()
+
+
+def test_a_foreign_daemon_is_left_alone(private: Path):
+    theirs = subprocess.Popen(["bash", "-c", "exec -a /usr/sbin/slurmd sleep 60"])
+    try:
+        deadline = time.monotonic() + 10
+        while not slurm_processes.foreign() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with pytest.raises(UserError, match=rf"/usr/sbin/slurmd runs here \(pid {theirs.pid}\) and is not ours"):
+            classroom.up()
+        classroom.down()
+        assert theirs.poll() is None
+    finally:
+        theirs.kill()
+        theirs.wait()
+
+
+def test_a_foreign_slurm_conf_in_the_environment(private: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SLURM_CONF", "/site/slurm.conf")
+    with pytest.raises(UserError, match=r"SLURM_CONF is /site/slurm\.conf, which is not of our making"):
+        classroom.up()
+
+
+def test_down_ends_nobody_who_only_speaks_of_the_cluster(private: Path):
+    """An editor with our slurm.conf open, a learner's shell with SLURM_CONF set, a copy of our pid file's number."""
+    classroom.up()
+    conf = str(slurm_conf.conf_path())
+    bystanders = [
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", conf]),
+        subprocess.Popen(["sleep", "60"], env={**os.environ, "SLURM_CONF": conf}),
+        subprocess.Popen(["sleep", "60"], env={**os.environ, "SLURM_CONF": "/other", "SLURMD_NODENAME": "n1"}),
+    ]
+    (slurm_conf.state_dir() / "slurmctld.pid").write_text(f"{bystanders[0].pid}\n")
+    classroom.down()
+    assert [process.poll() for process in bystanders] == [None] * 3
+    for process in bystanders:
+        process.kill()
+        process.wait()
+
+
+# ---- when it goes wrong -----------------------------------------------------------------------------------------
+
+
+def test_slurm_is_missing(private: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(classroom, "_which", lambda program: None)
+    with pytest.raises(
+        UserError, match=r"not installed here \(munge and slurm-wlm missing\): run `multigpu slurm inst"
+    ):
+        classroom.up()
+
+
+@pytest.mark.parametrize(
+    "daemon, change, told",
+    [
+        ("slurmctld", lambda text: text + "Nonsense=yes\n", "unrecognized key: Nonsense"),
+        ("slurmd n2", lambda text: re.sub(r"(NodeName=n2 .* Port=)\d+", r"\g<1>{taken}", text), "already in use"),
+    ],
+)
+def test_a_daemon_that_does_not_start(daemon: str, change, told: str, private: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its own last words are shown, and the daemons that did start are ended again."""
+    real = slurm_conf.slurm_conf
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = str(other.getsockname()[1])
+        monkeypatch.setattr(slurm_conf, "slurm_conf", lambda *shape: change(real(*shape)).replace("{taken}", taken))
+        with pytest.raises(UserError) as caught:
+            classroom.up()
+    assert str(caught.value).startswith(f"{daemon} ended with exit code 1") and told in str(caught.value)
+    assert nothing_is_left(private)
+
+
+def test_a_state_directory_that_slurm_cannot_use(private: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("with space", "x" * 80):
+        folder = private / name / "multigpu/slurm"
+        monkeypatch.setattr(slurm_conf, "ROOT_STATE", folder)
+        monkeypatch.setenv("XDG_STATE_HOME", str(private / name))
+        with pytest.raises(UserError, match=r"Slurm cannot work in .* set XDG_STATE_HOME"):
+            classroom.up()
+        assert not (private / name).exists()
+
+
+def test_after_a_crash(private: Path):
+    """All daemons killed, all files left: the next `up` starts afresh; so does it after a crash of one daemon alone."""
+    classroom.up()
+    for names in (NODES, ["slurmctld"], ["munged"], ["slurmd n2"]):
+        running = slurm_processes.daemons()
+        for name in names:
+            os.kill(running[name], signal.SIGKILL)
+        wait_until(lambda names=names: not set(names) & set(slurm_processes.daemons()))
+        up, text = classroom.status()
+        assert not up and (names == NODES or f"Not running: {names[0]}." in text), text
+        assert "The cluster is up" in classroom.up()
+        assert classroom.status()[0] and Cluster().run("srun", "--nodes=2", "true").returncode == 0
+
+
+def test_down_ends_jobs_that_do_not_want_to_end(private: Path):
+    """A task that ignores SIGTERM, a process that left its job's session, both also when their slurmd has crashed."""
+    work = private / "foreign"  # a folder of the test's, not the cluster's
+    for crash in (False, True):
+        work.mkdir()
+        classroom.up()
+        pids = work / "pids"
+        text = f"""trap '' TERM
+        setsid sleep 600 & echo $! >> {pids}
+        srun bash -c 'trap "" TERM; echo $$ >> {pids}; sleep 600; sleep 600'"""
+        Cluster().submit("--nodes=2", Cluster().script(work, text), cwd=work)
+        wait_until(lambda pids=pids: pids.exists() and pids.read_text().count("\n") == 3)
+        if crash:
+            os.kill(slurm_processes.daemons()["slurmd n1"], signal.SIGKILL)
+        classroom.down()
+        assert not [pid for pid in pids.read_text().split() if alive(int(pid))]
+        shutil.rmtree(work)
+    assert nothing_is_left(private)
+
+
+def test_a_job_may_not_take_its_own_cluster_down(private: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as job:
+        job.setenv("SLURMD_NODENAME", "n1")
+        job.setenv("SLURM_CONF", str(slurm_conf.conf_path()))
+        with pytest.raises(UserError, match="is a job of the cluster itself"):
+            classroom.down()
+
+
+def wait_until(done, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# ---- what a learner practises -----------------------------------------------------------------------------------
+
+
+def test_a_plain_sbatch_finds_the_cluster(cluster: Cluster, tmp_path: Path):
+    """As root in any new shell; as an ordinary user after eval "$(multigpu slurm env)"."""
+    line = 'eval "$(multigpu slurm env)" && sbatch --wait --output=log --wrap="hostname; exit 3"; echo "code $?"'
+    done = subprocess.run(["bash", "-c", line], env=clean_environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.endswith("code 3\n"), done
+    assert (tmp_path / "log").read_text().strip() == socket.gethostname()
+
+
+def test_an_array(cluster: Cluster, tmp_path: Path):
+    script = cluster.script(tmp_path, "echo task $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT")
+    number = cluster.submit("--array=0-2", script, cwd=tmp_path)
+    wait_until(lambda: not cluster.run("squeue", "--noheader", f"--jobs={number}").stdout.strip(), 60)
+    logs = sorted(Path(path).read_text() for path in files_below(tmp_path) if path.endswith(".out"))
+    assert logs == ["task 0 of 3\n", "task 1 of 3\n", "task 2 of 3\n"]
+
+
+def test_dependencies(cluster: Cluster, tmp_path: Path):
+    first = cluster.submit(
+        "--hold", cluster.script(tmp_path, "sleep 1; date +%s.%N > first; exit 1", "a.sh"), cwd=tmp_path
+    )
+    second = cluster.script(tmp_path, "date +%s.%N > second", "b.sh")
+    after = cluster.submit(f"--dependency=afterany:{first}", second, cwd=tmp_path)
+    never = cluster.submit(f"--dependency=afterok:{first}", "--kill-on-invalid-dep=yes", second, cwd=tmp_path)
+    cluster.run("scontrol", "release", first)
+    assert (cluster.wait(first).exit_code, cluster.wait(after).exit_code) == (1, 0)
+    assert float((tmp_path / "first").read_text()) < float((tmp_path / "second").read_text())
+    assert cluster.wait(never).state == "CANCELLED"
+
+
+def test_squeue_and_scancel(cluster: Cluster, tmp_path: Path):
+    number = cluster.submit(cluster.script(tmp_path, "touch began; sleep 600"), cwd=tmp_path)
+    wait_until((tmp_path / "began").exists)
+    assert cluster.run("squeue", "--noheader", f"--jobs={number}", "--format=%T").stdout.strip() == "RUNNING"
+    assert cluster.run("scancel", number).returncode == 0
+    job = cluster.wait(number, timeout=60)
+    assert job.state == "CANCELLED" and "CANCELLED" in job.log
+
+
+def test_salloc_and_srun(cluster: Cluster):
+    line = 'echo "$SLURM_PROCID $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"'
+    asked = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2")
+    done = cluster.run("salloc", *asked, "srun", "bash", "-c", line)
+    assert sorted(done.stdout.splitlines()) == ["0 n1 0,1", "1 n1 0,1", "2 n2 0,1", "3 n2 0,1"], done.stderr
+    done = cluster.run("srun", *asked, "--gpus-per-task=1", "bash", "-c", line)
+    assert sorted(done.stdout.splitlines()) == ["0 n1 0", "1 n1 1", "2 n2 0", "3 n2 1"], done.stderr
+
+
+def test_two_jobs_on_a_node_get_different_gpus(cluster: Cluster, tmp_path: Path):
+    script = cluster.script(tmp_path, "echo $CUDA_VISIBLE_DEVICES > $SLURM_JOB_ID; until [ -e go ]; do sleep 0.1; done")
+    flags = ("--nodelist=n1", "--gres=gpu:1")
+    first, second, third = (cluster.submit(*flags, script, cwd=tmp_path) for _ in range(3))
+    wait_until(
+        lambda: all((tmp_path / str(job)).exists() and (tmp_path / str(job)).read_text() for job in (first, second))
+    )
+    assert {(tmp_path / str(job)).read_text().strip() for job in (first, second)} == {"0", "1"}
+    assert cluster.run("squeue", "--noheader", f"--jobs={third}", "--format=%T").stdout.strip() == "PENDING"
+    (tmp_path / "go").touch()
+    assert [cluster.wait(job).exit_code for job in (first, second, third)] == [0, 0, 0]
+
+
+def test_more_than_there_is(cluster: Cluster):
+    done = cluster.run("srun", "--nodes=1", "--gpus-per-node=99", "true")
+    assert done.returncode != 0 and "configuration is not available" in done.stderr
+
+
+def test_sacct_lists_the_jobs_that_ended(cluster: Cluster, tmp_path: Path):
+    job = cluster.job("--job-name=remembered", cluster.script(tmp_path, "exit 4"), cwd=tmp_path)
+    listed = cluster.run("sacct", "-c", "--noheader", "--parsable2", "--format=jobid,jobname,state").stdout.splitlines()
+    assert f"{job.number}|remembered|FAILED" in listed
+
+
+# ---- install ----------------------------------------------------------------------------------------------------
+
+
+def test_install(monkeypatch: pytest.MonkeyPatch):
+    there, ran = {"apt-get": "/usr/bin/apt-get"}, []
+    monkeypatch.setattr(classroom, "_which", there.get)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UserError, match=r"run `sudo apt-get install --yes --no-install-recommends munge slurm-wlm`"):
+        classroom.install()
+
+    def apt(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        ran.append(" ".join(command))
+        return subprocess.CompletedProcess(command, answer, "reading\n", "E: no network\n")
+
+    answer = 100
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(classroom, "_run", apt)
+    with pytest.raises(UserError, match=r"(?s)`apt-get update` failed.*E: no network"):
+        classroom.install()
+    answer = 0
+    there["munged"] = "/usr/sbin/munged"
+    assert classroom.install(with_mpi=True) == "Installed: slurm-wlm, openmpi-bin."
+    assert ran[1:] == ["apt-get update", "apt-get install --yes --no-install-recommends slurm-wlm openmpi-bin"]
+    there |= {"slurmctld": "x", "mpirun": "x"}
+    assert classroom.install(with_mpi=True) == "Already installed: munge, slurm-wlm, openmpi-bin." and len(ran) == 3
+    there.clear()
+    with pytest.raises(UserError, match="This is not Debian or Ubuntu: install munge and slurm-wlm"):
+        classroom.install()
+
+
+# ---- as an ordinary user ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ordinary_user():
+    """A user of this machine who is nobody special, gone after the test; skips where none can be made."""
+    if os.geteuid() != 0 or not shutil.which("useradd"):
+        pytest.skip("only root can make a user for this test, with useradd (package passwd)")
+    if why_not := classroom.obstacle():
+        pytest.skip(why_not)
+    name, home = f"course{os.getpid()}", Path(tempfile.mkdtemp(prefix="course-"))
+    subprocess.run(["useradd", "--no-create-home", "--home-dir", home, "--shell", "/bin/bash", name], check=True)
+    try:
+        user = pwd.getpwnam(name)
+        shutil.copytree(ROOT / "multigpu", home / "multigpu", ignore=shutil.ignore_patterns("__pycache__"))
+        for path in (home, *home.rglob("*")):
+            os.chown(path, user.pw_uid, user.pw_gid)
+        yield user
+    finally:
+        subprocess.run(["userdel", name], check=True)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def test_as_an_ordinary_user(ordinary_user):
+    """The same, by somebody without privileges, next to whatever cluster root has up."""
+    home = ordinary_user.pw_dir
+
+    def as_user(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=home, user=ordinary_user.pw_uid, group=ordinary_user.pw_gid, extra_groups=[],
+            env={"HOME": home, "USER": ordinary_user.pw_name, "PATH": "/usr/local/bin:/usr/bin:/bin"},
+            capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    pythons = [sys.executable, *filter(None, [shutil.which("python3", path="/usr/local/bin:/usr/bin")])]
+
+    def works(python: str) -> bool:
+        try:
+            return as_user(python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))").returncode == 0
+        except PermissionError:
+            return False
+
+    python = next(filter(works, pythons), None)
+    if not python:
+        pytest.skip("an ordinary user can run no python ≥ 3.11 here (this environment's lies in root's home)")
+
+    def course(what: str) -> str:
+        done = as_user(python, "-c", f"from multigpu import classroom; print({what})")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert "The cluster is up: 2 nodes" in course("classroom.up()")
+    try:
+        assert "already up" in course("classroom.up()")
+        line = course("classroom.env()")
+        assert line == f"export SLURM_CONF={home}/.local/state/multigpu/slurm/slurm.conf"
+        job = "#SBATCH --nodes=2 --ntasks-per-node=2 --gres=gpu:2 --output=log\nsrun bash -c 'echo $(id -un) $SLURMD_NODENAME'"
+        Path(home, "job.sh").write_text(f"#!/bin/bash\n{job}\nexit 6\n")
+        done = as_user("bash", "-c", f"{line} && sbatch --wait job.sh; echo code $?; sacct -c -n -P -o state")
+        assert done.stdout.splitlines()[1:] == ["code 6", "FAILED"], done
+        me = ordinary_user.pw_name
+        assert sorted(Path(home, "log").read_text().splitlines()) == [f"{me} n1", f"{me} n1", f"{me} n2", f"{me} n2"]
+        assert course("classroom.status()[0]") == "True"
+    finally:
+        said = course("classroom.down()")
+    assert "is down" in said and "nothing to do" in course("classroom.down()")
+    assert os.listdir(Path(home, ".local/state")) == []
+    mine = [
+        path for path in Path("/proc").glob("[0-9]*") if path.exists() and path.stat().st_uid == ordinary_user.pw_uid
+    ]
+    assert not [path for path in mine if alive(int(path.name))]
