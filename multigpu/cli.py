@@ -1,6 +1,8 @@
 """The command `multigpu`: doctor, slurm, notebooks. Each command calls one module and prints what it returns."""
 
+import json
 import sys
+import time
 from typing import Annotated
 
 import typer
@@ -53,6 +55,69 @@ def slurm_install(
 ) -> None:
     """Install Slurm with apt-get, as root on Debian or Ubuntu; say the command elsewhere."""
     print(classroom.install(with_mpi))
+
+
+# ---- multigpu doctor: what this machine can run ------------------------------------------------------------------
+
+
+@app.command("doctor")
+def doctor_command(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with fixed keys, nothing else.")] = False,
+) -> None:
+    """Say what this machine can run, and what to do about the rest; exit code 1 if the lessons cannot run at all."""
+    from multigpu import doctor
+
+    checks = doctor.examine()
+    if as_json:
+        print(json.dumps(doctor.as_dict(checks), indent=2))
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(doctor.as_table(checks))
+    if not doctor.works(checks):
+        raise SystemExit(1)
+
+
+# ---- multigpu notebooks: a notebook and its script say the same ---------------------------------------------------
+
+notebooks = typer.Typer(no_args_is_help=True, help="Run the scripts into their notebooks, and check the pairs.")
+app.add_typer(notebooks, name="notebooks")
+Stems = Annotated[list[str] | None, typer.Argument(metavar="[STEM]...", help="As in scripts/STEM.py; all if none.")]
+
+
+@notebooks.command("run")
+def notebooks_run(stems: Stems = None) -> None:
+    """Execute scripts into their notebooks; exit code 1 if a cell failed, its notebook then stays as it was."""
+    from multigpu import notebooks as pairs
+
+    root, failed = pairs.find_root(), False
+    for stem in pairs.select(stems or (), root):
+        print(f"{stem}: running", flush=True)
+        started = time.perf_counter()
+        try:
+            remarks = pairs.run(stem, root)
+        except pairs.CellFailed as error:
+            failed = True
+            print(error, file=sys.stderr)
+            continue
+        print(f"{stem}: notebooks/{stem}.ipynb written after {time.perf_counter() - started:.0f} s")
+        for remark in remarks:
+            print(f"{stem}: {remark}")
+    if failed:
+        raise SystemExit(1)
+
+
+@notebooks.command("check")
+def notebooks_check(stems: Stems = None) -> None:
+    """Say where pairs differ, and which cells are unexecuted, out of order or failed; exit code 1 if any."""
+    from multigpu import notebooks as pairs
+
+    findings = pairs.check(stems or ())
+    for finding in findings:
+        print(finding)
+    if findings:
+        raise SystemExit(1)
+    print("every notebook is in step with its script, and executed")
 
 
 def main() -> None:
