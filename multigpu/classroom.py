@@ -191,7 +191,7 @@ def _stop() -> None:
             for pid in ours():
                 with suppress(ProcessLookupError):
                     os.kill(pid, way)
-            if _wait(lambda ours=ours: not ours(), 5):
+            if _wait(lambda ours=ours: not ours(), 2):
                 break
     if os.geteuid() == 0 and linked():
         slurm_conf.SYSTEM_CONF.unlink()

@@ -14,13 +14,12 @@ from multigpu import slurm_conf
 
 @dataclass
 class Job:
-    """A job that has ended: its state, the exit code that Slurm keeps, its log, and how long it ran in seconds."""
+    """A job that has ended: its state, the exit code that Slurm keeps, its log."""
 
     number: int
     state: str
     exit_code: int
     log: str
-    seconds: int
 
 
 class Cluster:
@@ -31,6 +30,7 @@ class Cluster:
 
     def run(self, *command: object, timeout: float = 60, **more: object) -> subprocess.CompletedProcess[str]:
         environment = clean_environment() | {"SLURM_CONF": str(self.conf)}
+        environment.pop("OMP_NUM_THREADS", None)  # the job file has to set it
         return subprocess.run(
             [str(part) for part in command], env=environment, text=True, timeout=timeout, capture_output=True, **more
         )
@@ -53,15 +53,9 @@ class Cluster:
                 log = Path(field["StdOut"])
                 raise AssertionError(f"{text}\n{log.read_text() if log.exists() else 'no log'}")
             time.sleep(0.1)
-        hours, minutes, seconds = field["RunTime"].split(":")
         log = Path(field["StdOut"])
-        return Job(
-            number,
-            field["JobState"],
-            int(field["ExitCode"].split(":")[0]),
-            log.read_text() if log.exists() else "",
-            int(hours) * 3600 + int(minutes) * 60 + int(seconds),
-        )
+        text = log.read_text() if log.exists() else ""
+        return Job(number, field["JobState"], int(field["ExitCode"].split(":")[0]), text)
 
     def job(self, *arguments: object, cwd: Path, timeout: float = 120) -> Job:
         return self.wait(self.submit(*arguments, cwd=cwd), timeout)

@@ -114,6 +114,13 @@ def test_it_listens_on_the_loopback_address_only(private: Path):
     assert sorted(ours) == sorted(("0100007F", port) for port in ports)  # 127.0.0.1, as the kernel writes it
 
 
+@pytest.mark.parametrize("version, plugin", [((22, 5), "cgroup/v1"), ((23, 11), "disabled"), ((24, 11), "disabled")])
+def test_no_cgroups(version: tuple[int, int], plugin: str, private: Path):
+    """Left to itself, slurmd looks for cgroups and ends where it finds no /sys or may not use it."""
+    slurm_conf.write(2, 2, version)
+    assert (slurm_conf.state_dir() / "cgroup.conf").read_text() == f"CgroupPlugin={plugin}\n"
+
+
 # ---- what is not ours -------------------------------------------------------------------------------------------
 
 
