@@ -4,6 +4,7 @@ Which rank a process is, it learns from `find` (world.py), whoever started it.
 """
 
 import argparse
+import atexit
 import os
 import pickle
 import sys
@@ -115,6 +116,7 @@ def _leave(code: int) -> NoReturn:
     is being taken apart, the process aborts: "terminate called without an active exception", with torch 2.13 in one
     run of a hundred, more often the sooner a run ends after a collective.
     """
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,5 +1,7 @@
 """How is a run told, in a table, a figure and a file? The same way in every lesson, so that lessons can be compared."""
 
+import json
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -9,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from multigpu import plots
+from multigpu.errors import UserError
 from multigpu.files import write_json
 from multigpu.world import World
 
@@ -22,6 +25,13 @@ def row(epoch: dict) -> str:
     """One line of the table. `epoch` holds epoch (from 1), loss (mean over images), test_accuracy, images_per_s."""
     speed = f"{epoch['images_per_s']:>9,.0f}"
     return f"{epoch['epoch']:>5}  {epoch['loss']:>8.4f}  {epoch['test_accuracy']:>13.4f}  {speed}"
+
+
+def finite(loss: float, epoch: int, world: World) -> float:
+    """The loss, if it is a number. Raises UserError otherwise: nothing comes back from there. `epoch` counts from 0."""
+    if not math.isfinite(loss):
+        raise UserError(f"the loss is {loss} in epoch {epoch + 1}: lower --lr.", quiet=world.rank != 0)
+    return loss
 
 
 def progress(batches: Iterable, world: World) -> Iterable:
@@ -46,3 +56,11 @@ def report(
     print(f"metrics: {write_json(out / 'metrics.json', content)}", flush=True)
     if verdict and not verdict["holds"]:
         sys.exit(1)
+
+
+def line(route: str, folder: str | Path) -> str:
+    """One line of the table of all routes, from the metrics.json in `folder`: rounded to what is stable everywhere."""
+    told = json.loads((Path(folder) / "metrics.json").read_text())
+    proof = "not tried" if told["proof"] is None else "holds" if told["proof"]["holds"] else "fails"
+    what = f"{told['world_size']} × {told['device']}"
+    return f"| {route} | {what} | loss {told['loss']:.2f} | accuracy {told['test_accuracy']:.2f} | proof {proof} |"

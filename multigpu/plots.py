@@ -1,5 +1,6 @@
 """One style for all pictures: the same colour for the same thing in every lesson, readable without colour too."""
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,14 +9,26 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's palette (2008): told apart by colour-blind readers too.
 RANKS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-COMPUTE, TRANSFER, COLLECTIVE, IDLE = "#0072B2", "#E69F00", "#009E73", "#DDDDDD"
+COMPUTE, TRANSFER, COLLECTIVE, UPDATE, IDLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#DDDDDD"
 
 
 def figure(width: float = 8, height: float = 3) -> "Figure":
-    """An empty figure, in inches, of the width of a notebook. matplotlib is imported only when something is drawn."""
+    """An empty figure, in inches, of the width of a notebook, which shows itself as the last value of a cell.
+
+    matplotlib is imported only when something is drawn, and pyplot, with its windows, not at all.
+    """
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained", dpi=110)
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+        def __repr__(self) -> str:
+            return "<picture>"
+
+    return Picture(figsize=(width, height), layout="constrained", dpi=110)
 
 
 def curves(history: list[dict], path: str | Path, title: str) -> Path:
@@ -46,7 +59,7 @@ def shares(epochs: list[list[list[int]]], title: str) -> "Figure":
         for rank, images in enumerate(ranks):
             for step, image in enumerate(images):
                 axes.barh(row, 1, left=image, color=RANKS[rank], edgecolor="white", height=0.8)
-                text = "black" if rank == 1 else "white"
+                text = "white" if rank in (0, 2, 5, 7) else "black"  # what contrasts with RANKS[rank]
                 axes.text(image + 0.5, row, f"{rank}", ha="center", va="center", color=text, fontsize=9, weight="bold")
                 axes.text(image + 0.93, row + 0.36, f"{step + 1}", ha="right", va="bottom", color=text, fontsize=5)
     total = sum(len(images) for images in epochs[0])
