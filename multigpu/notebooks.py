@@ -276,7 +276,6 @@ def _story(stem: str, index: int, cell: "NotebookNode", error: str) -> str:
 def _make_stable(notebook: "NotebookNode") -> None:
     """Drop what differs from run to run, so that running an unchanged script changes nothing but its outputs."""
     notebook.nbformat, notebook.nbformat_minor = 4, 5
-    notebook.metadata.language_info = LANGUAGE
     seen: dict[str, int] = {}
     for cell in notebook.cells:
         digest = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:12]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 OK, WARN, MISSING = "ok", "warn", "missing"
 GIB = 2**30
+SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 TORCH_FROM, TORCH_BELOW = (2, 11), (2, 14)  # pyproject.toml says the same
 SECONDS = 4  # for a small command
 TORCH_SECONDS = 20  # a first import from a network file system is slow
@@ -79,7 +80,7 @@ def ask(*command: str, seconds: float = SECONDS) -> tuple[int | None, str, str]:
 
 def find(program: str) -> str | None:
     """Give a program's path; the daemons lie in folders that an ordinary user's PATH may lack."""
-    return shutil.which(program) or shutil.which(program, path="/usr/local/sbin:/usr/sbin:/sbin")
+    return shutil.which(program) or shutil.which(program, path=SBIN)
 
 
 def first_line(text: str) -> str:

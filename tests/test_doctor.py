@@ -239,9 +239,21 @@ def test_memory_of_a_container(monkeypatch):
 
 def test_a_command_that_hangs_with_its_children_holding_the_pipe():
     started = time.monotonic()
-    code, _, err = probes.ask("sh", "-c", "echo early; sleep 60 & setsid sleep 4 & sleep 60", seconds=0.5)
-    assert time.monotonic() - started < 3
+    early = (None, "early\n", "no answer in 0.5 s")
+    assert probes.ask("sh", "-c", "echo early; sleep 60 & sleep 60", seconds=0.5) == early  # both sleeps were ended
+    code, _, err = probes.ask("sh", "-c", "setsid sleep 5 & sleep 60", seconds=0.5)  # one got away
     assert (code, err) == (None, "no answer in 0.5 s")
+    assert time.monotonic() - started < 4
+
+
+def test_daemons_are_found_on_the_path_and_off_it(tmp_path, monkeypatch):
+    program(tmp_path, "multigpu-tool", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert probes.find("multigpu-tool") == str(tmp_path / "multigpu-tool")
+    assert probes.find("multigpu-no-such-tool") is None
+    monkeypatch.setattr(probes, "SBIN", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    assert probes.find("multigpu-tool") == str(tmp_path / "multigpu-tool")
 
 
 def test_a_command_that_is_not_there_or_not_allowed(tmp_path):
