@@ -64,7 +64,7 @@ def ask(*command: str, seconds: float = SECONDS) -> tuple[int | None, str, str]:
             errors="replace", start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        return None, "", f"{command[0]}: {error.strerror}"
+        return None, "", f"{error.filename or command[0]}: {error.strerror}"  # without /dev/null, it is that
     try:
         out, err = process.communicate(timeout=seconds)
         return process.returncode, out, err
