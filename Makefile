@@ -35,10 +35,12 @@ slurm-down: $(VENV)/installed
 	multigpu slurm down
 
 # Made anew when what is needed changes. The stamp comes last, so a broken install is repeated.
+# pip itself comes first: Debian 12's takes the pins for a conflict.
 $(VENV)/installed: pyproject.toml constraints.txt
 	@python3 -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, this is %d.%d." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(VENV)/bin/pip || python3 -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "error: python3 cannot make virtual environments: apt-get install python3-venv"; exit 1; }
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt pip
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[lab,test]'
 	@touch $@
 
