@@ -121,8 +121,9 @@ def test_sbatch_wait_hands_on_success_and_log_name(cluster, house: Path):
 
 
 def test_numbers_on_the_command_line_change_everything(cluster, house: Path):
-    job = cluster.job("--nodes=1", "--gpus-per-node=1", LESSON, cwd=house)
+    job = cluster.job("--nodes=1", "--gpus-per-node=1", "--cpus-per-task=3", LESSON, cwd=house)
     assert [line[:3] for line in ranks(job.log)] == [["rank", "0", "WORLD_SIZE=1"]], job.log
+    assert "OMP_NUM_THREADS=3" in job.log
 
 
 def test_a_site_that_wants_gres(cluster, house: Path):
@@ -157,12 +158,13 @@ def test_a_rank_that_dies_ends_the_job_at_once(way: str, cluster, house: Path):
 
 
 @pytest.mark.parametrize("way, code", [("torchrun", 1), ("one task a rank", 5)])
-def test_the_exit_code_of_the_script_is_the_jobs(way: str, code: int, cluster, house: Path):
+def test_a_script_that_fails_fails_the_job(way: str, code: int, cluster, house: Path):
     path = house / LESSON
     if way == "one task a rank":
         path.write_text(one_task_a_rank(path.read_text()))
     job = cluster.job(LESSON, "--all-fail", cwd=house)
-    assert (job.state, job.exit_code) == ("FAILED", code), job.log
+    # 143 where srun, told of the first failure, ended another task before it had failed by itself.
+    assert job.state == "FAILED" and job.exit_code in (code, 143), job.log
 
 
 def test_submitted_from_elsewhere(cluster, house: Path):
