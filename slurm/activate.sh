@@ -3,8 +3,8 @@
 # A site's own choice comes first, in two variables that `sbatch --export=ALL,…` or your ~/.bashrc can set:
 #   COURSE_MODULES   names for `module load`, such as "python/3.11 cuda/12.6"; a venv may need them, so they come first
 #   COURSE_ENV       path of a virtual environment, or name or path of a conda environment
-# Without COURSE_ENV the first that has torch and multigpu is taken: the environment that is active already (sbatch hands
-# it on), the repository's .venv, a conda environment named multigpu.
+# Without COURSE_ENV the first that has torch and multigpu is taken: the environment that is active already (sbatch
+# hands it on), the repository's .venv, a conda environment named multigpu.
 # Where there is none: one sentence and status 1, so that a job file can say `source slurm/activate.sh || exit`.
 
 course_has_python() {
@@ -47,7 +47,7 @@ course_activate() {
         if [ -f "$root/.venv/bin/activate" ] && source "$root/.venv/bin/activate" && course_has_python; then
             :
         elif ! { course_conda_activate multigpu && course_has_python; }; then
-            echo "error: no Python environment with torch and multigpu: run \`make\` in $root, or set COURSE_ENV to yours." >&2
+            echo "error: no Python environment with torch and multigpu: \`make run\` in $root makes one, COURSE_ENV can name yours." >&2
             return 1
         fi
     fi
