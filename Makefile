@@ -1,6 +1,7 @@
 # Two commands on a fresh machine: `make run` and `make test`. Each target calls one command.
 VENV := .venv
 # torchrun and multigpu must be found by name, as in a shell where the environment is active.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .PHONY: help run test lab bench slurm-up slurm-down clean
@@ -35,12 +36,10 @@ slurm-down: $(VENV)/installed
 	multigpu slurm down
 
 # Made anew when what is needed changes. The stamp comes last, so a broken install is repeated.
-# pip itself comes first: Debian 12's takes the pins for a conflict.
 $(VENV)/installed: pyproject.toml constraints.txt
 	@python3 -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, this is %d.%d." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(VENV)/bin/pip || python3 -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "error: python3 cannot make virtual environments: apt-get install python3-venv"; exit 1; }
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt pip
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[lab,test]'
 	@touch $@
 

@@ -7,6 +7,8 @@ import torch
 from multigpu.errors import UserError
 from multigpu.world import World
 
+CLASSROOM = "classroom"  # the ClusterName of `multigpu slurm up`
+
 
 def pick(world: World, exact: bool = False) -> torch.device:
     """The device of this rank, made current: cuda:LOCAL_RANK where there are GPUs, else the CPU.
@@ -14,7 +16,8 @@ def pick(world: World, exact: bool = False) -> torch.device:
     With `exact` the GPU computes in full fp32 and the same way each time, so that two routes can be compared.
     Raises UserError if the node has more ranks than GPUs.
     """
-    gpus = torch.cuda.device_count()
+    # The classroom cluster's GPUs are pretended, also on a machine that has real ones: its two nodes would share them.
+    gpus = 0 if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM else torch.cuda.device_count()
     if gpus == 0:
         # Each rank wants all cores by default: two ranks would then fight for them.
         if "OMP_NUM_THREADS" not in os.environ:
@@ -54,4 +57,6 @@ def describe(world: World, device: torch.device) -> str:
         return f"device: {world.size} × {torch.cuda.get_device_name(device)}, nccl ({started})"
     promised = int(os.environ.get("SLURM_GPUS_ON_NODE", 0) or 0)
     why = f"Slurm gave {promised} GPUs a node, but torch sees none" if promised else "no GPU found"
+    if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
+        why = "the classroom cluster's GPUs are pretended"
     return f"device: {world.size} × CPU process ({why}), gloo ({started})"

@@ -221,7 +221,8 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # ranks = torch.cuda.device_count() or 2
-# torchrun = f"OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node={ranks} ../scripts/PT_CNN_MultiGPU.py"
+# here = "--standalone --local-addr=127.0.0.1"  # one machine, whose own name need not resolve
+# torchrun = f"OMP_NUM_THREADS=1 torchrun {here} --nproc-per-node={ranks} ../scripts/PT_CNN_MultiGPU.py"
 # !{torchrun} --prove --out results/05
 
 # %% [markdown]

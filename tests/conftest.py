@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,6 @@ INSTRUMENTED = ROOT / "tests" / "instrumented.py"
 LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "HOROVOD_", "TORCHELASTIC_", "MASTER_")
 TRACES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTEST_CURRENT_TEST", "PLANT", "MULTIGPU_LAUNCHER")
 
-# `torchrun` and `multigpu` must be those of this environment, also where it was not activated.
-os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -36,7 +33,9 @@ def run(
 
 
 def torchrun(ranks: int, script: Path, *flags: object, **keywords: object) -> subprocess.CompletedProcess:
-    return run("torchrun", "--standalone", f"--nproc-per-node={ranks}", script, *flags, **keywords)
+    # --local-addr: where the machine's own name does not resolve, --standalone waits for ever
+    local = ("--standalone", "--local-addr=127.0.0.1")
+    return run("torchrun", *local, f"--nproc-per-node={ranks}", script, *flags, **keywords)
 
 
 @pytest.fixture
