@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conftest import clean_environment
-
 from multigpu import slurm_conf
 
 

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+
 from conftest import SCRIPT, run, torchrun
 
 TINY = ("--epochs", 1, "--batch-size", 8)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, alive, files_below
-from conftest import ROOT, clean_environment
 
+from conftest import ROOT, clean_environment
 from multigpu import classroom, slurm_conf, slurm_processes
 from multigpu.errors import UserError
 

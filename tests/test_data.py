@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 import torch
-from conftest import SCRIPT, run
 
+from conftest import SCRIPT, run
 from multigpu import data
 from multigpu.errors import UserError
 

@@ -6,8 +6,8 @@ import instrumented
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import INSTRUMENTED, torchrun
 
+from conftest import INSTRUMENTED, torchrun
 from multigpu import data
 
 STEPS = 5

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from conftest import ROOT, SCRIPT, torchrun
 
 JOB_FILES = sorted((ROOT / "slurm").glob("*.slurm"))

@@ -6,8 +6,8 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import SCRIPT, clean_environment, run
 
+from conftest import SCRIPT, clean_environment, run
 from multigpu import world
 
 FLAGS = ("--epochs", 1, "--batch-size", 8, "--prove")

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+
 from conftest import INSTRUMENTED, ROOT, clean_environment, run, torchrun
 
 FLAGS = ("--epochs", 2, "--batch-size", 8, "--save-every", 2)  # 5 steps an epoch on 35 images
