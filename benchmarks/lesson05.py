@@ -32,15 +32,16 @@ def run(*command: object, check: bool = True) -> None:
     subprocess.run([str(part) for part in command], env=ENVIRONMENT, check=check, **quiet)
 
 
-def images_per_second(processes: int, source: Path, folder: Path) -> float:
-    """The best of six epochs: on a machine that others share, what slows an epoch down is seldom our own doing.
-
-    The global batch is 1024 for both, in pieces of 256: one process would be slower on larger ones, for its caches' sake.
-    """
-    flags = ("--data", source, "--epochs", 6, "--batch-size", 1024, "--accumulate", 4 // processes, "--out", folder)
-    run(sys.executable, SCRIPT, "--spawn", processes, *flags)
-    epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
-    return max(epoch["images_per_s"] for epoch in epochs)
+def speedup(folder: Path) -> list[float]:
+    """Images/s with two processes over images/s with one, round by round."""
+    random = np.random.default_rng(0)
+    arrays = {
+        f"x_{part}": random.integers(0, 256, (n, 28, 28), np.uint8) for part, n in (("train", 4096), ("test", 64))
+    }
+    arrays |= {f"y_{part}": random.integers(0, 10, n) for part, n in (("train", 4096), ("test", 64))}
+    np.savez(folder / "large.npz", **arrays)
+    run(sys.executable, HERE / "throughput.py", folder / "large.npz", 4 * REPEATS, folder / "ratios.json")
+    return json.loads((folder / "ratios.json").read_text())
 
 
 def seconds_to_first_step(folder: Path, *script: object) -> float:
@@ -53,43 +54,28 @@ def seconds_to_first_step(folder: Path, *script: object) -> float:
     return float(note.read_text()) - began
 
 
-def beside(name: str, goal: str, one, other) -> dict:
-    """Run the two in turn, after a warm-up each; the median of the ratios, pair by pair, and their range."""
-    one(), other()
-    pairs = [(one(), other()) for _ in range(REPEATS)]
-    ratios = sorted(a / b for a, b in pairs)
-    found = {"what": name, "goal": goal, "median": round(statistics.median(ratios), 3)}
-    found |= {"min": round(ratios[0], 3), "max": round(ratios[-1], 3), "pairs": REPEATS}
+def told(what: str, goal: str, ratios: list[float]) -> dict:
+    """Print the median of the ratios and their range, and give them back for the file."""
+    found = {"what": what, "goal": goal, "median": round(statistics.median(ratios), 3)}
+    found |= {"min": round(min(ratios), 3), "max": round(max(ratios), 3), "pairs": len(ratios)}
     print(
-        f"{name}: {found['median']:.2f} (from {found['min']:.2f} to {found['max']:.2f} in {REPEATS} pairs; goal: {goal})"
+        f"{what}: {found['median']:.2f} ({found['min']:.2f} to {found['max']:.2f} in {len(ratios)} pairs; goal: {goal})"
     )
     return found
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        random = np.random.default_rng(0)
-        arrays = {
-            f"x_{part}": random.integers(0, 256, (n, 28, 28), np.uint8) for part, n in (("train", 8192), ("test", 64))
-        }
-        arrays |= {f"y_{part}": random.integers(0, 10, n) for part, n in (("train", 8192), ("test", 64))}
-        np.savez(folder / "large.npz", **arrays)
-        digits = data.fetch(None)
-        rows = [
-            beside(
-                "images/s, 2 processes ÷ 1",
-                "≥ 1.8 on 2 cores",
-                lambda: images_per_second(2, folder / "large.npz", folder),
-                lambda: images_per_second(1, folder / "large.npz", folder),
-            ),
-            beside(
-                "seconds to the first step, lesson 05 ÷ loop by hand",
-                "≤ 1.10",
-                lambda: seconds_to_first_step(folder, SCRIPT, "--epochs", 1, "--out", folder),
-                lambda: seconds_to_first_step(folder, HERE / "bare.py", digits),
-            ),
-        ]
+        folder, digits = Path(name), data.fetch(None)
+        rows = [told("images/s, 2 processes ÷ 1", "≥ 1.8 on 2 cores", speedup(folder))]
+
+        def first_steps() -> float:
+            ours = seconds_to_first_step(folder, SCRIPT, "--epochs", 1, "--out", folder)
+            return ours / seconds_to_first_step(folder, HERE / "bare.py", digits)
+
+        first_steps()  # for warming up
+        ratios = [first_steps() for _ in range(REPEATS)]
+        rows.append(told("seconds to the first step, lesson 05 ÷ loop by hand", "≤ 1.10", ratios))
     machine = {"cores": len(os.sched_getaffinity(0)), "torch": torch.__version__.split("+")[0], "device": "cpu"}
     print(f"written: {write_json(HERE / 'lesson05.json', {'machine': machine, 'rows': rows}).relative_to(HERE.parent)}")
 

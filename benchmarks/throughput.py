@@ -1,0 +1,65 @@
+"""Images/s of lesson 05's own train_epoch, with two ranks and with one, in turn: throughput.py DATA ROUNDS NOTE.
+
+Both are measured within one pair of processes, a second each, since a shared machine's speed drifts from minute to minute.
+While rank 0 trains alone, rank 1 sleeps in a barrier. One thread a rank; pieces of 256 images for both.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from multigpu import data, files, launch
+from multigpu.models import CNN
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+import PT_CNN_MultiGPU as lesson
+
+BATCH, PIECE = 1024, 256
+START = {"epoch": 0, "step": 0, "seen": [0.0, 0.0]}
+
+
+def new_run(world: launch.World, train, group) -> lesson.Run:
+    """What train_epoch needs, for the ranks of `group`."""
+    args = argparse.Namespace(batch_size=BATCH, piece=PIECE, seed=0, amp=False, save_every=None)
+    args.accumulate = BATCH // PIECE // world.size
+    torch.manual_seed(0)
+    model = DDP(CNN(tuple(train[0][0].shape)), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    return lesson.Run(
+        args, world, torch.device("cpu"), model, optimizer, torch.amp.GradScaler("cpu", enabled=False), None
+    )
+
+
+def seconds(run: lesson.Run, train) -> float:
+    began = time.perf_counter()
+    lesson.train_epoch(run, train, START)
+    return time.perf_counter() - began
+
+
+def work(source: str, rounds: int, note: str) -> None:
+    world, _ = lesson.set_up(argparse.Namespace(prove=False))
+    train, _ = data.load(source)
+    alone = dist.new_group([0])
+    both = new_run(world, train, None)
+    single = new_run(launch.World(), train, alone) if world.rank == 0 else None
+    all_ranks, pairs = lesson.everywhere, []
+    for _ in range(rounds + 1):
+        dist.barrier()
+        together = seconds(both, train)
+        dist.barrier()
+        if single:
+            lesson.everywhere = torch.Tensor.tolist  # alone, there is nothing to add up
+            pairs.append((seconds(single, train), together))
+            lesson.everywhere = all_ranks
+    dist.barrier()
+    if world.rank == 0:
+        files.write_json(note, [one / two for one, two in pairs[1:]])  # the first round is for warming up
+
+
+if __name__ == "__main__":
+    sys.exit(launch.spawn(work, 2, sys.argv[1], int(sys.argv[2]), sys.argv[3]))
