@@ -62,7 +62,7 @@ CHECKS = (
     ),
     Spec("mpi", False, "mpirun can start the ranks instead of torchrun.", ("flavour", "version", "mpirun"), probes.mpi),
     Spec("sandbox", False, "Students' code is graded in it.", ("bwrap", "works"), probes.sandbox),
-    Spec("netns", False, "Network namespaces emulate slow links between nodes.", ("works", "netem"), probes.netns),
+    Spec("netns", False, "Network namespaces emulate slow links between nodes.", ("works", "slow_link"), probes.netns),
     Spec("port", True, "Ranks meet at a port of rank 0's machine.", ("loopback", "port_29500_free"), probes.port),
     Spec("shm", False, "NCCL and DataLoader workers pass data through it.", ("total_gib", "free_gib"), probes.shm),
     Spec("files", False, "Connections and workers' tensors are open files.", ("soft", "hard"), probes.files),

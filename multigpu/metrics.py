@@ -48,7 +48,8 @@ def report(
     `epochs` is a list of what `row` takes, `verdict` is proof.verdict's, `told` is what else the lesson wants kept.
     """
     accuracy, loss = epochs[-1]["test_accuracy"], epochs[-1]["loss"]
-    title = f"{world.size} rank{'s' if world.size > 1 else ''}, {len(epochs)} epochs: test accuracy {accuracy:.3f}"
+    ranks, count = f"{world.size} rank{'s'[: world.size > 1]}", f"{len(epochs)} epoch{'s'[: len(epochs) > 1]}"
+    title = f"{ranks}, {count}: test accuracy {accuracy:.3f}"
     print(f"test accuracy: {accuracy:.4f}")
     print(f"figure: {plots.curves(epochs, out / 'training.png', title)}")
     place = {"world_size": world.size, "nodes": world.nodes, "launcher": world.launcher, "device": device.type}

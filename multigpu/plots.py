@@ -4,6 +4,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multigpu.files import atomic
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -33,7 +35,7 @@ def figure(width: float = 8, height: float = 3) -> "Figure":
 
 def curves(history: list[dict], path: str | Path, title: str) -> Path:
     """Draw loss and test accuracy by epoch into `path`, atomically. The title states the finding."""
-    from multigpu.files import atomic
+    from matplotlib.ticker import MaxNLocator
 
     fig = figure()
     epochs = [row["epoch"] for row in history]
@@ -43,7 +45,8 @@ def curves(history: list[dict], path: str | Path, title: str) -> Path:
         axes = fig.add_subplot(1, 2, place + 1)
         axes.plot(epochs, [row[key] for row in history], marker="o", markersize=3, color=colour)
         axes.set(xlabel="epoch", ylabel=label, ylim=(0, None if key == "loss" else 1.02))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlim(0.5, epochs[-1] + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
     fig.suptitle(title)
     with atomic(path) as temporary:

@@ -26,7 +26,7 @@ DETAILS = {  # written out once more: whoever changes the JSON must change `sche
     "slurm": ["version", "sbatch", "slurmctld", "slurmd", "munged"],
     "mpi": ["flavour", "version", "mpirun"],
     "sandbox": ["bwrap", "works"],
-    "netns": ["works", "netem"],
+    "netns": ["works", "slow_link"],
     "port": ["loopback", "port_29500_free"],
     "shm": ["total_gib", "free_gib"],
     "files": ["soft", "hard"],
