@@ -5,7 +5,6 @@ of the data, and the position in it. Every rank calls `save` and `load`; rank 0 
 file system is needed.
 """
 
-import pickle
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +48,10 @@ class Checkpoint:
         with together(self.world):
             if self.world.rank == 0:
                 parts = {name: part.state_dict() for name, part in self.parts.items()}
+                if not all(torch.isfinite(value).all() for value in parts["model"].values()):
+                    raise UserError(
+                        "the weights are not finite any more: lower --lr; the last checkpoint is untouched."
+                    )
                 content = {"format": FORMAT, "parts": parts, "settings": self.settings}
                 try:
                     with atomic(self.path) as temporary:
@@ -114,11 +117,11 @@ def _read(path: str | Path) -> dict:
         ) from None
     except PermissionError:
         raise UserError(f"the checkpoint {path} may not be read by this user: change its permissions.") from None
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
+    except Exception:  # a damaged file can make the unpickler raise anything
         raise UserError(
             f"{path} is truncated or not a checkpoint: delete it, and resume from another or start anew."
         ) from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT or not {"parts", "settings"} <= set(content):
         raise UserError(f"{path} is not a checkpoint of this course (format {FORMAT}): give another, or start anew.")
     return content
 
@@ -128,6 +131,15 @@ def _compare(path: str | Path, content: dict, parts: dict[str, Any], settings: d
     for name, part in parts.items():
         if name not in content["parts"]:
             raise UserError(f"{path} holds no {name}: it is a checkpoint of another run.")
+        if isinstance(part, torch.optim.Optimizer):
+            there, here = (
+                [len(group["params"]) for group in state["param_groups"]]
+                for state in (content["parts"][name], part.state_dict())
+            )
+            if there != here:
+                raise UserError(
+                    f"{path} is a checkpoint of another model: it trains {there} tensors there, {here} here."
+                )
         if not isinstance(part, nn.Module):
             continue
         here = {key: tuple(value.shape) for key, value in part.state_dict().items()}

@@ -21,7 +21,7 @@ from multigpu.errors import UserError
 from multigpu.slurm_conf import conf_path, daemon_names, linked, node_names, state_dir
 from multigpu.slurm_processes import daemons, foreign, job_processes
 
-PACKAGES = {"munge": "munged", "slurm-wlm": "slurmctld"}  # Debian's package: a program that comes with it
+PACKAGES = {"munge": "munged", "slurm-wlm": "slurmd"}  # Debian's package: a program that comes with it
 MPI_PACKAGES = {"openmpi-bin": "mpirun"}
 PATIENCE = 60  # seconds that a daemon has to answer; it needs less than one
 

@@ -19,6 +19,13 @@ def pick(world: World, exact: bool = False) -> torch.device:
     # The classroom cluster's GPUs are pretended, also on a machine that has real ones: its two nodes would share them.
     gpus = 0 if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM else torch.cuda.device_count()
     if gpus == 0:
+        promised = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+        if promised and os.environ.get("SLURM_CLUSTER_NAME") != CLASSROOM:
+            raise UserError(
+                f"Slurm gave this node {promised} GPUs, but torch {torch.__version__} sees none: install torch's CUDA build, "
+                f"look at nvidia-smi, or ask Slurm for no GPU.",
+                quiet=world.local_rank != 0,
+            )
         # Each rank wants all cores by default: two ranks would then fight for them.
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
@@ -46,7 +53,11 @@ def backend(device: torch.device) -> str:
 
 def amp_dtype(device: torch.device) -> torch.dtype:
     """The 16-bit type for autocast: bfloat16, or float16 on GPUs that are older than bfloat16 (V100)."""
-    return torch.float16 if device.type == "cuda" and not torch.cuda.is_bf16_supported() else torch.bfloat16
+    return (
+        torch.float16
+        if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+        else torch.bfloat16
+    )
 
 
 def describe(world: World, device: torch.device) -> str:
@@ -55,8 +66,7 @@ def describe(world: World, device: torch.device) -> str:
     started = f"{world.size} rank{'s' if world.size > 1 else ''} on {nodes}, started by {world.launcher}"
     if device.type == "cuda":
         return f"device: {world.size} × {torch.cuda.get_device_name(device)}, nccl ({started})"
-    promised = int(os.environ.get("SLURM_GPUS_ON_NODE", 0) or 0)
-    why = f"Slurm gave {promised} GPUs a node, but torch sees none" if promised else "no GPU found"
+    why = "no GPU found"
     if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
         why = "the classroom cluster's GPUs are pretended"
     return f"device: {world.size} × CPU process ({why}), gloo ({started})"

@@ -3,10 +3,12 @@
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
 from multigpu.errors import UserError
+from multigpu.world import LAUNCHERS
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,8 +22,9 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> NoReturn:
-        ranks = (os.environ.get(name) for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
-        if next((rank for rank in ranks if rank is not None), "0") != "0":
+        names = [names[0] for _, *names in LAUNCHERS] + ["SLURM_PROCID"]
+        if next((os.environ[name] for name in names if name in os.environ), "0") != "0":
+            time.sleep(10)  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
             sys.exit(2)
         self.exit(2, f"error: {message} (--help lists the flags)\n")
 

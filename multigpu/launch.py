@@ -8,6 +8,7 @@ import atexit
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -29,8 +30,7 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> None:
     wanted = getattr(args, "spawn", None)
     try:
         if wanted is None:
-            record(main)(args)
-            code = 0
+            code = record(_caught)(main, args)
         elif wanted != "auto" and not wanted.isdecimal():
             raise UserError(f"--spawn {wanted}: expected a number of processes, or 'auto'.")
         else:
@@ -56,9 +56,12 @@ def spawn(function: Callable[..., None], processes: int, *args: object) -> int:
     if processes < 1:
         raise UserError(f"--spawn {processes}: a run has at least one process.")
     # In the shell of a Slurm job nobody has started ranks yet, though its variables count them.
-    ranks = {name for _, *names in LAUNCHERS for name in names} & set(os.environ)
-    outer = find() if ranks or by_srun(os.environ) else World()
-    if outer.launcher != "python":
+    if {name for _, *names in LAUNCHERS for name in names} & set(os.environ):
+        outer = find()
+    else:
+        tasks = integer(os.environ, "SLURM_STEP_NUM_TASKS", 1) if by_srun(os.environ) else 1
+        outer = World(integer(os.environ, "SLURM_PROCID", 0) if tasks > 1 else 0, tasks, launcher="srun")
+    if outer.size > 1:
         raise UserError(
             f"--spawn starts ranks of its own, and {outer.launcher} has started some: use one of the two.",
             quiet=outer.rank != 0,
@@ -70,7 +73,7 @@ def spawn(function: Callable[..., None], processes: int, *args: object) -> int:
         raise UserError(f"cannot bind port {port}, which is in use: give another MASTER_PORT, or none.") from None
     context = mp.spawn(_child, (function, processes, store.port, args), processes, join=False)
     try:
-        while not context.join(grace_period=3):
+        while not context.join(grace_period=1):
             pass
     except (mp.ProcessRaisedException, mp.ProcessExitedException) as failure:
         # A rank that dies makes its neighbours fail too, moments later: the oldest traceback is the cause.
@@ -96,16 +99,23 @@ def _child(local_rank: int, function: Callable[..., None], processes: int, port:
 
 
 def _ranked(main: Callable[..., None], args: object) -> None:
+    _leave(_caught(main, args))
+
+
+def _caught(main: Callable[..., None], args: object) -> int:
+    """The exit code of `main`: torchrun's `record` sees our faults, not the user's."""
     try:
         main(args)
     except UserError as error:
-        _leave(_tell(error))
-    _leave(0)
+        return _tell(error)
+    return 0
 
 
 def _tell(error: UserError) -> int:
-    if not error.quiet:
-        print(f"error: {error}", file=sys.stderr)
+    if error.quiet:
+        time.sleep(10)  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
+    else:
+        print(f"error: {error}", file=sys.stderr, flush=True)
     return 2
 
 

@@ -30,13 +30,18 @@ def meet(world: World, patience: float = PATIENCE) -> dist.Store:
     if world.size == 1:
         return dist.HashStore()
     deadline = time.monotonic() + patience
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun, or `spawn`, has opened the store already
-        store = dist.PrefixStore(
-            f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", _join(world, world.port)
-        )
-    else:
-        ports = [world.port] if world.port else port_candidates(world.job)
-        store = _open(world, ports) if world.rank == 0 else _search(world, ports, deadline)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # torchrun, or `spawn`, has opened the store already, and gives no rank twice.
+        return next(dist.rendezvous("env://", world.rank, world.size))[0]
+    try:
+        socket.getaddrinfo(world.address, None)
+    except OSError:
+        raise UserError(
+            f"the name {world.address} of rank 0's machine does not resolve on {socket.gethostname()}: "
+            f"export MASTER_ADDR=<an address that all nodes can reach>."
+        ) from None
+    ports = [world.port] if world.port else port_candidates(world.job)
+    store = _open(world, ports) if world.rank == 0 else _search(world, ports, deadline)
     _claim(store, world, deadline, patience)
     return store
 
@@ -111,8 +116,14 @@ def _name(world: World) -> str:
     return f"multigpu {world.job if world.port is None else ''} {world.size}"
 
 
-def _join(world: World, port: int | None) -> dist.Store:
-    return dist.TCPStore(world.address, port, world.size, is_master=False, timeout=timedelta(seconds=PATIENCE))
+def _join(world: World, port: int) -> dist.Store:
+    try:
+        return dist.TCPStore(world.address, port, world.size, is_master=False, timeout=timedelta(seconds=PATIENCE))
+    except RuntimeError:
+        raise UserError(
+            f"rank {world.rank} on {socket.gethostname()} cannot reach rank 0's store at {world.address}, port {port}: "
+            f"look for rank 0's error message, or for a firewall between the nodes."
+        ) from None
 
 
 def _claim(store: dist.Store, world: World, deadline: float, patience: float) -> None:
@@ -164,4 +175,4 @@ def together(world: World) -> Iterator[None]:
     dist.all_gather_object(told, mine)
     for rank, text in enumerate(told):
         if text is not None:
-            raise UserError(f"{text} (seen on rank {rank})" if rank else text, quiet=world.rank != 0)
+            raise UserError(f"{text} (seen on rank {rank})" if rank else text, quiet=world.rank != 0) from None

@@ -116,7 +116,7 @@ def _slurm(environ: Mapping[str, str]) -> World:
         raise UserError(
             f"Slurm gave this node {gpus} GPUs but srun started {local_size} tasks on it, and each rank needs one GPU: "
             f"write '#SBATCH --ntasks-per-node={gpus}' or '#SBATCH --gpus-per-node={local_size}'.",
-            quiet=world.rank != 0,
+            quiet=world.local_rank != 0,
         )
     return _located(world, environ)
 

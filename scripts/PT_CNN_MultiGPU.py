@@ -110,6 +110,7 @@ class Run:
 def train_epoch(run: Run, train: TensorDataset, at: dict) -> float:
     """One epoch, from step at["step"] on. Returns the mean loss over all images of all ranks."""
     args, world, device = run.args, run.world, run.device
+    run.model.train()
     sampler = DistributedSampler(train, world.size, world.rank, shuffle=True, seed=args.seed)
     sampler.set_epoch(at["epoch"])
     pieces = list(BatchSampler(sampler, args.piece, drop_last=False))
@@ -153,9 +154,10 @@ def everywhere(numbers: torch.Tensor) -> list[float]:
 @torch.no_grad()
 def evaluate(run: Run, test: TensorDataset) -> float:
     """The accuracy on the whole test set, the same number on every rank."""
+    model = run.model.module.eval()  # no dropout from here on; train_epoch puts it back
     right = torch.zeros(2, dtype=torch.float64, device=run.device)
     for images, labels in DataLoader(Subset(test, range(run.world.rank, len(test), run.world.size)), batch_size=256):
-        hits = run.model.module(images.to(run.device)).argmax(1).cpu() == labels
+        hits = model(images.to(run.device)).argmax(1).cpu() == labels
         right += torch.tensor([hits.sum(), len(hits)], device=run.device)
     hits, images = everywhere(right)
     return hits / images
@@ -187,7 +189,8 @@ def main(args: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], args.lr, momentum=0.9)
     scaler = torch.amp.GradScaler(device.type, enabled=args.amp and devices.amp_dtype(device) == torch.float16)
     parts = {"model": model.module, "optimizer": optimizer, "scaler": scaler}
-    same = {"--batch-size": args.batch_size, "--accumulate": args.accumulate, "--seed": args.seed, "--lr": args.lr}
+    same = {"--batch-size": args.batch_size, "--seed": args.seed, "--lr": args.lr, "--amp": args.amp}
+    same["--data (its checksum)"] = data.checksum(train)
     last = checkpoint.Checkpoint(args.out / "last.pt", parts, same, world)
     run = Run(args, world, device, model, optimizer, scaler, last)
     torch.manual_seed(args.seed + world.rank)  # the weights are made; from here on, a rank has numbers of its own
@@ -197,7 +200,7 @@ def main(args: argparse.Namespace) -> None:
     args.epochs = max(args.epochs, at["epoch"])
     say("\n".join([metrics.header(), *map(metrics.row, at["history"])]), flush=True)
     for epoch in range(at["epoch"], args.epochs):
-        began, images = time.perf_counter(), len(train) - at["step"] * args.batch_size
+        began, images = time.perf_counter(), max(0, len(train) - at["step"] * args.batch_size)
         loss = train_epoch(run, train, at)
         speed = images / (time.perf_counter() - began)
         row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": evaluate(run, test), "images_per_s": speed}
@@ -221,30 +224,27 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # ranks = torch.cuda.device_count() or 2
-# here = "--standalone --local-addr=127.0.0.1"  # one machine, whose own name need not resolve
-# torchrun = f"OMP_NUM_THREADS=1 torchrun {here} --nproc-per-node={ranks} ../scripts/PT_CNN_MultiGPU.py"
-# !{torchrun} --prove --out results/05
+# torchrun = f"OMP_NUM_THREADS=1 torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node={ranks}"
+# !{torchrun} ../scripts/PT_CNN_MultiGPU.py --prove --out results/05
 
 # %% [markdown]
 # **A kill, and what comes after.** Three epochs, then a new start that goes on from the checkpoint. The proof compares it
 # with a serial run that was never interrupted. Two pieces a rank this time: the batch stays 64, so nothing else changes.
 
 # %% tags=["active-ipynb"]
-# !{torchrun} --accumulate 2 --epochs 3 --out results/05-resumed
-# !{torchrun} --accumulate 2 --prove --resume --out results/05-resumed
+# !{torchrun} ../scripts/PT_CNN_MultiGPU.py --accumulate 2 --prove --epochs 3 --out results/05-resumed
+# !{torchrun} ../scripts/PT_CNN_MultiGPU.py --accumulate 2 --prove --resume --out results/05-resumed
 
 # %% [markdown]
 # **The trap in the average.** Ten images on 4 ranks: 3, 3, 2 and 2. DDP adds up the ranks' means and divides by 4. Is that
 # the mean over the images? *Predict, then run*, with the model that was just trained.
 
 # %% tags=["active-ipynb"]
-# _, test = data.load(data.fetch(None))
-# model = CNN()
+# model, (_, test) = CNN(), data.load(data.fetch(None))
 # model.load_state_dict(torch.load("results/05/last.pt")["parts"]["model"])
 # losses = F.cross_entropy(model(test[:10][0]), test[:10][1], reduction="none")
 # of_ranks = torch.stack([losses[rank::4].mean() for rank in range(4)]).mean()
 # print(f"mean over images {losses.mean().item():.4f}, mean of the ranks' means {of_ranks.item():.4f}")
 
 # %% tags=["active-ipynb"]
-# # the line for the table of all routes
-# print(metrics.line("05 DDP", "results/05"))
+# print(metrics.line("05 DDP", "results/05"))  # the line for the table of all routes

@@ -367,7 +367,7 @@ def test_install(monkeypatch: pytest.MonkeyPatch):
     there["munged"] = "/usr/sbin/munged"
     assert classroom.install(with_mpi=True) == "Installed: slurm-wlm, openmpi-bin."
     assert ran[1:] == ["apt-get update", "apt-get install --yes --no-install-recommends slurm-wlm openmpi-bin"]
-    there |= {"slurmctld": "x", "mpirun": "x"}
+    there |= {"slurmd": "x", "mpirun": "x"}
     assert classroom.install(with_mpi=True) == "Already installed: munge, slurm-wlm, openmpi-bin." and len(ran) == 3
     there.clear()
     with pytest.raises(UserError, match="This is not Debian or Ubuntu: install munge and slurm-wlm"):

@@ -84,6 +84,16 @@ def test_one_download_a_node_however_many_ranks(tmp_path, npz):
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["world_size"] == 3
 
 
+def test_two_addresses_that_end_alike_are_two_files(tmp_path, npz):
+    """And none of them is taken for the digits."""
+    one, other = (tmp_path / name / "digits-1.npz" for name in ("a", "b"))
+    for path, n in ((one, 35), (other, 36)):
+        path.parent.mkdir()
+        npz(n).rename(path)
+    assert [len(data.load(data.fetch(path.as_uri()))[0]) for path in (one, other)] == [35, 36]
+    assert len(data.load(data.fetch(None))[0]) == 1437
+
+
 def test_a_download_that_breaks_off_leaves_nothing(tmp_path):
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

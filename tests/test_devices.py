@@ -58,6 +58,6 @@ def test_the_classroom_clusters_gpus_are_pretended(gpus, monkeypatch):
 
 
 def test_the_16_bit_type_of_an_old_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert devices.amp_dtype(torch.device("cuda:0")) == torch.float16
     assert devices.amp_dtype(torch.device("cpu")) == torch.bfloat16

@@ -155,7 +155,7 @@ def test_a_rank_that_dies_ends_the_job_at_once(way: str, cluster, house: Path):
         path.write_text(one_task_a_rank(path.read_text()))
     job = cluster.job(LESSON, "--one-dies", cwd=house, timeout=90)  # the other ranks would sleep for ten minutes
     assert job.state == "FAILED" and job.exit_code != 0, job.log
-    assert len(ranks(job.log)) == 4 and "7" in job.log
+    assert len(ranks(job.log)) == 4
 
 
 @pytest.mark.parametrize("way, code", [("torchrun", 1), ("one task a rank", 5)])

@@ -2,10 +2,13 @@
 
 import time
 
+import instrumented
+import psutil
 import pytest
 import torch
 
-from conftest import INSTRUMENTED, ROOT, clean_environment, run, torchrun
+from conftest import INSTRUMENTED, run, torchrun
+from multigpu import data
 
 FLAGS = ("--epochs", 2, "--batch-size", 8, "--save-every", 2)  # 5 steps an epoch on 35 images
 
@@ -28,16 +31,16 @@ def same(one, other) -> bool:
 @pytest.mark.parametrize(("step", "kind"), [(3, "plain"), (5, "dropout"), (8, "dropout")])
 def test_resume_after_a_kill_is_the_uninterrupted_run_to_the_bit(tmp_path, npz, step, kind):
     """Killed within epoch 1, just before it is saved, within epoch 2. Dropout shows whether the random stream goes on."""
-    data = ("--data", npz())
-    assert start("spawn", 2, *data, *FLAGS, "--out", tmp_path / "whole", PLANT=kind).returncode == 0
+    small = ("--data", npz())
+    assert start("spawn", 2, *small, *FLAGS, "--out", tmp_path / "whole", PLANT=kind).returncode == 0
     killed = start(
-        "spawn", 2, *data, *FLAGS, "--out", tmp_path / "cut", PLANT=f"kill=1:{step},{kind}", DEATH=tmp_path / "death"
+        "spawn", 2, *small, *FLAGS, "--out", tmp_path / "cut", PLANT=f"kill=1:{step},{kind}", DEATH=tmp_path / "death"
     )
     assert killed.returncode == 128 + 9, killed.stdout
     early = torch.load(tmp_path / "cut" / "last.pt", weights_only=True)["position"]
     assert early["epoch"] * 5 + early["step"] in (step - 1, step - 2), "the kill came where this test means it to"
 
-    resumed = start("spawn", 2, *data, *FLAGS, "--out", tmp_path / "cut", "--resume", PLANT=kind)
+    resumed = start("spawn", 2, *small, *FLAGS, "--out", tmp_path / "cut", "--resume", PLANT=kind)
     assert resumed.returncode == 0, resumed.stdout
     whole, cut = (torch.load(tmp_path / name / "last.pt", weights_only=True) for name in ("whole", "cut"))
     assert same(whole["parts"], cut["parts"])
@@ -78,10 +81,44 @@ def test_a_rank_that_dies_while_another_sleeps_ends_the_run(tmp_path):
 
 
 def test_the_script_leaves_no_process_behind(tmp_path, npz):
-    import psutil
-
-    marker = str(tmp_path / "out")
-    start("spawn", 2, "--data", npz(), *FLAGS, "--out", marker, PLANT="kill=1:2", DEATH=tmp_path / "death")
-    left = [p for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or [])]
+    """Known by their environment: a spawned rank's command line says only that it was spawned."""
+    death = tmp_path / "death"
+    start("spawn", 2, "--data", npz(), *FLAGS, "--out", tmp_path / "out", PLANT="kill=1:2", DEATH=death)
+    assert death.exists()
+    left = [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get("DEATH") == str(death)
+    ]
     assert not left
-    assert clean_environment().get("RANK") is None and ROOT.exists()
+
+
+def test_a_run_goes_on_with_another_number_of_ranks_and_pieces(tmp_path, npz):
+    """The same global batch of 12, dealt out otherwise: 2 ranks × 1 piece, then 3 ranks × 2 pieces."""
+    flags = ("--data", npz(), "--epochs", 2, "--batch-size", 12, "--save-every", 2, "--out", tmp_path / "o")
+    start("spawn", 2, *flags, PLANT="kill=1:3", DEATH=tmp_path / "death")
+    done = start("spawn", 3, *flags, "--accumulate", 2, "--resume", "--prove")
+    assert done.returncode == 0 and "holds" in done.stdout, done.stdout
+
+
+def test_evaluation_is_without_dropout(tmp_path, npz):
+    """The accuracy told is that of the model as it is used later, to the last of 70 images."""
+    path = npz(35, 70)
+    done = start("spawn", 2, "--data", path, "--epochs", 1, "--batch-size", 8, "--out", tmp_path, PLANT="dropout")
+    assert done.returncode == 0, done.stdout
+    content = torch.load(tmp_path / "last.pt", weights_only=True)
+    _, test = data.load(path)
+    model = instrumented.Dropout((1, 8, 8), 3).eval()
+    model.load_state_dict(content["parts"]["model"])
+    hits = (model(test.tensors[0]).argmax(1) == test.tensors[1]).double().mean().item()
+    assert content["position"]["history"][0]["test_accuracy"] == pytest.approx(hits)
+
+
+def test_16_bit_is_not_32_bit(tmp_path, npz):
+    """--amp computes otherwise, and learns much the same."""
+    losses = []
+    for flags in ((), ("--amp",)):
+        done = start("spawn", 1, "--data", npz(), "--epochs", 2, "--batch-size", 8, "--out", tmp_path, *flags)
+        assert done.returncode == 0, done.stdout
+        losses.append(torch.load(tmp_path / "last.pt", weights_only=True)["position"]["history"][-1]["loss"])
+    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.05)
