@@ -119,7 +119,7 @@ def _read(path: str | Path) -> dict:
         raise UserError(f"the checkpoint {path} may not be read by this user: change its permissions.") from None
     except Exception:  # a damaged file can make the unpickler raise anything
         raise UserError(
-            f"{path} is truncated or not a checkpoint: delete it, and resume from another or start anew."
+            f"{path} is truncated or not a checkpoint: resume from another, or start anew without --resume."
         ) from None
     if not isinstance(content, dict) or content.get("format") != FORMAT or not {"parts", "settings"} <= set(content):
         raise UserError(f"{path} is not a checkpoint of this course (format {FORMAT}): give another, or start anew.")

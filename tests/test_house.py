@@ -9,7 +9,7 @@ import pytest
 
 from conftest import ROOT, run
 
-PAGES = [ROOT / "README.md", *(ROOT / "lessons").rglob("*.md")]
+PAGES = [ROOT / "README.md", *(p for p in (ROOT / "lessons").rglob("*.md") if ".ipynb_checkpoints" not in p.parts)]
 MODULES = sorted((ROOT / "multigpu").rglob("*.py"))
 # A module may import what stands before it, never what stands after it.
 LAYERS = (
