@@ -31,12 +31,14 @@ class Checkpoint:
     parts      what is saved and restored through state_dict: {"model": …, "optimizer": …, …}
     settings   what must be the same when the run goes on: {"--seed": 0, …}
     world      this rank's place
+    loaded     the file that `load` restored, None until then
     """
 
     path: Path
     parts: dict[str, Any]
     settings: dict[str, Any]
     world: World
+    loaded: Path | None = None
 
     def save(self, position: dict) -> None:
         """Write the file, atomically. All ranks call it; rank 0 writes.
@@ -79,6 +81,7 @@ class Checkpoint:
         dist.broadcast_object_list(box, src=0)
         if box[0] is None:
             return None
+        self.loaded = Path(path or self.path)
         for name, part in self.parts.items():
             part.load_state_dict(box[0]["parts"][name])
         if len(box[0]["random"]) == self.world.size:

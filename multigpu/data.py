@@ -28,7 +28,13 @@ def fetch(source: str | None) -> Path:
     if source is None:
         path = _cache("digits-1.npz")
         if not path.exists():
-            _write_digits(path)
+            try:
+                _write_digits(path)
+            except OSError as error:
+                raise UserError(
+                    f"cannot write the digits to {path} ({error.strerror}): "
+                    f"make room there, or set XDG_CACHE_HOME to a folder that can be written."
+                ) from None
         return path
     if "://" not in source:
         return Path(source)
@@ -59,8 +65,11 @@ def load(path: str | Path) -> tuple[TensorDataset, TensorDataset]:
         raise UserError(
             f"there is no data file {path}: give --data FILE.npz, or leave it out for the digits."
         ) from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        raise UserError(f"{path} is not a readable .npz file ({error}): fetch or make it again.") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError):
+        # numpy's own words recommend allow_pickle, which would run whatever code a file brings.
+        raise UserError(
+            f"{path} is not a readable .npz file with arrays of numbers: give another with --data, or make it again."
+        ) from None
     train, test = (_dataset(path, part, *arrays[i : i + 2]) for part, i in (("train", 0), ("test", 2)))
     if train[0][0].shape != test[0][0].shape:
         raise UserError(f"{path}: x_train holds images of another shape than x_test, so one model cannot take both.")

@@ -4,10 +4,10 @@ import os
 
 import torch
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, counted
 from multigpu.world import World
 
-CLASSROOM = "classroom"  # the ClusterName of `multigpu slurm up`
+CLASSROOM = "multigpu-classroom"  # the ClusterName of `multigpu slurm up`
 
 
 def pick(world: World, exact: bool = False) -> torch.device:
@@ -34,7 +34,7 @@ def pick(world: World, exact: bool = False) -> torch.device:
     bound = gpus == 1 and world.launcher == "srun" and int(os.environ.get("SLURM_GPUS_ON_NODE", 0)) >= world.local_size
     if world.local_size > gpus and not bound:
         raise UserError(
-            f"{world.local_size} ranks on this node but {gpus} GPU{'s' if gpus > 1 else ''}, and each rank needs its own: "
+            f"{world.local_size} ranks on this node but {counted(gpus, 'GPU')}, and each rank needs its own: "
             f"start {gpus} (torchrun --nproc-per-node={gpus}, #SBATCH --ntasks-per-node={gpus}, --spawn {gpus}).",
             quiet=world.local_rank != 0,
         )
@@ -62,8 +62,7 @@ def amp_dtype(device: torch.device) -> torch.dtype:
 
 def describe(world: World, device: torch.device) -> str:
     """One line on who computes where, for the top of a log."""
-    nodes = f"{world.nodes} nodes" if world.nodes > 1 else "1 node"
-    started = f"{world.size} rank{'s' if world.size > 1 else ''} on {nodes}, started by {world.launcher}"
+    started = f"{counted(world.size, 'rank')} on {counted(world.nodes, 'node')}, started by {world.launcher}"
     if device.type == "cuda":
         return f"device: {world.size} × {torch.cuda.get_device_name(device)}, nccl ({started})"
     why = "no GPU found"

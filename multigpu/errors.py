@@ -14,3 +14,8 @@ class UserError(Exception):
     def __init__(self, text: str, quiet: bool = False):
         super().__init__(text)
         self.quiet = quiet
+
+
+def counted(number: int, thing: str) -> str:
+    """1 GPU, 2 GPUs."""
+    return f"{number} {thing}{'s' if number != 1 else ''}"

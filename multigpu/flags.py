@@ -33,10 +33,10 @@ def parser(stem: str, description: str) -> Parser:
     """A parser with --epochs --batch-size --lr --seed --data --out --prove. The lesson adds its own flags to it."""
     made = Parser(description=description, allow_abbrev=False)
     flag = made.add_argument
-    flag("--epochs", type=positive, default=10)
+    flag("--epochs", type=positive, default=10, help="passes over the training images (default: 10)")
     flag("--batch-size", type=positive, help="global batch, split over all ranks (default: 64, or what splits evenly)")
-    flag("--lr", type=positive_float, default=0.05)
-    flag("--seed", type=int, default=0)
+    flag("--lr", type=positive_float, default=0.05, help="learning rate (default: 0.05)")
+    flag("--seed", type=int, default=0, help="of the weights and of the order of the images (default: 0)")
     flag("--data", help=".npz with x_train, y_train, x_test, y_test, or its URL (default: scikit-learn's digits)")
     flag("--out", type=Path, default=Path("results") / stem, help=f"folder for results (default: results/{stem})")
     flag("--prove", action="store_true", help="train serially as well, and compare the weights")

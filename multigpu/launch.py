@@ -7,15 +7,19 @@ import argparse
 import atexit
 import os
 import pickle
+import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn
 
 from multigpu.errors import UserError
 from multigpu.world import LAUNCHERS, World, by_srun, find, integer
 
 __all__ = ["World", "find", "spawn", "start"]
+
+PIPE_CLOSED = 128 + signal.SIGPIPE  # `… | head` has read enough: that is a program's end, and no news
 
 
 def start(main: Callable[..., None], args: argparse.Namespace) -> None:
@@ -76,6 +80,8 @@ def spawn(function: Callable[..., None], processes: int, *args: object) -> int:
         while not context.join(grace_period=1):
             pass
     except (mp.ProcessRaisedException, mp.ProcessExitedException) as failure:
+        if any(process.exitcode == PIPE_CLOSED for process in context.processes):
+            return PIPE_CLOSED
         # A rank that dies makes its neighbours fail too, moments later: the oldest traceback is the cause.
         told = [path for path in context.error_files if os.path.exists(path)]
         for path in sorted(told, key=os.path.getmtime)[:1]:
@@ -108,6 +114,11 @@ def _caught(main: Callable[..., None], args: object) -> int:
         main(args)
     except UserError as error:
         return _tell(error)
+    except BrokenPipeError:
+        with suppress(BrokenPipeError):
+            sys.stdout.flush()
+            raise  # not stdout's pipe
+        return PIPE_CLOSED
     return 0
 
 
@@ -127,6 +138,7 @@ def _leave(code: int) -> NoReturn:
     run of a hundred, more often the sooner a run ends after a collective.
     """
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BrokenPipeError):
+            stream.flush()
     os._exit(code)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from multigpu import plots
-from multigpu.errors import UserError
+from multigpu.errors import UserError, counted
 from multigpu.files import write_json
 from multigpu.world import World
 
@@ -19,6 +20,23 @@ from multigpu.world import World
 def header() -> str:
     """The head of the table of epochs."""
     return f"{'epoch':>5}  {'loss':>8}  {'test accuracy':>13}  {'images/s':>9}"
+
+
+def opening(at: dict, args: Namespace, loaded: Path | None) -> str:
+    """What stands above the first new epoch: where a resumed run goes on, the head of the table, the epochs before.
+
+    `at` is the position: epoch and step that are done, and history, a list of what `row` takes. `args` holds resume,
+    epochs and out; `loaded` is the checkpoint's path, None where the run starts anew.
+    """
+    lines = [header(), *map(row, at["history"])]
+    if args.resume is None:
+        return "\n".join(lines)
+    if loaded is None:
+        return "\n".join([f"--resume: no checkpoint in {args.out} yet, so the run starts anew\n", *lines])
+    done = counted(at["epoch"], "epoch") + (f" and {counted(at['step'], 'step')}" if at["step"] else "")
+    more = at["epoch"] < args.epochs
+    rest = f"of {args.epochs}" if more else f"and --epochs {args.epochs} asks for no more: nothing is trained"
+    return "\n".join([f"resumed from {loaded}: {done} done, {rest}\n", *lines])
 
 
 def row(epoch: dict) -> str:
@@ -48,8 +66,7 @@ def report(
     `epochs` is a list of what `row` takes, `verdict` is proof.verdict's, `told` is what else the lesson wants kept.
     """
     accuracy, loss = epochs[-1]["test_accuracy"], epochs[-1]["loss"]
-    ranks, count = f"{world.size} rank{'s'[: world.size > 1]}", f"{len(epochs)} epoch{'s'[: len(epochs) > 1]}"
-    title = f"{ranks}, {count}: test accuracy {accuracy:.3f}"
+    title = f"{counted(world.size, 'rank')}, {counted(len(epochs), 'epoch')}: test accuracy {accuracy:.3f}"
     print(f"test accuracy: {accuracy:.4f}")
     print(f"figure: {plots.curves(epochs, out / 'training.png', title)}")
     place = {"world_size": world.size, "nodes": world.nodes, "launcher": world.launcher, "device": device.type}

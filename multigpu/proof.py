@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from multigpu.errors import counted
 from multigpu.world import World
 
 
@@ -59,7 +60,7 @@ def against_serial(
     device = next(fresh.parameters()).device
     here = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
     serial(fresh, here, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed)
-    same = f"{what} on {world.size} rank{'s' if world.size > 1 else ''} equals one process after {args.epochs} epochs"
+    same = f"{what} on {counted(world.size, 'rank')} equals one process after {counted(args.epochs, 'epoch')}"
     return verdict(same, difference(fresh, trained), 1e-5)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from multigpu.errors import UserError
@@ -21,18 +22,27 @@ from multigpu.world import World, port_candidates
 PATIENCE = 180.0  # seconds to wait for all ranks: importing torch from a busy file system can take two minutes
 
 
-def meet(world: World, patience: float = PATIENCE) -> dist.Store:
+def meet(world: World, device: torch.device, patience: float = PATIENCE) -> dist.Store:
     """A store that all ranks of the run share, for `dist.init_process_group(store=…)`.
 
+    A given MASTER_PORT is only where the ranks find each other. The store, like the connections that gloo and NCCL
+    open later, takes any free port: nodes between which one port alone is open cannot train together anyway.
+
     Raises UserError if rank 0 cannot bind the port that was given, if two processes claim one rank,
-    or if not all ranks have come after `patience` seconds.
+    if not all ranks have come after `patience` seconds, or if one has a GPU and another has none.
     """
     if world.size == 1:
         return dist.HashStore()
     deadline = time.monotonic() + patience
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun, or `spawn`, has opened the store already, and gives no rank twice.
-        return next(dist.rendezvous("env://", world.rank, world.size))[0]
+        store = next(dist.rendezvous("env://", world.rank, world.size))[0]  # torchrun, or `spawn`, has opened it
+    else:
+        store = _own_store(world, deadline)
+    _gather(store, world, device, deadline, patience)
+    return store
+
+
+def _own_store(world: World, deadline: float) -> dist.Store:
     try:
         socket.getaddrinfo(world.address, None)
     except OSError:
@@ -41,9 +51,7 @@ def meet(world: World, patience: float = PATIENCE) -> dist.Store:
             f"export MASTER_ADDR=<an address that all nodes can reach>."
         ) from None
     ports = [world.port] if world.port else port_candidates(world.job)
-    store = _open(world, ports) if world.rank == 0 else _search(world, ports, deadline)
-    _claim(store, world, deadline, patience)
-    return store
+    return _open(world, ports) if world.rank == 0 else _search(world, ports, deadline)
 
 
 def _open(world: World, ports: list[int]) -> dist.Store:
@@ -126,13 +134,21 @@ def _join(world: World, port: int) -> dist.Store:
         ) from None
 
 
-def _claim(store: dist.Store, world: World, deadline: float, patience: float) -> None:
-    """Each process claims its rank; nobody goes on before all ranks are claimed, each by one process."""
-    everybody, pause = [f"rank {rank}" for rank in range(world.size)], 0.005
+def _gather(store: dist.Store, world: World, device: torch.device, deadline: float, patience: float) -> None:
+    """Each process claims its rank; nobody goes on before all ranks are claimed, each by one process.
+
+    All on GPUs, or all on CPUs: NCCL and gloo would wait for each other for ever.
+    """
+    pause = 0.005
     try:
         if store.add(f"rank {world.rank}", 1) > 1:
             store.set("clash", str(world.rank))
-        while not store.check(everybody) and not store.check(["clash"]):
+        else:
+            store.add(f"ranks on {device.type}", 1)
+            if device.type == "cpu":
+                store.set("on a cpu", f"rank {world.rank} on {socket.gethostname()}")
+            store.add("ranks", 1)
+        while store.add("ranks", 0) < world.size and not store.check(["clash"]):
             if time.monotonic() > deadline:
                 absent = [rank for rank in range(world.size) if not store.check([f"rank {rank}"])]
                 raise UserError(
@@ -142,6 +158,8 @@ def _claim(store: dist.Store, world: World, deadline: float, patience: float) ->
             time.sleep(pause)
             pause = min(2 * pause, 0.25)
         clash = int(store.get("clash")) if store.check(["clash"]) else None
+        alike = clash is not None or store.add(f"ranks on {device.type}", 0) == world.size
+        other = "" if alike else store.get("on a cpu").decode()
     except RuntimeError:
         raise UserError(
             f"rank 0 at {world.address} ended while rank {world.rank} waited for all to come: look for its error message."
@@ -150,6 +168,14 @@ def _claim(store: dist.Store, world: World, deadline: float, patience: float) ->
         if world.rank == 0:
             time.sleep(1)  # the others read the reason in this process's store
         raise _clash(clash)
+    if other:
+        if world.rank == 0:
+            time.sleep(1)
+        raise UserError(
+            f"{other} sees no GPU, but other ranks do: look at nvidia-smi and at torch's build there, "
+            f"or hide all GPUs with CUDA_VISIBLE_DEVICES=.",
+            quiet=world.rank != 0,
+        )
 
 
 def _clash(rank: int) -> UserError:

@@ -91,7 +91,7 @@ def slurm_conf(nodes: int, gpus_per_node: int) -> str:
     )
     return f"""\
 # Written by `multigpu slurm up`, removed by `multigpu slurm down`.
-ClusterName=classroom
+ClusterName=multigpu-classroom
 SlurmctldHost={host}({LOOPBACK})
 SlurmctldPort={controller_port}
 {_binding()}

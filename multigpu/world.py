@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, counted
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class World:
     address       where rank 0 can be reached
     port          the port that rank 0 listens on, if it was given; None: rank 0 chooses, see rendezvous.py
     job           a text that all processes of this run share and no other run has
+    nodes         number of nodes; where the launcher does not tell, as if all had as many processes as this one
     """
 
     rank: int = 0
@@ -36,10 +37,7 @@ class World:
     address: str = "127.0.0.1"
     port: int | None = None
     job: str = ""
-
-    @property
-    def nodes(self) -> int:
-        return max(1, self.size // self.local_size)
+    nodes: int = 1
 
 
 # launcher, then its names for: rank, world size, local rank, local world size.
@@ -80,6 +78,8 @@ def find(environ: Mapping[str, str] = os.environ) -> World:
             )
         launcher = environ.get("MULTIGPU_LAUNCHER", launcher)  # `spawn` sets torchrun's variables
         world = _checked(launcher, names, *(integer(environ, name) for name in names))
+        if launcher == "torchrun" and "GROUP_WORLD_SIZE" in environ:
+            world = replace(world, nodes=integer(environ, "GROUP_WORLD_SIZE"))
         return _located(world, environ)
     return _slurm(environ)
 
@@ -114,11 +114,12 @@ def _slurm(environ: Mapping[str, str]) -> World:
     gpus = integer(environ, "SLURM_GPUS_ON_NODE", 0)
     if gpus and gpus != local_size:
         raise UserError(
-            f"Slurm gave this node {gpus} GPUs but srun started {local_size} tasks on it, and each rank needs one GPU: "
-            f"write '#SBATCH --ntasks-per-node={gpus}' or '#SBATCH --gpus-per-node={local_size}'.",
+            f"Slurm gave this node {counted(gpus, 'GPU')}, but srun started {counted(local_size, 'task')} on it, and "
+            f"each rank needs one GPU: give '--ntasks-per-node={gpus}' or '--gpus-per-node={local_size}' to srun, "
+            f"or write it into the job file's #SBATCH line.",
             quiet=world.local_rank != 0,
         )
-    return _located(world, environ)
+    return _located(replace(world, nodes=len(counts)), environ)
 
 
 def by_srun(environ: Mapping[str, str]) -> bool:
@@ -152,7 +153,7 @@ def _checked(launcher: str, names: tuple | list, rank: int, size: int, local_ran
         )
     if local_size > size:
         raise UserError(f"{names[3]} is {local_size}, more than the whole world ({names[1]}={size}).")
-    return World(rank, size, local_rank, local_size, launcher)
+    return World(rank, size, local_rank, local_size, launcher, nodes=-(-size // local_size))
 
 
 def _located(world: World, environ: Mapping[str, str]) -> World:

@@ -58,7 +58,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
     world = launch.find()  # .rank, .size, .local_rank
     device = devices.pick(world, exact=args.prove)  # cuda:LOCAL_RANK, or the CPU
-    store = rendezvous.meet(world)
+    store = rendezvous.meet(world, device)
     dist.init_process_group(devices.backend(device), store=store, rank=world.rank, world_size=world.size)
     return world, device
 
@@ -197,8 +197,8 @@ def main(args: argparse.Namespace) -> None:
 
     start = {"epoch": 0, "step": 0, "seen": [0.0, 0.0], "history": []}
     at = run.checkpoint.load(args.resume) or start
+    say(metrics.opening(at, args, last.loaded), flush=True)
     args.epochs = max(args.epochs, at["epoch"])
-    say("\n".join([metrics.header(), *map(metrics.row, at["history"])]), flush=True)
     for epoch in range(at["epoch"], args.epochs):
         began, images = time.perf_counter(), max(0, len(train) - at["step"] * args.batch_size)
         loss = train_epoch(run, train, at)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conftest import INSTRUMENTED, SCRIPT, run, torchrun
+from multigpu.devices import CLASSROOM
 
 TINY = ("--epochs", 1, "--batch-size", 8)
 
@@ -99,9 +100,10 @@ def test_a_checkpoint_of_another_model(tmp_path, npz, saved):
     refused(run("python", SCRIPT, "--spawn", 2, *flags, "--resume", saved), "another model", "fc2.weight", "(3, 64)")
 
 
-def test_a_checkpoint_of_other_settings(tmp_path, npz, saved):
-    flags = ("--data", npz(), *TINY, "--seed", 7, "--out", tmp_path / "second")
-    refused(run("python", SCRIPT, *flags, "--resume", saved), "--seed 0", "has 7")
+@pytest.mark.parametrize(("flag", "words"), [(("--seed", 7), ("--seed 0", "has 7")), (("--lr", 0.1), ("--lr 0.05",))])
+def test_a_checkpoint_of_other_settings(tmp_path, npz, saved, flag, words):
+    flags = ("--data", npz(), *TINY, *flag, "--out", tmp_path / "second")
+    refused(run("python", SCRIPT, *flags, "--resume", saved), *words)
 
 
 def test_a_file_that_is_no_checkpoint_of_ours(tmp_path, npz):
@@ -169,6 +171,6 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path, npz):
 def test_spawn_in_a_step_of_one_task(tmp_path, npz):
     """A terminal of JupyterLab that srun started: one task, whatever its GPUs."""
     step = {"SLURM_JOB_ID": 7, "SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NTASKS": 1, "SLURM_STEP_NUM_TASKS": 1}
-    step |= {"SLURM_GPUS_ON_NODE": 2, "SLURM_CLUSTER_NAME": "classroom", "SLURM_STEP_TASKS_PER_NODE": 1}
+    step |= {"SLURM_GPUS_ON_NODE": 2, "SLURM_CLUSTER_NAME": CLASSROOM, "SLURM_STEP_TASKS_PER_NODE": 1}
     done = run("python", SCRIPT, "--spawn", 2, "--data", npz(), *TINY, "--out", tmp_path, **step)
     assert done.returncode == 0, done.stdout

@@ -1,6 +1,8 @@
 """A checkpoint holds everything that shapes the next step, and a bad one changes nothing."""
 
+import os
 import random
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,32 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
     with pytest.raises(UserError):
         make(tmp_path / "a.pt").load("")
     assert not (tmp_path / "evil").exists()
+
+
+def test_a_kill_in_the_middle_of_a_save_leaves_the_old_file(tmp_path):
+    """At that moment half of the new file is on the disk, under another name."""
+    checkpoint = make(tmp_path / "a.pt")
+    checkpoint.save({"epoch": 1})
+    if (child := os.fork()) == 0:
+        torch.save = lambda content, target: target.write_bytes(b"half") and os.kill(os.getpid(), signal.SIGKILL)
+        with files.atomic(checkpoint.path) as temporary:
+            torch.save({}, temporary)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert make(tmp_path / "a.pt").load("") == {"epoch": 1}
+
+
+def test_the_gradient_scaler_goes_on_too(tmp_path):
+    def with_scaler(scale: float) -> Checkpoint:
+        made = make(tmp_path / "a.pt")
+        made.parts["scaler"] = torch.amp.GradScaler("cpu", init_scale=scale)
+        made.parts["scaler"].scale(torch.ones(1))  # it makes its state when it is first used
+        return made
+
+    with_scaler(1024.0).save({})
+    later = with_scaler(2.0)
+    later.load("")
+    assert later.parts["scaler"].get_scale() == 1024.0
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

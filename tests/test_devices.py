@@ -52,7 +52,7 @@ def test_a_gpu_a_task_under_srun(gpus, monkeypatch):
 
 def test_the_classroom_clusters_gpus_are_pretended(gpus, monkeypatch):
     gpus(2)
-    monkeypatch.setenv("SLURM_CLUSTER_NAME", "classroom")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", devices.CLASSROOM)
     assert devices.pick(World(1, 4, 1, 2)) == torch.device("cpu")
     assert "pretended" in devices.describe(World(1, 4, 1, 2), torch.device("cpu"))
 

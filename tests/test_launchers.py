@@ -1,9 +1,15 @@
 """One script, unchanged, under every launcher: all give the loss of the one-process run."""
 
 import json
+import os
+import pty
 import shutil
+import socket
 import subprocess
+import termios
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -69,6 +75,13 @@ def test_torchrun_on_two_nodes(tmp_path, expected):
     assert size == 4 and found == pytest.approx(loss, abs=1e-6)
 
 
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def by_hand(rank: int, size: int, flags: tuple, **environment) -> subprocess.Popen:
     """One rank, started the way old tutorials do: by hand, with the variables of env://."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"} | environment
@@ -85,36 +98,60 @@ def ended(processes: list[subprocess.Popen]) -> list[tuple[int, str]]:
             process.kill()
 
 
-def test_ranks_started_by_hand(tmp_path, expected):
+def test_ranks_started_by_hand(tmp_path, expected, free_port):
     flags, loss = expected
-    both = [by_hand(rank, 2, (*flags, "--out", tmp_path / "hand"), MASTER_PORT=26123) for rank in (0, 1)]
+    both = [by_hand(rank, 2, (*flags, "--out", tmp_path / "hand"), MASTER_PORT=free_port) for rank in (0, 1)]
     assert [code for code, _ in ended(both)] == [0, 0]
     assert losses(tmp_path / "hand") == (2, pytest.approx(loss, abs=1e-6))
 
 
-def test_two_processes_that_claim_one_rank(tmp_path, npz):
+def test_two_processes_that_claim_one_rank(tmp_path, npz, free_port):
     """RANK=1 twice: both say so, and rank 0 does not wait for ever."""
     flags = ("--data", npz(), *FLAGS, "--out", tmp_path)
-    three = [by_hand(rank, 3, flags, MASTER_PORT=26124) for rank in (0, 1, 1)]
+    three = [by_hand(rank, 3, flags, MASTER_PORT=free_port) for rank in (0, 1, 1)]
     for code, text in ended(three):
         assert code == 2 and "two processes claim rank 1" in text and "Traceback" not in text, text
 
 
-def test_two_processes_that_claim_rank_0(tmp_path, npz):
+def test_two_processes_that_claim_rank_0(tmp_path, npz, free_port):
     flags = ("--data", npz(), *FLAGS, "--out", tmp_path)
-    first = by_hand(0, 2, flags, MASTER_PORT=26125)
-    code, text = ended([by_hand(0, 2, flags, MASTER_PORT=26125)])[0] if _listens(26125) else (None, "no listener")
+    first = by_hand(0, 2, flags, MASTER_PORT=free_port)
+    again = ended([by_hand(0, 2, flags, MASTER_PORT=free_port)]) if _listens(free_port) else [(None, "no listener")]
+    code, text = again[0]
     first.kill()
     assert code == 2 and "two processes claim rank 0" in text and "Traceback" not in text, text
 
 
 def _listens(port: int) -> bool:
-    import socket
-    import time
-
     for _ in range(300):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return True
         time.sleep(0.1)
     return False
+
+
+def test_a_bar_on_a_terminal_and_lines_in_a_log(tmp_path, npz):
+    command = [str(part) for part in ("python", SCRIPT, "--data", npz(), *FLAGS, "--out", tmp_path)]
+    assert "it/s" not in run(*command).stdout
+    master, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    with subprocess.Popen(command, env=clean_environment(), stdout=terminal, stderr=terminal):
+        os.close(terminal)
+        shown = b""
+        with suppress(OSError):  # Linux's way to say that the other side has closed
+            while part := os.read(master, 1000):
+                shown += part
+    os.close(master)
+    assert b"it/s" in shown and b"holds" in shown, shown
+
+
+def test_a_reader_that_has_read_enough(tmp_path, npz):
+    """… | head -1: the run ends, without a traceback."""
+    command = ["python", str(SCRIPT), "--spawn", "2", "--data", str(npz()), "--epochs", "50", "--out", str(tmp_path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--batch-size", "8"], env=clean_environment(), **pipes) as process:
+        assert process.stdout.readline().startswith("device:")
+        process.stdout.close()
+        told = process.stderr.read()
+    assert process.returncode == 141 and "Traceback" not in told, told

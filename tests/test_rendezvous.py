@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from multigpu.errors import UserError
 from multigpu.rendezvous import meet
@@ -21,7 +22,7 @@ def meet_all(*worlds: World, patience: float = 20) -> list:
 
     def one(world: World):
         try:
-            return meet(world, patience)
+            return meet(world, torch.device("cpu"), patience)
         except UserError as error:
             return error
 
@@ -72,3 +73,17 @@ def test_a_rank_that_never_comes_is_named():
 def test_no_rank_0():
     (error,) = meet_all(World(1, 2, 1, 2, port=1, job="x"), patience=1)
     assert "found no rank 0 at 127.0.0.1" in str(error)
+
+
+def test_a_rank_without_a_gpu_among_ranks_with_one():
+    """NCCL and gloo would wait for each other."""
+    with ThreadPoolExecutor(3) as pool:
+        told = [
+            pool.submit(meet, World(rank, 3, rank, 3, job="4750.0"), torch.device(kind), 20)
+            for rank, kind in enumerate(("cuda:0", "cpu", "cuda:2"))
+        ]
+    errors = [one.exception() for one in told]
+    assert all("rank 1 on" in str(error) and "sees no GPU, but other ranks do" in str(error) for error in errors), (
+        errors
+    )
+    assert [error.quiet for error in errors] == [False, True, True]

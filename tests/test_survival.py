@@ -42,12 +42,28 @@ def test_resume_after_a_kill_is_the_uninterrupted_run_to_the_bit(tmp_path, npz, 
 
     resumed = start("spawn", 2, *small, *FLAGS, "--out", tmp_path / "cut", "--resume", PLANT=kind)
     assert resumed.returncode == 0, resumed.stdout
+    assert f"resumed from {tmp_path / 'cut' / 'last.pt'}: {early['epoch']} epoch" in resumed.stdout
     whole, cut = (torch.load(tmp_path / name / "last.pt", weights_only=True) for name in ("whole", "cut"))
     assert same(whole["parts"], cut["parts"])
     for a, b in zip(whole["random"], cut["random"], strict=True):
         assert same(a["torch"], b["torch"])
     losses = [[row["loss"] for row in content["position"]["history"]] for content in (whole, cut)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+
+
+def test_a_checkpoint_that_is_done_already_and_one_that_is_not_there_yet(tmp_path, npz):
+    flags = ("--data", npz(), "--batch-size", 8, "--out", tmp_path / "o", "--resume")
+    assert "no checkpoint in" in start("spawn", 1, *flags, "--epochs", 2).stdout
+    done = start("spawn", 1, *flags, "--epochs", 1)
+    assert done.returncode == 0 and "2 epochs done, and --epochs 1 asks for no more" in done.stdout, done.stdout
+
+
+def test_each_rank_draws_random_numbers_of_its_own(tmp_path, npz):
+    """The weights are made from one seed. Dropout that drops the same on all ranks would be a smaller dropout."""
+    done = start("spawn", 2, "--data", npz(), "--epochs", 1, "--batch-size", 8, "--out", tmp_path, PLANT="dropout")
+    assert done.returncode == 0, done.stdout
+    first, second = torch.load(tmp_path / "last.pt", weights_only=True)["random"]
+    assert not torch.equal(first["torch"], second["torch"])
 
 
 def test_nothing_half_written_is_left_after_a_kill(tmp_path, npz):
@@ -63,6 +79,8 @@ def test_a_rank_that_dies_ends_the_run_with_its_traceback(tmp_path, npz, how, ra
     assert time.time() - float(death.read_text()) < 15
     assert done.returncode not in (0, 2)
     assert 'raise RuntimeError("planted fault")' in done.stdout, "the traceback of the rank that died is shown"
+    if how == "torchrun":
+        assert "To enable traceback see" not in done.stdout, "torchrun's own summary has it, too"
     if how == "spawn":
         assert f"rank {rank} died" in done.stdout
         assert "Connection closed by peer" not in done.stdout, "the other ranks' failures only hide the cause"

@@ -95,6 +95,12 @@ def test_where_rank_0_is():
     assert World().nodes == 1
 
 
+def test_nodes_that_have_unlike_numbers_of_ranks():
+    uneven = "SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=3 SLURM_NODEID=1 MASTER_ADDR=a "
+    assert find(env(uneven + "SLURM_STEP_TASKS_PER_NODE=2,1")).nodes == 2
+    assert find(env(TORCHRUN.replace("WORLD_SIZE=4", "WORLD_SIZE=5", 1) + " GROUP_WORLD_SIZE=2")).nodes == 2
+
+
 def test_the_first_node_is_asked_of_scontrol(monkeypatch, tmp_path):
     fake = tmp_path / "scontrol"
     fake.write_text(
