@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from multigpu import slurm_conf
-from multigpu.errors import UserError
+from multigpu.errors import UserError, counted
 from multigpu.slurm_conf import conf_path, daemon_names, linked, node_names, state_dir
 from multigpu.slurm_processes import daemons, foreign, job_processes
 
@@ -50,13 +50,13 @@ def up(nodes: int = 2, gpus_per_node: int = 2) -> str:
         except BaseException:
             _stop()
             raise
-        return (
-            f"The cluster is up: {nodes} nodes with {gpus_per_node} pretended GPUs each.\n{_nodes()}\n{_how_to_use()}"
-        )
+        return f"The cluster is up: {counted(nodes, 'node')} with {counted(gpus_per_node, 'pretended GPU')} each.\n{_nodes()}\n{_how_to_use()}"
 
 
 def down() -> str:
     """Cancel all jobs, end the daemons and remove every file of the cluster; do nothing where none is up.
+
+    The text names the jobs that were cancelled, and whose they were.
 
     Raises UserError in a job of the cluster, which would end itself.
     """
@@ -65,8 +65,10 @@ def down() -> str:
     if not _leftovers():
         return "The cluster is not up: nothing to do."
     with _lock():
+        jobs = _queue()
         _stop()
-    return "The cluster is down, and its files are gone."
+    cancelled = f" Cancelled: {', '.join(f'job {number} of {user}' for number, user in jobs)}." if jobs else ""
+    return f"The cluster is down, and its files are gone.{cancelled}"
 
 
 def status() -> tuple[bool, str]:
@@ -77,8 +79,7 @@ def status() -> tuple[bool, str]:
     dead = [name for name in daemon_names(there[0] if there else 0) if name not in running]
     if dead or not there:
         return False, f"Not running: {', '.join(dead) or 'the nodes'}. `multigpu slurm up` starts the cluster afresh."
-    jobs = _slurm("squeue", "--noheader", "--format=%i").stdout.split()
-    return True, f"The cluster is up, with {len(jobs)} jobs in the queue.\n{_nodes()}\n{_how_to_use()}"
+    return True, f"The cluster is up, with {counted(len(_queue()), 'job')} in the queue.\n{_nodes()}\n{_how_to_use()}"
 
 
 def obstacle() -> str | None:
@@ -256,6 +257,13 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> subpr
 def _slurm(*command: str) -> subprocess.CompletedProcess[str]:
     """Ask our cluster. A daemon that does not answer (stopped, say) counts as a failure after 10 s."""
     return _run(["timeout", "--kill-after=1", "10", *command], _environment())
+
+
+def _queue() -> list[list[str]]:
+    """Number and user of each job that waits or runs. Empty where the cluster does not answer."""
+    if not {"munged", "slurmctld"} <= daemons().keys():
+        return []
+    return [line.split() for line in _slurm("squeue", "--noheader", "--format=%i %u").stdout.splitlines()]
 
 
 def _nodes() -> str:

@@ -30,7 +30,7 @@ def slurm_up(
 
 @slurm.command("down")
 def slurm_down() -> None:
-    """Cancel its jobs, end its daemons and remove its files; does nothing where it is down already."""
+    """Cancel everybody's jobs on it, end its daemons and remove its files; does nothing where it is down already."""
     print(classroom.down())
 
 

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from multigpu import __version__, probes
+from multigpu import __version__, probes, probes_software
 from multigpu.probes import MISSING, OK, WARN, Found
 
 if TYPE_CHECKING:
@@ -50,19 +50,19 @@ CHECKS = (
         "memory", False, "Each rank loads torch and the data: about half a GiB.", ("total_gib", "available_gib"),
         probes.memory,
     ),
-    Spec("gpu", False, "The lessons train on GPUs if there are any.", ("count", "devices"), probes.gpu, True),
-    Spec("torch", True, "Most lessons train with it.", ("version", "cuda", "hip"), probes.torch, True),
-    Spec("gloo", True, "Ranks on CPUs talk through it.", ("works",), probes.gloo, True),
-    Spec("nccl", False, "Ranks on NVIDIA GPUs talk through it.", ("version",), probes.nccl, True),
-    Spec("torch-mpi", False, "Another way for ranks to talk; no lesson needs it.", ("built_in",), probes.torch_mpi, True),
-    Spec("tensorflow", False, "Lessons 07 and 08 train with it.", ("version", "keras"), probes.tensorflow),
+    Spec("gpu", False, "The lessons train on GPUs if there are any.", ("count", "devices"), probes_software.gpu, True),
+    Spec("torch", True, "Most lessons train with it.", ("version", "cuda", "hip"), probes_software.torch, True),
+    Spec("gloo", True, "Ranks on CPUs talk through it.", ("works",), probes_software.gloo, True),
+    Spec("nccl", False, "Ranks on NVIDIA GPUs talk through it.", ("version",), probes_software.nccl, True),
+    Spec("torch-mpi", False, "Another way for ranks to talk; no lesson needs it.", ("built_in",), probes_software.torch_mpi, True),
+    Spec("tensorflow", False, "Lessons 07 and 08 train with it.", ("version", "keras"), probes_software.tensorflow),
     Spec(
         "slurm", False, "sbatch takes the job files; the daemons are the classroom cluster.",
-        ("version", "sbatch", "slurmctld", "slurmd", "munged"), probes.slurm,
+        ("version", "sbatch", "slurmctld", "slurmd", "munged"), probes_software.slurm,
     ),
-    Spec("mpi", False, "mpirun can start the ranks instead of torchrun.", ("flavour", "version", "mpirun"), probes.mpi),
-    Spec("sandbox", False, "Students' code is graded in it.", ("bwrap", "works"), probes.sandbox),
-    Spec("netns", False, "Network namespaces emulate slow links between nodes.", ("works", "slow_link"), probes.netns),
+    Spec("mpi", False, "mpirun can start the ranks instead of torchrun.", ("flavour", "version", "mpirun"), probes_software.mpi),
+    Spec("sandbox", False, "Students' code is graded in it.", ("bwrap", "works"), probes_software.sandbox),
+    Spec("netns", False, "Network namespaces emulate slow links between nodes.", ("works", "slow_link"), probes_software.netns),
     Spec("port", True, "Ranks meet at a port of rank 0's machine.", ("loopback", "port_29500_free"), probes.port),
     Spec("shm", False, "NCCL and DataLoader workers pass data through it.", ("total_gib", "free_gib"), probes.shm),
     Spec("files", False, "Connections and workers' tensors are open files.", ("soft", "hard"), probes.files),
@@ -85,7 +85,7 @@ class Check:
 def examine() -> list[Check]:
     """Make all checks side by side and give them in the order of CHECKS. Takes a few seconds; never raises."""
     with ThreadPoolExecutor(max_workers=len(CHECKS) + 1) as pool:
-        facts = pool.submit(probes.torch_facts)
+        facts = pool.submit(probes_software.torch_facts)
         results = [pool.submit(_check, spec, facts.result) for spec in CHECKS]
         return [result.result() for result in results]
 

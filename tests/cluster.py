@@ -76,3 +76,10 @@ def alive(pid: int) -> bool:
 
 def files_below(folder: Path) -> list[str]:
     return sorted(os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+
+
+def wait_until(done, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from multigpu import __version__, doctor, probes
+from multigpu import __version__, doctor, probes, probes_software
 
 ROOT = Path(__file__).parent.parent
 DETAILS = {  # written out once more: whoever changes the JSON must change `schema`, and this
@@ -110,7 +110,7 @@ def test_a_machine_on_which_every_probe_fails(monkeypatch):
 def test_without_torch_the_exit_code_is_1(monkeypatch, capsys, torch):
     from multigpu import cli
 
-    monkeypatch.setattr(probes, "TORCH_PROBE", torch)
+    monkeypatch.setattr(probes_software, "TORCH_PROBE", torch)
     with pytest.raises(SystemExit) as ended:
         cli.doctor_command(as_json=True)
     assert ended.value.code == 1
@@ -121,19 +121,19 @@ def test_without_torch_the_exit_code_is_1(monkeypatch, capsys, torch):
 
 
 def test_a_torch_that_never_answers(monkeypatch):
-    monkeypatch.setattr(probes, "TORCH_PROBE", "import time; time.sleep(60)")
-    monkeypatch.setattr(probes, "TORCH_SECONDS", 0.5)
-    assert probes.torch(probes.torch_facts()).text == "no answer in 0.5 s"
+    monkeypatch.setattr(probes_software, "TORCH_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(probes_software, "TORCH_SECONDS", 0.5)
+    assert probes_software.torch(probes_software.torch_facts()).text == "no answer in 0.5 s"
 
 
 def test_a_gloo_that_never_answers(monkeypatch):
     """The facts about torch are not lost if gloo hangs on the host's name."""
-    hangs = probes.TORCH_PROBE.replace("    try:\n", "    import time; time.sleep(60)\n    try:\n")
-    monkeypatch.setattr(probes, "TORCH_PROBE", hangs)
-    monkeypatch.setattr(probes, "TORCH_SECONDS", 8)
-    facts = probes.torch_facts()
-    assert probes.torch(facts).status == "ok"
-    assert (probes.gloo(facts).status, probes.gloo(facts).text) == ("missing", "no answer")
+    hangs = probes_software.TORCH_PROBE.replace("    try:\n", "    import time; time.sleep(60)\n    try:\n")
+    monkeypatch.setattr(probes_software, "TORCH_PROBE", hangs)
+    monkeypatch.setattr(probes_software, "TORCH_SECONDS", 8)
+    facts = probes_software.torch_facts()
+    assert probes_software.torch(facts).status == "ok"
+    assert (probes_software.gloo(facts).status, probes_software.gloo(facts).text) == ("missing", "no answer")
 
 
 @pytest.mark.parametrize(
@@ -141,17 +141,19 @@ def test_a_gloo_that_never_answers(monkeypatch):
     [("2.10.1", "missing"), ("2.11.0", "ok"), ("2.13.0+cu130", "ok"), ("2.14.0a0+git", "warn"), ("3.0", "warn")],
 )
 def test_versions_of_torch(version, status):
-    assert probes.torch({"version": version, "cuda": None, "hip": None}).status == status
+    assert probes_software.torch({"version": version, "cuda": None, "hip": None}).status == status
 
 
 def test_the_range_of_torch_is_pyprojects():
     low, high = re.search(r'"torch>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text()).groups()
-    assert (low, high) == tuple(".".join(map(str, limit)) for limit in (probes.TORCH_FROM, probes.TORCH_BELOW))
+    assert (low, high) == tuple(
+        ".".join(map(str, limit)) for limit in (probes_software.TORCH_FROM, probes_software.TORCH_BELOW)
+    )
 
 
 def test_gpus():
     gpus = [{"name": "NVIDIA H100", "memory_gib": 79.2}] * 2
-    found = probes.gpu({"gpus": gpus})
+    found = probes_software.gpu({"gpus": gpus})
     assert (found.status, found.details) == ("ok", {"count": 2, "devices": gpus})
     assert found.text == "2: NVIDIA H100 (79.2 GiB), NVIDIA H100 (79.2 GiB)"
 
@@ -159,10 +161,10 @@ def test_gpus():
 def test_gpus_that_torch_does_not_see(tmp_path, monkeypatch):
     program(tmp_path, "nvidia-smi", "echo NVIDIA A100; echo NVIDIA A100")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    found = probes.gpu({"gpus": [], "cuda": None})
+    found = probes_software.gpu({"gpus": [], "cuda": None})
     assert (found.status, "nvidia-smi sees 2" in found.text, "CUDA build" in found.fix) == ("warn", True, True)
     program(tmp_path, "nvidia-smi", "echo 'No devices were found'; exit 6")
-    assert probes.gpu({"gpus": [], "cuda": None}).status == "missing"
+    assert probes_software.gpu({"gpus": [], "cuda": None}).status == "missing"
 
 
 @pytest.mark.parametrize(
@@ -177,14 +179,14 @@ def test_gpus_that_torch_does_not_see(tmp_path, monkeypatch):
 def test_which_mpi(tmp_path, monkeypatch, says, flavour, version):
     program(tmp_path, "mpirun", f"printf '{says}\\n'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    found = probes.mpi()
+    found = probes_software.mpi()
     assert (found.status, found.details["flavour"], found.details["version"]) == ("ok", flavour, version)
 
 
 def test_a_sandbox_that_does_not_work(tmp_path, monkeypatch):
     program(tmp_path, "bwrap", "echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    found = probes.sandbox()
+    found = probes_software.sandbox()
     assert (found.status, found.details["works"]) == ("warn", False)
     assert "No permissions to create new namespace" in found.text
 
@@ -201,8 +203,8 @@ def test_a_sandbox_that_does_not_work(tmp_path, monkeypatch):
 def test_slurm_in_part(tmp_path, monkeypatch, there, status, fix):
     for name in there:
         program(tmp_path, name, "echo slurm 23.11.4")
-    monkeypatch.setattr(probes, "find", lambda name: str(tmp_path / name) if name in there else None)
-    found = probes.slurm()
+    monkeypatch.setattr(probes_software, "find", lambda name: str(tmp_path / name) if name in there else None)
+    found = probes_software.slurm()
     assert (found.status, found.fix, found.details.get("version")) == (status, fix, "23.11.4" if there else None)
 
 

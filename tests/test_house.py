@@ -16,7 +16,7 @@ LAYERS = (
     ("errors", "files"),
     ("world",),
     ("launch", "rendezvous", "devices", "data", "models", "plots", "flags", "slurm_conf", "probes"),
-    ("metrics", "proof", "checkpoint", "slurm_processes"),
+    ("metrics", "proof", "checkpoint", "slurm_processes", "probes_software"),
     ("classroom", "doctor", "notebooks"),
     ("cli",),
 )

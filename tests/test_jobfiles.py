@@ -44,7 +44,7 @@ def one_task_a_rank(text: str) -> str:
     """The job file's other way, made as its comment says."""
     text, tasks = re.subn(r"(?m)^(#SBATCH --ntasks-per-node=)1", r"\g<1>2", text)
     text, cores = re.subn(r"(?m)^(#SBATCH --cpus-per-task=)2", r"\g<1>1", text)
-    text, command = re.subn(r'(?ms)^"\$\{step\[@\]\}" bash.*?"\$@"\n', "", text)
+    text, command = re.subn(r'(?ms)^"\$\{step\[@\]\}" --ntasks-per-node.*?--out "\$out" "\$@"\n', "", text)
     text, lines = re.subn(r'(?m)^#(export MASTER_ADDR|"\$\{step)', r"\1", text)
     assert (tasks, cores, command, lines) == (1, 1, 1, 2)
     return text
@@ -118,7 +118,7 @@ def test_sbatch_wait_hands_on_success_and_log_name(cluster, house: Path):
     assert [line[1:3] for line in ranks(log)] == [[str(rank), "WORLD_SIZE=4"] for rank in range(4)], log
     assert sorted(line[3] for line in ranks(log)) == [f"SLURMD_NODENAME={node}" for node in ("n1", "n1", "n2", "n2")]
     assert {tuple(line[4:6]) for line in ranks(log)} == {("CUDA_VISIBLE_DEVICES=0,1", "OMP_NUM_THREADS=1")}
-    assert "['--out', 'results/PT_CNN_MultiGPU', '--epochs', '3']" in log, "flags after the file's name"
+    assert f"['--out', 'results/PT_CNN_MultiGPU-{number}', '--epochs', '3']" in log, "flags after the file's name"
 
 
 def test_numbers_on_the_command_line_change_everything(cluster, house: Path):
@@ -178,7 +178,26 @@ def test_submitted_from_elsewhere(cluster, house: Path):
 
 def test_a_job_without_gpus(cluster, house: Path):
     job = cluster.job("--gpus-per-node=0", LESSON, cwd=house)
-    assert job.exit_code != 0 and "error: Slurm gave this job no GPU" in job.log and not ranks(job.log), job.log
+    assert (job.exit_code, job.log.count("\n")) == (2, 1) and job.log.startswith("error: Slurm gave this job no GPU")
+
+
+def test_more_tasks_than_torchrun_needs(cluster, house: Path):
+    """One torchrun a node, whatever --ntasks-per-node says on the command line."""
+    job = cluster.job("--ntasks-per-node=2", LESSON, cwd=house)
+    assert len(ranks(job.log)) == 4 and "WORLD_SIZE=4" in job.log, job.log
+
+
+def test_one_torchrun_is_told_that_it_is_the_host(cluster, house: Path):
+    """torchrun would guess it from names and addresses, and guess wrong where a node's own name means 127.0.1.1."""
+    (house / "bin").mkdir()
+    (house / "bin/torchrun").write_text('#!/bin/sh\necho "rank $SLURM_NODEID $*"\n')
+    (house / "bin/torchrun").chmod(0o755)
+    path = house / LESSON
+    path.write_text(path.read_text().replace("\nstep=", f"\nexport PATH={house}/bin:$PATH\nstep="))
+    job = cluster.job(LESSON, cwd=house)
+    assert [[line[1], line[3]] for line in ranks(job.log)] == [
+        ["0", "--rdzv-conf=is_host=1"], ["1", "--rdzv-conf=is_host=0"],
+    ], job.log  # fmt: skip
 
 
 # ---- activate.sh ------------------------------------------------------------------------------------------------
