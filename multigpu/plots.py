@@ -56,15 +56,15 @@ def curves(history: list[dict], path: str | Path, title: str) -> Path:
 
 def shares(epochs: list[list[list[int]]], title: str) -> "Figure":
     """Who reads which image: epochs[epoch][rank] is the list of image numbers. One row an epoch, one cell an image."""
-    fig = figure(8, 0.9 + 0.55 * len(epochs))
+    fig = figure(8, 0.9 + 0.7 * len(epochs))
     axes = fig.add_subplot()
     for row, ranks in enumerate(epochs):
         for rank, images in enumerate(ranks):
             for step, image in enumerate(images):
                 axes.barh(row, 1, left=image, color=RANKS[rank], edgecolor="white", height=0.8)
                 text = "white" if rank in (0, 2, 5, 7) else "black"  # what contrasts with RANKS[rank]
-                axes.text(image + 0.5, row, f"{rank}", ha="center", va="center", color=text, fontsize=9, weight="bold")
-                axes.text(image + 0.93, row + 0.36, f"{step + 1}", ha="right", va="bottom", color=text, fontsize=5)
+                axes.text(image + 0.5, row - 0.08, f"{rank}", ha="center", va="center", color=text, weight="bold")
+                axes.text(image + 0.9, row + 0.36, f"{step + 1}", ha="right", va="bottom", color=text, fontsize=7)
     total = sum(len(images) for images in epochs[0])
     axes.set(xlim=(0, total), xlabel="image (large: the rank that reads it; small: in which step)", title=title)
     axes.set_yticks(range(len(epochs)), [f"epoch {i}" for i in range(len(epochs))])

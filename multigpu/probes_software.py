@@ -69,7 +69,7 @@ def gpu(facts: dict) -> Found:
     code, out, _ = ask("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     seen = [line for line in out.splitlines() if line.strip()] if code == 0 else []
     if not seen:
-        fix = "on a cluster, ask Slurm for some: --gres=gpu:2"
+        fix = "nothing, unless you want some: on a cluster, ask Slurm with --gpus-per-node=2"
         return Found(MISSING, "none: the lessons run on CPU processes", fix, details)
     fix = "see that CUDA_VISIBLE_DEVICES does not hide them, and that the driver is new enough for torch's CUDA"
     if facts.get("cuda") is None:

@@ -5,7 +5,7 @@
 #
 # **Predict first.** (1) A global batch of 64 images, 4 ranks: how many images does a rank see in a step? (2) After ten
 # epochs, how far apart are the weights of a run on 2 ranks and those of a run on one? (3) Every rank seeds its shuffle
-# with 0 and nobody calls `set_epoch`: what goes wrong? (The cells define `scripts/PT_CNN_MultiGPU.py`; a launcher runs it.)
+# with 0 and nobody calls `set_epoch`: what goes wrong?
 
 # %%
 import argparse
@@ -41,7 +41,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Step 1 · Design the model
-# `CNN` in `multigpu/models.py`: two convolutions, two linear layers, the same in every lesson. Put your own here.
+# `CNN` in `multigpu/models.py`: two convolutions, two linear layers, the same in every lesson. To train your own, edit
+# `main` in `scripts/PT_CNN_MultiGPU.py`: this notebook has the same text, but torchrun runs the file, never a cell.
 
 # %% tags=["active-ipynb"]
 # print(CNN())
@@ -177,9 +178,8 @@ def main(args: argparse.Namespace) -> None:
             files.writable_folder(args.out)
     train, test = read_data(args, world)
     say(devices.describe(world, device))
-    say(
-        f"global batch: {args.batch_size} = {world.size} (ranks) × {args.accumulate} (pieces) × {args.piece} (images)\n"
-    )
+    ranks, pieces = world.size, args.accumulate
+    say(f"global batch: {args.batch_size} = {ranks} (ranks) × {pieces} (pieces) × {args.piece} (images)\n")
 
     def new_model() -> torch.nn.Module:
         torch.manual_seed(args.seed)
@@ -220,7 +220,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# torchrun starts the ranks; each runs the file that you have just read. On a cluster: `sbatch slurm/PT_CNN_MultiGPU.slurm`.
+# torchrun starts the ranks; each runs the file, not these cells. On a cluster: `sbatch slurm/PT_CNN_MultiGPU.slurm`.
 
 # %% tags=["active-ipynb"]
 # ranks = torch.cuda.device_count() or 2
@@ -228,8 +228,8 @@ if __name__ == "__main__":
 # !{torchrun} ../scripts/PT_CNN_MultiGPU.py --prove --out results/05
 
 # %% [markdown]
-# **A kill, and what comes after.** Three epochs, then a new start that goes on from the checkpoint. The proof compares it
-# with a serial run that was never interrupted. Two pieces a rank this time: the batch stays 64, so nothing else changes.
+# **Stopped, and gone on.** Three epochs, then a new start that goes on from the checkpoint. The proof compares it with a
+# serial run that never stopped. Two pieces a rank this time: the batch stays 64, so nothing else changes.
 
 # %% tags=["active-ipynb"]
 # !{torchrun} ../scripts/PT_CNN_MultiGPU.py --accumulate 2 --prove --epochs 3 --out results/05-resumed
@@ -247,4 +247,4 @@ if __name__ == "__main__":
 # print(f"mean over images {losses.mean().item():.4f}, mean of the ranks' means {of_ranks.item():.4f}")
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("05 DDP", "results/05"))  # the line for the table of all routes
+# print(metrics.line("05 DDP", "results/05"))  # every lesson ends with such a line, so that routes can be compared
