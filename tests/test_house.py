@@ -56,6 +56,12 @@ def test_a_lower_layer_never_imports_a_higher_one(module):
             assert level[name] <= level[module.stem], f"{module.stem} imports {name}"
 
 
+def test_a_file_holds_one_idea():
+    code = [path for folder in ("multigpu", "tests", "benchmarks", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    long = {path.name: lines for path in code if (lines := len(path.read_text().splitlines())) > 300}
+    assert not long
+
+
 def test_importing_the_library_imports_no_torch():
     done = run("python", "-c", "import sys, multigpu, multigpu.cli; sys.exit('torch' in sys.modules)")
     assert done.returncode == 0

@@ -9,10 +9,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from conftest import ROOT
 from multigpu import notebooks
 from multigpu.errors import UserError
 
-ROOT = Path(__file__).parent.parent
 SCRIPT = """\
 # ---
 # jupyter:
@@ -295,7 +295,6 @@ def test_the_command(pair):
     assert done.stdout.startswith("notebooks/A.ipynb is not in step with scripts/A.py (multigpu notebooks run A)\n")
     done = multigpu(pair, "run")
     assert done.returncode == 1
-    assert "scripts/A.py: cell 1 failed" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "scripts/A.py: cell 1 failed" in done.stderr and "Traceback" not in done.stderr
     done = multigpu(pair, "run", "a")
     assert (done.returncode, done.stderr) == (2, "error: there is no scripts/a.py: did you mean A?\n")
