@@ -51,6 +51,13 @@ def positive(text: str) -> int:
     return number
 
 
+def count(text: str) -> int:
+    """A whole number from 0 up."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
+
+
 def positive_float(text: str) -> float:
     """A number greater than 0."""
     try:

@@ -17,7 +17,7 @@ from typing import NoReturn
 from multigpu.errors import UserError
 from multigpu.world import LAUNCHERS, World, by_srun, find, integer
 
-__all__ = ["World", "find", "spawn", "start"]
+__all__ = ["World", "alone", "find", "spawn", "start"]
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # `… | head` has read enough: that is a program's end, and no news
 
@@ -46,6 +46,18 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> None:
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
     _leave(code)
+
+
+def alone(stem: str) -> World:
+    """The world of a script that is one process. Raises UserError where a launcher has started several of it."""
+    world = find()
+    if world.size > 1:
+        raise UserError(
+            f"{stem} is one process, and {world.launcher} started {world.size}, which would all do the same: "
+            f"start it with `python scripts/{stem}.py`.",
+            quiet=world.rank != 0,
+        )
+    return world
 
 
 def spawn(function: Callable[..., None], processes: int, *args: object) -> int:

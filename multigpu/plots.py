@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette (2008): told apart by colour-blind readers too.
 RANKS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 COMPUTE, TRANSFER, COLLECTIVE, UPDATE, IDLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#DDDDDD"
+# The parts of a step and of a device's memory: colour, and what stands out on it.
+PARTS = {
+    "data": (TRANSFER, "black"), "forward": (COMPUTE, "white"), "backward": ("#56B4E9", "black"),
+    "update": (UPDATE, "black"),
+}  # fmt: skip
 
 
 def figure(width: float = 8, height: float = 3) -> "Figure":
@@ -72,4 +77,27 @@ def shares(epochs: list[list[list[int]]], title: str) -> "Figure":
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
+    return fig
+
+
+def stacked(bars: dict[str, dict[str, float]], unit: str, title: str) -> "Figure":
+    """What things are made of: bars[thing][part] is an amount in `unit`, drawn side by side. The parts are PARTS' keys."""
+    fig = figure(8, 1 + 0.45 * len(bars))
+    axes = fig.add_subplot()
+    longest = max(sum(parts.values()) for parts in bars.values())
+    for row, parts in enumerate(bars.values()):
+        left = 0.0
+        for part, amount in parts.items():
+            colour, ink = PARTS[part]
+            axes.barh(row, amount, left=left, color=colour, edgecolor="white", height=0.7)
+            share = f"{amount / sum(parts.values()):.0%}"
+            texts = (f"{part} {share}", part, "") if len(parts) > 1 else (f"{amount:,.0f}", "")
+            text = next(text for text in texts if len(text) < 85 * amount / longest or not text)  # 85 letters a figure
+            axes.text(left + amount / 2, row, text, ha="center", va="center", color=ink, fontsize=8)
+            left += amount
+    axes.set(xlabel=unit, title=title)
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.invert_yaxis()
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
     return fig

@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from multigpu.errors import counted
-from multigpu.world import World
 
 
 def serial(
@@ -50,18 +49,15 @@ def difference(one: nn.Module, other: nn.Module) -> float:
     return max((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in pairs)
 
 
-def against_serial(
-    what: str, trained: nn.Module, fresh: nn.Module, train: TensorDataset, args: Namespace, world: World
-) -> dict:
-    """Train `fresh` serially with the flags of the parallel run, compare it with `trained`, print and return the verdict.
+def against_serial(what: str, trained: nn.Module, fresh: nn.Module, train: TensorDataset, args: Namespace) -> dict:
+    """Train `fresh` serially with the flags of the other run, compare it with `trained`, print and return the verdict.
 
     The limit, 1e-5, leaves room for the order of the sums to differ (5e-7 is usual) and for nothing else.
     """
     device = next(fresh.parameters()).device
     here = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
     serial(fresh, here, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed)
-    same = f"{what} on {counted(world.size, 'rank')} equals one process after {counted(args.epochs, 'epoch')}"
-    return verdict(same, difference(fresh, trained), 1e-5)
+    return verdict(f"{what} after {counted(args.epochs, 'epoch')}", difference(fresh, trained), 1e-5)
 
 
 def verdict(what: str, found: float, limit: float) -> dict:

@@ -178,8 +178,7 @@ def main(args: argparse.Namespace) -> None:
             files.writable_folder(args.out)
     train, test = read_data(args, world)
     say(devices.describe(world, device))
-    ranks, pieces = world.size, args.accumulate
-    say(f"global batch: {args.batch_size} = {ranks} (ranks) × {pieces} (pieces) × {args.piece} (images)\n")
+    say(f"global batch {args.batch_size} = {world.size} (ranks) × {args.accumulate} (pieces) × {args.piece} (images)\n")
 
     def new_model() -> torch.nn.Module:
         torch.manual_seed(args.seed)
@@ -210,7 +209,8 @@ def main(args: argparse.Namespace) -> None:
 
     dist.destroy_process_group()
     if world.rank == 0:
-        verdict = proof.against_serial("DDP", model.module, new_model(), train, args, world) if args.prove else None
+        what = f"DDP with world size {world.size} equals one process"
+        verdict = proof.against_serial(what, model.module, new_model(), train, args) if args.prove else None
         metrics.report(args.out, world, device, at["history"], verdict, batch_size=args.batch_size)
 
 
