@@ -5,19 +5,22 @@ Which rank a process is, it learns from `find` (world.py), whoever started it.
 
 import argparse
 import atexit
+import logging
 import os
 import pickle
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from multigpu.errors import UserError
 from multigpu.world import LAUNCHERS, World, by_srun, find, integer
 
-__all__ = ["World", "alone", "find", "spawn", "start"]
+__all__ = ["World", "alone", "call", "find", "spawn", "start"]
 
 PIPE_CLOSED = 128 + signal.SIGPIPE  # `… | head` has read enough: that is a program's end, and no news
 
@@ -31,6 +34,7 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> None:
     from torch.cuda import device_count
     from torch.distributed.elastic.multiprocessing.errors import record
 
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     wanted = getattr(args, "spawn", None)
     try:
         if wanted is None:
@@ -50,14 +54,22 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> None:
 
 def alone(stem: str) -> World:
     """The world of a script that is one process. Raises UserError where a launcher has started several of it."""
-    world = find()
-    if world.size > 1:
+    outer = _outer()
+    if outer.size > 1:
         raise UserError(
-            f"{stem} is one process, and {world.launcher} started {world.size}, which would all do the same: "
-            f"start it with `python scripts/{stem}.py`.",
-            quiet=world.rank != 0,
+            f"{stem} is one process, and {outer.launcher} started {outer.size}, which would all do the same: "
+            f"start it with `python scripts/{stem}.py`, or as one task.",
+            quiet=outer.rank != 0,
         )
-    return world
+    return outer
+
+
+def _outer() -> World:
+    """Which ranks has a launcher started already? In the shell of a Slurm job none, though its variables count them."""
+    if {name for _, *names in LAUNCHERS for name in names} & set(os.environ):
+        return find()
+    tasks = integer(os.environ, "SLURM_STEP_NUM_TASKS", 1) if by_srun(os.environ) else 1
+    return World(integer(os.environ, "SLURM_PROCID", 0), tasks, launcher="srun") if tasks > 1 else World()
 
 
 def spawn(function: Callable[..., None], processes: int, *args: object) -> int:
@@ -66,18 +78,45 @@ def spawn(function: Callable[..., None], processes: int, *args: object) -> int:
     The first rank that fails ends the others. What it died of goes to stderr: its traceback, or the signal.
     `function` must be importable in a new process: defined at the top level of a script or a module.
     """
+    code, reason = _spawn(function, processes, args)
+    if reason:
+        print(reason, file=sys.stderr)
+    return code
+
+
+def call(function: Callable[..., object], processes: int, *args: object) -> list:
+    """Run `function(*args)` in `processes` processes, with torchrun's variables set; what each rank returned, by rank.
+
+    `function` and `args` travel by value, and so do the results: `function` may be defined in a cell of a notebook. The
+    notebook's variables that it uses travel with it, so let it use few. Raises RuntimeError with the traceback of the
+    rank that failed, TypeError where something cannot be pickled.
+    """
+    import cloudpickle
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "call").write_bytes(cloudpickle.dumps((function, args)))
+        code, reason = _spawn(_by_value, processes, (folder,))
+        if code:
+            raise RuntimeError(reason or f"a rank ended with exit code {code}: its message stands above")
+        return [pickle.loads(Path(folder, f"{rank}").read_bytes()) for rank in range(processes)]
+
+
+def _by_value(folder: str) -> None:
+    import cloudpickle
+
+    function, args = pickle.loads(Path(folder, "call").read_bytes())
+    Path(folder, os.environ["RANK"]).write_bytes(cloudpickle.dumps(function(*args)))
+
+
+def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[int, str]:
+    """The exit code, and what to tell of a failure that has not told itself."""
     import torch.distributed as dist
     import torch.multiprocessing as mp
 
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # no word on the ranks that it ends
     if processes < 1:
         raise UserError(f"--spawn {processes}: a run has at least one process.")
-    # In the shell of a Slurm job nobody has started ranks yet, though its variables count them.
-    if {name for _, *names in LAUNCHERS for name in names} & set(os.environ):
-        outer = find()
-    else:
-        tasks = integer(os.environ, "SLURM_STEP_NUM_TASKS", 1) if by_srun(os.environ) else 1
-        outer = World(integer(os.environ, "SLURM_PROCID", 0) if tasks > 1 else 0, tasks, launcher="srun")
-    if outer.size > 1:
+    if (outer := _outer()).size > 1:
         raise UserError(
             f"--spawn starts ranks of its own, and {outer.launcher} has started some: use one of the two.",
             quiet=outer.rank != 0,
@@ -93,18 +132,17 @@ def spawn(function: Callable[..., None], processes: int, *args: object) -> int:
             pass
     except (mp.ProcessRaisedException, mp.ProcessExitedException) as failure:
         if any(process.exitcode == PIPE_CLOSED for process in context.processes):
-            return PIPE_CLOSED
+            return PIPE_CLOSED, ""
         # A rank that dies makes its neighbours fail too, moments later: the oldest traceback is the cause.
-        told = [path for path in context.error_files if os.path.exists(path)]
-        for path in sorted(told, key=os.path.getmtime)[:1]:
-            rank = context.error_files.index(path)
-            with open(path, "rb") as file:
-                print(f"rank {rank} died, and the run ends with it:\n{pickle.load(file)}", file=sys.stderr)
-        code = getattr(failure, "exit_code", 1)
-        if not told and code != 2:
-            print(f"error: {failure}, and the run ends with it.", file=sys.stderr)
-        return code if code > 0 else 128 - code
-    return 0
+        told = sorted(filter(os.path.exists, context.error_files), key=os.path.getmtime)
+        code, reason = getattr(failure, "exit_code", 1), ""
+        if told:
+            rank = context.error_files.index(told[0])
+            reason = f"rank {rank} died, and the run ends with it:\n{pickle.loads(Path(told[0]).read_bytes())}"
+        elif code != 2:
+            reason = f"error: {failure}, and the run ends with it."
+        return code if code > 0 else 128 - code, reason
+    return 0, ""
 
 
 def _child(local_rank: int, function: Callable[..., None], processes: int, port: int, args: tuple) -> None:
@@ -114,6 +152,7 @@ def _child(local_rank: int, function: Callable[..., None], processes: int, port:
         MULTIGPU_LAUNCHER="--spawn",
     )  # fmt: skip
     function(*args)
+    _leave(0)
 
 
 def _ranked(main: Callable[..., None], args: object) -> None:
@@ -122,10 +161,17 @@ def _ranked(main: Callable[..., None], args: object) -> None:
 
 def _caught(main: Callable[..., None], args: object) -> int:
     """The exit code of `main`: torchrun's `record` sees our faults, not the user's."""
+    from torch.multiprocessing import ProcessRaisedException
+
     try:
         main(args)
     except UserError as error:
         return _tell(error)
+    except ProcessRaisedException as failure:  # from a script's own mp.spawn: the rank's traceback, as text
+        name, _, sentence = failure.msg.strip().splitlines()[-1].partition(": ")
+        if name != f"{UserError.__module__}.{UserError.__name__}":
+            raise
+        return _tell(UserError(sentence))
     except BrokenPipeError:
         with suppress(BrokenPipeError):
             sys.stdout.flush()

@@ -108,13 +108,15 @@ def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(way: str, cl
     assert losses(tmp_path / "out") == pytest.approx(by_torchrun, rel=0, abs=1e-6)
 
 
-def test_the_job_on_one_gpu(cluster, tmp_path: Path):
-    job = cluster.job(
-        f"--output={tmp_path}/log", "slurm/PT_CNN_SingleGPU.slurm", "--epochs", 1, "--workers", 1, "--prove",
-        "--out", tmp_path / "out", cwd=ROOT,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("stem", "words"),
+    [("SingleGPU", "1 rank on 1 node, started by python"), ("DDPSpawn", "2 ranks on 1 node, started by mp.spawn")],
+)
+def test_the_jobs_on_one_node(cluster, tmp_path: Path, stem: str, words: str):
+    path, out = f"slurm/PT_CNN_{stem}.slurm", tmp_path / "out"
+    job = cluster.job(f"--output={tmp_path}/log", path, "--epochs", 1, "--prove", "--out", out, cwd=ROOT)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.log
-    assert "1 rank on 1 node, started by srun" in job.log and "limit 1e-05: holds" in job.log, job.log
+    assert words in job.log and "limit 1e-05: holds" in job.log, job.log
 
 
 def test_sbatch_wait_hands_on_success_and_log_name(cluster, house: Path):
