@@ -118,6 +118,8 @@ def _read(path: str | Path) -> dict:
         raise UserError(
             f"there is no checkpoint {path}: give another path, or leave out --resume to start anew."
         ) from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder: give the checkpoint in it, --resume {Path(path) / 'last.pt'}.") from None
     except PermissionError:
         raise UserError(f"the checkpoint {path} may not be read by this user: change its permissions.") from None
     except Exception:  # a damaged file can make the unpickler raise anything
@@ -153,7 +155,8 @@ def _compare(path: str | Path, content: dict, parts: dict[str, Any], settings: d
                 raise UserError(f"{path} is a checkpoint of another model: {key} is {a} there and {b} here.")
     for name, value in settings.items():
         if (was := content["settings"].get(name)) != value:
+            same = f"the same {name}" + (", on a number of ranks that divides it" if name == "--batch-size" else "")
             raise UserError(
                 f"{path} was written with {name} {was}, this run has {value}: the run would not be the same. "
-                f"Give the same {name}, or start anew without --resume."
+                f"Give {same}, or start anew without --resume."
             )

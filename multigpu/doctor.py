@@ -45,7 +45,7 @@ class Spec(NamedTuple):
 
 CHECKS = (
     Spec("python", True, "Every script and notebook runs in it.", ("version",), probes.python),
-    Spec("cpu", False, "Two ranks on CPUs are faster than one if each has a core.", ("cores",), probes.cpu),
+    Spec("cpu", False, "Two ranks on CPUs can only be faster than one if each has a core.", ("cores",), probes.cpu),
     Spec(
         "memory", False, "Each rank loads torch and the data: about half a GiB.", ("total_gib", "available_gib"),
         probes.memory,

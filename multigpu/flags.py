@@ -26,7 +26,10 @@ class Parser(argparse.ArgumentParser):
         if next((os.environ[name] for name in names if name in os.environ), "0") != "0":
             time.sleep(10)  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
             sys.exit(2)
-        self.exit(2, f"error: {message} (--help lists the flags)\n")
+        hint = "--help lists the flags"
+        if "SLURM_JOB_ID" in os.environ and message.startswith("unrecognized"):
+            hint += "; options of sbatch go before the job file's name"
+        self.exit(2, f"error: {message} ({hint})\n")
 
 
 def parser(stem: str, description: str) -> Parser:

@@ -25,7 +25,7 @@ from multigpu.models import CNN
 # %% [markdown]
 # ## Step 0 · The flags
 # The batch that you state is the **global** one, what the optimizer sees in a step. Each rank takes its share of it, in
-# `--accumulate` pieces. So the result does not depend on how many GPUs there were.
+# `--accumulate` pieces. So the result does not depend on how many GPUs there were. Prediction (1): 64 / 4 = 16.
 
 
 # %%
@@ -67,8 +67,8 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
 # %% [markdown]
 # ## Step 3 · Read in the data
 # `DistributedSampler` shuffles all images by seed and epoch, the same on each rank, and deals them out like cards. Leave
-# `set_epoch` out, and every epoch has the order of the first. So that all ranks make the same number of steps, it deals
-# the first cards twice where they do not come out even. Such a copy gets weight 0 below.
+# `set_epoch` out, and every epoch has the order of the first: (3). So that all ranks make the same number of steps, it
+# deals the first cards twice where they do not come out even. Such a copy gets weight 0 below.
 
 # %% tags=["active-ipynb"]
 # from multigpu import plots
@@ -220,7 +220,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# torchrun starts the ranks; each runs the file, not these cells. On a cluster: `sbatch slurm/PT_CNN_MultiGPU.slurm`.
+# torchrun's ranks run the file, not these cells. Its proof answers (2). On a cluster: `sbatch slurm/PT_CNN_MultiGPU.slurm`.
 
 # %% tags=["active-ipynb"]
 # ranks = torch.cuda.device_count() or 2

@@ -95,6 +95,11 @@ def test_a_truncated_checkpoint(tmp_path, npz, saved):
     assert torch.load(saved, weights_only=True)["format"] == 1, "the good one is untouched"
 
 
+def test_a_folder_for_a_checkpoint(tmp_path, npz, saved):
+    flags = ("--data", npz(), *TINY, "--out", tmp_path / "second", "--resume", saved.parent)
+    refused(run("python", SCRIPT, *flags), "is a folder", str(saved))
+
+
 def test_a_checkpoint_of_another_model(tmp_path, npz, saved):
     flags = ("--batch-size", 8, "--out", tmp_path / "second")  # the digits have 10 classes, the small set 3
     refused(run("python", SCRIPT, "--spawn", 2, *flags, "--resume", saved), "another model", "fc2.weight", "(3, 64)")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, SCRIPT, torchrun
+from conftest import ROOT, SCRIPT, clean_environment, torchrun
 
 JOB_FILES = sorted((ROOT / "slurm").glob("*.slurm"))
 LESSON = "slurm/PT_CNN_MultiGPU.slurm"
@@ -176,6 +176,17 @@ def test_a_script_that_fails_fails_the_job(way: str, code: int, cluster, house: 
     job = cluster.job(LESSON, "--all-fail", cwd=house)
     # 143 where srun, told of the first failure, ended another task before it had failed by itself.
     assert job.state == "FAILED" and job.exit_code in (code, 143), job.log
+
+
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.name)
+def test_started_without_slurm(path: Path):
+    done = subprocess.run(["bash", path], env=clean_environment(), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and f"sbatch slurm/{path.name}" in done.stderr
+
+
+def test_an_option_of_sbatch_after_the_files_name(cluster, tmp_path: Path):
+    job = cluster.job(f"--output={tmp_path}/log", "slurm/PT_CNN_SingleGPU.slurm", "--nodes=2", cwd=ROOT)
+    assert job.exit_code == 2 and "options of sbatch go before the job file's name" in job.log, job.log
 
 
 def test_submitted_from_elsewhere(cluster, house: Path):
