@@ -65,7 +65,7 @@ def load(path: str | Path) -> tuple[TensorDataset, TensorDataset]:
         raise UserError(
             f"there is no data file {path}: give --data FILE.npz, or leave it out for the digits."
         ) from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError):
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError):
         # numpy's own words recommend allow_pickle, which would run whatever code a file brings.
         raise UserError(
             f"{path} is not a readable .npz file with arrays of numbers: give another with --data, or make it again."

@@ -8,6 +8,7 @@ import atexit
 import logging
 import os
 import pickle
+import select
 import signal
 import sys
 import tempfile
@@ -173,9 +174,10 @@ def _caught(main: Callable[..., None], args: object) -> int:
             raise
         return _tell(UserError(sentence))
     except BrokenPipeError:
-        with suppress(BrokenPipeError):
-            sys.stdout.flush()
-            raise  # not stdout's pipe
+        stdout = select.poll()
+        stdout.register(sys.stdout.fileno(), 0)
+        if not stdout.poll(0):
+            raise  # another pipe's, or a socket's
         return PIPE_CLOSED
     return 0
 

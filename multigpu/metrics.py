@@ -22,11 +22,12 @@ def header() -> str:
     return f"{'epoch':>5}  {'loss':>8}  {'test accuracy':>13}  {'images/s':>9}"
 
 
-def opening(at: dict, args: Namespace, loaded: Path | None) -> str:
+def opening(at: dict, args: Namespace, loaded: Path | None, world: World) -> str:
     """What stands above the first new epoch: where a resumed run goes on, the head of the table, the epochs before.
 
     `at` is the position: epoch and step that are done, and history, a list of what `row` takes. `args` holds resume,
-    epochs and out; `loaded` is the checkpoint's path, None where the run starts anew.
+    epochs and out; `loaded` is the checkpoint's path, None where the run starts anew. Raises UserError if the checkpoint
+    lies within an epoch that `args` does not ask for.
     """
     lines = [header(), *map(row, at["history"])]
     if args.resume is None:
@@ -35,6 +36,11 @@ def opening(at: dict, args: Namespace, loaded: Path | None) -> str:
         return "\n".join([f"--resume: no checkpoint in {args.out} yet, so the run starts anew\n", *lines])
     done = counted(at["epoch"], "epoch") + (f" and {counted(at['step'], 'step')}" if at["step"] else "")
     more = at["epoch"] < args.epochs
+    if at["step"] and not more:
+        raise UserError(
+            f"{loaded} has {done} done, and --epochs {args.epochs} would end before: give --epochs {at['epoch'] + 1} or more.",
+            quiet=world.rank != 0,
+        )
     rest = f"of {args.epochs}" if more else f"and --epochs {args.epochs} asks for no more: nothing is trained"
     return "\n".join([f"resumed from {loaded}: {done} done, {rest}\n", *lines])
 

@@ -35,7 +35,9 @@ def meet(world: World, device: torch.device, patience: float = PATIENCE) -> dist
         return dist.HashStore()
     deadline = time.monotonic() + patience
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        store = next(dist.rendezvous("env://", world.rank, world.size))[0]  # torchrun, or `spawn`, has opened it
+        # torchrun, or `spawn`, has opened it. torchrun keeps it when it starts the ranks again: what they say now is new.
+        store = next(dist.rendezvous("env://", world.rank, world.size))[0]
+        store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     else:
         store = _own_store(world, deadline)
     _gather(store, world, device, deadline, patience)
@@ -68,7 +70,8 @@ def _open(world: World, ports: list[int]) -> dist.Store:
                 other.set("clash", "0")
                 raise _clash(0) from None
             continue
-        store = dist.TCPStore(world.address, 0, world.size, is_master=True, wait_for_workers=False)
+        # It listens on all addresses; rank 0 itself needs none that the network knows.
+        store = dist.TCPStore("127.0.0.1", 0, world.size, is_master=True, wait_for_workers=False)
         answer = f"{_name(world)} {store.port}\n".encode()
         threading.Thread(target=_answer, args=(door, answer), daemon=True).start()
         return store
@@ -187,7 +190,7 @@ def _clash(rank: int) -> UserError:
 
 @contextmanager
 def together(world: World) -> Iterator[None]:
-    """All ranks leave this block, or none: a user's mistake on one rank ends every rank, and is told once.
+    """All ranks leave this block, or none: a user's mistake (UserError) on one rank ends every rank, and is told once.
 
     Without it the rank that fails leaves, and the others wait for it in their next collective.
     It is a barrier, too. No collectives inside: a rank that fails would be missing in them.

@@ -196,7 +196,7 @@ def main(args: argparse.Namespace) -> None:
 
     start = {"epoch": 0, "step": 0, "seen": [0.0, 0.0], "history": []}
     at = run.checkpoint.load(args.resume) or start
-    say(metrics.opening(at, args, last.loaded), flush=True)
+    say(metrics.opening(at, args, last.loaded, world), flush=True)
     args.epochs = max(args.epochs, at["epoch"])
     for epoch in range(at["epoch"], args.epochs):
         began, images = time.perf_counter(), max(0, len(train) - at["step"] * args.batch_size)

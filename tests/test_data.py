@@ -59,6 +59,15 @@ def test_a_file_that_does_not_fit(tmp_path, npz, change, words):
         data.load(tmp_path / "bad.npz")
 
 
+def test_a_compressed_file_with_damaged_bytes(tmp_path, npz):
+    np.savez_compressed(tmp_path / "bad.npz", **np.load(npz()))
+    content = bytearray((tmp_path / "bad.npz").read_bytes())
+    content[200:260] = b"\xff" * 60
+    (tmp_path / "bad.npz").write_bytes(content)
+    with pytest.raises(UserError, match="readable"):
+        data.load(tmp_path / "bad.npz")
+
+
 def test_one_download_a_node_however_many_ranks(tmp_path, npz):
     content, requests = npz().read_bytes(), []
 

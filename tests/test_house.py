@@ -48,7 +48,9 @@ def test_a_lower_layer_never_imports_a_higher_one(module):
     level = {name: i for i, names in enumerate(LAYERS) for name in names}
     for node in ast.walk(ast.parse(module.read_text())):
         names = []
-        if isinstance(node, ast.ImportFrom) and node.module == "multigpu":
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".")[1] for alias in node.names if alias.name.startswith("multigpu.")]
+        elif isinstance(node, ast.ImportFrom) and node.module == "multigpu":
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("multigpu."):
             names = [node.module.split(".")[1]]

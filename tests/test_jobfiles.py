@@ -205,7 +205,13 @@ def test_a_job_without_gpus(cluster, house: Path):
 def test_more_tasks_than_torchrun_needs(cluster, house: Path):
     """One torchrun a node, whatever --ntasks-per-node says on the command line."""
     job = cluster.job("--ntasks-per-node=2", LESSON, cwd=house)
-    assert len(ranks(job.log)) == 4 and "WORLD_SIZE=4" in job.log, job.log
+    assert [line[2] for line in ranks(job.log)] == ["WORLD_SIZE=4"] * 4, job.log
+    assert job.log.count("OMP_NUM_THREADS=1 ") == 4, "torchrun's task has two cores, for two ranks"
+
+
+def test_a_site_that_exports_nothing(cluster, house: Path):
+    job = cluster.job(f"--export=COURSE_ENV={ROOT}/.venv", LESSON, cwd=house)
+    assert len(ranks(job.log)) == 4, job.log
 
 
 def test_one_torchrun_is_told_that_it_is_the_host(cluster, house: Path):
@@ -217,5 +223,5 @@ def test_one_torchrun_is_told_that_it_is_the_host(cluster, house: Path):
     path.write_text(path.read_text().replace("\nstep=", f"\nexport PATH={house}/bin:$PATH\nstep="))
     job = cluster.job(LESSON, cwd=house)
     assert [[line[1], line[3]] for line in ranks(job.log)] == [
-        ["0", "--rdzv-conf=is_host=1"], ["1", "--rdzv-conf=is_host=0"],
+        ["0", "--rdzv-conf=is_host=1,read_timeout=300"], ["1", "--rdzv-conf=is_host=0,read_timeout=300"],
     ], job.log  # fmt: skip

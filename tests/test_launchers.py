@@ -146,6 +146,17 @@ def test_a_bar_on_a_terminal_and_lines_in_a_log(tmp_path, npz):
     assert b"it/s" in shown and b"holds" in shown, shown
 
 
+@pytest.mark.parametrize("spawn", [None, "2"])
+def test_another_pipe_that_breaks_is_a_fault_like_any_other(tmp_path, spawn):
+    (tmp_path / "pipe.py").write_text(
+        "import argparse\nfrom multigpu import launch\n"
+        "def main(args):\n    raise BrokenPipeError(32, 'a socket')\n"
+        f"if __name__ == '__main__':\n    launch.start(main, argparse.Namespace(spawn={spawn!r}))\n"
+    )
+    done = run("python", tmp_path / "pipe.py")
+    assert done.returncode == 1 and "BrokenPipeError: [Errno 32] a socket" in done.stdout, done.stdout
+
+
 def test_a_reader_that_has_read_enough(tmp_path, npz):
     """… | head -1: the run ends, without a traceback."""
     command = ["python", str(SCRIPT), "--spawn", "2", "--data", str(npz()), "--epochs", "50", "--out", str(tmp_path)]

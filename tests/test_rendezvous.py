@@ -70,6 +70,12 @@ def test_a_rank_that_never_comes_is_named():
     assert "rank 1 has not come" in str(results[1]) or "ended while rank 2 waited" in str(results[1])
 
 
+def test_rank_0_whose_address_leads_nowhere():
+    """192.0.2.0/24 is for documentation: nobody answers there."""
+    (error,) = meet_all(World(0, 2, 0, 1, address="192.0.2.1", job="4760.0"), patience=2)
+    assert "rank 1 has not come" in str(error)
+
+
 def test_no_rank_0():
     (error,) = meet_all(World(1, 2, 1, 2, port=1, job="x"), patience=1)
     assert "found no rank 0 at 127.0.0.1" in str(error)

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from conftest import INSTRUMENTED, run, torchrun
+from conftest import INSTRUMENTED, SCRIPT, run, torchrun
 from multigpu import data
 
 FLAGS = ("--epochs", 2, "--batch-size", 8, "--save-every", 2)  # 5 steps an epoch on 35 images
@@ -66,7 +66,7 @@ def test_each_rank_draws_random_numbers_of_its_own(tmp_path, npz):
     assert not torch.equal(first["torch"], second["torch"])
 
 
-def test_nothing_half_written_is_left_after_a_kill(tmp_path, npz):
+def test_a_kill_between_two_saves_leaves_the_checkpoint_alone(tmp_path, npz):
     start("spawn", 2, "--data", npz(), *FLAGS, "--out", tmp_path / "o", PLANT="kill=0:4", DEATH=tmp_path / "death")
     assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["last.pt"]
 
@@ -84,6 +84,29 @@ def test_a_rank_that_dies_ends_the_run_with_its_traceback(tmp_path, npz, how, ra
     if how == "spawn":
         assert f"rank {rank} died" in done.stdout
         assert "Connection closed by peer" not in done.stdout, "the other ranks' failures only hide the cause"
+
+
+def test_torchrun_starts_the_ranks_again(tmp_path, npz):
+    """Its store lives on: what the ranks said at their first start must not disturb the second."""
+    (tmp_path / "once.py").write_text(
+        "import os, sys, runpy\n"
+        "if os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    from torch.optim.optimizer import register_optimizer_step_post_hook as hook\n"
+        "    hook(lambda *_: 1 / 0)\n"
+        "sys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    flags = ("--data", npz(), *FLAGS, "--prove", "--resume", "--out", tmp_path / "out")
+    local = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--max-restarts=1", "--nproc-per-node=2")
+    done = run(*local, tmp_path / "once.py", SCRIPT, *flags)
+    assert done.returncode == 0 and "ZeroDivisionError" in done.stdout and "holds" in done.stdout, done.stdout
+
+
+def test_a_checkpoint_within_an_epoch_that_is_not_asked_for(tmp_path, npz):
+    flags = ("--data", npz(), "--batch-size", 8, "--save-every", 2, "--out", tmp_path / "o")
+    start("spawn", 1, *flags, "--epochs", 2, PLANT="kill=0:8", DEATH=tmp_path / "death")
+    done = start("spawn", 2, *flags, "--epochs", 1, "--resume")
+    assert done.returncode == 2 and done.stdout.count("1 epoch and 2 steps done") == 1, done.stdout
+    assert "give --epochs 2 or more" in done.stdout
 
 
 def test_a_rank_that_dies_while_another_sleeps_ends_the_run(tmp_path):
