@@ -62,7 +62,7 @@ def test_a_file_that_does_not_fit(tmp_path, npz, change, words):
 def test_a_compressed_file_with_damaged_bytes(tmp_path, npz):
     np.savez_compressed(tmp_path / "bad.npz", **np.load(npz()))
     content = bytearray((tmp_path / "bad.npz").read_bytes())
-    content[200:260] = b"\xff" * 60
+    content[61] = 0xFF  # the first byte of the compressed numbers: zlib knows no such block
     (tmp_path / "bad.npz").write_bytes(content)
     with pytest.raises(UserError, match="readable"):
         data.load(tmp_path / "bad.npz")
