@@ -1,0 +1,244 @@
+"""How does an operation on virtual tensors run? On their payloads, after the checks that a GPU would make.
+
+Each operation goes through the same steps: are all tensors on one device, run the kernel on the payloads, meter the
+memory of what is new, tell the clock. Copies between devices are in transfer.py, kernels that the CPU does not have
+in kernels.py. What an operation's schema says is looked up once and kept in a Plan.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from multigpu.vgpu.machine import current
+from multigpu.vgpu.memory import Block, Meter
+from multigpu.vgpu.tensor import VirtualTensor, identity, place, wrap
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+# A tensor of the host may be among the arguments of these, as on CUDA: indices, and values to be written.
+TAKES_HOST_TENSORS = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index_put}
+HANDLERS: dict[Any, Callable] = {}  # operations with steps of their own (transfer.py)
+KERNELS: dict[Any, Callable] = {}  # operations whose kernel is ours (kernels.py)
+
+
+class Plan:
+    """What is worth knowing about an operation before it runs."""
+
+    __slots__ = ("foreach", "handler", "host_tensors", "kernel", "name", "pointwise", "random", "resizes", "takes_generator", "waits")
+
+    def __init__(self, func: torch._ops.OpOverload):
+        packet, schema, tags = func.overloadpacket, func._schema, func.tags
+        self.name = str(packet).removeprefix("aten.")
+        self.handler, self.kernel = HANDLERS.get(packet), KERNELS.get(packet, func)
+        self.pointwise = torch.Tag.pointwise in tags
+        # A foreach operation works on many tensors, each on a device of its own.
+        self.foreach = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
+        self.host_tensors = packet in TAKES_HOST_TENSORS
+        self.random = torch.Tag.nondeterministic_seeded in tags
+        self.takes_generator = any(argument.name == "generator" for argument in schema.arguments)
+        # The host has to know the result, or its shape, before it can go on.
+        self.waits = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        # It may change the shape or the storage of a tensor that is there already.
+        self.resizes = schema.is_mutable and (torch.Tag.inplace_view in tags or ".out" in str(func) or packet in RESIZERS)
+
+
+RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
+_plans: dict[Any, Plan] = {}
+
+
+def plan_of(func: torch._ops.OpOverload) -> Plan:
+    plan = _plans.get(func)
+    if plan is None:
+        plan = _plans[func] = Plan(func)
+    return plan
+
+
+def dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
+    """Run one operation that has a virtual tensor, or a virtual device, among its arguments."""
+    plan = plan_of(func)
+    if plan.handler is not None:
+        return plan.handler(func, args, kwargs)
+    found: list[VirtualTensor] = []  # the virtual tensors among the arguments
+    hosts: list[Tensor] = []  # and those of the host that are more than a number
+    flat = [_unwrap(value, found, hosts) if type(value) not in PLAIN else value for value in args]
+    named = kwargs
+    if kwargs:
+        named = {key: _unwrap(value, found, hosts) if type(value) not in PLAIN else value for key, value in kwargs.items()}
+    target = None
+    if "device" in named and (device := named["device"]) is not None:
+        target = torch.device(device)
+        if target.type == "vgpu":
+            named["device"] = current().payload
+    if not found:
+        return _create(plan, func, flat, named, current().meter(target or torch.device("vgpu")))
+    meter = found[0]._block.meter
+    for tensor in found:
+        if tensor._block.meter is not meter and not plan.foreach:
+            raise mismatch(plan, func, args, meter.device, tensor.device)
+    if not meter.alive:
+        raise stopped(found[0])
+    if hosts and not plan.host_tensors and not plan.foreach:
+        raise mismatch(plan, func, args, meter.device, hosts[0].device)
+    if target is not None and target != meter.device:
+        if target.type != "vgpu":
+            return func(*flat, **named)
+        return _create(plan, func, flat, named, meter.machine.meter(target))
+    return execute(plan, func, flat, named, found, meter)
+
+
+def execute(plan: Plan, func: Callable, flat: list, named: dict, found: list[VirtualTensor], meter: Meter) -> Any:
+    """Run the kernel on payloads, meter what is new, tell the clock."""
+    machine = meter.machine
+    if plan.waits:
+        _needs_numbers(plan, meter)
+        machine.clock.synchronize(meter.index)
+    if not machine.compute and plan.host_tensors:
+        flat = [_to_meta(value) for value in flat]
+    if plan.random:
+        out = _random(plan, func, flat, named, meter)
+    else:
+        try:
+            out = plan.kernel(*flat, **named)
+        except NotImplementedError as error:
+            raise unsupported(plan, error) from None
+    if plan.resizes:
+        for tensor in found:
+            _refresh(tensor)
+    is_new = False
+    if isinstance(out, Tensor):
+        result, is_new = _wrapped(out, found, meter)
+    elif isinstance(out, (tuple, list)):
+        wrapped = [_wrapped(value, found, meter) if isinstance(value, Tensor) else (value, False) for value in out]
+        result = type(out)(value for value, _ in wrapped)
+        is_new = any(new for _, new in wrapped)
+    else:
+        result = out
+    # A view is a matter of the host: the device runs something only if there is new memory, or old memory is changed.
+    if is_new or func._schema.is_mutable and not plan.resizes:
+        seconds = machine.costs.seconds(func, flat, named, [tensor._payload for tensor in found], out)
+        machine.clock.compute(meter.index, plan.name, seconds)
+    return result
+
+
+def _wrapped(out: Tensor, found: list[VirtualTensor], meter: Meter) -> tuple[Tensor, bool]:
+    """The virtual tensor for a result: the argument itself, a view on an argument, or a new one."""
+    for tensor in found:
+        if out is tensor._payload:
+            return tensor, False
+    key, nbytes = identity(out)
+    for tensor in found:
+        if tensor._block.key == key:
+            return wrap(out, tensor._block), False
+    return wrap(out, Block(meter, key, nbytes)), True
+
+
+def _create(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -> Any:
+    """An operation that makes tensors from none on this device: empty, ones, arange, ones_like(device=…) …"""
+    named = dict(named)
+    named.pop("pin_memory", None)
+    named["device"] = meter.machine.payload
+    size = flat[0] if flat and isinstance(flat[0], (list, tuple, torch.Size)) else ()
+    if size and all(isinstance(n, int) for n in size):
+        dtype = named.get("dtype") or torch.get_default_dtype()
+        nbytes = torch.Size(size).numel() * dtype.itemsize
+        meter.check(nbytes)
+        meter.check_host(nbytes)
+    if plan.random:
+        out = _random(plan, func, flat, named, meter)
+    else:
+        out = func(*flat, **named)
+    if not isinstance(out, Tensor):
+        raise unsupported(plan, "it makes more than one tensor from none")
+    if not plan.name.startswith(("empty", "new_empty")):
+        meter.machine.clock.compute(
+            meter.index, plan.name, meter.machine.costs.seconds(func, flat, named, [], out)
+        )
+    return place(out, meter)
+
+
+def _random(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -> Any:
+    machine = meter.machine
+    if not machine.compute:
+        return func(*flat, **named)
+    if plan.takes_generator:
+        position = next((i for i, argument in enumerate(func._schema.arguments) if argument.name == "generator"), None)
+        given = named.get("generator") if func._schema.arguments[position].kwarg_only or len(flat) <= position else flat[position]
+        if given is not None:
+            raise RuntimeError(f"Expected a '{meter.device.type}' device type for generator but found '{given.device.type}'")
+        if len(flat) <= position or func._schema.arguments[position].kwarg_only:
+            return func(*flat, **{**named, "generator": machine.generators[meter.index]})
+    return machine.random(meter.index, func, flat, named)
+
+
+def _unwrap(value: Any, found: list[VirtualTensor], hosts: list[Tensor]) -> Any:
+    """The payload for a virtual tensor, also in lists; `found` and `hosts` collect what is met."""
+    kind = type(value)
+    if kind is VirtualTensor:
+        found.append(value)
+        return value._payload
+    if kind is list or kind is tuple:
+        return kind(_unwrap(part, found, hosts) if type(part) not in PLAIN else part for part in value)
+    if isinstance(value, Tensor) and value.dim() > 0:
+        hosts.append(value)
+    return value
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to_meta(part) for part in value)
+    return value.to("meta") if isinstance(value, Tensor) else value
+
+
+def _refresh(tensor: VirtualTensor) -> None:
+    """The payload's shape or storage has changed in place: the wrapper and the meter follow."""
+    payload, block = tensor._payload, tensor._block
+    key, nbytes = identity(payload)
+    if key == block.key:
+        block.resize(nbytes)
+    else:
+        block = tensor._block = Block(block.meter, key, nbytes)
+    if tensor.shape != payload.shape or tensor.stride() != payload.stride() or tensor.storage_offset() != payload.storage_offset():
+        with torch.no_grad():
+            Tensor.data.__set__(tensor, wrap(payload, block))
+
+
+def _needs_numbers(plan: Plan, meter: Meter) -> None:
+    if not meter.machine.compute:
+        raise RuntimeError(
+            f"{plan.name} needs numbers, and the virtual GPUs were started with compute=False: "
+            f"their tensors have shapes and no numbers."
+        )
+
+
+def mismatch(plan: Plan, func: Any, args: tuple, first: torch.device, second: torch.device) -> RuntimeError:
+    """CUDA's error for tensors of two devices in one operation, from TensorIterator or from a kernel's own check."""
+    text = f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
+    if not plan.pointwise:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            values = value if isinstance(value, (list, tuple)) else (value,)
+            if any(isinstance(v, Tensor) and v.device == second for v in values):
+                text += f" (when checking argument for argument {argument.name} in method wrapper_VGPU_{plan.name})"
+                break
+    return RuntimeError(text)
+
+
+def stopped(tensor: VirtualTensor) -> RuntimeError:
+    return RuntimeError(
+        f"This tensor was on {tensor.device} of virtual GPUs that have been stopped: its numbers are gone. Make the tensor "
+        f"again after vgpu.start()."
+    )
+
+
+def unsupported(plan: Plan, why: object) -> NotImplementedError:
+    return NotImplementedError(f"Virtual GPUs cannot run the operation aten::{plan.name}: {str(why).splitlines()[0]}")
+
+
+PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
+
+
+def _torch_dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    return dispatch(func, args, kwargs or {})
+
+
+VirtualTensor.__torch_dispatch__ = classmethod(_torch_dispatch)

@@ -1,0 +1,34 @@
+"""What in torch has to behave differently while virtual GPUs run, and is put back when they stop?"""
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from multigpu.vgpu.machine import Machine
+
+_undo: list[Any] = []
+
+
+def install(machine: Machine) -> None:
+    """Set torch up for the machine that has just been started."""
+    # Module.to() otherwise makes new parameters when the device type changes, and tied weights would come apart.
+    swap = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    _undo.append(lambda: torch.__future__.set_swap_module_params_on_conversion(swap))
+    # The device guard that torch offers to Python backends knows of one device. Autograd would start one thread for
+    # it and fail on vgpu:1; without threads of its own it runs all devices in the caller's.
+    threads = torch.autograd.is_multithreading_enabled() if hasattr(torch.autograd, "is_multithreading_enabled") else True
+    torch.autograd.set_multithreading_enabled(False)
+    _undo.append(lambda: torch.autograd.set_multithreading_enabled(threads))
+    # The clock tells an optimizer's step from the rest.
+    clock = machine.clock
+    before = register_optimizer_step_pre_hook(lambda *_: setattr(clock, "updating", True))
+    after = register_optimizer_step_post_hook(lambda *_: setattr(clock, "updating", False))
+    _undo.extend((before.remove, after.remove))
+
+
+def remove() -> None:
+    """Put everything back."""
+    while _undo:
+        _undo.pop()()

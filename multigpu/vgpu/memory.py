@@ -1,0 +1,103 @@
+"""How much memory does a device hold? A meter a device, and a block for each storage that lies on it.
+
+Tensors that share a storage share a block. When the last of them is gone the block's memory is given back at once:
+CPython counts references, and a tensor that autograd has saved keeps its Python half, so its block, alive.
+"""
+
+import threading
+
+import torch
+
+UNIT = 512  # CUDA's caching allocator rounds every request up to 512 bytes (c10/cuda/CUDACachingAllocator.h, kMinBlockSize)
+LARGE = 64 * 2**20  # from here on the host is asked whether it has the memory
+
+
+class Meter:
+    """The memory of one device, in bytes. `machine` is the running set of devices that it belongs to."""
+
+    def __init__(self, machine: object, index: int, capacity: int):
+        self.machine, self.index, self.capacity = machine, index, capacity
+        self.device = torch.device("vgpu", index)
+        self.allocated = self.peak = 0
+        self.alive = True  # False after vgpu.stop()
+        # Re-entrant: a garbage collection inside `take` may run a block's __del__ in the same thread.
+        self.lock = threading.RLock()
+
+    def check(self, nbytes: int) -> None:
+        """Raises torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device, or not on the host."""
+        if self.allocated + nbytes > self.capacity:
+            free = self.capacity - self.allocated
+            raise torch.OutOfMemoryError(
+                f"vgpu out of memory. Tried to allocate {readable(nbytes)}. GPU {self.index} has a total capacity of "
+                f"{readable(self.capacity)} of which {readable(free)} is free. Of the allocated memory "
+                f"{readable(self.allocated)} is allocated by PyTorch."
+            )
+
+    def check_host(self, nbytes: int) -> None:
+        """Before a large tensor is made: raises torch.OutOfMemoryError if the host, where the numbers live, has no room."""
+        if nbytes >= LARGE and self.machine.compute and nbytes > (available := host_memory()):
+            raise torch.OutOfMemoryError(
+                f"The host is out of memory. Tried to allocate {readable(nbytes)} on vgpu:{self.index}, whose numbers "
+                f"live in the host's memory, and of that {readable(available)} is available. Use smaller tensors, or "
+                f"vgpu.start(compute=False), which needs none."
+            )
+
+    def take(self, nbytes: int) -> None:
+        with self.lock:
+            self.check(nbytes)
+            self.allocated += nbytes
+            if self.allocated > self.peak:
+                self.peak = self.allocated
+
+    def give_back(self, nbytes: int) -> None:
+        with self.lock:
+            self.allocated -= nbytes
+
+
+class Block:
+    """One storage on a device. `key` is the storage's identity, which is its own as long as the block lives."""
+
+    __slots__ = ("key", "meter", "nbytes")
+
+    def __init__(self, meter: Meter, key: int, nbytes: int):
+        self.nbytes = 0  # nothing to give back if `take` refuses
+        self.meter, self.key = meter, key
+        rounded = rounded_up(nbytes)
+        meter.take(rounded)
+        self.nbytes = rounded
+
+    def resize(self, nbytes: int) -> None:
+        """An in-place operation has made the storage larger or smaller."""
+        more = rounded_up(nbytes) - self.nbytes
+        if more:
+            self.meter.take(more)
+            self.nbytes += more
+
+    def __del__(self) -> None:
+        if self.nbytes:
+            self.meter.give_back(self.nbytes)
+
+
+def rounded_up(nbytes: int) -> int:
+    return -(-nbytes // UNIT) * UNIT
+
+
+def readable(nbytes: float) -> str:
+    """Bytes as CUDA's messages write them: 64.00 MiB."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} bytes" if unit == "bytes" else f"{nbytes:.2f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"
+
+
+def host_memory() -> int:
+    """Bytes that the host can still give without swapping; what Linux says, elsewhere no limit."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 2**63
