@@ -50,9 +50,8 @@ class Host:
         self.thread = threading.current_thread()
         self.task, self.branches = -1, {}
 
-    def launch(self, device: int) -> float:
-        """Pay for one launch to the device, and say when it is done."""
-        task = _backward()
+    def launch(self, device: int, task: int) -> float:
+        """Pay for one launch to the device, and say when it is done. `task` is the backward it belongs to, or -1."""
         if task != self.task:
             self.join()
             self.task = task
@@ -77,7 +76,7 @@ class Clock:
         self.link, self.host_link = link, LINKS[gpu.host]
         self.free = [0.0] * count  # when a device has done all that was given to it
         self.engines: dict[tuple[int, int], float] = {}  # likewise the copy engine of (source, destination)
-        self.events: list[Event] = []
+        self.events: list[tuple] = []  # the fields of an Event each; a plain tuple is made faster
         self.updating = False  # inside an optimizer's step
         self.sharing = 1  # how many replicas' threads share Python's lock
         self.local = threading.local()
@@ -96,27 +95,32 @@ class Clock:
                 self.children.remove(child)
         return host
 
-    def phase(self) -> str:
-        return "update" if self.updating else "forward" if _backward() == -1 else "backward"
-
     def compute(self, device: int, name: str, seconds: float) -> None:
         """An operation of `seconds` on the device."""
-        start = max(self.host().launch(device), self.free[device])
+        task = _backward()
+        start = self.host().launch(device, task)
+        if start < self.free[device]:
+            start = self.free[device]
         end = self.free[device] = start + KERNEL_OVERHEAD + seconds
-        self.events.append(Event(device, "compute", self.phase(), name, start, end))
+        self.events.append((device, "compute", self._phase(task), name, start, end, None))
+
+    def _phase(self, task: int) -> str:
+        return "update" if self.updating else "forward" if task == -1 else "backward"
 
     def transfer(self, source: int, destination: int, nbytes: int, wait: bool) -> None:
         """Copy bytes between two places; HOST is one. With `wait` the host goes on when they have arrived."""
         host, pair = self.host(), (source, destination)
         link = self.host_link if HOST in pair else self.link
         device, peer = pair if source != HOST else (destination, HOST)
-        start = max(host.launch(device), self.engines.get(pair, 0.0))
+        task = _backward()
+        start = max(host.launch(device, task), self.engines.get(pair, 0.0))
         if source != HOST:
             start = max(start, self.free[source])
         end = self.engines[pair] = start + link.latency + nbytes / link.bandwidth
         if destination != HOST:
             self.free[destination] = max(self.free[destination], end)
-        self.events.append(Event(device, "transfer", self.phase(), f"{place(source)} → {place(destination)}", start, end, peer))
+        name = f"{place(source)} → {place(destination)}"
+        self.events.append((device, "transfer", self._phase(task), name, start, end, peer))
         if wait:
             host.time = max(host.join(), end)
 

@@ -47,19 +47,21 @@ class Costs:
         self.gpu = gpu
         self.known: dict[tuple, float] = {}
 
-    def seconds(
-        self, func: torch._ops.OpOverload, args: tuple, kwargs: dict, read: list[torch.Tensor], out: object
-    ) -> float:
-        """The time of one call on payloads: `read` are the tensors among its arguments, `out` is its result."""
-        written = out if isinstance(out, (tuple, list)) else (out,)
-        key = (
-            func,
-            *[(tensor.shape, tensor.dtype) for tensor in read],
-            *[tensor.shape for tensor in written if isinstance(tensor, torch.Tensor)],
-        )
+    def seconds(self, func: Callable, args: list, kwargs: dict, read: list, out: object) -> float:
+        """The time of one call on payloads: `read` are the virtual tensors among its arguments, `out` is its result."""
+        key = [func]
+        for tensor in read:
+            key += tensor._payload.shape
+            key.append(tensor.dtype)
+        for tensor in (out,) if type(out) is torch.Tensor else out or ():
+            if tensor is not None:
+                key += tensor.shape
+        key = tuple(key)
         seconds = self.known.get(key)
         if seconds is None:
-            seconds = self.known[key] = self._seconds(func, args, kwargs, read, written, out)
+            written = out if isinstance(out, (tuple, list)) else (out,)
+            payloads = [tensor._payload for tensor in read]
+            seconds = self.known[key] = self._seconds(func, args, kwargs, payloads, written, out)
         return seconds
 
     def _seconds(self, func, args: tuple, kwargs: dict, read: list, written: tuple, out: object) -> float:

@@ -25,22 +25,26 @@ KERNELS: dict[Any, Callable] = {}  # operations whose kernel is ours (kernels.py
 class Plan:
     """What is worth knowing about an operation before it runs."""
 
-    __slots__ = ("foreach", "handler", "host_tensors", "kernel", "name", "pointwise", "random", "resizes", "takes_generator", "waits")
+    __slots__ = ("foreach", "handler", "host_tensors", "kernel", "mutable", "name", "pointwise", "random", "resizes", "waits")
 
     def __init__(self, func: torch._ops.OpOverload):
         packet, schema, tags = func.overloadpacket, func._schema, func.tags
         self.name = str(packet).removeprefix("aten.")
-        self.handler, self.kernel = HANDLERS.get(packet), KERNELS.get(packet, func)
+        self.kernel = KERNELS.get(packet, func._op)
+        self.handler = HANDLERS.get(packet)
+        aliases = [value.alias_info for value in schema.returns]
+        if self.handler is None and len(aliases) == 1 and aliases[0] and not aliases[0].is_write:
+            self.handler = view
         self.pointwise = torch.Tag.pointwise in tags
         # A foreach operation works on many tensors, each on a device of its own.
         self.foreach = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
         self.host_tensors = packet in TAKES_HOST_TENSORS
         self.random = torch.Tag.nondeterministic_seeded in tags
-        self.takes_generator = any(argument.name == "generator" for argument in schema.arguments)
         # The host has to know the result, or its shape, before it can go on.
         self.waits = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        self.mutable = schema.is_mutable
         # It may change the shape or the storage of a tensor that is there already.
-        self.resizes = schema.is_mutable and (torch.Tag.inplace_view in tags or ".out" in str(func) or packet in RESIZERS)
+        self.resizes = schema.is_mutable and (torch.Tag.inplace_view in tags or packet in RESIZERS or "out" in str(func._overloadname))
 
 
 RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
@@ -54,83 +58,117 @@ def plan_of(func: torch._ops.OpOverload) -> Plan:
     return plan
 
 
+# This is the hot path: every operation of a training step passes through it, so it is written for few steps of Python.
 def dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     """Run one operation that has a virtual tensor, or a virtual device, among its arguments."""
-    plan = plan_of(func)
+    plan = _plans.get(func) or plan_of(func)
     if plan.handler is not None:
         return plan.handler(func, args, kwargs)
     found: list[VirtualTensor] = []  # the virtual tensors among the arguments
     hosts: list[Tensor] = []  # and those of the host that are more than a number
-    flat = [_unwrap(value, found, hosts) if type(value) not in PLAIN else value for value in args]
-    named = kwargs
-    if kwargs:
-        named = {key: _unwrap(value, found, hosts) if type(value) not in PLAIN else value for key, value in kwargs.items()}
+    flat = []
+    for value in args:
+        kind = type(value)
+        if kind is VirtualTensor:
+            found.append(value)
+            flat.append(value._payload)
+        elif kind in PLAIN:
+            flat.append(value)
+        else:
+            flat.append(_unwrap(value, found, hosts))
     target = None
-    if "device" in named and (device := named["device"]) is not None:
-        target = torch.device(device)
-        if target.type == "vgpu":
-            named["device"] = current().payload
+    if kwargs:
+        kwargs = {key: _unwrap(value, found, hosts) for key, value in kwargs.items()}
+        if kwargs.get("device") is not None:
+            target = torch.device(kwargs["device"])
+            if target.type == "vgpu":
+                kwargs["device"] = current().payload
     if not found:
-        return _create(plan, func, flat, named, current().meter(target or torch.device("vgpu")))
+        return _create(plan, func, flat, kwargs, current().meter(target or torch.device("vgpu")))
     meter = found[0]._block.meter
     for tensor in found:
         if tensor._block.meter is not meter and not plan.foreach:
             raise mismatch(plan, func, args, meter.device, tensor.device)
-    if not meter.alive:
-        raise stopped(found[0])
     if hosts and not plan.host_tensors and not plan.foreach:
         raise mismatch(plan, func, args, meter.device, hosts[0].device)
     if target is not None and target != meter.device:
         if target.type != "vgpu":
-            return func(*flat, **named)
-        return _create(plan, func, flat, named, meter.machine.meter(target))
-    return execute(plan, func, flat, named, found, meter)
+            return func(*flat, **kwargs)
+        return _create(plan, func, flat, kwargs, meter.machine.meter(target))
+    return execute(plan, func, flat, kwargs, found, meter)
 
 
 def execute(plan: Plan, func: Callable, flat: list, named: dict, found: list[VirtualTensor], meter: Meter) -> Any:
     """Run the kernel on payloads, meter what is new, tell the clock."""
-    machine = meter.machine
-    if plan.waits:
-        _needs_numbers(plan, meter)
-        machine.clock.synchronize(meter.index)
-    if not machine.compute and plan.host_tensors:
-        flat = [_to_meta(value) for value in flat]
-    if plan.random:
-        out = _random(plan, func, flat, named, meter)
+    if not meter.alive:
+        raise stopped(found[0])
+    if plan.waits or plan.random or plan.resizes or plan.host_tensors:
+        out = _with_care(plan, func, flat, named, found, meter)
     else:
         try:
             out = plan.kernel(*flat, **named)
         except NotImplementedError as error:
             raise unsupported(plan, error) from None
-    if plan.resizes:
-        for tensor in found:
-            _refresh(tensor)
-    is_new = False
-    if isinstance(out, Tensor):
-        result, is_new = _wrapped(out, found, meter)
+    made: list[Tensor] = []  # what has memory of its own
+    if type(out) is Tensor:
+        result = _wrapped(out, found, meter, made)
     elif isinstance(out, (tuple, list)):
-        wrapped = [_wrapped(value, found, meter) if isinstance(value, Tensor) else (value, False) for value in out]
-        result = type(out)(value for value, _ in wrapped)
-        is_new = any(new for _, new in wrapped)
+        result = type(out)(_wrapped(value, found, meter, made) if isinstance(value, Tensor) else value for value in out)
     else:
         result = out
     # A view is a matter of the host: the device runs something only if there is new memory, or old memory is changed.
-    if is_new or func._schema.is_mutable and not plan.resizes:
-        seconds = machine.costs.seconds(func, flat, named, [tensor._payload for tensor in found], out)
-        machine.clock.compute(meter.index, plan.name, seconds)
+    if made or plan.mutable and not plan.resizes:
+        machine = meter.machine
+        machine.clock.compute(meter.index, plan.name, machine.costs.seconds(func, flat, named, found, out))
     return result
 
 
-def _wrapped(out: Tensor, found: list[VirtualTensor], meter: Meter) -> tuple[Tensor, bool]:
+def _wrapped(out: Tensor, found: list[VirtualTensor], meter: Meter, made: list[Tensor]) -> Tensor:
     """The virtual tensor for a result: the argument itself, a view on an argument, or a new one."""
-    for tensor in found:
-        if out is tensor._payload:
-            return tensor, False
-    key, nbytes = identity(out)
+    storage = out.untyped_storage() if out.layout is torch.strided else None
+    key, nbytes = identity(out) if storage is None else (storage._cdata, storage.nbytes())
     for tensor in found:
         if tensor._block.key == key:
-            return wrap(out, tensor._block), False
-    return wrap(out, Block(meter, key, nbytes)), True
+            return tensor if out is tensor._payload else _alias(out, tensor, found)
+    made.append(out)
+    return wrap(out, Block(meter, key, nbytes))
+
+
+def _alias(out: Tensor, tensor: VirtualTensor, found: list[VirtualTensor]) -> Tensor:
+    """A result that shares an argument's storage: another of the arguments, or a view."""
+    for other in found:
+        if out is other._payload:
+            return other
+    return wrap(out, tensor._block)
+
+
+def view(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """An operation that gives a view, or views, on its first argument: no new memory, nothing for the device to do."""
+    source = args[0]
+    block = source._block
+    if not block.meter.alive:
+        raise stopped(source)
+    out = func._op(source._payload, *args[1:], **kwargs)
+    if type(out) is Tensor:
+        return wrap(out, block)
+    return type(out)(wrap(value, block) for value in out)
+
+
+def _with_care(plan: Plan, func: Callable, flat: list, named: dict, found: list[VirtualTensor], meter: Meter) -> Any:
+    """Run a kernel that makes the host wait, draws random numbers, changes shapes in place, or takes host tensors."""
+    if plan.waits:
+        _needs_numbers(plan, meter)
+        meter.machine.clock.synchronize(meter.index)
+    if plan.host_tensors and not meter.machine.compute:
+        flat = [_to_meta(value) for value in flat]
+    try:
+        out = _random(plan, func, flat, named, meter) if plan.random else plan.kernel(*flat, **named)
+    except NotImplementedError as error:
+        raise unsupported(plan, error) from None
+    if plan.resizes:
+        for tensor in found:
+            _refresh(tensor)
+    return out
 
 
 def _create(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -> Any:
@@ -161,13 +199,15 @@ def _random(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -
     machine = meter.machine
     if not machine.compute:
         return func(*flat, **named)
-    if plan.takes_generator:
-        position = next((i for i, argument in enumerate(func._schema.arguments) if argument.name == "generator"), None)
-        given = named.get("generator") if func._schema.arguments[position].kwarg_only or len(flat) <= position else flat[position]
-        if given is not None:
-            raise RuntimeError(f"Expected a '{meter.device.type}' device type for generator but found '{given.device.type}'")
-        if len(flat) <= position or func._schema.arguments[position].kwarg_only:
-            return func(*flat, **{**named, "generator": machine.generators[meter.index]})
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "generator":
+            given = named.get("generator") if argument.kwarg_only else flat[position] if position < len(flat) else None
+            if given is not None:
+                raise RuntimeError(
+                    f"Expected a '{meter.device.type}' device type for generator but found '{given.device.type}'"
+                )
+            if argument.kwarg_only:
+                return func(*flat, **{**named, "generator": machine.generators[meter.index]})
     return machine.random(meter.index, func, flat, named)
 
 
@@ -177,8 +217,10 @@ def _unwrap(value: Any, found: list[VirtualTensor], hosts: list[Tensor]) -> Any:
     if kind is VirtualTensor:
         found.append(value)
         return value._payload
+    if kind in PLAIN:
+        return value
     if kind is list or kind is tuple:
-        return kind(_unwrap(part, found, hosts) if type(part) not in PLAIN else part for part in value)
+        return kind([_unwrap(part, found, hosts) for part in value])
     if isinstance(value, Tensor) and value.dim() > 0:
         hosts.append(value)
     return value

@@ -51,7 +51,7 @@ class Machine:
         Operations that take no generator draw from the host's default one: it is lent the device's state.
         """
         default, mine = torch.default_generator, self.generators[index]
-        with self.meters[0].lock:  # one thread at a time has the default generator
+        with _default_generator:  # one thread at a time has the default generator
             before = default.get_state()
             default.set_state(mine.get_state())
             try:
@@ -62,6 +62,7 @@ class Machine:
 
 
 _running: Machine | None = None
+_default_generator = threading.Lock()
 _index = threading.local()
 
 

@@ -4,8 +4,6 @@ Tensors that share a storage share a block. When the last of them is gone the bl
 CPython counts references, and a tensor that autograd has saved keeps its Python half, so its block, alive.
 """
 
-import threading
-
 import torch
 
 UNIT = 512  # CUDA's caching allocator rounds every request up to 512 bytes (c10/cuda/CUDACachingAllocator.h, kMinBlockSize)
@@ -20,8 +18,6 @@ class Meter:
         self.device = torch.device("vgpu", index)
         self.allocated = self.peak = 0
         self.alive = True  # False after vgpu.stop()
-        # Re-entrant: a garbage collection inside `take` may run a block's __del__ in the same thread.
-        self.lock = threading.RLock()
 
     def check(self, nbytes: int) -> None:
         """Raises torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device, or not on the host."""
@@ -43,15 +39,12 @@ class Meter:
             )
 
     def take(self, nbytes: int) -> None:
-        with self.lock:
+        if self.allocated + nbytes > self.capacity:
             self.check(nbytes)
-            self.allocated += nbytes
-            if self.allocated > self.peak:
-                self.peak = self.allocated
-
-    def give_back(self, nbytes: int) -> None:
-        with self.lock:
-            self.allocated -= nbytes
+        # No lock: CPython changes threads only at calls and jumps, and there is none between this read and write.
+        self.allocated += nbytes
+        if self.allocated > self.peak:
+            self.peak = self.allocated
 
 
 class Block:
@@ -62,24 +55,19 @@ class Block:
     def __init__(self, meter: Meter, key: int, nbytes: int):
         self.nbytes = 0  # nothing to give back if `take` refuses
         self.meter, self.key = meter, key
-        rounded = rounded_up(nbytes)
-        meter.take(rounded)
-        self.nbytes = rounded
+        nbytes = -(-nbytes // UNIT) * UNIT
+        meter.take(nbytes)
+        self.nbytes = nbytes
 
     def resize(self, nbytes: int) -> None:
         """An in-place operation has made the storage larger or smaller."""
-        more = rounded_up(nbytes) - self.nbytes
+        more = -(-nbytes // UNIT) * UNIT - self.nbytes
         if more:
             self.meter.take(more)
             self.nbytes += more
 
     def __del__(self) -> None:
-        if self.nbytes:
-            self.meter.give_back(self.nbytes)
-
-
-def rounded_up(nbytes: int) -> int:
-    return -(-nbytes // UNIT) * UNIT
+        self.meter.allocated -= self.nbytes
 
 
 def readable(nbytes: float) -> str:

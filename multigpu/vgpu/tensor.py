@@ -88,7 +88,7 @@ def wrap(payload: torch.Tensor, block: Block) -> VirtualTensor:
     """A tensor on the block's device with the payload's shape, strides and type."""
     if payload.layout is torch.strided:
         tensor = _make(
-            VirtualTensor, payload.size(), strides=payload.stride(), storage_offset=payload.storage_offset(),
+            VirtualTensor, payload.shape, strides=payload.stride(), storage_offset=payload.storage_offset(),
             dtype=payload.dtype, device=block.meter.device,
         )  # fmt: skip
     else:
