@@ -16,12 +16,14 @@ from contextlib import contextmanager
 import torch
 
 from multigpu.errors import UserError
-from multigpu.vgpu import backend, device_module, hooks
+from multigpu.vgpu import backend, device_module, usage
 from multigpu.vgpu import machine as _machine
+from multigpu.vgpu.clock import Event
 from multigpu.vgpu.machine import Machine
 from multigpu.vgpu.presets import GPUS, LINKS, Gpu, Link, named, size_in_bytes
+from multigpu.vgpu.timeline import Timeline
 
-__all__ = ["GPUS", "LINKS", "Gpu", "Link", "elapsed", "running", "start", "stop"]
+__all__ = ["GPUS", "LINKS", "Gpu", "Link", "Timeline", "devices", "elapsed", "label", "memory_held", "running", "start", "stop", "timeline"]
 
 
 def start(
@@ -49,6 +51,8 @@ def start(
             f"or call vgpu.stop() first; their tensors are then gone."
         )
     backend.register(device_module)
+    from multigpu.vgpu import hooks  # after registration: it needs the device type
+
     machine = Machine(count, model, cable, capacity, compute)
     _machine.run(machine)
     _machine.set_current_index(0)
@@ -64,6 +68,8 @@ def stop() -> None:
     machine = _machine.running()
     if machine is None:
         return
+    from multigpu.vgpu import hooks
+
     hooks.remove()
     for meter in machine.meters:
         meter.alive = False
@@ -79,9 +85,9 @@ def running(
     compute: bool = True,
 ) -> Iterator[list[torch.device]]:
     """`with vgpu.running(count=2, memory="64MiB") as devices:` starts them, and stops them at the block's end."""
-    devices = start(count, gpu, link, memory, compute)
+    started = start(count, gpu, link, memory, compute)
     try:
-        yield devices
+        yield started
     finally:
         stop()
 
@@ -89,6 +95,34 @@ def running(
 def elapsed() -> float:
     """Simulated seconds since the start on the host's clock, after it has waited for all devices."""
     return _current().clock.synchronize()
+
+
+def timeline(since: float = 0.0) -> Timeline:
+    """What the devices have done from `since` (simulated seconds, as `elapsed` gives them) until now."""
+    machine = _current()
+    end = machine.clock.synchronize()
+    events = (Event(*fields) for fields in machine.clock.events)
+    return Timeline(events, machine.devices, since, end, machine.label())
+
+
+def memory_held(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[torch.device, dict[str, int]]:
+    """Who holds each device's memory now, in bytes: {device: {"weights", "gradients", "optimizer", "activations"}}.
+
+    Weights are the model's parameters and buffers, gradients their `.grad`, optimizer the tensors of its state. The
+    rest, counted as activations, is what else lives there: what autograd has saved, inputs, outputs.
+    """
+    return usage.memory_held(_current(), model, optimizer)
+
+
+def devices() -> list[torch.device]:
+    """The devices of the running virtual GPUs; none, if none are running."""
+    machine = _machine.running()
+    return list(machine.devices) if machine else []
+
+
+def label() -> str:
+    """What simulated times are labelled with: "simulated: 2 × V100-16GB, NVLink2"."""
+    return _current().label()
 
 
 def _current() -> Machine:

@@ -14,7 +14,7 @@ Nothing is read from a real clock, so two runs of a program give the same times.
 """
 
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -77,6 +77,7 @@ class Clock:
         self.free = [0.0] * count  # when a device has done all that was given to it
         self.engines: dict[tuple[int, int], float] = {}  # likewise the copy engine of (source, destination)
         self.events: list[tuple] = []  # the fields of an Event each; a plain tuple is made faster
+        self.pending: dict[int, Any] = {}  # collectives under way, by the identity of the blocks that they write
         self.updating = False  # inside an optimizer's step
         self.sharing = 1  # how many replicas' threads share Python's lock
         self.local = threading.local()
@@ -104,6 +105,9 @@ class Clock:
         end = self.free[device] = start + KERNEL_OVERHEAD + seconds
         self.events.append((device, "compute", self._phase(task), name, start, end, None))
 
+    def phase(self) -> str:
+        return self._phase(_backward())
+
     def _phase(self, task: int) -> str:
         return "update" if self.updating else "forward" if task == -1 else "backward"
 
@@ -126,12 +130,29 @@ class Clock:
 
     def synchronize(self, *devices: int) -> float:
         """The host waits until the devices, or all of them, have done everything; the time then."""
+        for work in list(self.pending.values()):
+            if not devices or work.meter.index in devices:
+                work.wait()
         host = self.host()
         times = [self.free[device] for device in devices or range(len(self.free))]
         if not devices:
             times += [*self.engines.values(), *(child.join() for child in self.children)]
         host.time = max(host.join(), *times)
         return host.time
+
+    def arrive(self, device: int) -> float:
+        """When a collective, launched now, has its tensors ready on this device."""
+        return max(self.host().launch(device, _backward()), self.free[device])
+
+    def settle(self, tensors: list) -> None:
+        """Before an operation touches tensors: what it runs on waits for the collectives that still write them."""
+        for tensor in tensors:
+            if (work := self.pending.get(id(tensor._block))) is not None:
+                work.wait()
+
+    def wait_host(self, until: float) -> None:
+        host = self.host()
+        host.time = max(host.join(), until)
 
     def wait(self, device: int, until: float) -> None:
         """What the device runs from now on starts at `until` at the earliest; the host goes on."""

@@ -102,6 +102,8 @@ def execute(plan: Plan, func: Callable, flat: list, named: dict, found: list[Vir
     """Run the kernel on payloads, meter what is new, tell the clock."""
     if not meter.alive:
         raise stopped(found[0])
+    if meter.machine.clock.pending:
+        meter.machine.clock.settle(found)
     if plan.waits or plan.random or plan.resizes or plan.host_tensors:
         out = _with_care(plan, func, flat, named, found, meter)
     else:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from multigpu.vgpu import comm
 from multigpu.vgpu.machine import Machine
 
 _undo: list[Any] = []
@@ -21,6 +22,12 @@ def install(machine: Machine) -> None:
     threads = torch.autograd.is_multithreading_enabled() if hasattr(torch.autograd, "is_multithreading_enabled") else True
     torch.autograd.set_multithreading_enabled(False)
     _undo.append(lambda: torch.autograd.set_multithreading_enabled(threads))
+    # DataParallel's copies, and process groups, for this device.
+    _undo.append(comm.install())
+    if torch.distributed.is_available():
+        from multigpu.vgpu import process_group
+
+        process_group.register()
     # The clock tells an optimizer's step from the rest.
     clock = machine.clock
     before = register_optimizer_step_pre_hook(lambda *_: setattr(clock, "updating", True))

@@ -19,7 +19,10 @@ def meter_of(tensor: torch.Tensor) -> Meter | None:
         return None
     if not tensor._block.meter.alive:
         raise stopped(tensor)
-    return tensor._block.meter
+    meter = tensor._block.meter
+    if meter.machine.clock.pending:
+        meter.machine.clock.settle([tensor])
+    return meter
 
 
 def copy(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
