@@ -32,6 +32,8 @@ class Plan:
         self.name = str(packet).removeprefix("aten.")
         self.kernel = KERNELS.get(packet, func._op)
         self.handler = HANDLERS.get(packet)
+        if self.handler is None and func.has_kernel_for_dispatch_key(COMPOSITE) and packet not in KERNELS:
+            self.handler = decompose
         aliases = [value.alias_info for value in schema.returns]
         if self.handler is None and len(aliases) == 1 and aliases[0] and not aliases[0].is_write:
             self.handler = view
@@ -47,6 +49,7 @@ class Plan:
         self.resizes = schema.is_mutable and (torch.Tag.inplace_view in tags or packet in RESIZERS or "out" in str(func._overloadname))
 
 
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
 _plans: dict[Any, Plan] = {}
 
@@ -154,6 +157,11 @@ def view(func: Callable, args: tuple, kwargs: dict) -> Any:
     if type(out) is Tensor:
         return wrap(out, block)
     return type(out)(wrap(value, block) for value in out)
+
+
+def decompose(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """An operation made of others, as `.to` and `linear`: autograd takes it apart, in inference mode it comes here."""
+    return func.decompose(*args, **kwargs)
 
 
 def _with_care(plan: Plan, func: Callable, flat: list, named: dict, found: list[VirtualTensor], meter: Meter) -> Any:

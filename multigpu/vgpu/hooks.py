@@ -1,5 +1,6 @@
 """What in torch has to behave differently while virtual GPUs run, and is put back when they stop?"""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ def install(machine: Machine) -> None:
     swap = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     _undo.append(lambda: torch.__future__.set_swap_module_params_on_conversion(swap))
+    # Swapping takes a parameter's hooks away; .to() on a GPU leaves them in place.
+    theirs = torch.utils.swap_tensors
+    torch.utils.swap_tensors = lambda first, second: _swap(theirs, first, second)
+    _undo.append(lambda: setattr(torch.utils, "swap_tensors", theirs))
     # The device guard that torch offers to Python backends knows of one device. Autograd would start one thread for
     # it and fail on vgpu:1; without threads of its own it runs all devices in the caller's.
     threads = torch.autograd.is_multithreading_enabled() if hasattr(torch.autograd, "is_multithreading_enabled") else True
@@ -33,6 +38,13 @@ def install(machine: Machine) -> None:
     before = register_optimizer_step_pre_hook(lambda *_: setattr(clock, "updating", True))
     after = register_optimizer_step_post_hook(lambda *_: setattr(clock, "updating", False))
     _undo.extend((before.remove, after.remove))
+
+
+def _swap(swap: Callable, first: torch.Tensor, second: torch.Tensor) -> None:
+    hooks = first._backward_hooks
+    swap(first, second)
+    if hooks:
+        first._backward_hooks = hooks  # registers them again, with what `first` holds now
 
 
 def remove() -> None:

@@ -7,7 +7,7 @@ the CPU's choice, so that its numbers are the CPU's to the bit.
 
 import torch
 
-from multigpu.vgpu.dispatch import KERNELS
+from multigpu.vgpu.dispatch import HANDLERS, KERNELS
 from multigpu.vgpu.tensor import VirtualTensor
 
 aten = torch.ops.aten
@@ -93,26 +93,29 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention, by the CPU's flash kernel where the CPU would take it."""
-    if not _flash(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-        return aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
-    return aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+    if _flash(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+        return aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+        )[0]
+    return aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]
 
 
 def _flash(query, key, value, mask, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool) -> bool:
     tensors = [tensor for tensor in (query, key, value, mask) if tensor is not None]
-    if any(type(tensor) is not VirtualTensor or tensor.dim() != 4 for tensor in tensors) or dropout_p > 0:
-        return False
+    if any(type(tensor) is not VirtualTensor for tensor in tensors) or query.dim() != 4 or dropout_p > 0:
+        return False  # tensors of two devices get their error on the way
     if not query._block.meter.machine.compute:
         return not gqa
     payloads = [None if tensor is None else tensor._payload for tensor in (query, key, value, mask)]
     flash = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
     return torch._fused_sdp_choice(*payloads, dropout_p, is_causal, scale=scale, enable_gqa=gqa) == flash
+
+
+HANDLERS[aten.scaled_dot_product_attention] = lambda func, args, kwargs: attention(*args, **kwargs)  # inference_mode
 
 
 def register(library: torch.library.Library) -> None:
