@@ -43,7 +43,7 @@ def register(device_module: ModuleType) -> None:
     backend_registration._setup_privateuseone_for_python_backend("vgpu", device_module, Hooks())
     sys.modules["torch.vgpu"] = device_module  # so that `import torch.vgpu` works, as for torch's own devices
 
-    from multigpu.vgpu import autocast, kernels, transfer  # noqa: F401  transfer adds its handlers
+    from multigpu.vgpu import autocast, kernels, loading, transfer  # noqa: F401  transfer adds its handlers
     from multigpu.vgpu.dispatch import dispatch
     from multigpu.vgpu.tensor import VirtualTensor
 
@@ -55,6 +55,7 @@ def register(device_module: ModuleType) -> None:
     aten.impl("copy_", lambda *args, **kwargs: dispatch(copy_, args, kwargs), "PrivateUse1")
     _libraries.extend((everything, aten))
     kernels.register(aten)
+    loading.register()
     autocast.register(everything, aten)
     # Optimizers take their foreach implementation for a GPU's parameters, if these are of a type that they know.
     _foreach_supported_types.append(VirtualTensor)

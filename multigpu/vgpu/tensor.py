@@ -45,6 +45,9 @@ class VirtualTensor(torch.Tensor):
             f"Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
+    def tolist(self) -> Any:
+        return self.detach().cpu().tolist()
+
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         # torch would indent the rows by the length of this class's name, so the numbers are written here.
         meter = self._block.meter
@@ -53,7 +56,9 @@ class VirtualTensor(torch.Tensor):
         if not shown or self.numel() == 0:
             contents += f", size={tuple(self.shape)}"
         text = _tensor_str._str(self, tensor_contents=contents).replace("VirtualTensor(", "tensor(", 1)
-        return f"Parameter containing:\n{text}" if isinstance(self, torch.nn.Parameter) else text
+        if isinstance(self, torch.nn.Parameter):
+            text = f"Parameter containing:\n{text.removeprefix('Parameter(').removesuffix(')')}"
+        return text
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 and spec else object.__format__(self, spec)
