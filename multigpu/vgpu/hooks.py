@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from multigpu.vgpu import comm
+from multigpu.vgpu import comm, unwinding
 from multigpu.vgpu.machine import Machine
 
 _undo: list[Any] = []
@@ -27,6 +27,7 @@ def install(machine: Machine) -> None:
     threads = torch.autograd.is_multithreading_enabled() if hasattr(torch.autograd, "is_multithreading_enabled") else True
     torch.autograd.set_multithreading_enabled(False)
     _undo.append(lambda: torch.autograd.set_multithreading_enabled(threads))
+    _undo.append(unwinding.install())
     # DataParallel's copies, and process groups, for this device.
     _undo.append(comm.install())
     if torch.distributed.is_available():

@@ -53,7 +53,7 @@ class VirtualTensor(torch.Tensor):
         meter = self._block.meter
         shown = meter.alive and meter.machine.compute
         contents = _tensor_str._tensor_str(self.detach().cpu(), len("tensor(")) if shown else "..."
-        if not shown or self.numel() == 0:
+        if not shown:
             contents += f", size={tuple(self.shape)}"
         text = _tensor_str._str(self, tensor_contents=contents).replace("VirtualTensor(", "tensor(", 1)
         if isinstance(self, torch.nn.Parameter):

@@ -149,6 +149,33 @@ def test_data_set_and_shared_views(two):
     assert out.tolist() == [[8, 8]]
 
 
+def test_an_exception_in_backward_comes_out_as_it_is(two):
+    """It has to cross autograd's engine; without unwinding.py the process aborts here."""
+    weight = torch.ones(3, device=two[1], requires_grad=True)
+
+    class Careless(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise KeyError("forgotten")
+
+    with pytest.raises(KeyError, match="forgotten"):
+        (Careless.apply(weight) * 3).sum().backward()
+    out = weight * 2
+
+    def hook(grad):
+        raise KeyboardInterrupt
+
+    out.register_hook(hook)
+    with pytest.raises(KeyboardInterrupt):
+        (out * 3).sum().backward()
+    (weight * 3).sum().backward()
+    assert weight.grad.tolist() == [3, 3, 3]
+
+
 def test_an_operation_that_the_backend_cannot_do(two):
     library = torch.library.Library("vgputest", "DEF")
     library.define("nowhere(Tensor x) -> Tensor")
