@@ -1,0 +1,249 @@
+"""Points 4, 5 and 7: simulated time follows its rules, is the same in each run, and its pictures say what they show."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from multigpu import vgpu
+from multigpu.errors import UserError
+from multigpu.vgpu import GPUS, LINKS, Gpu, Link
+from multigpu.vgpu.clock import Event
+from multigpu.vgpu.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
+from multigpu.vgpu.process_group import ring_seconds
+from multigpu.vgpu.timeline import Timeline, merged
+
+# Round numbers: 1 TFLOP/s and 1 GB/s of memory bandwidth; 1 GB/s and 1 ms between devices; PCIe 3 to the host.
+ROUND = Gpu("round", 2**34, bandwidth=1e9, fp64=1e11, fp32=1e12, tf32=2e12, fp16=4e12, host="PCIe3")
+CABLE = Link("cable", bandwidth=1e9, latency=1e-3)
+PCIE = LINKS["PCIe3"]
+
+
+@pytest.fixture
+def round_gpus():
+    with vgpu.running(count=2, gpu=ROUND, link=CABLE) as devices:
+        yield devices
+
+
+def last(kind: str = "compute") -> Event:
+    """The last event of that kind; without vgpu.timeline(), which makes the host wait."""
+    return [Event(*fields) for fields in vgpu._current().clock.events if fields[1] == kind][-1]
+
+
+def seconds(event: Event) -> float:
+    return event.end - event.start
+
+
+@pytest.mark.parametrize(
+    ("dtype", "peak"), [(torch.float32, 1e12), (torch.float64, 1e11), (torch.float16, 4e12), (torch.bfloat16, 4e12)]
+)
+def test_a_matrix_product_is_bound_by_arithmetic_or_by_memory(dtype, peak):
+    with vgpu.running(count=1, gpu=Gpu("x", 2**40, 1e12, 1e11, 1e12, 2e12, 4e12, "PCIe3"), compute=False) as (device,):
+        n = 16384
+        a = torch.empty(n, n, dtype=dtype, device=device)
+        a @ a
+        assert seconds(last()) == pytest.approx(KERNEL_OVERHEAD + 2 * n**3 / peak)
+        thin = torch.empty(n, 1, dtype=dtype, device=device)
+        a @ thin
+        traffic = (n * n + 2 * n) * dtype.itemsize
+        assert seconds(last()) == pytest.approx(KERNEL_OVERHEAD + max(traffic / 1e12, 2 * n * n / peak))
+
+
+def test_flops_of_a_convolution_and_its_derivatives():
+    with vgpu.running(count=1, gpu=Gpu("x", 2**40, 1e15, 1e11, 1e12, 2e12, 4e12, "PCIe3"), compute=False) as (device,):
+        layer = nn.Conv2d(16, 32, 3, padding=1, bias=False, device=device)
+        x = torch.empty(8, 16, 64, 64, device=device, requires_grad=True)
+        out = layer(x)
+        forward = 2 * 8 * 32 * 64 * 64 * 16 * 9
+        assert seconds(last()) == pytest.approx(KERNEL_OVERHEAD + forward / 2e12, rel=1e-6)  # TF32
+        out.backward(torch.empty_like(out))
+        events = [event for event in vgpu.timeline().events if event.name == "convolution_backward"]
+        assert seconds(events[0]) == pytest.approx(KERNEL_OVERHEAD + 2 * forward / 2e12, rel=1e-6)
+
+
+def test_the_host_goes_on_and_the_device_runs_in_order(round_gpus):
+    first, _ = round_gpus
+    x = torch.zeros(250_000, device=first)  # 1 MB written, 1 ms
+    start = vgpu.elapsed()
+    for _ in range(3):
+        x.add_(1)  # 1 MB read, 1 MB written: 2 ms each, launched within 30 µs
+    host = vgpu._current().clock.main.time
+    assert host - start == pytest.approx(3 * LAUNCH_OVERHEAD)
+    events = vgpu.timeline(since=start).events
+    assert [seconds(event) for event in events] == pytest.approx([2e-3 + KERNEL_OVERHEAD] * 3)
+    assert events[0].start == pytest.approx(start + LAUNCH_OVERHEAD)
+    assert events[1].start == events[0].end and events[2].start == events[1].end
+    assert vgpu.elapsed() == events[2].end
+
+
+def test_item_cpu_and_synchronize_make_the_host_wait(round_gpus):
+    first, second = round_gpus
+    clock = vgpu._current().clock
+    x = torch.zeros(250_000, device=first)
+    assert clock.main.time < clock.free[0]
+    torch.vgpu.synchronize(second)
+    assert clock.main.time < clock.free[0]
+    torch.vgpu.synchronize(first)
+    assert clock.main.time == clock.free[0]
+    for wait in (lambda: x[0].item(), lambda: x.cpu(), lambda: x.nonzero(), lambda: bool((x == 0).all())):
+        x.add_(1)
+        busy_until = clock.free[0]
+        wait()
+        assert clock.main.time >= busy_until
+
+
+def test_a_launch_bound_device_idles(round_gpus):
+    x = torch.zeros(10, device=round_gpus[0])
+    start = vgpu.elapsed()
+    for _ in range(100):
+        x.add_(1)
+    assert vgpu.elapsed() - start == pytest.approx(100 * LAUNCH_OVERHEAD, rel=0.05)
+    assert vgpu.timeline(since=start).busy(0) == pytest.approx(KERNEL_OVERHEAD / LAUNCH_OVERHEAD, rel=0.1)
+
+
+def test_views_take_no_time(round_gpus):
+    x = torch.zeros(4, 4, device=round_gpus[0])
+    before = vgpu.elapsed()
+    x.view(16), x.t(), x[1:], x.detach(), x.expand(2, 4, 4)
+    assert vgpu.elapsed() == before
+
+
+def test_transfers(round_gpus):
+    first, second = round_gpus
+    data = torch.zeros(250_000)  # 1 MB
+    before = vgpu.elapsed()
+    x = data.to(first)
+    there = last("transfer")
+    assert there.name == "host → vgpu:0" and seconds(there) == pytest.approx(PCIE.latency + 1e6 / PCIE.bandwidth)
+    assert there.start == pytest.approx(before + LAUNCH_OVERHEAD)
+    assert vgpu._current().clock.main.time == there.end  # the host waits for a copy from pageable memory
+    x.add_(1)
+    y = x.to(second)
+    across = last("transfer")
+    assert across.name == "vgpu:0 → vgpu:1" and seconds(across) == pytest.approx(1e-3 + 1e-3)
+    assert across.start == last().end  # when its source is ready
+    y.add_(1)
+    assert last().start == across.end  # what the destination runs later waits
+    x.add_(1)
+    assert last().device == 0 and last().start < across.end  # what the source runs later does not
+    y.cpu()
+    assert last("transfer").name == "vgpu:1 → host"
+
+
+def test_non_blocking_lets_the_host_go_on(round_gpus):
+    data = torch.zeros(250_000)
+    clock = vgpu._current().clock
+    data.to(round_gpus[0], non_blocking=True)
+    assert clock.main.time == pytest.approx(LAUNCH_OVERHEAD) and clock.free[0] > clock.main.time
+
+
+def test_one_copy_engine_carries_one_transfer_at_a_time(round_gpus):
+    first, second = round_gpus
+    a, b = torch.zeros(250_000, device=first), torch.zeros(250_000, device=first)
+    a.to(second), b.to(second)
+    one, two = [event for event in vgpu.timeline().events if event.kind == "transfer"]
+    assert two.start == one.end
+
+
+def test_two_devices_work_at_the_same_time(round_gpus):
+    parts = [torch.zeros(2_500_000, device=device) for device in round_gpus]
+    start = vgpu.elapsed()
+    for part in parts:
+        part.add_(1)
+    timeline = vgpu.timeline(since=start)
+    assert timeline.busy(0) > 0.95 and timeline.busy("vgpu:1") > 0.95
+
+
+def test_phases(round_gpus):
+    model = nn.Linear(4, 4).to(round_gpus[0])
+    update = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(2, 4, device=round_gpus[0])).sum().backward()
+    update.step()
+    phases = [event.phase for event in vgpu.timeline().events if event.kind == "compute"]
+    assert set(phases) == {"forward", "backward", "update"}
+    assert sorted(phases, key=["forward", "backward", "update"].index) == phases
+
+
+def pipeline(devices, parts):
+    halves = [nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))).to(device) for device in devices]
+    start = vgpu.elapsed()
+    for part in torch.ones(4096, 1024, device=devices[0]).chunk(parts):
+        halves[1](halves[0](part).to(devices[1]))
+    return vgpu.timeline(since=start)
+
+
+def test_naive_model_parallelism_blocks_and_micro_batches_overlap():
+    with vgpu.running(count=2, compute=False) as devices:
+        naive = pipeline(devices, 1)
+    with vgpu.running(count=2, compute=False) as devices:
+        piped = pipeline(devices, 4)
+    assert naive.busy(0) + naive.busy(1) < 1.02  # never both at once
+    # the bubble of p = 2 stages and m = 4 micro-batches: each is busy m / (m + p − 1) of the time, less the overheads
+    assert piped.busy(0) == pytest.approx(4 / 5, abs=0.03) and piped.busy(1) == pytest.approx(4 / 5, abs=0.03)
+    assert piped.end - piped.start < naive.end - naive.start
+
+
+def test_times_are_the_same_in_each_run_and_without_numbers():
+    runs = []
+    for compute in (True, False):  # with numbers and without
+        with vgpu.running(count=2, compute=compute) as devices:
+            pipeline(devices, 4)
+            runs.append((vgpu.elapsed(), vgpu.timeline().events))
+    assert runs[0] == runs[1]
+
+
+def test_ring_times():
+    link = Link("x", 1e9, 1e-5)
+    assert ring_seconds("allreduce", 10**6, 4, link) == pytest.approx(6 * (1e-5 + 0.25e-3))
+    assert ring_seconds("allgather", 10**6, 4, link) == pytest.approx(3 * (1e-5 + 0.25e-3))
+    assert ring_seconds("broadcast", 10**6, 4, link) == pytest.approx(3e-5 + 1e-3)
+    assert ring_seconds("allreduce", 10**6, 1, link) == 0
+
+
+def test_presets_are_the_sheets_figures():
+    v100, a100, h100 = GPUS["V100-16GB"], GPUS["A100-40GB"], GPUS["H100-80GB"]
+    assert (v100.memory, v100.bandwidth, v100.fp32, v100.fp16) == (2**34, 900e9, 15.7e12, 125e12)
+    assert (a100.bandwidth, a100.fp32, a100.tf32, a100.fp16) == (1555e9, 19.5e12, 156e12, 312e12)
+    assert (GPUS["A100-80GB"].memory, GPUS["A100-80GB"].bandwidth) == (80 * 2**30, 2039e9)
+    assert (h100.bandwidth, h100.fp64, h100.fp32) == (3350e9, 34e12, 67e12)
+    assert [LINKS[name].bandwidth for name in ("NVLink2", "NVLink3", "NVLink4")] == [150e9, 300e9, 450e9]
+    assert LINKS["PCIe4"].bandwidth == 2 * LINKS["PCIe3"].bandwidth and set(LINKS) >= {"PCIe3", "PCIe4", "PCIe5"}
+
+
+def test_the_timeline(round_gpus, tmp_path):
+    pipeline(round_gpus, 2)
+    timeline = vgpu.timeline()
+    assert timeline.label == "simulated: 2 × round, cable" and "simulated" in repr(timeline)
+    assert timeline.events == sorted(timeline.events, key=lambda e: (e.start, e.device, e.end))
+    assert timeline.busy(0) + timeline.idle(0) == 1 and timeline.busy(1, None) >= timeline.busy(1, "transfer") > 0
+    with pytest.raises(UserError, match="vgpu:2 is not in this timeline"):
+        timeline.busy("vgpu:2")
+    for name, start in (("lanes.png", b"\x89PNG"), ("lanes.svg", b"<?xml"), ("lanes.pdf", b"%PDF")):
+        assert timeline.plot(tmp_path / name, title="Two halves") == tmp_path / name
+        assert (tmp_path / name).read_bytes().startswith(start)
+    trace = json.loads(timeline.chrome_trace(tmp_path / "trace.json").read_text())
+    slices = [row for row in trace["traceEvents"] if row["ph"] == "X"]
+    assert len(slices) == len(timeline.events) and slices[0]["ts"] == timeline.events[0].start * 1e6
+    assert "simulated" in trace["traceEvents"][0]["args"]["name"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lanes.pdf", "lanes.png", "lanes.svg", "trace.json"]
+
+
+def test_the_picture_shows_every_event_and_the_label(round_gpus):
+    pipeline(round_gpus, 2)
+    timeline = vgpu.timeline()
+    figure = timeline.plot(title="Two halves")
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["vgpu:0", "vgpu:1"]
+    texts = [text.get_text() for text in axes.texts]
+    assert timeline.label in texts and axes.get_xlabel() == "simulated time (ms)" and axes.get_title() == "Two halves"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["forward", "transfer", "idle"]
+    from multigpu.plots import figure as empty
+
+    other = empty().add_subplot()
+    assert timeline.plot(other) is other.figure and other.collections
+
+
+def test_merged_spans():
+    assert merged([(3, 4), (0, 1), (0.5, 2), (5, 9)], 0.25, 6) == [(0.25, 2), (3, 4), (5, 6)]
+    assert merged([(0, 1)], 2, 3) == [] and Timeline([], [torch.device("cpu", 0)], 0, 0, "x").busy(0) == 0
