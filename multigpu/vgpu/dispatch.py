@@ -49,6 +49,8 @@ class Plan:
         self.resizes = schema.is_mutable and (torch.Tag.inplace_view in tags or packet in RESIZERS or "out" in str(func._overloadname))
 
 
+MASKS = (torch.bool, torch.uint8)
+SMALL = 4096  # elements; see shapes_only
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
 _plans: dict[Any, Plan] = {}
@@ -85,7 +87,7 @@ def dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
         if kwargs.get("device") is not None:
             target = torch.device(kwargs["device"])
             if target.type == "vgpu":
-                kwargs["device"] = current().payload
+                kwargs["device"] = found[0]._payload.device if found else current().payload
     if not found:
         return _create(plan, func, flat, kwargs, current().meter(target or torch.device("vgpu")))
     meter = found[0]._block.meter
@@ -107,6 +109,8 @@ def execute(plan: Plan, func: Callable, flat: list, named: dict, found: list[Vir
         raise stopped(found[0])
     if meter.machine.clock.pending:
         meter.machine.clock.settle(found)
+    if not meter.machine.compute:
+        flat, named = shapes_only(plan, flat, named, found)
     if plan.waits or plan.random or plan.resizes or plan.host_tensors:
         out = _with_care(plan, func, flat, named, found, meter)
     else:
@@ -166,11 +170,10 @@ def decompose(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 def _with_care(plan: Plan, func: Callable, flat: list, named: dict, found: list[VirtualTensor], meter: Meter) -> Any:
     """Run a kernel that makes the host wait, draws random numbers, changes shapes in place, or takes host tensors."""
-    if plan.waits:
-        _needs_numbers(plan, meter)
+    # Indexing has a result of unknown shape only with a mask.
+    if plan.waits and not (func.overloadpacket is aten.index and all(t.dtype not in MASKS for t in found[1:])):
+        needs_numbers(plan, found)
         meter.machine.clock.synchronize(meter.index)
-    if plan.host_tensors and not meter.machine.compute:
-        flat = [_to_meta(value) for value in flat]
     try:
         out = _random(plan, func, flat, named, meter) if plan.random else plan.kernel(*flat, **named)
     except NotImplementedError as error:
@@ -186,12 +189,12 @@ def _create(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -
     named = dict(named)
     named.pop("pin_memory", None)
     named["device"] = meter.machine.payload
-    size = flat[0] if flat and isinstance(flat[0], (list, tuple, torch.Size)) else ()
-    if size and all(isinstance(n, int) for n in size):
-        dtype = named.get("dtype") or torch.get_default_dtype()
-        nbytes = torch.Size(size).numel() * dtype.itemsize
-        meter.check(nbytes)
-        meter.check_host(nbytes)
+    size = flat[0] if flat and isinstance(flat[0], (list, tuple, torch.Size)) else None
+    if size is not None and all(isinstance(n, int) for n in size):
+        dtype, count = named.get("dtype") or torch.get_default_dtype(), torch.Size(size).numel()
+        named["device"] = payload_device(meter, dtype, count)
+        meter.check(count * dtype.itemsize)
+        meter.check_host(count * dtype.itemsize)
     if plan.random:
         out = _random(plan, func, flat, named, meter)
     else:
@@ -236,10 +239,30 @@ def _unwrap(value: Any, found: list[VirtualTensor], hosts: list[Tensor]) -> Any:
     return value
 
 
+def shapes_only(plan: Plan, flat: list, named: dict, found: list[VirtualTensor]) -> tuple[list, dict]:
+    """Without computing, payloads are shapes (meta); small tensors of whole numbers keep their numbers (SMALL).
+
+    Where the two meet, the numbers are given up.
+    """
+    if not any(tensor._payload.is_meta for tensor in found):
+        return flat, named
+    for tensor in found:
+        if plan.mutable and not tensor._payload.is_meta:
+            tensor._payload = tensor._payload.to("meta")  # what is written into it has no numbers
+    return [_to_meta(value) for value in flat], {key: _to_meta(value) for key, value in named.items()}
+
+
 def _to_meta(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(_to_meta(part) for part in value)
-    return value.to("meta") if isinstance(value, Tensor) else value
+    if isinstance(value, (list, tuple)) and type(value) is not torch.Size:
+        return type(value)([_to_meta(part) for part in value])
+    return value.to("meta") if isinstance(value, Tensor) and value.dim() > 0 else value
+
+
+def payload_device(meter: Meter, dtype: torch.dtype, count: int) -> torch.device:
+    """Where the payload of a new tensor with `count` elements lives: on the host, or nowhere (meta)."""
+    if not meter.machine.compute and count <= SMALL and not (dtype.is_floating_point or dtype.is_complex):
+        return torch.device("cpu")
+    return meter.machine.payload
 
 
 def _refresh(tensor: VirtualTensor) -> None:
@@ -255,8 +278,8 @@ def _refresh(tensor: VirtualTensor) -> None:
             Tensor.data.__set__(tensor, wrap(payload, block))
 
 
-def _needs_numbers(plan: Plan, meter: Meter) -> None:
-    if not meter.machine.compute:
+def needs_numbers(plan: Plan, tensors: list[VirtualTensor]) -> None:
+    if any(tensor._payload.is_meta for tensor in tensors):
         raise RuntimeError(
             f"{plan.name} needs numbers, and the virtual GPUs were started with compute=False: "
             f"their tensors have shapes and no numbers."

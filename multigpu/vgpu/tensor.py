@@ -51,7 +51,7 @@ class VirtualTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         # torch would indent the rows by the length of this class's name, so the numbers are written here.
         meter = self._block.meter
-        shown = meter.alive and meter.machine.compute
+        shown = meter.alive and not self._payload.is_meta
         contents = _tensor_str._tensor_str(self.detach().cpu(), len("tensor(")) if shown else "..."
         if not shown:
             contents += f", size={tuple(self.shape)}"

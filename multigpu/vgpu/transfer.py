@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from multigpu.vgpu.clock import HOST
-from multigpu.vgpu.dispatch import HANDLERS, VirtualTensor, _needs_numbers, execute, plan_of, stopped
+from multigpu.vgpu.dispatch import HANDLERS, VirtualTensor, execute, needs_numbers, payload_device, plan_of, stopped
 from multigpu.vgpu.machine import current
 from multigpu.vgpu.memory import Meter
 from multigpu.vgpu.tensor import place
@@ -34,12 +34,14 @@ def copy(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
         execute(plan_of(func), func, [destination._payload, source._payload], {}, [destination, source], to)
         return destination
     if to is None:
-        _needs_numbers(plan_of(func), origin)
+        needs_numbers(plan_of(func), [source])
         destination.copy_(source._payload)
-    elif origin is None and not to.machine.compute:
-        pass  # only the shapes of the host's numbers are needed
     else:
-        destination._payload.copy_(source if origin is None else source._payload)
+        payload = source if origin is None else source._payload
+        if payload.is_meta and not destination._payload.is_meta:
+            destination._payload = destination._payload.to("meta")
+        if not destination._payload.is_meta:
+            destination._payload.copy_(payload)
     _move(origin, to, source, non_blocking)
     return destination
 
@@ -54,14 +56,16 @@ def to_copy(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     if to is origin:  # only the type or the memory format changes
         return execute(plan_of(func), func, [source._payload], named, [source], origin)
     if to is None:
-        _needs_numbers(plan_of(func), origin)
+        needs_numbers(plan_of(func), [source])
         moved = func(source._payload, **named, device=device)
     else:
-        nbytes = source.numel() * (named.get("dtype") or source.dtype).itemsize
+        dtype = named.get("dtype") or source.dtype
+        nbytes = source.numel() * dtype.itemsize
         to.check(nbytes)
         to.check_host(nbytes)
         payload = source if origin is None else source._payload
-        moved = place(func(payload, **named, device=to.machine.payload), to)
+        there = torch.device("meta") if payload.is_meta else payload_device(to, dtype, source.numel())
+        moved = place(func(payload, **named, device=there), to)
     _move(origin, to, source, bool(kwargs.get("non_blocking", False)))
     return moved
 
@@ -79,7 +83,7 @@ def _move(origin: Meter | None, to: Meter | None, source: torch.Tensor, non_bloc
 def item(func: Any, args: tuple, kwargs: dict) -> Any:
     """aten::_local_scalar_dense: `.item()`. The host waits for the device, then for the number."""
     meter = meter_of(args[0])
-    _needs_numbers(plan_of(func), meter)
+    needs_numbers(plan_of(func), [args[0]])
     _move(meter, None, args[0], non_blocking=False)
     return func(args[0]._payload)
 

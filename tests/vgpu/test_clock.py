@@ -93,6 +93,16 @@ def test_item_cpu_and_synchronize_make_the_host_wait(round_gpus):
         assert clock.main.time >= busy_until
 
 
+def test_indices_do_not_make_the_host_wait_and_masks_do(round_gpus):
+    x = torch.zeros(250_000, device=round_gpus[0])
+    indices, mask, clock = torch.arange(3, device=round_gpus[0]), x > 0, vgpu._current().clock
+    x.add_(1)
+    x[indices]
+    assert clock.main.time < clock.free[0] - 1e-3
+    x[mask]
+    assert clock.main.time > clock.free[0] - 1e-3
+
+
 def test_a_launch_bound_device_idles(round_gpus):
     x = torch.zeros(10, device=round_gpus[0])
     start = vgpu.elapsed()

@@ -1,0 +1,99 @@
+"""What do virtual GPUs cost? Measured on the CPU of this machine, side by side: python benchmarks/vgpu_speed.py
+
+1. A training step of the course's CNN at batch 256 on one virtual GPU over the plain CPU step. Goal: at most 1.3.
+2. A shape-only training step of ResNet-50. Goal: under 2 s.
+3. What `import multigpu` adds to `import torch`. Goal: at most 0.1 s.
+
+The two sides take turns, so that a machine whose speed drifts slows both alike. Writes benchmarks/vgpu_speed.json.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from resnet50 import resnet50
+from torch.nn.functional import cross_entropy
+
+from multigpu import vgpu
+from multigpu.files import write_json
+from multigpu.models import CNN
+
+HERE = Path(__file__).parent
+ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 60
+
+
+def stepper(device: torch.device, batch: int = 256) -> Callable[[], None]:
+    """A training step of the CNN, ready to run."""
+    torch.manual_seed(0)
+    model = CNN().to(device)
+    update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images, labels = torch.randn(batch, 1, 8, 8).to(device), torch.randint(0, 10, (batch,)).to(device)
+
+    def step() -> None:
+        update.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        update.step()
+
+    for _ in range(10):
+        step()
+    return step
+
+
+def seconds(run: Callable[[], object], times: int = 1) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        run()
+    return (time.perf_counter() - began) / times
+
+
+def overhead() -> dict:
+    """Round by round: three steps here, three there."""
+    with vgpu.running(count=1) as (device,):
+        plain, virtual = stepper(torch.device("cpu")), stepper(device)
+        pairs = [(seconds(plain, 3), seconds(virtual, 3)) for _ in range(ROUNDS)]
+    ratios = sorted(there / here for here, there in pairs)
+    return {
+        "what": f"CNN step at batch 256, {torch.get_num_threads()} thread(s), one virtual GPU / plain CPU", "goal": "at most 1.3",
+        "median": round(statistics.median(ratios), 3), "quartiles": [round(ratios[len(ratios) // 4], 3), round(ratios[3 * len(ratios) // 4], 3)],
+        "cpu_ms": round(statistics.median(here for here, _ in pairs) * 1e3, 2), "rounds": ROUNDS,
+    }  # fmt: skip
+
+
+def shape_only() -> dict:
+    with vgpu.running(count=1, compute=False) as (device,):
+        model = resnet50().to(device)
+        update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        images, labels = torch.empty(120, 3, 128, 128, device=device), torch.empty(120, dtype=torch.long, device=device)
+
+        def step() -> None:
+            update.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            update.step()
+
+        step()
+        times = [seconds(step) for _ in range(5)]
+    return {"what": "shape-only ResNet-50 step, seconds", "goal": "under 2", "median": round(statistics.median(times), 3)}
+
+
+def importing() -> dict:
+    def fresh(line: str) -> float:
+        return seconds(lambda: subprocess.run([sys.executable, "-c", line], check=True))
+
+    pairs = [(fresh("import torch"), fresh("import torch, multigpu")) for _ in range(7)]
+    added = statistics.median(both for _, both in pairs) - statistics.median(alone for alone, _ in pairs)
+    return {"what": "import multigpu after import torch, seconds", "goal": "at most 0.1", "median": round(added, 3)}
+
+
+if __name__ == "__main__":
+    rows = []
+    for threads in sorted({1, torch.get_num_threads()}):
+        torch.set_num_threads(threads)
+        rows.append(overhead())
+    rows += [shape_only(), importing()]
+    for row in rows:
+        print(f"{row['what']}: {row['median']} ({row['goal']})")
+    write_json(HERE / "vgpu_speed.json", {"rows": rows})
