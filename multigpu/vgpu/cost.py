@@ -49,14 +49,11 @@ class Costs:
 
     def seconds(self, func: Callable, args: list, kwargs: dict, read: list, out: object) -> float:
         """The time of one call on payloads: `read` are the virtual tensors among its arguments, `out` is its result."""
-        key = [func]
-        for tensor in read:
-            key += tensor._payload.shape
-            key.append(tensor.dtype)
-        for tensor in (out,) if type(out) is torch.Tensor else out or ():
-            if tensor is not None:
-                key += tensor.shape
-        key = tuple(key)
+        if type(out) is torch.Tensor:
+            key = (func, out.shape, *[(tensor.shape, tensor.dtype) for tensor in read])
+        else:
+            written = [tensor.shape for tensor in out or () if tensor is not None]
+            key = (func, *written, *[(tensor.shape, tensor.dtype) for tensor in read])
         seconds = self.known.get(key)
         if seconds is None:
             written = out if isinstance(out, (tuple, list)) else (out,)

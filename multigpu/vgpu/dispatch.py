@@ -5,7 +5,7 @@ memory of what is new, tell the clock. Copies between devices are in transfer.py
 in kernels.py. What an operation's schema says is looked up once and kept in a Plan.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ KERNELS: dict[Any, Callable] = {}  # operations whose kernel is ours (kernels.py
 class Plan:
     """What is worth knowing about an operation before it runs."""
 
-    __slots__ = ("foreach", "handler", "host_tensors", "kernel", "mutable", "name", "pointwise", "random", "resizes", "waits")
+    __slots__ = ("careful", "foreach", "handler", "host_tensors", "kernel", "mutable", "name", "pointwise", "random", "resizes", "waits", "writes")
 
     def __init__(self, func: torch._ops.OpOverload):
         packet, schema, tags = func.overloadpacket, func._schema, func.tags
@@ -47,8 +47,11 @@ class Plan:
         self.mutable = schema.is_mutable
         # It may change the shape or the storage of a tensor that is there already.
         self.resizes = schema.is_mutable and (torch.Tag.inplace_view in tags or packet in RESIZERS or "out" in str(func._overloadname))
+        self.writes = self.mutable and torch.Tag.inplace_view not in tags and packet not in RESIZERS
+        self.careful = self.waits or self.random or self.resizes or self.host_tensors
 
 
+DETACH = aten.detach.default
 MASKS = (torch.bool, torch.uint8)
 SMALL = 4096  # elements; see shapes_only
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -69,6 +72,8 @@ def dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     plan = _plans.get(func) or plan_of(func)
     if plan.handler is not None:
         return plan.handler(func, args, kwargs)
+    if plan.resizes:
+        _own_payloads((*args, *kwargs.values()))
     found: list[VirtualTensor] = []  # the virtual tensors among the arguments
     hosts: list[Tensor] = []  # and those of the host that are more than a number
     flat = []
@@ -81,65 +86,58 @@ def dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
             flat.append(value)
         else:
             flat.append(_unwrap(value, found, hosts))
-    target = None
     if kwargs:
         kwargs = {key: _unwrap(value, found, hosts) for key, value in kwargs.items()}
-        if kwargs.get("device") is not None:
-            target = torch.device(kwargs["device"])
-            if target.type == "vgpu":
-                kwargs["device"] = found[0]._payload.device if found else current().payload
+        if (device := kwargs.get("device")) is not None and (not found or device != found[0].device):
+            return _elsewhere(plan, func, flat, kwargs, found)
+        if device is not None:
+            kwargs["device"] = found[0]._payload.device
     if not found:
-        return _create(plan, func, flat, kwargs, current().meter(target or torch.device("vgpu")))
+        return _elsewhere(plan, func, flat, kwargs, found)
     meter = found[0]._block.meter
     for tensor in found:
         if tensor._block.meter is not meter and not plan.foreach:
             raise mismatch(plan, func, args, meter.device, tensor.device)
     if hosts and not plan.host_tensors and not plan.foreach:
         raise mismatch(plan, func, args, meter.device, hosts[0].device)
-    if target is not None and target != meter.device:
-        if target.type != "vgpu":
-            return func(*flat, **kwargs)
-        return _create(plan, func, flat, kwargs, meter.machine.meter(target))
     return execute(plan, func, flat, kwargs, found, meter)
 
 
 def execute(plan: Plan, func: Callable, flat: list, named: dict, found: list[VirtualTensor], meter: Meter) -> Any:
     """Run the kernel on payloads, meter what is new, tell the clock."""
+    machine = meter.machine
     if not meter.alive:
         raise stopped(found[0])
-    if meter.machine.clock.pending:
-        meter.machine.clock.settle(found)
-    if not meter.machine.compute:
+    if machine.clock.pending:
+        machine.clock.settle(found)
+    if not machine.compute:
         flat, named = shapes_only(plan, flat, named, found)
-    if plan.waits or plan.random or plan.resizes or plan.host_tensors:
+    if plan.careful:
         out = _with_care(plan, func, flat, named, found, meter)
     else:
         try:
             out = plan.kernel(*flat, **named)
         except NotImplementedError as error:
             raise unsupported(plan, error) from None
-    made: list[Tensor] = []  # what has memory of its own
+    blocks = meter.made
     if type(out) is Tensor:
-        result = _wrapped(out, found, meter, made)
+        result = _wrapped(out, found, meter)
     elif isinstance(out, (tuple, list)):
-        result = type(out)(_wrapped(value, found, meter, made) if isinstance(value, Tensor) else value for value in out)
+        result = type(out)([_wrapped(value, found, meter) if isinstance(value, Tensor) else value for value in out])
     else:
         result = out
     # A view is a matter of the host: the device runs something only if there is new memory, or old memory is changed.
-    if made or plan.mutable and not plan.resizes:
-        machine = meter.machine
+    if blocks != meter.made or plan.writes:
         machine.clock.compute(meter.index, plan.name, machine.costs.seconds(func, flat, named, found, out))
     return result
 
 
-def _wrapped(out: Tensor, found: list[VirtualTensor], meter: Meter, made: list[Tensor]) -> Tensor:
+def _wrapped(out: Tensor, found: list[VirtualTensor], meter: Meter) -> Tensor:
     """The virtual tensor for a result: the argument itself, a view on an argument, or a new one."""
-    storage = out.untyped_storage() if out.layout is torch.strided else None
-    key, nbytes = identity(out) if storage is None else (storage._cdata, storage.nbytes())
+    key, nbytes = identity(out)
     for tensor in found:
         if tensor._block.key == key:
             return tensor if out is tensor._payload else _alias(out, tensor, found)
-    made.append(out)
     return wrap(out, Block(meter, key, nbytes))
 
 
@@ -157,10 +155,29 @@ def view(func: Callable, args: tuple, kwargs: dict) -> Any:
     block = source._block
     if not block.meter.alive:
         raise stopped(source)
+    if func is DETACH:
+        return wrap(source._payload, block)  # _own_payloads parts them if one changes its shape
     out = func._op(source._payload, *args[1:], **kwargs)
     if type(out) is Tensor:
         return wrap(out, block)
     return type(out)(wrap(value, block) for value in out)
+
+
+def _own_payloads(values: Iterable) -> None:
+    """Before a payload changes its shape in place: another tensor, a detached one, may have the same payload."""
+    for value in values:
+        if type(value) is VirtualTensor:
+            value._payload = value._payload.detach()
+        elif isinstance(value, (list, tuple)):
+            _own_payloads(value)
+
+
+def _elsewhere(plan: Plan, func: Callable, flat: list, kwargs: dict, found: list[VirtualTensor]) -> Any:
+    """The result goes to another device than the arguments' one, or there are no tensors among the arguments."""
+    target = torch.device(kwargs.get("device") or "vgpu")
+    if found and target.type != "vgpu":
+        return func(*flat, **kwargs)
+    return _create(plan, func, flat, kwargs, current().meter(target))
 
 
 def decompose(func: Callable, args: tuple, kwargs: dict) -> Any:

@@ -17,6 +17,7 @@ class Meter:
         self.machine, self.index, self.capacity = machine, index, capacity
         self.device = torch.device("vgpu", index)
         self.allocated = self.peak = 0
+        self.made = 0  # how many storages so far
         self.alive = True  # False after vgpu.stop()
 
     def check(self, nbytes: int) -> None:
@@ -43,6 +44,7 @@ class Meter:
             self.check(nbytes)
         # No lock: CPython changes threads only at calls and jumps, and there is none between this read and write.
         self.allocated += nbytes
+        self.made += 1
         if self.allocated > self.peak:
             self.peak = self.allocated
 

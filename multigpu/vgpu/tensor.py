@@ -91,13 +91,15 @@ class VirtualTensor(torch.Tensor):
 
 def wrap(payload: torch.Tensor, block: Block) -> VirtualTensor:
     """A tensor on the block's device with the payload's shape, strides and type."""
-    if payload.layout is torch.strided:
+    if payload.layout is not torch.strided:
+        tensor = _make(VirtualTensor, payload.size(), dtype=payload.dtype, layout=payload.layout, device=block.meter.device)
+    elif payload.is_contiguous() and not payload.storage_offset():
+        tensor = _make(VirtualTensor, payload.shape, dtype=payload.dtype, device=block.meter.device)
+    else:
         tensor = _make(
             VirtualTensor, payload.shape, strides=payload.stride(), storage_offset=payload.storage_offset(),
             dtype=payload.dtype, device=block.meter.device,
         )  # fmt: skip
-    else:
-        tensor = _make(VirtualTensor, payload.size(), dtype=payload.dtype, layout=payload.layout, device=block.meter.device)
     tensor._payload, tensor._block = payload, block
     return tensor
 
@@ -109,7 +111,7 @@ def place(payload: torch.Tensor, meter: Meter) -> VirtualTensor:
 
 def identity(payload: torch.Tensor) -> tuple[int, int]:
     """Which storage does a payload lie in, and how many bytes has it?"""
-    if payload.layout is not torch.strided:
+    if payload.is_sparse:
         parts = (payload._indices(), payload._values())
         return id(payload), sum(part.untyped_storage().nbytes() for part in parts)
     storage = payload.untyped_storage()
