@@ -128,7 +128,15 @@ def main() -> None:
 
     def compare(source: str, what: str, published: float, simulated: float) -> None:
         error = simulated / published - 1
-        rows.append({"source": source, "what": what, "published": round(published, 3), "simulated": round(simulated, 3), "error": round(error, 3)})
+        rows.append(
+            {
+                "source": source,
+                "what": what,
+                "published": round(published, 3),
+                "simulated": round(simulated, 3),
+                "error": round(error, 3),
+            }
+        )
         print(f"[{source}] {what:<64} {published:>9.2f} {simulated:>9.2f} {error:>+8.0%}", flush=True)
 
     print(f"{'ratio':<68} published simulated    error")
@@ -143,13 +151,35 @@ def main() -> None:
     compare("N", "A100, mixed precision / TF32, images/s", 2470 / 938, a100_half / a100)
     compare("N", "A100 TF32 / V100 FP32, images/s", 938 / 367, a100 / v100)
     compare("N", "A100 / V100, mixed precision, images/s", 2470 / 1200, a100_half / v100_half)
-    compare("N", "V100 inference, batch 256 / batch 1, images/s", 1261 / 96, inference_per_second(256) / inference_per_second(1))
-    compare("N", "V100 inference, batch 32 / batch 8, images/s", 1127 / 709, inference_per_second(32) / inference_per_second(8))
+    compare(
+        "N",
+        "V100 inference, batch 256 / batch 1, images/s",
+        1261 / 96,
+        inference_per_second(256) / inference_per_second(1),
+    )
+    compare(
+        "N",
+        "V100 inference, batch 32 / batch 8, images/s",
+        1127 / 709,
+        inference_per_second(32) / inference_per_second(8),
+    )
     compare("N", "8 V100 / 1, FP32 with DDP, images/s", 2855 / 367, many_gpus("V100-16GB", "NVLink2", 128))
-    compare("N", "8 V100 / 1, mixed precision with DDP, images/s", 8322 / 1200, many_gpus("V100-16GB", "NVLink2", 256, half=True))
+    compare(
+        "N",
+        "8 V100 / 1, mixed precision with DDP, images/s",
+        8322 / 1200,
+        many_gpus("V100-16GB", "NVLink2", 256, half=True),
+    )
     compare("N", "8 A100 / 1, TF32 with DDP, images/s", 7248 / 938, many_gpus("A100-80GB", "NVLink3", 256))
-    print("for scale, not a ratio: images/s simulated", *(f"{rate:.0f}" for rate in (v100, v100_half, a100, a100_half)), "published 367 1200 938 2470")
-    write_json(HERE / "vgpu_fidelity.json", {"rows": rows, "what": "simulated ratios beside published ones; see vgpu_fidelity.py for the sources"})
+    print(
+        "for scale, not a ratio: images/s simulated",
+        *(f"{rate:.0f}" for rate in (v100, v100_half, a100, a100_half)),
+        "published 367 1200 938 2470",
+    )
+    write_json(
+        HERE / "vgpu_fidelity.json",
+        {"rows": rows, "what": "simulated ratios beside published ones; see vgpu_fidelity.py for the sources"},
+    )
 
 
 if __name__ == "__main__":

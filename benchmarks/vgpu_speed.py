@@ -76,7 +76,11 @@ def shape_only() -> dict:
 
         step()
         times = [seconds(step) for _ in range(5)]
-    return {"what": "shape-only ResNet-50 step, seconds", "goal": "under 2", "median": round(statistics.median(times), 3)}
+    return {
+        "what": "shape-only ResNet-50 step, seconds",
+        "goal": "under 2",
+        "median": round(statistics.median(times), 3),
+    }
 
 
 def importing() -> dict:

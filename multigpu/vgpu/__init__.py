@@ -23,7 +23,21 @@ from multigpu.vgpu.machine import Machine
 from multigpu.vgpu.presets import GPUS, LINKS, Gpu, Link, named, size_in_bytes
 from multigpu.vgpu.timeline import Timeline
 
-__all__ = ["GPUS", "LINKS", "Gpu", "Link", "Timeline", "devices", "elapsed", "label", "memory_held", "running", "start", "stop", "timeline"]
+__all__ = [
+    "GPUS",
+    "LINKS",
+    "Gpu",
+    "Link",
+    "Timeline",
+    "devices",
+    "elapsed",
+    "label",
+    "memory_held",
+    "running",
+    "start",
+    "stop",
+    "timeline",
+]
 
 
 def start(
@@ -105,7 +119,9 @@ def timeline(since: float = 0.0) -> Timeline:
     return Timeline(events, machine.devices, since, end, machine.label())
 
 
-def memory_held(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[torch.device, dict[str, int]]:
+def memory_held(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> dict[torch.device, dict[str, int]]:
     """Who holds each device's memory now, in bytes: {device: {"weights", "gradients", "optimizer", "activations"}}.
 
     Weights are the model's parameters and buffers, gradients their `.grad`, optimizer the tensors of its state. The

@@ -21,16 +21,22 @@ def _device(index: int | str | torch.device) -> torch.device:
     return torch.device(index)
 
 
-def broadcast(tensor: Tensor, devices: Sequence | None = None, *, out: Sequence[Tensor] | None = None) -> tuple[Tensor, ...]:
+def broadcast(
+    tensor: Tensor, devices: Sequence | None = None, *, out: Sequence[Tensor] | None = None
+) -> tuple[Tensor, ...]:
     """Copies of the tensor on the devices; the one that it lies on gets the tensor itself."""
     if (devices is None) == (out is None):
-        raise RuntimeError(f"Exactly one of 'devices' and 'out' must be specified, but got devices={devices} and out={out}")
+        raise RuntimeError(
+            f"Exactly one of 'devices' and 'out' must be specified, but got devices={devices} and out={out}"
+        )
     if out is not None:
         return tuple(target.copy_(tensor, non_blocking=True) for target in out)
     return tuple(tensor.to(_device(device), non_blocking=True) for device in devices)
 
 
-def broadcast_coalesced(tensors: Sequence[Tensor], devices: Sequence, buffer_size: int = 10485760) -> list[list[Tensor]]:
+def broadcast_coalesced(
+    tensors: Sequence[Tensor], devices: Sequence, buffer_size: int = 10485760
+) -> list[list[Tensor]]:
     """For each device a list of copies. Buckets of `buffer_size` bytes travel as one copy, as NCCL's version sends them."""
     current().clock.sharing = len(devices)  # DataParallel's threads, one a device, come next
     copies = [[] for _ in devices]
@@ -45,7 +51,9 @@ def broadcast_coalesced(tensors: Sequence[Tensor], devices: Sequence, buffer_siz
     return copies
 
 
-def reduce_add_coalesced(inputs: Sequence[Sequence[Tensor]], destination: int | None = None, buffer_size: int = 10485760) -> tuple[Tensor, ...]:
+def reduce_add_coalesced(
+    inputs: Sequence[Sequence[Tensor]], destination: int | None = None, buffer_size: int = 10485760
+) -> tuple[Tensor, ...]:
     """inputs[device][i] → the sums over the devices, on the destination; buckets travel as one copy."""
     target = _device(inputs[0][0].get_device() if destination is None else destination)
     root = next((i for i, tensors in enumerate(inputs) if tensors[0].device == target), None)
@@ -73,12 +81,16 @@ def scatter(
     """Pieces of the tensor, one a device: equal ones as torch.chunk cuts them, or of the given sizes."""
     if out is not None:
         sizes = [target.size(dim) for target in out]
-        return tuple(target.copy_(piece, non_blocking=True) for target, piece in zip(out, tensor.split(sizes, dim), strict=True))
+        return tuple(
+            target.copy_(piece, non_blocking=True) for target, piece in zip(out, tensor.split(sizes, dim), strict=True)
+        )
     pieces = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim)
     return tuple(piece.to(_device(device), non_blocking=True) for piece, device in zip(pieces, devices, strict=False))
 
 
-def gather(tensors: Sequence[Tensor], dim: int = 0, destination: int | torch.device | None = None, *, out: Tensor | None = None) -> Tensor:
+def gather(
+    tensors: Sequence[Tensor], dim: int = 0, destination: int | torch.device | None = None, *, out: Tensor | None = None
+) -> Tensor:
     """The tensors of several devices, one after the other, on the destination; -1 is the CPU."""
     target = out.device if out is not None else _device(current_device() if destination is None else destination)
     whole = torch.cat([tensor.to(target, non_blocking=target.type != "cpu") for tensor in tensors], dim)
@@ -118,4 +130,6 @@ def _virtual(first, args: tuple, kwargs: dict) -> bool:
     """Does a call concern virtual GPUs? Its tensors say so, or the running devices if they are the host's."""
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
-    return type(first) is VirtualTensor or (isinstance(first, Tensor) and first.device.type == "cpu" and not torch.cuda.is_available())
+    return type(first) is VirtualTensor or (
+        isinstance(first, Tensor) and first.device.type == "cpu" and not torch.cuda.is_available()
+    )

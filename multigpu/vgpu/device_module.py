@@ -3,8 +3,8 @@
 Torch's own code calls these too: DataParallel, autocast, checkpointing, torch.manual_seed.
 """
 
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 

@@ -2,7 +2,7 @@
 
 Each operation goes through the same steps: are all tensors on one device, run the kernel on the payloads, meter the
 memory of what is new, tell the clock. Copies between devices are in transfer.py, kernels that the CPU does not have
-in kernels.py. What an operation's schema says is looked up once and kept in a Plan.
+in kernels.py.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,57 +12,23 @@ import torch
 
 from multigpu.vgpu.machine import current
 from multigpu.vgpu.memory import Block, Meter
+from multigpu.vgpu.plans import Plan
+from multigpu.vgpu.refusals import mismatch, needs_numbers, stopped, unsupported
 from multigpu.vgpu.tensor import VirtualTensor, identity, place, wrap
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-# A tensor of the host may be among the arguments of these, as on CUDA: indices, and values to be written.
-TAKES_HOST_TENSORS = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index_put}
-HANDLERS: dict[Any, Callable] = {}  # operations with steps of their own (transfer.py)
-KERNELS: dict[Any, Callable] = {}  # operations whose kernel is ours (kernels.py)
-
-
-class Plan:
-    """What is worth knowing about an operation before it runs."""
-
-    __slots__ = ("careful", "foreach", "handler", "host_tensors", "kernel", "mutable", "name", "pointwise", "random", "resizes", "waits", "writes")
-
-    def __init__(self, func: torch._ops.OpOverload):
-        packet, schema, tags = func.overloadpacket, func._schema, func.tags
-        self.name = str(packet).removeprefix("aten.")
-        self.kernel = KERNELS.get(packet, func._op)
-        self.handler = HANDLERS.get(packet)
-        if self.handler is None and func.has_kernel_for_dispatch_key(COMPOSITE) and packet not in KERNELS:
-            self.handler = decompose
-        aliases = [value.alias_info for value in schema.returns]
-        if self.handler is None and len(aliases) == 1 and aliases[0] and not aliases[0].is_write:
-            self.handler = view
-        self.pointwise = torch.Tag.pointwise in tags
-        # A foreach operation works on many tensors, each on a device of its own.
-        self.foreach = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
-        self.host_tensors = packet in TAKES_HOST_TENSORS
-        self.random = torch.Tag.nondeterministic_seeded in tags
-        # The host has to know the result, or its shape, before it can go on.
-        self.waits = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
-        self.mutable = schema.is_mutable
-        # It may change the shape or the storage of a tensor that is there already.
-        self.resizes = schema.is_mutable and (torch.Tag.inplace_view in tags or packet in RESIZERS or "out" in str(func._overloadname))
-        self.writes = self.mutable and torch.Tag.inplace_view not in tags and packet not in RESIZERS
-        self.careful = self.waits or self.random or self.resizes or self.host_tensors
-
-
-DETACH = aten.detach.default
-MASKS = (torch.bool, torch.uint8)
 SMALL = 4096  # elements; see shapes_only
-COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
+MASKS = (torch.bool, torch.uint8)
+DETACH = aten.detach.default
+PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 _plans: dict[Any, Plan] = {}
 
 
 def plan_of(func: torch._ops.OpOverload) -> Plan:
     plan = _plans.get(func)
     if plan is None:
-        plan = _plans[func] = Plan(func)
+        plan = _plans[func] = Plan(func, view, decompose)
     return plan
 
 
@@ -212,16 +178,11 @@ def _create(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -
         named["device"] = payload_device(meter, dtype, count)
         meter.check(count * dtype.itemsize)
         meter.check_host(count * dtype.itemsize)
-    if plan.random:
-        out = _random(plan, func, flat, named, meter)
-    else:
-        out = func(*flat, **named)
+    out = _random(plan, func, flat, named, meter) if plan.random else func(*flat, **named)
     if not isinstance(out, Tensor):
         raise unsupported(plan, "it makes more than one tensor from none")
     if not plan.name.startswith(("empty", "new_empty")):
-        meter.machine.clock.compute(
-            meter.index, plan.name, meter.machine.costs.seconds(func, flat, named, [], out)
-        )
+        meter.machine.clock.compute(meter.index, plan.name, meter.machine.costs.seconds(func, flat, named, [], out))
     return place(out, meter)
 
 
@@ -290,43 +251,13 @@ def _refresh(tensor: VirtualTensor) -> None:
         block.resize(nbytes)
     else:
         block = tensor._block = Block(block.meter, key, nbytes)
-    if tensor.shape != payload.shape or tensor.stride() != payload.stride() or tensor.storage_offset() != payload.storage_offset():
+    if (
+        tensor.shape != payload.shape
+        or tensor.stride() != payload.stride()
+        or tensor.storage_offset() != payload.storage_offset()
+    ):
         with torch.no_grad():
             Tensor.data.__set__(tensor, wrap(payload, block))
-
-
-def needs_numbers(plan: Plan, tensors: list[VirtualTensor]) -> None:
-    if any(tensor._payload.is_meta for tensor in tensors):
-        raise RuntimeError(
-            f"{plan.name} needs numbers, and the virtual GPUs were started with compute=False: "
-            f"their tensors have shapes and no numbers."
-        )
-
-
-def mismatch(plan: Plan, func: Any, args: tuple, first: torch.device, second: torch.device) -> RuntimeError:
-    """CUDA's error for tensors of two devices in one operation, from TensorIterator or from a kernel's own check."""
-    text = f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
-    if not plan.pointwise:
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            values = value if isinstance(value, (list, tuple)) else (value,)
-            if any(isinstance(v, Tensor) and v.device == second for v in values):
-                text += f" (when checking argument for argument {argument.name} in method wrapper_VGPU_{plan.name})"
-                break
-    return RuntimeError(text)
-
-
-def stopped(tensor: VirtualTensor) -> RuntimeError:
-    return RuntimeError(
-        f"This tensor was on {tensor.device} of virtual GPUs that have been stopped: its numbers are gone. Make the tensor "
-        f"again after vgpu.start()."
-    )
-
-
-def unsupported(plan: Plan, why: object) -> NotImplementedError:
-    return NotImplementedError(f"Virtual GPUs cannot run the operation aten::{plan.name}: {str(why).splitlines()[0]}")
-
-
-PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 
 
 def _torch_dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

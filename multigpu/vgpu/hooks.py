@@ -24,7 +24,9 @@ def install(machine: Machine) -> None:
     _undo.append(lambda: setattr(torch.utils, "swap_tensors", theirs))
     # The device guard that torch offers to Python backends knows of one device. Autograd would start one thread for
     # it and fail on vgpu:1; without threads of its own it runs all devices in the caller's.
-    threads = torch.autograd.is_multithreading_enabled() if hasattr(torch.autograd, "is_multithreading_enabled") else True
+    threads = (
+        torch.autograd.is_multithreading_enabled() if hasattr(torch.autograd, "is_multithreading_enabled") else True
+    )
     torch.autograd.set_multithreading_enabled(False)
     _undo.append(lambda: torch.autograd.set_multithreading_enabled(threads))
     _undo.append(unwinding.install())

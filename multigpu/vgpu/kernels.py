@@ -7,7 +7,7 @@ the CPU's choice, so that its numbers are the CPU's to the bit.
 
 import torch
 
-from multigpu.vgpu.dispatch import HANDLERS, KERNELS
+from multigpu.vgpu.plans import HANDLERS, KERNELS
 from multigpu.vgpu.tensor import VirtualTensor
 
 aten = torch.ops.aten
@@ -15,7 +15,11 @@ Tensor = torch.Tensor
 
 
 def lstm_cell(
-    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(batch, 4·hidden) gates and (batch, hidden) cells → hidden state, cell state, and what backward needs."""
     i, f, g, o = _sum(input_gates, hidden_gates, input_bias, hidden_bias).chunk(4, 1)
@@ -41,7 +45,11 @@ def lstm_cell_backward(
 
 
 def gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(batch, 3·hidden) gates and (batch, hidden) states → new states, and what backward needs."""
     ir, iz, inew = (input_gates if input_bias is None else input_gates + input_bias).chunk(3, 1)

@@ -87,7 +87,9 @@ def named(what: str | Kind, table: dict[str, Kind]) -> Kind:
     if isinstance(what, str):
         if what not in table:
             word = "GPU" if table is GPUS else "link"
-            raise UserError(f'there is no {word} "{what}": use one of {", ".join(table)}, or a {"Gpu" if table is GPUS else "Link"}(…) of your own.')
+            raise UserError(
+                f'there is no {word} "{what}": use one of {", ".join(table)}, or a {"Gpu" if table is GPUS else "Link"}(…) of your own.'
+            )
         return table[what]
     return what
 

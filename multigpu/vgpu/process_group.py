@@ -122,7 +122,9 @@ class VirtualGroup(dist.ProcessGroup):
         if work is None:
             return plain
         clock, index = work.meter.machine.clock, work.meter.index
-        seconds = KERNEL_OVERHEAD + ring_seconds(name, _traffic(name, args, self.size()), self.size(), work.meter.machine.link)
+        seconds = KERNEL_OVERHEAD + ring_seconds(
+            name, _traffic(name, args, self.size()), self.size(), work.meter.machine.link
+        )
         work.times = torch.tensor([clock.arrive(index)], dtype=torch.float64)
         latest = dist.AllreduceOptions()
         latest.reduceOp = dist.ReduceOp.MAX
@@ -157,7 +159,10 @@ class VirtualGroup(dist.ProcessGroup):
         work, plain = self._start("recv", (tensors,), lambda tensors: self.gloo.recv(tensors, rank, 2 * tag))
         if work is None:
             return plain
-        seconds = work.meter.machine.link.latency + sum(tensor.nbytes for tensor in tensors) / work.meter.machine.link.bandwidth
+        seconds = (
+            work.meter.machine.link.latency
+            + sum(tensor.nbytes for tensor in tensors) / work.meter.machine.link.bandwidth
+        )
         arrived = work.meter.machine.clock.arrive(work.meter.index)
         work.times = torch.zeros(1, dtype=torch.float64)
         work.works.append(self.gloo.recv([work.times], rank, 2 * tag + 1))

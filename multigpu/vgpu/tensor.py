@@ -92,7 +92,9 @@ class VirtualTensor(torch.Tensor):
 def wrap(payload: torch.Tensor, block: Block) -> VirtualTensor:
     """A tensor on the block's device with the payload's shape, strides and type."""
     if payload.layout is not torch.strided:
-        tensor = _make(VirtualTensor, payload.size(), dtype=payload.dtype, layout=payload.layout, device=block.meter.device)
+        tensor = _make(
+            VirtualTensor, payload.size(), dtype=payload.dtype, layout=payload.layout, device=block.meter.device
+        )
     elif payload.is_contiguous() and not payload.storage_offset():
         tensor = _make(VirtualTensor, payload.shape, dtype=payload.dtype, device=block.meter.device)
     else:

@@ -80,14 +80,41 @@ class Timeline:
                 bars = [((s - self.start) / scale, (t - s) / scale) for s, t in merged(spans, self.start, self.end)]
                 if bars:
                     shown[name] = axes.broken_barh(bars, (lane + bottom, height), color=colour, linewidth=0)
-            axes.text(1.005, lane + 0.4, f"busy {self.busy(device):.0%}", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+            axes.text(
+                1.005,
+                lane + 0.4,
+                f"busy {self.busy(device):.0%}",
+                transform=axes.get_yaxis_transform(),
+                va="center",
+                fontsize=8,
+            )
         axes.set_yticks([lane + 0.4 for lane in range(len(self.devices))], [str(device) for device in self.devices])
-        axes.set(xlim=(0, (self.end - self.start) / scale), ylim=(len(self.devices), 0), xlabel=f"simulated time ({unit})")
+        axes.set(
+            xlim=(0, (self.end - self.start) / scale), ylim=(len(self.devices), 0), xlabel=f"simulated time ({unit})"
+        )
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
         handles = [*shown.values(), axes.broken_barh([], (0, 0), color=IDLE)]
-        axes.legend(handles, [*shown, "idle"], loc="lower left", bbox_to_anchor=(0, 1), ncols=6, frameon=False, fontsize=8, handlelength=1)
-        axes.annotate(self.label, (1, 1), (0, 6), xycoords="axes fraction", textcoords="offset points", ha="right", fontsize=7, color="#555555")
+        axes.legend(
+            handles,
+            [*shown, "idle"],
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=6,
+            frameon=False,
+            fontsize=8,
+            handlelength=1,
+        )
+        axes.annotate(
+            self.label,
+            (1, 1),
+            (0, 6),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="right",
+            fontsize=7,
+            color="#555555",
+        )
         if title:
             axes.set_title(title, pad=22)
         if isinstance(target, (str, Path)):

@@ -5,10 +5,12 @@ from typing import Any
 import torch
 
 from multigpu.vgpu.clock import HOST
-from multigpu.vgpu.dispatch import HANDLERS, VirtualTensor, execute, needs_numbers, payload_device, plan_of, stopped
+from multigpu.vgpu.dispatch import execute, payload_device, plan_of
 from multigpu.vgpu.machine import current
 from multigpu.vgpu.memory import Meter
-from multigpu.vgpu.tensor import place
+from multigpu.vgpu.plans import HANDLERS
+from multigpu.vgpu.refusals import needs_numbers, stopped
+from multigpu.vgpu.tensor import VirtualTensor, place
 
 aten = torch.ops.aten
 

@@ -16,7 +16,9 @@ def difference(ours: nn.Module, theirs: nn.Module) -> float:
         assert (mine.grad is None) == (other.grad is None)
         if mine.grad is not None:
             pairs.append((mine.grad, other.grad))
-    return max((mine.detach().cpu().double() - other.detach().cpu().double()).abs().max().item() for mine, other in pairs)
+    return max(
+        (mine.detach().cpu().double() - other.detach().cpu().double()).abs().max().item() for mine, other in pairs
+    )
 
 
 def train(

@@ -25,7 +25,11 @@ def test_two_devices_in_one_operation(two):
             call()
     with pytest.raises(RuntimeError, match=MISMATCH.format("vgpu:0", "cpu")):
         x * torch.ones(3)
-    with pytest.raises(RuntimeError, match=MISMATCH.format("vgpu:1", "vgpu:0") + r" \(when checking argument for argument \w+ in method wrapper_VGPU_addmm\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=MISMATCH.format("vgpu:1", "vgpu:0")
+        + r" \(when checking argument for argument \w+ in method wrapper_VGPU_addmm\)",
+    ):
         nn.Linear(3, 3).to(second)(x[None])
     with pytest.raises(RuntimeError, match=MISMATCH.format("vgpu:0", "vgpu:1")):
         torch.cat([x, y])
@@ -70,7 +74,10 @@ def test_reading_and_printing(two):
     assert repr(x) == "tensor([[ 1.5000,  2.0000],\n        [-3.0000,  4.2500]], device='vgpu:1')"
     assert f"{x[0, 0]:.2f}" == "1.50" and bool((x == x).all()) and len(x) == 2
     assert "grad_fn=<MulBackward0>" in repr(x.requires_grad_() * 2)
-    assert repr(nn.Parameter(x[0].detach())) == "Parameter containing:\ntensor([1.5000, 2.0000], device='vgpu:1', requires_grad=True)"
+    assert (
+        repr(nn.Parameter(x[0].detach()))
+        == "Parameter containing:\ntensor([1.5000, 2.0000], device='vgpu:1', requires_grad=True)"
+    )
     assert repr(torch.ones(0, device=two[0])) == "tensor([], device='vgpu:0')"
     assert x.is_vgpu and not x.is_cuda and x.get_device() == 1 and str(x.device) == "vgpu:1"
 
@@ -179,7 +186,7 @@ def test_an_exception_in_backward_comes_out_as_it_is(two):
 def test_an_operation_that_the_backend_cannot_do(two):
     library = torch.library.Library("vgputest", "DEF")
     library.define("nowhere(Tensor x) -> Tensor")
-    with pytest.raises(NotImplementedError, match="Virtual GPUs cannot run the operation .*nowhere"):
+    with pytest.raises(NotImplementedError, match=r"Virtual GPUs cannot run the operation .*nowhere"):
         torch.ops.vgputest.nowhere(torch.ones(2, device=two[0]))
 
 
@@ -202,7 +209,6 @@ def test_starting_twice_and_stopping():
             with pytest.raises(RuntimeError, match="have been stopped"):
                 use()
         assert repr(x) == "tensor(..., size=(2,), device='vgpu:0')"
-        del x
         assert torch.vgpu.memory_allocated(0) == 0
 
 
@@ -220,7 +226,7 @@ def test_stopping_puts_torch_back():
     [
         ({"count": 0}, "count is 0"),
         ({"count": "2"}, "count is '2'"),
-        ({"gpu": "V1000"}, "there is no GPU \"V1000\": use one of V100-16GB"),
+        ({"gpu": "V1000"}, 'there is no GPU "V1000": use one of V100-16GB'),
         ({"link": "NVLink9"}, 'there is no link "NVLink9"'),
         ({"memory": "64 MB"}, "memory is '64 MB'"),
         ({"memory": -1}, "memory is -1"),

@@ -51,7 +51,16 @@ def test_small_tensors_are_rounded_up_as_cudas_allocator_does(small):
 
 def test_views_share_and_keep_their_storage(small):
     x = torch.zeros(256, 1024, device=small[0])
-    views = [x.view(-1), x.t(), x[3:5], x.detach(), x.expand(2, 256, 1024), *x.chunk(4), x.unsqueeze(0).permute(2, 1, 0), x.reshape(512, 512)]
+    views = [
+        x.view(-1),
+        x.t(),
+        x[3:5],
+        x.detach(),
+        x.expand(2, 256, 1024),
+        *x.chunk(4),
+        x.unsqueeze(0).permute(2, 1, 0),
+        x.reshape(512, 512),
+    ]
     assert held(small[0]) == MIB
     del x
     assert held(small[0]) == MIB
@@ -111,7 +120,10 @@ def test_out_of_memory_in_cudas_words(small):
     )
     assert isinstance(caught.value, RuntimeError)
     assert held(small[1]) == 40 * MIB
-    for call in (lambda: torch.empty(65 * MIB, dtype=torch.uint8, device=small[0]), lambda: torch.zeros(65 * MIB // 4).to(small[0])):
+    for call in (
+        lambda: torch.empty(65 * MIB, dtype=torch.uint8, device=small[0]),
+        lambda: torch.zeros(65 * MIB // 4).to(small[0]),
+    ):
         with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 65.00 MiB. GPU 0"):
             call()
     assert held(small[0]) == 0
@@ -136,7 +148,9 @@ def test_out_of_memory_in_backward_is_given_back_and_training_goes_on():
             net(torch.ones(8, 256, device=place)).square().mean().backward()
         update.step()
         torch.optim.SGD(plain.parameters(), lr=0.1).step()
-        assert all(torch.equal(ours.cpu(), theirs) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True))
+        assert all(
+            torch.equal(ours.cpu(), theirs) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True)
+        )
 
 
 def test_a_model_too_large_for_one_fits_on_two():
@@ -160,7 +174,10 @@ def test_more_than_the_host_has(monkeypatch):
     """A virtual GPU's numbers live on the host: where that has no room, the device says so before it takes any."""
     with vgpu.running(count=2, gpu="H100-80GB") as (first, _):
         monkeypatch.setattr(memory, "host_memory", lambda: 100 * MIB)
-        with pytest.raises(torch.OutOfMemoryError, match=r"The host is out of memory. Tried to allocate 200.00 MiB on vgpu:0.*compute=False"):
+        with pytest.raises(
+            torch.OutOfMemoryError,
+            match=r"The host is out of memory. Tried to allocate 200.00 MiB on vgpu:0.*compute=False",
+        ):
             torch.zeros(200 * MIB // 4, device=first)
         with pytest.raises(torch.OutOfMemoryError, match="The host is out of memory"):
             torch.empty(200 * MIB, dtype=torch.uint8).to(first)
@@ -177,7 +194,12 @@ def test_who_holds_the_memory(small):
     model[2].weight = model[0].weight
     update = torch.optim.Adam(model.parameters())
     nbytes = 256 * KIB
-    assert vgpu.memory_held(model, update)[small[0]] == {"weights": nbytes, "gradients": 0, "optimizer": 0, "activations": 0}
+    assert vgpu.memory_held(model, update)[small[0]] == {
+        "weights": nbytes,
+        "gradients": 0,
+        "optimizer": 0,
+        "activations": 0,
+    }
     x = torch.zeros(128, 256, device=small[0])
     out = model(x).sum()
     after_forward = vgpu.memory_held(model, update)

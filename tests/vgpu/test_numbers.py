@@ -50,13 +50,22 @@ def indexing(x, weight):
     positive = y[y > 0].sum()
     picked = y[:, [0, 2]].sum() + y.gather(2, torch.zeros_like(y, dtype=torch.long)).sum()
     ordered = y.sort(1)[0][:, 0].sum() + y.cumsum(1).mean() + y.topk(2, 2)[0].mean()
-    return y[:, -1] + positive + picked + ordered + torch.where(y > 0, y, -y).mean() + torch.einsum("bij,bkj->bik", y, y).mean()
+    return (
+        y[:, -1]
+        + positive
+        + picked
+        + ordered
+        + torch.where(y > 0, y, -y).mean()
+        + torch.einsum("bij,bkj->bik", y, y).mean()
+    )
 
 
 def attention(x, weight):
     q, k, v = (x @ weight).reshape(4, 7, 3, 3, 4).permute(2, 0, 3, 1, 4)
     mask = torch.ones(7, 7, dtype=torch.bool, device=x.device).tril()
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True) + F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True) + F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask
+    )
 
 
 class Tied(nn.Module):
@@ -84,7 +93,10 @@ class Cells(nn.Module):
 class Checkpointed(nn.Module):
     def __init__(self, reentrant):
         super().__init__()
-        self.body, self.reentrant = nn.Sequential(nn.Linear(12, 30), nn.Dropout(0.3), nn.Tanh(), nn.Linear(30, 12)), reentrant
+        self.body, self.reentrant = (
+            nn.Sequential(nn.Linear(12, 30), nn.Dropout(0.3), nn.Tanh(), nn.Linear(30, 12)),
+            reentrant,
+        )
 
     def forward(self, x):
         return checkpoint(self.body, x.requires_grad_(), use_reentrant=self.reentrant)
@@ -120,7 +132,10 @@ SAME_KERNELS = {
 OTHER_KERNELS = {
     "dropout": (lambda: nn.Sequential(nn.Linear(12, 50), nn.Dropout(0.5), nn.Linear(50, 3)), sequences),
     "transformer encoder with dropout": (lambda: encoder(0.1), sequences),
-    "multi-head attention": (lambda: Function(lambda x, w: nn.functional.softmax(x @ w @ x.mT, -1) @ x, 12, 12), sequences),
+    "multi-head attention": (
+        lambda: Function(lambda x, w: nn.functional.softmax(x @ w @ x.mT, -1) @ x, 12, 12),
+        sequences,
+    ),
     "RNN": (lambda: nn.RNN(12, 6, 2, batch_first=True, bidirectional=True), sequences),
     "LSTM": (lambda: nn.LSTM(12, 6, 2, batch_first=True, bidirectional=True), sequences),
     "GRU": (lambda: nn.GRU(12, 6, 2, batch_first=True, bidirectional=True), sequences),
@@ -157,7 +172,9 @@ def test_recurrent_layers_in_double_and_their_derivatives(two, kind):
 OPTIMIZERS = [
     name
     for name, kind in vars(torch.optim).items()
-    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in ("Optimizer", "LBFGS", "SparseAdam")
+    if isinstance(kind, type)
+    and issubclass(kind, torch.optim.Optimizer)
+    and name not in ("Optimizer", "LBFGS", "SparseAdam")
 ]
 
 
@@ -165,10 +182,14 @@ OPTIMIZERS = [
 def test_every_optimizer(two, name):
     """In its default form, which is foreach on a GPU; and foreach and fused as the CPU has them, to the bit."""
     kind = getattr(torch.optim, name)
-    make = (lambda: nn.Sequential(nn.Linear(12, 16, bias=False), nn.Linear(16, 3, bias=False))) if name == "Muon" else mlp
+    make = (
+        (lambda: nn.Sequential(nn.Linear(12, 16, bias=False), nn.Linear(16, 3, bias=False))) if name == "Muon" else mlp
+    )
     assert train(make, sequences(), device=two[1], optimizer=lambda p: kind(p, lr=1e-2))[0] <= 1e-6
     for form in {"foreach", "fused"} & set(inspect.signature(kind).parameters):
-        assert train(make, sequences(), device=two[1], optimizer=lambda p, f=form: kind(p, lr=1e-2, **{f: True}))[0] == 0
+        assert (
+            train(make, sequences(), device=two[1], optimizer=lambda p, f=form: kind(p, lr=1e-2, **{f: True}))[0] == 0
+        )
 
 
 def test_lbfgs(two):

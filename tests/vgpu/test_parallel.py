@@ -26,7 +26,10 @@ def data_parallel(devices: list, steps: int = 3, on_host: bool = True) -> tuple[
     plain = CNN().double()
     there = copy.deepcopy(plain).to(devices[0])
     x, y = batch()
-    for model, first in ((plain, torch.device("cpu")), (nn.DataParallel(there, [d.index for d in devices]), devices[0])):
+    for model, first in (
+        (plain, torch.device("cpu")),
+        (nn.DataParallel(there, [d.index for d in devices]), devices[0]),
+    ):
         update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for _ in range(steps):
             out = model(x if on_host else x.to(first))
@@ -110,7 +113,7 @@ def test_comm_functions(two):
     assert comm.broadcast_coalesced([x, x.half()], [0, 1])[1][1].dtype is torch.float16
 
 
-WORKER = '''
+WORKER = """
 import json, sys, torch
 from datetime import timedelta
 import torch.distributed as dist
@@ -213,7 +216,7 @@ elif what == "late":
 dist.barrier()
 print(json.dumps(told))
 dist.destroy_process_group()
-'''
+"""
 
 
 def two_processes(what: str, tmp_path) -> list[dict]:

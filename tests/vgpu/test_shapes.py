@@ -11,7 +11,7 @@ from conftest import ROOT
 from multigpu import vgpu
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from resnet50 import resnet50  # noqa: E402  the benchmarks' network
+from resnet50 import resnet50
 
 
 def held(device) -> int:
@@ -45,11 +45,15 @@ def test_seven_billion_parameters_do_not_fit_on_one_and_fit_on_two():
             super().__init__()
             width, inner = 4096, 11008
             self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-            self.up, self.gate, self.down = (nn.Linear(a, b, bias=False) for a, b in ((width, inner), (width, inner), (inner, width)))
+            self.up, self.gate, self.down = (
+                nn.Linear(a, b, bias=False) for a, b in ((width, inner), (width, inner), (inner, width))
+            )
 
         def forward(self, x):
             q, k, v = (part.unflatten(-1, (32, 128)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-            x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+            x = x + self.out(
+                nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            )
             return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
     def build(places):
@@ -60,7 +64,7 @@ def test_seven_billion_parameters_do_not_fit_on_one_and_fit_on_two():
         return layers
 
     with vgpu.running(count=2, gpu="V100-16GB", compute=False) as (first, second):
-        with pytest.raises(torch.OutOfMemoryError, match="GPU 0 has a total capacity of 16.00 GiB"):
+        with pytest.raises(torch.OutOfMemoryError, match=r"GPU 0 has a total capacity of 16.00 GiB"):
             build([first] * 32)
         assert held(first) == 0
         layers = build([first] * 16 + [second] * 16)
@@ -76,8 +80,16 @@ def test_seven_billion_parameters_do_not_fit_on_one_and_fit_on_two():
 def test_what_needs_numbers_says_so():
     with vgpu.running(count=1, compute=False) as (device,):
         x = torch.ones(3, device=device)
-        for call in (lambda: x.sum().item(), lambda: x.cpu(), lambda: x.tolist(), lambda: x.nonzero(), lambda: bool(x[0] > 0)):
-            with pytest.raises(RuntimeError, match="needs numbers, and the virtual GPUs were started with compute=False"):
+        for call in (
+            lambda: x.sum().item(),
+            lambda: x.cpu(),
+            lambda: x.tolist(),
+            lambda: x.nonzero(),
+            lambda: bool(x[0] > 0),
+        ):
+            with pytest.raises(
+                RuntimeError, match="needs numbers, and the virtual GPUs were started with compute=False"
+            ):
                 call()
         assert repr(x) == "tensor(..., size=(3,), device='vgpu:0')"
 
