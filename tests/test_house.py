@@ -24,7 +24,7 @@ LAYERS = (
 )
 PACKAGES = {
     "vgpu": (
-        ("presets", "memory", "unwinding", "plans"),
+        ("presets", "memory", "engine", "plans"),
         ("clock", "cost"),
         ("machine",),
         ("tensor",),

@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 
 from multigpu.errors import UserError
-from multigpu.vgpu import unwinding
+from multigpu.vgpu import engine
 
 OLDEST, TOO_NEW = (2, 11), (2, 14)
 _libraries: list[torch.library.Library] = []  # a registration lives as long as its library object
@@ -41,7 +41,7 @@ def register(device_module: ModuleType) -> None:
     from torch.optim.optimizer import _foreach_supported_types
     from torch.utils import backend_registration
 
-    backend_registration._setup_privateuseone_for_python_backend("vgpu", device_module, Hooks(), unwinding.Guard())
+    backend_registration._setup_privateuseone_for_python_backend("vgpu", device_module, Hooks(), engine.Guard())
     sys.modules["torch.vgpu"] = device_module  # so that `import torch.vgpu` works, as for torch's own devices
 
     from multigpu.vgpu import autocast, kernels, loading, transfer  # noqa: F401  transfer adds its handlers

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from multigpu.vgpu import comm, unwinding
+from multigpu.vgpu import comm, engine
 from multigpu.vgpu.machine import Machine
 
 _undo: list[Any] = []
@@ -22,14 +22,7 @@ def install(machine: Machine) -> None:
     theirs = torch.utils.swap_tensors
     torch.utils.swap_tensors = lambda first, second: _swap(theirs, first, second)
     _undo.append(lambda: setattr(torch.utils, "swap_tensors", theirs))
-    # The device guard that torch offers to Python backends knows of one device. Autograd would start one thread for
-    # it and fail on vgpu:1; without threads of its own it runs all devices in the caller's.
-    threads = (
-        torch.autograd.is_multithreading_enabled() if hasattr(torch.autograd, "is_multithreading_enabled") else True
-    )
-    torch.autograd.set_multithreading_enabled(False)
-    _undo.append(lambda: torch.autograd.set_multithreading_enabled(threads))
-    _undo.append(unwinding.install())
+    _undo.append(engine.install())
     # DataParallel's copies, and process groups, for this device.
     _undo.append(comm.install())
     if torch.distributed.is_available():

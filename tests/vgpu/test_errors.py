@@ -157,7 +157,7 @@ def test_data_set_and_shared_views(two):
 
 
 def test_an_exception_in_backward_comes_out_as_it_is(two):
-    """It has to cross autograd's engine; without unwinding.py the process aborts here."""
+    """It has to cross autograd's engine; without engine.py the process aborts here."""
     weight = torch.ones(3, device=two[1], requires_grad=True)
 
     class Careless(torch.autograd.Function):

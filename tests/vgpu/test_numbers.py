@@ -334,3 +334,13 @@ def test_a_step_across_two_devices(two):
     there[2](torch.tanh(there[0](sequences().to(two[0]))).to(two[1])).square().mean().backward()
     assert difference(plain, there) == 0
     assert there[0].weight.grad.device == two[0] and there[2].weight.grad.device == two[1]
+
+
+def test_backward_in_a_thread_of_the_users(two):
+    from threading import Thread
+
+    weight = torch.ones(3, device=two[1], requires_grad=True)
+    thread = Thread(target=lambda: (weight * 2).sum().backward())
+    thread.start()
+    thread.join()
+    assert weight.grad.tolist() == [2, 2, 2]

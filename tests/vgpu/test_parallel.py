@@ -162,6 +162,25 @@ if what in ("ddp", "bucket_view", "unsynchronised"):
     timeline = vgpu.timeline()
     told["collectives"] = [(e.device, e.start, e.end) for e in timeline.events if e.kind == "collective"]
     told["elapsed"] = vgpu.elapsed()
+elif what == "pipeline":
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    device = (first, second)[rank]
+    torch.manual_seed(0)
+    parts = [nn.Sequential(nn.Linear(10, 20), nn.Tanh()), nn.Linear(20, 5)]
+    serial = nn.Sequential(*parts)
+    x, y = torch.randn(8, 10), torch.randn(8, 5)
+    nn.functional.mse_loss(serial(x), y).backward()
+    expected = [parameter.grad.clone() for parameter in parts[rank].parameters()]
+    for schedule in (ScheduleGPipe, Schedule1F1B):
+        stage = parts[rank].to(device)
+        stage.zero_grad()
+        run = schedule(PipelineStage(stage, rank, 2, device), 4, loss_fn=nn.MSELoss())
+        run.step(x.to(device)) if rank == 0 else run.step(target=y.to(device))
+        grads = [parameter.grad.cpu() for parameter in stage.parameters()]
+        told[schedule.__name__] = max((g - e).abs().max().item() for g, e in zip(grads, expected))
+    kinds = [event.name for event in vgpu.timeline().events if event.kind == "collective"]
+    told["sends"] = kinds.count("send"), kinds.count("recv")
 elif what == "one_device":
     torch.manual_seed(0)
     model = nn.Linear(10, 5).to(first)
@@ -251,6 +270,12 @@ def test_ddp_without_the_synchronisation_differs(tmp_path):
 def test_ddp_with_device_ids(tmp_path):
     zero, one = two_processes("one_device", tmp_path)
     assert zero["weights"] == one["weights"]
+
+
+def test_torchs_pipelines_equal_the_serial_run(tmp_path):
+    for rank in two_processes("pipeline", tmp_path):
+        assert rank["ScheduleGPipe"] <= 1e-7 and rank["Schedule1F1B"] <= 1e-7
+        assert rank["sends"][0] >= 8 and rank["sends"][1] >= 8
 
 
 def test_collectives_between_processes(tmp_path):

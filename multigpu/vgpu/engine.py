@@ -1,9 +1,12 @@
-"""What happens to an exception in backward? It must pass through autograd's engine, which calls Python on the way.
+"""What does autograd's engine need to run on virtual GPUs? One thread for all of them, and a way out for exceptions.
 
-While a Python exception unwinds the engine (OutOfMemoryError in a kernel, an error in a user's hook), the engine restores
-the device's stream, and for that asks the device guard, which is in Python, for its device type. Python code that is
-called while an exception is pending fails, and in this place the process would abort. So the guard takes the exception
-aside; the engine ends without one, and `run_backward` raises it again.
+Threads: the device guard that torch offers to Python backends knows of one device. The engine would start one thread
+for it and fail on vgpu:1; told to use none of its own, it runs all devices in the thread that calls backward.
+
+Exceptions: while a Python exception unwinds the engine (OutOfMemoryError in a kernel, an error in a user's hook), the
+engine restores the device's stream, and for that asks the device guard, which is in Python, for its device type. Python
+code that is called while an exception is pending fails, and in this place the process would abort. So the guard takes
+the exception aside; the engine ends without one, and `run_backward` raises it again.
 """
 
 import ctypes
@@ -39,7 +42,8 @@ class Engine:
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         before = len(_aside)
         try:
-            return self._engine.run_backward(*args, **kwargs)
+            with torch.autograd.set_multithreading_enabled(False):  # it holds for the calling thread
+                return self._engine.run_backward(*args, **kwargs)
         except SystemError:
             if len(_aside) == before:
                 raise
