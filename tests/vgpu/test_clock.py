@@ -254,6 +254,42 @@ def test_the_picture_shows_every_event_and_the_label(round_gpus):
     assert timeline.plot(other) is other.figure and other.collections
 
 
+def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(round_gpus):
+    """Two replicas' threads start at the main thread's time and each pays for both; the main thread waits for the later."""
+    from threading import Thread
+
+    x = torch.zeros(10, device=round_gpus[0])
+    clock, start = vgpu._current().clock, vgpu.elapsed()
+    clock.sharing = 2
+    threads = [Thread(target=lambda n=n: [x.detach().add(1) for _ in range(n)]) for n in (3, 5)]
+    for thread in threads:
+        thread.start()
+        thread.join()  # one after the other, and still both at the same simulated time
+    assert clock.main.time == start
+    assert vgpu.elapsed() == pytest.approx(start + 5 * 2 * LAUNCH_OVERHEAD, abs=2 * KERNEL_OVERHEAD)
+
+
+def test_backward_has_a_host_thread_for_each_device(round_gpus):
+    """As autograd has for GPUs: two launch-bound backward passes at once take the time of one."""
+    weights = [torch.ones(10, device=device, requires_grad=True) for device in round_gpus]
+
+    def backward(which):
+        loss = sum(out.sum().to(round_gpus[0]) for out in which)
+        start = vgpu.elapsed()
+        loss.backward()
+        return vgpu.elapsed() - start
+
+    def chain(weight):
+        out = weight
+        for _ in range(50):
+            out = out * 2
+        return out
+
+    backward([chain(weights[0])])
+    one, both = backward([chain(weights[0])]), backward([chain(weight) for weight in weights])
+    assert one > 50 * LAUNCH_OVERHEAD and both < 1.3 * one + CABLE.latency * 2
+
+
 def test_merged_spans():
     assert merged([(3, 4), (0, 1), (0.5, 2), (5, 9)], 0.25, 6) == [(0.25, 2), (3, 4), (5, 6)]
     assert merged([(0, 1)], 2, 3) == [] and Timeline([], [torch.device("cpu", 0)], 0, 0, "x").busy(0) == 0

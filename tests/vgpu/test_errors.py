@@ -147,6 +147,7 @@ def test_data_set_and_shared_views(two):
     alias = x.detach()
     alias.t_()
     assert x.shape == (2, 3) and alias.shape == (3, 2)
+    assert x.tolist() == [[0, 0, 1], [1, 1, 1]] and alias.tolist() == [[0, 1], [0, 1], [1, 1]]
     x.data = torch.full((4,), 7.0, device=two[0])
     assert x.tolist() == [7, 7, 7, 7] and alias.sum().item() == 4
     x.unsqueeze_(0).resize_(1, 2)

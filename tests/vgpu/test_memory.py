@@ -192,6 +192,7 @@ def test_who_holds_the_memory(small):
     """Weights, gradients, optimizer and the rest; tied weights once; together what is allocated."""
     model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Tanh(), nn.Linear(256, 256, bias=False)).to(small[0])
     model[2].weight = model[0].weight
+    model.register_buffer("again", model[0].weight.detach())  # the same storage
     update = torch.optim.Adam(model.parameters())
     nbytes = 256 * KIB
     assert vgpu.memory_held(model, update)[small[0]] == {

@@ -230,6 +230,12 @@ elif what == "late":
     work.wait()
     event = next(e for e in vgpu.timeline().events if e.kind == "collective")
     told = {"before": before, "start": event.start, "end": event.end}
+    # Whoever reads without waiting still gets the sum, and not before it is there.
+    again = torch.full((10**6,), rank + 1.0, device=second)
+    dist.all_reduce(again, async_op=True)
+    told["sum"] = (again * 1).sum().item()
+    events = [e for e in vgpu.timeline().events if e.device == 1]
+    told["read"] = [next(e.end for e in events if e.kind == "collective"), next(e.start for e in events if e.name == "mul")]
     dist.barrier()
     told["after barrier"] = vgpu.elapsed()
 dist.barrier()
@@ -294,4 +300,6 @@ def test_a_collective_starts_when_the_last_rank_arrives(tmp_path):
     assert zero["start"] == one["start"] >= one["before"] and zero["end"] == one["end"]
     ring = 2 * (3.4e-6 + 4e6 / 2 / 150e9)  # two ranks: 2 (n−1) (alpha + bytes/n · beta)
     assert zero["end"] - zero["start"] == pytest.approx(ring + 2e-6)
+    for rank in (zero, one):
+        assert rank["sum"] == 3e6 and rank["read"][1] >= rank["read"][0]
     assert zero["after barrier"] == pytest.approx(one["after barrier"], abs=1e-9)
