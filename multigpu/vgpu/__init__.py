@@ -18,7 +18,6 @@ import torch
 from multigpu.errors import UserError
 from multigpu.vgpu import backend, device_module, usage
 from multigpu.vgpu import machine as _machine
-from multigpu.vgpu.clock import Event
 from multigpu.vgpu.machine import Machine
 from multigpu.vgpu.presets import GPUS, LINKS, Gpu, Link, named, size_in_bytes
 from multigpu.vgpu.timeline import Timeline
@@ -115,8 +114,7 @@ def timeline(since: float = 0.0) -> Timeline:
     """What the devices have done from `since` (simulated seconds, as `elapsed` gives them) until now."""
     machine = _current()
     end = machine.clock.synchronize()
-    events = (Event(*fields) for fields in machine.clock.events)
-    return Timeline(events, machine.devices, since, end, machine.label())
+    return Timeline(machine.clock.events(), machine.devices, since, end, machine.label())
 
 
 def memory_held(

@@ -14,6 +14,7 @@ Nothing is read from a real clock, so two runs of a program give the same times.
 """
 
 import threading
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
@@ -43,11 +44,11 @@ class Event(NamedTuple):
 class Host:
     """The clock of one thread of the host, and in backward one a device."""
 
-    __slots__ = ("branches", "share", "task", "thread", "time")
+    __slots__ = ("branches", "share", "task", "thread", "thread_id", "time")
 
     def __init__(self, time: float, share: int):
         self.time, self.share = time, share
-        self.thread = threading.current_thread()
+        self.thread, self.thread_id = threading.current_thread(), get_ident()
         self.task, self.branches = -1, {}
 
     def launch(self, device: int, task: int) -> float:
@@ -76,7 +77,8 @@ class Clock:
         self.link, self.host_link = link, LINKS[gpu.host]
         self.free = [0.0] * count  # when a device has done all that was given to it
         self.engines: dict[tuple[int, int], float] = {}  # likewise the copy engine of (source, destination)
-        self.events: list[tuple] = []  # the fields of an Event each; a plain tuple is made faster
+        self.log: list[Any] = []  # the fields of all events, one after the other: a million objects would slow Python's
+        # garbage collector, and with it every operation
         self.pending: dict[int, Any] = {}  # collectives under way, by the identity of the blocks that they write
         self.updating = False  # inside an optimizer's step
         self.sharing = 1  # how many replicas' threads share Python's lock
@@ -99,11 +101,22 @@ class Clock:
     def compute(self, device: int, name: str, seconds: float) -> None:
         """An operation of `seconds` on the device."""
         task = _backward()
-        start = self.host().launch(device, task)
+        host = self.main if self.main.thread_id == get_ident() and not self.children else self.host()
+        if task == host.task == -1:
+            host.time += LAUNCH_OVERHEAD * host.share
+            start = host.time
+        else:
+            start = host.launch(device, task)
         if start < self.free[device]:
             start = self.free[device]
         end = self.free[device] = start + KERNEL_OVERHEAD + seconds
-        self.events.append((device, "compute", self._phase(task), name, start, end, None))
+        phase = "update" if self.updating else "forward" if task == -1 else "backward"
+        self.log += (device, "compute", phase, name, start, end, None)
+
+    def events(self) -> list[Event]:
+        """What has happened so far, in the order in which it was launched."""
+        fields = len(Event._fields)
+        return [Event(*self.log[i : i + fields]) for i in range(0, len(self.log), fields)]
 
     def phase(self) -> str:
         return self._phase(_backward())
@@ -124,7 +137,7 @@ class Clock:
         if destination != HOST:
             self.free[destination] = max(self.free[destination], end)
         name = f"{place(source)} → {place(destination)}"
-        self.events.append((device, "transfer", self._phase(task), name, start, end, peer))
+        self.log += (device, "transfer", self._phase(task), name, start, end, peer)
         if wait:
             host.time = max(host.join(), end)
 

@@ -49,11 +49,15 @@ class Costs:
 
     def seconds(self, func: Callable, args: list, kwargs: dict, read: list, out: object) -> float:
         """The time of one call on payloads: `read` are the virtual tensors among its arguments, `out` is its result."""
+        key = [id(func)]
+        for tensor in read:
+            key.append(tensor.shape)
+            key.append(tensor.dtype)
         if type(out) is torch.Tensor:
-            key = (func, out.shape, *[(tensor.shape, tensor.dtype) for tensor in read])
-        else:
-            written = [tensor.shape for tensor in out or () if tensor is not None]
-            key = (func, *written, *[(tensor.shape, tensor.dtype) for tensor in read])
+            key.append(out.shape)
+        elif out is not None:
+            key += [tensor.shape for tensor in out if tensor is not None]
+        key = tuple(key)
         seconds = self.known.get(key)
         if seconds is None:
             written = out if isinstance(out, (tuple, list)) else (out,)

@@ -22,20 +22,20 @@ SMALL = 4096  # elements; see shapes_only
 MASKS = (torch.bool, torch.uint8)
 DETACH = aten.detach.default
 PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
-_plans: dict[Any, Plan] = {}
+_plans: dict[int, Plan] = {}  # by the operation's identity: its own hash is computed in Python
 
 
 def plan_of(func: torch._ops.OpOverload) -> Plan:
-    plan = _plans.get(func)
+    plan = _plans.get(id(func))
     if plan is None:
-        plan = _plans[func] = Plan(func, view, decompose)
+        plan = _plans[id(func)] = Plan(func, view, decompose)
     return plan
 
 
 # This is the hot path: every operation of a training step passes through it, so it is written for few steps of Python.
 def dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     """Run one operation that has a virtual tensor, or a virtual device, among its arguments."""
-    plan = _plans.get(func) or plan_of(func)
+    plan = _plans.get(id(func)) or plan_of(func)
     if plan.handler is not None:
         return plan.handler(func, args, kwargs)
     if plan.resizes:
@@ -100,7 +100,11 @@ def execute(plan: Plan, func: Callable, flat: list, named: dict, found: list[Vir
 
 def _wrapped(out: Tensor, found: list[VirtualTensor], meter: Meter) -> Tensor:
     """The virtual tensor for a result: the argument itself, a view on an argument, or a new one."""
-    key, nbytes = identity(out)
+    if out.is_sparse:
+        key, nbytes = identity(out)
+    else:
+        storage = out.untyped_storage()
+        key, nbytes = storage._cdata, storage.nbytes()
     for tensor in found:
         if tensor._block.key == key:
             return tensor if out is tensor._payload else _alias(out, tensor, found)
@@ -211,6 +215,8 @@ def _unwrap(value: Any, found: list[VirtualTensor], hosts: list[Tensor]) -> Any:
     if kind in PLAIN:
         return value
     if kind is list or kind is tuple:
+        if value and type(value[0]) is int:
+            return value  # a shape, or a stride
         return kind([_unwrap(part, found, hosts) for part in value])
     if isinstance(value, Tensor) and value.dim() > 0:
         hosts.append(value)

@@ -40,13 +40,14 @@ class Meter:
             )
 
     def take(self, nbytes: int) -> None:
-        if self.allocated + nbytes > self.capacity:
+        allocated = self.allocated + nbytes
+        if allocated > self.capacity:
             self.check(nbytes)
         # No lock: CPython changes threads only at calls and jumps, and there is none between this read and write.
-        self.allocated += nbytes
+        self.allocated = allocated
         self.made += 1
-        if self.allocated > self.peak:
-            self.peak = self.allocated
+        if allocated > self.peak:
+            self.peak = allocated
 
 
 class Block:

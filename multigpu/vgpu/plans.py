@@ -19,11 +19,12 @@ class Plan:
     """How one operation is run."""
 
     __slots__ = (
-        "careful", "foreach", "handler", "host_tensors", "kernel", "mutable", "name", "pointwise", "random", "resizes",
+        "careful", "foreach", "func", "handler", "host_tensors", "kernel", "mutable", "name", "pointwise", "random", "resizes",
         "waits", "writes",
     )  # fmt: skip
 
     def __init__(self, func: torch._ops.OpOverload, view: Callable, decompose: Callable):
+        self.func = func  # kept alive: plans are found by its identity
         packet, schema, tags = func.overloadpacket, func._schema, func.tags
         self.name = str(packet).removeprefix("aten.")
         self.kernel = KERNELS.get(packet, func._op)

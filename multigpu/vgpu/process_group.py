@@ -63,7 +63,7 @@ class VirtualWork(dist.Work):
             for work in self.works:
                 work.wait()
             start, self.end = self.schedule()
-            clock.events.append((self.meter.index, "collective", self.phase, self.name, start, self.end, None))
+            clock.log += (self.meter.index, "collective", self.phase, self.name, start, self.end, None)
             for block in self.blocks:
                 if clock.pending.get(id(block)) is self:
                     del clock.pending[id(block)]
