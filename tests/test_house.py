@@ -24,7 +24,7 @@ LAYERS = (
 )
 PACKAGES = {
     "vgpu": (
-        ("presets", "memory", "engine", "plans"),
+        ("presets", "memory", "engine", "pinned", "plans"),
         ("clock", "cost"),
         ("machine",),
         ("tensor",),

@@ -26,5 +26,6 @@ def gpus(count: int = 2) -> list[torch.device]:
     devices = already or vgpu.start(count)
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":  # one rank speaks for all
         has = "no GPU" if there == 0 else f"{there} GPU{'s' if there > 1 else ''}"
-        print(f"This machine has {has}: {count} virtual GPUs compute on the CPU instead ({vgpu.label()}).")
+        ones = f"{count} virtual GPUs compute" if count > 1 else "a virtual GPU computes"
+        print(f"This machine has {has}: {ones} on the CPU instead ({vgpu.label()}).")
     return devices[:count]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from multigpu.vgpu import comm, engine
+from multigpu.vgpu import comm, engine, pinned
 from multigpu.vgpu.machine import Machine
 
 _undo: list[Any] = []
@@ -23,6 +23,7 @@ def install(machine: Machine) -> None:
     torch.utils.swap_tensors = lambda first, second: _swap(theirs, first, second)
     _undo.append(lambda: setattr(torch.utils, "swap_tensors", theirs))
     _undo.append(engine.install())
+    _undo.append(pinned.install())
     # DataParallel's copies, and process groups, for this device.
     _undo.append(comm.install())
     if torch.distributed.is_available():

@@ -75,8 +75,10 @@ def to_copy(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
 def _move(origin: Meter | None, to: Meter | None, source: torch.Tensor, non_blocking: bool) -> None:
     """Tell the clock. As with CUDA the host waits for a copy from or to it, unless it is non_blocking.
 
-    A non_blocking copy from the host counts as one from pinned memory.
+    From the host that takes pinned memory; to the host torch itself pins the destination.
     """
+    if origin is None:
+        non_blocking = non_blocking and source.is_pinned()
     ends = (HOST if origin is None else origin.index, HOST if to is None else to.index)
     nbytes = source.numel() * source.element_size()
     (to or origin).machine.clock.transfer(*ends, nbytes, wait=HOST in ends and not non_blocking)

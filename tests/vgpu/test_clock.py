@@ -141,11 +141,25 @@ def test_transfers(round_gpus):
     assert last("transfer").name == "vgpu:1 → host"
 
 
-def test_non_blocking_lets_the_host_go_on(round_gpus):
-    data = torch.zeros(250_000)
-    clock = vgpu._current().clock
-    data.to(round_gpus[0], non_blocking=True)
-    assert clock.main.time == pytest.approx(LAUNCH_OVERHEAD) and clock.free[0] > clock.main.time
+def test_non_blocking_lets_the_host_go_on_if_the_memory_is_pinned(round_gpus):
+    clock, data = vgpu._current().clock, torch.zeros(250_000)
+    data.to(round_gpus[0], non_blocking=True)  # from pageable memory: the host waits
+    assert clock.main.time == clock.free[0]
+    pinned, before = data.pin_memory(), clock.main.time
+    assert pinned.is_pinned() and pinned[5:].is_pinned() and not data.is_pinned() and pinned.pin_memory() is pinned
+    pinned.to(round_gpus[0], non_blocking=True)
+    assert clock.main.time == pytest.approx(before + LAUNCH_OVERHEAD) and clock.free[0] > clock.main.time
+    with pytest.raises(RuntimeError, match="cannot pin 'vgpu'"):
+        data.to(round_gpus[0]).pin_memory()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_loader_that_pins(two, workers):
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.arange(6.0), torch.arange(6))
+    for x, y in DataLoader(data, 3, pin_memory=True, num_workers=workers):
+        assert x.is_pinned() and torch.equal(x.to(two[0], non_blocking=True).cpu(), y.float())
 
 
 def test_one_copy_engine_carries_one_transfer_at_a_time(round_gpus):
