@@ -19,6 +19,7 @@ from multigpu.errors import UserError
 from multigpu.vgpu import backend, device_module, usage
 from multigpu.vgpu import machine as _machine
 from multigpu.vgpu.machine import Machine
+from multigpu.vgpu.memory import keep_freed_memory
 from multigpu.vgpu.presets import GPUS, LINKS, Gpu, Link, named, size_in_bytes
 from multigpu.vgpu.timeline import Timeline
 
@@ -67,6 +68,8 @@ def start(
     from multigpu.vgpu import hooks  # after registration: it needs the device type
 
     machine = Machine(count, model, cable, capacity, compute)
+    if compute:
+        keep_freed_memory()
     _machine.run(machine)
     _machine.set_current_index(0)
     hooks.install(machine)
