@@ -1,3 +1,17 @@
 """The small library under the course on training with many GPUs."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multigpu.vgpu.choice import gpus as gpus
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # `multigpu.gpus` brings torch with it, which takes a second to import: only whoever asks for it waits.
+    if name == "gpus":
+        from multigpu.vgpu.choice import gpus
+
+        return gpus
+    raise AttributeError(f"module 'multigpu' has no attribute {name!r}")

@@ -56,6 +56,15 @@ def npz(tmp_path: Path):
     return make
 
 
+@pytest.fixture
+def two():
+    """Two virtual GPUs, stopped after the test."""
+    from multigpu import vgpu
+
+    with vgpu.running(count=2) as devices:
+        yield devices
+
+
 @pytest.fixture(scope="session")
 def cluster():
     """The classroom cluster: the one that is up already, else one for this session. Skips where Slurm is missing."""

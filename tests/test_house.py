@@ -11,15 +11,33 @@ from conftest import ROOT, run
 
 PAGES = [ROOT / "README.md", *(p for p in (ROOT / "lessons").rglob("*.md") if ".ipynb_checkpoints" not in p.parts)]
 MODULES = sorted((ROOT / "multigpu").rglob("*.py"))
-# A module may import what stands before it, never what stands after it.
+# A module may import what stands before it, never what stands after it. A package stands in one place, whole: from
+# outside it is one name, and its modules may import one another, in an order that test_a_package_has_an_order knows.
 LAYERS = (
     ("errors", "files"),
     ("world",),
     ("launch", "rendezvous", "devices", "data", "models", "plots", "flags", "slurm_conf", "probes"),
     ("metrics", "proof", "checkpoint", "slurm_processes", "probes_software"),
+    ("vgpu",),
     ("classroom", "doctor", "notebooks"),
     ("cli",),
 )
+PACKAGES = {
+    "vgpu": (
+        ("presets", "memory", "engine", "pinned", "plans"),
+        ("clock", "cost"),
+        ("machine",),
+        ("tensor",),
+        ("refusals", "usage", "device_module", "timeline"),
+        ("dispatch", "comm"),
+        ("transfer", "kernels", "autocast", "loading", "process_group"),
+        ("backend", "hooks"),
+        ("__init__",),
+        ("choice",),
+    ),
+}
+# What a package may import of the library beside itself.
+MAY_IMPORT = {"vgpu": {"errors", "files", "plots", "devices"}}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -40,22 +58,55 @@ def test_a_lesson_has_all_its_parts_and_its_script_is_short(script):
     assert re.search(rf"\| {script.stem} \| \[notebook\]", syllabus), "the syllabus says that the lesson is there"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
-def test_a_lower_layer_never_imports_a_higher_one(module):
-    if module.stem.startswith("__"):
-        return
-    assert module.stem in {name for names in LAYERS for name in names}, "a new module has a place in LAYERS"
-    level = {name: i for i, names in enumerate(LAYERS) for name in names}
+def imported(module: Path) -> set[str]:
+    """The library's modules that a module imports anywhere in its text, as dotted names without "multigpu."."""
+    names = set()
     for node in ast.walk(ast.parse(module.read_text())):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name.split(".")[1] for alias in node.names if alias.name.startswith("multigpu.")]
-        elif isinstance(node, ast.ImportFrom) and node.module == "multigpu":
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("multigpu."):
-            names = [node.module.split(".")[1]]
-        for name in set(names) & set(level):
-            assert level[name] <= level[module.stem], f"{module.stem} imports {name}"
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name the library, so that they can be found"
+            if node.module == "multigpu" or (node.module or "").startswith("multigpu."):
+                within = node.module.removeprefix("multigpu").removeprefix(".")
+                found = [f"{within}.{alias.name}".removeprefix(".") for alias in node.names]
+                names.update(name if is_module(name) else within for name in found)
+        elif isinstance(node, ast.Import):
+            names.update(a.name.removeprefix("multigpu.") for a in node.names if a.name.startswith("multigpu."))
+    return names - {""}
+
+
+def is_module(name: str) -> bool:
+    path = ROOT / "multigpu" / Path(*name.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir()
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT / "multigpu")))
+def test_a_lower_layer_never_imports_a_higher_one(module):
+    name = module.relative_to(ROOT / "multigpu").with_suffix("").parts[0]
+    if name.startswith("__"):
+        return
+    level = {name: i for i, names in enumerate(LAYERS) for name in names}
+    assert name in level, "a new module, or package, has a place in LAYERS"
+    for other in {name.split(".")[0] for name in imported(module)} - {name}:
+        assert level.get(other, 0) <= level[name], f"{name} imports {other}"
+        assert other in MAY_IMPORT.get(name, {other}), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_has_an_order(package):
+    level = {name: i for i, names in enumerate(PACKAGES[package]) for name in names}
+    modules = sorted((ROOT / "multigpu" / package).glob("*.py"))
+    assert {module.stem for module in modules} == set(level), "a new module has a place in PACKAGES"
+    for module in modules:
+        for name in imported(module):
+            top, _, inner = name.partition(".")
+            if top == package:
+                inner = inner or "__init__"
+                assert level[inner] <= level[module.stem], f"{module.stem} imports {inner}"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT / "multigpu")))
+def test_a_module_says_which_question_it_answers(module):
+    if text := module.read_text().strip():
+        assert ast.get_docstring(ast.parse(text)), "a module has a docstring"
 
 
 def test_a_file_holds_one_idea():

@@ -1,0 +1,134 @@
+"""What do virtual GPUs cost? Measured on the CPU of this machine, side by side: python benchmarks/vgpu_speed.py
+
+1. A training step of the course's CNN at batch 256 on one virtual GPU over the plain CPU step. Goal: at most 1.3.
+2. A shape-only training step of ResNet-50. Goal: under 2 s.
+3. What `import multigpu` adds to `import torch`. Goal: at most 0.1 s.
+
+The two sides take turns, so that a machine whose speed drifts slows both alike. They are two processes, because
+vgpu.start lets the allocator keep freed memory, which makes a plain CPU step in the same process faster, too. What is
+left, the cost of the wrappers alone, is a row of its own: both sides in one process. Writes benchmarks/vgpu_speed.json.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from resnet50 import resnet50
+from torch.nn.functional import cross_entropy
+
+from multigpu import vgpu
+from multigpu.files import write_json
+from multigpu.models import CNN
+
+HERE = Path(__file__).parent
+ROUNDS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdecimal() else 60
+
+
+def stepper(device: torch.device, batch: int = 256) -> Callable[[], None]:
+    """A training step of the CNN, ready to run."""
+    torch.manual_seed(0)
+    model = CNN().to(device)
+    update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images, labels = torch.randn(batch, 1, 8, 8).to(device), torch.randint(0, 10, (batch,)).to(device)
+
+    def step() -> None:
+        update.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        update.step()
+
+    for _ in range(10):
+        step()
+    return step
+
+
+def seconds(run: Callable[[], object], times: int = 1) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        run()
+    return (time.perf_counter() - began) / times
+
+
+def serve(where: str, threads: int) -> None:
+    """A process of `overhead`: for each line that comes in, three steps, and their seconds out."""
+    torch.set_num_threads(threads)
+    step = stepper(torch.device("cpu") if where == "cpu" else vgpu.start(count=1)[0])
+    for _ in sys.stdin:
+        print(seconds(step, 3), flush=True)
+
+
+def overhead(threads: int) -> dict:
+    """Round by round: three steps in a process without virtual GPUs, three in one with."""
+    command = [sys.executable, __file__, "serve"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    workers = [subprocess.Popen([*command, where, str(threads)], **pipes) for where in ("cpu", "vgpu")]
+
+    def ask(worker: subprocess.Popen) -> float:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+        return float(worker.stdout.readline())
+
+    pairs = [(ask(workers[0]), ask(workers[1])) for _ in range(ROUNDS)]
+    for worker in workers:
+        worker.communicate(timeout=60)
+    ratios = sorted(there / here for here, there in pairs)
+    return {
+        "what": f"CNN step at batch 256, {threads} thread(s), one virtual GPU / plain CPU", "goal": "at most 1.3",
+        "median": round(statistics.median(ratios), 3), "quartiles": [round(ratios[len(ratios) // 4], 3), round(ratios[3 * len(ratios) // 4], 3)],
+        "cpu_ms": round(statistics.median(here for here, _ in pairs) * 1e3, 2),
+        "vgpu_ms": round(statistics.median(there for _, there in pairs) * 1e3, 2), "rounds": ROUNDS,
+    }  # fmt: skip
+
+
+def within_one_process() -> dict:
+    """The same with the plain step in the process of the virtual GPU, where it gains from the allocator as well."""
+    with vgpu.running(count=1) as (device,):
+        plain, virtual = stepper(torch.device("cpu")), stepper(device)
+        ratios = sorted(1 / seconds(plain, 3) * seconds(virtual, 3) for _ in range(ROUNDS))
+    what = f"the same within one process, {torch.get_num_threads()} thread(s)"
+    return {"what": what, "goal": "none", "median": round(statistics.median(ratios), 3), "rounds": ROUNDS}
+
+
+def shape_only() -> dict:
+    with vgpu.running(count=1, compute=False) as (device,):
+        model = resnet50().to(device)
+        update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        images, labels = torch.empty(120, 3, 128, 128, device=device), torch.empty(120, dtype=torch.long, device=device)
+
+        def step() -> None:
+            update.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            update.step()
+
+        step()
+        times = [seconds(step) for _ in range(5)]
+    return {
+        "what": "shape-only ResNet-50 step, seconds",
+        "goal": "under 2",
+        "median": round(statistics.median(times), 3),
+    }
+
+
+def importing() -> dict:
+    """Within a fresh process, so that torch's own second of importing and its noise stay out."""
+    code = "import time, torch; began = time.perf_counter(); import multigpu; print(time.perf_counter() - began)"
+    times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(5)]
+    return {
+        "what": "import multigpu after import torch, seconds",
+        "goal": "at most 0.1",
+        "median": round(statistics.median(times), 4),
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        serve(sys.argv[2], int(sys.argv[3]))
+        sys.exit()
+    rows = [overhead(threads) for threads in sorted({1, torch.get_num_threads()})]
+    rows += [within_one_process(), shape_only(), importing()]
+    for row in rows:
+        print(f"{row['what']}: {row['median']} ({row['goal']})")
+    write_json(HERE / "vgpu_speed.json", {"rows": rows})

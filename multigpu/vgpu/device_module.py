@@ -1,0 +1,169 @@
+"""What does `torch.vgpu` offer? What torch.cuda does, as far as programs ask for it: memory, current device, seeds.
+
+Torch's own code calls these too: DataParallel, autocast, checkpointing, torch.manual_seed.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from multigpu.vgpu import machine as _machine
+from multigpu.vgpu.memory import Meter
+
+Device = torch.device | str | int | None
+_initialized = True  # torch.utils.checkpoint saves the random numbers of devices whose module says so
+
+
+def is_available() -> bool:
+    """Are virtual GPUs running in this process?"""
+    return _machine.running() is not None
+
+
+def is_initialized() -> bool:
+    return is_available()
+
+
+def _is_in_bad_fork() -> bool:
+    import os
+
+    running = _machine.running()
+    return running is not None and running.process != os.getpid()
+
+
+def device_count() -> int:
+    """The number of virtual GPUs, 0 if none are running."""
+    running = _machine.running()
+    return len(running.meters) if running else 0
+
+
+def current_device() -> int:
+    """The index of the device that "vgpu" means in this thread."""
+    return _machine.current_index()
+
+
+def set_device(device: Device) -> None:
+    """Make a device the one that "vgpu" means in this thread. A negative index changes nothing, as in torch.cuda."""
+    index = _index(device)
+    if index >= 0:
+        _machine.current().meter(torch.device("vgpu", index))
+        _machine.set_current_index(index)
+
+
+@contextmanager
+def device(device: Device) -> Iterator[None]:
+    """`with torch.vgpu.device(1):` makes it the current device for a while."""
+    before = current_device()
+    set_device(device)
+    try:
+        yield
+    finally:
+        _machine.set_current_index(before)
+
+
+def _index(device: Device) -> int:
+    if device is None:
+        return current_device()
+    if isinstance(device, int):
+        return device
+    device = torch.device(device)
+    if device.type != "vgpu":
+        raise ValueError(f"Expected a vgpu device, but got: {device}")
+    return current_device() if device.index is None else device.index
+
+
+def _meter(device: Device) -> Meter:
+    return _machine.current().meter(torch.device("vgpu", _index(device)))
+
+
+def memory_allocated(device: Device = None) -> int:
+    """Bytes that tensors hold on the device now, each storage rounded up to 512 bytes as CUDA's allocator does."""
+    return _meter(device).allocated
+
+
+def max_memory_allocated(device: Device = None) -> int:
+    """The largest memory_allocated since the start, or since reset_peak_memory_stats."""
+    return _meter(device).peak
+
+
+def reset_peak_memory_stats(device: Device = None) -> None:
+    meter = _meter(device)
+    meter.peak = meter.allocated
+
+
+def memory_reserved(device: Device = None) -> int:
+    """The same as memory_allocated: a virtual GPU keeps no cache of freed memory."""
+    return _meter(device).allocated
+
+
+max_memory_reserved = max_memory_allocated
+
+
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    """(free, total) bytes of the device."""
+    meter = _meter(device)
+    return meter.capacity - meter.allocated, meter.capacity
+
+
+def memory_stats(device: Device = None) -> dict[str, int]:
+    """The counters of torch.cuda.memory_stats that a virtual GPU has."""
+    meter = _meter(device)
+    return {"allocated_bytes.all.current": meter.allocated, "allocated_bytes.all.peak": meter.peak}
+
+
+def empty_cache() -> None:
+    """Nothing to do: freed memory is given back at once."""
+
+
+def synchronize(device: Device = None) -> None:
+    """The host waits, on the simulated clock, until the device has done all its work."""
+    meter = _meter(device)
+    meter.machine.clock.synchronize(meter.index)
+
+
+def get_device_name(device: Device = None) -> str:
+    return f"{_meter(device).machine.gpu.name} (virtual)"
+
+
+def get_device_properties(device: Device = None) -> SimpleNamespace:
+    """The name and the total memory in bytes."""
+    meter = _meter(device)
+    return SimpleNamespace(name=get_device_name(meter.index), total_memory=meter.capacity)
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the current device's random numbers."""
+    _machine.current().generators[current_device()].manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed every device's random numbers; torch.manual_seed calls this."""
+    running = _machine.running()
+    for generator in running.generators if running else ():
+        generator.manual_seed(seed)
+
+
+def get_rng_state(device: Device = None) -> torch.Tensor:
+    return _machine.current().generators[_index(device)].get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
+    _machine.current().generators[_index(device)].set_state(new_state)
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The types that autocast may use."""
+    return [torch.float16, torch.bfloat16]
+
+
+def current_stream(device: Device = None) -> torch.Stream:
+    """Each device has one stream for its computation; copies and collectives run beside it by themselves."""
+    return torch.Stream(device=torch.device("vgpu", _index(device)))
+
+
+@contextmanager
+def stream(stream: Any) -> Iterator[None]:
+    """`with torch.vgpu.stream(s):`, for programs written for CUDA: it changes nothing."""
+    yield

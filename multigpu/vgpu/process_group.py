@@ -1,0 +1,240 @@
+"""How do processes with virtual GPUs talk? A process group that hands the numbers to gloo and keeps simulated time.
+
+    dist.init_process_group("vgpu", …)
+
+Time: as NCCL's kernels, a collective runs beside the computation. It starts when the last rank arrives and takes the
+alpha-beta time of a ring (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+MPICH", 2005). The ranks tell each other their simulated times through gloo. All ranks count as joined by the link
+that vgpu.start was given.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from multigpu.vgpu import machine as _machine
+from multigpu.vgpu.clock import HOST
+from multigpu.vgpu.memory import Meter
+from multigpu.vgpu.presets import KERNEL_OVERHEAD, Link
+from multigpu.vgpu.tensor import VirtualTensor
+
+NAME = "vgpu"
+
+
+def ring_seconds(name: str, nbytes: int, ranks: int, link: Link) -> float:
+    """The time of one collective over a ring of n ranks: alpha = the link's latency, beta = 1 / its bandwidth.
+
+    all-reduce                             2 (n−1) (alpha + bytes/n · beta), bytes: the tensor
+    broadcast, reduce                      (n−1) alpha + bytes · beta, bytes: the tensor, sent on in pieces
+    all-gather, reduce-scatter, all-to-all (n−1) (alpha + bytes/n · beta), bytes: all ranks' pieces together
+    """
+    if ranks == 1:
+        return 0.0
+    if name in ("broadcast", "reduce"):
+        return (ranks - 1) * link.latency + nbytes / link.bandwidth
+    rounds = 2 * (ranks - 1) if name.startswith("allreduce") else ranks - 1
+    return rounds * (link.latency + nbytes / ranks / link.bandwidth)
+
+
+class VirtualWork(dist.Work):
+    """A collective under way. Whoever reads its tensors first waits for their numbers; see Clock.settle.
+
+    `wait` does what it does with NCCL: what the device runs later waits, the host goes on.
+    """
+
+    def __init__(self, meter: Meter, tensors: list[VirtualTensor], result: Any, works: list, name: str):
+        super().__init__()
+        clock = meter.machine.clock
+        self.meter, self.result_, self.works, self.name = meter, result, works, name
+        self.blocks = [tensor._block for tensor in tensors]
+        self.phase = clock.phase()
+        self.times = torch.zeros(0)  # when this rank arrived; after the exchange, when the last one did
+        self.schedule: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+        self.end: float | None = None
+        clock.pending.update({id(block): self for block in self.blocks})
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        clock = self.meter.machine.clock
+        if self.end is None:
+            for work in self.works:
+                work.wait()
+            start, self.end = self.schedule()
+            clock.log += (self.meter.index, "collective", self.phase, self.name, start, self.end, None)
+            for block in self.blocks:
+                if clock.pending.get(id(block)) is self:
+                    del clock.pending[id(block)]
+            self.blocks, self.works = [], []
+        clock.wait(self.meter.index, self.end)
+        return True
+
+    def get_future(self) -> torch.futures.Future:
+        # Complete at once: whoever uses the tensors settles the collective before.
+        future = torch.futures.Future()
+        future.set_result(self.result_)
+        return future
+
+    def is_completed(self) -> bool:
+        return self.end is not None
+
+    def result(self) -> Any:
+        self.wait()
+        return self.result_
+
+
+class VirtualGroup(dist.ProcessGroup):
+    """A process group for tensors of virtual GPUs, and for those of the host, which go to gloo as they are."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
+        super().__init__(rank, size)
+        self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("vgpu", store), rank, size, timeout)
+        self.end = 0.0  # when the last collective of this group ends: they run one after the other
+        self.queue: deque[VirtualWork] = deque()
+        self.recent: deque[VirtualWork] = deque(maxlen=256)  # torch's C++ side does not keep a work's Python half alive
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def _start(self, name: str, args: tuple, call: Callable) -> tuple[VirtualWork | None, Any]:
+        """Send the payloads on their way. Tensors of the host: the second result is gloo's own work."""
+        tensors = list(_tensors(args))
+        virtual = [tensor for tensor in tensors if type(tensor) is VirtualTensor]
+        if not virtual:
+            return None, call(*args)
+        meter = virtual[0]._block.meter
+        for tensor in tensors:
+            if tensor.device != meter.device:
+                raise RuntimeError(
+                    f"Tensors of one collective must be on one device, but found {meter.device} and {tensor.device}"
+                )
+        meter.machine.clock.settle(virtual)
+        shapes = any(tensor._payload.is_meta for tensor in virtual)  # nothing to send, only time passes
+        works = [] if shapes else [call(*_payloads(args))]
+        work = VirtualWork(meter, virtual, args[0], works, name)
+        self.recent.append(work)
+        return work, None
+
+    def _collective(self, name: str, args: tuple, call: Callable) -> Any:
+        work, plain = self._start(name, args, call)
+        if work is None:
+            return plain
+        clock, index = work.meter.machine.clock, work.meter.index
+        seconds = KERNEL_OVERHEAD + ring_seconds(
+            name, _traffic(name, args, self.size()), self.size(), work.meter.machine.link
+        )
+        work.times = torch.tensor([clock.arrive(index)], dtype=torch.float64)
+        latest = dist.AllreduceOptions()
+        latest.reduceOp = dist.ReduceOp.MAX
+        work.works.append(self.gloo.allreduce([work.times], latest))
+        self.queue.append(work)
+
+        def schedule() -> tuple[float, float]:
+            while self.queue[0] is not work:
+                self.queue[0].wait()
+            self.queue.popleft()
+            start = max(work.times.item(), self.end)
+            self.end = start + seconds
+            return start, self.end
+
+        work.schedule = schedule
+        return work
+
+    def send(self, tensors: list, rank: int, tag: int) -> Any:
+        work, plain = self._start("send", (tensors,), lambda tensors: self.gloo.send(tensors, rank, 2 * tag))
+        if work is None:
+            return plain
+        clock, index, link = work.meter.machine.clock, work.meter.index, work.meter.machine.link
+        start = max(clock.arrive(index), clock.engines.get((index, HOST - 1 - rank), 0.0))
+        end = start + link.latency + sum(tensor.nbytes for tensor in tensors) / link.bandwidth
+        clock.engines[index, HOST - 1 - rank] = end
+        work.times = torch.tensor([end], dtype=torch.float64)
+        work.works.append(self.gloo.send([work.times], rank, 2 * tag + 1))
+        work.schedule = lambda: (start, end)
+        return work
+
+    def recv(self, tensors: list, rank: int, tag: int) -> Any:
+        work, plain = self._start("recv", (tensors,), lambda tensors: self.gloo.recv(tensors, rank, 2 * tag))
+        if work is None:
+            return plain
+        seconds = (
+            work.meter.machine.link.latency
+            + sum(tensor.nbytes for tensor in tensors) / work.meter.machine.link.bandwidth
+        )
+        arrived = work.meter.machine.clock.arrive(work.meter.index)
+        work.times = torch.zeros(1, dtype=torch.float64)
+        work.works.append(self.gloo.recv([work.times], rank, 2 * tag + 1))
+
+        def schedule() -> tuple[float, float]:
+            end = max(arrived, work.times.item())  # the sender's time of arrival holds the transfer itself
+            return max(arrived, end - seconds), end
+
+        work.schedule = schedule
+        return work
+
+    def barrier(self, opts: Any = None) -> Any:
+        """All ranks' hosts wait for each other, and for their devices, as NCCL's barrier does."""
+        running = _machine.running()
+        times = torch.tensor([running.clock.synchronize() if running else 0.0], dtype=torch.float64)
+        latest = dist.AllreduceOptions()
+        latest.reduceOp = dist.ReduceOp.MAX
+        self.gloo.allreduce([times], latest).wait()
+        if running:
+            running.clock.wait_host(times.item())
+        return self.gloo.barrier(opts or dist.BarrierOptions())
+
+
+def _method(name: str, gloo_name: str) -> Callable:
+    def method(self: VirtualGroup, *args: Any) -> Any:
+        return self._collective(name, args, getattr(self.gloo, gloo_name))
+
+    return method
+
+
+# What torch calls on a group → what it is called in gloo. torch 2.13 has new names for three of them.
+for _call, (_name, _gloo_name) in {
+    "allreduce": ("allreduce", "allreduce"),
+    "allreduce_coalesced": ("allreduce", "allreduce_coalesced"),
+    "broadcast": ("broadcast", "broadcast"),
+    "reduce": ("reduce", "reduce"),
+    "allgather": ("allgather", "allgather"),
+    "_allgather_base": ("allgather", "_allgather_base"),
+    "all_gather_single": ("allgather", "_allgather_base"),
+    "gather": ("gather", "gather"),
+    "scatter": ("scatter", "scatter"),
+    "reduce_scatter": ("reduce_scatter", "reduce_scatter"),
+    "_reduce_scatter_base": ("reduce_scatter", "_reduce_scatter_base"),
+    "reduce_scatter_single": ("reduce_scatter", "_reduce_scatter_base"),
+    "alltoall_base": ("alltoall", "alltoall_base"),
+    "all_to_all_single": ("alltoall", "alltoall_base"),
+}.items():
+    setattr(VirtualGroup, _call, _method(_name, _gloo_name))
+
+
+def _tensors(args: Any) -> Iterator[torch.Tensor]:
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _payloads(value: Any) -> Any:
+    if type(value) is VirtualTensor:
+        return value._payload
+    return type(value)(map(_payloads, value)) if type(value) in (list, tuple) else value
+
+
+def _traffic(name: str, args: tuple, ranks: int) -> int:
+    """The bytes that ring_seconds counts: the same number on every rank, also where only the root has all pieces."""
+    totals = [sum(tensor.nbytes for tensor in _tensors((value,))) for value in args]
+    least = min((total for total in totals if total), default=0)
+    return least if name in ("allreduce", "broadcast", "reduce", "alltoall") else least * ranks
+
+
+def register() -> None:
+    """Make "vgpu" a name for dist.init_process_group, once a process."""
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, VirtualGroup, devices=["vgpu", "cpu"])

@@ -1,0 +1,233 @@
+"""Point 3: the memory meter counts what a GPU would hold, gives back at once, and runs out as a GPU does."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from multigpu import vgpu
+from multigpu.errors import UserError
+from multigpu.vgpu import memory
+from multigpu.vgpu.presets import size_in_bytes
+
+KIB, MIB = 2**10, 2**20
+
+
+@pytest.fixture
+def small():
+    """Two devices of 64 MiB."""
+    with vgpu.running(count=2, memory="64MiB") as devices:
+        yield devices
+
+
+def held(device) -> int:
+    return torch.vgpu.memory_allocated(device)
+
+
+def test_allocated_and_given_back(small):
+    first, second = small
+    x = torch.zeros(256, 1024, device=first)  # 1 MiB of float32
+    assert held(first) == MIB and held(second) == 0
+    y = x + 1
+    assert held(first) == 2 * MIB
+    del y
+    assert held(first) == MIB
+    half = x.half()
+    assert held(first) == MIB + MIB // 2
+    moved = x.to(second)
+    assert held(second) == MIB
+    del x, half, moved
+    assert held(first) == held(second) == 0
+
+
+def test_small_tensors_are_rounded_up_as_cudas_allocator_does(small):
+    one = torch.zeros(1, device=small[0])
+    assert held(small[0]) == 512
+    more = torch.zeros(129, device=small[0])
+    assert held(small[0]) == 512 + 1024
+    del one, more
+
+
+def test_views_share_and_keep_their_storage(small):
+    x = torch.zeros(256, 1024, device=small[0])
+    views = [
+        x.view(-1),
+        x.t(),
+        x[3:5],
+        x.detach(),
+        x.expand(2, 256, 1024),
+        *x.chunk(4),
+        x.unsqueeze(0).permute(2, 1, 0),
+        x.reshape(512, 512),
+    ]
+    assert held(small[0]) == MIB
+    del x
+    assert held(small[0]) == MIB
+    del views
+    assert held(small[0]) == 0
+
+
+def test_in_place_and_out(small):
+    x = torch.zeros(256, 1024, device=small[0])
+    x.add_(1).mul_(2).clamp_(max=3)
+    torch.add(x, x, out=x)
+    assert held(small[0]) == MIB
+    x.resize_(512, 1024)
+    assert held(small[0]) == 2 * MIB
+    x.data = torch.zeros(128, 1024, device=small[0])
+    assert held(small[0]) == MIB // 2
+    x.set_(torch.zeros(64, 1024, device=small[0]))
+    assert held(small[0]) == MIB // 4
+
+
+def test_peak(small):
+    x = torch.zeros(256, 1024, device=small[0])
+    (x + 1).mul(2)
+    assert torch.vgpu.max_memory_allocated(small[0]) == 3 * MIB and held(small[0]) == MIB
+    torch.vgpu.reset_peak_memory_stats(small[0])
+    assert torch.vgpu.max_memory_allocated(small[0]) == MIB
+    assert torch.vgpu.mem_get_info(small[0]) == (63 * MIB, 64 * MIB)
+    assert torch.vgpu.memory_stats(0)["allocated_bytes.all.peak"] == MIB
+    assert torch.vgpu.memory_reserved(0) == MIB and torch.vgpu.get_device_properties(0).total_memory == 64 * MIB
+    torch.vgpu.empty_cache()
+    with torch.vgpu.device(1):
+        assert torch.vgpu.current_device() == 1 and torch.vgpu.memory_allocated() == 0
+        assert torch.zeros(1, device="vgpu").device == small[1]
+    assert torch.vgpu.current_device() == 0 and torch.vgpu.device_count() == 2
+
+
+def test_a_training_step_leaves_nothing_behind(small):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).to(small[0])
+    update = torch.optim.AdamW(model.parameters())
+    after = []
+    for _ in range(4):
+        update.zero_grad(set_to_none=True)
+        model(torch.zeros(128, 64, device=small[0])).sum().backward()
+        update.step()
+        after.append(held(small[0]))
+    assert after[1] == after[2] == after[3]
+    del model, update
+    assert held(small[0]) == 0
+
+
+def test_out_of_memory_in_cudas_words(small):
+    keep = torch.zeros(40 * MIB // 4, device=small[1])
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        keep + 1
+    assert str(caught.value).startswith(
+        "vgpu out of memory. Tried to allocate 40.00 MiB. GPU 1 has a total capacity of 64.00 MiB of which 24.00 MiB is free."
+    )
+    assert isinstance(caught.value, RuntimeError)
+    assert held(small[1]) == 40 * MIB
+    for call in (
+        lambda: torch.empty(65 * MIB, dtype=torch.uint8, device=small[0]),
+        lambda: torch.zeros(65 * MIB // 4).to(small[0]),
+    ):
+        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 65.00 MiB. GPU 0"):
+            call()
+    assert held(small[0]) == 0
+
+
+def test_out_of_memory_in_backward_is_given_back_and_training_goes_on():
+    """256 rows fit in forward and not in backward; afterwards 8 rows train as if nothing had happened."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(4)))
+    with vgpu.running(count=1, memory="2800KiB") as (device,):
+        model = copy.deepcopy(plain).to(device)
+        update = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = held(device)
+        loss = model(torch.ones(256, 256, device=device)).square().mean()
+        with pytest.raises(torch.OutOfMemoryError):
+            loss.backward()
+        update.zero_grad()
+        del loss
+        assert held(device) == before
+        assert torch.vgpu.max_memory_allocated(device) <= 2800 * KIB
+        for place, net in ((device, model), ("cpu", plain)):
+            net(torch.ones(8, 256, device=place)).square().mean().backward()
+        update.step()
+        torch.optim.SGD(plain.parameters(), lr=0.1).step()
+        assert all(
+            torch.equal(ours.cpu(), theirs) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True)
+        )
+
+
+def test_a_model_too_large_for_one_fits_on_two():
+    halves = [nn.Sequential(*(nn.Linear(512, 512) for _ in range(3))) for _ in range(2)]  # 3 MiB of weights each
+    with vgpu.running(count=2, memory="8MiB") as (first, second):
+
+        def step(places):
+            copies = [copy.deepcopy(half).to(place) for half, place in zip(halves, places, strict=True)]
+            x = torch.ones(4, 512, device=first)
+            for half, place in zip(copies, places, strict=True):
+                x = half(x.to(place))
+            x.sum().backward()
+
+        with pytest.raises(torch.OutOfMemoryError, match="GPU 0"):
+            step((first, first))
+        step((first, second))
+        assert torch.vgpu.max_memory_allocated(first) <= 8 * MIB and torch.vgpu.max_memory_allocated(second) <= 8 * MIB
+
+
+def test_more_than_the_host_has(monkeypatch):
+    """A virtual GPU's numbers live on the host: where that has no room, the device says so before it takes any."""
+    with vgpu.running(count=2, gpu="H100-80GB") as (first, _):
+        monkeypatch.setattr(memory, "host_memory", lambda: 100 * MIB)
+        with pytest.raises(
+            torch.OutOfMemoryError,
+            match=r"The host is out of memory. Tried to allocate 200.00 MiB on vgpu:0.*compute=False",
+        ):
+            torch.zeros(200 * MIB // 4, device=first)
+        with pytest.raises(torch.OutOfMemoryError, match="The host is out of memory"):
+            torch.empty(200 * MIB, dtype=torch.uint8).to(first)
+        assert held(first) == 0
+    with vgpu.running(count=1, gpu="H100-80GB", compute=False) as (device,):
+        assert held(device) == 0
+        keep = torch.zeros(2**30, 16, device=device)
+        assert held(device) == 2**36 and keep.shape == (2**30, 16)
+
+
+def test_who_holds_the_memory(small):
+    """Weights, gradients, optimizer and the rest; tied weights once; together what is allocated."""
+    model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Tanh(), nn.Linear(256, 256, bias=False)).to(small[0])
+    model[2].weight = model[0].weight
+    model.register_buffer("again", model[0].weight.detach())  # the same storage
+    update = torch.optim.Adam(model.parameters())
+    nbytes = 256 * KIB
+    assert vgpu.memory_held(model, update)[small[0]] == {
+        "weights": nbytes,
+        "gradients": 0,
+        "optimizer": 0,
+        "activations": 0,
+    }
+    x = torch.zeros(128, 256, device=small[0])
+    out = model(x).sum()
+    after_forward = vgpu.memory_held(model, update)
+    # the input, and what the two layers and tanh keep for backward: tanh's output; the sum's result is 512 bytes
+    assert after_forward[small[0]]["activations"] == 2 * 128 * KIB + 512
+    out.backward()
+    update.step()
+    now = vgpu.memory_held(model, update)[small[0]]
+    assert now["weights"] == now["gradients"] == nbytes and now["optimizer"] == 2 * nbytes
+    assert sum(now.values()) == held(small[0])
+    assert vgpu.memory_held(model)[small[1]] == dict.fromkeys(now, 0)
+
+
+def test_stopping_forgets_and_the_next_start_is_empty():
+    with vgpu.running(count=1, memory="1MiB"):
+        old = torch.zeros(64 * KIB, device="vgpu:0")
+    with vgpu.running(count=1, memory="1MiB") as (device,):
+        assert held(device) == 0
+        del old
+        assert held(device) == 0
+
+
+def test_sizes():
+    assert size_in_bytes("64MiB") == 64 * MIB and size_in_bytes("1.5 GiB") == 3 * 2**29 and size_in_bytes(7) == 7
+    assert size_in_bytes("100B") == 100 and size_in_bytes("2KiB") == 2048
+    for bad in ("64", "MiB", "1,5GiB", "-1MiB", 0, 1.5, None):
+        with pytest.raises(UserError):
+            size_in_bytes(bad)
+    assert memory.readable(512) == "512 bytes" and memory.readable(3 * 2**29) == "1.50 GiB"
+    assert memory.host_memory() > 2**20
