@@ -28,6 +28,8 @@ lab: $(VENV)/installed
 
 bench: $(VENV)/installed
 	python benchmarks/lesson05.py
+	python benchmarks/vgpu_speed.py
+	python benchmarks/vgpu_fidelity.py
 
 slurm-up: $(VENV)/installed
 	multigpu slurm up

@@ -76,6 +76,7 @@ def report(
     print(f"test accuracy: {accuracy:.4f}")
     print(f"figure: {plots.curves(epochs, out / 'training.png', title)}")
     place = {"world_size": world.size, "nodes": world.nodes, "launcher": world.launcher, "device": device.type}
+    place["devices"] = world.size  # one a rank, unless `told` knows better
     content = {**place, **told, "loss": loss, "test_accuracy": accuracy, "epochs": epochs, "proof": verdict}
     print(f"metrics: {write_json(out / 'metrics.json', content)}", flush=True)
     if verdict and not verdict["holds"]:
@@ -86,5 +87,5 @@ def line(route: str, folder: str | Path) -> str:
     """One line of the table of all routes, from the metrics.json in `folder`: rounded to what is stable everywhere."""
     told = json.loads((Path(folder) / "metrics.json").read_text())
     proof = "not tried" if told["proof"] is None else "holds" if told["proof"]["holds"] else "fails"
-    what = f"{told['world_size']} × {told['device']}"
+    what = f"{told['devices']} × {told['device']}"
     return f"| {route} | {what} | loss {told['loss']:.2f} | accuracy {told['test_accuracy']:.2f} | proof {proof} |"

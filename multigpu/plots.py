@@ -16,6 +16,8 @@ COMPUTE, TRANSFER, COLLECTIVE, UPDATE, IDLE = "#0072B2", "#E69F00", "#009E73", "
 PARTS = {
     "data": (TRANSFER, "black"), "forward": (COMPUTE, "white"), "backward": ("#56B4E9", "black"),
     "update": (UPDATE, "black"),
+    "weights": (COMPUTE, "white"), "gradients": ("#56B4E9", "black"), "optimizer": (UPDATE, "black"),
+    "activations": ("#F0E442", "black"),
 }  # fmt: skip
 
 
@@ -85,13 +87,14 @@ def stacked(bars: dict[str, dict[str, float]], unit: str, title: str) -> "Figure
     fig = figure(8, 1 + 0.45 * len(bars))
     axes = fig.add_subplot()
     longest = max(sum(parts.values()) for parts in bars.values())
+    plain = all(len(parts) == 1 for parts in bars.values())
     for row, parts in enumerate(bars.values()):
         left = 0.0
         for part, amount in parts.items():
             colour, ink = PARTS[part]
             axes.barh(row, amount, left=left, color=colour, edgecolor="white", height=0.7)
             share = f"{amount / sum(parts.values()):.0%}"
-            texts = (f"{part} {share}", part, "") if len(parts) > 1 else (f"{amount:,.0f}", "")
+            texts = (f"{amount:,.0f}", "") if plain else (f"{part} {share}", part, "")
             text = next(text for text in texts if len(text) < 85 * amount / longest or not text)  # 85 letters a figure
             axes.text(left + amount / 2, row, text, ha="center", va="center", color=ink, fontsize=8)
             left += amount
@@ -100,4 +103,19 @@ def stacked(bars: dict[str, dict[str, float]], unit: str, title: str) -> "Figure
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
+    return fig
+
+
+def lines(x: list[float], curves: dict[str, list[float]], xlabel: str, ylabel: str, title: str) -> "Figure":
+    """One curve a name over `x`, which is spaced by powers of two; a dotted line where y is 1."""
+    fig = figure(8, 3)
+    axes = fig.add_subplot()
+    for colour, mark, (name, values) in zip(RANKS, "os^Dv", curves.items(), strict=False):
+        axes.plot(x, values, marker=mark, markersize=4, color=colour, label=name)
+    axes.axhline(1, color="black", linestyle=":", linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(x, [f"{value:,}" for value in x])
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title, ylim=(0, None))
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
     return fig

@@ -126,6 +126,17 @@ def test_the_benchmarks_figures_on_the_front_page_are_the_measured_ones():
         assert f"{row['what']}: {row['median']:.2f}" in page
 
 
+def test_the_virtual_gpus_figures_too():
+    page = (ROOT / "README.md").read_text()
+    speed = [row["median"] for row in json.loads((ROOT / "benchmarks" / "vgpu_speed.json").read_text())["rows"]]
+    assert f"own process: {speed[0]:.2f}; within one process,\n  two threads: {speed[2]:.2f};" in page
+    rows = json.loads((ROOT / "benchmarks" / "vgpu_fidelity.json").read_text())["rows"]
+    first, second, *_ = (row["error"] for row in rows)
+    ddp = [row["error"] for row in rows if "DDP" in row["what"]]
+    assert f"{first:+.0%} and {second:+.0%} for model" in page and f"{min(ddp):+.0%} to {max(ddp):+.0%} for DDP" in page
+    assert f"{min(row['error'] for row in rows):+.0%} at worst" in page and len(rows) == 11
+
+
 def test_what_make_run_prints_is_what_the_front_page_says(tmp_path):
     """The two commands' promise: the lines, the accuracy and the proof, without the speeds."""
     flags = ("--spawn", "auto", "--prove", "--out", tmp_path)

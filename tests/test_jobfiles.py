@@ -110,7 +110,11 @@ def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(way: str, cl
 
 @pytest.mark.parametrize(
     ("stem", "words"),
-    [("SingleGPU", "1 rank on 1 node, started by python"), ("DDPSpawn", "2 ranks on 1 node, started by mp.spawn")],
+    [
+        ("SingleGPU", "1 rank on 1 node, started by python"),
+        ("DataParallel", "devices: vgpu:0, vgpu:1"),
+        ("DDPSpawn", "2 ranks on 1 node, started by mp.spawn"),
+    ],
 )
 def test_the_jobs_on_one_node(cluster, tmp_path: Path, stem: str, words: str):
     path, out = f"slurm/PT_CNN_{stem}.slurm", tmp_path / "out"

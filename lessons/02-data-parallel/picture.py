@@ -1,0 +1,23 @@
+"""Draws two-steps.png, the picture on this lesson's page: python lessons/02-data-parallel/picture.py"""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from multigpu import vgpu
+from multigpu.models import CNN
+
+with vgpu.running(2, compute=False) as places:
+    model = nn.DataParallel(CNN((1, 28, 28)).to(places[0]), places)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    images, labels = torch.empty(1024, 1, 28, 28), torch.empty(1024, dtype=torch.long)
+    for step in range(3):
+        if step == 1:
+            began = vgpu.elapsed()
+        optimizer.zero_grad()
+        F.cross_entropy(model(images.to(places[0])), labels.to(places[0])).backward()
+        optimizer.step()
+    title = "Two steps, batch 1,024: GPU 1 waits for its weights, and while GPU 0 updates"
+    print(vgpu.timeline(since=began).plot(Path(__file__).with_name("two-steps.png"), title=title).name)
