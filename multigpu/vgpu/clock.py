@@ -146,7 +146,7 @@ class Clock:
         for work in list(self.pending.values()):
             if not devices or work.meter.index in devices:
                 work.wait()
-        host = self.host()
+        host, self.sharing = self.host(), 1
         times = [self.free[device] for device in devices or range(len(self.free))]
         if not devices:
             times += [*self.engines.values(), *(child.join() for child in self.children)]

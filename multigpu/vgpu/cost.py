@@ -53,8 +53,10 @@ class Costs:
         for tensor in read:
             key.append(tensor.shape)
             key.append(tensor.dtype)
+            key.append(nbytes(tensor._payload))  # an expanded tensor has the shape of a dense one, and less to read
         if type(out) is torch.Tensor:
             key.append(out.shape)
+            key.append(out.dtype)
         elif out is not None:
             key += [tensor.shape for tensor in out if tensor is not None]
         key = tuple(key)

@@ -13,7 +13,7 @@ import torch
 from multigpu.vgpu.machine import current
 from multigpu.vgpu.memory import Block, Meter
 from multigpu.vgpu.plans import Plan
-from multigpu.vgpu.refusals import mismatch, needs_numbers, stopped, unsupported
+from multigpu.vgpu.refusals import check_hosts, host_is_full, mismatch, needs_numbers, same_places, stopped, unsupported
 from multigpu.vgpu.tensor import VirtualTensor, identity, place, wrap
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ def dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     if plan.resizes:
         _own_payloads((*args, *kwargs.values()))
     found: list[VirtualTensor] = []  # the virtual tensors among the arguments
-    hosts: list[Tensor] = []  # and those of the host that are more than a number
+    hosts: list[Tensor] = []  # and those of the host
     flat = []
     for value in args:
         kind = type(value)
@@ -64,8 +64,10 @@ def dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     for tensor in found:
         if tensor._block.meter is not meter and not plan.foreach:
             raise mismatch(plan, func, args, meter.device, tensor.device)
-    if hosts and not plan.host_tensors and not plan.foreach:
-        raise mismatch(plan, func, args, meter.device, hosts[0].device)
+    if plan.foreach:
+        same_places(plan, func, args)
+    elif hosts:
+        check_hosts(plan, func, args, kwargs, hosts, meter.device)
     return execute(plan, func, flat, kwargs, found, meter)
 
 
@@ -85,11 +87,19 @@ def execute(plan: Plan, func: Callable, flat: list, named: dict, found: list[Vir
             out = plan.kernel(*flat, **named)
         except NotImplementedError as error:
             raise unsupported(plan, error) from None
+        except RuntimeError as error:
+            if "can't allocate memory" in str(error):
+                raise host_is_full(plan, meter.device) from None
+            raise
     blocks = meter.made
     if type(out) is Tensor:
         result = _wrapped(out, found, meter)
     elif isinstance(out, (tuple, list)):
-        result = type(out)([_wrapped(value, found, meter) if isinstance(value, Tensor) else value for value in out])
+        meters = [tensor._block.meter for tensor in found[: len(out)]] if plan.foreach else [meter] * len(out)
+        pairs = zip(out, meters, strict=True)
+        result = type(out)(
+            [_wrapped(value, found, its) if isinstance(value, Tensor) else value for value, its in pairs]
+        )
     else:
         result = out
     # A view is a matter of the host: the device runs something only if there is new memory, or old memory is changed.
@@ -175,6 +185,8 @@ def _create(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -
     """An operation that makes tensors from none on this device: empty, ones, arange, ones_like(device=…) …"""
     named = dict(named)
     named.pop("pin_memory", None)
+    if func is aten._efficientzerotensor.default:  # zeros without a storage, for forward-mode derivatives
+        func, plan = aten.zeros.default, plan_of(aten.zeros.default)
     named["device"] = meter.machine.payload
     size = flat[0] if flat and isinstance(flat[0], (list, tuple, torch.Size)) else None
     if size is not None and all(isinstance(n, int) for n in size):
@@ -218,7 +230,7 @@ def _unwrap(value: Any, found: list[VirtualTensor], hosts: list[Tensor]) -> Any:
         if value and type(value[0]) is int:
             return value  # a shape, or a stride
         return kind([_unwrap(part, found, hosts) for part in value])
-    if isinstance(value, Tensor) and value.dim() > 0:
+    if isinstance(value, Tensor):
         hosts.append(value)
     return value
 

@@ -10,12 +10,21 @@ the exception aside; the engine ends without one, and `run_backward` raises it a
 """
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-_aside: list[BaseException] = []
+
+class _Aside(threading.local):
+    """The exceptions that the guard has taken aside in this thread."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+
+
+_aside = _Aside()
 _PRIVATE = torch._C._autograd.DeviceType.PrivateUse1
 # ctypes raises what is pending after each call into Python's own library; this function does nothing else.
 _raise_pending = ctypes.PyDLL(None).PyErr_Occurred
@@ -26,7 +35,7 @@ class Guard(torch._C._acc.DeviceGuard):
         try:
             _raise_pending()
         except BaseException as error:
-            _aside.append(error)
+            _aside.errors.append(error)
         return _PRIVATE
 
 
@@ -40,16 +49,17 @@ class Engine:
         return getattr(self._engine, name)
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        before = len(_aside)
+        errors = _aside.errors
+        before = len(errors)
         try:
             with torch.autograd.set_multithreading_enabled(False):  # it holds for the calling thread
                 return self._engine.run_backward(*args, **kwargs)
         except SystemError:
-            if len(_aside) == before:
+            if len(errors) == before:
                 raise
-            raise _aside[before] from None
+            raise errors[before] from None
         finally:
-            del _aside[before:]
+            del errors[before:]
 
 
 def install() -> Callable[[], None]:

@@ -8,7 +8,8 @@ the CPU's choice, so that its numbers are the CPU's to the bit.
 import torch
 
 from multigpu.vgpu.plans import HANDLERS, KERNELS
-from multigpu.vgpu.tensor import VirtualTensor
+from multigpu.vgpu.refusals import stopped
+from multigpu.vgpu.tensor import VirtualTensor, place
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -116,6 +117,8 @@ def _flash(query, key, value, mask, dropout_p: float, is_causal: bool, scale: fl
     tensors = [tensor for tensor in (query, key, value, mask) if tensor is not None]
     if any(type(tensor) is not VirtualTensor for tensor in tensors) or query.dim() != 4 or dropout_p > 0:
         return False  # tensors of two devices get their error on the way
+    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
+        return False  # as on the CPU: the flash kernel has no gradient for its mask
     if not query._block.meter.machine.compute:
         return not gqa
     payloads = [None if tensor is None else tensor._payload for tensor in (query, key, value, mask)]
@@ -124,6 +127,25 @@ def _flash(query, key, value, mask, dropout_p: float, is_causal: bool, scale: fl
 
 
 HANDLERS[aten.scaled_dot_product_attention] = lambda func, args, kwargs: attention(*args, **kwargs)  # inference_mode
+
+
+def pack(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:
+    """Rows packed by time step, on the device; and the number of rows in each step, on the host, as on CUDA."""
+    rows, lengths, _ = args
+    if type(rows) is not VirtualTensor or type(lengths) is VirtualTensor:
+        raise RuntimeError(f"'lengths' argument should be a 1D CPU int64 tensor, but got a tensor on {lengths.device}")
+    meter = rows._block.meter
+    if not meter.alive:
+        raise stopped(rows)
+    data, sizes = func(rows._payload, *args[1:])
+    seconds = meter.machine.costs.seconds(func, [rows._payload, *args[1:]], kwargs, [rows], data)
+    meter.machine.clock.compute(meter.index, "_pack_padded_sequence", seconds)
+    return place(data, meter), sizes
+
+
+HANDLERS[aten._pack_padded_sequence] = pack
+# A padding mask may turn a batch into a nested tensor on the CPU; on a virtual GPU it stays padded.
+HANDLERS[aten._nested_tensor_from_mask_left_aligned] = lambda func, args, kwargs: False
 
 
 def register(library: torch.library.Library) -> None:

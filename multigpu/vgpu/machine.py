@@ -87,6 +87,15 @@ def current() -> Machine:
     return _running
 
 
+def _forked() -> None:
+    """In a forked child the tensors' numbers are there, and the threads are not: using one is an error, as on CUDA."""
+    for meter in _running.meters if _running else ():
+        meter.alive = False
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def current_index() -> int:
     """The device that `torch.device("vgpu")` means in this thread."""
     return getattr(_index, "value", 0)

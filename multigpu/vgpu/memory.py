@@ -72,7 +72,8 @@ class Block:
             self.nbytes += more
 
     def __del__(self) -> None:
-        self.meter.allocated -= self.nbytes
+        if (meter := getattr(self, "meter", None)) is not None:  # torch.compile makes empty ones
+            meter.allocated -= self.nbytes
 
 
 def keep_freed_memory() -> None:

@@ -6,8 +6,12 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-# A tensor of the host may be among the arguments of these, as on CUDA: indices, and values to be written.
-TAKES_HOST_TENSORS = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index_put}
+# Indices may lie on the host, as on CUDA; the lengths of packed sequences must.
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index_put}
+TAKES_HOST_TENSORS = INDEXING | {aten._pack_padded_sequence_backward}
+TAKES_NUMBERS = {
+    aten.fill, aten.fill_, aten.masked_fill, aten.masked_fill_, aten.index_fill, aten.index_fill_, aten.full_like,
+}  # fmt: skip
 # These may change the shape or the storage of a tensor in place, and no tag says so.
 RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -19,8 +23,8 @@ class Plan:
     """How one operation is run."""
 
     __slots__ = (
-        "careful", "foreach", "func", "handler", "host_tensors", "kernel", "mutable", "name", "pointwise", "random", "resizes",
-        "waits", "writes",
+        "careful", "foreach", "func", "handler", "host_tensors", "kernel", "mutable", "name", "numbers", "pointwise", "random",
+        "resizes", "waits", "writes",
     )  # fmt: skip
 
     def __init__(self, func: torch._ops.OpOverload, view: Callable, decompose: Callable):
@@ -39,6 +43,8 @@ class Plan:
         # A foreach operation works on many tensors, each on a device of its own.
         self.foreach = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
         self.host_tensors = packet in TAKES_HOST_TENSORS
+        # A tensor of the host without dimensions is taken as a number by these, as on CUDA.
+        self.numbers = self.pointwise or packet in TAKES_NUMBERS
         self.random = torch.Tag.nondeterministic_seeded in tags
         # The host has to know the result, or its shape, before it can go on.
         self.waits = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags

@@ -1,10 +1,11 @@
 """In which words does a virtual GPU refuse? In CUDA's, where CUDA has them."""
 
+import os
 from typing import Any
 
 import torch
 
-from multigpu.vgpu.plans import Plan
+from multigpu.vgpu.plans import INDEXING, Plan
 from multigpu.vgpu.tensor import VirtualTensor
 
 Tensor = torch.Tensor
@@ -30,7 +31,52 @@ def mismatch(plan: Plan, func: Any, args: tuple, first: torch.device, second: to
     return RuntimeError(text)
 
 
+def check_hosts(plan: Plan, func: Any, args: tuple, kwargs: dict, hosts: list[Tensor], device: torch.device) -> None:
+    """Refuse tensors of the host where CUDA does: all but numbers that are read, indices, and lengths."""
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write and any(value is host for host in hosts):
+            raise mismatch(plan, func, args, device, value.device)
+    if any(isinstance(kwargs.get("out"), Tensor) and kwargs["out"] is host for host in hosts):
+        raise mismatch(plan, func, args, device, kwargs["out"].device)
+    if func.overloadpacket in INDEXING:
+        if not isinstance(args[0], VirtualTensor):
+            raise RuntimeError(
+                f"indices should be either on {args[0].device} or on the same device as the indexed tensor ({args[0].device})"
+            )
+        values = args[2] if len(args) > 2 else None
+        if isinstance(values, Tensor) and values.dim() > 0 and any(values is host for host in hosts):
+            raise mismatch(plan, func, args, device, values.device)
+    elif not plan.host_tensors:
+        for host in hosts:
+            if host.dim() > 0 or not plan.numbers:
+                raise mismatch(plan, func, args, device, host.device)
+
+
+def same_places(plan: Plan, func: Any, args: tuple) -> None:
+    """A foreach operation works position by position: what stands at one position lies on one device."""
+    first = args[0]
+    for value in args[1:]:
+        if isinstance(value, (list, tuple)) and len(value) == len(first):
+            for one, other in zip(first, value, strict=True):
+                if (
+                    isinstance(other, Tensor)
+                    and other.device != one.device
+                    and (other.is_cpu is False or other.dim() > 0)
+                ):
+                    raise mismatch(plan, func, args, one.device, other.device)
+
+
+def host_is_full(plan: Plan, device: torch.device) -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError(
+        f"{device.type} out of memory. {plan.name} on {device} needs more than this machine's own memory, where the numbers are."
+    )
+
+
 def stopped(tensor: VirtualTensor) -> RuntimeError:
+    if tensor._block.meter.machine.process != os.getpid():
+        return RuntimeError(
+            "Cannot use virtual GPUs in a forked subprocess: start it with the 'spawn' method, and send it tensors of the host."
+        )
     return RuntimeError(
         f"This tensor was on {tensor.device} of virtual GPUs that have been stopped: its numbers are gone. Make the tensor "
         f"again after vgpu.start()."

@@ -48,6 +48,12 @@ class VirtualTensor(torch.Tensor):
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 
+    def new_tensor(
+        self, data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **more: Any
+    ) -> torch.Tensor:
+        # torch's own asks the device guard, which knows of one device only.
+        return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device, **more)
+
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         # torch would indent the rows by the length of this class's name, so the numbers are written here.
         meter = self._block.meter
@@ -103,6 +109,11 @@ def wrap(payload: torch.Tensor, block: Block) -> VirtualTensor:
             dtype=payload.dtype, device=block.meter.device,
         )  # fmt: skip
     tensor._payload, tensor._block = payload, block
+    # A lazy conjugate, or minus, is a mark on the payload. torch resolves marks before it comes to us: it must see them.
+    if payload.is_conj():
+        torch._C._set_conj(tensor, True)
+    if payload.is_neg():
+        torch._C._set_neg(tensor, True)
     return tensor
 
 
