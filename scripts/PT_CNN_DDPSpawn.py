@@ -185,8 +185,10 @@ def main(args: argparse.Namespace) -> None:
 #         model.zero_grad()
 #         wrapped(torch.randn(8, 4)).square().mean().backward()
 #         for p in model.parameters():
-#             dist.all_reduce(p.grad)
-#             p.data -= 0.1 * p.grad / 2
+#             if not by_ddp:
+#                 dist.all_reduce(p.grad, dist.ReduceOp.SUM)
+#                 p.grad /= dist.get_world_size()
+#             p.data -= 0.1 * p.grad
 #     return model.weight.detach()
 #
 #

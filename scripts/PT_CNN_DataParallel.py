@@ -128,10 +128,10 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # plots.stacked(bars, f"MiB ({vgpu.label()})", f"{first} holds the gradients and the optimizer's state as well")
 
 # %% [markdown]
-# On the second device the copy of the weights counts as activations. Now two steps in time:
+# On GPU 1 the copy of the weights counts as activations. Now two steps; the longest transfer brings images from the host:
 
 # %% tags=["active-ipynb"]
-# timeline.plot(title="Each step sends the weights to GPU 1, and GPU 1 waits while GPU 0 updates")
+# timeline.plot(title="Each step sends weights and images to GPU 1, and GPU 1 waits while GPU 0 updates")
 
 # %% [markdown]
 # ## How much faster?
@@ -161,7 +161,8 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # plots.lines(batches, speedups, "batch", "times as fast as one GPU, simulated", "Below a batch of some 500, two are slower")
 
 # %% [markdown]
-# A small step is ruled by what does not shrink: launching each operation twice, and sending all weights in each step.
+# A small step is ruled by what does not shrink: each operation is launched twice. A large one, over PCIe, by what grows
+# with it: half of the images are on their way to GPU 1. (That they first come from the host is left out here.)
 #
 # ## Two traps
 # **A loss inside `forward`** is averaged over each piece, and the pieces are averaged again. Ten rows on 4 devices are 3, 3, 3
@@ -227,7 +228,7 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
-# ## Run it
+# ## Run it (images/s is the speed of this CPU, which computes for both virtual GPUs)
 
 # %% tags=["active-ipynb"]
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_DataParallel.py --prove --out results/02

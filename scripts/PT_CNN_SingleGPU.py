@@ -239,7 +239,7 @@ if __name__ == "__main__":
 # The baseline for all lessons. `--prove` compares the weights with those of a loop that has no DataLoader at all.
 
 # %% tags=["active-ipynb"]
-# !python ../scripts/PT_CNN_SingleGPU.py --prove --out results/01
+# !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_SingleGPU.py --prove --out results/01
 
 # %% [markdown]
 # ## When not to go parallel
