@@ -35,7 +35,7 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> None:
     from torch.cuda import device_count
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    _quiet_spawn()
     wanted = getattr(args, "spawn", None)
     try:
         if wanted is None:
@@ -114,7 +114,7 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
     import torch.distributed as dist
     import torch.multiprocessing as mp
 
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # no word on the ranks that it ends
+    _quiet_spawn()
     if processes < 1:
         raise UserError(f"--spawn {processes}: a run has at least one process.")
     if (outer := _outer()).size > 1:
@@ -144,6 +144,11 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
             reason = f"error: {failure}, and the run ends with it."
         return code if code > 0 else 128 - code, reason
     return 0, ""
+
+
+def _quiet_spawn() -> None:
+    """torch warns of each rank that it ends because another has failed: the failure is the news."""
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
 
 
 def _child(local_rank: int, function: Callable[..., None], processes: int, port: int, args: tuple) -> None:

@@ -1,6 +1,5 @@
 """A checkpoint holds everything that shapes the next step, and a bad one changes nothing."""
 
-import os
 import random
 import signal
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from conftest import run
 from multigpu import files
 from multigpu.checkpoint import Checkpoint
 from multigpu.errors import UserError
@@ -93,14 +93,18 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
 
 def test_a_kill_in_the_middle_of_a_save_leaves_the_old_file(tmp_path):
     """At that moment half of the new file is on the disk, under another name."""
-    checkpoint = make(tmp_path / "a.pt")
-    checkpoint.save({"epoch": 1})
-    if (child := os.fork()) == 0:
-        torch.save = lambda content, target: target.write_bytes(b"half") and os.kill(os.getpid(), signal.SIGKILL)
-        with files.atomic(checkpoint.path) as temporary:
-            torch.save({}, temporary)
-        os._exit(0)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    (tmp_path / "saver.py").write_text(
+        "import os, signal, sys\nfrom pathlib import Path\nimport torch\nimport torch.distributed as dist\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_checkpoint import make\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "checkpoint, save = make(Path(sys.argv[1])), torch.save\ncheckpoint.save({'epoch': 1})\n"
+        "def half(content, target, **keywords):\n"
+        "    if not isinstance(target, Path):\n        return save(content, target, **keywords)\n"
+        "    target.write_bytes(b'half')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "torch.save = half\ncheckpoint.save({'epoch': 2})\n"
+    )
+    assert run("python", tmp_path / "saver.py", tmp_path / "a.pt").returncode == -signal.SIGKILL
+    assert any(path.read_bytes() == b"half" for path in tmp_path.glob(".a.pt.*")), "the kill came where it was meant to"
     assert make(tmp_path / "a.pt").load("") == {"epoch": 1}
 
 

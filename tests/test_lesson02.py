@@ -65,7 +65,7 @@ def test_the_run_equals_one_process(tmp_path, npz, devices):
 
 
 def test_without_the_sum_of_gradients_the_proof_fails(tmp_path, npz, monkeypatch, capsys):
-    """Only the first device's gradients count: what a forgotten gather would do."""
+    """Only the first device's gradients count."""
     from torch.nn.parallel import comm
 
     try:

@@ -25,8 +25,6 @@ class Silent(lesson.DDP):
         self.require_backward_grad_sync = False
 
 lesson.DDP = Silent
-def train(*args):
-    lesson.train(*args)
 if __name__ == "__main__":
     launch.start(lesson.main, lesson.parse())
 """

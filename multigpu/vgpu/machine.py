@@ -61,6 +61,11 @@ class Machine:
                 default.set_state(before)
 
 
+# CUDA's sentence.
+FORKED = (
+    "Cannot re-initialize virtual GPUs in forked subprocess. To use virtual GPUs with multiprocessing, "
+    "you must use the 'spawn' start method, and call vgpu.start() in the new process."
+)
 _running: Machine | None = None
 _default_generator = threading.Lock()
 _index = threading.local()
@@ -80,10 +85,7 @@ def current() -> Machine:
     if _running is None:
         raise RuntimeError("No virtual GPUs are running: call vgpu.start() first.")
     if _running.process != os.getpid():
-        raise RuntimeError(
-            "Cannot re-initialize virtual GPUs in forked subprocess. To use virtual GPUs with multiprocessing, "
-            "you must use the 'spawn' start method, and call vgpu.start() in the new process."
-        )
+        raise RuntimeError(FORKED)
     return _running
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from multigpu.vgpu.machine import FORKED
 from multigpu.vgpu.plans import INDEXING, Plan
 from multigpu.vgpu.tensor import VirtualTensor
 
@@ -58,11 +59,7 @@ def same_places(plan: Plan, func: Any, args: tuple) -> None:
     for value in args[1:]:
         if isinstance(value, (list, tuple)) and len(value) == len(first):
             for one, other in zip(first, value, strict=True):
-                if (
-                    isinstance(other, Tensor)
-                    and other.device != one.device
-                    and (other.is_cpu is False or other.dim() > 0)
-                ):
+                if isinstance(other, Tensor) and other.device != one.device and (not other.is_cpu or other.dim() > 0):
                     raise mismatch(plan, func, args, one.device, other.device)
 
 
@@ -74,9 +71,7 @@ def host_is_full(plan: Plan, device: torch.device) -> torch.OutOfMemoryError:
 
 def stopped(tensor: VirtualTensor) -> RuntimeError:
     if tensor._block.meter.machine.process != os.getpid():
-        return RuntimeError(
-            "Cannot use virtual GPUs in a forked subprocess: start it with the 'spawn' method, and send it tensors of the host."
-        )
+        return RuntimeError(FORKED)
     return RuntimeError(
         f"This tensor was on {tensor.device} of virtual GPUs that have been stopped: its numbers are gone. Make the tensor "
         f"again after vgpu.start()."

@@ -59,3 +59,24 @@ def pipeline(devices, parts):
     for part in torch.ones(4096, 1024, device=devices[0]).chunk(parts):
         halves[1](halves[0](part).to(devices[1]))
     return vgpu.timeline(since=start)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def images(n: int = 4) -> torch.Tensor:
+    return torch.randn(n, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+
+
+def sequences() -> torch.Tensor:
+    return torch.randn(4, 7, 12, generator=torch.Generator().manual_seed(3))
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(0, 20, (4, 7), generator=torch.Generator().manual_seed(4))
+
+
+def encoder(dropout):
+    layer = nn.TransformerEncoderLayer(12, 3, 24, dropout=dropout, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)

@@ -2,28 +2,12 @@
 
 import pytest
 import torch
-from beside import train
+from beside import encoder, images, sequences, tokens, train
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from multigpu.models import CNN
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3))
-
-
-def images(n: int = 4) -> torch.Tensor:
-    return torch.randn(n, 3, 16, 16, generator=torch.Generator().manual_seed(2))
-
-
-def sequences() -> torch.Tensor:
-    return torch.randn(4, 7, 12, generator=torch.Generator().manual_seed(3))
-
-
-def tokens() -> torch.Tensor:
-    return torch.randint(0, 20, (4, 7), generator=torch.Generator().manual_seed(4))
 
 
 class Function(nn.Module):
@@ -97,11 +81,6 @@ class Checkpointed(nn.Module):
 
     def forward(self, x):
         return checkpoint(self.body, x.requires_grad_(), use_reentrant=self.reentrant)
-
-
-def encoder(dropout):
-    layer = nn.TransformerEncoderLayer(12, 3, 24, dropout=dropout, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
 # What, how to make it, its input. The kernels are the CPU's own, so the numbers are equal to the bit.

@@ -5,31 +5,9 @@ import inspect
 
 import pytest
 import torch
-from beside import difference, train
+from beside import difference, encoder, images, mlp, sequences, tokens, train
 from torch import nn
 from torch.nn import functional as F
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3))
-
-
-def images(n: int = 4) -> torch.Tensor:
-    return torch.randn(n, 3, 16, 16, generator=torch.Generator().manual_seed(2))
-
-
-def sequences() -> torch.Tensor:
-    return torch.randn(4, 7, 12, generator=torch.Generator().manual_seed(3))
-
-
-def tokens() -> torch.Tensor:
-    return torch.randint(0, 20, (4, 7), generator=torch.Generator().manual_seed(4))
-
-
-def encoder(dropout):
-    layer = nn.TransformerEncoderLayer(12, 3, 24, dropout=dropout, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
 
 OPTIMIZERS = [
     name
