@@ -8,6 +8,8 @@ MPICH", 2005). The ranks tell each other their simulated times through gloo. All
 that vgpu.start was given.
 """
 
+import atexit
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -85,6 +87,17 @@ class VirtualWork(dist.Work):
         return self.result_
 
 
+_open: weakref.WeakSet["VirtualGroup"] = weakref.WeakSet()
+
+
+@atexit.register
+def _close() -> None:
+    """For who ends without dist.destroy_process_group. A group with work under way is left: its peer may be gone."""
+    for group in list(_open):
+        if not group.queue:
+            group.shutdown()
+
+
 class VirtualGroup(dist.ProcessGroup):
     """A process group for tensors of virtual GPUs, and for those of the host, which go to gloo as they are."""
 
@@ -94,9 +107,18 @@ class VirtualGroup(dist.ProcessGroup):
         self.end = 0.0  # when the last collective of this group ends: they run one after the other
         self.queue: deque[VirtualWork] = deque()
         self.recent: deque[VirtualWork] = deque(maxlen=256)  # torch's C++ side does not keep a work's Python half alive
+        _open.add(self)
 
     def getBackendName(self) -> str:
         return NAME
+
+    def shutdown(self) -> None:
+        """What dist.destroy_process_group calls: end gloo's threads now, while Python still runs.
+
+        One that lets go of a tensor while Python is ending aborts the process (pytorch/pytorch#190489).
+        """
+        self.recent.clear()
+        self.gloo = None
 
     def _start(self, name: str, args: tuple, call: Callable) -> tuple[VirtualWork | None, Any]:
         """Send the payloads on their way. Tensors of the host: the second result is gloo's own work."""

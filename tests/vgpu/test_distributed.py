@@ -1,6 +1,7 @@
 """DDP, pipelines and collectives run unmodified on virtual GPUs, and equal the serial run."""
 
 import json
+import textwrap
 
 import pytest
 import torch
@@ -168,6 +169,28 @@ def test_ddp_over_two_devices_in_two_processes_equals_the_serial_run(tmp_path, w
     # both ranks see the same collectives, at the same simulated times
     assert ranks[0]["collectives"] == ranks[1]["collectives"] and len(ranks[0]["collectives"]) >= 10
     assert {device for device, _, _ in ranks[0]["collectives"]} == {0, 1}
+
+
+@pytest.mark.parametrize("destroy", [True, False])
+def test_no_thread_of_gloo_is_left_when_python_ends(destroy):
+    """One that frees a tensor then aborts the process, once in some hundred runs."""
+    source = f"""
+        import atexit, glob, torch, torch.distributed as dist
+        from multigpu import vgpu
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        threads = lambda: [open(name).read().strip() for name in glob.glob("/proc/self/task/*/comm")]
+        atexit.register(lambda: print("at the end", sum("gloo" in name for name in threads())))
+        first, second = vgpu.start(2)
+        dist.init_process_group("vgpu", store=dist.HashStore(), rank=0, world_size=1)
+        model = DDP(torch.nn.Linear(2, 2).to(first))
+        model(torch.ones(1, 2, device=first)).sum().backward()
+        print("before", sum("gloo" in name for name in threads()))
+        if {destroy}:
+            dist.destroy_process_group()
+    """
+    said = run("python", "-c", textwrap.dedent(source)).stdout
+    assert "before 0" not in said and "before" in said and "at the end 0" in said, said
 
 
 def test_ddp_without_the_synchronisation_differs(tmp_path):
