@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, counted
 from multigpu.world import LAUNCHERS
 
 
@@ -82,7 +82,7 @@ def split(batch_size: int | None, ranks: int, accumulate: int = 1) -> tuple[int,
         batch_size = -(-64 // pieces) * pieces
     if batch_size % pieces:
         near = max(1, round(batch_size / pieces)) * pieces
-        what = f"{ranks} ranks" + (f" × {accumulate} pieces" if accumulate > 1 else "")
+        what = counted(ranks, "rank") + (f" × {accumulate} pieces" if accumulate > 1 else "")
         raise UserError(
             f"--batch-size {batch_size} cannot be split evenly over {what}: give {near}, or another multiple of {pieces}."
         )

@@ -12,13 +12,13 @@ class CNN(nn.Module):
     the weights are far apart although neither route is wrong. No BatchNorm: it would see each rank's part alone.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10):
+    def __init__(self, image_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10, hidden: int = 64):
         super().__init__()
         channels, height, width = image_shape
         self.conv1 = nn.Conv2d(channels, 16, kernel_size=3, padding=1)
         self.conv2 = nn.Conv2d(16, 32, kernel_size=3, padding=1, stride=2)
-        self.fc1 = nn.Linear(32 * ((height + 1) // 2) * ((width + 1) // 2), 64)
-        self.fc2 = nn.Linear(64, classes)
+        self.fc1 = nn.Linear(32 * ((height + 1) // 2) * ((width + 1) // 2), hidden)
+        self.fc2 = nn.Linear(hidden, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.conv1(images))

@@ -106,13 +106,15 @@ def stacked(bars: dict[str, dict[str, float]], unit: str, title: str) -> "Figure
     return fig
 
 
-def lines(x: list[float], curves: dict[str, list[float]], xlabel: str, ylabel: str, title: str) -> "Figure":
-    """One curve a name over `x`, which is spaced by powers of two; a dotted line where y is 1."""
+def lines(
+    x: list[float], curves: dict[str, list[float]], xlabel: str, ylabel: str, title: str, level: float = 1
+) -> "Figure":
+    """One curve a name over `x`, which is spaced by powers of two; a dotted line where y is `level`."""
     fig = figure(8, 3)
     axes = fig.add_subplot()
     for colour, mark, (name, values) in zip(RANKS, "os^Dv", curves.items(), strict=False):
         axes.plot(x, values, marker=mark, markersize=4, color=colour, label=name)
-    axes.axhline(1, color="black", linestyle=":", linewidth=1)
+    axes.axhline(level, color="black", linestyle=":", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(x, [f"{value:,}" for value in x])
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title, ylim=(0, None))

@@ -117,7 +117,7 @@ def timeline(since: float = 0.0) -> Timeline:
     """What the devices have done from `since` (simulated seconds, as `elapsed` gives them) until now."""
     machine = _current()
     end = machine.clock.synchronize()
-    return Timeline(machine.clock.events(), machine.devices, since, end, machine.label())
+    return Timeline(machine.clock.events(), list(map(str, machine.devices)), since, end, machine.label())
 
 
 def memory_held(

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.weak import TensorWeakRef
 
 from multigpu.vgpu import machine as _machine
 from multigpu.vgpu.clock import HOST
@@ -70,13 +71,14 @@ class VirtualWork(dist.Work):
                 if clock.pending.get(id(block)) is self:
                     del clock.pending[id(block)]
             self.blocks, self.works = [], []
+            self.result_ = _weak(self.result_)  # `recent` keeps this object, which must not keep the tensors' memory
         clock.wait(self.meter.index, self.end)
         return True
 
     def get_future(self) -> torch.futures.Future:
         # Complete at once: whoever uses the tensors settles the collective before.
         future = torch.futures.Future()
-        future.set_result(self.result_)
+        future.set_result(_strong(self.result_))
         return future
 
     def is_completed(self) -> bool:
@@ -84,7 +86,7 @@ class VirtualWork(dist.Work):
 
     def result(self) -> Any:
         self.wait()
-        return self.result_
+        return _strong(self.result_)
 
 
 _open: weakref.WeakSet["VirtualGroup"] = weakref.WeakSet()
@@ -241,6 +243,16 @@ def _tensors(args: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
+
+
+def _weak(value: Any) -> Any:
+    return TensorWeakRef(value) if isinstance(value, torch.Tensor) else [_weak(part) for part in value]
+
+
+def _strong(value: Any) -> Any:
+    if isinstance(value, TensorWeakRef):
+        return value()
+    return value if isinstance(value, torch.Tensor) else [_strong(part) for part in value]
 
 
 def _payloads(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, counted
 from multigpu.files import atomic
 from multigpu.plots import COLLECTIVE, COMPUTE, IDLE, TRANSFER, UPDATE, figure
 from multigpu.vgpu.clock import Event
@@ -34,16 +34,36 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 class Timeline:
     """The events of a machine between two simulated times.
 
-    `events` are sorted by start, then by device. `label` says that they are simulated, and on what.
+    `events` are sorted by start, then by device. `lanes` are the devices' names, by index. `label` says that the times
+    are simulated, and on what.
     """
 
-    def __init__(self, events: Iterable[Event], devices: list[torch.device], start: float, end: float, label: str):
-        self.devices, self.start, self.end, self.label = devices, start, end, label
+    def __init__(self, events: Iterable[Event], lanes: list[str], start: float, end: float, label: str):
+        self.lanes, self.start, self.end, self.label = lanes, start, end, label
         inside = (event for event in events if event.end > start and event.start < end)
         self.events = sorted(inside, key=lambda event: (event.start, event.device, event.end))
 
+    @classmethod
+    def of_ranks(cls, ranks: "list[Timeline]") -> "Timeline":
+        """The timelines of a run's ranks as one, a lane a rank (a device of a rank, where it has several).
+
+        Each rank's clock starts with vgpu.start, and collectives tell the ranks each other's times, so that the times can
+        be compared. Devices are then given by the lane's number. It spans from the first start to the last end.
+        """
+        events: list[Event] = []
+        lanes: list[str] = []
+        for rank, one in enumerate(ranks):
+            shift = len(lanes)
+            for event in one.events:
+                peer = event.peer if event.peer is None or event.peer < 0 else event.peer + shift
+                events.append(event._replace(device=event.device + shift, peer=peer))
+            lanes += [f"rank {rank}" if len(one.lanes) == 1 else f"rank {rank}, {lane}" for lane in one.lanes]
+        machines = list(dict.fromkeys(one.label.removeprefix("simulated: ") for one in ranks))
+        label = f"simulated: {counted(len(ranks), 'rank')}, each {' or '.join(machines)}"
+        return cls(events, lanes, min(one.start for one in ranks), max(one.end for one in ranks), label)
+
     def __repr__(self) -> str:
-        shares = ", ".join(f"{device} busy {self.busy(device):.0%}" for device in self.devices)
+        shares = ", ".join(f"{lane} busy {self.busy(index):.0%}" for index, lane in enumerate(self.lanes))
         return f"<{len(self.events)} events in {readable(self.end - self.start)}; {shares}; {self.label}>"
 
     def busy(self, device: torch.device | str | int, kind: str | None = "compute") -> float:
@@ -67,30 +87,30 @@ class Timeline:
         itself in a notebook. Gives the path, or the figure.
         """
         if target is None or isinstance(target, (str, Path)):
-            picture = figure(8, 0.9 + 0.75 * len(self.devices))
+            picture = figure(8, 0.9 + 0.75 * len(self.lanes))
             axes = picture.add_subplot()
         else:
             picture, axes = target.figure, target
         scale, unit = next(((s, u) for s, u in UNITS if self.end - self.start >= s), UNITS[-1])
         shown = {}
-        for lane, device in enumerate(self.devices):
+        for lane in range(len(self.lanes)):
             axes.broken_barh([(0, (self.end - self.start) / scale)], (lane + 0.1, 0.6), color=IDLE, linewidth=0)
             for name, (colour, height, bottom) in STYLES.items():
-                spans = [(e.start, e.end) for e in self.events if self._on(e, device.index) and style(e) == name]
+                spans = [(e.start, e.end) for e in self.events if self._on(e, lane) and style(e) == name]
                 bars = [((s - self.start) / scale, (t - s) / scale) for s, t in merged(spans, self.start, self.end)]
                 if bars:
                     shown[name] = axes.broken_barh(bars, (lane + bottom, height), color=colour, linewidth=0)
             axes.text(
                 1.005,
                 lane + 0.4,
-                f"busy {self.busy(device):.0%}",
+                f"busy {self.busy(lane):.0%}",
                 transform=axes.get_yaxis_transform(),
                 va="center",
                 fontsize=8,
             )
-        axes.set_yticks([lane + 0.4 for lane in range(len(self.devices))], [str(device) for device in self.devices])
+        axes.set_yticks([lane + 0.4 for lane in range(len(self.lanes))], self.lanes)
         axes.set(
-            xlim=(0, (self.end - self.start) / scale), ylim=(len(self.devices), 0), xlabel=f"simulated time ({unit})"
+            xlim=(0, (self.end - self.start) / scale), ylim=(len(self.lanes), 0), xlabel=f"simulated time ({unit})"
         )
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
@@ -126,8 +146,8 @@ class Timeline:
     def chrome_trace(self, path: str | Path) -> Path:
         """Write a trace that chrome://tracing and ui.perfetto.dev show: a process a device, a row a kind of event."""
         rows: list[dict[str, Any]] = [
-            {"ph": "M", "pid": device.index, "name": "process_name", "args": {"name": f"{device} ({self.label})"}}
-            for device in self.devices
+            {"ph": "M", "pid": index, "name": "process_name", "args": {"name": f"{lane} ({self.label})"}}
+            for index, lane in enumerate(self.lanes)
         ]
         for event in self.events:
             rows.append(
@@ -142,8 +162,8 @@ class Timeline:
 
     def _index(self, device: torch.device | str | int) -> int:
         index = device if isinstance(device, int) else torch.device(device).index
-        if index is None or not 0 <= index < len(self.devices):
-            raise UserError(f"{device} is not in this timeline: it has {', '.join(map(str, self.devices))}.")
+        if index is None or not 0 <= index < len(self.lanes):
+            raise UserError(f"{device} is not in this timeline: it has {', '.join(self.lanes)}.")
         return index
 
     @staticmethod

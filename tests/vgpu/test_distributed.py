@@ -83,6 +83,20 @@ elif what == "pipeline":
         told[schedule.__name__] = max((g - e).abs().max().item() for g, e in zip(grads, expected))
     kinds = [event.name for event in vgpu.timeline().events if event.kind == "collective"]
     told["sends"] = kinds.count("send"), kinds.count("recv")
+elif what == "memory":
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    model = DDP(nn.Linear(100, 100).to(first))
+    part = nn.Linear(100, 100).to(second)
+    run = Schedule1F1B(PipelineStage(part, rank, 2, second), 4, loss_fn=nn.MSELoss())
+    x = torch.ones(8, 100)
+    told["held"] = []
+    for _ in range(5):
+        model(x.to(first)).sum().backward()
+        run.step(x.to(second)) if rank == 0 else run.step(target=x.to(second))
+        last = dist.all_reduce(summed := torch.ones(100, device=first), async_op=True)
+        told["held"].append([torch.vgpu.memory_allocated(place) for place in (first, second)])
+    told["result"] = (last.result()[0] - summed).abs().sum().item()
 elif what == "one_device":
     torch.manual_seed(0)
     model = nn.Linear(10, 5).to(first)
@@ -169,6 +183,12 @@ def test_ddp_over_two_devices_in_two_processes_equals_the_serial_run(tmp_path, w
     # both ranks see the same collectives, at the same simulated times
     assert ranks[0]["collectives"] == ranks[1]["collectives"] and len(ranks[0]["collectives"]) >= 10
     assert {device for device, _, _ in ranks[0]["collectives"]} == {0, 1}
+
+
+def test_what_was_sent_is_given_back(tmp_path):
+    """The group remembers its last works, and not their tensors: memory does not grow from step to step."""
+    for rank in two_processes("memory", tmp_path):
+        assert rank["held"][1] == rank["held"][4] and rank["result"] == 0
 
 
 @pytest.mark.parametrize("destroy", [True, False])

@@ -1,6 +1,7 @@
 """Point 7: what the devices did, as fractions, as a picture, as a trace."""
 
 import json
+import pickle
 
 import pytest
 import torch
@@ -29,6 +30,27 @@ def test_the_timeline(two, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lanes.pdf", "lanes.png", "lanes.svg", "trace.json"]
 
 
+def test_the_timelines_of_ranks_as_one(tmp_path):
+    """A rank with two devices and one with one: three lanes, in which each event keeps its place and its time."""
+    ranks = []
+    for count in (2, 1):
+        with vgpu.running(count) as places:
+            (torch.ones(100, 100, device=places[0]) @ torch.ones(100, 100, device=places[0])).to(places[-1])
+            ranks.append(vgpu.timeline())
+    whole = Timeline.of_ranks(pickle.loads(pickle.dumps(ranks)))  # in a process that has no virtual GPUs
+    assert whole.lanes == ["rank 0, vgpu:0", "rank 0, vgpu:1", "rank 1"]
+    assert whole.label == "simulated: 2 ranks, each 2 × V100-16GB, NVLink2 or 1 × V100-16GB, NVLink2"
+    assert len(whole.events) == len(ranks[0].events) + len(ranks[1].events)
+    assert (whole.start, whole.end) == (0, max(rank.end for rank in ranks))
+    for lane, (rank, index) in enumerate([(0, 0), (0, 1), (1, 0)]):
+        own = [(e.name, e.start, e.end) for e in ranks[rank].events if e.device == index]
+        assert [(e.name, e.start, e.end) for e in whole.events if e.device == lane] == own
+    assert whole.busy(1, "transfer") > 0 == whole.busy(2, "transfer")
+    assert whole.plot().axes[0].get_yticklabels()[2].get_text() == "rank 1"
+    with pytest.raises(UserError, match="3 is not in this timeline: it has rank 0, vgpu:0, rank 0, vgpu:1, rank 1"):
+        whole.busy(3)
+
+
 def test_the_picture_shows_every_event_and_the_label(two):
     pipeline(two, 2)
     timeline = vgpu.timeline()
@@ -46,4 +68,4 @@ def test_the_picture_shows_every_event_and_the_label(two):
 
 def test_merged_spans():
     assert merged([(3, 4), (0, 1), (0.5, 2), (5, 9)], 0.25, 6) == [(0.25, 2), (3, 4), (5, 6)]
-    assert merged([(0, 1)], 2, 3) == [] and Timeline([], [torch.device("cpu", 0)], 0, 0, "x").busy(0) == 0
+    assert merged([(0, 1)], 2, 3) == [] and Timeline([], ["vgpu:0"], 0, 0, "x").busy(0) == 0
