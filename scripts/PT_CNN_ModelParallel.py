@@ -1,8 +1,6 @@
 # %% [markdown]
 # # 03 · Model parallelism on two GPUs: naive, then pipelined
-# **The question.** The model does not fit on one GPU. What does it cost to use two?
-#
-# **Predict first.** (1) What takes memory in training, and how much of each? (2) The model's first half is on one GPU, its
+# **The question.** The model does not fit on one GPU. What does it cost to use two? **Predict first.** (1) What takes memory in training, and how much of each? (2) The model's first half is on one GPU, its
 # second half on another: which share of the time is each of them busy? (3) The batch is cut into 4 pieces, so that both can
 # work at once: which share of the time is still lost? (4) Are 32 pieces better than 4?
 
@@ -121,7 +119,7 @@ class Halves(CNN):
 #
 # with vgpu.running(2, memory="64MiB") as (first, second):
 #     two_steps(Halves(first, second, (1, 28, 28), hidden=320), first, second, 320)
-#     print([f"{place}: {torch.vgpu.max_memory_allocated(place) / MiB:.1f} of 64 MiB" for place in (first, second)])
+#     print(", ".join(f"{place}: {torch.vgpu.max_memory_allocated(place) / MiB:.1f} MiB" for place in (first, second)))
 #     try:
 #         two_steps(Forgotten(first, second, (1, 28, 28)), first, second, 8)
 #     except RuntimeError as error:
