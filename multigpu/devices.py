@@ -26,9 +26,7 @@ def pick(world: World, exact: bool = False) -> torch.device:
                 f"look at nvidia-smi, or ask Slurm for no GPU.",
                 quiet=world.local_rank != 0,
             )
-        # Each rank wants all cores by default: two ranks would then fight for them.
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
+        share_cores(world)
         return torch.device("cpu")
     # With srun --gpus-per-task=1 each rank sees one GPU, its own, under the number 0.
     bound = gpus == 1 and world.launcher == "srun" and int(os.environ.get("SLURM_GPUS_ON_NODE", 0)) >= world.local_size
@@ -41,14 +39,25 @@ def pick(world: World, exact: bool = False) -> torch.device:
     device = torch.device("cuda", 0 if bound else world.local_rank)
     torch.cuda.set_device(device)
     if exact:
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.deterministic = True
+        compute_exactly()
     return device
 
 
+def share_cores(world: World) -> None:
+    """Ranks that compute on the CPU share its cores. Each wants all of them by default, and they would fight for them."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
+
+
+def compute_exactly() -> None:
+    """GPUs compute in full fp32 from here on, and the same way each time, so that two routes can be compared."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+
+
 def backend(device: torch.device) -> str:
-    """The library that carries the collectives: NCCL between GPUs, gloo between CPUs."""
-    return "nccl" if device.type == "cuda" else "gloo"
+    """The library that carries the collectives: NCCL between GPUs, gloo between CPUs; virtual GPUs have their own."""
+    return {"cuda": "nccl", "vgpu": "vgpu"}.get(device.type, "gloo")
 
 
 def amp_dtype(device: torch.device) -> torch.dtype:
@@ -60,11 +69,13 @@ def amp_dtype(device: torch.device) -> torch.dtype:
     )
 
 
-def describe(world: World, device: torch.device) -> str:
-    """One line on who computes where, for the top of a log."""
+def describe(world: World, device: torch.device, each: int = 1) -> str:
+    """One line on who computes where, for the top of a log. `each` is the number of devices of a rank."""
     started = f"{counted(world.size, 'rank')} on {counted(world.nodes, 'node')}, started by {world.launcher}"
     if device.type == "cuda":
-        return f"device: {world.size} × {torch.cuda.get_device_name(device)}, nccl ({started})"
+        return f"device: {world.size * each} × {torch.cuda.get_device_name(device)}, nccl ({started})"
+    if device.type == "vgpu":
+        return f"device: {world.size * each} × virtual GPU, which computes on the CPU ({started})"
     why = "no GPU found"
     if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
         why = "the classroom cluster's GPUs are pretended"

@@ -148,7 +148,7 @@ def _gather(store: dist.Store, world: World, device: torch.device, deadline: flo
             store.set("clash", str(world.rank))
         else:
             store.add(f"ranks on {device.type}", 1)
-            if device.type == "cpu":
+            if device.type != "cuda":
                 store.set("on a cpu", f"rank {world.rank} on {socket.gethostname()}")
             store.add("ranks", 1)
         while store.add("ranks", 0) < world.size and not store.check(["clash"]):

@@ -33,7 +33,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %% tags=["active-ipynb"]
-# import os
 # from multigpu import plots, vgpu
 # first, second = multigpu.gpus(2)
 
@@ -234,7 +233,7 @@ if __name__ == "__main__":
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_DataParallel.py --prove --out results/02
 
 # %% [markdown]
-# Lesson 05's DDP does the same with a process a GPU: weights stay, gradients alone travel. Its timeline, rank 0 of 2:
+# Lesson 05's DDP does the same with a process a GPU: weights stay, gradients alone travel:
 
 # %% tags=["active-ipynb"]
 # def ddp():
@@ -243,8 +242,7 @@ if __name__ == "__main__":
 #     return three_steps(128, place, nn.parallel.DistributedDataParallel)[1]
 #
 #
-# os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # DDP would warn that it has no timers of its own for a virtual GPU
-# launch.call(ddp, 2)[0].plot(title="DDP, the same two steps: no weights travel, and no GPU waits for an update")
+# vgpu.Timeline.of_ranks(launch.call(ddp, 2)).plot(title="DDP: no weights travel, and no GPU waits for an update")
 
 # %% tags=["active-ipynb"]
 # print(metrics.line("02 DataParallel", "results/02"))  # every lesson ends with such a line, so that routes can be compared

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 03 · Model parallelism on two GPUs: naive, then pipelined
-# **The question.** The model does not fit on one GPU. What does it cost to use two? **Predict first.** (1) What takes memory in training, and how much of each? (2) The model's first half is on one GPU, its
-# second half on another: which share of the time is each of them busy? (3) The batch is cut into 4 pieces, so that both can
-# work at once: which share of the time is still lost? (4) Are 32 pieces better than 4?
+# **The question.** The model does not fit on one GPU. What does it cost to use two? **Predict first.** (1) What takes memory
+# in training, and how much of each? (2) The model's first half is on one GPU, its second half on another: which share of
+# the time is each of them busy? (3) The batch is cut into 4 pieces, so that both can work at once: which share of the time
+# is still lost? (4) Are 32 pieces better than 4?
 
 # %%
 import argparse

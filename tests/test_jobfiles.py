@@ -116,9 +116,10 @@ def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(way: str, cl
         ("ModelParallel", "4 micro-batches of 16 images"),
         ("Pipeline", "2 ranks on 2 nodes, started by srun"),
         ("DDPSpawn", "2 ranks on 1 node, started by mp.spawn"),
+        ("HybridParallel", "4 × virtual GPU, which computes on the CPU (2 ranks on 2 nodes, started by srun)"),
     ],
 )
-def test_the_jobs_on_one_node(cluster, tmp_path: Path, stem: str, words: str):
+def test_the_other_lessons_jobs(cluster, tmp_path: Path, stem: str, words: str):
     path, out = f"slurm/PT_CNN_{stem}.slurm", tmp_path / "out"
     job = cluster.job(f"--output={tmp_path}/log", path, "--epochs", 1, "--prove", "--out", out, cwd=ROOT)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.log

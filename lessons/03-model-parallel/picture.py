@@ -11,7 +11,10 @@ from multigpu.files import atomic
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from PT_CNN_ModelParallel import Halves, step
 
-titles = {1: "Naive: one GPU works, the other waits for it", 4: "Four pieces: both work, but not at the start and the end"}
+titles = {
+    1: "Naive: one GPU works, the other waits for it",
+    4: "Four pieces: both work, but not at the start and the end",
+}
 figure = plots.figure(8, 4.4)
 for row, (pieces, title) in enumerate(titles.items()):
     with vgpu.running(2, compute=False) as (first, second):

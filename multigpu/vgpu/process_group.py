@@ -272,3 +272,5 @@ def register() -> None:
     """Make "vgpu" a name for dist.init_process_group, once a process."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, VirtualGroup, devices=["vgpu", "cpu"])
+        # DDP times its steps for its own log. It has no timer for a virtual GPU, and would say so on each rank.
+        dist.Logger.set_runtime_stats_and_log = lambda self: None

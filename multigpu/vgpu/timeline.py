@@ -109,9 +109,8 @@ class Timeline:
                 fontsize=8,
             )
         axes.set_yticks([lane + 0.4 for lane in range(len(self.lanes))], self.lanes)
-        axes.set(
-            xlim=(0, (self.end - self.start) / scale), ylim=(len(self.lanes), 0), xlabel=f"simulated time ({unit})"
-        )
+        axes.set(xlim=(0, (self.end - self.start) / scale), ylim=(len(self.lanes), 0))
+        axes.set_xlabel(f"simulated time ({unit})", loc="left")  # what is simulated stands at the right
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
         handles = [*shown.values(), axes.broken_barh([], (0, 0), color=IDLE)]
@@ -127,11 +126,12 @@ class Timeline:
         )
         axes.annotate(
             self.label,
-            (1, 1),
-            (0, 6),
+            (1, 0),
+            (0, -21),
             xycoords="axes fraction",
             textcoords="offset points",
             ha="right",
+            va="top",
             fontsize=7,
             color="#555555",
         )

@@ -1,0 +1,127 @@
+"""Lesson 06: DDP over a model on two devices learns what one device learns, and takes the devices that are its own."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import multigpu
+from conftest import ROOT, run
+from multigpu import devices, vgpu
+from multigpu.world import World
+
+SCRIPT = ROOT / "scripts" / "PT_CNN_HybridParallel.py"
+FLAGS = ("--epochs", 2, "--prove")
+
+# The lesson's script with a fault. A spawned process imports this file again, and so has it, too.
+PLANTED = """
+import sys
+sys.path.insert(0, SCRIPTS)
+import PT_CNN_HybridParallel as lesson
+from multigpu import launch
+FAULT
+if __name__ == "__main__":
+    launch.start(lesson.main, lesson.parse())
+"""
+FAULTS = {
+    "no sum of gradients": "class Silent(lesson.DDP):\n"
+    "    def __init__(self, *args, **keywords):\n"
+    "        super().__init__(*args, **keywords)\n"
+    "        self.require_backward_grad_sync = False\n"
+    "lesson.DDP = Silent",
+    "a piece is lost": "cat = lesson.torch.cat\nlesson.torch.cat = lambda parts: cat([*parts[:-1], parts[-1].detach()])",
+    "repeated images count": "lesson.torch.arange = lambda n: lesson.torch.zeros(n, dtype=lesson.torch.long)",
+}
+
+
+def planted(tmp_path, fault: str):
+    path = tmp_path / "planted.py"
+    path.write_text(PLANTED.replace("SCRIPTS", repr(str(ROOT / "scripts"))).replace("FAULT", fault))
+    return path
+
+
+@pytest.mark.parametrize(("ranks", "batch", "pieces"), [(1, 8, 2), (2, 8, 1), (2, 8, 3), (3, 9, 2)])
+def test_replicas_of_stages_equal_one_process(tmp_path, npz, ranks, batch, pieces):
+    """35 images: the last batch is uneven, and the sampler repeats some."""
+    more = ("--batch-size", batch, "--pieces", pieces, "--spawn", ranks, "--out", tmp_path / "o")
+    done = run("python", SCRIPT, "--data", npz(), *FLAGS, *more)
+    assert done.returncode == 0 and "limit 1e-05: holds" in done.stdout, done.stdout
+    assert done.stdout.count("This machine has no GPU") == 1 and "Warning" not in done.stdout, done.stdout
+    told = json.loads((tmp_path / "o" / "metrics.json").read_text())
+    assert (told["devices"], told["device"], told["world_size"]) == (2 * ranks, "vgpu", ranks)
+    assert all(weight.device.type == "cpu" for weight in torch.load(tmp_path / "o" / "model.pt").values())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
+    more = ("--batch-size", 8, "--spawn", 2, "--out", tmp_path / "o")
+    done = run("python", planted(tmp_path, FAULTS[fault]), "--data", npz(), *FLAGS, *more)
+    assert done.returncode == 1 and "limit 1e-05: fails" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--spawn", 2, "--batch-size", 3), "cannot be split evenly over 2 ranks"),
+        (("--spawn", 2, "--pieces", 0), "from 1 up"),
+        (("--spawn", 2, "--lr", "3e38"), "lower --lr"),
+        (("--spawn", 2, "--data", "no.npz"), "no data file"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path, flags, words):
+    done = run("python", SCRIPT, *flags, "--out", tmp_path / "out")
+    assert done.returncode == 2 and done.stdout.count("error: ") == 1 and words in done.stdout, done.stdout
+    assert "Traceback" not in done.stdout and not list(tmp_path.rglob("model.pt"))
+
+
+# ---- whose GPUs are whose ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine that has GPUs, of which torch counts as many as are said."""
+    taken = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+
+    def has(count: int, **environment: str) -> list:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return taken
+
+    yield has
+    vgpu.stop() if vgpu.devices() else None
+
+
+def test_local_rank_1_has_the_third_and_the_fourth_gpu(machine):
+    taken = machine(4)
+    assert multigpu.gpus(2, World(1, 2, 1, 2)) == [torch.device("cuda", 2), torch.device("cuda", 3)] and taken == [2]
+    assert multigpu.gpus(2, World(2, 4, 0, 2)) == [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+def test_too_few_gpus_for_all_ranks_of_the_node(machine, capsys):
+    machine(3)
+    assert multigpu.gpus(2, World(0, 2, 0, 2)) == [torch.device("vgpu", 0), torch.device("vgpu", 1)]
+    assert "This machine has 3 GPUs: in each of 2 processes 2 virtual GPUs compute" in capsys.readouterr().out
+
+
+def test_a_task_of_srun_that_sees_its_own_gpus_only(machine):
+    machine(2, SLURM_GPUS_ON_NODE="4")
+    world = World(1, 2, 1, 2, launcher="srun")
+    assert multigpu.gpus(2, world) == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert devices.backend(torch.device("cuda", 0)) == "nccl"
+
+
+def test_the_lesson_has_what_it_copies():
+    """Lessons 03 and 06 each show the two halves; the layers are the same ones."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import PT_CNN_HybridParallel
+    import PT_CNN_ModelParallel
+
+    with vgpu.running(2) as (first, second):
+        ours = PT_CNN_HybridParallel.Halves(first, second, 2)
+        theirs = PT_CNN_ModelParallel.Halves(first, second)
+        assert [(n, p.device, p.shape) for n, p in ours.named_parameters()] == [
+            (n, p.device, p.shape) for n, p in theirs.named_parameters()
+        ]
