@@ -56,9 +56,10 @@ LAUNCHERS = (
 )
 
 
-def find(environ: Mapping[str, str] = os.environ) -> World:
+def find(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> World:
     """Work out this process's place from the launcher's variables; alone in the world if there are none.
 
+    `gpus_each` is the number of GPUs that a rank takes, which Slurm must have given for each task.
     Raises UserError where the variables contradict each other, with the line to change.
     """
     for launcher, *names in LAUNCHERS:
@@ -81,10 +82,10 @@ def find(environ: Mapping[str, str] = os.environ) -> World:
         if launcher == "torchrun" and "GROUP_WORLD_SIZE" in environ:
             world = replace(world, nodes=integer(environ, "GROUP_WORLD_SIZE"))
         return _located(world, environ)
-    return _slurm(environ)
+    return _slurm(environ, gpus_each)
 
 
-def _slurm(environ: Mapping[str, str]) -> World:
+def _slurm(environ: Mapping[str, str], gpus_each: int) -> World:
     """The place that srun gave; alone where no srun did.
 
     A batch script and an interactive shell carry SLURM_NTASKS too, but only one process runs there: a process that
@@ -112,11 +113,12 @@ def _slurm(environ: Mapping[str, str]) -> World:
     names = ("SLURM_PROCID", size_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
     world = _checked("srun", names, *(integer(environ, name) for name in names[:3]), local_size)
     gpus = integer(environ, "SLURM_GPUS_ON_NODE", 0)
-    if gpus and gpus != local_size:
+    if gpus and gpus != local_size * gpus_each:
+        tasks = f"'--ntasks-per-node={gpus // gpus_each}' or " if gpus % gpus_each == 0 else ""
         raise UserError(
             f"Slurm gave this node {counted(gpus, 'GPU')}, but srun started {counted(local_size, 'task')} on it, and "
-            f"each rank needs one GPU: give '--ntasks-per-node={gpus}' or '--gpus-per-node={local_size}' to srun, "
-            f"or write it into the job file's #SBATCH line.",
+            f"each rank needs {counted(gpus_each, 'GPU')}: give {tasks}"
+            f"'--gpus-per-node={local_size * gpus_each}' to srun, or write it into the job file's #SBATCH line.",
             quiet=world.local_rank != 0,
         )
     return _located(replace(world, nodes=len(counts)), environ)

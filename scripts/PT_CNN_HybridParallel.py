@@ -62,7 +62,7 @@ class Halves(CNN):
 
 # %%
 def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
-    world = launch.find()
+    world = launch.find(gpus_each=2)
     places = multigpu.gpus(2, world)
     store = rendezvous.meet(world, places[0])
     dist.init_process_group(devices.backend(places[0]), store=store, rank=world.rank, world_size=world.size)

@@ -87,6 +87,24 @@ def test_refused(variables, words):
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        (4, ""),
+        (2, "needs 2 GPUs: give '--ntasks-per-node=1' or '--gpus-per-node=4'"),
+        (1, "2 GPUs: give '--gpus-per-node=4'"),
+    ],
+)
+def test_ranks_with_two_gpus_each(gpus, words):
+    variables = env(SRUN.replace("GPUS_ON_NODE=2", f"GPUS_ON_NODE={gpus}"))
+    if not words:
+        assert find(variables, gpus_each=2).local_size == 2
+        return
+    with pytest.raises(UserError) as error:
+        find(variables, gpus_each=2)
+    assert words in str(error.value)
+
+
 def test_where_rank_0_is():
     world = find(env(TORCHRUN))
     assert (world.address, world.port, world.nodes) == ("n1", 29400, 2)
