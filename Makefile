@@ -30,6 +30,7 @@ bench: $(VENV)/installed
 	python benchmarks/lesson05.py
 	python benchmarks/vgpu_speed.py
 	python benchmarks/vgpu_fidelity.py
+	python benchmarks/routes.py
 
 slurm-up: $(VENV)/installed
 	multigpu slurm up
