@@ -116,7 +116,7 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
 
     _quiet_spawn()
     if processes < 1:
-        raise UserError(f"--spawn {processes}: a run has at least one process.")
+        raise UserError(f"{processes} processes were asked for: a run has at least one process.")
     if (outer := _outer()).size > 1:
         raise UserError(
             f"--spawn starts ranks of its own, and {outer.launcher} has started some: use one of the two.",

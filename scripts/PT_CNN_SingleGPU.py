@@ -122,7 +122,7 @@ def phases(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Ite
         optimizer.zero_grad()
         mark.append(now(device))
         marks.append(mark)
-    spent = torch.tensor(marks[warm_up:], dtype=torch.float64).diff(dim=1).median(dim=0).values
+    spent = torch.tensor(marks[min(warm_up, len(marks) - 1) :], dtype=torch.float64).diff(dim=1).median(dim=0).values
     return dict(zip(("data", "forward", "backward", "update"), spent.tolist(), strict=True))
 
 
