@@ -14,11 +14,11 @@ from multigpu.vgpu.machine import current
 from multigpu.vgpu.memory import Block, Meter
 from multigpu.vgpu.plans import Plan
 from multigpu.vgpu.refusals import check_hosts, host_is_full, mismatch, needs_numbers, same_places, stopped, unsupported
+from multigpu.vgpu.shapes import payload_device, shapes_only
 from multigpu.vgpu.tensor import VirtualTensor, identity, place, wrap
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-SMALL = 4096  # elements; see shapes_only
 MASKS = (torch.bool, torch.uint8)
 DETACH = aten.detach.default
 PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
@@ -171,14 +171,39 @@ def _with_care(plan: Plan, func: Callable, flat: list, named: dict, found: list[
     if plan.waits and not (func.overloadpacket is aten.index and all(t.dtype not in MASKS for t in found[1:])):
         needs_numbers(plan, found)
         meter.machine.clock.synchronize(meter.index)
+    outs = {id(named.get(name)) for name in plan.outs}
+    before = [_kept(tensor._payload, id(tensor._payload) in outs) for tensor in found] if plan.resizes else []
     try:
         out = _random(plan, func, flat, named, meter) if plan.random else plan.kernel(*flat, **named)
+        for tensor in found if plan.resizes else ():
+            _refresh(tensor)
     except NotImplementedError as error:
         raise unsupported(plan, error) from None
-    if plan.resizes:
-        for tensor in found:
+    except RuntimeError as error:  # OutOfMemoryError is one: a GPU has it before it changes anything
+        for tensor, back in zip(found, before, strict=False):
+            back()
             _refresh(tensor)
+        if "can't allocate memory" in str(error):
+            raise host_is_full(plan, meter.device) from None
+        raise
     return out
+
+
+def _kept(payload: Tensor, written: bool) -> Callable[[], Any]:
+    """How to make a payload again what it is now: its shape, its storage's size, and its numbers if it is an `out`."""
+    if payload.layout is not torch.strided:
+        return lambda: None
+    storage, nbytes = payload.untyped_storage(), payload.untyped_storage().nbytes()
+    place = (storage, payload.storage_offset(), payload.shape, payload.stride())
+    numbers = payload.clone() if written else None
+
+    def back() -> None:
+        storage.resize_(nbytes)
+        payload.set_(*place)
+        if written:
+            payload.copy_(numbers)
+
+    return back
 
 
 def _create(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -> Any:
@@ -233,32 +258,6 @@ def _unwrap(value: Any, found: list[VirtualTensor], hosts: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         hosts.append(value)
     return value
-
-
-def shapes_only(plan: Plan, flat: list, named: dict, found: list[VirtualTensor]) -> tuple[list, dict]:
-    """Without computing, payloads are shapes (meta); small tensors of whole numbers keep their numbers (SMALL).
-
-    Where the two meet, the numbers are given up.
-    """
-    if not any(tensor._payload.is_meta for tensor in found):
-        return flat, named
-    for tensor in found:
-        if plan.mutable and not tensor._payload.is_meta:
-            tensor._payload = tensor._payload.to("meta")  # what is written into it has no numbers
-    return [_to_meta(value) for value in flat], {key: _to_meta(value) for key, value in named.items()}
-
-
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, (list, tuple)) and type(value) is not torch.Size:
-        return type(value)([_to_meta(part) for part in value])
-    return value.to("meta") if isinstance(value, Tensor) and value.dim() > 0 else value
-
-
-def payload_device(meter: Meter, dtype: torch.dtype, count: int) -> torch.device:
-    """Where the payload of a new tensor with `count` elements lives: on the host, or nowhere (meta)."""
-    if not meter.machine.compute and count <= SMALL and not (dtype.is_floating_point or dtype.is_complex):
-        return torch.device("cpu")
-    return meter.machine.payload
 
 
 def _refresh(tensor: VirtualTensor) -> None:

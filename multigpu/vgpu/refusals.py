@@ -37,8 +37,9 @@ def check_hosts(plan: Plan, func: Any, args: tuple, kwargs: dict, hosts: list[Te
     for argument, value in zip(func._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write and any(value is host for host in hosts):
             raise mismatch(plan, func, args, device, value.device)
-    if any(isinstance(kwargs.get("out"), Tensor) and kwargs["out"] is host for host in hosts):
-        raise mismatch(plan, func, args, device, kwargs["out"].device)
+    for out in map(kwargs.get, plan.outs):
+        if any(out is host for host in hosts):
+            raise mismatch(plan, func, args, device, out.device)
     if func.overloadpacket in INDEXING:
         if not isinstance(args[0], VirtualTensor):
             raise RuntimeError(

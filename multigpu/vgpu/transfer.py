@@ -5,11 +5,12 @@ from typing import Any
 import torch
 
 from multigpu.vgpu.clock import HOST
-from multigpu.vgpu.dispatch import execute, payload_device, plan_of
+from multigpu.vgpu.dispatch import execute, plan_of
 from multigpu.vgpu.machine import current
 from multigpu.vgpu.memory import Meter
 from multigpu.vgpu.plans import HANDLERS
 from multigpu.vgpu.refusals import needs_numbers, stopped
+from multigpu.vgpu.shapes import payload_device
 from multigpu.vgpu.tensor import VirtualTensor, place
 
 aten = torch.ops.aten

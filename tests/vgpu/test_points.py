@@ -3,6 +3,10 @@
 import pytest
 import torch
 
+from multigpu import vgpu
+
+KIB = 2**10
+
 
 class Doubled(torch.autograd.Function):
     """Twice the input; its gradient comes back on the device `there`."""
@@ -39,3 +43,39 @@ def test_a_gradient_on_another_device(two):
     Doubled.there = two[1]
     Doubled.apply(2, x.to(two[1])).sum().backward()
     assert x.grad.tolist() == [2, 2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_tensor_is_as_it_was_when_its_new_size_does_not_fit():
+    with vgpu.running(count=1, memory="1MiB") as (device,):
+        x, y = torch.arange(6.0, device=device), torch.arange(2.0, device=device)
+        view, big = x[2:4], torch.ones(150 * KIB, device=device)
+        held = torch.vgpu.memory_allocated(device)
+        for call in (
+            lambda: x.resize_(300 * KIB),
+            lambda: view.resize_(300 * KIB),
+            lambda: torch.add(big, 1, out=y),
+            lambda: torch.cat([big, big], out=y),
+            lambda: torch.sort(big, out=(y, y.long())),
+        ):
+            with pytest.raises(torch.OutOfMemoryError):
+                call()
+            assert x.tolist() == [0, 1, 2, 3, 4, 5] and view.tolist() == [2, 3] and y.tolist() == [0, 1]
+            assert x.shape == (6,) and y.shape == (2,) and torch.vgpu.memory_allocated(device) == held
+        assert torch.add(x, 1, out=y).tolist() == [1, 2, 3, 4, 5, 6] and y.shape == (6,)
+    with vgpu.running(count=1, memory="1MiB", compute=False) as (device,):
+        x = torch.ones(2, device=device)
+        for call in (lambda: x.resize_(300 * KIB), lambda: torch.cat([x.expand(300 * KIB, 2)], out=x)):
+            with pytest.raises(torch.OutOfMemoryError):
+                call()
+            assert x.shape == x._payload.shape == (2,) and torch.vgpu.memory_allocated(device) == 512
+
+
+def test_outs_that_are_not_called_out(two):
+    """torch.sort and torch.max call them values and indices; their shapes were not followed."""
+    x = torch.tensor([2.0, 3, 1], device=two[0])
+    values, indices = torch.empty(0, device=two[0]), torch.empty(0, dtype=torch.long, device=two[0])
+    torch.sort(x, out=(values, indices))
+    assert values.shape == (3,) and values.tolist() == [1, 2, 3] and indices.tolist() == [2, 0, 1]
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        torch.sort(x, out=(torch.empty(0), indices))
