@@ -79,3 +79,16 @@ def test_outs_that_are_not_called_out(two):
     assert values.shape == (3,) and values.tolist() == [1, 2, 3] and indices.tolist() == [2, 0, 1]
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         torch.sort(x, out=(torch.empty(0), indices))
+
+
+def test_a_step_that_raises_is_over():
+    with vgpu.running(count=1, memory="1MiB") as (device,):
+        weight = torch.ones(100 * KIB, device=device, requires_grad=True)
+        weight.grad = torch.ones(100 * KIB, device=device)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.optim.Adam([weight]).step()
+        weight.grad = None
+        (weight[:2] * 2).sum().backward()
+        weight.detach().add_(1)
+        phases = [event.phase for event in vgpu.timeline().events]
+        assert phases[-1] == "forward" and "backward" in phases
