@@ -28,7 +28,7 @@ PACKAGES = {
         ("clock", "cost"),
         ("machine",),
         ("tensor",),
-        ("refusals", "shapes", "usage", "device_module", "timeline"),
+        ("moving", "refusals", "shapes", "usage", "device_module", "timeline"),
         ("dispatch", "comm"),
         ("transfer", "kernels", "autocast", "loading", "process_group"),
         ("backend", "hooks"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu import comm, engine, pinned
+from multigpu.vgpu import comm, engine, moving, pinned
 from multigpu.vgpu.clock import Clock
 from multigpu.vgpu.machine import Machine
 
@@ -14,14 +14,7 @@ _undo: list[Any] = []
 
 def install(machine: Machine) -> None:
     """Set torch up for the machine that has just been started."""
-    # Module.to() otherwise makes new parameters when the device type changes, and tied weights would come apart.
-    swap = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    _undo.append(lambda: torch.__future__.set_swap_module_params_on_conversion(swap))
-    # Swapping takes a parameter's hooks away; .to() on a GPU leaves them in place.
-    theirs = torch.utils.swap_tensors
-    torch.utils.swap_tensors = lambda first, second: _swap(theirs, first, second)
-    _undo.append(lambda: setattr(torch.utils, "swap_tensors", theirs))
+    _undo.append(moving.install())
     _undo.append(engine.install())
     _undo.append(pinned.install())
     # DataParallel's copies, and process groups, for this device.
@@ -53,13 +46,6 @@ def _tell_updates(clock: Clock) -> Callable[[], None]:
 
     profiler.record_function = Recorded
     return lambda: setattr(profiler, "record_function", theirs)
-
-
-def _swap(swap: Callable, first: torch.Tensor, second: torch.Tensor) -> None:
-    hooks = first._backward_hooks
-    swap(first, second)
-    if hooks:
-        first._backward_hooks = hooks  # registers them again, with what `first` holds now
 
 
 def remove() -> None:
