@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from multigpu.vgpu import machine as _machine
-from multigpu.vgpu.memory import Meter
+from multigpu.vgpu.memory import Meter, readable
 
 Device = torch.device | str | int | None
 _initialized = True  # torch.utils.checkpoint saves the random numbers of devices whose module says so
@@ -111,6 +111,15 @@ def memory_stats(device: Device = None) -> dict[str, int]:
     """The counters of torch.cuda.memory_stats that a virtual GPU has."""
     meter = _meter(device)
     return {"allocated_bytes.all.current": meter.allocated, "allocated_bytes.all.peak": meter.peak}
+
+
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
+    """The meter in a few lines to print: held now, at the peak, free, capacity."""
+    meter = _meter(device)
+    rows = {"allocated": meter.allocated, "peak": meter.peak, "free": meter.capacity - meter.allocated}
+    rows["capacity"] = meter.capacity
+    lines = [f"{name:<10}{readable(nbytes):>12}" for name, nbytes in rows.items()]
+    return "\n".join([f"{meter.device}, {get_device_name(meter.index)}", *lines])
 
 
 def empty_cache() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu import comm, engine, moving, pinned
+from multigpu.vgpu import comm, engine, generators, moving, pinned
 from multigpu.vgpu.clock import Clock
 from multigpu.vgpu.machine import Machine
 
@@ -17,6 +17,7 @@ def install(machine: Machine) -> None:
     _undo.append(moving.install())
     _undo.append(engine.install())
     _undo.append(pinned.install())
+    _undo.append(generators.install())
     # DataParallel's copies, and process groups, for this device.
     _undo.append(comm.install())
     if torch.distributed.is_available():

@@ -1,10 +1,13 @@
 """What a second strict review left open: each test was red before its point was mended."""
 
+import pickle
 import weakref
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from multigpu import vgpu
 
@@ -135,3 +138,79 @@ def test_a_module_moves_while_a_graph_is_alive(two, kind):
     again = model(rows.to(two[0]))
     assert next(model.cpu().parameters()).grad.device.type == "cpu" and again is not None
     model(rows)
+
+
+def test_new_lies_where_its_tensor_does(two):
+    x = torch.ones(2, dtype=torch.double, device=two[1])
+    for made, shape in ((x.new(3), (3,)), (x.new(2, 3), (2, 3)), (x.new(torch.Size([2])), (2,)), (x.new(), (0,))):
+        assert made.shape == shape and made.dtype is torch.double and made.device == two[1]
+    assert x.new([1, 2]).tolist() == [1, 2] and x.new((1, 2)).device == two[1] and x.new(2, device=two[0]).is_vgpu
+
+
+def test_a_generator_of_a_device(two):
+    torch.manual_seed(0)
+    theirs = torch.vgpu.get_rng_state(1)
+    for name, place in (("vgpu:1", two[1]), ("vgpu", two[0])):
+        mine, plain = torch.Generator(device=name).manual_seed(3), torch.Generator().manual_seed(3)
+        assert isinstance(mine, torch.Generator) and isinstance(plain, torch.Generator) and mine.device == place
+        for draw in (
+            lambda device, generator: torch.rand(2, device=device, generator=generator),
+            lambda device, generator: nn.init.normal_(torch.empty(2, device=device), generator=generator),
+            lambda device, generator: torch.poisson(torch.ones(2, device=device), generator=generator),
+            lambda device, generator: torch.multinomial(torch.ones(9, device=device), 2, generator=generator),
+        ):
+            assert draw(place, mine).tolist() == draw("cpu", plain).tolist()
+    assert torch.equal(theirs, torch.vgpu.get_rng_state(1)), "the device's own numbers stay where they were"
+    with pytest.raises(RuntimeError, match="Expected a 'vgpu:1' generator device but found 'vgpu:0'"):
+        torch.rand(2, device=two[1], generator=mine)
+    vgpu.stop()
+    assert isinstance(torch.Generator, type) and type(torch.Generator()) is torch.Generator
+
+
+def test_memory_summary(two):
+    x = torch.ones(2**20, device=two[1])
+    told = torch.vgpu.memory_summary(x.device)
+    assert told.splitlines()[0] == "vgpu:1, V100-16GB (virtual)" and "allocated     4.00 MiB" in told
+    assert "capacity     16.00 GiB" in told and "0 bytes" in torch.vgpu.memory_summary()
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_lengths_of_ctc_loss_lie_where_they_like(two, mode):
+    rows = torch.randn(5, 2, 4).log_softmax(2)
+    words, lengths = torch.tensor([[1, 2], [1, 3]]), (torch.tensor([5, 4]), torch.tensor([2, 2]))
+    with mode():
+        told = [F.ctc_loss(rows, words, *lengths)]
+        for place in ("cpu", two[1]):
+            told.append(F.ctc_loss(rows.to(two[1]), words.to(two[1]), *(part.to(place) for part in lengths)))
+        told.append(F.ctc_loss(rows.to(two[1]), words.to(two[1]), (5, 4), (2, 2)))
+    assert len({loss.item() for loss in told}) == 1 and told[1].device == two[1]
+    if mode is torch.enable_grad:
+        leaf = rows.to(two[1]).requires_grad_()
+        F.ctc_loss(leaf, words.to(two[1]), *lengths).backward()
+        assert leaf.grad.abs().sum() > 0
+
+
+def test_tied_tensors_stay_tied_in_a_file(two, tmp_path):
+    model = nn.ModuleDict({"embed": nn.Embedding(512, 8), "out": nn.Linear(8, 512, bias=False)}).to(two[1])
+    model["out"].weight = model["embed"].weight
+    state = model.state_dict() | {"view": model["embed"].weight.detach().t()[2:4]}
+    torch.save(state, tmp_path / "tied.pt")
+    assert (tmp_path / "tied.pt").stat().st_size < 1.5 * 512 * 8 * 4
+    for where, place in ((None, "vgpu:1"), ("vgpu:0", "vgpu:0"), ({"vgpu:1": "vgpu:0"}, "vgpu:0"), ("cpu", "cpu")):
+        before = torch.vgpu.memory_allocated(place) if where != "cpu" else 0
+        loaded = torch.load(tmp_path / "tied.pt", map_location=where)
+        assert [str(tensor.device) for tensor in loaded.values()] == [place] * 3
+        assert where == "cpu" or torch.vgpu.memory_allocated(place) - before == 512 * 8 * 4
+        assert torch.equal(loaded["view"].cpu(), model["embed"].weight.detach().t()[2:4].cpu())
+        loaded["out.weight"].fill_(7)
+        assert (loaded["embed.weight"] == 7).all() and (loaded["view"] == 7).all()
+        del loaded
+        assert where == "cpu" or torch.vgpu.memory_allocated(place) == before
+    again = pickle.loads(pickle.dumps(model))
+    assert again["out"].weight is again["embed"].weight and again["out"].weight.device == two[1]
+    sent = pickle.loads(ForkingPickler.dumps([model["out"].weight, state["view"]]))
+    assert all(part.device == two[1] and not part._payload.is_shared() for part in sent) and sent[0].requires_grad
+    assert not model["out"].weight._payload.is_shared()
+    vgpu.stop()
+    with pytest.raises(RuntimeError, match="have been stopped"):
+        torch.save(state, tmp_path / "tied.pt")
