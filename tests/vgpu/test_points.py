@@ -1,5 +1,6 @@
 """What a second strict review left open: each test was red before its point was mended."""
 
+import inspect
 import pickle
 import weakref
 from multiprocessing.reduction import ForkingPickler
@@ -214,3 +215,32 @@ def test_tied_tensors_stay_tied_in_a_file(two, tmp_path):
     vgpu.stop()
     with pytest.raises(RuntimeError, match="have been stopped"):
         torch.save(state, tmp_path / "tied.pt")
+
+
+@pytest.mark.parametrize("kind", [str, torch.device])
+def test_vgpu_without_an_index_is_the_current_device(two, kind, tmp_path):
+    plain, there = torch.ones(2), torch.ones(2, device=two[0])
+    torch.save(plain, tmp_path / "plain.pt")
+    place = kind("vgpu")
+    with torch.vgpu.device(1):
+        for made in (
+            plain.to(place),
+            plain.to(device=place),
+            plain.to(place, torch.double),
+            there.to(place),
+            nn.Linear(2, 2).to(place).weight,
+            nn.Linear(2, 2, device=place).weight,
+            nn.Linear(2, 2).vgpu().weight,
+            torch.tensor([1.0], device=place),
+            torch.as_tensor([1.0], device=place),
+            torch.as_tensor(plain, device=place),
+            torch.asarray([1.0], device=place),
+            plain.new_tensor([1.0], device=place),
+            torch.zeros_like(plain, device=place),
+            torch.load(tmp_path / "plain.pt", map_location=place),
+        ):
+            assert made.device == two[1]
+        assert there.to("vgpu:0") is there and there.to("cpu").device.type == "cpu"
+    assert plain.to(place).device == two[0] and there.to(place) is there
+    vgpu.stop()
+    assert "to" not in vars(torch.Tensor) and inspect.isbuiltin(torch.tensor)
