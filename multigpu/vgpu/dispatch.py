@@ -220,7 +220,7 @@ def _random(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -
         given = flat[place] if place is not None and place < len(flat) else None
     if given is not None:
         check_generator(given, meter.device)
-    elif machine.compute and by_name:
+    elif by_name:
         named = {**named, "generator": machine.generators[meter.index]}
     if by_name or given is not None or not machine.compute:
         return func(*flat, **named)

@@ -55,3 +55,12 @@ class Plan:
         self.resizes = self.mutable and (reshapes or bool(self.outs))
         self.writes = self.mutable and not reshapes
         self.careful = self.waits or self.random or self.resizes or self.host_tensors
+
+    def written(self, args: list, kwargs: dict) -> set[int]:
+        """The identities of the tensors among the arguments of one call that it writes."""
+        found: set[int] = set()
+        for place, argument in enumerate(self.func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[place] if place < len(args) else kwargs.get(argument.name)
+                found.update(map(id, value if isinstance(value, (list, tuple)) else (value,)))
+        return found

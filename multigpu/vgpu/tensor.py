@@ -67,6 +67,7 @@ class VirtualTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         # torch would indent the rows by the length of this class's name, so the numbers are written here.
         meter = self._block.meter
+        follow(self)
         shown = meter.alive and not self._payload.is_meta
         contents = _tensor_str._tensor_str(self.detach().cpu(), len("tensor(")) if shown else "..."
         if not shown:
@@ -99,6 +100,7 @@ class VirtualTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         meter = self._block.meter
+        follow(self)
         simple = self._payload.layout is torch.strided and not self._payload.is_meta and meter.alive
         if isinstance(self, torch.nn.Parameter) or not simple:
             return reduce_alone(self)
@@ -108,6 +110,16 @@ class VirtualTensor(torch.Tensor):
         payload = self._payload.detach().requires_grad_(self.requires_grad)
         payload.untyped_storage().of_vgpu = str(self.device)
         return payload.__reduce_ex__(protocol)
+
+
+def follow(tensor: VirtualTensor) -> None:
+    """Without computing: a tensor whose storage's numbers have been given up becomes a shape, too (shapes.py)."""
+    payload = tensor._payload
+    if not payload.is_meta and payload.layout is torch.strided:
+        shape = getattr(payload.untyped_storage(), "shape_of", None)
+        if shape is not None:
+            place = (shape, payload.storage_offset(), payload.shape, payload.stride())
+            tensor._payload = torch.empty(0, dtype=payload.dtype, device="meta").set_(*place)
 
 
 def reduce_alone(tensor: VirtualTensor) -> tuple:

@@ -244,3 +244,51 @@ def test_vgpu_without_an_index_is_the_current_device(two, kind, tmp_path):
     assert plain.to(place).device == two[0] and there.to(place) is there
     vgpu.stop()
     assert "to" not in vars(torch.Tensor) and inspect.isbuiltin(torch.tensor)
+
+
+def test_a_grad_scaler_without_numbers():
+    told = []
+    for compute in (True, False):
+        with vgpu.running(count=1, compute=compute) as (device,):
+            model, scaler = nn.Linear(3, 2).to(device), torch.amp.GradScaler("vgpu", init_scale=1024)
+            update = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(2):
+                update.zero_grad()
+                with torch.autocast("vgpu", dtype=torch.float16):
+                    loss = model(torch.ones(2, 3, device=device)).float().sum()
+                scaler.scale(loss).backward()
+                scaler.unscale_(update)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(update)
+                scaler.update()
+            assert scaler.get_scale() == 1024
+            told.append((vgpu.elapsed(), torch.vgpu.max_memory_allocated(), len(vgpu.timeline().events)))
+    assert told[0] == told[1]
+
+
+def test_no_view_keeps_numbers_that_were_given_up():
+    with vgpu.running(count=1, compute=False) as (device,):
+        shapes = torch.ones(10, device=device)
+        for write in (
+            lambda whole, part: part.copy_(shapes[:3]),
+            lambda whole, part: whole.add_(shapes.long()),
+            lambda whole, part: whole.__setitem__(slice(2, 5), shapes[:3].long()),
+            lambda whole, part: torch.add(shapes[:3].long(), 1, out=part),
+        ):
+            whole = torch.arange(10, device=device)
+            part, other, held = whole[2:5], whole[3:], torch.vgpu.memory_allocated()
+            write(whole, part)
+            for tensor in (whole, part, other, whole.view(5, 2)):
+                assert repr(tensor).startswith("tensor(..., size=")
+                with pytest.raises(RuntimeError, match="needs numbers"):
+                    tensor.tolist()
+            assert torch.vgpu.memory_allocated() == held and other.add_(1) is other and other.shape == (7,)
+            assert torch.vgpu.memory_allocated() == held
+            del whole, part, other, tensor
+        table, rows = torch.ones(4, 2, device=device), torch.tensor([1, 2], device=device)
+        table[rows] = 0.0
+        assert rows.tolist() == [1, 2], "what is read keeps its numbers"
+        torch.manual_seed(0)
+        state = torch.get_rng_state()
+        torch.rand((), device=device), torch.randint(3, (2,), device=device)
+        assert torch.equal(state, torch.get_rng_state()), "the host's random numbers stay where they were"
