@@ -17,7 +17,10 @@ OURS = ("_payload", "_block", "_is_param")  # what makes a tensor virtual, and a
 
 def put(parameter: torch.Tensor, moved: torch.Tensor) -> None:
     """Give the parameter the device, the type and the numbers of `moved`, which is thrown away."""
-    if (type(parameter) is VirtualTensor) == (type(moved) is VirtualTensor):
+    virtual = type(parameter) is VirtualTensor
+    if virtual is (type(moved) is VirtualTensor) and (
+        virtual or torch._has_compatible_shallow_copy_type(parameter, moved)
+    ):
         parameter.data = moved
         return
     if parameter.requires_grad and parameter.is_leaf:

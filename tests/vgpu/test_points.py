@@ -120,6 +120,7 @@ def test_a_moved_module_keeps_what_a_program_has_put_on_its_parameters(two):
         assert calls == [("hook", place), ("after", place)] and str(weight.device) == place
         calls.clear()
     assert type(weight) is nn.Parameter and set(vars(weight)) == {"mark"}
+    assert nn.Linear(2, 2).to("meta").to_empty(device=two[1]).weight.device == two[1]
     flat = weight.data.view(-1)
     model.load_state_dict(nn.Linear(2, 2).state_dict())
     assert torch.equal(flat, weight.data.view(-1)), "load_state_dict copies into the parameter, as without virtual GPUs"
