@@ -3,9 +3,11 @@
 The rules, which are CUDA's in short:
 - The host pays LAUNCH_OVERHEAD for an operation and goes on; it waits only where it needs a number.
 - A device runs its operations one after the other, each when it is launched and the one before has ended.
-- A transfer runs on the copy engine of its pair of devices. It starts when it is launched and its source is ready;
-  what the destination runs later waits for it, what the source runs later does not. PyTorch by itself issues a copy on
-  the source's current stream, where later work of the source waits too: the overlap shown here takes a side stream there.
+- A transfer is in stream order, as PyTorch's copies are on current streams, also with non_blocking: it starts when all
+  that its devices were given before has ended, and what they run later waits for it.
+- A transfer on a side stream (`with torch.vgpu.stream(side):`, and the pieces of a batch that DataParallel sends from
+  the host) runs beside the computation, on the copy engine of its pair of devices. It starts when it is launched and
+  its source is ready; what the destination runs later waits for it, as if wait_stream followed at once.
 - A collective runs beside the computation, as NCCL's stream does; see process_group.py.
 - Each thread has a host clock of its own. DataParallel's threads share Python's lock, so each pays for all of them.
   In backward each device has a host thread, as autograd has for GPUs.
@@ -14,6 +16,8 @@ Nothing is read from a real clock, so two runs of a program give the same times.
 """
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -130,16 +134,27 @@ class Clock:
         link = self.host_link if HOST in pair else self.link
         device, peer = pair if source != HOST else (destination, HOST)
         task = _backward()
-        start = max(host.launch(device, task), self.engines.get(pair, 0.0))
-        if source != HOST:
-            start = max(start, self.free[source])
+        side = getattr(self.local, "side", False)
+        before = [self.free[place] for place in (pair[:1] if side else pair) if place != HOST]
+        start = max(host.launch(device, task), self.engines.get(pair, 0.0), *before)
         end = self.engines[pair] = start + link.latency + nbytes / link.bandwidth
-        if destination != HOST:
-            self.free[destination] = max(self.free[destination], end)
-        name = f"{place(source)} → {place(destination)}"
+        for place in pair[1:] if side else pair:
+            if place != HOST:
+                self.free[place] = max(self.free[place], end)
+        name = f"{label(source)} → {label(destination)}"
         self.log += (device, "transfer", self._phase(task), name, start, end, peer)
         if wait:
             host.time = max(host.join(), end)
+
+    @contextmanager
+    def on_side_stream(self, side: bool = True) -> Iterator[None]:
+        """Transfers of this thread run beside the computation within the block; with side=False, in stream order."""
+        before = getattr(self.local, "side", False)
+        self.local.side = side
+        try:
+            yield
+        finally:
+            self.local.side = before
 
     def synchronize(self, *devices: int) -> float:
         """The host waits until the devices, or all of them, have done everything; the time then."""
@@ -172,5 +187,5 @@ class Clock:
         self.free[device] = max(self.free[device], until)
 
 
-def place(device: int) -> str:
+def label(device: int) -> str:
     return "host" if device == HOST else f"vgpu:{device}"

@@ -78,14 +78,20 @@ def scatter(
     *,
     out: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Pieces of the tensor, one a device: equal ones as torch.chunk cuts them, or of the given sizes."""
+    """Pieces of the tensor, one a device: equal ones as torch.chunk cuts them, or of the given sizes.
+
+    With `streams`, which DataParallel gives for a tensor of the host, they travel beside the computation.
+    """
     if out is not None:
         sizes = [target.size(dim) for target in out]
         return tuple(
             target.copy_(piece, non_blocking=True) for target, piece in zip(out, tensor.split(sizes, dim), strict=True)
         )
     pieces = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim)
-    return tuple(piece.to(_device(device), non_blocking=True) for piece, device in zip(pieces, devices, strict=False))
+    with current().clock.on_side_stream(any(stream is not None for stream in streams or ())):
+        return tuple(
+            piece.to(_device(device), non_blocking=True) for piece, device in zip(pieces, devices, strict=False)
+        )
 
 
 def gather(

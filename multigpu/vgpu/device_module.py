@@ -3,16 +3,17 @@
 Torch's own code calls these too: DataParallel, autocast, checkpointing, torch.manual_seed.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
 from multigpu.vgpu import machine as _machine
-from multigpu.vgpu.memory import Meter
+from multigpu.vgpu.memory import Meter, readable
 
+_local = threading.local()
 Device = torch.device | str | int | None
 _initialized = True  # torch.utils.checkpoint saves the random numbers of devices whose module says so
 
@@ -113,6 +114,15 @@ def memory_stats(device: Device = None) -> dict[str, int]:
     return {"allocated_bytes.all.current": meter.allocated, "allocated_bytes.all.peak": meter.peak}
 
 
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
+    """The meter in a few lines to print: held now, at the peak, free, capacity."""
+    meter = _meter(device)
+    rows = {"allocated": meter.allocated, "peak": meter.peak, "free": meter.capacity - meter.allocated}
+    rows["capacity"] = meter.capacity
+    lines = [f"{name:<10}{readable(nbytes):>12}" for name, nbytes in rows.items()]
+    return "\n".join([f"{meter.device}, {get_device_name(meter.index)}", *lines])
+
+
 def empty_cache() -> None:
     """Nothing to do: freed memory is given back at once."""
 
@@ -158,12 +168,32 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.float16, torch.bfloat16]
 
 
+class Stream(torch.Stream):
+    """A side stream of a device: within `with torch.vgpu.stream(side):` copies run beside the computation (clock.py).
+
+    Each device has one stream for its computation, so all else stays in order there.
+    """
+
+    def __new__(cls, device: Device = None) -> "Stream":
+        return super().__new__(cls, device=torch.device("vgpu", _index(device)))
+
+
 def current_stream(device: Device = None) -> torch.Stream:
-    """Each device has one stream for its computation; copies and collectives run beside it by themselves."""
-    return torch.Stream(device=torch.device("vgpu", _index(device)))
+    """The device's own stream, or the one that `stream` has made current in this thread."""
+    index = _index(device)
+    return getattr(_local, "streams", {}).get(index) or torch.Stream(device=torch.device("vgpu", index))
 
 
 @contextmanager
-def stream(stream: Any) -> Iterator[None]:
-    """`with torch.vgpu.stream(s):`, for programs written for CUDA: it changes nothing."""
-    yield
+def stream(stream: torch.Stream | None) -> Iterator[None]:
+    """`with torch.vgpu.stream(torch.vgpu.Stream()):` makes it the current one in this thread; None changes nothing."""
+    if stream is None:
+        yield
+        return
+    before = getattr(_local, "streams", {})
+    _local.streams = {**before, stream.device.index: stream}
+    try:
+        with _machine.current().clock.on_side_stream(isinstance(stream, Stream)):
+            yield
+    finally:
+        _local.streams = before

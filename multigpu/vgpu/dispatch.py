@@ -5,7 +5,7 @@ memory of what is new, tell the clock. Copies between devices are in transfer.py
 in kernels.py.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,12 +13,22 @@ import torch
 from multigpu.vgpu.machine import current
 from multigpu.vgpu.memory import Block, Meter
 from multigpu.vgpu.plans import Plan
-from multigpu.vgpu.refusals import check_hosts, host_is_full, mismatch, needs_numbers, same_places, stopped, unsupported
+from multigpu.vgpu.refusals import (
+    check_generator,
+    check_hosts,
+    host_is_full,
+    mismatch,
+    needs_numbers,
+    same_places,
+    stopped,
+    unsupported,
+)
+from multigpu.vgpu.resizing import kept, own_payloads, refresh
+from multigpu.vgpu.shapes import payload_device, shapes_only
 from multigpu.vgpu.tensor import VirtualTensor, identity, place, wrap
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-SMALL = 4096  # elements; see shapes_only
 MASKS = (torch.bool, torch.uint8)
 DETACH = aten.detach.default
 PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
@@ -39,7 +49,7 @@ def dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     if plan.handler is not None:
         return plan.handler(func, args, kwargs)
     if plan.resizes:
-        _own_payloads((*args, *kwargs.values()))
+        own_payloads((*args, *kwargs.values()))
     found: list[VirtualTensor] = []  # the virtual tensors among the arguments
     hosts: list[Tensor] = []  # and those of the host
     flat = []
@@ -136,20 +146,11 @@ def view(func: Callable, args: tuple, kwargs: dict) -> Any:
     if not block.meter.alive:
         raise stopped(source)
     if func is DETACH:
-        return wrap(source._payload, block)  # _own_payloads parts them if one changes its shape
+        return wrap(source._payload, block)  # own_payloads parts them if one changes its shape
     out = func._op(source._payload, *args[1:], **kwargs)
     if type(out) is Tensor:
         return wrap(out, block)
     return type(out)(wrap(value, block) for value in out)
-
-
-def _own_payloads(values: Iterable) -> None:
-    """Before a payload changes its shape in place: another tensor, a detached one, may have the same payload."""
-    for value in values:
-        if type(value) is VirtualTensor:
-            value._payload = value._payload.detach()
-        elif isinstance(value, (list, tuple)):
-            _own_payloads(value)
 
 
 def _elsewhere(plan: Plan, func: Callable, flat: list, kwargs: dict, found: list[VirtualTensor]) -> Any:
@@ -166,18 +167,26 @@ def decompose(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _with_care(plan: Plan, func: Callable, flat: list, named: dict, found: list[VirtualTensor], meter: Meter) -> Any:
-    """Run a kernel that makes the host wait, draws random numbers, changes shapes in place, or takes host tensors."""
+    """Run a kernel that makes the host wait, draws random numbers or changes shapes in place."""
     # Indexing has a result of unknown shape only with a mask.
     if plan.waits and not (func.overloadpacket is aten.index and all(t.dtype not in MASKS for t in found[1:])):
         needs_numbers(plan, found)
         meter.machine.clock.synchronize(meter.index)
+    outs = {id(named.get(name)) for name in plan.outs}
+    before = [kept(tensor._payload, id(tensor._payload) in outs) for tensor in found] if plan.resizes else []
     try:
         out = _random(plan, func, flat, named, meter) if plan.random else plan.kernel(*flat, **named)
+        for tensor in found if plan.resizes else ():
+            refresh(tensor, found)
     except NotImplementedError as error:
         raise unsupported(plan, error) from None
-    if plan.resizes:
-        for tensor in found:
-            _refresh(tensor)
+    except RuntimeError as error:  # OutOfMemoryError is one: a GPU has it before it changes anything
+        for tensor, back in zip(found, before, strict=False):
+            back()
+            refresh(tensor, found)
+        if "can't allocate memory" in str(error):
+            raise host_is_full(plan, meter.device) from None
+        raise
     return out
 
 
@@ -203,18 +212,18 @@ def _create(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -
 
 
 def _random(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -> Any:
-    machine = meter.machine
-    if not machine.compute:
+    machine, arguments = meter.machine, func._schema.arguments
+    place = next((i for i, argument in enumerate(arguments) if argument.name == "generator"), None)
+    if by_name := place is not None and arguments[place].kwarg_only:
+        given = named.get("generator")
+    else:
+        given = flat[place] if place is not None and place < len(flat) else None
+    if given is not None:
+        check_generator(given, meter.device)
+    elif by_name:
+        named = {**named, "generator": machine.generators[meter.index]}
+    if by_name or given is not None or not machine.compute:
         return func(*flat, **named)
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.name == "generator":
-            given = named.get("generator") if argument.kwarg_only else flat[position] if position < len(flat) else None
-            if given is not None:
-                raise RuntimeError(
-                    f"Expected a '{meter.device.type}' device type for generator but found '{given.device.type}'"
-                )
-            if argument.kwarg_only:
-                return func(*flat, **{**named, "generator": machine.generators[meter.index]})
     return machine.random(meter.index, func, flat, named)
 
 
@@ -233,49 +242,6 @@ def _unwrap(value: Any, found: list[VirtualTensor], hosts: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         hosts.append(value)
     return value
-
-
-def shapes_only(plan: Plan, flat: list, named: dict, found: list[VirtualTensor]) -> tuple[list, dict]:
-    """Without computing, payloads are shapes (meta); small tensors of whole numbers keep their numbers (SMALL).
-
-    Where the two meet, the numbers are given up.
-    """
-    if not any(tensor._payload.is_meta for tensor in found):
-        return flat, named
-    for tensor in found:
-        if plan.mutable and not tensor._payload.is_meta:
-            tensor._payload = tensor._payload.to("meta")  # what is written into it has no numbers
-    return [_to_meta(value) for value in flat], {key: _to_meta(value) for key, value in named.items()}
-
-
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, (list, tuple)) and type(value) is not torch.Size:
-        return type(value)([_to_meta(part) for part in value])
-    return value.to("meta") if isinstance(value, Tensor) and value.dim() > 0 else value
-
-
-def payload_device(meter: Meter, dtype: torch.dtype, count: int) -> torch.device:
-    """Where the payload of a new tensor with `count` elements lives: on the host, or nowhere (meta)."""
-    if not meter.machine.compute and count <= SMALL and not (dtype.is_floating_point or dtype.is_complex):
-        return torch.device("cpu")
-    return meter.machine.payload
-
-
-def _refresh(tensor: VirtualTensor) -> None:
-    """The payload's shape or storage has changed in place: the wrapper and the meter follow."""
-    payload, block = tensor._payload, tensor._block
-    key, nbytes = identity(payload)
-    if key == block.key:
-        block.resize(nbytes)
-    else:
-        block = tensor._block = Block(block.meter, key, nbytes)
-    if (
-        tensor.shape != payload.shape
-        or tensor.stride() != payload.stride()
-        or tensor.storage_offset() != payload.storage_offset()
-    ):
-        with torch.no_grad():
-            Tensor.data.__set__(tensor, wrap(payload, block))
 
 
 def _torch_dispatch(cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from multigpu.vgpu import comm, engine, pinned
+from multigpu.vgpu import comm, engine, generators, indexless, moving, pinned
+from multigpu.vgpu.clock import Clock
 from multigpu.vgpu.machine import Machine
 
 _undo: list[Any] = []
@@ -14,34 +14,40 @@ _undo: list[Any] = []
 
 def install(machine: Machine) -> None:
     """Set torch up for the machine that has just been started."""
-    # Module.to() otherwise makes new parameters when the device type changes, and tied weights would come apart.
-    swap = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    _undo.append(lambda: torch.__future__.set_swap_module_params_on_conversion(swap))
-    # Swapping takes a parameter's hooks away; .to() on a GPU leaves them in place.
-    theirs = torch.utils.swap_tensors
-    torch.utils.swap_tensors = lambda first, second: _swap(theirs, first, second)
-    _undo.append(lambda: setattr(torch.utils, "swap_tensors", theirs))
+    _undo.append(moving.install())
     _undo.append(engine.install())
     _undo.append(pinned.install())
+    _undo.append(generators.install())
+    _undo.append(indexless.install())
     # DataParallel's copies, and process groups, for this device.
     _undo.append(comm.install())
     if torch.distributed.is_available():
         from multigpu.vgpu import process_group
 
         process_group.register()
-    # The clock tells an optimizer's step from the rest.
-    clock = machine.clock
-    before = register_optimizer_step_pre_hook(lambda *_: setattr(clock, "updating", True))
-    after = register_optimizer_step_post_hook(lambda *_: setattr(clock, "updating", False))
-    _undo.extend((before.remove, after.remove))
+    _undo.append(_tell_updates(machine.clock))
 
 
-def _swap(swap: Callable, first: torch.Tensor, second: torch.Tensor) -> None:
-    hooks = first._backward_hooks
-    swap(first, second)
-    if hooks:
-        first._backward_hooks = hooks  # registers them again, with what `first` holds now
+def _tell_updates(clock: Clock) -> Callable[[], None]:
+    """The clock tells an optimizer's step from the rest. Torch's hooks for steps do not run when a step raises.
+
+    So this stands around the step where torch's profiler does.
+    """
+    profiler = torch.autograd.profiler
+    theirs = profiler.record_function
+
+    class Recorded(theirs):
+        def __enter__(self) -> Any:
+            self.step, self.before = self.name.startswith("Optimizer.step#"), clock.updating
+            clock.updating |= self.step
+            return super().__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            clock.updating = self.before if self.step else clock.updating
+            super().__exit__(*error)
+
+    profiler.record_function = Recorded
+    return lambda: setattr(profiler, "record_function", theirs)
 
 
 def remove() -> None:

@@ -148,6 +148,20 @@ HANDLERS[aten._pack_padded_sequence] = pack
 HANDLERS[aten._nested_tensor_from_mask_left_aligned] = lambda func, args, kwargs: False
 
 
+def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths, target_lengths, *options) -> Tensor:
+    """torch.nn.functional.ctc_loss: the host reads the lengths, wherever they lie, as for CUDA's own kernel."""
+    lengths = (part.tolist() if isinstance(part, Tensor) else part for part in (input_lengths, target_lengths))
+    return aten.ctc_loss.IntList(log_probs, targets, *lengths, *options)
+
+
+def _ctc_loss(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Tensor:  # inference_mode
+    return ctc_loss(*args) if func is aten.ctc_loss.Tensor else func.decompose(*args, **kwargs)
+
+
+HANDLERS[aten.ctc_loss] = _ctc_loss
+
+
 def register(library: torch.library.Library) -> None:
-    """Put attention in the place of torch's choice for this device type."""
+    """Put attention and this loss in the place of torch's choice for this device type."""
     library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+    library.impl("ctc_loss.Tensor", ctc_loss, "AutogradPrivateUse1")

@@ -1,11 +1,15 @@
-"""How does torch.load put a file's tensors on a virtual GPU? With map_location, as for a GPU.
+"""How do torch.save and torch.load treat a virtual GPU's tensors? As a GPU's: a storage in the file knows its device.
 
 torch.load reads storages on the host, moves each to its place, and makes tensors of them there. A virtual GPU has no
 storages of its own, so a storage that is to go there stays on the host and only says where it belongs: the tensor that
 torch then makes there takes it as its payload's.
 """
 
+from multiprocessing.reduction import ForkingPickler
+
 import torch
+
+from multigpu.vgpu.tensor import VirtualTensor, reduce_alone
 
 
 class Located(torch.UntypedStorage):
@@ -17,11 +21,13 @@ class Located(torch.UntypedStorage):
 
 
 def register() -> None:
-    torch.serialization.register_package(19, _tag, _locate)  # before torch's own for this device type, which is 23
+    torch.serialization.register_package(9, _tag, _locate)  # before torch's own for the CPU, which is 10
+    # Between processes storages would travel as shared memory of the host, and forget their device.
+    ForkingPickler.register(VirtualTensor, reduce_alone)
 
 
-def _tag(storage: torch.UntypedStorage) -> None:
-    return None  # tensors of a virtual GPU are saved as tensors of the host that know their device (tensor.py)
+def _tag(storage: torch.UntypedStorage) -> str | None:
+    return getattr(storage, "of_vgpu", None)  # set by VirtualTensor.__reduce_ex__
 
 
 def _locate(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:

@@ -23,7 +23,7 @@ class Plan:
     """How one operation is run."""
 
     __slots__ = (
-        "careful", "foreach", "func", "handler", "host_tensors", "kernel", "mutable", "name", "numbers", "pointwise", "random",
+        "careful", "foreach", "func", "handler", "host_tensors", "kernel", "mutable", "name", "numbers", "outs", "pointwise", "random",
         "resizes", "waits", "writes",
     )  # fmt: skip
 
@@ -51,6 +51,16 @@ class Plan:
         self.mutable = schema.is_mutable
         # It may change the shape or the storage of a tensor that is there already.
         reshapes = torch.Tag.inplace_view in tags or packet in RESIZERS
-        self.resizes = self.mutable and (reshapes or "out" in str(func._overloadname))
+        self.outs = [argument.name for argument in schema.arguments if argument.is_out]
+        self.resizes = self.mutable and (reshapes or bool(self.outs))
         self.writes = self.mutable and not reshapes
         self.careful = self.waits or self.random or self.resizes or self.host_tensors
+
+    def written(self, args: list, kwargs: dict) -> set[int]:
+        """The identities of the tensors among the arguments of one call that it writes."""
+        found: set[int] = set()
+        for place, argument in enumerate(self.func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[place] if place < len(args) else kwargs.get(argument.name)
+                found.update(map(id, value if isinstance(value, (list, tuple)) else (value,)))
+        return found

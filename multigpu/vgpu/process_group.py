@@ -23,7 +23,8 @@ from multigpu.vgpu import machine as _machine
 from multigpu.vgpu.clock import HOST
 from multigpu.vgpu.memory import Meter
 from multigpu.vgpu.presets import KERNEL_OVERHEAD, Link
-from multigpu.vgpu.tensor import VirtualTensor
+from multigpu.vgpu.shapes import forget
+from multigpu.vgpu.tensor import VirtualTensor, follow
 
 NAME = "vgpu"
 
@@ -135,6 +136,11 @@ class VirtualGroup(dist.ProcessGroup):
                     f"Tensors of one collective must be on one device, but found {meter.device} and {tensor.device}"
                 )
         meter.machine.clock.settle(virtual)
+        if not meter.machine.compute:
+            for tensor in virtual:
+                follow(tensor)
+                if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+                    forget(tensor)  # one rank may have a number where another has a shape: all or none send it
         shapes = any(tensor._payload.is_meta for tensor in virtual)  # nothing to send, only time passes
         works = [] if shapes else [call(*_payloads(args))]
         work = VirtualWork(meter, virtual, args[0], works, name)

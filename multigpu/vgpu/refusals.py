@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from multigpu.vgpu.generators import place_of
 from multigpu.vgpu.machine import FORKED
 from multigpu.vgpu.plans import INDEXING, Plan
 from multigpu.vgpu.tensor import VirtualTensor
@@ -37,8 +38,9 @@ def check_hosts(plan: Plan, func: Any, args: tuple, kwargs: dict, hosts: list[Te
     for argument, value in zip(func._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write and any(value is host for host in hosts):
             raise mismatch(plan, func, args, device, value.device)
-    if any(isinstance(kwargs.get("out"), Tensor) and kwargs["out"] is host for host in hosts):
-        raise mismatch(plan, func, args, device, kwargs["out"].device)
+    for out in map(kwargs.get, plan.outs):
+        if any(out is host for host in hosts):
+            raise mismatch(plan, func, args, device, out.device)
     if func.overloadpacket in INDEXING:
         if not isinstance(args[0], VirtualTensor):
             raise RuntimeError(
@@ -51,6 +53,15 @@ def check_hosts(plan: Plan, func: Any, args: tuple, kwargs: dict, hosts: list[Te
         for host in hosts:
             if host.dim() > 0 or not plan.numbers:
                 raise mismatch(plan, func, args, device, host.device)
+
+
+def check_generator(given: torch.Generator, device: torch.device) -> None:
+    """Refuse random numbers of another place, in torch's words."""
+    place = place_of(given)
+    if place.type != device.type:
+        raise RuntimeError(f"Expected a '{device.type}' device type for generator but found '{place.type}'")
+    if place != device:
+        raise RuntimeError(f"Expected a '{device}' generator device but found '{place}'")
 
 
 def same_places(plan: Plan, func: Any, args: tuple) -> None:

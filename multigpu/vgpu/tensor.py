@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import _tensor_str
 
+from multigpu.vgpu.clock import HOST
 from multigpu.vgpu.memory import Block, Meter
 
 _make = torch.Tensor._make_wrapper_subclass
@@ -54,9 +55,19 @@ class VirtualTensor(torch.Tensor):
         # torch's own asks the device guard, which knows of one device only.
         return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device, **more)
 
+    def new(self, *args: Any, device: Any = None) -> torch.Tensor:
+        # Likewise: an old name for new_empty and new_tensor.
+        if len(args) == 1 and isinstance(args[0], (list, tuple)) and not isinstance(args[0], torch.Size):
+            return self.new_tensor(args[0], device=device)
+        if args and isinstance(args[0], torch.Tensor):
+            return super().new(*args)
+        size = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+        return self.new_empty(size, device=device or self.device)
+
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         # torch would indent the rows by the length of this class's name, so the numbers are written here.
         meter = self._block.meter
+        follow(self)
         shown = meter.alive and not self._payload.is_meta
         contents = _tensor_str._tensor_str(self.detach().cpu(), len("tensor(")) if shown else "..."
         if not shown:
@@ -88,11 +99,35 @@ class VirtualTensor(torch.Tensor):
         return new
 
     def __reduce_ex__(self, protocol: int) -> tuple:
-        # As torch pickles the tensors of other devices that have no storage of their own; weights_only=True reads it.
-        plain = (self.detach().cpu(), self.dtype, str(self.device), self.requires_grad)
-        if not isinstance(self, torch.nn.Parameter):
-            return torch._utils._rebuild_device_tensor_from_cpu_tensor, plain
-        return torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, {})
+        meter = self._block.meter
+        follow(self)
+        simple = self._payload.layout is torch.strided and not self._payload.is_meta and meter.alive
+        if isinstance(self, torch.nn.Parameter) or not simple:
+            return reduce_alone(self)
+        # As torch pickles its own devices' tensors: what shares a storage shares it in the file. See loading.py.
+        meter.machine.clock.settle([self])
+        meter.machine.clock.transfer(meter.index, HOST, self.nbytes, wait=True)
+        payload = self._payload.detach().requires_grad_(self.requires_grad)
+        payload.untyped_storage().of_vgpu = str(self.device)
+        return payload.__reduce_ex__(protocol)
+
+
+def follow(tensor: VirtualTensor) -> None:
+    """Without computing: a tensor whose storage's numbers have been given up becomes a shape, too (shapes.py)."""
+    payload = tensor._payload
+    if not payload.is_meta and payload.layout is torch.strided:
+        shape = getattr(payload.untyped_storage(), "shape_of", None)
+        if shape is not None:
+            place = (shape, payload.storage_offset(), payload.shape, payload.stride())
+            tensor._payload = torch.empty(0, dtype=payload.dtype, device="meta").set_(*place)
+
+
+def reduce_alone(tensor: VirtualTensor) -> tuple:
+    """How to pickle a tensor without its storage, as torch does for devices that have none. Needs its numbers."""
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, {})
+    plain = (tensor.detach().cpu(), tensor.dtype, str(tensor.device), tensor.requires_grad)
+    return torch._utils._rebuild_device_tensor_from_cpu_tensor, plain
 
 
 def wrap(payload: torch.Tensor, block: Block) -> VirtualTensor:

@@ -5,12 +5,13 @@ from typing import Any
 import torch
 
 from multigpu.vgpu.clock import HOST
-from multigpu.vgpu.dispatch import execute, payload_device, plan_of
+from multigpu.vgpu.dispatch import execute, plan_of
 from multigpu.vgpu.machine import current
 from multigpu.vgpu.memory import Meter
 from multigpu.vgpu.plans import HANDLERS
 from multigpu.vgpu.refusals import needs_numbers, stopped
-from multigpu.vgpu.tensor import VirtualTensor, place
+from multigpu.vgpu.shapes import forget, payload_device
+from multigpu.vgpu.tensor import VirtualTensor, follow, place
 
 aten = torch.ops.aten
 
@@ -24,6 +25,8 @@ def meter_of(tensor: torch.Tensor) -> Meter | None:
     meter = tensor._block.meter
     if meter.machine.clock.pending:
         meter.machine.clock.settle([tensor])
+    if not meter.machine.compute:
+        follow(tensor)
     return meter
 
 
@@ -40,8 +43,8 @@ def copy(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
         destination.copy_(source._payload)
     else:
         payload = source if origin is None else source._payload
-        if payload.is_meta and not destination._payload.is_meta:
-            destination._payload = destination._payload.to("meta")
+        if payload.is_meta:
+            forget(destination)
         if not destination._payload.is_meta:
             destination._payload.copy_(payload)
     _move(origin, to, source, non_blocking)
