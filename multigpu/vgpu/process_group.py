@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch.utils.weak import TensorWeakRef
 
 from multigpu.vgpu import machine as _machine
-from multigpu.vgpu.clock import HOST
 from multigpu.vgpu.memory import Meter
 from multigpu.vgpu.presets import KERNEL_OVERHEAD, Link
 from multigpu.vgpu.shapes import forget
@@ -54,12 +53,15 @@ class VirtualWork(dist.Work):
         super().__init__()
         clock = meter.machine.clock
         self.meter, self.result_, self.works, self.name = meter, result, works, name
-        self.blocks = [tensor._block for tensor in tensors]
+        self.blocks = (
+            [] if name == "send" else [tensor._block for tensor in tensors]
+        )  # who uses them waits for this work
         self.phase = clock.phase()
         self.times = torch.zeros(0)  # when this rank arrived; after the exchange, when the last one did
         self.schedule: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self.end: float | None = None
-        clock.pending.update({id(block): self for block in self.blocks})
+        self.keys = [id(block) for block in self.blocks] or [id(self)]
+        clock.pending.update(dict.fromkeys(self.keys, self))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         clock = self.meter.machine.clock
@@ -67,10 +69,11 @@ class VirtualWork(dist.Work):
             for work in self.works:
                 work.wait()
             start, self.end = self.schedule()
-            clock.log += (self.meter.index, "collective", self.phase, self.name, start, self.end, None)
-            for block in self.blocks:
-                if clock.pending.get(id(block)) is self:
-                    del clock.pending[id(block)]
+            kind = "transfer" if self.name in ("send", "recv") else "collective"
+            clock.log += (self.meter.index, kind, self.phase, self.name, start, self.end, None)
+            for key in self.keys:
+                if clock.pending.get(key) is self:
+                    del clock.pending[key]
             self.blocks, self.works = [], []
             self.result_ = _weak(self.result_)  # `recent` keeps this object, which must not keep the tensors' memory
         clock.wait(self.meter.index, self.end)
@@ -97,7 +100,7 @@ _open: weakref.WeakSet["VirtualGroup"] = weakref.WeakSet()
 def _close() -> None:
     """For who ends without dist.destroy_process_group. A group with work under way is left: its peer may be gone."""
     for group in list(_open):
-        if not group.queue:
+        if not any(group.queues.values()):
             group.shutdown()
 
 
@@ -107,8 +110,10 @@ class VirtualGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
         super().__init__(rank, size)
         self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("vgpu", store), rank, size, timeout)
-        self.end = 0.0  # when the last collective of this group ends: they run one after the other
-        self.queue: deque[VirtualWork] = deque()
+        # Lanes: () has the collectives, ("send", peer) and ("recv", peer) the messages. Works of a lane not yet done, and
+        # when its last one ended.
+        self.queues: dict[tuple, deque[VirtualWork]] = {}
+        self.ends: dict[tuple, float] = {}
         self.recent: deque[VirtualWork] = deque(maxlen=256)  # torch's C++ side does not keep a work's Python half alive
         _open.add(self)
 
@@ -159,50 +164,48 @@ class VirtualGroup(dist.ProcessGroup):
         latest = dist.AllreduceOptions()
         latest.reduceOp = dist.ReduceOp.MAX
         work.works.append(self.gloo.allreduce([work.times], latest))
-        self.queue.append(work)
-
-        def schedule() -> tuple[float, float]:
-            while self.queue[0] is not work:
-                self.queue[0].wait()
-            self.queue.popleft()
-            start = max(work.times.item(), self.end)
-            self.end = start + seconds
-            return start, self.end
-
-        work.schedule = schedule
+        self._in_turn(work, (), seconds, work.times.item)
         return work
 
     def send(self, tensors: list, rank: int, tag: int) -> Any:
-        work, plain = self._start("send", (tensors,), lambda tensors: self.gloo.send(tensors, rank, 2 * tag))
-        if work is None:
-            return plain
-        clock, index, link = work.meter.machine.clock, work.meter.index, work.meter.machine.link
-        start = max(clock.arrive(index), clock.engines.get((index, HOST - 1 - rank), 0.0))
-        end = start + link.latency + sum(tensor.nbytes for tensor in tensors) / link.bandwidth
-        clock.engines[index, HOST - 1 - rank] = end
-        work.times = torch.tensor([end], dtype=torch.float64)
-        work.works.append(self.gloo.send([work.times], rank, 2 * tag + 1))
-        work.schedule = lambda: (start, end)
-        return work
+        # From a copy: with NCCL nothing waits for a send but who calls `wait`, so the tensor may be written again.
+        return self._between_two("send", tensors, rank, tag, lambda payloads: [payload.clone() for payload in payloads])
 
     def recv(self, tensors: list, rank: int, tag: int) -> Any:
-        work, plain = self._start("recv", (tensors,), lambda tensors: self.gloo.recv(tensors, rank, 2 * tag))
+        return self._between_two("recv", tensors, rank, tag, lambda payloads: payloads)
+
+    def _between_two(self, name: str, tensors: list, rank: int, tag: int, ready: Callable[[list], list]) -> Any:
+        """A message starts when both are there, as with NCCL. Each tells the other when it was."""
+        move = getattr(self.gloo, name)
+        work, plain = self._start(name, (tensors,), lambda payloads: move(ready(payloads), rank, 3 * tag))
         if work is None:
             return plain
-        seconds = (
-            work.meter.machine.link.latency
-            + sum(tensor.nbytes for tensor in tensors) / work.meter.machine.link.bandwidth
-        )
-        arrived = work.meter.machine.clock.arrive(work.meter.index)
-        work.times = torch.zeros(1, dtype=torch.float64)
-        work.works.append(self.gloo.recv([work.times], rank, 2 * tag + 1))
+        link, clock = work.meter.machine.link, work.meter.machine.clock
+        work.times = torch.tensor([clock.arrive(work.meter.index)], dtype=torch.float64)
+        theirs = torch.zeros(1, dtype=torch.float64)
+        own, other = (1, 2) if name == "send" else (2, 1)
+        work.works += [
+            self.gloo.send([work.times], rank, 3 * tag + own),
+            self.gloo.recv([theirs], rank, 3 * tag + other),
+        ]
+        seconds = link.latency + sum(tensor.nbytes for tensor in tensors) / link.bandwidth
+        self._in_turn(work, (name, rank), seconds, lambda: max(work.times.item(), theirs.item()))
+        return work
+
+    def _in_turn(self, work: VirtualWork, lane: tuple, seconds: float, ready: Callable[[], float]) -> None:
+        """The works of a lane run one after the other, in the order of their calls, each when it is `ready`."""
+        queue = self.queues.setdefault(lane, deque())
+        queue.append(work)
 
         def schedule() -> tuple[float, float]:
-            end = max(arrived, work.times.item())  # the sender's time of arrival holds the transfer itself
-            return max(arrived, end - seconds), end
+            while queue[0] is not work:
+                queue[0].wait()
+            queue.popleft()
+            start = max(ready(), self.ends.get(lane, 0.0))
+            self.ends[lane] = start + seconds
+            return start, self.ends[lane]
 
         work.schedule = schedule
-        return work
 
     def barrier(self, opts: Any = None) -> Any:
         """All ranks' hosts wait for each other, and for their devices, as NCCL's barrier does."""

@@ -25,8 +25,8 @@ STYLES = {
     "forward": (COMPUTE, 0.5, 0.15),
     "backward": (BACKWARD, 0.5, 0.15),
     "update": (UPDATE, 0.5, 0.15),
-    "transfer": (TRANSFER, 0.18, 0.7),
-    "collective": (COLLECTIVE, 0.18, 0.7),
+    "transfer": (TRANSFER, 0.13, 0.7),
+    "collective": (COLLECTIVE, 0.13, 0.83),
 }
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from conftest import run
+from multigpu.vgpu import LINKS
 
 
 def batch(n: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,8 +82,26 @@ elif what == "pipeline":
         run.step(x.to(device)) if rank == 0 else run.step(target=y.to(device))
         grads = [parameter.grad.cpu() for parameter in stage.parameters()]
         told[schedule.__name__] = max((g - e).abs().max().item() for g, e in zip(grads, expected))
-    kinds = [event.name for event in vgpu.timeline().events if event.kind == "collective"]
-    told["sends"] = kinds.count("send"), kinds.count("recv")
+    sent = [event for event in vgpu.timeline().events if event.name in ("send", "recv")]
+    told["sends"] = [sum(event.name == name for event in sent) for name in ("send", "recv")]
+    told["spans"] = sorted((event.start, event.end) for event in sent if event.kind == "transfer")
+elif what == "messages":
+    s = torch.ones(1, device=first)
+    if rank == 0:
+        x = torch.ones(10**6, device=first)
+        work = dist.isend(x, 1)
+        x.zero_()  # nobody waits for the message: not this, and not the all-reduce
+        dist.all_reduce(s)
+        work.wait()
+    else:
+        dist.all_reduce(s)
+        for _ in range(10):
+            torch.ones(1000, 1000, device=first) @ torch.ones(1000, 1000, device=first)
+        x = torch.zeros(10**6, device=first)
+        told["called"] = vgpu.elapsed()
+        dist.recv(x, 0)
+        told["got"] = x.sum().item()
+    told["spans"] = [(event.start, event.end) for event in vgpu.timeline().events if event.name in ("send", "recv")]
 elif what == "memory":
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -185,6 +204,15 @@ def test_ddp_over_two_devices_in_two_processes_equals_the_serial_run(tmp_path, w
     assert {device for device, _, _ in ranks[0]["collectives"]} == {0, 1}
 
 
+def test_a_message_takes_the_same_time_on_both_sides(tmp_path):
+    """It starts when both are there, as with NCCL; what was sent is what stood there when it was sent."""
+    sender, receiver = two_processes("messages", tmp_path)
+    start, end = sender["spans"][0]
+    assert sender["spans"] == receiver["spans"] and len(sender["spans"]) == 1 and receiver["got"] == 1e6
+    assert start >= receiver["called"] > 0
+    assert end - start == pytest.approx(LINKS["NVLink2"].latency + 4e6 / LINKS["NVLink2"].bandwidth)
+
+
 def test_what_was_sent_is_given_back(tmp_path):
     """The group remembers its last works, and not their tensors: memory does not grow from step to step."""
     for rank in two_processes("memory", tmp_path):
@@ -223,9 +251,10 @@ def test_ddp_with_device_ids(tmp_path):
 
 
 def test_torchs_pipelines_equal_the_serial_run(tmp_path):
-    for rank in two_processes("pipeline", tmp_path):
+    ranks = two_processes("pipeline", tmp_path)
+    for rank in ranks:
         assert rank["ScheduleGPipe"] <= 1e-7 and rank["Schedule1F1B"] <= 1e-7
-        assert rank["sends"][0] >= 8 and rank["sends"][1] >= 8
+        assert rank["sends"][0] >= 8 and rank["sends"][1] >= 8 and rank["spans"] == ranks[0]["spans"]
 
 
 def test_collectives_between_processes(tmp_path):
