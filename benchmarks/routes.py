@@ -77,6 +77,7 @@ def _stage() -> vgpu.Timeline:
     )
     images, labels = torch.empty(BATCH, 1, 28, 28, device=place), torch.empty(BATCH, dtype=torch.long, device=place)
     for _ in range(3):
+        dist.barrier()  # all ranks begin the step together
         began = vgpu.elapsed()
         optimizer.zero_grad()
         run.step(images) if rank == 0 else run.step(target=labels)

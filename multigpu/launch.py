@@ -85,17 +85,17 @@ def spawn(function: Callable[..., None], processes: int, *args: object) -> int:
     return code
 
 
-def call(function: Callable[..., object], processes: int, *args: object) -> list:
-    """Run `function(*args)` in `processes` processes, with torchrun's variables set; what each rank returned, by rank.
+def call(function: Callable[..., object], processes: int, *args: object, **keywords: object) -> list:
+    """Run `function(*args, **keywords)` in `processes` processes, with torchrun's variables; what each returned, by rank.
 
-    `function` and `args` travel by value, and so do the results: `function` may be defined in a cell of a notebook. The
+    `function` and its arguments travel by value, and so do the results: `function` may be defined in a cell of a notebook. The
     notebook's variables that it uses travel with it, so let it use few. Raises RuntimeError with the traceback of the
     rank that failed, TypeError where something cannot be pickled.
     """
     import cloudpickle
 
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "call").write_bytes(cloudpickle.dumps((function, args)))
+        Path(folder, "call").write_bytes(cloudpickle.dumps((function, args, keywords)))
         code, reason = _spawn(_by_value, processes, (folder,))
         if code:
             raise RuntimeError(reason or f"a rank ended with exit code {code}: its message stands above")
@@ -105,8 +105,8 @@ def call(function: Callable[..., object], processes: int, *args: object) -> list
 def _by_value(folder: str) -> None:
     import cloudpickle
 
-    function, args = pickle.loads(Path(folder, "call").read_bytes())
-    Path(folder, os.environ["RANK"]).write_bytes(cloudpickle.dumps(function(*args)))
+    function, args, keywords = pickle.loads(Path(folder, "call").read_bytes())
+    Path(folder, os.environ["RANK"]).write_bytes(cloudpickle.dumps(function(*args, **keywords)))
 
 
 def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[int, str]:

@@ -83,23 +83,29 @@ def shares(epochs: list[list[list[int]]], title: str) -> "Figure":
 
 
 def stacked(bars: dict[str, dict[str, float]], unit: str, title: str) -> "Figure":
-    """What things are made of: bars[thing][part] is an amount in `unit`, drawn side by side. The parts are PARTS' keys."""
+    """What things are made of: bars[thing][part] is an amount in `unit`, drawn side by side. Parts that are PARTS' keys have its
+    colours; a legend names what is too narrow for its name."""
     fig = figure(8, 1 + 0.45 * len(bars))
     axes = fig.add_subplot()
     longest = max(sum(parts.values()) for parts in bars.values())
     plain = all(len(parts) == 1 for parts in bars.values())
+    narrow = {}
     for row, parts in enumerate(bars.values()):
         left = 0.0
         for part, amount in parts.items():
-            colour, ink = PARTS[part]
-            axes.barh(row, amount, left=left, color=colour, edgecolor="white", height=0.7)
+            colour, ink = PARTS.get(part, (RANKS[0], "white"))
+            bar = axes.barh(row, amount, left=left, color=colour, edgecolor="white", height=0.7)
             share = f"{amount / sum(parts.values()):.0%}"
             texts = (f"{amount:,.0f}", "") if plain else (f"{part} {share}", part, "")
             text = next(text for text in texts if len(text) < 85 * amount / longest or not text)  # 85 letters a figure
             axes.text(left + amount / 2, row, text, ha="center", va="center", color=ink, fontsize=8)
             left += amount
+            if not text and amount:
+                narrow[part] = bar
     axes.set(xlabel=unit, title=title)
     axes.set_yticks(range(len(bars)), list(bars))
+    if narrow:
+        fig.legend(narrow.values(), narrow, loc="outside right center", frameon=False, fontsize=8)
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)

@@ -73,7 +73,7 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 
 # %% [markdown]
 # Prediction (1): one step of four virtual GPUs, in two processes. The shapes are lesson 03's, with 4,096 images for each
-# replica. And the mistake that everyone makes first:
+# replica. (`compute=False`: shapes without numbers are enough for memory and time.)
 
 # %% tags=["active-ipynb"]
 # from multigpu import plots, vgpu
@@ -86,11 +86,12 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 #     dist.init_process_group("vgpu")
 #     model = DDP(Halves(*places, 4, **wide) if stages == 2 else CNN(**wide).to(places[0]))
 #     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+#     images = torch.empty(batch, 1, 28, 28, device=places[0])
+#     labels = torch.empty(batch, dtype=torch.long, device=places[-1])
 #     for _ in range(3):
 #         began = vgpu.elapsed()
-#         optimizer.zero_grad(set_to_none=False)
-#         outputs = model(torch.empty(batch, 1, 28, 28, device=places[0]))
-#         loss = F.cross_entropy(outputs, torch.empty(batch, dtype=torch.long, device=places[-1]))
+#         optimizer.zero_grad(set_to_none=False)  # zeros, not nothing: so the bars below show the gradients
+#         loss = F.cross_entropy(model(images), labels)
 #         held = vgpu.memory_held(model, optimizer)
 #         loss.backward()
 #         optimizer.step()
@@ -98,8 +99,12 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 #     return vgpu.elapsed() - began, held, vgpu.timeline(since=began)
 #
 #
-# hybrid = launch.call(simulate, 2, 2, 4096)
-# vgpu.Timeline.of_ranks([timeline for *_, timeline in hybrid]).plot(title="Each GPU sums its gradients with its twin")
+# hybrid = launch.call(simulate, 2, stages=2, batch=4096)  # in 2 processes
+# whole = vgpu.Timeline.of_ranks([timeline for *_, timeline in hybrid])
+# whole.plot(title="Each GPU sums its gradients with its twin, the same GPU of the other replica")
+
+# %% [markdown]
+# The mistake that everyone makes first:
 
 # %% tags=["active-ipynb"]
 # def mistake():
@@ -115,15 +120,15 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 
 # %% [markdown]
 # ## Four GPUs: two replicas of two stages, or four replicas?
-# Predictions (2) and (3): 8,192 images a step either way, and the state of one GPU of each kind.
+# Predictions (2) and (3): 8,192 images a step either way. The bars show the moment between forward and backward.
 
 # %% tags=["active-ipynb"]
-# ddp = launch.call(simulate, 4, 1, 2048)
+# ddp = launch.call(simulate, 4, stages=1, batch=2048)
 # bars = {"2 × 2, GPU 0": hybrid[0][1][0], "2 × 2, GPU 1": hybrid[0][1][1], "4 × 1, each GPU": ddp[0][1][0]}
-# plots.stacked(bars, "MiB between forward and backward", "Stages spread the weights, replicas spread the images")
+# plots.stacked(bars, "MiB, metered on virtual GPUs", "Stages spread the weights, replicas spread the images")
 
 # %% tags=["active-ipynb"]
-# slow = [launch.call(simulate, ranks, 4 // ranks, 8192 // ranks, "PCIe3") for ranks in (2, 4)]
+# slow = [launch.call(simulate, n, stages=4 // n, batch=8192 // n, link="PCIe3") for n in (2, 4)]
 # for link, two, four in (("NVLink2", hybrid, ddp), ("PCIe3", *slow)):
 #     print(f"{link}: four replicas are {two[0][0] / four[0][0]:.1f} times as fast as two replicas of two stages")
 
@@ -172,7 +177,8 @@ def accuracy(model: Halves, test: TensorDataset, world: launch.World) -> float:
 def main(args: argparse.Namespace) -> None:
     world, places = set_up(args)
     with rendezvous.together(world):
-        args.batch_size, args.share = flags.split(args.batch_size, world.size)
+        args.batch_size, piece = flags.split(args.batch_size, world.size, args.pieces)
+        args.share = args.pieces * piece  # of a rank, in images
         if world.rank == 0:
             files.writable_folder(args.out)
         if world.local_rank == 0:
@@ -190,10 +196,8 @@ def main(args: argparse.Namespace) -> None:
     sampler = DistributedSampler(train, world.size, world.rank, seed=args.seed)
     say, history = print if world.rank == 0 else lambda *_, **__: None, []
     say(devices.describe(world, places[0], each=2))
-    say(
-        f"{counted(world.size, 'replica')} of 2 stages, {args.pieces} micro-batches each\n\n{metrics.header()}",
-        flush=True,
-    )
+    split = f"global batch {args.batch_size} = {world.size} (replicas) × {args.pieces} (pieces) × {piece} (images)"
+    say(f"{counted(world.size, 'replica')} of 2 stages; {split}\n\n{metrics.header()}", flush=True)
     for epoch in range(args.epochs):
         began = time.perf_counter()
         sampler.set_epoch(epoch)

@@ -47,20 +47,15 @@ def step(model: nn.Module, optimizer, images: torch.Tensor, labels: torch.Tensor
 
 # %% [markdown]
 # ## Does it fit?
-# Prediction (1), for a wider CNN: images of 28×28, 320 units in `fc1`. Weights, gradients and momentum are three of a size.
-# The peak comes where backward reaches conv1: its output, 16 × 28 × 28 numbers an image, is there three times, as tanh's
-# output and as the gradients after and before tanh.
+# Prediction (1), for a wider `CNN` (`multigpu/models.py`): images of 28×28, 320 units in `fc1`. Weights, gradients and
+# momentum are three of a size. The peak comes where backward reaches conv1: its output, 16 × 28 × 28 numbers an image, is
+# there three times, as tanh's output and as the gradients after and before tanh.
 
 # %% tags=["active-ipynb"]
 # import difflib
 # import inspect
 # from multigpu import plots, vgpu
-# MiB = 2**20
-#
-#
-# def wide():
-#     torch.manual_seed(0)
-#     return CNN((1, 28, 28), hidden=320)
+# MiB, WIDE = 2**20, {"image_shape": (1, 28, 28), "hidden": 320}
 #
 #
 # def two_steps(model, first, last, batch):
@@ -70,17 +65,17 @@ def step(model: nn.Module, optimizer, images: torch.Tensor, labels: torch.Tensor
 #         step(model, optimizer, torch.rand(batch, 1, 28, 28).to(first), torch.zeros(batch, dtype=torch.long).to(last))
 #
 #
-# weights = sum(p.numel() for p in wide().parameters())
+# weights = sum(p.numel() for p in CNN(**WIDE).parameters())
 # predicted = {batch: (3 * weights + batch * (3 * 16 + 1) * 28 * 28) * 4 / MiB for batch in (64, 320)}
 # for batch in predicted:
 #     with vgpu.running(1) as (one,):
-#         two_steps(wide().to(one), one, one, batch)
+#         two_steps(CNN(**WIDE).to(one), one, one, batch)
 #         print(f"batch {batch}: {predicted[batch]:.1f} MiB predicted, {torch.vgpu.max_memory_allocated(one) / MiB:.1f} needed")
 
 # %% tags=["active-ipynb"]
 # with vgpu.running(1, memory="64MiB") as (one,):
 #     try:
-#         two_steps(wide().to(one), one, one, 320)
+#         two_steps(CNN(**WIDE).to(one), one, one, 320)
 #     except torch.OutOfMemoryError as error:
 #         print(f"{vgpu.timeline().events[-1].phase}:", error)
 
@@ -119,10 +114,10 @@ class Halves(CNN):
 #
 #
 # with vgpu.running(2, memory="64MiB") as (first, second):
-#     two_steps(Halves(first, second, (1, 28, 28), hidden=320), first, second, 320)
+#     two_steps(Halves(first, second, **WIDE), first, second, 320)
 #     print(", ".join(f"{place}: {torch.vgpu.max_memory_allocated(place) / MiB:.1f} MiB" for place in (first, second)))
 #     try:
-#         two_steps(Forgotten(first, second, (1, 28, 28)), first, second, 8)
+#         two_steps(Forgotten(first, second, **WIDE), first, second, 8)
 #     except RuntimeError as error:
 #         print(error)
 
@@ -131,10 +126,10 @@ class Halves(CNN):
 # Prediction (2). The width was chosen so that both halves take equally long. Shapes alone are enough for the clock.
 
 # %% tags=["active-ipynb"]
-# def simulate(pieces, batch, link="NVLink2", split=True):
-#     """The simulated seconds of one step, and its timeline."""
-#     with vgpu.running(2, link=link, compute=False) as (first, second):
-#         model = Halves(first, second, (1, 28, 28), hidden=320) if split else wide().to(first)
+# def simulate(pieces, batch, split=True, **machine):
+#     """The simulated seconds of one step, and its timeline. `machine` may have a gpu and a link for vgpu.start."""
+#     with vgpu.running(2, compute=False, **machine) as (first, second):
+#         model = Halves(first, second, **WIDE) if split else CNN(**WIDE).to(first)
 #         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 #         images = torch.empty(batch, 1, 28, 28, device=first)
 #         labels = torch.empty(batch, dtype=torch.long, device=second if split else first)
@@ -144,10 +139,13 @@ class Halves(CNN):
 #         return vgpu.elapsed() - began, vgpu.timeline(since=began)
 #
 #
-# simulate(1, 4096)[1].plot(title="Naive: one GPU works, the other waits for it")
+# one, (naive, timeline) = simulate(1, 4096, split=False)[0], simulate(1, 4096)
+# print(f"a step of 4,096 images, simulated: one GPU {1e3 * one:.2f} ms, two {1e3 * naive:.2f} ms")
+# timeline.plot(title="Naive: one GPU works, the other waits for it")
 
 # %% [markdown]
-# Two GPUs, and slower than one would be. Now pieces, (3): GPU 0 begins the next one while GPU 1 has the last.
+# Two GPUs, and slower than one. Now pieces, (3): GPU 0 begins the next one while GPU 1 has the last. A plain `.to()` runs
+# in the order of both GPUs' other work, so both stop for each transfer; copies on streams of their own would not.
 
 # %% tags=["active-ipynb"]
 # simulate(4, 4096)[1].plot(title="Four micro-batches: both work, but not at the start and not at the end")
@@ -165,14 +163,14 @@ class Halves(CNN):
 # plots.lines(counts, idle, "micro-batches", "idle share", "The formula is what is lost at least", level=0)
 
 # %% [markdown]
-# Prediction (4): the time, with a fast link between the GPUs and with a slow one.
+# Prediction (4): the time, with a fast link between the GPUs and with a slow one, beside one GPU of the same kind.
 
 # %% tags=["active-ipynb"]
 # times = {}
-# for link in ("NVLink2", "PCIe3"):
-#     one = simulate(1, 4096, link, split=False)[0]
-#     times[link] = [one / simulate(m, 4096, link)[0] for m in counts]
-#     print(f"{link}: " + ", ".join(f"{m}: {x:.2f}" for m, x in zip(counts, times[link])))
+# for gpu, link in (("V100-16GB", "NVLink2"), ("V100-16GB", "PCIe3")):
+#     machine, one = {"gpu": gpu, "link": link}, simulate(1, 4096, split=False, gpu=gpu)[0]
+#     times[f"{gpu}, {link}"] = [one / simulate(m, 4096, **machine)[0] for m in counts]
+#     print(f"{gpu}, {link}: " + ", ".join(f"{m}: {x:.2f}" for m, x in zip(counts, times[f"{gpu}, {link}"])))
 # plots.lines(counts, times, "micro-batches, batch 4,096", "times as fast as one GPU, simulated", "There is a best number")
 
 # %% [markdown]
@@ -210,7 +208,7 @@ def main(args: argparse.Namespace) -> None:
     args.batch_size, piece = flags.split(args.batch_size, 1, args.pieces)
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
-    print(f"{args.pieces} micro-batches of {piece} images\n")
+    print(f"global batch {args.batch_size} = {args.pieces} (pieces) × {piece} (images)\n")
 
     def new_model(kind: type[CNN], *places: torch.device) -> CNN:
         torch.manual_seed(args.seed)

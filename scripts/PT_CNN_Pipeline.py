@@ -4,8 +4,8 @@
 # several nodes?
 #
 # **Predict first.** (1) Process 0 has the first half of the model. When may it go backward? (2) GPipe sends all pieces
-# forward, then all backward; 1F1B goes backward with a piece as soon as it can. Which one is faster? Which needs less
-# memory, and on which rank?
+# forward, then all backward; 1F1B (one forward, one backward) goes backward with a piece as soon as it can. Which one is
+# faster? Which needs less memory, and on which rank?
 
 # %%
 import argparse
@@ -32,7 +32,8 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser("PT_CNN_Pipeline", "Train a CNN that is cut into stages, a process each: 2, 3 or 4.")
     parser.add_argument("--pieces", type=flags.positive, default=4, help="micro-batches a batch (default: 4)")
-    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="who goes backward when (default: 1f1b)")
+    help_ = "who goes backward when: gpipe or 1f1b (default: 1f1b)"
+    parser.add_argument("--schedule", type=str.lower, choices=SCHEDULES, default="1f1b", help=help_)
     parser.add_argument("--spawn", metavar="N", help="start N ranks on this machine; 'auto': one a GPU, or two")
     return parser.parse_args(arguments)
 
@@ -104,46 +105,46 @@ def accuracy(run, test: DataLoader, world: launch.World, device: torch.device) -
 
 # %% [markdown]
 # ## GPipe or 1F1B?
-# Prediction (2), on two processes with a virtual GPU each: the wider CNN of the first part, 8 pieces of 128 images.
+# Prediction (2), on two processes with a virtual GPU each: the wider CNN of the first part, 8 pieces of 512 images.
 
 # %% tags=["active-ipynb"]
-# import os
-#
 # from multigpu import plots, vgpu
 #
 #
-# def simulate(name):
+# def simulate(name, pieces, batch=4096):
 #     """This rank's peak memory in MiB, and the timeline of its second step."""
-#     rank, (place,) = launch.find().rank, vgpu.start(1)
+#     world, (place,) = launch.find(), vgpu.start(1, compute=False)
 #     dist.init_process_group("vgpu")
-#     torch.manual_seed(0)
-#     own = stage(CNN((1, 28, 28), hidden=320), rank, 2).to(place)
-#     run = schedule(name, own, rank, 2, place, 8)
+#     own = stage(CNN((1, 28, 28), hidden=320), world.rank, world.size).to(place)
+#     run = schedule(name, own, world.rank, world.size, place, pieces)
+#     images, labels = torch.empty(batch, 1, 28, 28, device=place), torch.empty(batch, dtype=torch.long, device=place)
 #     for _ in range(2):
-#         began = vgpu.elapsed()
+#         dist.barrier()  # all ranks begin the step together
 #         torch.vgpu.reset_peak_memory_stats(place)
-#         if rank == 0:
-#             run.step(torch.zeros(1024, 1, 28, 28, device=place))
-#         else:
-#             run.step(target=torch.zeros(1024, dtype=torch.long, device=place))
+#         began = vgpu.elapsed()
+#         run.step(*[images] * (world.rank == 0), target=labels if world.rank == world.size - 1 else None)
 #     return torch.vgpu.max_memory_allocated(place) / 2**20, vgpu.timeline(since=began)
 #
 #
-# ran = {name: launch.call(simulate, 2, name) for name in SCHEDULES}
-# bars = {f"{name}, rank {rank}": {"activations": ran[name][rank][0]} for rank in (0, 1) for name in SCHEDULES}
-# plots.stacked(bars, "peak MiB", "1F1B holds fewer pieces at a time")
+# ran = {name: launch.call(simulate, 2, name, pieces=8) for name in SCHEDULES}
+# whole = {name: vgpu.Timeline.of_ranks([timeline for _, timeline in ranks]) for name, ranks in ran.items()}
+# for name, timeline in whole.items():
+#     idle = [f"{timeline.idle(rank):.0%}" for rank in (0, 1)]
+#     print(f"{name}: {1e3 * (timeline.end - timeline.start):.2f} ms simulated, idle {' and '.join(idle)}")
+# bars = {f"{name}, rank {rank}": {"peak": ran[name][rank][0]} for rank in (0, 1) for name in SCHEDULES}
+# plots.stacked(bars, f"peak of all memory, MiB ({whole['1f1b'].label})", "1F1B holds fewer pieces at a time")
 
 # %% tags=["active-ipynb"]
-# vgpu.Timeline.of_ranks([timeline for _, timeline in ran["gpipe"]]).plot(title="GPipe: rank 0 waits for the first gradient")
+# whole["gpipe"].plot(title="GPipe: rank 0 waits for the first gradient")
 
 # %% tags=["active-ipynb"]
-# vgpu.Timeline.of_ranks([timeline for _, timeline in ran["1f1b"]]).plot(title="1F1B: as long, in another order")
+# whole["1f1b"].plot(title="1F1B: the same work, in another order")
 
 # %% [markdown]
-# The same bubble: rank 0 waits at the start of its first backward, or a little before each. What differs is how many pieces
-# it holds: all 8, or 2. On the last rank 1F1B holds one. The buffers of what comes in are there for all pieces, either way.
-
-# %% [markdown]
+# The bubble is the same: GPipe's rank 0 waits once, 1F1B's a little before each backward. What differs is how many pieces it
+# holds: all 8, or 2. (On the last rank 1F1B holds one; the buffers of what comes in are there for all pieces, either way.)
+# And 1F1B sends activations and gradients at the same time, in both directions of the link.
+#
 # ## All together
 
 
@@ -156,7 +157,7 @@ def main(args: argparse.Namespace) -> None:
     with rendezvous.together(world):
         if not 2 <= world.size <= 4:
             raise UserError(
-                f"the CNN's 4 layers make 2, 3 or 4 stages, not {world.size}: start so many ranks (--spawn 2)."
+                f"the CNN's 4 layers make 2, 3 or 4 stages, not {world.size}: start 2, 3 or 4 ranks (--spawn 2)."
             )
         if args.pieces < world.size:
             raise UserError(f"--pieces {args.pieces} are too few for {world.size} stages: give at least as many.")
@@ -178,10 +179,8 @@ def main(args: argparse.Namespace) -> None:
     optimizer, history = torch.optim.SGD(own.parameters(), args.lr, momentum=0.9), []
     say = print if world.rank == 0 else lambda *_, **__: None
     say(devices.describe(world, device))
-    say(
-        f"{args.schedule}: {world.size} stages, {args.pieces} micro-batches of {piece} images\n\n{metrics.header()}",
-        flush=True,
-    )
+    split = f"global batch {args.batch_size} = {args.pieces} (pieces) × {piece} (images)"
+    say(f"{world.size} stages, {args.schedule}; {split}\n\n{metrics.header()}", flush=True)
     for epoch in range(args.epochs):
         began = time.perf_counter()
         order = RandomSampler(train, generator=torch.Generator().manual_seed(args.seed + epoch))

@@ -113,7 +113,7 @@ def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(way: str, cl
     [
         ("SingleGPU", "1 rank on 1 node, started by python"),
         ("DataParallel", "devices: vgpu:0, vgpu:1"),
-        ("ModelParallel", "4 micro-batches of 16 images"),
+        ("ModelParallel", "global batch 64 = 4 (pieces) × 16 (images)"),
         ("Pipeline", "2 ranks on 2 nodes, started by srun"),
         ("DDPSpawn", "2 ranks on 1 node, started by mp.spawn"),
         ("HybridParallel", "4 × virtual GPU, which computes on the CPU (2 ranks on 2 nodes, started by srun)"),

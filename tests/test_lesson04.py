@@ -86,7 +86,7 @@ def test_a_function_of_a_cell_and_what_it_uses():
     done = cell(
         "import torch\nfrom multigpu import launch\nfactor = 3\n"
         "def times(x):\n    world = launch.find()\n    return world.rank, world.size, factor * x\n"
-        "print(launch.call(times, 2, torch.ones(1)))"
+        "print(launch.call(times, 2, x=torch.ones(1)))"
     )
     assert done.stdout == "[(0, 2, tensor([3.])), (1, 2, tensor([3.]))]\n"
 

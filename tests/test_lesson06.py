@@ -41,7 +41,7 @@ def planted(tmp_path, fault: str):
     return path
 
 
-@pytest.mark.parametrize(("ranks", "batch", "pieces"), [(1, 8, 2), (2, 8, 1), (2, 8, 3), (3, 9, 2)])
+@pytest.mark.parametrize(("ranks", "batch", "pieces"), [(1, 8, 2), (2, 8, 1), (2, 12, 3), (3, 12, 2)])
 def test_replicas_of_stages_equal_one_process(tmp_path, npz, ranks, batch, pieces):
     """35 images: the last batch is uneven, and the sampler repeats some."""
     more = ("--batch-size", batch, "--pieces", pieces, "--spawn", ranks, "--out", tmp_path / "o")
@@ -63,7 +63,7 @@ def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--spawn", 2, "--batch-size", 3), "cannot be split evenly over 2 ranks"),
+        (("--spawn", 2, "--batch-size", 6), "cannot be split evenly over 2 ranks × 2 pieces"),
         (("--spawn", 2, "--pieces", 0), "from 1 up"),
         (("--spawn", 2, "--lr", "3e38"), "lower --lr"),
         (("--spawn", 2, "--data", "no.npz"), "no data file"),
