@@ -14,33 +14,63 @@ def pick(world: World, exact: bool = False) -> torch.device:
     """The device of this rank, made current: cuda:LOCAL_RANK where there are GPUs, else the CPU.
 
     With `exact` the GPU computes in full fp32 and the same way each time, so that two routes can be compared.
-    Raises UserError if the node has more ranks than GPUs.
+    Raises UserError if the node has more ranks than GPUs, or torch does not see those that Slurm gave.
     """
-    # The classroom cluster's GPUs are pretended, also on a machine that has real ones: its two nodes would share them.
-    gpus = 0 if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM else torch.cuda.device_count()
+    gpus = seen(world)
     if gpus == 0:
-        promised = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
-        if promised and os.environ.get("SLURM_CLUSTER_NAME") != CLASSROOM:
-            raise UserError(
-                f"Slurm gave this node {promised} GPUs, but torch {torch.__version__} sees none: install torch's CUDA build, "
-                f"look at nvidia-smi, or ask Slurm for no GPU.",
-                quiet=world.local_rank != 0,
-            )
         share_cores(world)
         return torch.device("cpu")
-    # With srun --gpus-per-task=1 each rank sees one GPU, its own, under the number 0.
-    bound = gpus == 1 and world.launcher == "srun" and int(os.environ.get("SLURM_GPUS_ON_NODE", 0)) >= world.local_size
-    if world.local_size > gpus and not bound:
+    if not (mine := own(1, world)):
         raise UserError(
             f"{world.local_size} ranks on this node but {counted(gpus, 'GPU')}, and each rank needs its own: "
             f"start {gpus} (torchrun --nproc-per-node={gpus}, #SBATCH --ntasks-per-node={gpus}, --spawn {gpus}).",
             quiet=world.local_rank != 0,
         )
-    device = torch.device("cuda", 0 if bound else world.local_rank)
-    torch.cuda.set_device(device)
     if exact:
         compute_exactly()
-    return device
+    return mine[0]
+
+
+def own(count: int, world: World) -> list[torch.device]:
+    """`count` GPUs of this rank alone, the first made current; none if the node has not as many for each of its ranks.
+
+    Local rank r has those from r × count on. With srun --gpus-per-task a rank sees its own only, numbered from 0.
+    Raises UserError if torch does not see those that Slurm gave.
+    """
+    gpus = seen(world)
+    promised = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    bound = gpus == count and world.launcher == "srun" and promised >= count * world.local_size
+    if not gpus or (gpus < count * world.local_size and not bound):
+        return []
+    first = 0 if bound else count * world.local_rank
+    mine = [torch.device("cuda", first + index) for index in range(count)]
+    torch.cuda.set_device(mine[0])
+    return mine
+
+
+def seen(world: World) -> int:
+    """The GPUs that torch sees. Raises UserError if it sees none where Slurm gave some: the job would wait for nothing.
+
+    The classroom cluster's GPUs are pretended, also on a machine that has real ones: its two nodes would share them.
+    """
+    if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
+        return 0
+    gpus = torch.cuda.device_count()
+    promised = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    if promised and not gpus:
+        raise UserError(
+            f"Slurm gave this node {promised} GPUs, but torch {torch.__version__} sees none: install torch's CUDA build, "
+            f"look at nvidia-smi, or ask Slurm for no GPU.",
+            quiet=world.local_rank != 0,
+        )
+    return gpus
+
+
+def home(places: list[torch.device], exact: bool = False) -> torch.device:
+    """Where a serial run computes that is to be compared with one on `places`: the first of them, or virtual ones' CPU."""
+    if exact:
+        compute_exactly()
+    return places[0] if places[0].type == "cuda" else torch.device("cpu")
 
 
 def share_cores(world: World) -> None:

@@ -175,7 +175,7 @@ def _gather(store: dist.Store, world: World, device: torch.device, deadline: flo
         if world.rank == 0:
             time.sleep(1)
         raise UserError(
-            f"{other} sees no GPU, but other ranks do: look at nvidia-smi and at torch's build there, "
+            f"{other} has no GPU to compute on, but other ranks do: look at nvidia-smi and at torch's build there, "
             f"or hide all GPUs with CUDA_VISIBLE_DEVICES=.",
             quiet=world.rank != 0,
         )
@@ -186,6 +186,20 @@ def _clash(rank: int) -> UserError:
         f"two processes claim rank {rank}: each must have a RANK of its own. Let torchrun or srun set it, "
         f"and check that no earlier run with this address and port is still alive."
     )
+
+
+def same_everywhere(world: World, what: str, value: object) -> None:
+    """Raises UserError, on all ranks, if `value` is not the same on all: `what`, as "the training data", says what differs.
+
+    Else the ranks would learn from different things, or wait for each other, and none of them could tell.
+    """
+    told: list[object] = [None] * world.size
+    dist.all_gather_object(told, value)
+    others = [rank for rank in range(world.size) if told[rank] != told[0]]
+    if others:
+        raise UserError(
+            f"{what} of rank {others[0]} is not that of rank 0: give all nodes the same.", quiet=world.rank != 0
+        )
 
 
 @contextmanager

@@ -192,7 +192,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 def main(args: argparse.Namespace) -> None:
     launch.alone("PT_CNN_DataParallel")
     places = multigpu.gpus(args.devices)
-    home = devices.pick(launch.World(), exact=args.prove)  # where the serial run computes: cuda:0, or the CPU
+    home = devices.home(places, exact=args.prove)  # where the serial run computes
     args.batch_size = args.batch_size or 64
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))

@@ -66,8 +66,6 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
     places = multigpu.gpus(2, world)
     store = rendezvous.meet(world, places[0])
     dist.init_process_group(devices.backend(places[0]), store=store, rank=world.rank, world_size=world.size)
-    if args.prove:
-        devices.compute_exactly()
     return world, places
 
 
@@ -142,14 +140,19 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 
 
 # %%
-def train_epoch(model: DDP, optimizer, loader: DataLoader, world: launch.World, args: argparse.Namespace) -> float:
+def train_epoch(model: DDP, optimizer, loader: DataLoader, world: launch.World) -> float:
     """One epoch. Returns the mean loss over all images of all ranks."""
-    first, second, images_in_all = model.module.first, model.module.second, args.images
+    first, second, share, images_in_all = (
+        model.module.first,
+        model.module.second,
+        loader.batch_size,
+        len(loader.dataset),
+    )
     total = torch.zeros((), dtype=torch.float64, device=second)
     for i, (images, labels) in enumerate(metrics.progress(loader, world)):
         # DDP averages over ranks, we want the mean over images; the sampler's repeated images have weight 0
-        batch = min(args.batch_size, images_in_all - i * args.batch_size)
-        real = (i * args.share + torch.arange(len(labels))) * world.size + world.rank < images_in_all
+        batch = min(world.size * share, images_in_all - i * world.size * share)
+        real = (i * share + torch.arange(len(labels))) * world.size + world.rank < images_in_all
         losses = F.cross_entropy(model(images.to(first)), labels.to(second), reduction="none")
         loss = (losses * real.to(second)).sum()
         optimizer.zero_grad()
@@ -176,16 +179,16 @@ def accuracy(model: Halves, test: TensorDataset, world: launch.World) -> float:
 # %%
 def main(args: argparse.Namespace) -> None:
     world, places = set_up(args)
+    home = devices.home(places, exact=args.prove)  # where the serial run computes
     with rendezvous.together(world):
         args.batch_size, piece = flags.split(args.batch_size, world.size, args.pieces)
-        args.share = args.pieces * piece  # of a rank, in images
         if world.rank == 0:
             files.writable_folder(args.out)
         if world.local_rank == 0:
             data.fetch(args.data)  # one rank a node fetches …
     with rendezvous.together(world):
         train, test = data.load(data.fetch(args.data))  # … and the others find it there
-    args.images = len(train)
+    rendezvous.same_everywhere(world, "the training data", data.checksum(train))
 
     def new_model(kind: type[CNN], *where: object) -> CNN:
         torch.manual_seed(args.seed)
@@ -201,7 +204,7 @@ def main(args: argparse.Namespace) -> None:
     for epoch in range(args.epochs):
         began = time.perf_counter()
         sampler.set_epoch(epoch)
-        loss = train_epoch(model, optimizer, DataLoader(train, args.share, sampler=sampler), world, args)
+        loss = train_epoch(model, optimizer, DataLoader(train, args.pieces * piece, sampler=sampler), world)
         metrics.finite(loss, epoch, world)
         speed = len(train) / (time.perf_counter() - began)
         right = accuracy(model.module, test, world)
@@ -211,7 +214,6 @@ def main(args: argparse.Namespace) -> None:
     if world.rank == 0:
         with files.atomic(args.out / "model.pt") as temporary:
             torch.save({name: weight.cpu() for name, weight in model.module.state_dict().items()}, temporary)
-        home = places[0] if places[0].type == "cuda" else torch.device("cpu")
         what, all_gpus = f"DDP of {counted(world.size, 'replica')} of 2 stages equals one process", 2 * world.size
         verdict = proof.against_serial(what, model.module, new_model(CNN).to(home), train, args) if args.prove else None
         metrics.report(args.out, world, places[0], history, verdict, devices=all_gpus, batch_size=args.batch_size)

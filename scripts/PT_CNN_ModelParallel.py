@@ -204,7 +204,7 @@ def accuracy(model: Halves, test: TensorDataset) -> float:
 def main(args: argparse.Namespace) -> None:
     launch.alone("PT_CNN_ModelParallel")
     places = multigpu.gpus(2)
-    home = devices.pick(launch.World(), exact=args.prove)  # where the serial run computes: cuda:0, or the CPU
+    home = devices.home(places, exact=args.prove)  # where the serial run computes
     args.batch_size, piece = flags.split(args.batch_size, 1, args.pieces)
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))

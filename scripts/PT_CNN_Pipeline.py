@@ -88,7 +88,7 @@ def train_epoch(run, own: nn.Module, optimizer, loader: DataLoader, world: launc
         for weight in own.parameters():
             weight.grad /= len(labels)  # the mean over the images that are real
         optimizer.step()
-        total += sum(losses)
+        total += sum(loss.detach() for loss in losses)
     return total.item() / len(loader.dataset)
 
 
@@ -159,8 +159,10 @@ def main(args: argparse.Namespace) -> None:
             raise UserError(
                 f"the CNN's 4 layers make 2, 3 or 4 stages, not {world.size}: start 2, 3 or 4 ranks (--spawn 2)."
             )
-        if args.pieces < world.size:
-            raise UserError(f"--pieces {args.pieces} are too few for {world.size} stages: give at least as many.")
+        if args.schedule == "1f1b" and args.pieces < world.size:
+            raise UserError(
+                f"--pieces {args.pieces} are too few for 1F1B on {world.size} stages: give at least as many."
+            )
         args.batch_size, piece = flags.split(args.batch_size, 1, args.pieces)
         if world.rank == 0:
             files.writable_folder(args.out)
@@ -168,6 +170,7 @@ def main(args: argparse.Namespace) -> None:
             data.fetch(args.data)
     with rendezvous.together(world):
         train, test = data.load(data.fetch(args.data))
+    rendezvous.same_everywhere(world, "the training data", data.checksum(train))
 
     def new_model() -> CNN:
         torch.manual_seed(args.seed)

@@ -27,7 +27,7 @@ PACKAGES = {
         ("presets", "memory", "engine", "pinned", "plans"),
         ("clock", "cost"),
         ("machine",),
-        ("generators", "indexless", "tensor"),
+        ("generators", "tensor"),
         ("moving", "refusals", "resizing", "shapes", "usage", "device_module", "timeline"),
         ("dispatch", "comm"),
         ("transfer", "kernels", "autocast", "loading", "process_group"),

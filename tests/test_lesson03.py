@@ -169,7 +169,7 @@ def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
         (SCRIPT, ("--lr", "3e38"), "lower --lr"),
         (PIPELINE, (), "2, 3 or 4 stages, not 1"),
         (PIPELINE, ("--spawn", 5), "2, 3 or 4 stages, not 5"),
-        (PIPELINE, ("--spawn", 3, "--pieces", 2), "too few for 3 stages"),
+        (PIPELINE, ("--spawn", 3, "--pieces", 2), "too few for 1F1B on 3 stages"),
         (PIPELINE, ("--spawn", 2, "--lr", "3e38"), "lower --lr"),
         (PIPELINE, ("--spawn", 2, "--data", "no.npz"), "no data file"),
         (PIPELINE, ("--spawn", 2, "--schedule", "zigzag"), "invalid choice"),
@@ -185,6 +185,18 @@ def test_a_mistake_is_one_sentence(tmp_path, script, flags, words):
 def test_a_launcher_is_refused_where_one_process_has_all_gpus(tmp_path):
     done = torchrun(2, SCRIPT, "--out", tmp_path)
     assert done.returncode != 0 and done.stdout.count("is one process, and torchrun started 2") == 1, done.stdout
+
+
+def test_ranks_that_read_other_data(tmp_path, npz):
+    """On nodes whose disks are not the same, say."""
+    (tmp_path / "planted.py").write_text(
+        PLANTED.replace("SCRIPTS", repr(str(ROOT / "scripts"))).replace(
+            "FAULT", "import os\nlesson.data.checksum = lambda train: os.environ['RANK']"
+        )
+    )
+    done = run("python", tmp_path / "planted.py", "--data", npz(), "--spawn", 3, "--out", tmp_path / "o", timeout=60)
+    words = "the training data of rank 1 is not that of rank 0"
+    assert done.returncode == 2 and done.stdout.count("error: ") == 1 and words in done.stdout, done.stdout
 
 
 def test_a_rank_that_dies_ends_the_pipeline(tmp_path, npz):

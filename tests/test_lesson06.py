@@ -6,10 +6,8 @@ import sys
 import pytest
 import torch
 
-import multigpu
 from conftest import ROOT, run
-from multigpu import devices, vgpu
-from multigpu.world import World
+from multigpu import vgpu
 
 SCRIPT = ROOT / "scripts" / "PT_CNN_HybridParallel.py"
 FLAGS = ("--epochs", 2, "--prove")
@@ -75,42 +73,15 @@ def test_a_mistake_is_one_sentence(tmp_path, flags, words):
     assert "Traceback" not in done.stdout and not list(tmp_path.rglob("model.pt"))
 
 
-# ---- whose GPUs are whose ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def machine(monkeypatch):
-    """A machine that has GPUs, of which torch counts as many as are said."""
-    taken = []
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-
-    def has(count: int, **environment: str) -> list:
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        return taken
-
-    yield has
-    vgpu.stop() if vgpu.devices() else None
-
-
-def test_local_rank_1_has_the_third_and_the_fourth_gpu(machine):
-    taken = machine(4)
-    assert multigpu.gpus(2, World(1, 2, 1, 2)) == [torch.device("cuda", 2), torch.device("cuda", 3)] and taken == [2]
-    assert multigpu.gpus(2, World(2, 4, 0, 2)) == [torch.device("cuda", 0), torch.device("cuda", 1)]
-
-
-def test_too_few_gpus_for_all_ranks_of_the_node(machine, capsys):
-    machine(3)
-    assert multigpu.gpus(2, World(0, 2, 0, 2)) == [torch.device("vgpu", 0), torch.device("vgpu", 1)]
-    assert "This machine has 3 GPUs: in each of 2 processes 2 virtual GPUs compute" in capsys.readouterr().out
-
-
-def test_a_task_of_srun_that_sees_its_own_gpus_only(machine):
-    machine(2, SLURM_GPUS_ON_NODE="4")
-    world = World(1, 2, 1, 2, launcher="srun")
-    assert multigpu.gpus(2, world) == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    assert devices.backend(torch.device("cuda", 0)) == "nccl"
+def test_the_lesson_asks_for_its_ranks_own_gpus(tmp_path, npz):
+    path = planted(
+        tmp_path,
+        "gpus = lesson.multigpu.gpus\ndef asked(count, world):\n"
+        "    print(f'rank {world.rank} asks for {count}', flush=True)\n    return gpus(count, world)\n"
+        "lesson.multigpu.gpus = asked",
+    )
+    done = run("python", path, "--data", npz(), "--epochs", 1, "--batch-size", 8, "--spawn", 2, "--out", tmp_path / "o")
+    assert "rank 0 asks for 2" in done.stdout and "rank 1 asks for 2" in done.stdout, done.stdout
 
 
 def test_the_lesson_has_what_it_copies():

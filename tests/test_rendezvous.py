@@ -3,6 +3,7 @@
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,15 +82,16 @@ def test_no_rank_0():
     assert "found no rank 0 at 127.0.0.1" in str(error)
 
 
-def test_a_rank_without_a_gpu_among_ranks_with_one():
+@pytest.mark.parametrize("without", ["cpu", "vgpu"])
+def test_a_rank_without_a_gpu_among_ranks_with_one(without):
     """NCCL and gloo would wait for each other."""
     with ThreadPoolExecutor(3) as pool:
         told = [
-            pool.submit(meet, World(rank, 3, rank, 3, job="4750.0"), torch.device(kind), 20)
-            for rank, kind in enumerate(("cuda:0", "cpu", "cuda:2"))
+            pool.submit(meet, World(rank, 3, rank, 3, job=f"4750.{without}"), SimpleNamespace(type=kind), 20)
+            for rank, kind in enumerate(("cuda", without, "cuda"))
         ]
     errors = [one.exception() for one in told]
-    assert all("rank 1 on" in str(error) and "sees no GPU, but other ranks do" in str(error) for error in errors), (
-        errors
-    )
+    assert all(
+        "rank 1 on" in str(error) and "has no GPU to compute on, but other ranks do" in str(error) for error in errors
+    ), errors
     assert [error.quiet for error in errors] == [False, True, True]

@@ -3,10 +3,12 @@
 Torch's own code calls these too: DataParallel, autocast, checkpointing, torch.manual_seed.
 """
 
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -168,14 +170,27 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.float16, torch.bfloat16]
 
 
+_stream_numbers = itertools.count(1)
+
+
 class Stream(torch.Stream):
-    """A side stream of a device: within `with torch.vgpu.stream(side):` copies run beside the computation (clock.py).
+    """A side stream of a device: within `with torch.vgpu.stream(side):`, or `with side:`, copies run beside the computation (clock.py).
 
     Each device has one stream for its computation, so all else stays in order there.
     """
 
     def __new__(cls, device: Device = None) -> "Stream":
-        return super().__new__(cls, device=torch.device("vgpu", _index(device)))
+        own = torch.Stream(device=torch.device("vgpu", _index(device)))  # its number is 0, as the computation's
+        number = next(_stream_numbers)
+        return super().__new__(cls, stream_id=number, device_index=own.device_index, device_type=own.device_type)
+
+    def __enter__(self) -> "Stream":
+        self.within = [*getattr(self, "within", ()), stream(self)]
+        self.within[-1].__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.within.pop().__exit__(*error)
 
 
 def current_stream(device: Device = None) -> torch.Stream:

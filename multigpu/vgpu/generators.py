@@ -29,24 +29,41 @@ class VirtualGenerator(_theirs):
     def device(self) -> torch.device:
         return self.place
 
+    def clone_state(self) -> "VirtualGenerator":
+        return _again(self.place, self.get_state())
+
+    def __reduce__(self) -> tuple:
+        return _again, (self.place, self.get_state())
+
+
+def _again(place: torch.device, state: torch.Tensor) -> VirtualGenerator:
+    made = VirtualGenerator(place)
+    made.set_state(state)
+    return made
+
 
 def place_of(generator: torch.Generator) -> torch.device:
     """Its device, also of one that torch has wrapped anew on the way to a kernel."""
     return _made.get(generator._cdata, generator).device
 
 
-class _Either(type):
-    """Calling torch.Generator gives one of the two kinds; isinstance knows both."""
+class _Either(type(_theirs)):
+    """Calling torch.Generator gives one of the two kinds; isinstance and issubclass know both."""
 
-    def __call__(cls, device: Any = "cpu") -> torch.Generator:
-        device = torch.device(device)
+    def __call__(cls, *args: Any, **kwargs: Any) -> torch.Generator:
+        if cls is not Generator:
+            return super().__call__(*args, **kwargs)
+        device = torch.device(kwargs.get("device", args[0] if args else "cpu"))
         return VirtualGenerator(device) if device.type == "vgpu" else _theirs(device)
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, _theirs)
+        return isinstance(instance, _theirs) if cls is Generator else super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, _theirs) if cls is Generator else super().__subclasscheck__(other)
 
 
-class Generator(metaclass=_Either):
+class Generator(_theirs, metaclass=_Either):
     """torch.Generator while virtual GPUs run."""
 
 

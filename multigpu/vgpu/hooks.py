@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu import comm, engine, generators, indexless, moving, pinned
+from multigpu.vgpu import comm, engine, generators, moving, pinned
 from multigpu.vgpu.clock import Clock
 from multigpu.vgpu.machine import Machine
 
@@ -18,7 +18,6 @@ def install(machine: Machine) -> None:
     _undo.append(engine.install())
     _undo.append(pinned.install())
     _undo.append(generators.install())
-    _undo.append(indexless.install())
     # DataParallel's copies, and process groups, for this device.
     _undo.append(comm.install())
     if torch.distributed.is_available():

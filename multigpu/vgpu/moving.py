@@ -23,7 +23,8 @@ def put(parameter: torch.Tensor, moved: torch.Tensor) -> None:
     ):
         parameter.data = moved
         return
-    if parameter.requires_grad and parameter.is_leaf:
+    graphs = parameter.layout == torch.strided and not torch.is_inference_mode_enabled()  # torch finds its node
+    if parameter.requires_grad and parameter.is_leaf and graphs:
         # A graph from before holds the old numbers, and its gradient would go there.
         torch.autograd.graph.get_gradient_edge(parameter).node.register_prehook(_too_late)
     hooks, afterwards = parameter._backward_hooks, parameter._post_accumulate_grad_hooks

@@ -35,6 +35,8 @@ def copy(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
     destination, source = args[0], args[1]
     non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
     to, origin = meter_of(destination), meter_of(source)
+    if origin is None and source.is_meta and to.machine.compute:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")  # torch's sentence: Module.to adds to it
     if to is origin:
         execute(plan_of(func), func, [destination._payload, source._payload], {}, [destination, source], to)
         return destination

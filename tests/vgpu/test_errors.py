@@ -280,6 +280,7 @@ def test_gpus(capsys):
 
 def test_gpus_takes_real_ones_first(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     assert multigpu.gpus(2) == [torch.device("cuda", 0), torch.device("cuda", 1)]
     monkeypatch.setenv("SLURM_CLUSTER_NAME", CLASSROOM)  # whose GPUs are pretended
     try:

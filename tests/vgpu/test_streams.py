@@ -51,3 +51,22 @@ def test_data_parallels_pieces_of_a_batch_from_the_host_travel_beside_the_comput
     model(data)
     pieces = [event for event in vgpu.timeline().events if event.peer == -1][-2:]
     assert [event.device for event in pieces] == [0, 1] and pieces[1].start < busy.end
+
+
+def test_a_copy_on_a_side_stream_waits_for_its_source_and_holds_its_destination(gpus):
+    first, second = gpus
+    x, there = torch.zeros(250_000, device=first), torch.zeros(250_000, device=second)
+    side = torch.vgpu.Stream(first)
+    x.add_(1)
+    with side:
+        assert torch.vgpu.current_stream(first) is side
+        x.to(second)
+        copied = last("transfer")
+        assert copied.start == last().end, "what is copied is there only then"
+        x.to(second)
+        assert last("transfer").start == copied.end, "one copy at a time between two devices"
+    x.add_(1)
+    assert last().start < last("transfer").end, "the source goes on"
+    there.add_(1)
+    assert last().start == last("transfer").end, "the destination waits"
+    assert torch.vgpu.current_stream(first) != side != torch.vgpu.Stream(first)

@@ -31,23 +31,23 @@ def test_the_timeline(two, tmp_path):
 
 
 def test_the_timelines_of_ranks_as_one(tmp_path):
-    """A rank with two devices and one with one: three lanes, in which each event keeps its place and its time."""
+    """A rank with one device and one with two: three lanes, in which each event keeps its place and its time."""
     ranks = []
-    for count in (2, 1):
+    for count in (1, 2):
         with vgpu.running(count) as places:
             (torch.ones(100, 100, device=places[0]) @ torch.ones(100, 100, device=places[0])).to(places[-1])
             ranks.append(vgpu.timeline())
     whole = Timeline.of_ranks(pickle.loads(pickle.dumps(ranks)))  # in a process that has no virtual GPUs
-    assert whole.lanes == ["rank 0, vgpu:0", "rank 0, vgpu:1", "rank 1"]
-    assert whole.label == "simulated: 2 ranks, each 2 × V100-16GB, NVLink2 or 1 × V100-16GB, NVLink2"
+    assert whole.lanes == ["rank 0", "rank 1, vgpu:0", "rank 1, vgpu:1"]
+    assert whole.label == "simulated: 2 ranks, each 1 × V100-16GB, NVLink2 or 2 × V100-16GB, NVLink2"
     assert len(whole.events) == len(ranks[0].events) + len(ranks[1].events)
     assert (whole.start, whole.end) == (0, max(rank.end for rank in ranks))
-    for lane, (rank, index) in enumerate([(0, 0), (0, 1), (1, 0)]):
+    for lane, (rank, index) in enumerate([(0, 0), (1, 0), (1, 1)]):
         own = [(e.name, e.start, e.end) for e in ranks[rank].events if e.device == index]
         assert [(e.name, e.start, e.end) for e in whole.events if e.device == lane] == own
-    assert whole.busy(1, "transfer") > 0 == whole.busy(2, "transfer")
-    assert whole.plot().axes[0].get_yticklabels()[2].get_text() == "rank 1"
-    with pytest.raises(UserError, match="3 is not in this timeline: it has rank 0, vgpu:0, rank 0, vgpu:1, rank 1"):
+    assert whole.busy(1, "transfer") == whole.busy(2, "transfer") > 0 == whole.busy(0, "transfer")
+    assert whole.plot().axes[0].get_yticklabels()[0].get_text() == "rank 0"
+    with pytest.raises(UserError, match="3 is not in this timeline: it has rank 0, rank 1, vgpu:0, rank 1, vgpu:1"):
         whole.busy(3)
 
 
