@@ -129,9 +129,9 @@ def accuracy(run, test: DataLoader, world: launch.World, device: torch.device) -
 # ran = {name: launch.call(simulate, 2, name, pieces=8) for name in SCHEDULES}
 # whole = {name: vgpu.Timeline.of_ranks([timeline for _, timeline in ranks]) for name, ranks in ran.items()}
 # for name, timeline in whole.items():
-#     idle = [f"{timeline.idle(rank):.0%}" for rank in (0, 1)]
-#     print(f"{name}: {1e3 * (timeline.end - timeline.start):.2f} ms simulated, idle {' and '.join(idle)}")
-# bars = {f"{name}, rank {rank}": {"peak": ran[name][rank][0]} for rank in (0, 1) for name in SCHEDULES}
+#     idle = ", ".join(f"{timeline.idle(rank):.0%}" for rank in range(len(timeline.lanes)))
+#     print(f"{name}: {1e3 * (timeline.end - timeline.start):.2f} ms simulated, idle by rank: {idle}")
+# bars = {f"{name}, rank {r}": {"peak": ran[name][r][0]} for r in range(len(ran["1f1b"])) for name in SCHEDULES}
 # plots.stacked(bars, f"peak of all memory, MiB ({whole['1f1b'].label})", "1F1B holds fewer pieces at a time")
 
 # %% tags=["active-ipynb"]
