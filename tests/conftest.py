@@ -38,6 +38,20 @@ def torchrun(ranks: int, script: Path, *flags: object, **keywords: object) -> su
     return run("torchrun", *local, f"--nproc-per-node={ranks}", script, *flags, **keywords)
 
 
+def planted(folder: Path, stem: str, fault: str) -> Path:
+    """A script that is the lesson's after `fault` was run, which knows it as `lesson`.
+
+    A spawned process imports the file again, and so has the fault, too.
+    """
+    path = folder / "planted.py"
+    path.write_text(
+        f"import os, sys, torch\nsys.path.insert(0, {str(ROOT / 'scripts')!r})\nimport {stem} as lesson\n"
+        f"from multigpu import launch\n{fault}\n"
+        "if __name__ == '__main__':\n    launch.start(lesson.main, lesson.parse())\n"
+    )
+    return path
+
+
 @pytest.fixture
 def npz(tmp_path: Path):
     """Make a small data set: npz(train, test) writes random images with 3 classes and gives the path."""

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from conftest import ROOT, run, torchrun
+from conftest import ROOT, planted, run, torchrun
 from multigpu import proof, vgpu
 from multigpu.models import CNN
 
@@ -16,17 +16,6 @@ SCRIPT = ROOT / "scripts" / "PT_CNN_ModelParallel.py"
 PIPELINE = ROOT / "scripts" / "PT_CNN_Pipeline.py"
 FLAGS = ("--epochs", 2, "--batch-size", 8, "--prove")
 
-# The pipeline's script with a fault. A spawned process imports this file again, and so has it, too.
-PLANTED = """
-import sys
-sys.path.insert(0, SCRIPTS)
-import torch
-import PT_CNN_Pipeline as lesson
-from multigpu import launch
-FAULT
-if __name__ == "__main__":
-    launch.start(lesson.main, lesson.parse())
-"""
 FAULTS = {
     "the filling counts": "pad = lesson.F.pad\nlesson.F.pad = lambda x, by, value=0: pad(x, by, value=max(value, 0))",
     "no gradient comes back": "lesson.PipelineStage.get_bwd_send_ops = lambda self, piece: []\n"
@@ -150,11 +139,9 @@ def test_the_pipeline_equals_one_process(tmp_path, npz, ranks, schedule, pieces)
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
-    (tmp_path / "planted.py").write_text(
-        PLANTED.replace("SCRIPTS", repr(str(ROOT / "scripts"))).replace("FAULT", FAULTS[fault])
-    )
+    path = planted(tmp_path, "PT_CNN_Pipeline", FAULTS[fault])
     more = ("--schedule", "gpipe", "--spawn", 2, "--out", tmp_path / "o")
-    done = run("python", tmp_path / "planted.py", "--data", npz(), *FLAGS, *more)
+    done = run("python", path, "--data", npz(), *FLAGS, *more)
     assert done.returncode == 1 and "limit 1e-05: fails" in done.stdout, done.stdout
 
 
@@ -189,19 +176,13 @@ def test_a_launcher_is_refused_where_one_process_has_all_gpus(tmp_path):
 
 def test_ranks_that_read_other_data(tmp_path, npz):
     """On nodes whose disks are not the same, say."""
-    (tmp_path / "planted.py").write_text(
-        PLANTED.replace("SCRIPTS", repr(str(ROOT / "scripts"))).replace(
-            "FAULT", "import os\nlesson.data.checksum = lambda train: os.environ['RANK']"
-        )
-    )
-    done = run("python", tmp_path / "planted.py", "--data", npz(), "--spawn", 3, "--out", tmp_path / "o", timeout=60)
+    path = planted(tmp_path, "PT_CNN_Pipeline", "lesson.data.checksum = lambda train: os.environ['RANK']")
+    done = run("python", path, "--data", npz(), "--spawn", 3, "--out", tmp_path / "o", timeout=60)
     words = "the training data of rank 1 is not that of rank 0"
     assert done.returncode == 2 and done.stdout.count("error: ") == 1 and words in done.stdout, done.stdout
 
 
 def test_a_rank_that_dies_ends_the_pipeline(tmp_path, npz):
-    (tmp_path / "planted.py").write_text(
-        PLANTED.replace("SCRIPTS", repr(str(ROOT / "scripts"))).replace("FAULT", "lesson.F.pad = None")
-    )
-    done = run("python", tmp_path / "planted.py", "--data", npz(), "--spawn", 2, "--out", tmp_path / "o", timeout=60)
+    path = planted(tmp_path, "PT_CNN_Pipeline", "lesson.F.pad = None")
+    done = run("python", path, "--data", npz(), "--spawn", 2, "--out", tmp_path / "o", timeout=60)
     assert done.returncode == 1 and "TypeError" in done.stdout and not list(tmp_path.rglob("*.pt")), done.stdout

@@ -6,22 +6,12 @@ import sys
 import pytest
 import torch
 
-from conftest import ROOT, run
+from conftest import ROOT, planted, run
 from multigpu import vgpu
 
 SCRIPT = ROOT / "scripts" / "PT_CNN_HybridParallel.py"
 FLAGS = ("--epochs", 2, "--prove")
 
-# The lesson's script with a fault. A spawned process imports this file again, and so has it, too.
-PLANTED = """
-import sys
-sys.path.insert(0, SCRIPTS)
-import PT_CNN_HybridParallel as lesson
-from multigpu import launch
-FAULT
-if __name__ == "__main__":
-    launch.start(lesson.main, lesson.parse())
-"""
 FAULTS = {
     "no sum of gradients": "class Silent(lesson.DDP):\n"
     "    def __init__(self, *args, **keywords):\n"
@@ -31,12 +21,6 @@ FAULTS = {
     "a piece is lost": "cat = lesson.torch.cat\nlesson.torch.cat = lambda parts: cat([*parts[:-1], parts[-1].detach()])",
     "repeated images count": "lesson.torch.arange = lambda n: lesson.torch.zeros(n, dtype=lesson.torch.long)",
 }
-
-
-def planted(tmp_path, fault: str):
-    path = tmp_path / "planted.py"
-    path.write_text(PLANTED.replace("SCRIPTS", repr(str(ROOT / "scripts"))).replace("FAULT", fault))
-    return path
 
 
 @pytest.mark.parametrize(("ranks", "batch", "pieces"), [(1, 8, 2), (2, 8, 1), (2, 12, 3), (3, 12, 2)])
@@ -54,7 +38,7 @@ def test_replicas_of_stages_equal_one_process(tmp_path, npz, ranks, batch, piece
 @pytest.mark.parametrize("fault", FAULTS)
 def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
     more = ("--batch-size", 8, "--spawn", 2, "--out", tmp_path / "o")
-    done = run("python", planted(tmp_path, FAULTS[fault]), "--data", npz(), *FLAGS, *more)
+    done = run("python", planted(tmp_path, "PT_CNN_HybridParallel", FAULTS[fault]), "--data", npz(), *FLAGS, *more)
     assert done.returncode == 1 and "limit 1e-05: fails" in done.stdout, done.stdout
 
 
@@ -76,6 +60,7 @@ def test_a_mistake_is_one_sentence(tmp_path, flags, words):
 def test_the_lesson_asks_for_its_ranks_own_gpus(tmp_path, npz):
     path = planted(
         tmp_path,
+        "PT_CNN_HybridParallel",
         "gpus = lesson.multigpu.gpus\ndef asked(count, world):\n"
         "    print(f'rank {world.rank} asks for {count}', flush=True)\n    return gpus(count, world)\n"
         "lesson.multigpu.gpus = asked",
