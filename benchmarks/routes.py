@@ -119,13 +119,17 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline], str, list[str] | None]] = {
 }
 
 
-def stored_line(stem: str) -> str:
-    """The line of the table with which the lesson's stored notebook ends."""
+def printed(stem: str) -> str:
+    """All that the cells of the lesson's stored notebook have printed."""
     notebook = json.loads((ROOT / "notebooks" / f"{stem}.ipynb").read_text())
-    printed = "".join(
+    return "".join(
         text for cell in notebook["cells"] for out in cell.get("outputs", ()) for text in out.get("text", ())
     )
-    return re.findall(r"^\| \d\d .* \|$", printed, re.MULTILINE)[-1]
+
+
+def stored_line(stem: str) -> str:
+    """The line of the table with which the lesson's stored notebook ends."""
+    return re.findall(r"^\| \d\d .* \|$", printed(stem), re.MULTILINE)[-1]
 
 
 def simulated() -> dict[str, str]:
@@ -172,7 +176,7 @@ model, data, seed and global batch (64) by each route, so they should agree, and
 
 - **Simulated**: one step of the wider CNN of lesson 03, {batch:,} images in all, on V100s with NVLink2, and how many times
   as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, the others of 02 to 05 two.
-- **Measured**: images/s of the lesson's script ÷ those of lesson 01, on a CPU with 2 cores, a thread a process, in turns:
+- **Measured**: images/s of the lesson's script ÷ those of lesson 01, on a CPU with {cores} cores, a thread a process, in turns:
   the median of {repeats} and the range. Batches of 64 small images are too little work for two: what ranks say to each
   other costs more than it saves. Virtual GPUs' own speed says nothing, so it is left out.
 
@@ -186,9 +190,10 @@ def page(repeats: int) -> str:
     steps = simulated()
     speeds = measured(repeats) if repeats else stored_measured()
     rows = [f"{stored_line(stem)} {steps[name]} | {speeds.get(name, '–')} |" for name, (_, stem, _) in ROUTES.items()]
+    cores = len(os.sched_getaffinity(0))
     if not repeats:
-        repeats = int(re.search(r"the median of (\d+)", PAGE.read_text())[1])
-    return TEXT.format(batch=BATCH, pieces=PIECES, repeats=repeats, rows="\n".join(rows))
+        cores, repeats = re.search(r"with (\d+) cores,.*?the median of (\d+)", PAGE.read_text(), re.DOTALL).groups()
+    return TEXT.format(batch=BATCH, pieces=PIECES, cores=cores, repeats=repeats, rows="\n".join(rows))
 
 
 def picture() -> None:
@@ -209,8 +214,7 @@ def picture() -> None:
         axes.set_xlabel(" ")
     for axes in figure.axes:
         axes.set_xlim(0, max(other.get_xlim()[1] for other in figure.axes))
-    with atomic(ROOT / "lessons" / "four-ways.png") as temporary:
-        figure.savefig(temporary, format="png")
+    plots.save(figure, ROOT / "lessons" / "four-ways.png")
 
 
 if __name__ == "__main__":

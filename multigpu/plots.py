@@ -40,6 +40,13 @@ def figure(width: float = 8, height: float = 3) -> "Figure":
     return Picture(figsize=(width, height), layout="constrained", dpi=110)
 
 
+def save(fig: "Figure", path: str | Path) -> Path:
+    """Write a figure, whole or not at all, in the format that the path's ending says; the path."""
+    with atomic(path) as temporary:
+        fig.savefig(temporary, format=Path(path).suffix[1:])
+    return Path(path)
+
+
 def curves(history: list[dict], path: str | Path, title: str) -> Path:
     """Draw loss and test accuracy by epoch into `path`, atomically. The title states the finding."""
     from matplotlib.ticker import MaxNLocator
@@ -56,9 +63,7 @@ def curves(history: list[dict], path: str | Path, title: str) -> Path:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
     fig.suptitle(title)
-    with atomic(path) as temporary:
-        fig.savefig(temporary, format=Path(path).suffix[1:])
-    return Path(path)
+    return save(fig, path)
 
 
 def shares(epochs: list[list[list[int]]], title: str) -> "Figure":

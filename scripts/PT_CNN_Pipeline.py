@@ -130,7 +130,8 @@ def accuracy(run, test: DataLoader, world: launch.World, device: torch.device) -
 # whole = {name: vgpu.Timeline.of_ranks([timeline for _, timeline in ranks]) for name, ranks in ran.items()}
 # for name, timeline in whole.items():
 #     idle = ", ".join(f"{timeline.idle(rank):.0%}" for rank in range(len(timeline.lanes)))
-#     print(f"{name}: {1e3 * (timeline.end - timeline.start):.2f} ms simulated, idle by rank: {idle}")
+#     peaks = ", ".join(f"{peak:.0f}" for peak, _ in ran[name])
+#     print(f"{name}: {1e3 * (timeline.end - timeline.start):.2f} ms simulated; by rank: idle {idle}, peak MiB {peaks}")
 # bars = {f"{name}, rank {r}": {"peak": ran[name][r][0]} for r in range(len(ran["1f1b"])) for name in SCHEDULES}
 # plots.stacked(bars, f"peak of all memory, MiB ({whole['1f1b'].label})", "1F1B holds fewer pieces at a time")
 

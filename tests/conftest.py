@@ -38,6 +38,17 @@ def torchrun(ranks: int, script: Path, *flags: object, **keywords: object) -> su
     return run("torchrun", *local, f"--nproc-per-node={ranks}", script, *flags, **keywords)
 
 
+# A fault for `planted`: the gradients are never averaged.
+SILENT_DDP = """
+class Silent(lesson.DDP):
+    def __init__(self, *args, **keywords):
+        super().__init__(*args, **keywords)
+        self.require_backward_grad_sync = False
+
+lesson.DDP = Silent
+"""
+
+
 def planted(folder: Path, stem: str, fault: str) -> Path:
     """A script that is the lesson's after `fault` was run, which knows it as `lesson`.
 

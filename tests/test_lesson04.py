@@ -6,28 +6,11 @@ import sys
 import pytest
 import torch
 
-from conftest import ROOT, run, torchrun
+from conftest import ROOT, SILENT_DDP, planted, run, torchrun
 from multigpu import launch
 
 SCRIPT = ROOT / "scripts" / "PT_CNN_DDPSpawn.py"
 FLAGS = ("--epochs", 2, "--prove")
-
-# The lesson's script, whose DDP never averages. A spawned process imports this file again, and so has it, too.
-NO_AVERAGE = """
-import sys
-sys.path.insert(0, SCRIPTS)
-import PT_CNN_DDPSpawn as lesson
-from multigpu import launch
-
-class Silent(lesson.DDP):
-    def __init__(self, *args, **keywords):
-        super().__init__(*args, **keywords)
-        self.require_backward_grad_sync = False
-
-lesson.DDP = Silent
-if __name__ == "__main__":
-    launch.start(lesson.main, lesson.parse())
-"""
 
 
 @pytest.mark.parametrize(("nprocs", "batch"), [(1, 8), (2, 8), (3, 9)])
@@ -40,9 +23,9 @@ def test_spawned_ranks_learn_what_one_process_learns(tmp_path, npz, nprocs, batc
 
 
 def test_without_averaging_the_proof_fails(tmp_path, npz):
-    (tmp_path / "silent.py").write_text(NO_AVERAGE.replace("SCRIPTS", repr(str(ROOT / "scripts"))))
+    path = planted(tmp_path, "PT_CNN_DDPSpawn", SILENT_DDP)
     flags = ("--data", npz(), *FLAGS, "--batch-size", 8, "--nprocs", 2, "--out", tmp_path / "o")
-    done = run("python", tmp_path / "silent.py", *flags)
+    done = run("python", path, *flags)
     assert done.returncode == 1 and "limit 1e-05: fails" in done.stdout, done.stdout
 
 
@@ -62,10 +45,8 @@ def test_a_mistake_is_one_sentence_and_leaves_no_model(tmp_path, flags, words):
 
 
 def test_a_rank_that_raises_is_told_with_its_traceback(tmp_path, npz):
-    (tmp_path / "broken.py").write_text(
-        NO_AVERAGE.replace("SCRIPTS", repr(str(ROOT / "scripts"))).replace("sync = False", "sync = 1 / 0")
-    )
-    done = run("python", tmp_path / "broken.py", "--data", npz(), *FLAGS, "--nprocs", 2, "--out", tmp_path / "o")
+    path = planted(tmp_path, "PT_CNN_DDPSpawn", SILENT_DDP.replace("sync = False", "sync = 1 / 0"))
+    done = run("python", path, "--data", npz(), *FLAGS, "--nprocs", 2, "--out", tmp_path / "o")
     assert done.returncode == 1 and "ZeroDivisionError" in done.stdout and not list(tmp_path.rglob("*.pt")), done.stdout
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from multigpu import data, plots
-from multigpu.files import atomic
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import PT_CNN_SingleGPU as lesson
@@ -20,6 +19,4 @@ for batch in (16, 64, 256):
     spent = lesson.phases(model, optimizer, lesson.loader_of(train, args, 0, pin=False), warm_up=1)
     bars[f"batch {batch}"] = {part: 1e6 * seconds / batch for part, seconds in spent.items()}
 figure = plots.stacked(bars, "µs an image, measured on one CPU core", "The smaller the batch, the more an image costs")
-with atomic(Path(__file__).with_name("where-the-time-goes.png")) as temporary:
-    figure.savefig(temporary)
-print("where-the-time-goes.png")
+print(plots.save(figure, Path(__file__).with_name("where-the-time-goes.png")).name)

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from multigpu import plots, vgpu
-from multigpu.files import atomic
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from PT_CNN_ModelParallel import Halves, step
@@ -29,5 +28,4 @@ for row, (pieces, title) in enumerate(titles.items()):
         vgpu.timeline(since=began).plot(axes, title=title)
 for axes in figure.axes:
     axes.set_xlim(0, max(other.get_xlim()[1] for other in figure.axes))  # one scale
-with atomic(Path(__file__).with_name("pieces.png")) as temporary:
-    figure.savefig(temporary, format="png")
+print(plots.save(figure, Path(__file__).with_name("pieces.png")).name)

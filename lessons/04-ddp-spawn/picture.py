@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from multigpu import plots
-from multigpu.files import atomic
 
 fig = plots.figure(9, 3.2)
 axes = fig.add_subplot()
@@ -39,7 +38,4 @@ axes.set_yticks(range(3), ["parent", "rank 0", "rank 1"])
 axes.invert_yaxis()
 axes.spines[:].set_visible(False)
 axes.tick_params(length=0)
-path = Path(__file__).with_name("spawn.png")
-with atomic(path) as temporary:
-    fig.savefig(temporary)
-print(path.name)
+print(plots.save(fig, Path(__file__).with_name("spawn.png")).name)

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from multigpu import plots
-from multigpu.files import atomic
 
 TH = ("st", "nd", "rd", "th")
 fig = plots.figure(9, 4.2)
@@ -39,7 +38,4 @@ axes.set(xlim=(-0.05, 5.95), ylim=(3.7, -0.95), xticks=[], xlabel="time →   (a
 axes.set_yticks(range(4), [f"rank {rank}" for rank in range(4)])
 axes.spines[:].set_visible(False)
 axes.tick_params(length=0)
-path = Path(__file__).with_name("one-step.png")
-with atomic(path) as temporary:
-    fig.savefig(temporary)
-print(path.name)
+print(plots.save(fig, Path(__file__).with_name("one-step.png")).name)

@@ -12,7 +12,7 @@ import torch
 
 from multigpu.errors import UserError, counted
 from multigpu.files import atomic
-from multigpu.plots import COLLECTIVE, COMPUTE, IDLE, TRANSFER, UPDATE, figure
+from multigpu.plots import COLLECTIVE, COMPUTE, IDLE, TRANSFER, UPDATE, figure, save
 from multigpu.vgpu.clock import Event
 
 if TYPE_CHECKING:
@@ -138,9 +138,7 @@ class Timeline:
         if title:
             axes.set_title(title, pad=22)
         if isinstance(target, (str, Path)):
-            with atomic(target) as temporary:
-                picture.savefig(temporary, format=Path(target).suffix[1:])
-            return Path(target)
+            return save(picture, target)
         return picture
 
     def chrome_trace(self, path: str | Path) -> Path:
