@@ -43,8 +43,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@python3 -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, this is %d.%d." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(VENV)/bin/pip || python3 -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "error: python3 cannot make virtual environments: apt-get install python3-venv"; exit 1; }
-	@echo "installing into $(VENV): torch and the rest take some minutes"
-	@$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[lab,test]'
+	@echo "installing into $(VENV): torch, TensorFlow and the rest take some minutes"
+	@$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[lab,tensorflow,test]'
 	@touch $@
 
 clean:

@@ -14,6 +14,7 @@ class CNN(nn.Module):
 
     def __init__(self, image_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10, hidden: int = 64):
         super().__init__()
+        self.image_shape = image_shape
         channels, height, width = image_shape
         self.conv1 = nn.Conv2d(channels, 16, kernel_size=3, padding=1)
         self.conv2 = nn.Conv2d(16, 32, kernel_size=3, padding=1, stride=2)
