@@ -107,8 +107,9 @@ replicas = two_ranks(_replica)
 
 
 # ---- the routes, by the name that the notebook's last line has: simulated how, measured with which flags --------
+# None: TensorFlow knows no virtual GPUs; and their own speed is nothing to measure.
 
-ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline], str, list[str] | None]] = {
+ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | None]] = {
     "01 one GPU": (one_gpu, "PT_CNN_SingleGPU", []),
     "02 DataParallel": (data_parallel, "PT_CNN_DataParallel", None),
     "03 model parallelism": (halves, "PT_CNN_ModelParallel", None),
@@ -116,6 +117,8 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline], str, list[str] | None]] = {
     "04 DDP by mp.spawn": (replicas, "PT_CNN_DDPSpawn", ["--nprocs", "2"]),
     "05 DDP": (replicas, "PT_CNN_MultiGPU", ["--spawn", "2"]),
     "06 model and data parallel": (two_ranks(_replica_of_stages), "PT_CNN_HybridParallel", None),
+    "07 MirroredStrategy": (None, "TF_CNN_MultiGPU", ["--devices", "2"]),
+    "07 MirroredStrategy, by hand": (None, "TF_CNN_CustomLoop", ["--devices", "2"]),
 }
 
 
@@ -134,7 +137,7 @@ def stored_line(stem: str) -> str:
 
 def simulated() -> dict[str, str]:
     """The simulated column: milliseconds of a step, and how many times as fast as one GPU that is."""
-    seconds = {name: (timeline := how()).end - timeline.start for name, (how, *_) in ROUTES.items()}
+    seconds = {name: (timeline := how()).end - timeline.start for name, (how, *_) in ROUTES.items() if how}
     return {name: f"{1e3 * s:.2f} ms, {seconds['01 one GPU'] / s:.2f} ×" for name, s in seconds.items()}
 
 
@@ -178,7 +181,8 @@ model, data, seed and global batch (64) by each route, so they should agree, and
   as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, the others of 02 to 05 two.
 - **Measured**: images/s of the lesson's script ÷ those of lesson 01, on a CPU with {cores} cores, a thread a process, in turns:
   the median of {repeats} and the range. Batches of 64 small images are too little work for two: what ranks say to each
-  other costs more than it saves. Virtual GPUs' own speed says nothing, so it is left out.
+  other costs more than it saves. Virtual GPUs' own speed says nothing, so it is left out. TensorFlow's two parts of the
+  CPU are one process, with as many threads as there are cores; it knows no virtual GPUs, so nothing is simulated.
 
 | Route | Devices | Loss | Accuracy | Proof | Simulated step | Measured |
 |---|---|---|---|---|---|---|
@@ -189,7 +193,10 @@ model, data, seed and global batch (64) by each route, so they should agree, and
 def page(repeats: int) -> str:
     steps = simulated()
     speeds = measured(repeats) if repeats else stored_measured()
-    rows = [f"{stored_line(stem)} {steps[name]} | {speeds.get(name, '–')} |" for name, (_, stem, _) in ROUTES.items()]
+    rows = [
+        f"{stored_line(stem)} {steps.get(name, '–')} | {speeds.get(name, '–')} |"
+        for name, (_, stem, _) in ROUTES.items()
+    ]
     cores = len(os.sched_getaffinity(0))
     if not repeats:
         cores, repeats = re.search(r"with (\d+) cores,.*?the median of (\d+)", PAGE.read_text(), re.DOTALL).groups()

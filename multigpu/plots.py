@@ -1,6 +1,7 @@
 """One style for all pictures: the same colour for the same thing in every lesson, readable without colour too."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,8 +67,11 @@ def curves(history: list[dict], path: str | Path, title: str) -> Path:
     return save(fig, path)
 
 
-def shares(epochs: list[list[list[int]]], title: str) -> "Figure":
-    """Who reads which image: epochs[epoch][rank] is the list of image numbers. One row an epoch, one cell an image."""
+def shares(epochs: list[list[list[int]]], title: str, rows: list[str] | None = None, piece: int = 1) -> "Figure":
+    """Who reads which image: epochs[epoch][rank] is the list of image numbers. One row an epoch, one cell an image.
+
+    `rows` names the rows if they are no epochs; `piece` is the number of images that a rank reads in a step.
+    """
     fig = figure(8, 0.9 + 0.7 * len(epochs))
     axes = fig.add_subplot()
     for row, ranks in enumerate(epochs):
@@ -76,10 +80,14 @@ def shares(epochs: list[list[list[int]]], title: str) -> "Figure":
                 axes.barh(row, 1, left=image, color=RANKS[rank], edgecolor="white", height=0.8)
                 text = "white" if rank in (0, 2, 5, 7) else "black"  # what contrasts with RANKS[rank]
                 axes.text(image + 0.5, row - 0.08, f"{rank}", ha="center", va="center", color=text, weight="bold")
-                axes.text(image + 0.9, row + 0.36, f"{step + 1}", ha="right", va="bottom", color=text, fontsize=7)
+                axes.text(
+                    image + 0.9, row + 0.36, f"{step // piece + 1}", ha="right", va="bottom", color=text, fontsize=7
+                )
     total = sum(len(images) for images in epochs[0])
-    axes.set(xlim=(0, total), xlabel="image (large: the rank that reads it; small: in which step)", title=title)
-    axes.set_yticks(range(len(epochs)), [f"epoch {i}" for i in range(len(epochs))])
+    axes.set(
+        xlim=(0, total), xlabel="image (large: the rank or replica that reads it; small: in which step)", title=title
+    )
+    axes.set_yticks(range(len(epochs)), rows or [f"epoch {i}" for i in range(len(epochs))])
     axes.set_xticks([i + 0.5 for i in range(total)], range(total), fontsize=7)
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
@@ -118,16 +126,24 @@ def stacked(bars: dict[str, dict[str, float]], unit: str, title: str) -> "Figure
 
 
 def lines(
-    x: list[float], curves: dict[str, list[float]], xlabel: str, ylabel: str, title: str, level: float = 1
+    x: Sequence[float],
+    curves: dict[str, list[float]],
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    level: float | None = 1,
+    powers: bool = True,
 ) -> "Figure":
-    """One curve a name over `x`, which is spaced by powers of two; a dotted line where y is `level`."""
+    """One curve a name over `x`, which is spaced by powers of two or evenly; a dotted line where y is `level`."""
     fig = figure(8, 3)
     axes = fig.add_subplot()
     for colour, mark, (name, values) in zip(RANKS, "os^Dv", curves.items(), strict=False):
         axes.plot(x, values, marker=mark, markersize=4, color=colour, label=name)
-    axes.axhline(level, color="black", linestyle=":", linewidth=1)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(x, [f"{value:,}" for value in x])
+    if level is not None:
+        axes.axhline(level, color="black", linestyle=":", linewidth=1)
+    if powers:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(x, [f"{value:,}" for value in x])
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title, ylim=(0, None))
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)

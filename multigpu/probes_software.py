@@ -110,7 +110,7 @@ def tensorflow() -> Found:
     version, keras = versions.get("tensorflow") or versions.get("tensorflow-cpu"), versions.get("keras")
     details = {"version": version, "keras": keras}
     if version is None:
-        return Found(MISSING, "not installed", f"{sys.executable} -m pip install tensorflow", details)
+        return Found(MISSING, "not installed", "pip install -c constraints.txt -e '.[tensorflow]'", details)
     return Found(OK, f"{version}, Keras {keras or 'missing'}", details=details)
 
 

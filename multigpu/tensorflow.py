@@ -7,6 +7,7 @@ else of the library imports this module, so whoever does not open lessons 07 and
 import os
 import sys
 from argparse import Namespace
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from multigpu import models, proof
+from multigpu.devices import CLASSROOM
 from multigpu.errors import UserError, counted
 
 # TensorFlow reads these once, when it is imported. Warnings and errors stay: level 2 leaves out what is not one.
@@ -32,29 +34,47 @@ except ImportError:
     print(f"error: {missing}", file=sys.stderr)
     sys.exit(2)  # a script cannot catch what its imports raise
 
-__all__ = ["against_serial", "arrays", "cnn", "devices", "gpus", "order", "serial", "tf", "weights"]
+tf.get_logger().setLevel("WARNING")  # in a notebook it tells of every all-reduce
 
 
 def gpus() -> list[str]:
-    """The GPUs that TensorFlow sees, as "GPU:0", …"""
-    return [gpu.name.removeprefix("/physical_device:") for gpu in tf.config.list_physical_devices("GPU")]
+    """The GPUs that TensorFlow sees, as "GPU:0", … Raises UserError if it sees none where Slurm gave some.
+
+    The classroom cluster's GPUs are pretended.
+    """
+    if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
+        return []
+    found = tf.config.list_physical_devices("GPU")
+    promised = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    if promised and not found:
+        raise UserError(
+            f"Slurm gave this node {counted(promised, 'GPU')}, but TensorFlow {tf.__version__} sees none: install its CUDA "
+            f"build in an environment of its own (lesson 07's page says how), or ask Slurm for no GPU."
+        )
+    return [gpu.name.removeprefix("/physical_device:") for gpu in found]
 
 
-def devices(count: int | None = None) -> list[str]:
-    """`count` devices to hold a replica each (default: all GPUs, at least two devices): GPUs, else parts of the CPU.
+def devices(count: int | None = None, exact: bool = False) -> list[str]:
+    """`count` devices to hold a replica each (default: all GPUs, or two parts of the CPU): "GPU:0", … or "CPU:0", …
 
-    Without a GPU the CPU is divided into logical devices. That must come before TensorFlow's first operation.
-    Raises UserError if it comes later, or if there are some GPUs, but not `count`.
+    Without a GPU the CPU is divided into logical devices. That must come before TensorFlow's first operation. With
+    `exact`, GPUs compute in full 32 bit and the same way each time, so that two runs can be compared.
+    Raises UserError if it comes too late, or if there are some GPUs, but not `count`.
     """
     found = gpus()
-    count = count or max(2, len(found))
-    if len(found) >= count:
-        return found[:count]
-    if found:
+    count = count or len(found) or 2
+    if exact:
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+    if found and count > len(found):
         raise UserError(
             f"{counted(count, 'device')} asked for, but TensorFlow sees {counted(len(found), 'GPU')}: "
             f"give --devices {len(found)}, or hide all GPUs with CUDA_VISIBLE_DEVICES=."
         )
+    if found:
+        with suppress(RuntimeError):  # TensorFlow has started: too late to change, and no harm
+            for gpu in tf.config.list_physical_devices("GPU"):
+                tf.config.experimental.set_memory_growth(gpu, True)
+        return found[:count]
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
@@ -65,6 +85,19 @@ def devices(count: int | None = None) -> list[str]:
                 f"ask for devices before its first operation; in a notebook, restart the kernel."
             ) from None
     return [f"CPU:{index}" for index in range(count)]
+
+
+def describe(places: list[str]) -> str:
+    """One line on who computes where, for the top of a log."""
+    if places[0].startswith("GPU"):
+        return f"devices: {', '.join(places)}"
+    why = "no GPU found" if not torch.cuda.device_count() else "this build of TensorFlow sees no GPU"
+    return f"devices: {', '.join(places)}, parts of one CPU ({why})"
+
+
+def torch_device(places: list[str]) -> torch.device:
+    """What torch calls this kind of device, for metrics.report."""
+    return torch.device("cuda" if places[0].startswith("GPU") else "cpu")
 
 
 def cnn(image_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10, seed: int = 0) -> Any:
@@ -108,6 +141,32 @@ def arrays(dataset: TensorDataset) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(images.numpy().transpose(0, 2, 3, 1)), labels.numpy()
 
 
+def filled(dataset: TensorDataset, batch_size: int, replicas: int) -> Any:
+    """A tf.data.Dataset of (images, labels, weights) in which no replica goes without: the last batch is filled up.
+
+    Weights are 1, and 0 for an image that fills up. `batch_size` is that of a replica.
+    """
+    images, labels = arrays(dataset)
+    batch = min(batch_size, -(-len(labels) // replicas)) * replicas
+    numbers = np.arange(-(-len(labels) // batch) * batch)
+    weights = (numbers < len(labels)).astype(np.float32)
+    numbers %= len(labels)
+    return tf.data.Dataset.from_tensor_slices((images[numbers], labels[numbers], weights)).batch(batch)
+
+
+def refuse_empty_pieces(images: int, batch_size: int, replicas: int) -> None:
+    """Raises UserError if the last batch leaves a replica without an image: a convolution does not take none.
+
+    TensorFlow splits a batch into pieces of the same size, rounded up, until there is none left.
+    """
+    last = images % batch_size or batch_size
+    if -(-last // -(-last // replicas)) < replicas:
+        raise UserError(
+            f"the last batch of an epoch has {counted(last, 'image')}, too few for {replicas} replicas: "
+            f"give another --batch-size than {batch_size}, or fewer --devices."
+        )
+
+
 def order(images: int, epoch: int, seed: int) -> np.ndarray:
     """The order of the images in an epoch (from 0): PyTorch's DistributedSampler deals them out in the same."""
     return torch.randperm(images, generator=torch.Generator().manual_seed(seed + epoch)).numpy()
@@ -137,9 +196,13 @@ def serial(model: Any, train: TensorDataset, *, epochs: int, batch_size: int, lr
     return losses
 
 
+def difference(one: Any, other: Any) -> float:
+    """The largest absolute difference between two Keras models' weights, over all of their numbers."""
+    pairs = zip(one.get_weights(), other.get_weights(), strict=True)
+    return max(float(np.abs(a - b).max()) for a, b in pairs)
+
+
 def against_serial(what: str, trained: Any, fresh: Any, train: TensorDataset, args: Namespace) -> dict:
     """Train the Keras model `fresh` serially with the flags of the other run, and compare: as proof.against_serial."""
     serial(fresh, train, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed)
-    pairs = zip(fresh.get_weights(), trained.get_weights(), strict=True)
-    found = max(float(np.abs(one - other).max()) for one, other in pairs)
-    return proof.verdict(f"{what} after {counted(args.epochs, 'epoch')}", found, 1e-5)
+    return proof.verdict(f"{what} after {counted(args.epochs, 'epoch')}", difference(fresh, trained), 1e-5)

@@ -111,16 +111,18 @@ def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(way: str, cl
 @pytest.mark.parametrize(
     ("stem", "words"),
     [
-        ("SingleGPU", "1 rank on 1 node, started by python"),
-        ("DataParallel", "devices: vgpu:0, vgpu:1"),
-        ("ModelParallel", "global batch 64 = 4 (pieces) × 16 (images)"),
-        ("Pipeline", "2 ranks on 2 nodes, started by srun"),
-        ("DDPSpawn", "2 ranks on 1 node, started by mp.spawn"),
-        ("HybridParallel", "4 × virtual GPU, which computes on the CPU (2 ranks on 2 nodes, started by srun)"),
+        ("PT_CNN_SingleGPU", "1 rank on 1 node, started by python"),
+        ("PT_CNN_DataParallel", "devices: vgpu:0, vgpu:1"),
+        ("PT_CNN_ModelParallel", "global batch 64 = 4 (pieces) × 16 (images)"),
+        ("PT_CNN_Pipeline", "2 ranks on 2 nodes, started by srun"),
+        ("PT_CNN_DDPSpawn", "2 ranks on 1 node, started by mp.spawn"),
+        ("PT_CNN_HybridParallel", "4 × virtual GPU, which computes on the CPU (2 ranks on 2 nodes, started by srun)"),
+        ("TF_CNN_MultiGPU", "MirroredStrategy with 2 replicas equals one device"),
+        ("TF_CNN_CustomLoop", "a loop by hand on 2 replicas equals one device"),
     ],
 )
 def test_the_other_lessons_jobs(cluster, tmp_path: Path, stem: str, words: str):
-    path, out = f"slurm/PT_CNN_{stem}.slurm", tmp_path / "out"
+    path, out = f"slurm/{stem}.slurm", tmp_path / "out"
     job = cluster.job(f"--output={tmp_path}/log", path, "--epochs", 1, "--prove", "--out", out, cwd=ROOT)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.log
     assert words in job.log and "limit 1e-05: holds" in job.log, job.log

@@ -11,21 +11,29 @@ from routes import printed
 
 # lesson, what its page says, the notebook that shows it, what that prints
 FIGURES = [
-    ("02", "37.25 instead of 28.50", "DataParallel", "pieces' means 37.25, mean of all rows 28.50"),
-    ("02", "With PCIe it ends at 1.7", "DataParallel", "65,536: 1.66"),
-    ("03", "8.25 ms a step for 6.94", "ModelParallel", "one GPU 6.94 ms, two 8.25 ms"),
-    ("03", "Up to 8 of 512 images; 32 are slower than one GPU", "ModelParallel", "8: 1.19, 16: 1.13, 32: 0.96"),
-    ("03", "With NVLink 1.19 times. With PCIe they take 2.5 times", "ModelParallel", "V100-16GB, PCIe3: 1: 0.35, 2: 0.38, 4: 0.39, 8: 0.40"),
-    ("03", "5.07 ms for 5.43", "Pipeline", "1f1b: 5.07 ms"),
-    ("03", "5.07 ms for 5.43", "Pipeline", "gpipe: 5.43 ms"),
-    ("03", "233 MiB for 453 on the first rank", "Pipeline", "peak MiB 453,"),
-    ("03", "233 MiB for 453 on the first rank", "Pipeline", "peak MiB 233,"),
-    ("06", "1.7 times as fast with NVLink", "HybridParallel", "NVLink2: four replicas are 1.7 times as fast"),
-    ("06", "4.8 times with PCIe", "HybridParallel", "PCIe3: four replicas are 4.8 times as fast"),
+    ("02", "37.25 instead of 28.50", "PT_CNN_DataParallel", "pieces' means 37.25, mean of all rows 28.50"),
+    ("02", "With PCIe it ends at 1.7", "PT_CNN_DataParallel", "65,536: 1.66"),
+    ("03", "8.25 ms a step for 6.94", "PT_CNN_ModelParallel", "one GPU 6.94 ms, two 8.25 ms"),
+    ("03", "Up to 8 of 512 images; 32 are slower than one GPU", "PT_CNN_ModelParallel", "8: 1.19, 16: 1.13, 32: 0.96"),
+    ("03", "With NVLink 1.19 times. With PCIe they take 2.5 times", "PT_CNN_ModelParallel", "V100-16GB, PCIe3: 1: 0.35, 2: 0.38, 4: 0.39, 8: 0.40"),
+    ("03", "5.07 ms for 5.43", "PT_CNN_Pipeline", "1f1b: 5.07 ms"),
+    ("03", "5.07 ms for 5.43", "PT_CNN_Pipeline", "gpipe: 5.43 ms"),
+    ("03", "233 MiB for 453 on the first rank", "PT_CNN_Pipeline", "peak MiB 453,"),
+    ("03", "233 MiB for 453 on the first rank", "PT_CNN_Pipeline", "peak MiB 233,"),
+    ("06", "1.7 times as fast with NVLink", "PT_CNN_HybridParallel", "NVLink2: four replicas are 1.7 times as fast"),
+    ("06", "4.8 times with PCIe", "PT_CNN_HybridParallel", "PCIe3: four replicas are 4.8 times as fast"),
+    ("07", "A last batch of 29 becomes 15 and 14", "TF_CNN_MultiGPU", "batch 22 [15, 14]"),
+    ("07", "0.0001 from the serial run's after one epoch", "TF_CNN_MultiGPU", "Keras's mean: 0.0001 from it"),
+    ("07", "without, twice as long", "TF_CNN_MultiGPU", "not allowed 2 times, not written 1 times"),
+    ("07", "an AssertionError without a text", "TF_CNN_MultiGPU", "AssertionError with the text ''"),
+    ("07", "2.4e-07 apart after 10 epochs", "TF_CNN_MultiGPU", "max difference 2.4e-07"),
+    ("07", "the losses are 1.2 away within an epoch", "TF_CNN_CustomLoop", "1 / own piece: 1.2 away"),
+    ("07", "| 3 | 2.30883 | 2.30883 |", "TF_CNN_CustomLoop", "step 3: PyTorch 2.30883, TensorFlow 2.30883"),
+    ("07", "| all 230 | | within 1e-5 |", "TF_CNN_CustomLoop", "all 230 losses within 1e-5: True"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("lesson", "said", "stem", "shown"), FIGURES)
 def test_a_figure_on_a_page_is_what_the_notebook_prints(lesson, said, stem, shown):
     (page,) = (ROOT / "lessons").glob(f"{lesson}-*/README.md")
-    assert said in page.read_text() and shown in printed(f"PT_CNN_{stem}")
+    assert said in page.read_text() and shown in printed(stem)

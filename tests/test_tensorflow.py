@@ -1,0 +1,132 @@
+"""TensorFlow's part of the library: the same model and order as PyTorch's, devices, what is refused."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from conftest import ROOT, clean_environment, run
+from multigpu import data, errors, proof, tensorflow
+from multigpu.models import CNN
+from multigpu.tensorflow import tf
+
+PLACES = tensorflow.devices(4)  # before anything else: TensorFlow starts once in a process
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 7, 10)])
+def test_the_keras_model_is_the_torch_model(shape):
+    """Channels, height and width differ, and are odd and even, so that no mixed-up axis goes unseen."""
+    torch.manual_seed(3)
+    theirs = CNN(shape, classes=7)
+    images = torch.randn(5, *shape)
+    ours = tensorflow.cnn(shape, classes=7, seed=3)(images.permute(0, 2, 3, 1).numpy()).numpy()
+    assert np.abs(ours - theirs(images).detach().numpy()).max() < 1e-6
+
+
+def test_the_first_losses_are_those_of_torch():
+    train, _ = data.load(data.fetch(None))
+    settings = {"epochs": 1, "batch_size": 64, "lr": 0.05, "seed": 0}
+    theirs, before = [], [tensor.clone() for tensor in train.tensors]
+
+    class Recorded(CNN):
+        def forward(self, images):
+            self.logits = super().forward(images)
+            return self.logits
+
+    torch.manual_seed(0)
+    order = torch.as_tensor(tensorflow.order(len(train), 0, 0)).split(64)
+    proof.serial(
+        Recorded(), train, **settings,
+        after_step=lambda step, model: theirs.append(F.cross_entropy(model.logits, train.tensors[1][order[step - 1]]).item()),
+    )  # fmt: skip
+    ours = tensorflow.serial(tensorflow.cnn(), train, **settings)
+    assert len(ours) == 23 and max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-5
+    assert all(torch.equal(a, b) for a, b in zip(before, train.tensors, strict=True))
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+def test_empty_pieces_are_what_the_strategy_makes_of_a_batch(replicas):
+    strategy = tf.distribute.MirroredStrategy(PLACES[:replicas])
+    for images in range(1, 13):
+        ((piece),) = strategy.experimental_distribute_dataset(tf.data.Dataset.range(images).batch(12))
+        empty = any(len(part) == 0 for part in strategy.experimental_local_results(piece))
+        try:
+            tensorflow.refuse_empty_pieces(24 + images, 12, replicas)
+            assert not empty, images
+        except errors.UserError as error:
+            assert empty and f"{replicas} replicas" in str(error), images
+
+
+@pytest.mark.parametrize(("images", "replicas"), [(7, 3), (1, 4), (513, 2), (512, 2)])
+def test_what_fills_up_weighs_nothing_and_no_replica_goes_without(images, replicas):
+    dataset = torch.utils.data.TensorDataset(torch.rand(images, 1, 2, 2), torch.arange(images))
+    strategy, counted = tf.distribute.MirroredStrategy(PLACES[:replicas]), []
+    for batch in strategy.experimental_distribute_dataset(tensorflow.filled(dataset, 256, replicas)):
+        for labels, weights in zip(*(strategy.experimental_local_results(part) for part in batch[1:]), strict=True):
+            assert len(labels)
+            counted += labels.numpy()[weights.numpy() == 1].tolist()
+            assert set(weights.numpy()) <= {0.0, 1.0}
+    assert counted == list(range(images))
+
+
+def test_devices_asked_for_too_late():
+    tf.constant(1) + 1
+    assert tensorflow.devices(3) == ["CPU:0", "CPU:1", "CPU:2"], "fewer are there"
+    with pytest.raises(errors.UserError, match="has started with 4 CPU devices, and cannot be given 5 any more"):
+        tensorflow.devices(5)
+
+
+def test_more_devices_than_gpus(monkeypatch):
+    one = [tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: one if kind == "GPU" else [])
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda *_: None)
+    assert tensorflow.devices() == tensorflow.devices(1) == ["GPU:0"]
+    with pytest.raises(errors.UserError, match="2 devices asked for, but TensorFlow sees 1 GPU: give --devices 1"):
+        tensorflow.devices(2)
+
+
+def test_gpus_that_slurm_gave_and_tensorflow_does_not_see(monkeypatch):
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
+    with pytest.raises(errors.UserError, match=r"gave this node 2 GPUs, but TensorFlow \S+ sees none"):
+        tensorflow.gpus()
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "multigpu-classroom")  # which pretends them
+    assert tensorflow.gpus() == []
+
+
+def test_the_library_does_without_tensorflow():
+    names = "cli, data, devices, launch, metrics, models, proof, vgpu"
+    done = run(
+        "python", "-c", f"import sys, multigpu\nfrom multigpu import {names}\nassert 'tensorflow' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def without_tensorflow(tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('hidden')\n")
+    return {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+
+def test_scripts_without_tensorflow_say_what_to_install(without_tensorflow, tmp_path):
+    for script in sorted((ROOT / "scripts").glob("TF_*.py")):
+        done = run("python", script, "--out", tmp_path / "out", **without_tensorflow)
+        assert done.returncode == 2 and done.stdout.startswith("error: TensorFlow is not there"), done.stdout
+        assert done.stdout.count("\n") == 1 and "'.[tensorflow]'" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_lessons_run_without_it(without_tensorflow, npz, tmp_path):
+    script = ROOT / "scripts" / "PT_CNN_MultiGPU.py"
+    done = run("python", script, "--data", npz(), "--epochs", 1, "--out", tmp_path / "out", **without_tensorflow)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_start_prints_nothing():
+    done = run("python", "-c", "from multigpu.tensorflow import *\ntf.reduce_sum(tf.ones((8, 8)) @ tf.ones((8, 8)))")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_whoever_wants_the_messages_gets_them():
+    wanted = clean_environment(TF_CPP_MIN_LOG_LEVEL=0)
+    done = run("python", "-c", "from multigpu.tensorflow import tf\ntf.ones(1) + 1", **wanted)
+    assert "cpu_feature_guard" in done.stdout
