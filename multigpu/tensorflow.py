@@ -141,6 +141,16 @@ def arrays(dataset: TensorDataset) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(images.numpy().transpose(0, 2, 3, 1)), labels.numpy()
 
 
+def tensors(dataset: TensorDataset) -> tuple[Any, Any]:
+    """`arrays` as TensorFlow's tensors, in main memory, for the functions of a tf.data pipeline.
+
+    A NumPy array that such a function uses is copied into its graph, which may not exceed 2 GiB; a tensor is not.
+    """
+    with tf.device("CPU:0"):
+        images, labels = (tf.constant(array) for array in arrays(dataset))
+    return images, labels
+
+
 def filled(dataset: TensorDataset, batch_size: int, replicas: int) -> Any:
     """A tf.data.Dataset of (images, labels, weights) in which no replica goes without: the last batch is filled up.
 

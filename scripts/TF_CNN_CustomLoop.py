@@ -89,7 +89,7 @@ def make(strategy: tf.distribute.Strategy, args: argparse.Namespace, shape: tupl
 # %%
 def read_data(train: TensorDataset, epoch: int, args: argparse.Namespace) -> tf.data.Dataset:
     """Batches of images, labels and weights: an image weighs one over the images of its global batch."""
-    images, labels = tensorflow.arrays(train)
+    images, labels = tensorflow.tensors(train)  # in main memory: arrays would be copied into the graph
 
     def batch(numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         weights = tf.fill(tf.shape(numbers), 1 / tf.cast(tf.size(numbers), tf.float32))

@@ -53,7 +53,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %%
 def read_data(train: TensorDataset, epochs: int, batch_size: int, seed: int) -> tf.data.Dataset:
     """All epochs, one after the other, in PyTorch's order: batches of (images, labels, weights)."""
-    images, labels = tensorflow.arrays(train)
+    images, labels = tensorflow.tensors(train)  # in main memory: arrays would be copied into the graph
 
     def batch(numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         weights = tf.fill(tf.shape(numbers), 1 / tf.cast(tf.size(numbers), tf.float32))
