@@ -145,7 +145,7 @@ def _compare(path: str | Path, content: dict, parts: dict[str, Any], settings: d
                 raise UserError(
                     f"{path} is a checkpoint of another model: it trains {there} tensors there, {here} here."
                 )
-        if not isinstance(part, nn.Module):
+        if name != "model":
             continue
         here = {key: tuple(value.shape) for key, value in part.state_dict().items()}
         there = {key: tuple(value.shape) for key, value in content["parts"][name].items()}
