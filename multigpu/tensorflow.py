@@ -7,8 +7,6 @@ else of the library imports this module, so whoever does not open lessons 07 and
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ from torch.utils.data import TensorDataset
 
 from multigpu import models, proof
 from multigpu.errors import UserError, counted
-from multigpu.world import World
 
 # TensorFlow reads these once, when it is imported. Warnings and errors stay: level 2 leaves out what is not one.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -35,7 +32,7 @@ except ImportError:
     print(f"error: {missing}", file=sys.stderr)
     sys.exit(2)  # a script cannot catch what its imports raise
 
-__all__ = ["against_serial", "arrays", "cnn", "company", "describe", "devices", "gpus", "order", "serial", "tf", "weights"]
+__all__ = ["against_serial", "arrays", "cnn", "devices", "gpus", "order", "serial", "tf", "weights"]
 
 
 def gpus() -> list[str]:
@@ -146,19 +143,3 @@ def against_serial(what: str, trained: Any, fresh: Any, train: TensorDataset, ar
     pairs = zip(fresh.get_weights(), trained.get_weights(), strict=True)
     found = max(float(np.abs(one - other).max()) for one, other in pairs)
     return proof.verdict(f"{what} after {counted(args.epochs, 'epoch')}", found, 1e-5)
-
-
-def describe(world: World, replicas: int) -> str:
-    """One line on who computes where, for the top of a log of several workers."""
-    started = f"{counted(world.size, 'worker')} on {counted(world.nodes, 'node')}, started by {world.launcher}"
-    return f"device: {replicas} × {'GPU' if gpus() else 'CPU process (no GPU found)'} ({started})"
-
-
-@contextmanager
-def company() -> Iterator[None]:
-    """A worker that is gone: the others learn it some seconds later, by one of TensorFlow's errors or of gloo's."""
-    try:
-        yield
-    except (tf.errors.OpError, RuntimeError) as error:
-        print("DEBUG", type(error), type(error).__mro__, str(error)[:600])
-        raise

@@ -10,7 +10,9 @@ import ipaddress
 import json
 import os
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch.distributed as dist
 
@@ -122,9 +124,13 @@ def workers(here: World, environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _hold(address: str) -> socket.socket:
-    held = socket.socket()
+    """A socket on the address's port; on a free one for port 0."""
+    held, port = socket.socket(), int(address.rpartition(":")[2])
+    if port:  # as TensorFlow does: connections of an earlier run, closed a moment ago, are no obstacle
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        held.bind(("", int(address.rpartition(":")[2])))
+        held.bind(("", port))
+        held.listen()
     except OSError as error:
         held.close()
         why = "is in use on" if error.errno == errno.EADDRINUSE else f"cannot be bound ({error.strerror}) on"
@@ -172,3 +178,36 @@ def share(here: World, seen: int, environ: Mapping[str, str] = os.environ) -> ra
         )
     each = seen // here.local_size
     return range(each * here.local_rank, each * (here.local_rank + 1))
+
+
+@contextmanager
+def company(here: World) -> Iterator[None]:
+    """A worker that is gone ends the others, too: here with a sentence.
+
+    They learn it from TensorFlow (at once if its machine tells that the connection is closed, else after ten seconds
+    without a heartbeat), or from the process group.
+    """
+    try:
+        yield
+    except UserError as error:
+        if here.launcher != "TF_CONFIG":
+            raise
+        raise UserError(str(error)) from None  # nobody but this worker writes to its terminal
+    except Exception as error:
+        tensorflows = type(error).__name__ in ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
+        if here.size == 1 or not (tensorflows or "gloo" in str(error) or isinstance(error, dist.DistError)):
+            raise
+        if here.launcher != "TF_CONFIG":
+            time.sleep(5)  # time for the launcher to end this process, and to tell what the other died of
+        raise UserError(
+            f"worker {here.rank} goes no further, because another worker is gone: look for that one's error message, then start "
+            f"all workers again, with --resume to go on after the last epoch."
+        ) from None
+
+
+def describe(here: World, replicas: int, gpus: bool, environ: Mapping[str, str] = os.environ) -> str:
+    """One line on who computes where, for the top of a log."""
+    classroom = environ.get("SLURM_CLUSTER_NAME") == CLASSROOM
+    why = "the classroom cluster's GPUs are pretended" if classroom else "TensorFlow sees no GPU"
+    kind = "GPU" if gpus else f"CPU process ({why})"
+    return f"device: {replicas} × {kind} ({counted(here.size, 'worker')} on {counted(here.nodes, 'node')}, started by {here.launcher})"

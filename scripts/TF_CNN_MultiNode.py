@@ -43,11 +43,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %%
-def set_up(args: argparse.Namespace) -> tuple[launch.World, tf.distribute.Strategy]:
-    world = tf_config.find()  # TF_CONFIG's, if somebody has written it; else torchrun's, srun's or mpirun's
+def set_up(args: argparse.Namespace, world: launch.World) -> tuple[tf.distribute.Strategy, torch.device]:
     gpus = tf.config.list_physical_devices("GPU")
     mine = tf_config.share(world, len(gpus))
-    store = rendezvous.meet(world, torch.device("cuda" if mine else "cpu"))
+    device = torch.device("cuda" if mine else "cpu")
+    store = rendezvous.meet(world, device)
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
     rendezvous.same_everywhere(world, "the number of GPUs", len(mine))
     workers = tf_config.workers(world)  # ["10.0.0.1:41763", "10.0.0.2:38233"]
@@ -58,7 +58,7 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, tf.distribute.Strate
     tf.config.experimental.enable_tensor_float_32_execution(not args.prove)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # all GPUs that it sees, or the CPU as one device
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow took it, and scancel's would be lost
-    return world, strategy
+    return strategy, device
 
 
 # %% [markdown]
@@ -158,12 +158,13 @@ def everywhere(run: Run, replica):
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    with tensorflow.company():  # a worker that has died: one sentence
-        train_all(args)
+    world = tf_config.find()  # TF_CONFIG's, if somebody has written it; else torchrun's, srun's or mpirun's
+    with tf_config.company(world):  # a worker that is gone is one sentence on the others
+        train_and_report(args, world)
 
 
-def train_all(args: argparse.Namespace) -> None:
-    world, strategy = set_up(args)
+def train_and_report(args: argparse.Namespace, world: launch.World) -> None:
+    strategy, device = set_up(args, world)
     replicas, chief = strategy.num_replicas_in_sync, world.rank == 0
     say = print if chief else lambda *_, **__: None
     with rendezvous.together(world):  # all workers leave this block, or none
@@ -190,7 +191,7 @@ def train_all(args: argparse.Namespace) -> None:
     last = checkpoint.Checkpoint(args.out / "last.pt", parts, same, world)
     at = last.load(args.resume) or {"epoch": 0, "step": 0, "history": []}
 
-    say(tensorflow.describe(world, replicas))
+    say(tf_config.describe(world, replicas, device.type == "cuda"))
     say(f"global batch {args.batch_size} = {replicas} (replicas) × {piece} (images)\n")
     say(metrics.opening(at, args, last.loaded, world), flush=True)
     args.epochs = max(args.epochs, at["epoch"])
@@ -215,7 +216,7 @@ def train_all(args: argparse.Namespace) -> None:
             what = f"MultiWorkerMirroredStrategy with {replicas} replicas equals one device"
             verdict = tensorflow.against_serial(what, model, new_model(), train, args)
     if chief:
-        metrics.report(args.out, world, torch.device("cuda" if tensorflow.gpus() else "cpu"), at["history"], verdict, devices=replicas, batch_size=args.batch_size)
+        metrics.report(args.out, world, device, at["history"], verdict, devices=replicas, batch_size=args.batch_size)
 
 
 # %% tags=["active-py"]
