@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from multigpu.errors import UserError
 from multigpu.files import atomic
@@ -87,6 +86,20 @@ class Checkpoint:
         if len(box[0]["random"]) == self.world.size:
             set_random_states(box[0]["random"][self.world.rank])
         return box[0]["position"]
+
+
+class Variables:
+    """Keras variables as a part of a checkpoint: tensors, named by their places, in which two runs agree."""
+
+    def __init__(self, variables: list):
+        self.named = {f"{place}.{variable.name}": variable for place, variable in enumerate(variables)}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(np.array(variable)) for name, variable in self.named.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name, variable in self.named.items():
+            variable.assign(state[name].numpy())
 
 
 def random_states() -> dict:

@@ -14,11 +14,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 
 from multigpu import rendezvous, world
 from multigpu.devices import CLASSROOM
 from multigpu.errors import UserError, counted
+from multigpu.rendezvous import PATIENCE
 from multigpu.world import World
 
 EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:12345", "10.0.0.2:12345"]}, "task": {"type": "worker", "index": 0}}'
@@ -84,15 +86,21 @@ def read(text: str) -> tuple[list[str], int]:
         raise _wrong("does not say which worker this is: no whole number in task → index")
     kind, index = task.get("type", "worker"), task["index"]
     if kind not in ("worker", "chief"):
-        raise UserError(f"TF_CONFIG's task has the type {kind!r}, expected 'worker' or 'chief': nobody else trains here.")
+        raise UserError(
+            f"TF_CONFIG's task has the type {kind!r}, expected 'worker' or 'chief': nobody else trains here."
+        )
     own = lists[kind == "worker"]
     if not 0 <= index < len(own):
-        raise UserError(f"TF_CONFIG's task is {kind} {index}, but its cluster lists {counted(len(own), kind)}, from 0 on.")
+        raise UserError(
+            f"TF_CONFIG's task is {kind} {index}, but its cluster lists {counted(len(own), kind)}, from 0 on."
+        )
     return addresses, index + (len(lists[0]) if kind == "worker" else 0)
 
 
 def _wrong(what: str) -> UserError:
-    return UserError(f"TF_CONFIG {what}: expected something like '{EXAMPLE}', or unset it and use --spawn, torchrun or srun.")
+    return UserError(
+        f"TF_CONFIG {what}: expected something like '{EXAMPLE}', or unset it and use --spawn, torchrun or srun."
+    )
 
 
 def _check_address(address: str) -> None:
@@ -105,11 +113,16 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def workers(here: World, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """All workers as host:port, by rank: TF_CONFIG's, or a free port on each. All ranks call it; it needs a process group.
+def meet(here: World, gpus: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Wait for all workers; their addresses as host:port, by rank: TF_CONFIG's, or a free port on each. All ranks call it.
 
-    Raises UserError, on all ranks, if a port that TF_CONFIG gives is taken, or if the ranks were given different lists.
+    They meet as in lesson 05, at rank 0, in a gloo process group that stays for what the workers say to each other later.
+    Raises UserError, on all ranks, if a port that TF_CONFIG gives is taken, if the workers were given different lists, if
+    they have not the same number of `gpus`, and what rendezvous.meet raises.
     """
+    store = rendezvous.meet(here, torch.device("cuda" if gpus else "cpu"), PATIENCE)
+    dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.size)
+    rendezvous.same_everywhere(here, "the number of GPUs", gpus)
     given = read(environ["TF_CONFIG"])[0] if environ.get("TF_CONFIG") else None
     rendezvous.same_everywhere(here, "TF_CONFIG's list of workers", given)
     own = given[here.rank] if given else f"{_reached_at(here)}:0"
@@ -194,7 +207,12 @@ def company(here: World) -> Iterator[None]:
             raise
         raise UserError(str(error)) from None  # nobody but this worker writes to its terminal
     except Exception as error:
-        tensorflows = type(error).__name__ in ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
+        tensorflows = type(error).__name__ in (
+            "UnavailableError",
+            "AbortedError",
+            "CancelledError",
+            "DeadlineExceededError",
+        )
         if here.size == 1 or not (tensorflows or "gloo" in str(error) or isinstance(error, dist.DistError)):
             raise
         if here.launcher != "TF_CONFIG":

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 08 · TensorFlow on several nodes: MultiWorkerMirroredStrategy
 # **The question.** The TensorFlow script of lesson 07 fills one node. I have two. Who tells the processes of each other, who
-# reads which image, who writes the checkpoint, and what happens when one of them dies?
+# reads which image, who writes the checkpoint, and what if one of them dies?
 #
-# **Predict first.** (1) Two workers read the same data set, in batches of 64 images: how often does each image come in an
-# epoch, for each way of auto-sharding? (2) Both workers save the model to the same path: what for? (3) A worker is killed:
-# how soon do the others notice?
+# **Predict first.** (1) Two workers read the same 8 images, in batches of 4: which does each get, for each way of automatic
+# sharding? (2) Each worker makes the model with a seed of its own: do they start alike? (3) A worker is killed: what do the
+# others do?
 
 # %%
 import argparse
@@ -13,17 +13,12 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from multigpu import checkpoint, data, files, flags, launch, metrics, rendezvous, tensorflow, tf_config
 from multigpu.tensorflow import tf  # TensorFlow, without the messages of its start
-
-# %% [markdown]
-# ## Step 0 · The flags
 
 
 # %%
@@ -36,21 +31,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Step 1 · Set up the workers
-# Every worker gets the same list of addresses, and its own number, in one variable: `TF_CONFIG`. Worker 0 is the **chief**.
-# The strategy then waits for all of them, up to an hour, and hears no signal meanwhile. So they meet elsewhere first, where
-# a worker that does not come is named soon: at the rendezvous of lesson 05. Its gloo group carries words only; the
-# gradients are TensorFlow's.
+# One variable tells each worker where all are, and which it is: `TF_CONFIG`. Worker 0 is the **chief**. TensorFlow waits an
+# hour for a worker that never comes, deaf to signals. So `tf_config.meet` brings them together first, as lesson 05 does; it
+# names a worker that is missing. Its gloo group carries words; the gradients are TensorFlow's.
 
 
 # %%
 def set_up(args: argparse.Namespace, world: launch.World) -> tuple[tf.distribute.Strategy, torch.device]:
     gpus = tf.config.list_physical_devices("GPU")
-    mine = tf_config.share(world, len(gpus))
-    device = torch.device("cuda" if mine else "cpu")
-    store = rendezvous.meet(world, device)
-    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
-    rendezvous.same_everywhere(world, "the number of GPUs", len(mine))
-    workers = tf_config.workers(world)  # ["10.0.0.1:41763", "10.0.0.2:38233"]
+    mine = tf_config.share(world, len(gpus))  # several workers on a node: each takes its share
+    workers = tf_config.meet(world, gpus=len(mine))  # ["10.0.0.1:41763", "10.0.0.2:38233"]
     task = {"type": "worker", "index": world.rank}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
     tf.config.set_visible_devices([gpus[number] for number in mine], "GPU")
@@ -58,53 +48,57 @@ def set_up(args: argparse.Namespace, world: launch.World) -> tuple[tf.distribute
     tf.config.experimental.enable_tensor_float_32_execution(not args.prove)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # all GPUs that it sees, or the CPU as one device
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow took it, and scancel's would be lost
-    return strategy, device
+    return strategy, torch.device("cuda" if mine else "cpu")
 
+
+# %% tags=["active-ipynb"]
+# def automatic():  # runs in two processes, as all that `launch.call` calls
+#     """Which images does this worker read in an epoch?"""
+#     strategy, _ = set_up(parse([]), tf_config.find())
+#     options, read = tf.data.Options(), {}
+#     for policy in ("AUTO", "DATA", "OFF"):
+#         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
+#         images = tf.data.Dataset.from_tensor_slices(range(8)).batch(4).with_options(options)
+#         batches = strategy.experimental_distribute_dataset(images)
+#         read[policy] = [strategy.experimental_local_results(batch)[0].numpy().tolist() for batch in batches]
+#     return read
+#
+#
+# first, second = launch.call(automatic, 2)
+# for policy in first:
+#     print(f"{policy}: worker 0 reads {first[policy]}, worker 1 {second[policy]}")
 
 # %% [markdown]
-# ## Step 2 · Design the model
-# Variables that are made in the strategy's scope are mirrored on all replicas of all workers, and start with the chief's
-# values. The optimizer's are among them, so it is built there, too.
+# (1) `AUTO` is `DATA` here: the images are dealt like cards. `OFF` means that each worker reads all of them, and each counts
+# twice. `FILE` deals out files, and refuses data that are not in files.
+#
+# **On Slurm**, `SlurmClusterResolver` writes the list for you. With these nodes, Slurm starts rank 0 on `n2`:
+
+# %% tags=["active-ipynb"]
+# step = {"NODELIST": "n[2,10]", "TASKS_PER_NODE": "1(x2)", "NUM_TASKS": "2"}
+# os.environ.update({"SLURM_PROCID": "0", **{f"SLURM_STEP_{name}": value for name, value in step.items()}})
+# Resolver = tf.distribute.cluster_resolver.SlurmClusterResolver
+# print(Resolver(gpus_per_node=2, auto_set_gpu=False).cluster_spec())
+# try:
+#     Resolver(gpus_per_node=0)
+# except ValueError as error:
+#     print("without GPUs:", error)
+# [os.environ.pop(name) for name in list(os.environ) if name.startswith("SLURM_")];
+
+# %% [markdown]
+# It sorts the nodes as text, so rank 0 on `n2` thinks that it is at `n10`; the port is the same for every job. So this lesson
+# writes its list itself.
+#
+# ## Step 2 · Read in the data
+# Not automatically: each worker is asked for its own data set, and takes its replicas' part of each global batch. A
+# **weight** is 1 / (images in this batch). The last batch is filled up with images of weight 0, so that no replica is without.
 
 
 # %%
-@dataclass
-class Run:
-    args: argparse.Namespace
-    world: launch.World
-    strategy: tf.distribute.Strategy
-    model: tf.keras.Model
-    optimizer: tf.keras.optimizers.Optimizer
-
-
-class Variables:
-    """What a checkpoint saves and restores. All workers hold the same, so what the chief saves is enough."""
-
-    def __init__(self, variables: list):
-        self.named = {f"{number}.{variable.name}": variable for number, variable in enumerate(variables)}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(np.array(variable)) for name, variable in self.named.items()}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for name, variable in self.named.items():
-            variable.assign(state[name].numpy())
-
-
-# %% [markdown]
-# ## Step 3 · Read in the data
-# TensorFlow can share out the images by itself (`AutoShardPolicy`), by rules that depend on how the data set was made. Here
-# it is explicit: each worker is asked for its own data set, and takes from each global batch what is its replicas' part.
-# An image's **weight** is 1 / (images in this global batch). The last batch is filled up with images of weight 0: then all
-# pieces have the same shape, and no replica is without an image, which a convolution would not bear.
-
-
-# %%
-def deal(run: Run, images: np.ndarray, labels: np.ndarray, order: np.ndarray, batch: int) -> tf.distribute.DistributedDataset:
+def deal(strategy: tf.distribute.Strategy, images, labels, order, batch: int) -> tf.distribute.DistributedDataset:
     """One pass over the images in this order: global batches of (images, labels, weights), a piece for each replica."""
-    steps, piece = -(-len(order) // batch), batch // run.strategy.num_replicas_in_sync
-    numbers = np.resize(order, steps * batch)  # filled up from the beginning
-    place = np.arange(steps * batch)
+    steps, piece = -(-len(order) // batch), batch // strategy.num_replicas_in_sync
+    numbers, place = np.resize(order, steps * batch), np.arange(steps * batch)  # filled up from the beginning
     weights = (place < len(order)) / np.minimum(batch, len(order) - place // batch * batch)
 
     def own(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -113,57 +107,85 @@ def deal(run: Run, images: np.ndarray, labels: np.ndarray, order: np.ndarray, ba
         cut = tf.data.Dataset.from_tensor_slices((mine[0], mine[1].astype(np.float32)))
         return cut.map(lambda n, weight: (tf.gather(images, n), tf.gather(labels, n), weight)).prefetch(2)
 
-    return run.strategy.distribute_datasets_from_function(own)
+    return strategy.distribute_datasets_from_function(own)
 
 
 # %% [markdown]
-# ## Step 4 · Train and evaluate
-# A replica's loss is the **sum** of loss × weight over its piece, since the strategy adds up the replicas' gradients: the sum
-# of the sums is the mean over the global batch. (The mean over the own piece would be as many times too large as there are
-# replicas.) Keras's `fit` does not run under this strategy; see the end.
+# ## Step 3 · Train and evaluate
+# The strategy **adds up** the replicas' gradients. So a replica's loss is the sum of loss × weight over its piece: the sum of
+# the sums is the mean over the global batch.
 
 
 # %%
-def train_step(run: Run):
-    def replica(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            logits = run.model(images, training=True)
-            losses = tf.keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-            loss = tf.reduce_sum(losses * weights)
-        gradients = tape.gradient(loss, run.model.trainable_variables)
-        run.optimizer.apply(gradients, run.model.trainable_variables)  # adds up over all replicas, then updates
-        return loss
-
-    return everywhere(run, replica)
-
-
-def test_step(run: Run):
-    def replica(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        right = tf.argmax(run.model(images, training=False), axis=1) == labels
-        return tf.reduce_sum(tf.cast(right & (weights > 0), tf.float32))
-
-    return everywhere(run, replica)
-
-
-def everywhere(run: Run, replica):
-    """A function of a batch that runs `replica` on each piece, and returns the sum of what all replicas returned."""
-    strategy = run.strategy
+def everywhere(strategy: tf.distribute.Strategy, replica):
+    """A function of a batch that runs `replica` on each piece, and returns the sum of what the replicas returned."""
     return tf.function(lambda *batch: strategy.reduce("SUM", strategy.run(replica, args=batch), axis=None))
 
 
+def train_step(strategy: tf.distribute.Strategy, model: tf.keras.Model, optimizer: tf.keras.Optimizer):
+    def replica(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            losses = tf.keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+            loss = tf.reduce_sum(losses * weights)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)  # adds up over all replicas, then updates
+        return loss
+
+    return everywhere(strategy, replica)
+
+
+def test_step(strategy: tf.distribute.Strategy, model: tf.keras.Model):
+    def replica(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        right = tf.argmax(model(images, training=False), axis=1) == labels
+        return tf.reduce_sum(tf.cast(right & (weights > 0), tf.float32))
+
+    return everywhere(strategy, replica)
+
+
 # %% [markdown]
+# And `fit`? And (2), models made from two seeds?
+
+# %% tags=["active-ipynb"]
+# import zlib
+#
+#
+# def try_out():
+#     """What fit says, and two checksums of this worker's weights: drawn in the scope, and set there."""
+#     world = tf_config.find()
+#     strategy, _ = set_up(parse([]), world)
+#     with strategy.scope():
+#         tf.keras.utils.set_random_seed(world.rank)
+#         drawn = tf.keras.Sequential([tf.keras.Input((64,)), tf.keras.layers.Dense(10)])
+#         put = tensorflow.cnn(seed=world.rank)  # ends with model.set_weights
+#         drawn.compile("sgd", "mse")
+#     try:
+#         drawn.fit(np.zeros((4, 64)), np.zeros((4, 10)), batch_size=4, verbose=0)
+#     except ValueError as error:
+#         message = str(error).splitlines()[0]
+#     return message, *(zlib.crc32(b"".join(w.tobytes() for w in model.get_weights())) for model in (drawn, put))
+#
+#
+# told = list(zip(*launch.call(try_out, 2)))
+# print(f"TensorFlow {tf.__version__}, Keras {tf.keras.__version__}, fit: {told[0][0]} …")
+# print("drawn in the scope: the same weights on both workers:", len(set(told[1])) == 1)
+# print("set in the scope:   the same weights on both workers:", len(set(told[2])) == 1)
+
+# %% [markdown]
+# A variable's first value is the chief's, everywhere. What is assigned later is each worker's own affair, and no error tells.
+#
 # ## All together
-# One voice, and one writer: the chief prints, and saves after each epoch.
+# One voice and one writer, the chief's: it prints, and saves after each epoch.
 
 
 # %%
 def main(args: argparse.Namespace) -> None:
     world = tf_config.find()  # TF_CONFIG's, if somebody has written it; else torchrun's, srun's or mpirun's
     with tf_config.company(world):  # a worker that is gone is one sentence on the others
-        train_and_report(args, world)
+        train(args, world)
 
 
-def train_and_report(args: argparse.Namespace, world: launch.World) -> None:
+def train(args: argparse.Namespace, world: launch.World) -> None:
     strategy, device = set_up(args, world)
     replicas, chief = strategy.num_replicas_in_sync, world.rank == 0
     say = print if chief else lambda *_, **__: None
@@ -174,47 +196,42 @@ def train_and_report(args: argparse.Namespace, world: launch.World) -> None:
         if world.local_rank == 0:
             data.fetch(args.data)  # one worker a node fetches …
     with rendezvous.together(world):
-        train, test = data.load(data.fetch(args.data))  # … and the others find it there
-    rendezvous.same_everywhere(world, "the training data", data.checksum(train))
+        learn, test = data.load(data.fetch(args.data))  # … and the others find it there
+    rendezvous.same_everywhere(world, "the training data", data.checksum(learn))
 
     def new_model() -> tf.keras.Model:
-        return tensorflow.cnn(tuple(train[0][0].shape), data.classes(train, test), args.seed)
+        return tensorflow.cnn(tuple(learn[0][0].shape), data.classes(learn, test), args.seed)
 
     with strategy.scope():
-        model = new_model()
-        optimizer = tf.keras.optimizers.SGD(args.lr, momentum=0.9)
+        model, optimizer = new_model(), tf.keras.optimizers.SGD(args.lr, momentum=0.9)
         optimizer.build(model.trainable_variables)
-    run = Run(args, world, strategy, model, optimizer)
+    parts = {"model": checkpoint.Variables(model.variables), "optimizer": checkpoint.Variables(optimizer.variables)}
     same = {"--batch-size": args.batch_size, "--seed": args.seed, "--lr": args.lr}
-    same["--data (its checksum)"] = data.checksum(train)
-    parts = {"model": Variables(model.variables), "optimizer": Variables(optimizer.variables)}
-    last = checkpoint.Checkpoint(args.out / "last.pt", parts, same, world)
+    same["--data (its checksum)"] = data.checksum(learn)
+    last = checkpoint.Checkpoint(args.out / "last.pt", parts, same, world)  # the chief reads and writes the file
     at = last.load(args.resume) or {"epoch": 0, "step": 0, "history": []}
-
     say(tf_config.describe(world, replicas, device.type == "cuda"))
     say(f"global batch {args.batch_size} = {replicas} (replicas) × {piece} (images)\n")
     say(metrics.opening(at, args, last.loaded, world), flush=True)
     args.epochs = max(args.epochs, at["epoch"])
-    (images, labels), tested = tensorflow.arrays(train), tensorflow.arrays(test)
-    step, count = train_step(run), test_step(run)
+    step, count = train_step(strategy, model, optimizer), test_step(strategy, model)
     for epoch in range(at["epoch"], args.epochs):
         began, total = time.perf_counter(), 0.0
-        order = tensorflow.order(len(train), epoch, args.seed)
-        for number, batch in enumerate(deal(run, images, labels, order, args.batch_size)):
-            total += float(step(*batch)) * min(args.batch_size, len(train) - number * args.batch_size)
-        loss, speed = total / len(train), len(train) / (time.perf_counter() - began)
-        metrics.finite(loss, epoch, world)
-        right = sum(float(count(*batch)) for batch in deal(run, *tested, np.arange(len(test)), 256 * replicas))
-        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": right / len(test), "images_per_s": speed}
+        order = tensorflow.order(len(learn), epoch, args.seed)
+        for number, batch in enumerate(deal(strategy, *tensorflow.arrays(learn), order, args.batch_size)):
+            total += float(step(*batch)) * min(args.batch_size, len(learn) - number * args.batch_size)
+        speed, loss = len(learn) / (time.perf_counter() - began), metrics.finite(total / len(learn), epoch, world)
+        tests = deal(strategy, *tensorflow.arrays(test), np.arange(len(test)), 256 * replicas)
+        right = sum(float(count(*batch)) for batch in tests) / len(test)
+        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": right, "images_per_s": speed}
         say(metrics.row(row), flush=True)
         at = {**at, "epoch": epoch + 1, "history": [*at["history"], row]}
         last.save(at)
-
     verdict = None
     with rendezvous.together(world):  # the others wait for the chief: a worker that leaves early counts as dead
         if chief and args.prove:
             what = f"MultiWorkerMirroredStrategy with {replicas} replicas equals one device"
-            verdict = tensorflow.against_serial(what, model, new_model(), train, args)
+            verdict = tensorflow.against_serial(what, model, new_model(), learn, args)
     if chief:
         metrics.report(args.out, world, device, at["history"], verdict, devices=replicas, batch_size=args.batch_size)
 
@@ -222,3 +239,23 @@ def train_and_report(args: argparse.Namespace, world: launch.World) -> None:
 # %% tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
+
+# %% [markdown]
+# ## Run it
+# Two workers, three epochs; then both start again and go on. On a cluster: `sbatch slurm/TF_CNN_MultiNode.slurm`.
+
+# %% tags=["active-ipynb"]
+# !python ../scripts/TF_CNN_MultiNode.py --spawn 2 --epochs 3 --out results/08
+# !python ../scripts/TF_CNN_MultiNode.py --spawn 2 --resume --prove --out results/08
+
+# %% [markdown]
+# **By hand**, as on two machines without a launcher: one command each, and `TF_CONFIG` differs in the index alone.
+
+# %% tags=["active-ipynb"]
+# cluster = '"cluster": {"worker": ["127.0.0.1:21763", "127.0.0.1:21764"]}'
+# worker = ["TF_CONFIG='{%s, \"task\": {\"type\": \"worker\", \"index\": %d}}'" % (cluster, index) for index in (0, 1)]
+# command = "python ../scripts/TF_CNN_MultiNode.py --epochs 1 --out results/08-by-hand"
+# !{worker[1]} {command} & {worker[0]} {command}; wait
+
+# %% tags=["active-ipynb"]
+# print(metrics.line("08 TensorFlow, two workers", "results/08"))
