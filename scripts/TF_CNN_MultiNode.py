@@ -3,9 +3,8 @@
 # **The question.** The TensorFlow script of lesson 07 fills one node. I have two. Who tells the processes of each other, who
 # reads which image, who writes the checkpoint, and what if one of them dies?
 #
-# **Predict first.** (1) Two workers read the same 8 images, in batches of 4: which does each get, for each way of automatic
-# sharding? (2) Each worker makes the model with a seed of its own: do they start alike? (3) A worker is killed: what do the
-# others do?
+# **Predict first.** (1) Two workers read the same 8 images, in batches of 4: which does each get, when TensorFlow shards? (2)
+# Each worker makes the model with a seed of its own: do they start alike? (3) A worker is killed: what do the others do?
 
 # %%
 import argparse
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 
 from multigpu import checkpoint, data, files, flags, launch, metrics, rendezvous, tensorflow, tf_config
+from multigpu.errors import counted
 from multigpu.tensorflow import tf  # TensorFlow, without the messages of its start
 
 
@@ -41,8 +41,8 @@ def set_up(args: argparse.Namespace, world: launch.World) -> tuple[tf.distribute
     gpus = tf.config.list_physical_devices("GPU")
     mine = tf_config.share(world, len(gpus))  # several workers on a node: each takes its share
     workers = tf_config.meet(world, gpus=len(mine))  # ["10.0.0.1:41763", "10.0.0.2:38233"]
-    task = {"type": "worker", "index": world.rank}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": world.rank}}
+    os.environ["TF_CONFIG"] = json.dumps(config)
     tf.config.set_visible_devices([gpus[number] for number in mine], "GPU")
     tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
     tf.config.experimental.enable_tensor_float_32_execution(not args.prove)
@@ -69,25 +69,20 @@ def set_up(args: argparse.Namespace, world: launch.World) -> tuple[tf.distribute
 #     print(f"{policy}: worker 0 reads {first[policy]}, worker 1 {second[policy]}")
 
 # %% [markdown]
-# (1) `AUTO` is `DATA` here: the images are dealt like cards. `OFF` means that each worker reads all of them, and each counts
-# twice. `FILE` deals out files, and refuses data that are not in files.
+# (1) `AUTO` is `DATA` here: half of each batch. With `OFF` each worker reads all images, and each counts twice in an epoch.
+# `FILE` deals out files, and refuses data that are not in files.
 #
 # **On Slurm**, `SlurmClusterResolver` writes the list for you. With these nodes, Slurm starts rank 0 on `n2`:
 
 # %% tags=["active-ipynb"]
 # step = {"NODELIST": "n[2,10]", "TASKS_PER_NODE": "1(x2)", "NUM_TASKS": "2"}
 # os.environ.update({"SLURM_PROCID": "0", **{f"SLURM_STEP_{name}": value for name, value in step.items()}})
-# Resolver = tf.distribute.cluster_resolver.SlurmClusterResolver
-# print(Resolver(gpus_per_node=2, auto_set_gpu=False).cluster_spec())
-# try:
-#     Resolver(gpus_per_node=0)
-# except ValueError as error:
-#     print("without GPUs:", error)
+# print(tf.distribute.cluster_resolver.SlurmClusterResolver(gpus_per_node=2, auto_set_gpu=False).cluster_spec())
 # [os.environ.pop(name) for name in list(os.environ) if name.startswith("SLURM_")];
 
 # %% [markdown]
-# It sorts the nodes as text, so rank 0 on `n2` thinks that it is at `n10`; the port is the same for every job. So this lesson
-# writes its list itself.
+# It sorts the nodes as text, so rank 0, on `n2`, is told that it is on `n10`. The port is the same for every job, and on nodes
+# without GPUs it divides by nothing. So this lesson writes the list itself.
 #
 # ## Step 2 · Read in the data
 # Not automatically: each worker is asked for its own data set, and takes its replicas' part of each global batch. A
@@ -147,11 +142,8 @@ def test_step(strategy: tf.distribute.Strategy, model: tf.keras.Model):
 # And `fit`? And (2), models made from two seeds?
 
 # %% tags=["active-ipynb"]
-# import zlib
-#
-#
 # def try_out():
-#     """What fit says, and two checksums of this worker's weights: drawn in the scope, and set there."""
+#     """What fit says, and this worker's weights added up: of a model drawn in the scope, and of one set there."""
 #     world = tf_config.find()
 #     strategy, _ = set_up(parse([]), world)
 #     with strategy.scope():
@@ -163,19 +155,18 @@ def test_step(strategy: tf.distribute.Strategy, model: tf.keras.Model):
 #         drawn.fit(np.zeros((4, 64)), np.zeros((4, 10)), batch_size=4, verbose=0)
 #     except ValueError as error:
 #         message = str(error).splitlines()[0]
-#     return message, *(zlib.crc32(b"".join(w.tobytes() for w in model.get_weights())) for model in (drawn, put))
+#     return message, *(sum(float(weight.sum()) for weight in model.get_weights()) for model in (drawn, put))
 #
 #
 # told = list(zip(*launch.call(try_out, 2)))
 # print(f"TensorFlow {tf.__version__}, Keras {tf.keras.__version__}, fit: {told[0][0]} …")
-# print("drawn in the scope: the same weights on both workers:", len(set(told[1])) == 1)
-# print("set in the scope:   the same weights on both workers:", len(set(told[2])) == 1)
+# for how, sums in zip(("drawn", "set"), told[1:]):
+#     print(f"{how} in the scope: the same weights on both workers: {len(set(sums)) == 1}")
 
 # %% [markdown]
 # A variable's first value is the chief's, everywhere. What is assigned later is each worker's own affair, and no error tells.
 #
-# ## All together
-# One voice and one writer, the chief's: it prints, and saves after each epoch.
+# ## All together: the chief alone prints, and saves after each epoch
 
 
 # %%
@@ -188,7 +179,7 @@ def main(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace, world: launch.World) -> None:
     strategy, device = set_up(args, world)
     replicas, chief = strategy.num_replicas_in_sync, world.rank == 0
-    say = print if chief else lambda *_, **__: None
+    say = print if chief else lambda *_, **__: None  # one voice
     with rendezvous.together(world):  # all workers leave this block, or none
         args.batch_size, piece = flags.split(args.batch_size, replicas)
         if chief:
@@ -198,12 +189,9 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
     with rendezvous.together(world):
         learn, test = data.load(data.fetch(args.data))  # … and the others find it there
     rendezvous.same_everywhere(world, "the training data", data.checksum(learn))
-
-    def new_model() -> tf.keras.Model:
-        return tensorflow.cnn(tuple(learn[0][0].shape), data.classes(learn, test), args.seed)
-
+    like = tuple(learn[0][0].shape), data.classes(learn, test), args.seed
     with strategy.scope():
-        model, optimizer = new_model(), tf.keras.optimizers.SGD(args.lr, momentum=0.9)
+        model, optimizer = tensorflow.cnn(*like), tf.keras.optimizers.SGD(args.lr, momentum=0.9)
         optimizer.build(model.trainable_variables)
     parts = {"model": checkpoint.Variables(model.variables), "optimizer": checkpoint.Variables(optimizer.variables)}
     same = {"--batch-size": args.batch_size, "--seed": args.seed, "--lr": args.lr}
@@ -214,26 +202,27 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
     say(f"global batch {args.batch_size} = {replicas} (replicas) × {piece} (images)\n")
     say(metrics.opening(at, args, last.loaded, world), flush=True)
     args.epochs = max(args.epochs, at["epoch"])
+    with tf.device("CPU"):  # not in the data set's graph, which would hold a copy of its own in each epoch
+        learned, tested = ([tf.constant(array) for array in tensorflow.arrays(part)] for part in (learn, test))
     step, count = train_step(strategy, model, optimizer), test_step(strategy, model)
     for epoch in range(at["epoch"], args.epochs):
         began, total = time.perf_counter(), 0.0
         order = tensorflow.order(len(learn), epoch, args.seed)
-        for number, batch in enumerate(deal(strategy, *tensorflow.arrays(learn), order, args.batch_size)):
+        for number, batch in enumerate(deal(strategy, *learned, order, args.batch_size)):
             total += float(step(*batch)) * min(args.batch_size, len(learn) - number * args.batch_size)
         speed, loss = len(learn) / (time.perf_counter() - began), metrics.finite(total / len(learn), epoch, world)
-        tests = deal(strategy, *tensorflow.arrays(test), np.arange(len(test)), 256 * replicas)
-        right = sum(float(count(*batch)) for batch in tests) / len(test)
-        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": right, "images_per_s": speed}
+        right = sum(float(count(*batch)) for batch in deal(strategy, *tested, np.arange(len(test)), 256 * replicas))
+        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": right / len(test), "images_per_s": speed}
         say(metrics.row(row), flush=True)
         at = {**at, "epoch": epoch + 1, "history": [*at["history"], row]}
         last.save(at)
-    verdict = None
+    what = f"MultiWorkerMirroredStrategy with {counted(replicas, 'replica')} equals one device"
     with rendezvous.together(world):  # the others wait for the chief: a worker that leaves early counts as dead
-        if chief and args.prove:
-            what = f"MultiWorkerMirroredStrategy with {replicas} replicas equals one device"
-            verdict = tensorflow.against_serial(what, model, new_model(), learn, args)
+        proof = (
+            tensorflow.against_serial(what, model, tensorflow.cnn(*like), learn, args) if chief and args.prove else None
+        )
     if chief:
-        metrics.report(args.out, world, device, at["history"], verdict, devices=replicas, batch_size=args.batch_size)
+        metrics.report(args.out, world, device, at["history"], proof, devices=replicas, batch_size=args.batch_size)
 
 
 # %% tags=["active-py"]
@@ -252,10 +241,10 @@ if __name__ == "__main__":
 # **By hand**, as on two machines without a launcher: one command each, and `TF_CONFIG` differs in the index alone.
 
 # %% tags=["active-ipynb"]
-# cluster = '"cluster": {"worker": ["127.0.0.1:21763", "127.0.0.1:21764"]}'
+# cluster = '"cluster": {"worker": ["127.0.0.1:12763", "127.0.0.1:12764"]}'
 # worker = ["TF_CONFIG='{%s, \"task\": {\"type\": \"worker\", \"index\": %d}}'" % (cluster, index) for index in (0, 1)]
 # command = "python ../scripts/TF_CNN_MultiNode.py --epochs 1 --out results/08-by-hand"
-# !{worker[1]} {command} & {worker[0]} {command}; wait
+# !{worker[1]} {command} & {worker[0]} {command} && wait
 
 # %% tags=["active-ipynb"]
 # print(metrics.line("08 TensorFlow, two workers", "results/08"))
