@@ -125,9 +125,8 @@ def meet(here: World, gpus: int, environ: Mapping[str, str] = os.environ) -> lis
     rendezvous.same_everywhere(here, "the number of GPUs", gpus)
     given = read(environ["TF_CONFIG"])[0] if environ.get("TF_CONFIG") else None
     rendezvous.same_everywhere(here, "TF_CONFIG's list of workers", given)
-    own = given[here.rank] if given else f"{_reached_at(here)}:0"
-    held = None
     with rendezvous.together(here):
+        own = given[here.rank] if given else f"{_reached_at(here)}:0"
         held = _hold(own)
     # Until all have chosen: else two workers on a machine could choose the same port. TensorFlow binds it moments later.
     with held:
@@ -158,12 +157,20 @@ def _reached_at(here: World) -> str:
     """The address under which the others reach this process: the one from which it reaches rank 0."""
     if here.local_size == here.size:
         return "127.0.0.1"
-    family, _, _, _, target = socket.getaddrinfo(here.address, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)  # a datagram socket: nothing is sent
-        found = probe.getsockname()[0]
-    # On rank 0's own machine its name can mean the loopback interface: the others know it by that name.
-    name = here.address if here.rank == 0 or ipaddress.ip_address(found.partition("%")[0]).is_loopback else found
+    name = here.address
+    if here.rank > 0:
+        try:
+            family, _, _, _, target = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(target)  # a datagram socket: nothing is sent
+                found = probe.getsockname()[0].partition("%")[0]
+        except OSError as error:
+            raise UserError(
+                f"worker {here.rank} on {socket.gethostname()} cannot reach {name} ({error.strerror}): "
+                f"export MASTER_ADDR=<an address that all nodes can reach>."
+            ) from None
+        # On rank 0's own machine its name can mean the loopback interface: the others know it by that name.
+        name = name if ipaddress.ip_address(found).is_loopback else found
     return f"[{name}]" if ":" in name else name
 
 
