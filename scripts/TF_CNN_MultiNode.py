@@ -70,7 +70,6 @@ def set_up(args: argparse.Namespace, world: launch.World) -> tuple[tf.distribute
 
 # %% [markdown]
 # (1) `AUTO` is `DATA` here: half of each batch. With `OFF` each worker reads all images, and each counts twice in an epoch.
-# `FILE` deals out files, and refuses data that are not in files.
 #
 # **On Slurm**, `SlurmClusterResolver` writes the list for you. With these nodes, Slurm starts rank 0 on `n2`:
 
