@@ -187,14 +187,15 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
             data.fetch(args.data)  # one worker a node fetches …
     with rendezvous.together(world):
         learn, test = data.load(data.fetch(args.data))  # … and the others find it there
-    rendezvous.same_everywhere(world, "the training data", data.checksum(learn))
+    same = {"--batch-size": args.batch_size, "--seed": args.seed, "--lr": args.lr}
+    same["--data (its checksum)"] = data.checksum(learn)
+    for flag, value in {**same, "--epochs": args.epochs, "--resume": args.resume}.items():
+        rendezvous.same_everywhere(world, flag, value)
     like = tuple(learn[0][0].shape), data.classes(learn, test), args.seed
     with strategy.scope():
         model, optimizer = tensorflow.cnn(*like), tf.keras.optimizers.SGD(args.lr, momentum=0.9)
         optimizer.build(model.trainable_variables)
     parts = {"model": checkpoint.Variables(model.variables), "optimizer": checkpoint.Variables(optimizer.variables)}
-    same = {"--batch-size": args.batch_size, "--seed": args.seed, "--lr": args.lr}
-    same["--data (its checksum)"] = data.checksum(learn)
     last = checkpoint.Checkpoint(args.out / "last.pt", parts, same, world)  # the chief reads and writes the file
     at = last.load(args.resume) or {"epoch": 0, "step": 0, "history": []}
     say(tf_config.describe(world, replicas, device.type == "cuda"))

@@ -62,14 +62,16 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def by_hand(workers: int, script: Path, *flags: object, cwd: Path, **environment: object) -> list[subprocess.Popen]:
-    """Workers that TF_CONFIG tells their places, each in a folder of its own."""
+def by_hand(
+    workers: int, script: Path, *flags: object, cwd: Path, last: tuple = (), **environment: object
+) -> list[subprocess.Popen]:
+    """Workers that TF_CONFIG tells their places, each in a folder of its own; `last` are flags of the last one only."""
     started = []
     for index, config in enumerate(configs(free_ports(workers))):
         (cwd / f"{index}").mkdir(parents=True)
         started.append(
             subprocess.Popen(
-                [sys.executable, script, *map(str, flags)], cwd=cwd / f"{index}", text=True, stdin=subprocess.DEVNULL,
+                [sys.executable, script, *map(str, flags), *last * (index == workers - 1)], cwd=cwd / f"{index}", text=True, stdin=subprocess.DEVNULL,
                 env=clean_environment(TF_CONFIG=config, **environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )
         )  # fmt: skip
@@ -188,6 +190,14 @@ def test_a_batch_that_the_replicas_cannot_share(tmp_path):
     for code, told in ended(by_hand(2, SCRIPT, "--batch-size", 9, "--out", "o", cwd=tmp_path)):
         assert code == 2 and told.startswith("error: --batch-size 9 cannot be split evenly over 2"), told
         assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [("--epochs", "3"), ("--resume",)])
+def test_workers_that_were_given_different_flags(tmp_path, npz, flags):
+    """Else the one would wait for the other for ever."""
+    path = npz()
+    for code, told in ended(by_hand(2, SCRIPT, "--data", path, "--out", "o", cwd=tmp_path, last=flags)):
+        assert (code, told.count("\n")) == (2, 1) and f"{flags[0]} of rank 1 is not that of rank 0" in told, told
 
 
 def test_a_loss_that_is_no_number(tmp_path):

@@ -13,6 +13,7 @@ ROUTES = {
     "PT_CNN_DDPSpawn": ("--nprocs", 2),
     "PT_CNN_MultiGPU": ("--spawn", 2),
     "PT_CNN_HybridParallel": ("--spawn", 3, "--pieces", 2),
+    "TF_CNN_MultiNode": ("--spawn", 2),
 }
 FLAGS = ("--epochs", 3, "--lr", 0.1)
 
