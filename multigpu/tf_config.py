@@ -9,6 +9,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -228,6 +229,19 @@ def company(here: World) -> Iterator[None]:
             f"worker {here.rank} goes no further, because another worker is gone: look for that one's error message, then start "
             f"all workers again, with --resume to go on after the last epoch."
         ) from None
+
+
+@contextmanager
+def deadline() -> Iterator[None]:
+    """What takes longer than PATIENCE in this block ends the process, by SIGALRM.
+
+    TensorFlow connects its workers while it holds Python's lock: should one die just then, the others would wait an hour, and
+    neither a thread nor Ctrl-C would be heard. This signal the operating system handles, so it has no sentence.
+    """
+    signal.alarm(int(PATIENCE))
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow took it, and scancel's would be lost
 
 
 def describe(here: World, replicas: int, gpus: bool, environ: Mapping[str, str] = os.environ) -> str:

@@ -10,7 +10,6 @@
 import argparse
 import json
 import os
-import signal
 import time
 
 import numpy as np
@@ -46,8 +45,8 @@ def set_up(args: argparse.Namespace, world: launch.World) -> tuple[tf.distribute
     tf.config.set_visible_devices([gpus[number] for number in mine], "GPU")
     tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
     tf.config.experimental.enable_tensor_float_32_execution(not args.prove)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # all GPUs that it sees, or the CPU as one device
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow took it, and scancel's would be lost
+    with tf_config.deadline():  # should one die just now
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()  # all GPUs that it sees, or the CPU as one device
     return strategy, torch.device("cuda" if mine else "cpu")
 
 

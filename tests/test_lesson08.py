@@ -178,6 +178,14 @@ def test_a_worker_that_never_comes(tmp_path):
     assert "rank 1 has not come" in done.stdout and "Traceback" not in done.stdout and not (tmp_path / "o").exists()
 
 
+def test_a_worker_that_dies_between_the_meeting_and_the_strategy(tmp_path):
+    """TensorFlow would wait an hour for it, deaf to SIGTERM and to Ctrl-C."""
+    fault = "config = lesson.tf_config\nconfig.PATIENCE, meet = 8, config.meet\ndef dies(world, gpus):\n"
+    fault += "    found = meet(world, gpus)\n    return found if world.rank == 0 else os._exit(9)\nconfig.meet = dies"
+    (code, told), (death, _) = ended(by_hand(2, planted(tmp_path, STEM, fault), cwd=tmp_path))
+    assert (code, death) == (-14, 9), told
+
+
 def test_a_port_of_tf_config_that_is_taken(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as held:
         (config,) = configs([held.getsockname()[1]])
