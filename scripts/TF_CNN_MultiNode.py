@@ -76,7 +76,8 @@ def set_up(args: argparse.Namespace, world: launch.World) -> tuple[tf.distribute
 # step = {"NODELIST": "n[2,10]", "TASKS_PER_NODE": "1(x2)", "NUM_TASKS": "2"}
 # os.environ.update({"SLURM_PROCID": "0", **{f"SLURM_STEP_{name}": value for name, value in step.items()}})
 # print(tf.distribute.cluster_resolver.SlurmClusterResolver(gpus_per_node=2, auto_set_gpu=False).cluster_spec())
-# [os.environ.pop(name) for name in list(os.environ) if name.startswith("SLURM_")];
+# for name in [name for name in os.environ if name.startswith("SLURM_")]:
+#     os.environ.pop(name)
 
 # %% [markdown]
 # It sorts the nodes as text, so rank 0, on `n2`, is told that it is on `n10`. The port is the same for every job, and on nodes
