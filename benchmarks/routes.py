@@ -119,6 +119,7 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "06 model and data parallel": (two_ranks(_replica_of_stages), "PT_CNN_HybridParallel", None),
     "07 MirroredStrategy": (None, "TF_CNN_MultiGPU", ["--devices", "2"]),
     "07 MirroredStrategy, by hand": (None, "TF_CNN_CustomLoop", ["--devices", "2"]),
+    "08 TensorFlow, two workers": (None, "TF_CNN_MultiNode", ["--spawn", "2"]),
 }
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from multigpu.errors import UserError
 from multigpu.files import atomic
@@ -89,6 +88,20 @@ class Checkpoint:
         return box[0]["position"]
 
 
+class Variables:
+    """Keras variables as a part of a checkpoint: tensors, named by their places, in which two runs agree."""
+
+    def __init__(self, variables: list):
+        self.named = {f"{place}.{variable.name}": variable for place, variable in enumerate(variables)}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(np.array(variable)) for name, variable in self.named.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name, variable in self.named.items():
+            variable.assign(state[name].numpy())
+
+
 def random_states() -> dict:
     """This process's random states: torch's on the CPU and on the current GPU, numpy's, Python's."""
     name, keys, *rest = np.random.get_state()
@@ -145,7 +158,7 @@ def _compare(path: str | Path, content: dict, parts: dict[str, Any], settings: d
                 raise UserError(
                     f"{path} is a checkpoint of another model: it trains {there} tensors there, {here} here."
                 )
-        if not isinstance(part, nn.Module):
+        if name != "model":
             continue
         here = {key: tuple(value.shape) for key, value in part.state_dict().items()}
         there = {key: tuple(value.shape) for key, value in content["parts"][name].items()}

@@ -72,17 +72,18 @@ def positive_float(text: str) -> float:
     return number
 
 
-def split(batch_size: int | None, ranks: int, accumulate: int = 1) -> tuple[int, int]:
+def split(batch_size: int | None, ranks: int, accumulate: int = 1, who: str = "rank") -> tuple[int, int]:
     """The global batch, and the images that a rank takes in one forward: batch / (ranks × accumulate).
 
-    Without a stated batch it is 64, rounded up to what splits evenly. Raises UserError if a stated one does not.
+    Without a stated batch it is 64, rounded up to what splits evenly. Raises UserError if a stated one does not; it calls
+    those who share the batch `who`.
     """
     pieces = ranks * accumulate
     if batch_size is None:
         batch_size = -(-64 // pieces) * pieces
     if batch_size % pieces:
         near = max(1, round(batch_size / pieces)) * pieces
-        what = counted(ranks, "rank") + (f" × {accumulate} pieces" if accumulate > 1 else "")
+        what = counted(ranks, who) + (f" × {accumulate} pieces" if accumulate > 1 else "")
         raise UserError(
             f"--batch-size {batch_size} cannot be split evenly over {what}: give {near}, or another multiple of {pieces}."
         )

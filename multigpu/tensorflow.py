@@ -37,8 +37,10 @@ except ImportError:
 tf.get_logger().setLevel("WARNING")  # in a notebook it tells of every all-reduce
 
 
-def gpus() -> list[str]:
-    """The GPUs that TensorFlow sees, as "GPU:0", … Raises UserError if it sees none where Slurm gave some.
+def gpus(quiet: bool = False) -> list[Any]:
+    """The GPUs that TensorFlow sees, its PhysicalDevices. Raises UserError if it sees none where Slurm gave some.
+
+    They take memory as they need it from here on, since torch may want some, too; by default TensorFlow takes it all.
 
     The classroom cluster's GPUs are pretended.
     """
@@ -49,9 +51,13 @@ def gpus() -> list[str]:
     if promised and not found:
         raise UserError(
             f"Slurm gave this node {counted(promised, 'GPU')}, but TensorFlow {tf.__version__} sees none: install its CUDA "
-            f"build in an environment of its own (lesson 07's page says how), or ask Slurm for no GPU."
+            f"build in an environment of its own (lesson 07's page says how), or ask Slurm for no GPU.",
+            quiet,
         )
-    return [gpu.name.removeprefix("/physical_device:") for gpu in found]
+    with suppress(RuntimeError):  # TensorFlow has started: too late to change, and no harm
+        for gpu in found:
+            tf.config.experimental.set_memory_growth(gpu, True)
+    return found
 
 
 def devices(count: int | None = None, exact: bool = False) -> list[str]:
@@ -61,7 +67,7 @@ def devices(count: int | None = None, exact: bool = False) -> list[str]:
     `exact`, GPUs compute in full 32 bit and the same way each time, so that two runs can be compared.
     Raises UserError if it comes too late, or if there are some GPUs, but not `count`.
     """
-    found = gpus()
+    found = [f"GPU:{index}" for index in range(len(gpus()))]
     count = count or len(found) or 2
     if exact:
         tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -71,9 +77,6 @@ def devices(count: int | None = None, exact: bool = False) -> list[str]:
             f"give --devices {len(found)}, or hide all GPUs with CUDA_VISIBLE_DEVICES=."
         )
     if found:
-        with suppress(RuntimeError):  # TensorFlow has started: too late to change, and no harm
-            for gpu in tf.config.list_physical_devices("GPU"):
-                tf.config.experimental.set_memory_growth(gpu, True)
         return found[:count]
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:

@@ -184,7 +184,7 @@ def evaluate(strategy: tf.distribute.Strategy, step: Callable, test: TensorDatas
 def main(args: argparse.Namespace) -> None:
     launch.alone("TF_CNN_CustomLoop")
     places = tensorflow.devices(args.devices, exact=args.prove)
-    args.batch_size, _ = flags.split(args.batch_size, len(places))
+    args.batch_size, _ = flags.split(args.batch_size, len(places), who="replica")
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
     tensorflow.refuse_empty_pieces(len(train), args.batch_size, len(places))

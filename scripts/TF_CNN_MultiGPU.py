@@ -200,7 +200,7 @@ class Table(tf.keras.callbacks.Callback):
 def main(args: argparse.Namespace) -> None:
     launch.alone("TF_CNN_MultiGPU")
     places = tensorflow.devices(args.devices, exact=args.prove)
-    args.batch_size, _ = flags.split(args.batch_size, len(places))
+    args.batch_size, _ = flags.split(args.batch_size, len(places), who="replica")
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
     tensorflow.refuse_empty_pieces(len(train), args.batch_size, len(places))

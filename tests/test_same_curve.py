@@ -15,6 +15,7 @@ ROUTES = {
     "PT_CNN_HybridParallel": ("--spawn", 3, "--pieces", 2),
     "TF_CNN_MultiGPU": ("--devices", 3),
     "TF_CNN_CustomLoop": ("--devices", 2),
+    "TF_CNN_MultiNode": ("--spawn", 2),
 }
 FLAGS = ("--epochs", 3, "--lr", 0.1)
 
