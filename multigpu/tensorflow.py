@@ -167,16 +167,23 @@ def filled(dataset: TensorDataset, batch_size: int, replicas: int) -> Any:
     return tf.data.Dataset.from_tensor_slices((images[numbers], labels[numbers], weights)).batch(batch)
 
 
-def refuse_empty_pieces(images: int, batch_size: int, replicas: int) -> None:
-    """Raises UserError if the last batch leaves a replica without an image: a convolution does not take none.
+def refuse_pieces(images: int, batch_size: int, replicas: int, fit: bool = False) -> None:
+    """Raises UserError if the last batch leaves a replica without an image, or if `fit` cannot begin.
 
-    TensorFlow splits a batch into pieces of the same size, rounded up, until there is none left.
+    TensorFlow splits a batch into pieces of the same size, rounded up, until there is none left. A convolution of oneDNN,
+    which TensorFlow uses on CPUs unless told otherwise, does not take an empty piece. Keras 3's fit adds up the first
+    batch's pieces to learn their shape, so they must be of one size.
     """
     last = images % batch_size or batch_size
     if -(-last // -(-last // replicas)) < replicas:
         raise UserError(
             f"the last batch of an epoch has {counted(last, 'image')}, too few for {replicas} replicas: "
             f"give another --batch-size than {batch_size}, or fewer --devices."
+        )
+    if fit and images < batch_size and images % replicas:
+        raise UserError(
+            f"the first batch has all {images} images, which {replicas} replicas cannot share evenly, and Keras's fit does "
+            f"not begin with such a batch: give --batch-size {images // replicas * replicas} or less."
         )
 
 

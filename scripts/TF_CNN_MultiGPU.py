@@ -107,7 +107,7 @@ def make(strategy: tf.distribute.Strategy, args: argparse.Namespace, shape: tupl
         model.compile(
             tf.keras.optimizers.SGD(args.lr, momentum=0.9),
             tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"),  # of loss × weight
-            metrics=[tf.keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="mean_loss")],
+            metrics=[tf.keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="mean_loss")],  # over images
             weighted_metrics=["accuracy"],
         )
     return model
@@ -203,10 +203,10 @@ def main(args: argparse.Namespace) -> None:
     args.batch_size, _ = flags.split(args.batch_size, len(places), who="replica")
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
-    tensorflow.refuse_empty_pieces(len(train), args.batch_size, len(places))
+    tensorflow.refuse_pieces(len(train), args.batch_size, len(places), fit=True)
     print(f"{tensorflow.describe(places)}\n\n{metrics.header()}", flush=True)
     if args.amp:
-        tf.keras.mixed_precision.set_global_policy("mixed_float16" if "GPU" in places[0] else "mixed_bfloat16")
+        tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")  # not float16: see the lesson's page
     strategy = tf.distribute.MirroredStrategy(places)
     shape = tuple(train[0][0].shape), data.classes(train, test)
     model = make(strategy, args, *shape)

@@ -94,6 +94,7 @@ def test_sixteen_bit_trains_and_is_another_run(tmp_path, npz):
     [
         (("--batch-size", 7, "--devices", 2), "--batch-size 7 cannot be split evenly over 2 replicas: give 8"),
         (("--batch-size", 34, "--devices", 2), "the last batch of an epoch has 1 image, too few for 2 replicas"),
+        (("--devices", 2), "the first batch has all 35 images, which 2 replicas cannot share evenly"),
         (("--lr", 1e38, "--batch-size", 6), "lower --lr"),
         (("--data", "nowhere.npz"), "there is no data file nowhere.npz"),
     ],

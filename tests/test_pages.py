@@ -24,6 +24,7 @@ FIGURES = [
     ("06", "4.8 times with PCIe", "PT_CNN_HybridParallel", "PCIe3: four replicas are 4.8 times as fast"),
     ("07", "A last batch of 29 becomes 15 and 14", "TF_CNN_MultiGPU", "batch 22 [15, 14]"),
     ("07", "0.0001 from the serial run's after one epoch", "TF_CNN_MultiGPU", "Keras's mean: 0.0001 from it"),
+    ("07", "a mirrored variable are 0.01 apart", "TF_CNN_CustomLoop", "a mirrored variable are 0.01 apart"),
     ("07", "without, twice as long", "TF_CNN_MultiGPU", "not allowed 2 times, not written 1 times"),
     ("07", "an AssertionError without a text", "TF_CNN_MultiGPU", "AssertionError with the text ''"),
     ("07", "2.4e-07 apart after 10 epochs", "TF_CNN_MultiGPU", "max difference 2.4e-07"),

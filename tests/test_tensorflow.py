@@ -1,5 +1,7 @@
 """TensorFlow's part of the library: the same model and order as PyTorch's, devices, what is refused."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -51,7 +53,7 @@ def test_empty_pieces_are_what_the_strategy_makes_of_a_batch(replicas):
         ((piece),) = strategy.experimental_distribute_dataset(tf.data.Dataset.range(images).batch(12))
         empty = any(len(part) == 0 for part in strategy.experimental_local_results(piece))
         try:
-            tensorflow.refuse_empty_pieces(24 + images, 12, replicas)
+            tensorflow.refuse_pieces(24 + images, 12, replicas)
             assert not empty, images
         except errors.UserError as error:
             assert empty and f"{replicas} replicas" in str(error), images
@@ -67,6 +69,47 @@ def test_what_fills_up_weighs_nothing_and_no_replica_goes_without(images, replic
             counted += labels.numpy()[weights.numpy() == 1].tolist()
             assert set(weights.numpy()) <= {0.0, 1.0}
     assert counted == list(range(images))
+
+
+@pytest.mark.parametrize(("images", "refused"), [(11, True), (10, False), (13, False)])
+def test_fit_cannot_begin_with_an_uneven_batch(images, refused):
+    """The sentence comes where Keras's fit fails, and nowhere else: should Keras be mended, this test tells."""
+    strategy = tf.distribute.MirroredStrategy(PLACES[:2])
+    with strategy.scope():
+        model = tensorflow.cnn()
+        model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    batches = tf.data.Dataset.from_tensor_slices((np.zeros((images, 8, 8, 1)), np.zeros(images))).batch(12)
+    with pytest.raises(errors.UserError, match="--batch-size 10 or less") if refused else nullcontext():
+        tensorflow.refuse_pieces(images, 12, 2, fit=True) if images != 13 else None
+    with pytest.raises(tf.errors.InvalidArgumentError) if refused else nullcontext():
+        model.fit(batches.take(1), shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("overflows", [0, 1])
+def test_keras_sees_a_float16_overflow_on_the_first_replica_only(overflows):
+    """Why --amp takes bfloat16 and the page warns of float16. Should Keras be mended, this test tells."""
+    strategy = tf.distribute.MirroredStrategy(PLACES[:2])
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        with strategy.scope():
+            model = tensorflow.cnn()
+            optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.05))
+            optimizer.build(model.trainable_variables)
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+
+    @tf.function
+    def step():
+        mine = tf.distribute.get_replica_context().replica_id_in_sync_group
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(tf.ones((4, 8, 8, 1))))) * tf.where(mine == overflows, 1e9, 1.0)
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    strategy.run(step)
+    finite = all(np.isfinite(weights).all() for weights in model.get_weights())
+    assert finite == (overflows == 0)
 
 
 def test_devices_asked_for_too_late():
