@@ -31,6 +31,11 @@ FIGURES = [
     ("07", "the losses are 1.2 away within an epoch", "TF_CNN_CustomLoop", "1 / own piece: 1.2 away"),
     ("07", "| 3 | 2.30883 | 2.30883 |", "TF_CNN_CustomLoop", "step 3: PyTorch 2.30883, TensorFlow 2.30883"),
     ("07", "| all 230 | | within 1e-5 |", "TF_CNN_CustomLoop", "all 230 losses within 1e-5: True"),
+    ("08", "Holds to 2e-07 after 10 epochs", "TF_CNN_MultiNode", "max difference 2.0e-07"),
+    ("08", "with TensorFlow 2.21 and Keras 3.15: `fit` ends with a ValueError", "TF_CNN_MultiNode", "TensorFlow 2.21.0, Keras 3.15.1, fit: Attempt to convert a value (PerReplica"),
+    ("08", "`OFF` gives every image to every worker", "TF_CNN_MultiNode", "OFF: worker 0 reads [[0, 1], [2, 3], [4, 5], [6, 7]], worker 1 [[0, 1],"),
+    ("08", "`set_weights` on workers with different seeds leaves them different", "TF_CNN_MultiNode", "set in the scope: the same weights on both workers: False"),
+    ("08", "`n10` comes before `n2`", "TF_CNN_MultiNode", "['n10:8888', 'n2:8888']"),
 ]  # fmt: skip
 
 
