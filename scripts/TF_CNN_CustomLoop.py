@@ -11,10 +11,8 @@ import argparse
 import time
 from collections.abc import Callable
 
-from torch.utils.data import TensorDataset
-
-from multigpu import data, files, flags, launch, metrics, tensorflow
-from multigpu.tensorflow import tf  # TensorFlow, without the messages of its start
+from multigpu import data, files, flags, launch, metrics, tf_common
+from multigpu.tf_common import tf  # TensorFlow, without the messages of its start
 
 
 # %%
@@ -26,9 +24,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb"]
 # from multigpu import plots
-# places = tensorflow.devices(2)
+# places = tf_common.devices(2)
 # strategy = tf.distribute.MirroredStrategy(places)
 # args, (train, test) = parse(["--batch-size", "64"]), data.load(data.fetch(None))
+# images, labels = tf_common.tensors(train)
 # print(strategy.num_replicas_in_sync, "replicas")
 
 # %% [markdown]
@@ -72,7 +71,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def make(strategy: tf.distribute.Strategy, args: argparse.Namespace, shape: tuple, classes: int):
     """The model and its optimizer, a copy of each variable on each replica."""
     with strategy.scope():
-        model = tensorflow.cnn(shape, classes, args.seed)
+        model = tf_common.cnn(shape, classes, args.seed)
         optimizer = tf.keras.optimizers.SGD(args.lr, momentum=0.9)
         optimizer.build(model.trainable_variables)
     return model, optimizer
@@ -80,19 +79,19 @@ def make(strategy: tf.distribute.Strategy, args: argparse.Namespace, shape: tupl
 
 # %% [markdown]
 # ## Step 3 · Read in the data
-# One epoch of **global** batches, in PyTorch's order. The strategy will cut each into pieces, one a replica.
+# One epoch of **global** batches, in PyTorch's order. The strategy will cut each into pieces, one a replica. Images and
+# labels are tensors in main memory: arrays would be copied into the graph of `map`, which ends at 2 GiB.
 
 
 # %%
-def read_data(train: TensorDataset, epoch: int, args: argparse.Namespace) -> tf.data.Dataset:
+def read_data(images: tf.Tensor, labels: tf.Tensor, epoch: int, args: argparse.Namespace) -> tf.data.Dataset:
     """Batches of images, labels and weights: an image weighs one over the images of its global batch."""
-    images, labels = tensorflow.tensors(train)  # in main memory: arrays would be copied into the graph
 
     def batch(numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         weights = tf.fill(tf.shape(numbers), 1 / tf.cast(tf.size(numbers), tf.float32))
         return tf.gather(images, numbers), tf.gather(labels, numbers), weights
 
-    order = tensorflow.order(len(labels), epoch, args.seed)
+    order = tf_common.order(len(labels), epoch, args.seed)
     return tf.data.Dataset.from_tensor_slices(order).batch(args.batch_size).map(batch).prefetch(tf.data.AUTOTUNE)
 
 
@@ -134,7 +133,7 @@ def train_epoch(strategy: tf.distribute.Strategy, step: Callable, batches: tf.da
 # %% tags=["active-ipynb"]
 # def losses_of(own_mean):
 #     """The mean loss of each step of the first epoch."""
-#     batches = read_data(train, 0, args)
+#     batches = read_data(images, labels, 0, args)
 #     if own_mean:  # a piece is half of the batch, so its images weigh twice as much
 #         batches = batches.map(lambda images, labels, weights: (images, labels, 2 * weights))
 #     step = train_step(strategy, *make(strategy, args, (1, 8, 8), 10))
@@ -142,7 +141,7 @@ def train_epoch(strategy: tf.distribute.Strategy, step: Callable, batches: tf.da
 #
 #
 # right, wrong = losses_of(own_mean=False), losses_of(own_mean=True)
-# alone = tensorflow.serial(tensorflow.cnn(), train, epochs=1, batch_size=64, lr=0.05, seed=0)
+# alone = tf_common.serial(tf_common.cnn(), train, epochs=1, batch_size=64, lr=0.05, seed=0)
 # apart = lambda losses: max(abs(a - b) for a, b in zip(losses, alone))
 # print(f"1 / global batch: losses of one device to 1e-5: {apart(right) < 1e-5}; 1 / own piece: {apart(wrong):.1f} away")
 # curves = {"one device, and 1 / global batch": right, "1 / own piece": wrong}
@@ -157,7 +156,7 @@ def train_epoch(strategy: tf.distribute.Strategy, step: Callable, batches: tf.da
 # model, _ = make(strategy, args, (1, 8, 8), 10)
 # outside = tf.keras.optimizers.SGD(0.05, momentum=0.9)
 # outside.build(model.trainable_variables)
-# train_epoch(strategy, train_step(strategy, model, outside), read_data(train, 0, args))
+# train_epoch(strategy, train_step(strategy, model, outside), read_data(images, labels, 0, args))
 # first, second = (copy.numpy() for copy in strategy.experimental_local_results(model.trainable_variables[-2].value))
 # print(f"after an epoch, the copies of a mirrored variable are {abs(first - second).max():.2f} apart")
 
@@ -171,16 +170,16 @@ def train_epoch(strategy: tf.distribute.Strategy, step: Callable, batches: tf.da
 def test_step(strategy: tf.distribute.Strategy, model: tf.keras.Model) -> Callable:
     """A function that gives the number of hits in a batch's pieces. Made once: each new tf.function is traced anew."""
 
-    def hits(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(weights * tf.cast(tf.argmax(model(images), axis=1) == labels, tf.float32))
+    def replica_step(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        right = tf.argmax(model(images), axis=1) == labels
+        return tf.reduce_sum(tf.cast(right & (weights > 0), tf.float32))
 
-    return tf.function(lambda pieces: strategy.reduce("SUM", strategy.run(hits, args=pieces), axis=None))
+    return tf.function(lambda pieces: strategy.reduce("SUM", strategy.run(replica_step, args=pieces), axis=None))
 
 
-def evaluate(strategy: tf.distribute.Strategy, step: Callable, test: TensorDataset) -> float:
-    """The accuracy on the test set."""
-    filled = tensorflow.filled(test, 256, strategy.num_replicas_in_sync)
-    return sum(float(step(pieces)) for pieces in strategy.experimental_distribute_dataset(filled)) / len(test)
+def hits(strategy: tf.distribute.Strategy, step: Callable, test: tf.data.Dataset) -> float:
+    """How many of the test images are classified rightly."""
+    return sum(float(step(pieces)) for pieces in strategy.experimental_distribute_dataset(test))
 
 
 # %% [markdown]
@@ -190,30 +189,31 @@ def evaluate(strategy: tf.distribute.Strategy, step: Callable, test: TensorDatas
 # %%
 def main(args: argparse.Namespace) -> None:
     launch.alone("TF_CNN_CustomLoop")
-    places = tensorflow.devices(args.devices, exact=args.prove)
+    places = tf_common.devices(args.devices, exact=args.prove)
     args.batch_size, _ = flags.split(args.batch_size, len(places), who="replica")
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
-    tensorflow.refuse_pieces(len(train), args.batch_size, len(places))
-    print(f"{tensorflow.describe(places)}\n\n{metrics.header()}", flush=True)
+    tf_common.refuse_pieces(len(train), args.batch_size, len(places))
+    print(f"{tf_common.describe(places)}\n\n{metrics.header()}", flush=True)
     strategy = tf.distribute.MirroredStrategy(places)
     shape = tuple(train[0][0].shape), data.classes(train, test)
     model, optimizer = make(strategy, args, *shape)
-    step, count_hits, history = train_step(strategy, model, optimizer), test_step(strategy, model), []
+    step, count, history = train_step(strategy, model, optimizer), test_step(strategy, model), []
+    images, labels, filled = *tf_common.tensors(train), tf_common.filled(test, 256, len(places))
     for epoch in range(args.epochs):
         began = time.perf_counter()
-        loss = sum(train_epoch(strategy, step, read_data(train, epoch, args))) / len(train)
+        loss = sum(train_epoch(strategy, step, read_data(images, labels, epoch, args))) / len(train)
         speed = len(train) / (time.perf_counter() - began)
         metrics.finite(loss, epoch, launch.World())
-        accuracy = evaluate(strategy, count_hits, test)
+        accuracy = hits(strategy, count, filled) / len(test)
         row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": accuracy, "images_per_s": speed}
         print(metrics.row(row), flush=True)
         history.append(row)
     with files.atomic(args.out / "model.keras") as temporary:
         model.save(temporary)
-    what, fresh = f"a loop by hand on {len(places)} replicas equals one device", tensorflow.cnn(*shape, args.seed)
-    verdict = tensorflow.against_serial(what, model, fresh, train, args) if args.prove else None
-    told, device = {"devices": len(places), "batch_size": args.batch_size}, tensorflow.torch_device(places)
+    what, fresh = f"a loop by hand on {len(places)} replicas equals one device", tf_common.cnn(*shape, args.seed)
+    verdict = tf_common.against_serial(what, model, fresh, train, args) if args.prove else None
+    told, device = {"devices": len(places), "batch_size": args.batch_size}, tf_common.torch_device(places)
     metrics.report(args.out, launch.World(), device, history, verdict, **told)
 
 
@@ -235,13 +235,13 @@ if __name__ == "__main__":
 # model, theirs = CNN(), []
 # optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 # for epoch in range(10):
-#     for batch in torch.as_tensor(tensorflow.order(len(train), epoch, seed=0)).split(64):
+#     for batch in torch.as_tensor(tf_common.order(len(train), epoch, seed=0)).split(64):
 #         optimizer.zero_grad()
 #         loss = torch.nn.functional.cross_entropy(model(train[batch][0]), train[batch][1])
 #         loss.backward()
 #         optimizer.step()
 #         theirs.append(loss.item())
-# ours = tensorflow.serial(tensorflow.cnn(), train, epochs=10, batch_size=64, lr=0.05, seed=0)
+# ours = tf_common.serial(tf_common.cnn(), train, epochs=10, batch_size=64, lr=0.05, seed=0)
 # for step in range(3):
 #     print(f"step {step + 1}: PyTorch {theirs[step]:.5f}, TensorFlow {ours[step]:.5f}")
 # print(f"all {len(ours)} losses within 1e-5:", max(abs(a - b) for a, b in zip(ours, theirs)) < 1e-5)

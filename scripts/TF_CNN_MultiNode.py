@@ -15,9 +15,9 @@ import time
 import numpy as np
 import torch
 
-from multigpu import checkpoint, data, files, flags, launch, metrics, rendezvous, tensorflow, tf_config
+from multigpu import checkpoint, data, files, flags, launch, metrics, rendezvous, tf_common, tf_config
 from multigpu.errors import counted
-from multigpu.tensorflow import tf  # TensorFlow, without the messages of its start
+from multigpu.tf_common import tf  # TensorFlow, without the messages of its start
 
 
 # %%
@@ -37,7 +37,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %%
 def set_up(args: argparse.Namespace, world: launch.World) -> tuple[tf.distribute.Strategy, torch.device]:
-    gpus = tensorflow.gpus(quiet=world.local_rank != 0)
+    gpus = tf_common.gpus(quiet=world.local_rank != 0)
     mine = tf_config.share(world, len(gpus))  # several workers on a node: each takes its share
     workers = tf_config.meet(world, gpus=len(mine))  # ["10.0.0.1:41763", "10.0.0.2:38233"]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": world.rank}}
@@ -148,7 +148,7 @@ def test_step(strategy: tf.distribute.Strategy, model: tf.keras.Model):
 #     with strategy.scope():
 #         tf.keras.utils.set_random_seed(world.rank)
 #         drawn = tf.keras.Sequential([tf.keras.Input((64,)), tf.keras.layers.Dense(10)])
-#         put = tensorflow.cnn(seed=world.rank)  # ends with model.set_weights
+#         put = tf_common.cnn(seed=world.rank)  # ends with model.set_weights
 #         drawn.compile("sgd", "mse")
 #     try:
 #         drawn.fit(np.zeros((4, 64)), np.zeros((4, 10)), batch_size=4, verbose=0)
@@ -193,7 +193,7 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
         rendezvous.same_everywhere(world, flag, value)
     like = tuple(learn[0][0].shape), data.classes(learn, test), args.seed
     with strategy.scope():
-        model, optimizer = tensorflow.cnn(*like), tf.keras.optimizers.SGD(args.lr, momentum=0.9)
+        model, optimizer = tf_common.cnn(*like), tf.keras.optimizers.SGD(args.lr, momentum=0.9)
         optimizer.build(model.trainable_variables)
     parts = {"model": checkpoint.Variables(model.variables), "optimizer": checkpoint.Variables(optimizer.variables)}
     last = checkpoint.Checkpoint(args.out / "last.pt", parts, same, world)  # the chief reads and writes the file
@@ -202,11 +202,11 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
     say(f"global batch {args.batch_size} = {replicas} (replicas) × {piece} (images)\n")
     say(metrics.opening(at, args, last.loaded, world), flush=True)
     args.epochs = max(args.epochs, at["epoch"])
-    learned, tested = tensorflow.tensors(learn), tensorflow.tensors(test)  # not copied into each data set's graph
+    learned, tested = tf_common.tensors(learn), tf_common.tensors(test)  # not copied into each data set's graph
     step, count = train_step(strategy, model, optimizer), test_step(strategy, model)
     for epoch in range(at["epoch"], args.epochs):
         began, total = time.perf_counter(), 0.0
-        order = tensorflow.order(len(learn), epoch, args.seed)
+        order = tf_common.order(len(learn), epoch, args.seed)
         for number, batch in enumerate(deal(strategy, *learned, order, args.batch_size)):
             total += float(step(*batch)) * min(args.batch_size, len(learn) - number * args.batch_size)
         speed, loss = len(learn) / (time.perf_counter() - began), metrics.finite(total / len(learn), epoch, world)
@@ -218,7 +218,7 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
     what = f"MultiWorkerMirroredStrategy with {counted(replicas, 'replica')} equals one device"
     with rendezvous.together(world):  # the others wait for the chief: a worker that leaves early counts as dead
         prove = chief and args.prove
-        verdict = tensorflow.against_serial(what, model, tensorflow.cnn(*like), learn, args) if prove else None
+        verdict = tf_common.against_serial(what, model, tf_common.cnn(*like), learn, args) if prove else None
     if chief:
         metrics.report(args.out, world, device, at["history"], verdict, devices=replicas, batch_size=args.batch_size)
 

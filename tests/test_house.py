@@ -18,7 +18,7 @@ LAYERS = (
     ("world",),
     ("launch", "rendezvous", "devices", "data", "models", "plots", "flags", "slurm_conf", "probes"),
     ("metrics", "proof", "checkpoint", "slurm_processes", "probes_software", "tf_config"),
-    ("tensorflow",),
+    ("tf_common",),
     ("vgpu",),
     ("classroom", "doctor", "notebooks"),
     ("cli",),

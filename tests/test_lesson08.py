@@ -241,7 +241,7 @@ RESOLVER = {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n[2,10]", "SLURM_STEP_T
 
 
 def test_what_the_page_says_of_slurm_cluster_resolver(monkeypatch):
-    from multigpu.tensorflow import tf
+    from multigpu.tf_common import tf
 
     resolver = tf.distribute.cluster_resolver.SlurmClusterResolver
     for name, value in (RESOLVER | {"SLURM_STEP_NUM_TASKS": "2"}).items():

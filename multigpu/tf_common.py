@@ -17,19 +17,22 @@ from torch.utils.data import TensorDataset
 from multigpu import models, proof
 from multigpu.devices import CLASSROOM
 from multigpu.errors import UserError, counted
+from multigpu.world import integer
 
-# TensorFlow reads these once, when it is imported. Warnings and errors stay: level 2 leaves out what is not one.
+# TensorFlow reads these once, when it is imported. Level 2 leaves its errors; 0 lets it say, too, why it sees no GPU.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN announces itself, and sums in another order on each CPU
 
 try:
     import tensorflow as tf
-except ImportError:
+except ModuleNotFoundError as error:
+    if error.name != "tensorflow":
+        raise
     missing = UserError(
         "TensorFlow is not there, and lessons 07 and 08 need it: pip install -c constraints.txt -e '.[tensorflow]' "
         "from the repository's root (with GPUs '.[tensorflow-gpu]')."
     )
-    if "IPython" in sys.modules or "pytest" in sys.modules:
+    if "IPython" in sys.modules:  # in a notebook one reads the exception
         raise missing from None
     print(f"error: {missing}", file=sys.stderr)
     sys.exit(2)  # a script cannot catch what its imports raise
@@ -41,23 +44,29 @@ def gpus(quiet: bool = False) -> list[Any]:
     """The GPUs that TensorFlow sees, its PhysicalDevices. Raises UserError if it sees none where Slurm gave some.
 
     They take memory as they need it from here on, since torch may want some, too; by default TensorFlow takes it all.
-
-    The classroom cluster's GPUs are pretended.
+    The classroom cluster's GPUs are pretended: a machine's real ones are hidden there.
     """
-    if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
-        return []
     found = tf.config.list_physical_devices("GPU")
-    promised = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
+        _use([])
+        return []
+    promised = integer(os.environ, "SLURM_GPUS_ON_NODE", 0)
     if promised and not found:
         raise UserError(
             f"Slurm gave this node {counted(promised, 'GPU')}, but TensorFlow {tf.__version__} sees none: install its CUDA "
-            f"build in an environment of its own (lesson 07's page says how), or ask Slurm for no GPU.",
+            f"build in an environment of its own (lesson 07's page says how), or ask Slurm for no GPU. "
+            f"TF_CPP_MIN_LOG_LEVEL=0 lets TensorFlow say what it misses.",
             quiet,
         )
     with suppress(RuntimeError):  # TensorFlow has started: too late to change, and no harm
         for gpu in found:
             tf.config.experimental.set_memory_growth(gpu, True)
     return found
+
+
+def _use(gpus: list[Any]) -> None:
+    with suppress(RuntimeError):  # TensorFlow has started: too late to change, and no harm
+        tf.config.set_visible_devices(gpus, "GPU")
 
 
 def devices(count: int | None = None, exact: bool = False) -> list[str]:
@@ -67,17 +76,19 @@ def devices(count: int | None = None, exact: bool = False) -> list[str]:
     `exact`, GPUs compute in full 32 bit and the same way each time, so that two runs can be compared.
     Raises UserError if it comes too late, or if there are some GPUs, but not `count`.
     """
-    found = [f"GPU:{index}" for index in range(len(gpus()))]
+    found = gpus()
     count = count or len(found) or 2
     if exact:
         tf.config.experimental.enable_tensor_float_32_execution(False)
+        tf.config.experimental.enable_op_determinism()
     if found and count > len(found):
         raise UserError(
             f"{counted(count, 'device')} asked for, but TensorFlow sees {counted(len(found), 'GPU')}: "
-            f"give --devices {len(found)}, or hide all GPUs with CUDA_VISIBLE_DEVICES=."
+            f"ask for {len(found)}, or hide all GPUs with CUDA_VISIBLE_DEVICES= and have parts of the CPU instead."
         )
     if found:
-        return found[:count]
+        _use(found[:count])
+        return [f"GPU:{index}" for index in range(count)]
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
@@ -94,8 +105,7 @@ def describe(places: list[str]) -> str:
     """One line on who computes where, for the top of a log."""
     if places[0].startswith("GPU"):
         return f"devices: {', '.join(places)}"
-    why = "no GPU found" if not torch.cuda.device_count() else "this build of TensorFlow sees no GPU"
-    return f"devices: {', '.join(places)}, parts of one CPU ({why})"
+    return f"devices: {', '.join(places)}, parts of one CPU (TensorFlow sees no GPU)"
 
 
 def torch_device(places: list[str]) -> torch.device:
@@ -106,8 +116,8 @@ def torch_device(places: list[str]) -> torch.device:
 def cnn(image_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10, seed: int = 0) -> Any:
     """`multigpu.models.CNN` in Keras, with the weights that torch draws for `seed`: images (batch, height, width, channels).
 
-    `image_shape` is PyTorch's: channels, height, width. Keras pads a stride of 2 on one side only, so "same" is not
-    PyTorch's padding=1: that is written out.
+    `image_shape` is PyTorch's: channels, height, width. At a stride of 2, Keras's "same" pads an even size on one side
+    only, unlike PyTorch's padding=1: that is written out.
     """
     channels, height, width = image_shape
     layers = tf.keras.layers
@@ -123,11 +133,11 @@ def cnn(image_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10, seed: 
         ]
     )
     torch.manual_seed(seed)
-    model.set_weights(weights(models.CNN(image_shape, classes)))
+    model.set_weights(keras_weights(models.CNN(image_shape, classes)))
     return model
 
 
-def weights(model: models.CNN) -> list[np.ndarray]:
+def keras_weights(model: models.CNN) -> list[np.ndarray]:
     """PyTorch's parameters in Keras's order and shapes: (out, in, height, width) becomes (height, width, in, out)."""
     conv1, conv2, fc1, fc2 = model.conv1, model.conv2, model.fc1, model.fc2
     channels = conv2.out_channels
@@ -157,14 +167,15 @@ def tensors(dataset: TensorDataset) -> tuple[Any, Any]:
 def filled(dataset: TensorDataset, batch_size: int, replicas: int) -> Any:
     """A tf.data.Dataset of (images, labels, weights) in which no replica goes without: the last batch is filled up.
 
-    Weights are 1, and 0 for an image that fills up. `batch_size` is that of a replica.
+    A weight is 1 / (images in a batch of all replicas), and 0 for an image that fills up. `batch_size` is a replica's.
     """
     images, labels = arrays(dataset)
     batch = min(batch_size, -(-len(labels) // replicas)) * replicas
     numbers = np.arange(-(-len(labels) // batch) * batch)
-    weights = (numbers < len(labels)).astype(np.float32)
+    weights = (numbers < len(labels)).astype(np.float32) / batch
     numbers %= len(labels)
-    return tf.data.Dataset.from_tensor_slices((images[numbers], labels[numbers], weights)).batch(batch)
+    with tf.device("CPU:0"):  # main memory
+        return tf.data.Dataset.from_tensor_slices((images[numbers], labels[numbers], weights)).batch(batch)
 
 
 def refuse_pieces(images: int, batch_size: int, replicas: int, fit: bool = False) -> None:
