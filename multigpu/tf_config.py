@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from multigpu.errors import UserError, counted
 from multigpu.rendezvous import PATIENCE
 from multigpu.world import World
 
+NO_PROXY = "no_grpc_proxy"  # gRPC reads it in small letters only
 EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:12345", "10.0.0.2:12345"]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -46,6 +48,11 @@ def find(environ: Mapping[str, str] = os.environ) -> World:
             f"TF_CONFIG says worker {rank} of {len(addresses)}, {started.launcher} says rank {started.rank} of {started.size}: "
             f"unset TF_CONFIG, or start the workers without {started.launcher}.",
             quiet=started.rank != 0,
+        )
+    if environ.get("MASTER_PORT", "0") in {address.rpartition(":")[2] for address in addresses}:
+        raise UserError(
+            f"MASTER_PORT is {environ['MASTER_PORT']}, which TF_CONFIG gives to a worker: the workers meet at another port "
+            f"than TensorFlow's, so give another MASTER_PORT, or none."
         )
     hosts = [_host(address) for address in addresses]
     here = [number for number, host in enumerate(hosts) if host == hosts[rank]]
@@ -121,8 +128,24 @@ def meet(here: World, gpus: int, environ: Mapping[str, str] = os.environ) -> lis
     Raises UserError, on all ranks, if a port that TF_CONFIG gives is taken, if the workers were given different lists, if
     they have not the same number of `gpus`, and what rendezvous.meet raises.
     """
-    store = rendezvous.meet(here, torch.device("cuda" if gpus else "cpu"), PATIENCE)
-    dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.size)
+    try:
+        store = rendezvous.meet(here, torch.device("cuda" if gpus else "cpu"), PATIENCE)
+    except UserError as error:
+        if here.launcher != "TF_CONFIG":
+            raise
+        hint = (
+            "Here TF_CONFIG says where rank 0 is (the first address of its list) and which rank this is (task → index)."
+        )
+        raise UserError(f"{error} {hint}") from None
+    patience = timedelta(seconds=PATIENCE)  # a worker that stands still is missed in what they say to each other, too
+    try:
+        dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.size, timeout=patience)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"worker {here.rank} on {socket.gethostname()} cannot connect to the others ({reason}): "
+            f"export GLOO_SOCKET_IFNAME=<the network interface that all nodes share>, and look at their messages."
+        ) from None
     rendezvous.same_everywhere(here, "the number of GPUs", gpus)
     given = read(environ["TF_CONFIG"])[0] if environ.get("TF_CONFIG") else None
     rendezvous.same_everywhere(here, "TF_CONFIG's list of workers", given)
@@ -133,7 +156,18 @@ def meet(here: World, gpus: int, environ: Mapping[str, str] = os.environ) -> lis
     with held:
         told = [""] * here.size
         dist.all_gather_object(told, f"{_host(own)}:{held.getsockname()[1]}")
+    # gRPC would ask a cluster's web proxy for the way to the other workers, and wait.
+    direct = {_host(address).strip("[]") for address in told} | set(filter(None, [os.environ.get(NO_PROXY)]))
+    os.environ[NO_PROXY] = ",".join(sorted(direct))
     return told
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """In this block the workers may wait for each other as long as it takes: for the chief's proof, say."""
+    dist.distributed_c10d._set_pg_timeout(timedelta(days=7), dist.group.WORLD)
+    yield
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE), dist.group.WORLD)
 
 
 def _hold(address: str) -> socket.socket:
@@ -228,9 +262,11 @@ def deadline() -> Iterator[None]:
     neither a thread nor Ctrl-C would be heard. This signal the operating system handles, so it has no sentence.
     """
     signal.alarm(int(PATIENCE))
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow took it, and scancel's would be lost
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow took it, and scancel's would be lost
 
 
 def describe(here: World, replicas: int, gpus: bool, environ: Mapping[str, str] = os.environ) -> str:

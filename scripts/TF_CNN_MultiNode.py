@@ -216,7 +216,7 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
         at = {**at, "epoch": epoch + 1, "history": [*at["history"], row]}
         last.save(at)
     what = f"MultiWorkerMirroredStrategy with {counted(replicas, 'replica')} equals one device"
-    with rendezvous.together(world):  # the others wait for the chief: a worker that leaves early counts as dead
+    with tf_config.patient(), rendezvous.together(world):  # the others wait: a worker that leaves early counts as dead
         prove = chief and args.prove
         verdict = tf_common.against_serial(what, model, tf_common.cnn(*like), learn, args) if prove else None
     if chief:

@@ -62,6 +62,10 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+# A cluster's web proxy, which does not answer: gRPC must not ask it for the way to the other workers.
+PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+
+
 def by_hand(
     workers: int, script: Path, *flags: object, cwd: Path, last: tuple = (), **environment: object
 ) -> list[subprocess.Popen]:
@@ -72,7 +76,7 @@ def by_hand(
         started.append(
             subprocess.Popen(
                 [sys.executable, script, *map(str, flags), *last * (index == workers - 1)], cwd=cwd / f"{index}", text=True, stdin=subprocess.DEVNULL,
-                env=clean_environment(TF_CONFIG=config, **environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                env=clean_environment(TF_CONFIG=config, **PROXY, **environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )
         )  # fmt: skip
     return started

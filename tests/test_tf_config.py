@@ -106,7 +106,7 @@ def test_a_worker_takes_its_share_of_the_nodes_gpus(place, seen, environ, expect
         assert list(share(here, seen, environ)) == expected
 
 
-def test_the_address_that_a_worker_tells():
+def test_the_address_that_a_worker_tells(monkeypatch):
     def told(rank: int, address: str, local_size: int = 1) -> str:
         return tf_config._reached_at(World(rank, 2, 0, local_size, "srun", address=address))
 
@@ -114,8 +114,19 @@ def test_the_address_that_a_worker_tells():
     assert told(0, "head.example") == "head.example" and told(0, "10.0.0.1") == "10.0.0.1", "as the others know it"
     assert told(0, "fd00::1") == "[fd00::1]"
     assert told(1, "127.0.1.1") == "127.0.1.1", "rank 0 is on this machine"
+    with monkeypatch.context() as other_machine:  # its own address, not rank 0's
+        other_machine.setattr(tf_config.socket.socket, "connect", lambda *_: None)
+        other_machine.setattr(tf_config.socket.socket, "getsockname", lambda *_: ("10.0.0.7", 1))
+        assert told(1, "10.0.0.1") == "10.0.0.7"
     with pytest.raises(UserError, match=r"worker 1 on .* cannot reach no\.such\.host\.invalid"):
         told(1, "no.such.host.invalid")
+
+
+def test_the_workers_do_not_meet_at_tensorflows_port():
+    text = json.dumps({"cluster": {"worker": ["a:12763", "b:12763"]}, "task": {"type": "worker", "index": 0}})
+    with pytest.raises(UserError, match="MASTER_PORT is 12763, which TF_CONFIG gives to a worker"):
+        find({"TF_CONFIG": text, "MASTER_PORT": "12763"})
+    assert find({"TF_CONFIG": text, "MASTER_PORT": "12764"}).port == 12764
 
 
 def test_a_port_that_is_taken():
