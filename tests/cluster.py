@@ -39,7 +39,7 @@ class Cluster:
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 
-    def wait(self, number: int, timeout: float = 120) -> Job:
+    def wait(self, number: int, timeout: float = 240) -> Job:
         """Wait for a job's end. `sbatch --wait` asks ever more rarely, so that it notices an end up to 32 s late."""
         deadline = time.monotonic() + timeout
         while True:
@@ -56,7 +56,7 @@ class Cluster:
         text = log.read_text() if log.exists() else ""
         return Job(number, field["JobState"], int(field["ExitCode"].split(":")[0]), text)
 
-    def job(self, *arguments: object, cwd: Path, timeout: float = 120) -> Job:
+    def job(self, *arguments: object, cwd: Path, timeout: float = 240) -> Job:
         return self.wait(self.submit(*arguments, cwd=cwd), timeout)
 
     def script(self, folder: Path, text: str, name: str = "job.sh") -> Path:

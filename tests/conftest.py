@@ -23,7 +23,7 @@ def clean_environment(**more: object) -> dict[str, str]:
 
 
 def run(
-    *command: object, cwd: Path | None = None, timeout: float = 120, **environment: object
+    *command: object, cwd: Path | None = None, timeout: float = 240, **environment: object
 ) -> subprocess.CompletedProcess:
     """Run a command to its end; stdout and stderr come together in .stdout. A hang is a failure after `timeout` s."""
     return subprocess.run(

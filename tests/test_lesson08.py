@@ -85,7 +85,7 @@ def by_hand(
 def ended(started: list[subprocess.Popen]) -> list[tuple[int, str]]:
     """Each worker's exit code, and what it printed."""
     try:
-        told = [worker.communicate(timeout=100)[0] for worker in started]
+        told = [worker.communicate(timeout=200)[0] for worker in started]
     finally:
         [worker.kill() for worker in started]
     return [(worker.returncode, text) for worker, text in zip(started, told, strict=True)]
