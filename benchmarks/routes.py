@@ -195,8 +195,8 @@ def page(repeats: int) -> str:
     steps = simulated()
     speeds = measured(repeats) if repeats else stored_measured()
     rows = [
-        f"{stored_line(stem)} {steps.get(name, '–')} | {speeds.get(name, '–')} |"
-        for name, (_, stem, _) in ROUTES.items()
+        f"{stored_line(stem)} {steps.get(name, '–')} | {speeds.get(name, 'not yet' if more is not None else '–')} |"
+        for name, (_, stem, more) in ROUTES.items()
     ]
     cores = len(os.sched_getaffinity(0))
     if not repeats:
