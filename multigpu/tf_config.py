@@ -166,8 +166,10 @@ def meet(here: World, gpus: int, environ: Mapping[str, str] = os.environ) -> lis
 def patient() -> Iterator[None]:
     """In this block the workers may wait for each other as long as it takes: for the chief's proof, say."""
     dist.distributed_c10d._set_pg_timeout(timedelta(days=7), dist.group.WORLD)
-    yield
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE), dist.group.WORLD)
+    try:
+        yield
+    finally:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE), dist.group.WORLD)
 
 
 def _hold(address: str) -> socket.socket:
