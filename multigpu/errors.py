@@ -1,5 +1,8 @@
 """What does a user see who made a mistake? One sentence, and the exit code 2."""
 
+import sys
+import time
+
 
 class UserError(Exception):
     """Something the user can mend.
@@ -19,3 +22,21 @@ class UserError(Exception):
 def counted(number: int, thing: str) -> str:
     """1 GPU, 2 GPUs."""
     return f"{number} {thing}{'s' if number != 1 else ''}"
+
+
+def speak_plainly() -> None:
+    """An uncaught UserError is told as its sentence, without a traceback, from here on."""
+    theirs = sys.excepthook
+    if getattr(theirs, "plain", False):
+        return
+
+    def told(kind: type[BaseException], error: BaseException, trace: object) -> None:
+        if not isinstance(error, UserError):
+            theirs(kind, error, trace)
+        elif error.quiet:
+            time.sleep(10)  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
+        else:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+
+    told.plain = True
+    sys.excepthook = told

@@ -1,0 +1,58 @@
+"""bagua: what is sent, to whom, and when: six answers, from Bagua (https://github.com/BaguaSys/bagua).
+
+`ALGORITHMS` names them. Each is a module of its own, which says what moves.
+"""
+
+import difflib
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from multigpu.errors import UserError
+from multigpu.strategies.async_average import AsyncModelAverage
+from multigpu.strategies.bytegrad import ByteGrad
+from multigpu.strategies.ddp import DDPStrategy
+from multigpu.strategies.decentralized import Decentralized
+from multigpu.strategies.gradient_allreduce import GradientAllReduce
+from multigpu.strategies.low_precision import LowPrecisionDecentralized
+from multigpu.strategies.qadam import QAdam
+
+ALGORITHMS = {
+    "gradient_allreduce": GradientAllReduce,
+    "bytegrad": ByteGrad,
+    "qadam": QAdam,
+    "decentralized": Decentralized,
+    "low_precision_decentralized": LowPrecisionDecentralized,
+    "async": AsyncModelAverage,
+}
+# A gradient scaler multiplies what they exchange, or skips a step in which the neighbours count on this rank.
+NOT_FLOAT16 = ("qadam", "low_precision_decentralized")
+
+
+class BaguaStrategy(DDPStrategy):
+    """One process a device, as ddp, with one of Bagua's algorithms in the place of ddp's all-reduce.
+
+    algorithm    a name in ALGORITHMS
+    **keywords   the algorithm's own: peer_selection_mode, sync_interval_ms, …
+    """
+
+    name = "bagua"
+
+    def __init__(self, algorithm: str = "gradient_allreduce", process_group_backend: str | None = None, **keywords: Any):
+        super().__init__(process_group_backend)
+        if algorithm not in ALGORITHMS:
+            near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=2, cutoff=0.4)
+            hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+            raise UserError(f"bagua has no algorithm {algorithm!r}: {hint}There are {', '.join(ALGORITHMS)}.")
+        try:
+            self.algorithm = ALGORITHMS[algorithm](**keywords)
+        except TypeError as error:
+            raise UserError(f"bagua's {algorithm} does not take that argument ({error}).") from None
+        self.takes_float16 = algorithm not in NOT_FLOAT16
+
+    def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
+        return self.algorithm.attach(model, optimizers, self.distributed)
+
+    def close(self) -> None:
+        self.algorithm.close()

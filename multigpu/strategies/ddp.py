@@ -1,0 +1,152 @@
+"""ddp: a process a device, each with a full copy of the model; the gradients are averaged during backward.
+
+It is torch's own DistributedDataParallel. Lesson 05 uses it by hand.
+"""
+
+import atexit
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from multigpu import devices, rendezvous
+from multigpu.errors import UserError, counted
+from multigpu.strategies import launchers
+from multigpu.strategies.accelerators import resolve
+from multigpu.strategies.base import Strategy
+from multigpu.world import World, find
+
+# How each launcher is told the number of ranks on a node, and of nodes.
+RANKS_FLAG = {"torchrun": "--nproc-per-node={}", "srun": "#SBATCH --ntasks-per-node={}"}
+NODES_FLAG = {"torchrun": "--nnodes={}", "srun": "#SBATCH --nodes={}"}
+
+
+class DDPStrategy(Strategy):
+    """DistributedDataParallel, under torchrun, srun, mpirun, horovodrun, or by starting the script again.
+
+    process_group_backend   "nccl", "gloo", …; None: by the hardware
+    timeout                 how long a collective waits for a rank
+    ddp_comm_hook, ddp_comm_state   as DistributedDataParallel.register_comm_hook takes them
+    **keywords              DistributedDataParallel's own: find_unused_parameters, static_graph, bucket_cap_mb …
+    """
+
+    name = "ddp"
+    processes_per_node: int | None = None  # None: one a device
+
+    def __init__(
+        self,
+        process_group_backend: str | None = None,
+        timeout: timedelta = timedelta(minutes=30),
+        ddp_comm_hook: Callable | None = None,
+        ddp_comm_state: object = None,
+        **keywords: Any,
+    ):
+        super().__init__()
+        self.process_group_backend = process_group_backend
+        self.timeout = timeout
+        self.ddp_comm_hook, self.ddp_comm_state = ddp_comm_hook, ddp_comm_state
+        self.keywords = keywords
+        self.connected = False
+        self._control: dist.ProcessGroup | None = None
+
+    # ---- the processes ------------------------------------------------------------------------------------------
+
+    def ranks_on_node(self) -> int | None:
+        """How many ranks this strategy wants on a node; None: as many as the launcher started."""
+        return self.processes_per_node or (self.accelerator.count if self.accelerator else None)
+
+    def launch(self, function: Callable[..., Any], *args: Any) -> Any:
+        wanted = self.ranks_on_node() or 1
+        if find().launcher == "python" and wanted * self.num_nodes > 1:
+            self.start(wanted)
+        return function(*args)
+
+    def start(self, processes: int) -> None:
+        """Without a launcher: this process becomes rank 0, and the script is started again for the others."""
+        if self.num_nodes > 1:
+            raise UserError(
+                f"num_nodes={self.num_nodes}, and no launcher has started ranks on other nodes: start the script on each with "
+                f"`torchrun --nnodes={self.num_nodes} --nproc-per-node={processes} …`, or with srun in a Slurm job."
+            )
+        launchers.start_again(processes)
+
+    def connect(self) -> None:
+        if self.connected and dist.is_initialized():
+            return
+        self.accelerator = self.accelerator or resolve()
+        self.world = find()
+        self._refuse_a_mismatch(self.world)
+        self.device = self.accelerator.of_rank(self.world)
+        self.devices = [self.device]
+        if not dist.is_initialized():
+            self.init_dist_connection()
+            atexit.register(_disconnect)
+        if dist.get_backend() == "nccl":
+            self._control = dist.new_group(backend="gloo", timeout=self.timeout)
+        self.connected = True
+
+    def init_dist_connection(self) -> None:
+        """Start the process group. Override it for a way of your own; `self.world` and `self.device` are known."""
+        dist.init_process_group(
+            self.process_group_backend or devices.backend(self.device), store=rendezvous.meet(self.world, self.device),
+            rank=self.world.rank, world_size=self.world.size, timeout=self.timeout,
+        )  # fmt: skip
+
+    def _refuse_a_mismatch(self, world: World) -> None:
+        """What the Trainer was told and what the launcher did must agree: else ranks wait for ranks that nobody starts."""
+        quiet, wanted = world.rank != 0, self.ranks_on_node()
+        what = "ranks a node" if self.processes_per_node else "devices"
+        if wanted is not None and wanted != world.local_size:
+            flag = RANKS_FLAG.get(world.launcher, "-np {}").format(wanted * (world.nodes if "-np" in RANKS_FLAG.get(world.launcher, "-np") else 1))  # fmt: skip
+            other = "" if self.processes_per_node else f", or devices={world.local_size}"
+            raise UserError(
+                f"strategy {self.name!r} wants {wanted} {what}, but {world.launcher} started {counted(world.local_size, 'rank')} "
+                f"on this node: write '{flag}'{other}.",
+                quiet,
+            )
+        if self.num_nodes > 1 and self.num_nodes != world.nodes:
+            flag = NODES_FLAG.get(world.launcher, "ranks on {} nodes").format(self.num_nodes)
+            raise UserError(
+                f"num_nodes={self.num_nodes}, but {world.launcher} started ranks on {counted(world.nodes, 'node')}: "
+                f"write '{flag}', or num_nodes={world.nodes}.",
+                quiet,
+            )
+
+    @property
+    def control(self) -> dist.ProcessGroup | None:
+        if self.world.size == 1 or not self.connected:
+            return None
+        return self._control or dist.group.WORLD
+
+    # ---- the model ----------------------------------------------------------------------------------------------
+
+    def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
+        return self.distributed(model)
+
+    def distributed(self, model: nn.Module) -> nn.Module:
+        """The model in DistributedDataParallel; as it is if nothing in it learns."""
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        wrapped = self.configure_ddp(model, [self.device.index] if self.device.type == "cuda" else None)
+        if self.ddp_comm_hook is not None:
+            wrapped.register_comm_hook(self.ddp_comm_state, self.ddp_comm_hook)
+        return wrapped
+
+    def configure_ddp(self, model: nn.Module, device_ids: list[int] | None) -> nn.Module:
+        """The wrapper itself. Override it to use your own; it is called with the model on its device."""
+        return DistributedDataParallel(model, device_ids=device_ids, **self.keywords)
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager:
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def _disconnect() -> None:
+    """gloo's threads end while Python still runs: later, they can abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,96 @@
+"""horovod: each gradient is averaged as soon as it is there, and the learning rate grows with the number of ranks.
+
+    multigpu horovodrun -np 4 python train.py
+
+Where a package `horovod` can be imported, it does the work; else the course's own, in horovod.py.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from multigpu.errors import UserError
+from multigpu.strategies import horovod as own
+from multigpu.strategies.ddp import DDPStrategy
+from multigpu.world import find
+
+
+def package() -> ModuleType:
+    """The real `horovod.torch` if it can be imported, else the course's own module of the same shape."""
+    try:
+        import horovod.torch as real
+    except ImportError:
+        return own
+    return real
+
+
+class HorovodStrategy(DDPStrategy):
+    """One process a device, started by horovodrun, mpirun, srun or torchrun: never by the script itself.
+
+    The learning rates, and what schedulers take for them, are multiplied by the number of ranks, as Lightning's strategy did. So a
+    run is not numerically that of ddp unless the learning rate is divided by it: scale_learning_rate=False leaves it alone.
+    """
+
+    name = "horovod"
+
+    def __init__(self, scale_learning_rate: bool = True, fp16_compression: bool = False, **keywords: Any):
+        super().__init__(**keywords)
+        self.scale_learning_rate, self.fp16_compression = scale_learning_rate, fp16_compression
+
+    def ranks_on_node(self) -> int | None:
+        count = super().ranks_on_node()
+        return None if count == 1 else count  # devices=1 is one a process: the driver says how many processes
+
+    def start(self, processes: int) -> None:
+        raise UserError(
+            f"horovod's ranks are started by a driver, and devices={processes} asks for {processes}: "
+            f"run `multigpu horovodrun -np {processes} python train.py`, and leave devices out."
+        )
+
+    def launch(self, function: Callable[..., Any], *args: Any) -> Any:
+        if find().launcher == "python" and (self.ranks_on_node() or 1) > 1:
+            self.start(self.ranks_on_node() or 1)
+        return function(*args)
+
+    def init_dist_connection(self) -> None:
+        super().init_dist_connection()
+        if package() is not own:
+            package().init()
+
+    @property
+    def factor(self) -> int:
+        """What learning rates are multiplied by."""
+        return self.world.size if self.scale_learning_rate else 1
+
+    def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
+        hvd = package()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        owners = {id(p): name for name, p in model.named_parameters()}
+        for place, optimizer in enumerate(optimizers):
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            for group in optimizer.param_groups:
+                for key in {"lr", "initial_lr"} & set(group):
+                    group[key] = group[key] * self.factor
+            named = [(owners[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
+            optimizers[place] = hvd.DistributedOptimizer(
+                optimizer, named_parameters=named, backward_passes_per_step=self.backwards,
+                compression=hvd.Compression.fp16 if self.fp16_compression else hvd.Compression.none,
+            )  # fmt: skip
+        return model
+
+    def adapt(self, schedulers: list) -> None:
+        for scheduler in schedulers:
+            if hasattr(scheduler, "base_lrs"):
+                scheduler.base_lrs = [lr * self.factor for lr in scheduler.base_lrs]
+
+    def synchronize(self, optimizer: Optimizer) -> None:
+        optimizer.synchronize()
+
+    def stepping(self, optimizer: Optimizer) -> AbstractContextManager:
+        return optimizer.skip_synchronize()
+
+

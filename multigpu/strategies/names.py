@@ -1,0 +1,41 @@
+"""Which strategy is meant by a name? The strings that `Trainer(strategy=…)` takes."""
+
+import difflib
+from collections.abc import Callable
+
+from multigpu.errors import UserError
+from multigpu.strategies.bagua import BaguaStrategy
+from multigpu.strategies.base import Strategy
+from multigpu.strategies.ddp import DDPStrategy
+from multigpu.strategies.ddp2 import DDP2Strategy
+from multigpu.strategies.dp import DataParallelStrategy
+from multigpu.strategies.horovod_strategy import HorovodStrategy
+from multigpu.strategies.pipeline import PipelineStrategy
+from multigpu.strategies.spawn import DDPNotebookStrategy, DDPSpawnStrategy
+
+STRATEGIES: dict[str, Callable[..., Strategy]] = {
+    "single_device": Strategy,
+    "dp": DataParallelStrategy,
+    "ddp": DDPStrategy,
+    "ddp_spawn": DDPSpawnStrategy,
+    "ddp_notebook": DDPNotebookStrategy,
+    "ddp2": DDP2Strategy,
+    "horovod": HorovodStrategy,
+    "bagua": BaguaStrategy,
+    "pipeline": PipelineStrategy,
+}
+UNUSED = "_find_unused_parameters_"  # ddp_find_unused_parameters_true and _false, and so for spawn and notebook
+
+
+def named(strategy: str | Strategy) -> Strategy:
+    """The strategy of that name, new; a strategy itself is given back. Raises UserError, with the nearest names."""
+    if isinstance(strategy, Strategy):
+        return strategy
+    stem, _, wanted = str(strategy).partition(UNUSED)
+    if stem in ("ddp", "ddp_spawn", "ddp_notebook") and wanted in ("true", "false"):
+        return STRATEGIES[stem](find_unused_parameters=wanted == "true")
+    if strategy not in STRATEGIES:
+        near = difflib.get_close_matches(str(strategy), STRATEGIES, n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise UserError(f"there is no strategy {strategy!r}: {hint}There are {', '.join(map(repr, STRATEGIES))}.")
+    return STRATEGIES[strategy]()

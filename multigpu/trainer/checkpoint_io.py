@@ -1,0 +1,206 @@
+"""What is in a checkpoint? Lightning's own form, so that each can go on from the other's, and what an exact resume needs."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multigpu.checkpoint import random_states, set_random_states
+from multigpu.errors import UserError
+from multigpu.files import atomic
+
+VERSION = "2.6.6"  # the Lightning whose form this is
+OURS = "multigpu"  # a key of our own, which Lightning passes over
+
+
+def save(trainer: Any, path: str | Path, weights_only: bool = False) -> None:
+    """All ranks call it; rank 0 writes, under a temporary name that is then renamed."""
+    fit = trainer.fitting
+    states = trainer.strategy.gather_objects((random_states(), fit.epoch_began if fit else None))
+    problem = None
+    if trainer.is_global_zero:
+        content = dump(trainer, weights_only)
+        if fit:
+            content[OURS] = {"batches_done": fit.batches_done, "random": states}
+        try:
+            with atomic(Path(path)) as temporary:
+                torch.save(content, temporary)
+        except (OSError, RuntimeError) as error:
+            problem = f"cannot write {path} ({error}): make room there, or give another dirpath or default_root_dir."
+    problem = trainer.strategy.broadcast(problem)  # a barrier, too: nobody reads the file before it is there
+    if problem:
+        raise UserError(problem, quiet=not trainer.is_global_zero)
+
+
+def dump(trainer: Any, weights_only: bool) -> dict:
+    """Lightning's keys: epoch (from 0, the one that is running), global_step, state_dict, optimizer_states, …"""
+    module, datamodule = trainer.lightning_module, trainer.datamodule
+    content: dict[str, Any] = {
+        "epoch": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "pytorch-lightning_version": VERSION,
+        "state_dict": module.state_dict(),
+        "loops": loops(trainer),
+    }
+    if not weights_only:
+        content["callbacks"] = {cb.state_key: state for cb in trainer.callbacks if (state := cb.state_dict())}
+        content["optimizer_states"] = [optimizer.state_dict() for optimizer in trainer.optimizers]
+        content["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+        if trainer.precision_plugin.scaler is not None:
+            content["MixedPrecision"] = trainer.precision_plugin.scaler.state_dict()
+    for part in (module, datamodule):
+        if part is not None and part.hparams:
+            content[part.CHECKPOINT_HYPER_PARAMS_KEY] = dict(part.hparams)
+            if name := getattr(part, "_hparams_name", None):
+                content[part.CHECKPOINT_HYPER_PARAMS_NAME] = name
+    if datamodule is not None and (state := datamodule.state_dict()):
+        content[type(datamodule).__qualname__] = state
+    for callback in trainer.callbacks:
+        callback.on_save_checkpoint(trainer, module, content)
+    module.on_save_checkpoint(content)
+    return content
+
+
+def loops(trainer: Any) -> dict:
+    """Lightning's counters, in its own nesting, for an epoch's end or a place within it."""
+    fit = trainer.fitting
+    if fit is None:
+        return {}
+    n, epoch, last = fit.batches_done or fit.batches_of_epoch, trainer.current_epoch, fit.batches_done == 0
+    steps = {"ready": trainer.global_step, "completed": trainer.global_step}
+    full = {"ready": n, "started": n, "processed": n, "completed": n}
+    total = {key: fit.total_batches for key in full}
+    done = {"ready": epoch + 1, "started": epoch + 1, "processed": epoch + fit.epoch_ended, "completed": epoch}
+    zero = {"total": {"ready": 0, "completed": 0}, "current": {"ready": 0, "completed": 0}}
+    manual = not trainer.lightning_module.automatic_optimization
+    step = {"total": steps, "current": {"ready": 0, "completed": 0}}
+    nothing = dict.fromkeys(full, 0)
+    return {
+        "fit_loop": {
+            "state_dict": {},
+            "epoch_loop.state_dict": {"_batches_that_stepped": trainer._logged_step},
+            "epoch_loop.batch_progress": {"total": total, "current": full, "is_last_batch": last},
+            "epoch_loop.scheduler_progress": zero,
+            "epoch_loop.automatic_optimization.state_dict": {},
+            "epoch_loop.automatic_optimization.optim_progress": {
+                "optimizer": {"step": zero if manual else step, "zero_grad": {"total": nothing, "current": nothing}}
+            },
+            "epoch_loop.manual_optimization.state_dict": {},
+            "epoch_loop.manual_optimization.optim_step_progress": step if manual else zero,
+            "epoch_loop.val_loop.state_dict": {},
+            "epoch_loop.val_loop.batch_progress": {"total": nothing, "current": nothing, "is_last_batch": True},
+            "epoch_progress": {"total": done, "current": done},
+        }
+    }
+
+
+def read(path: str | Path, map_location: Any = "cpu") -> dict:
+    """Raises UserError if there is none, or it is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location=map_location, weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"there is no checkpoint {path}: give another path.") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder: give a checkpoint in it.") from None
+    except Exception as error:  # a damaged file can make the unpickler raise anything
+        if "Unsupported" in str(error) or "GLOBAL" in str(error):
+            raise UserError(
+                f"{path} holds objects that are more than numbers and texts ({str(error).splitlines()[0][:120]}): load it with "
+                f"torch.load(…, weights_only=False) if you trust who made it, and save what you need."
+            ) from None
+        raise UserError(f"{path} is truncated or not a checkpoint: give another.") from None
+    if not isinstance(content, dict) or "state_dict" not in content:
+        raise UserError(f"{path} holds no 'state_dict': it is not a Trainer's checkpoint.")
+    return content
+
+
+def refuse_another_class(module: torch.nn.Module, content: dict, path: str | Path) -> None:
+    """Raises UserError, before anything is changed, naming the first tensor that does not fit."""
+    here = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+    there = {key: tuple(value.shape) for key, value in content["state_dict"].items()}
+    for key in [*here, *there]:
+        if here.get(key) != there.get(key):
+            a, b = there.get(key, "missing"), here.get(key, "missing")
+            raise UserError(f"{path} does not fit {type(module).__name__}: {key} is {a} there and {b} here.")
+
+
+def construct(cls: type, content: dict, path: str | Path, strict: bool | None, keywords: dict) -> Any:
+    """A module of the class, made with the checkpoint's hyperparameters where its __init__ takes them."""
+    import inspect
+
+    stored = dict(content.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}))
+    takes = inspect.signature(cls.__init__).parameters
+    every = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    name = content.get(cls.CHECKPOINT_HYPER_PARAMS_NAME)
+    if name and name != "kwargs" and name in takes:
+        stored = {name: {**stored, **keywords.pop(name, {})}}
+    arguments = {key: value for key, value in {**stored, **keywords}.items() if every or key in takes}
+    try:
+        module = cls(**arguments)
+    except TypeError as error:
+        raise UserError(
+            f"{cls.__name__} cannot be made from {path} ({error}): give the missing arguments to load_from_checkpoint, or call "
+            f"self.save_hyperparameters() in __init__."
+        ) from None
+    module.on_load_checkpoint(content)
+    strict = module.strict_loading if strict is None else strict
+    if strict:
+        refuse_another_class(module, content, path)
+    module.load_state_dict(content["state_dict"], strict=strict)
+    return module
+
+
+def restore(trainer: Any, content: dict, path: str | Path) -> None:
+    """The model; and in `fit`, all else that the run needs to go on."""
+    module = trainer.lightning_module
+    module.on_load_checkpoint(content)
+    if module.strict_loading:
+        refuse_another_class(module, content, path)
+    module.load_state_dict(content["state_dict"], strict=module.strict_loading)
+    datamodule = trainer.datamodule
+    if datamodule is not None and type(datamodule).__qualname__ in content:
+        datamodule.load_state_dict(content[type(datamodule).__qualname__])
+    for callback in trainer.callbacks:
+        callback.on_load_checkpoint(trainer, module, content)
+        if callback.state_key in content.get("callbacks", {}):
+            callback.load_state_dict(content["callbacks"][callback.state_key])
+
+
+def restore_training(trainer: Any, content: dict, path: str | Path) -> None:
+    """Optimizers, schedulers, scaler, counters, random states. Raises UserError if the file has weights alone."""
+    if "optimizer_states" not in content:
+        raise UserError(f"{path} holds weights only, so training cannot go on from it: load it with load_from_checkpoint.")
+    if len(content["optimizer_states"]) != len(trainer.optimizers):
+        raise UserError(f"{path} holds {len(content['optimizer_states'])} optimizers, this run has {len(trainer.optimizers)}.")
+    for optimizer, state in zip(trainer.optimizers, content["optimizer_states"], strict=True):
+        optimizer.load_state_dict(state)
+    for config, state in zip(trainer.lr_scheduler_configs, content.get("lr_schedulers", []), strict=False):
+        config.scheduler.load_state_dict(state)
+    if trainer.precision_plugin.scaler is not None and "MixedPrecision" in content:
+        trainer.precision_plugin.scaler.load_state_dict(content["MixedPrecision"])
+    fit, told = trainer.fitting, content.get("loops", {}).get("fit_loop", {})
+    trainer.global_step = content["global_step"]
+    progress = told.get("epoch_loop.batch_progress", {})
+    done = progress.get("current", {}).get("ready", 0)
+    ended = progress.get("is_last_batch", True) or not done
+    if OURS in content:
+        done = content[OURS]["batches_done"]
+        ended = done == 0
+    trainer.current_epoch = content["epoch"] + int(ended)
+    fit.batches_done = 0 if ended else done
+    fit.total_batches = progress.get("total", {}).get("ready", 0)
+    trainer._logged_step = told.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", trainer.global_step)
+    states = content.get(OURS, {}).get("random", [])
+    if len(states) == trainer.world_size:
+        now, began = states[trainer.global_rank]
+        fit.epoch_began = None if ended else began
+        fit.after_skip = None if ended else now
+        if ended:
+            set_random_states(now)
+    elif not ended:
+        warnings.warn("another number of ranks: within the epoch, the order of the rest of the data differs.", stacklevel=2)
+
+

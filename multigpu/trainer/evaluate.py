@@ -1,0 +1,130 @@
+"""How do validation, testing and prediction run? Every n-th batch on each rank, each sample once, and one sum at the end."""
+
+import inspect
+from typing import Any
+
+import torch
+
+from multigpu.trainer import dataloaders, hooking
+from multigpu.trainer.results import Results
+from multigpu.trainer.transfer import transfer
+
+HOOK = {"validate": "validation", "test": "test", "predict": "predict"}
+
+
+class Evaluation:
+    """One of the three, over one or several dataloaders.
+
+    stage      "validate", "test" or "predict"
+    whole      the loaders as the user gave them
+    loaders    this rank's share of them
+    """
+
+    def __init__(self, trainer: Any, stage: str, loaders: list, limit: int | float | None):
+        self.trainer, self.module, self.stage = trainer, trainer.lightning_module, stage
+        self.loaders = [trainer.deal(loader, training=False) for loader in loaders]
+        parts, mine = trainer.strategy.shard if trainer.use_distributed_sampler else (1, 0)
+        self.uneven = False
+        self.limits = []
+        name = f"limit_{'val' if stage == 'validate' else stage}_batches"
+        for whole, share in zip(loaders, self.loaders, strict=True):
+            if share is whole:  # not dealt out: each rank has all that the loader gives
+                self.limits.append(dataloaders.limited(dataloaders.length(whole), limit, name))
+                continue
+            batches = dataloaders.limited(dataloaders.length(whole), limit, name)
+            self.limits.append(len(range(mine, int(batches), parts)))
+            self.uneven |= int(batches) % parts != 0
+        self.dealt = [share is not whole for whole, share in zip(loaders, self.loaders, strict=True)]
+        self.parts, self.mine = parts, mine
+        self.results = Results(trainer.strategy.gather_objects, trainer.world_size, training=False)
+
+    def run(self, sanity: int | None = None) -> list[dict[str, Any]]:
+        """The metrics of each dataloader; for prediction use `predict`. `sanity`: so many batches, and nothing is kept."""
+        trainer, before = self.trainer, (self.trainer.results, self.trainer.training)
+        trainer.results, trainer.training, trainer.evaluating = self.results, False, self
+        modes = {part: part.training for part in self.module.modules()}
+        self.module.eval()
+        with torch.inference_mode() if trainer.inference_mode else torch.no_grad():
+            told = self._loaders(sanity)
+        for part, mode in modes.items():
+            part.training = mode
+        (trainer.results, trainer.training), trainer.evaluating = before, None
+        return told
+
+    def _loaders(self, sanity: int | None) -> list[dict[str, Any]]:
+        trainer, kind = self.trainer, HOOK[self.stage]
+        hooking.call(trainer, f"on_{kind}_start")
+        hooking.call(trainer, f"on_{kind}_epoch_start")
+        step = self._stepper()
+        for number, loader in enumerate(self.loaders):
+            limit = self.limits[number] if sanity is None else min(self.limits[number], sanity)
+            dataloaders.start_epoch(loader, trainer.current_epoch)
+            if limit:
+                for index, batch in enumerate(loader):
+                    step(batch, index, number)
+                    if index + 1 >= limit:
+                        break
+        self.results.start_batch(None)
+        trainer.take(self.results.epoch_metrics(), quietly=trainer.sanity_checking)
+        hooking.call(trainer, f"on_{kind}_epoch_end")
+        told = self.results.epoch_metrics()
+        trainer.take(told, quietly=trainer.sanity_checking)
+        if not trainer.sanity_checking and self.stage != "predict":
+            trainer.send(told)
+        hooking.call(trainer, f"on_{kind}_end")
+        self.results.reset()
+        return self._by_loader(told.log)
+
+    def _stepper(self) -> Any:
+        """A function for one batch, with its hooks looked up once."""
+        trainer, kind, many = self.trainer, HOOK[self.stage], len(self.loaders) > 1
+        start, end = hooking.at(trainer, f"on_{kind}_batch_start"), hooking.at(trainer, f"on_{kind}_batch_end")
+        step_end = getattr(self.module, f"{kind}_step_end", None)
+        takes = inspect.signature(getattr(self.module, f"{kind}_step")).parameters
+        takes_index = len(takes) > 1 or any(p.kind is p.VAR_POSITIONAL for p in takes.values())
+        self.outputs: list[list] = [[] for _ in self.loaders]
+
+        def step(batch: Any, index: int, number: int) -> None:
+            place = index * self.parts + self.mine if self.dealt[number] else index  # as one process would count
+            batch = transfer(trainer, batch, number)
+            self.results.start_batch(batch, number if many else None)
+            told = (batch, place, number) if many else (batch, place)
+            if start is not None:
+                start(*told)
+            self.results.hook = f"{kind}_step"
+            with trainer.precision_plugin.context():
+                output = trainer.strategy.run_step(trainer.model, f"{kind}_step", *(told if takes_index else (batch,)))
+            output = step_end(output) if step_end is not None else output
+            if end is not None:
+                end(output, *told)
+            if self.stage == "predict":
+                self.outputs[number].append(dataloaders.to_cpu(output))
+            elif self.results.any_fresh and not trainer.sanity_checking:
+                trainer.send(self.results.step_metrics(exchange=False), step=index)
+
+        return step
+
+    def _by_loader(self, log: dict[str, Any]) -> list[dict[str, Any]]:
+        """Each dataloader's own metrics, and those of all."""
+        numbers = range(len(self.loaders))
+        if len(self.loaders) == 1:
+            return [dict(log)]
+        ends = [f"/dataloader_idx_{number}" for number in numbers]
+        return [
+            {key: value for key, value in log.items() if key.endswith(ends[number]) or not key.endswith(tuple(ends))}
+            for number in numbers
+        ]
+
+    def predict(self) -> list:
+        """What `predict_step` gave for each batch, in the order of the batches, from all ranks, on all ranks."""
+        self.run()
+        everybody = self.trainer.strategy.gather_objects(self.outputs)
+        found = []
+        for number, dealt in enumerate(self.dealt):
+            lists = [theirs[number] for theirs in everybody]
+            if not dealt:  # each rank predicted what its own loader gave
+                found.append([output for theirs in lists for output in theirs] if self.trainer.world_size > 1 else lists[0])
+                continue
+            total = sum(map(len, lists))
+            found.append([lists[place % self.parts][place // self.parts] for place in range(total)])
+        return found[0] if len(found) == 1 else found

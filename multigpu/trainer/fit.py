@@ -1,0 +1,348 @@
+"""How does training run? Epochs of batches; a batch is forward, backward, and every so often a step."""
+
+import inspect
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+from multigpu.checkpoint import random_states, set_random_states
+from multigpu.errors import UserError
+from multigpu.trainer import dataloaders, hooking
+from multigpu.trainer.anomaly import refuse_what_is_not_finite
+from multigpu.trainer.evaluate import Evaluation
+from multigpu.trainer.hooks import overridden
+from multigpu.trainer.module import LightningModule
+from multigpu.trainer.optimizers import wants_closure
+from multigpu.trainer.transfer import transfer
+
+END = object()
+
+
+class Fit:
+    """One training run. The Trainer holds the settings and what users look at; here is the way of a batch.
+
+    batches_done   batches of this epoch that are behind us; 0 between epochs
+    """
+
+    def __init__(self, trainer: Any, loader: Any, validation: Evaluation | None):
+        self.trainer, self.module, self.strategy = trainer, trainer.lightning_module, trainer.strategy
+        self.validation = validation
+        self.loader = loader
+        self.length = dataloaders.length(loader)
+        self.batches_of_epoch = dataloaders.limited(self.length, trainer.limit_train_batches, "limit_train_batches")
+        self.batches_done = self.total_batches = 0
+        self.epoch_ended = False
+        self.epoch_began: dict | None = None  # random states: an epoch that is resumed must be shuffled as before
+        self.after_skip: dict | None = None
+        self.validated_at = time.monotonic()
+
+    # ---- the run ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        trainer = self.trainer
+        if self.batches_of_epoch == 0:
+            return
+        self._prepare()
+        iterator = self._iterator()
+        hooking.call(trainer, "on_train_start")
+        while not self._finished():
+            trainer.results, trainer.training = self.results, True
+            dataloaders.start_epoch(self.loader, trainer.current_epoch)
+            self.epoch_ended = False
+            hooking.call(trainer, "on_train_epoch_start")
+            self._epoch(iterator or self._iterator())
+            iterator = None
+            if trainer.interrupted:
+                break
+            self._end_epoch()
+        hooking.call(trainer, "on_train_end")
+
+    def _prepare(self) -> None:
+        trainer, module = self.trainer, self.module
+        self.results = trainer.results
+        self.start, self.end = hooking.at(trainer, "on_train_batch_start"), hooking.at(trainer, "on_train_batch_end")
+        names = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+        self.before_zero, self.before_backward, self.after_backward, self.before_step = (
+            hooking.at(trainer, name) for name in names
+        )
+        self.automatic = module.automatic_optimization
+        self.own_zero_grad = overridden("optimizer_zero_grad", module, LightningModule)
+        self.own_backward = overridden("backward", module, LightningModule)
+        self.own_clipping = overridden("configure_gradient_clipping", module, LightningModule)
+        self.step_end = getattr(module, "training_step_end", None)
+        first = trainer.optimizers[0] if trainer.optimizers else None
+        self.own_step = overridden("optimizer_step", module, LightningModule) or (first is not None and wants_closure(first))
+        takes = inspect.signature(module.training_step).parameters
+        self.takes_index = len(takes) > 1 or any(p.kind is p.VAR_POSITIONAL for p in takes.values())
+        if not self.automatic and trainer.gradient_clip_val:
+            raise UserError("gradient_clip_val is for automatic optimization: call self.clip_gradients(optimizer, …) in training_step.")
+        if not self.automatic and trainer.accumulate_grad_batches > 1:
+            raise UserError("accumulate_grad_batches is for automatic optimization: call optimizer.step() every so many batches.")
+        if self.automatic and first is None:
+            warnings.warn("configure_optimizers returned None: nothing is learned in this fit.", stacklevel=2)
+        trainer.num_training_batches = self.batches_of_epoch
+        trainer.val_check_batch = self._check_every()
+
+    def _check_every(self) -> float:
+        """Validate every so many batches: val_check_interval is a number of them, or a share of the epoch's."""
+        trainer, interval = self.trainer, self.trainer.val_check_interval
+        if isinstance(interval, int) and not isinstance(interval, bool):
+            if self.validation and trainer.check_val_every_n_epoch is not None and interval > self.batches_of_epoch:
+                raise UserError(
+                    f"val_check_interval={interval}, and an epoch has {self.batches_of_epoch} batches: give at most that many, or "
+                    f"check_val_every_n_epoch=None to count on over epochs."
+                )
+            return interval
+        if self.batches_of_epoch == float("inf"):
+            return float("inf")
+        return max(1, int(self.batches_of_epoch * interval))
+
+    def _finished(self) -> bool:
+        trainer = self.trainer
+        if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+            return True
+        if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
+            return True
+        return self._may_stop()
+
+    def _may_stop(self) -> bool:
+        """Somebody set trainer.should_stop, and the least that was asked for is done."""
+        trainer = self.trainer
+        epochs = trainer.current_epoch + (self.batches_done == 0 and self.epoch_ended)
+        return trainer.should_stop and epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
+
+    # ---- an epoch -----------------------------------------------------------------------------------------------
+
+    def _iterator(self) -> Iterator:
+        """The epoch's batches. In an epoch that is resumed, those that were done are passed over."""
+        if self.epoch_began is not None and self.after_skip is not None:
+            set_random_states(self.epoch_began)
+        else:
+            self.epoch_began = random_states()
+        dataloaders.start_epoch(self.loader, self.trainer.current_epoch)
+        iterator = iter(self.loader)
+        for _ in range(self.batches_done):
+            next(iterator, END)
+        if self.after_skip is not None:
+            set_random_states(self.after_skip)
+            self.after_skip = None
+        return iterator
+
+    def _epoch(self, iterator: Iterator) -> None:
+        trainer, strategy, limit = self.trainer, self.strategy, self.batches_of_epoch
+        many, index, skipped = strategy.control is not None, self.batches_done, False
+        unsized = self.length == float("inf")
+        following = next(iterator, END) if unsized and index < limit else None
+        while index < limit and not skipped:
+            if unsized:  # to know which batch is the last, one is fetched ahead
+                batch, following = following, END if index + 1 >= limit else next(iterator, END)
+                if many and strategy.largest([int(batch is END), int(following is END)]) != [0, 0]:
+                    following = END  # some rank has no more: all of them end with this batch
+            else:
+                batch = next(iterator, END)
+            if batch is END:
+                break
+            last = index + 1 >= limit or following is END
+            index += 1
+            self.batches_done, self.total_batches = 0 if last else index, self.total_batches + 1
+            self.index, self.last = index - 1, last
+            skipped = self._batch(batch, index - 1, last)
+            asked = trainer.signals.asked
+            if (strategy.largest([asked])[0] if many else asked) and trainer.stop_for_signal():
+                return
+            if self._finished_within():
+                break
+        self.batches_done, self.epoch_ended = 0, True
+
+    def _finished_within(self) -> bool:
+        trainer = self.trainer
+        return trainer.global_step == trainer.max_steps or (trainer.should_stop and self._may_stop())
+
+    def _end_epoch(self) -> None:
+        trainer = self.trainer
+        trainer.take(self.results.epoch_metrics() if self.results.entries or trainer.world_size > 1 else None)
+        before = len(self.results.entries)
+        hooking.call(trainer, "on_train_epoch_end")
+        told = self.results.epoch_metrics() if before != len(self.results.entries) or trainer.world_size > 1 else trainer.last_told
+        trainer.take(told)
+        if self.automatic:
+            self._schedule("epoch", plateau=True)
+        trainer._logged_step -= 1  # an epoch's values stand at its last step
+        trainer.send(told)
+        trainer._logged_step += 1
+        self.results.reset()
+        trainer.last_told = None
+        trainer.current_epoch += 1
+
+    # ---- a batch ------------------------------------------------------------------------------------------------
+
+    def _batch(self, batch: Any, index: int, last: bool) -> bool:
+        """True if the rest of the epoch is to be skipped: on_train_batch_start gave -1."""
+        trainer, results = self.trainer, self.results
+        batch = transfer(trainer, batch)
+        results.start_batch(batch)
+        if self.start is not None and self.start(batch, index) == -1:
+            return True
+        stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
+        if not self.automatic:
+            output = self._forward(batch, index)
+        elif stepping:
+            output = self._optimize(batch, index)
+        else:
+            with self.strategy.no_sync(trainer.model):
+                output = self._backward(batch, index)
+        if trainer.lr_scheduler_configs and self.automatic:
+            if stepping:
+                self._schedule("step", plateau=False)
+            if last:
+                self._schedule("epoch", plateau=False)
+        self._tell(output, batch, index, stepping)
+        if self.validation is not None and self._due(index, last):
+            self.validation.run()
+            trainer.results, trainer.training = results, True
+        if stepping:
+            if trainer.lr_scheduler_configs and self.automatic:
+                self._schedule("step", plateau=True)
+            trainer._logged_step += 1
+        return False
+
+    def _tell(self, output: Any, batch: Any, index: int, stepping: bool) -> None:
+        trainer, results = self.trainer, self.results
+        if results.any_fresh and self.end is not None:
+            trainer.take(results.step_metrics(exchange=False))
+        if self.end is not None:
+            self.end(output if isinstance(output, dict) else {"loss": output} if output is not None else {}, batch, index)
+        logged = stepping and (trainer._logged_step + 1) % trainer.log_every_n_steps == 0
+        if results.any_fresh or (logged and results.ranks > 1):
+            told = results.step_metrics(exchange=logged)
+            trainer.take(told)
+            if logged or (trainer.fast_dev_run and stepping):
+                trainer.send(told)
+
+    def _forward(self, batch: Any, index: int) -> Any:
+        """What `training_step` returned, after training_step_end or the strategy's own merging."""
+        trainer = self.trainer
+        args = (batch, index) if self.takes_index else (batch,)
+        trainer.results.hook = "training_step"
+        if trainer.precision_plugin.plain:
+            output = self.strategy.run_step(trainer.model, "training_step", *args)
+        else:
+            with trainer.precision_plugin.context():
+                output = self.strategy.run_step(trainer.model, "training_step", *args)
+        return self.step_end(output) if self.step_end is not None else self.strategy.merge(output)
+
+    def _backward(self, batch: Any, index: int) -> Any:
+        """Forward and backward of one batch, its loss divided by the number of batches that make a step."""
+        trainer = self.trainer
+        output = self._forward(batch, index)
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if loss is None:
+            self._nothing(index, output)
+        elif not isinstance(loss, torch.Tensor):
+            raise UserError(f"training_step returned {type(loss).__name__}: expected the loss, a tensor, or a dict with 'loss'.")
+        elif loss.numel() != 1:
+            raise UserError(f"training_step returned a loss of shape {tuple(loss.shape)}: expected one number. Take its mean.")
+        optimizer = trainer.optimizers[0] if trainer.optimizers else None
+        if optimizer is not None and index % trainer.accumulate_grad_batches == 0:
+            if self.before_zero is not None:
+                self.before_zero(optimizer)
+            if self.own_zero_grad:
+                self.module.optimizer_zero_grad(trainer.current_epoch, index, optimizer)
+            else:
+                optimizer.zero_grad()
+        if loss is None:
+            return None
+        if trainer.accumulate_grad_batches > 1:
+            loss = loss / trainer.accumulate_grad_batches
+        if trainer.detect_anomaly:
+            refuse_what_is_not_finite(trainer, loss, batch)
+        if loss.requires_grad:
+            trainer.run_backward(loss)
+        elif optimizer is not None:
+            raise UserError("the loss does not depend on any parameter that learns: training_step returned a tensor without a graph.")
+        if trainer.detect_anomaly:
+            refuse_what_is_not_finite(trainer, loss, batch)
+        loss = loss.detach()
+        return {**output, "loss": loss} if isinstance(output, dict) else {"loss": loss}
+
+    def _optimize(self, batch: Any, index: int) -> Any:
+        """The batch that completes a step."""
+        trainer = self.trainer
+        if not trainer.optimizers:
+            return self._backward(batch, index)
+        optimizer, kept = trainer.optimizers[0], []
+
+        def closure() -> Any:
+            with torch.enable_grad():
+                kept[:] = [self._backward(batch, index)]
+            self._before_step(optimizer)
+            return kept[0]["loss"] if kept[0] else None
+
+        if self.own_step:
+            self.module.optimizer_step(trainer.current_epoch, index, trainer.steppers[0], closure)
+        else:
+            kept.append(self._backward(batch, index))
+            self._before_step(optimizer)
+            with self.strategy.stepping(optimizer):
+                trainer.precision_plugin.step(optimizer)
+        trainer.global_step += 1
+        return kept[0] if kept else None
+
+    def _before_step(self, optimizer: Any) -> None:
+        """The gradients are complete: averaged, in their true size, clipped."""
+        trainer = self.trainer
+        self.strategy.synchronize(optimizer)
+        trainer.precision_plugin.unscale(optimizer)
+        if self.before_step is not None:
+            self.before_step(optimizer)
+        if trainer.gradient_clip_val is not None or self.own_clipping:
+            how = trainer.gradient_clip_algorithm or "norm"
+            self.module.configure_gradient_clipping(optimizer, trainer.gradient_clip_val, how)
+
+    def _nothing(self, index: int, output: Any) -> None:
+        trainer = self.trainer
+        what = "a dict without 'loss'" if isinstance(output, dict) else "nothing"
+        if isinstance(output, dict) or trainer.world_size > 1 or trainer.detect_anomaly:
+            raise UserError(
+                f"training_step returned {what} in step {trainer.global_step} (batch {index} of epoch {trainer.current_epoch}): return the "
+                f"loss. A batch can be skipped, by returning None, on one device only: other ranks would wait for its gradients.",
+                quiet=not trainer.is_global_zero,
+            )
+        trainer.warn_once(f"training_step returned nothing in step {trainer.global_step}: the batch is skipped.")
+
+    # ---- when ---------------------------------------------------------------------------------------------------
+
+    def _due(self, index: int, last: bool) -> bool:
+        """Is it time to validate?"""
+        trainer = self.trainer
+        every = trainer.check_val_every_n_epoch
+        if every is not None and (trainer.current_epoch + 1) % every:
+            return False
+        if trainer.should_stop and self._may_stop():
+            return True
+        if trainer.val_check_batch == float("inf"):
+            return last
+        return (self.total_batches if every is None else index + 1) % trainer.val_check_batch == 0
+
+    def _schedule(self, interval: str, plateau: bool) -> None:
+        """Step the schedulers of this interval: those that watch a metric after it is known, the others before."""
+        trainer = self.trainer
+        for config in trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau != plateau or config.interval != interval:
+                continue
+            at = (self.index if interval == "step" else trainer.current_epoch) + 1
+            if at % config.frequency:
+                continue
+            metric = None
+            if plateau:
+                metric = trainer.callback_metrics.get(config.monitor)
+                if metric is None and config.strict:
+                    known = ", ".join(trainer.callback_metrics) or "none"
+                    raise UserError(f"a scheduler watches {config.monitor!r}, which was not logged; there are: {known}.")
+                if metric is None:
+                    continue
+            self.module.lr_scheduler_step(config.scheduler, metric)

@@ -1,0 +1,226 @@
+"""What becomes of `self.log`? Numbers are kept without waiting for the GPU, and reduced over batches and ranks once.
+
+Ranks may log different things: they exchange names and numbers together, in one collective that every rank takes part in
+at the same places (the end of an epoch, and the steps that are logged), so nothing can hang.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from multigpu.errors import UserError
+
+REDUCTIONS = ("mean", "sum", "max", "min")
+EPOCH_HOOKS = ("epoch", "_start", "_end")  # a hook so named is not within a batch, unless "batch" is in its name
+
+
+@dataclass(slots=True)
+class Entry:
+    """One logged name: how it is told, its last value, and what has come together in this epoch."""
+
+    name: str
+    prog_bar: bool
+    logger: bool
+    on_step: bool
+    on_epoch: bool
+    reduce: str
+    sync: bool
+    everywhere: bool  # False: rank_zero_only
+    loader: int | None
+    value: Any = None
+    total: Any = None
+    weight: float = 0.0
+    fresh: bool = False  # logged in this batch
+
+    def named(self, on_step: bool) -> str:
+        """Logged by step and by epoch, a name has two forms."""
+        suffix = ("_step" if on_step else "_epoch") if self.on_step and self.on_epoch else ""
+        where = "" if self.loader is None else f"/dataloader_idx_{self.loader}"
+        return self.name + suffix + where
+
+    def plain(self) -> str:
+        return self.name + ("" if self.loader is None else f"/dataloader_idx_{self.loader}")
+
+
+class Results:
+    """The logged numbers of one loop (training, validation, test).
+
+    gather   collects one object of each rank: Strategy.gather_objects
+    """
+
+    def __init__(self, gather: Callable[[Any], list], ranks: int, training: bool):
+        self.gather, self.ranks, self.training = gather, ranks, training
+        self.entries: dict[tuple, Entry] = {}
+        self.hook = ""  # which of the user's hooks is running
+        self.batch: Any = None
+        self.batch_size: int | None = None
+        self.loader: int | None = None
+        self.any_fresh = False
+        self.lock = threading.Lock()  # dp's replicas log at the same time
+
+    def start_batch(self, batch: Any, loader: int | None = None) -> None:
+        self.batch, self.batch_size, self.loader = batch, None, loader
+        if self.any_fresh:
+            self.any_fresh = False
+            for entry in self.entries.values():
+                entry.fresh = False
+
+    def log(
+        self, name: str, value: Any, prog_bar: bool, logger: bool | None, on_step: bool | None, on_epoch: bool | None,
+        reduce_fx: Any, sync: bool, add_loader: bool, batch_size: int | None, rank_zero_only: bool,
+    ) -> None:  # fmt: skip
+        """What LightningModule.log calls. Raises UserError for a value that is not one number, or an unknown reduction."""
+        key = (self.hook, name, self.loader if add_loader else None)
+        with self.lock:
+            entry = self.entries.get(key)
+            if entry is None:
+                entry = self._new(key, prog_bar, logger, on_step, on_epoch, reduce_fx, sync, rank_zero_only)
+            entry.fresh = self.any_fresh = True
+            if hasattr(value, "compute"):  # a torchmetrics.Metric, which gathers for itself
+                entry.value = value
+                return
+            entry.value = value = _number(name, value)
+            if not entry.on_epoch:
+                return
+            if entry.reduce == "mean":
+                weight = batch_size or (1 if self.between_batches(self.hook) else self._rows())
+                entry.total = value * weight if entry.total is None else entry.total + value * weight
+                entry.weight += weight
+            elif entry.total is None:
+                entry.total = value
+            else:
+                entry.total = entry.total + value if entry.reduce == "sum" else _pick(entry.reduce, (entry.total, value))
+
+    def _new(
+        self, key: tuple, prog_bar: bool, logger: bool | None, on_step: bool | None, on_epoch: bool | None,
+        reduce_fx: Any, sync: bool, rank_zero_only: bool,
+    ) -> Entry:  # fmt: skip
+        hook, name, loader = key
+        within = self.training and not self.between_batches(hook)
+        on_step, on_epoch = within if on_step is None else on_step, (not within) if on_epoch is None else on_epoch
+        reduce = getattr(reduce_fx, "__name__", str(reduce_fx)).lower().replace("avg", "mean")
+        if reduce not in REDUCTIONS:
+            raise UserError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(REDUCTIONS)}.")
+        if not on_step and not on_epoch:
+            raise UserError(f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing: set one of them.")
+        if on_step and self.between_batches(hook):
+            raise UserError(f"self.log({name!r}, on_step=True) in {hook}: there is no step, so leave on_step out.")
+        entry = Entry(name, prog_bar, logger is not False, on_step, on_epoch, reduce, sync, not rank_zero_only, loader)
+        self.entries[key] = entry
+        return entry
+
+    @staticmethod
+    def between_batches(hook: str) -> bool:
+        return "batch" not in hook and hook.startswith("on_") and hook.endswith(("_epoch_start", "_epoch_end", "_start", "_end"))
+
+    def _rows(self) -> int:
+        if self.batch_size is None:
+            self.batch_size = next(_sizes(self.batch), 1)
+        return self.batch_size
+
+    def step_metrics(self, exchange: bool) -> "Told":
+        """The values of this batch. With `exchange`, which all ranks must say alike, those with sync_dist over all ranks."""
+        fresh = {key: entry for key, entry in self.entries.items() if entry.on_step and entry.fresh}
+        values = {key: _computed(entry.value) for key, entry in fresh.items()}
+        if exchange and self.ranks > 1:
+            wanted = {key: (float(values[key]), 1.0) for key, e in fresh.items() if e.sync and e.everywhere}
+            told = self.gather(wanted)
+            for key in wanted:
+                parts = [theirs[key] for theirs in told if key in theirs]
+                reduce = fresh[key].reduce
+                values[key] = torch.tensor(_over_ranks(reduce, parts) / (len(parts) if reduce == "mean" else 1))
+        return Told([(entry, values[key]) for key, entry in fresh.items()], on_step=True, training=self.training)
+
+    def epoch_metrics(self) -> "Told":
+        """The epoch's values over all batches and all ranks; all ranks call it, whatever they have logged."""
+        mine: dict[tuple, tuple] = {}
+        for key, entry in self.entries.items():
+            if not entry.on_epoch:
+                continue
+            if hasattr(entry.value, "compute"):
+                entry.total, entry.weight = entry.value.compute(), 1.0
+                mine[key] = (entry, entry.total, None)
+            elif entry.total is not None:
+                mine[key] = (entry, entry.total, entry.weight)
+        found = []
+        if self.ranks == 1:
+            for entry, total, weight in mine.values():
+                found.append((entry, torch.as_tensor(total / weight if entry.reduce == "mean" and weight else total)))
+        else:
+            sent = {key: (_settings(e), float(total), weight) for key, (e, total, weight) in mine.items()}
+            told = self.gather(sent)
+            for key in dict.fromkeys(key for theirs in told for key in theirs):
+                settings, total, weight = next(theirs[key] for theirs in told if key in theirs)
+                entry = Entry(*settings)
+                if weight is not None and entry.everywhere:
+                    parts = [theirs[key][1:] for theirs in told if key in theirs]
+                    total, weight = _over_ranks(entry.reduce, parts), sum(part[1] for part in parts)
+                    total = total / weight if entry.reduce == "mean" else total
+                elif weight:
+                    total = total / weight if entry.reduce == "mean" else total
+                found.append((entry, torch.tensor(total)))
+        return Told(found, on_step=False, training=self.training)
+
+    def reset(self) -> None:
+        """A new epoch."""
+        for entry in self.entries.values():
+            if hasattr(entry.value, "reset"):
+                entry.value.reset()
+        self.entries.clear()
+        self.any_fresh, self.batch = False, None
+
+
+class Told:
+    """Values by who wants them: the loggers, the callbacks, the progress bar. All by name."""
+
+    def __init__(self, found: list[tuple[Entry, Any]], on_step: bool, training: bool):
+        self.log = {e.named(on_step): value for e, value in found if e.logger}
+        self.bar = {e.named(on_step): value for e, value in found if e.prog_bar}
+        self.callback: dict[str, Any] = {}
+        for entry, value in found:
+            if training or not on_step:
+                self.callback[entry.plain()] = self.callback[entry.named(on_step)] = value
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise UserError(f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: expected one number.")
+        value = value.detach().reshape(())
+        return value if value.dtype in (torch.float32, torch.float64) else value.float()
+    if isinstance(value, (int, float)):
+        return torch.tensor(float(value))
+    raise UserError(f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a tensor with one.")
+
+
+def _computed(value: Any) -> Any:
+    return value._forward_cache if hasattr(value, "compute") else value
+
+
+def _pick(reduce: str, values: Iterable[Any]) -> Any:
+    return max(values) if reduce == "max" else min(values)
+
+
+def _over_ranks(reduce: str, parts: list[tuple[float, float]]) -> float:
+    """Totals of the ranks that have the name → one total; a mean is divided by the weights' sum later."""
+    totals = [part[0] for part in parts]
+    if reduce in ("mean", "sum"):
+        return math.fsum(totals)
+    return _pick(reduce, totals)
+
+
+def _settings(entry: Entry) -> tuple:
+    return tuple(getattr(entry, name) for name in Entry.__slots__[:9])
+
+
+def _sizes(batch: Any) -> Iterable[int]:
+    """The lengths of dimension 0 of the tensors in the batch."""
+    if isinstance(batch, torch.Tensor):
+        yield len(batch) if batch.ndim else 1
+    elif isinstance(batch, (dict, list, tuple)):
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            yield from _sizes(part)

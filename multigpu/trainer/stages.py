@@ -1,0 +1,233 @@
+"""What happens between `trainer.fit(…)` and the first batch, and after the last? On every rank, in this order."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from multigpu.errors import UserError, counted
+from multigpu.trainer import checkpoint_io, dataloaders, hooking, optimizers, seed
+from multigpu.trainer.evaluate import Evaluation
+from multigpu.trainer.fit import Fit
+from multigpu.trainer.hooks import DataHooks, overridden
+from multigpu.trainer.module import LightningModule
+from multigpu.trainer.optimizers import Stepper
+from multigpu.trainer.precision import Precision
+from multigpu.trainer.results import Results
+from multigpu.trainer.transfer import own_transfer
+
+NEEDS = {"fit": ("training_step", "configure_optimizers"), "validate": ("validation_step",), "test": ("test_step",), "predict": ()}
+LOADERS = {"train": "train_dataloader", "val": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
+
+
+class Step(nn.Module):
+    """What strategies wrap: its forward is one of the module's steps, so that DDP and DataParallel see them."""
+
+    def __init__(self, module: LightningModule):
+        super().__init__()
+        self.module = module
+
+    def forward(self, name: str, *args: Any) -> Any:
+        return getattr(self.module, name)(*args)
+
+
+def refuse(stage: str, model: Any) -> None:
+    """Raises UserError for what is no module of ours, or lacks a step."""
+    if not isinstance(model, LightningModule):
+        what = "no model was given, and none was before" if model is None else f"{type(model).__name__} is not a LightningModule"
+        raise UserError(f"trainer.{stage}: {what}: give a subclass of multigpu.trainer.LightningModule.")
+    for name in NEEDS[stage]:
+        if not overridden(name, model, LightningModule):
+            raise UserError(f"{type(model).__name__} has no {name}, which trainer.{stage} needs: write it.")
+
+
+def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, given: dict[str, Any]) -> Any:
+    """One call of fit, validate, test or predict, on one rank."""
+    strategy = trainer.strategy
+    strategy.connect()
+    trainer.state.fn, trainer.interrupted = stage, False
+    trainer.lightning_module, trainer.datamodule = model, datamodule
+    model.trainer = trainer
+    if datamodule is not None:
+        datamodule.trainer = trainer
+    trainer.results = Results(strategy.gather_objects, trainer.world_size, training=stage == "fit")
+    with trainer.signals.watched():
+        try:
+            _set_up(trainer, stage)
+            found = {"fit": _fit, "predict": _predict}.get(stage, _evaluate)(trainer, stage, ckpt_path, given)
+        except BaseException as error:
+            for callback in trainer.callbacks:
+                callback.on_exception(trainer, model, error)
+            for logger in trainer.loggers:
+                logger.finalize("failed")
+            raise
+    strategy.close()
+    for thing, args in ((trainer.callbacks, (trainer, model, stage)), ([datamodule, model], (stage,))):
+        for part in thing:
+            if part is not None:
+                part.teardown(*args)
+    for logger in trainer.loggers:
+        logger.finalize("success")
+    if trainer.profiler is not None and trainer.is_global_zero:
+        trainer.print(trainer.profiler.summary())
+    if trainer.interrupted:
+        raise SystemExit(143)  # what a shell says of a process that SIGTERM has ended
+    return found
+
+
+def _set_up(trainer: Any, stage: str) -> None:
+    model, datamodule, strategy = trainer.lightning_module, trainer.datamodule, trainer.strategy
+    trainer.precision_plugin = Precision(trainer.precision, strategy.device)
+    if trainer.precision_plugin.scaler is not None and not strategy.takes_float16:
+        raise UserError(
+            f"precision 16-mixed scales the loss and may skip a step, which {strategy.name} "
+            f"{type(getattr(strategy, 'algorithm', strategy)).__name__} cannot bear: give precision='bf16-mixed'."
+        )
+    if trainer.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=trainer.deterministic == "warn")
+    if trainer.benchmark is not None:
+        torch.backends.cudnn.benchmark = trainer.benchmark
+    own = model.configure_callbacks()
+    for callback in own if isinstance(own, (list, tuple)) else [own]:
+        trainer.callbacks = [cb for cb in trainer.callbacks if type(cb) is not type(callback)] + [callback]
+    for logger in trainer.loggers:
+        logger.is_global_zero = trainer.is_global_zero
+        logger.set_version(strategy.broadcast(logger.version))
+    for part in (datamodule, model):
+        if part is not None and strategy.world.local_rank == 0:
+            part.prepare_data()
+    strategy.barrier()
+    if datamodule is not None:
+        datamodule.setup(stage)
+    for callback in trainer.callbacks:
+        callback.setup(trainer, model, stage)
+    model.setup(stage)
+    model.configure_model()
+    trainer.own_transfer = own_transfer(datamodule, model)
+    if trainer.sync_batchnorm and strategy.world.size > 1:
+        if strategy.device.type == "cpu":
+            raise UserError("sync_batchnorm=True, and torch's SyncBatchNorm computes on no CPU: give accelerator='gpu' or 'vgpu'.")
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    trainer.precision_plugin.convert_module(model)
+    strategy.place(model)
+    trainer.model = Step(model)
+
+
+def _checkpoint(trainer: Any, ckpt_path: Any) -> tuple[dict, str] | None:
+    """What `ckpt_path` means: "best" and "last" by the ModelCheckpoint, else a file."""
+    if ckpt_path is None:
+        return None
+    saver = trainer.checkpoint_callback
+    if ckpt_path in ("best", "last"):
+        known = {"best": getattr(saver, "best_model_path", ""), "last": getattr(saver, "last_model_path", "")}
+        if not known[ckpt_path]:
+            raise UserError(f"ckpt_path={ckpt_path!r}, and no ModelCheckpoint has saved such a one: give a file.")
+        ckpt_path = known[ckpt_path]
+    return checkpoint_io.read(ckpt_path), str(Path(ckpt_path))
+
+
+def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> None:
+    model, strategy = trainer.lightning_module, trainer.strategy
+    loaded = _checkpoint(trainer, ckpt_path)
+    if loaded:
+        checkpoint_io.restore(trainer, *loaded)
+    train = _loader(trainer, "train", given)
+    if train is None:
+        raise UserError("trainer.fit has nothing to learn from: give train_dataloaders, a datamodule, or write train_dataloader.")
+    if isinstance(train, (list, tuple, dict)):
+        raise UserError("trainer.fit takes one training dataloader: join the data sets in one, or zip them in its data set.")
+    validation = None
+    if overridden("validation_step", model, LightningModule) and trainer.limit_val_batches != 0:
+        if loaders := dataloaders.listed(_loader(trainer, "val", given)):
+            validation = Evaluation(trainer, "validate", loaders, trainer.limit_val_batches)
+            trainer.num_val_batches = validation.limits
+    trainer.train_dataloader = trainer.deal(train, training=True)
+    trainer.fitting = Fit(trainer, trainer.train_dataloader, validation)
+    trainer.num_training_batches = trainer.fitting.batches_of_epoch
+    trainer.optimizers, trainer.lr_scheduler_configs = optimizers.parse(model.configure_optimizers(), model.automatic_optimization)
+    strategy.backwards = trainer.accumulate_grad_batches
+    trainer.model = strategy.wrap(trainer.model, trainer.optimizers)
+    strategy.adapt([config.scheduler for config in trainer.lr_scheduler_configs])
+    trainer.steppers = [Stepper(optimizer, trainer) for optimizer in trainer.optimizers]
+    if loaded:
+        checkpoint_io.restore_training(trainer, *loaded)
+    _introduce(trainer)
+    hooking.call(trainer, "on_fit_start")
+    if validation and trainer.num_sanity_val_steps and not loaded:
+        _sanity_check(trainer, validation)
+    trainer.training = True
+    model.train() if not loaded else None
+    trainer.fitting.run()
+    trainer.training = False
+    hooking.call(trainer, "on_fit_end")
+
+
+def _introduce(trainer: Any) -> None:
+    model = trainer.lightning_module
+    if trainer.is_global_zero and trainer.enable_model_summary:
+        sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+        total, learn = sum(n for n, _ in sizes), sum(n for n, learns in sizes if learns)
+        still = "" if total == learn else f", of which {learn:,} learn"
+        trainer.print(f"{type(model).__name__}: {total:,} parameters{still}; {_where(trainer)}")
+    hyper = {**model.hparams, **(trainer.datamodule.hparams if trainer.datamodule is not None else {})}
+    for logger in trainer.loggers:
+        if hyper:
+            logger.log_hyperparams(hyper)
+        logger.save()
+
+
+def _where(trainer: Any) -> str:
+    strategy = trainer.strategy
+    kind = strategy.device.type
+    return f"{strategy.name} on {counted(trainer.world_size, 'rank')}, {kind}, {trainer.precision_plugin.name}"
+
+
+def _sanity_check(trainer: Any, validation: Evaluation) -> None:
+    """Some validation batches before training, so that a mistake there shows at once. It leaves no trace."""
+    trainer.sanity_checking = True
+    hooking.call(trainer, "on_sanity_check_start")
+    with seed.untouched():
+        n = trainer.num_sanity_val_steps
+        validation.run(sanity=10**9 if n == -1 else n)
+    hooking.call(trainer, "on_sanity_check_end")
+    trainer.sanity_checking = False
+
+
+def _evaluate(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> list[dict]:
+    evaluation = _evaluation(trainer, stage, ckpt_path, given)
+    found = evaluation.run()
+    return [{name: float(value) for name, value in metrics.items()} for metrics in found]
+
+
+def _predict(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> list:
+    return _evaluation(trainer, stage, ckpt_path, given).predict()
+
+
+def _evaluation(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Evaluation:
+    if loaded := _checkpoint(trainer, ckpt_path):
+        checkpoint_io.restore(trainer, *loaded)
+    name = {"validate": "val"}.get(stage, stage)
+    loaders = dataloaders.listed(_loader(trainer, name, given))
+    if not loaders:
+        raise UserError(f"trainer.{stage} has no data: give dataloaders, a datamodule, or write {LOADERS[name]}.")
+    trainer.model = trainer.strategy.evaluated(trainer.model)
+    return Evaluation(trainer, stage, loaders, getattr(trainer, f"limit_{name}_batches"))
+
+
+def _loader(trainer: Any, name: str, given: dict[str, Any]) -> Any:
+    """The dataloader that was given, else the data module's, else the module's; None if there is none."""
+    if given.get(name) is not None:
+        return given[name]
+    for source, base in ((trainer.datamodule, DataHooks), (trainer.lightning_module, LightningModule)):
+        if source is not None and overridden(LOADERS[name], source, base):
+            return getattr(source, LOADERS[name])()
+    return None
+
+
+def estimated_steps(trainer: Any) -> float:
+    """Optimizer steps in the whole run, for schedulers that want to know; -1 or infinity where nobody does."""
+    per_epoch = -(-trainer.fitting.batches_of_epoch // trainer.accumulate_grad_batches) if trainer.fitting else 0
+    by_epochs = float("inf") if trainer.max_epochs == -1 else per_epoch * trainer.max_epochs
+    steps = by_epochs if trainer.max_steps == -1 else min(by_epochs, trainer.max_steps)
+    return int(steps) if steps != float("inf") else steps

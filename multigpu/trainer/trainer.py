@@ -1,0 +1,334 @@
+"""Who runs the lesson? The Trainer: it holds the settings, starts the ranks, and calls what the user wrote."""
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from multigpu.checkpoint import random_states, set_random_states
+from multigpu.errors import UserError, speak_plainly
+from multigpu.strategies import Strategy
+from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, loggers, optimizers, profiler, stages
+from multigpu.trainer.callbacks import ModelCheckpoint, Timer, TQDMProgressBar
+from multigpu.trainer.module import LightningModule
+from multigpu.trainer.optimizers import Stepper
+from multigpu.trainer.results import Results, Told
+from multigpu.trainer.signals import Signals
+
+
+class Trainer:
+    """As Lightning's Trainer, with the strategies that it has dropped: dp, ddp2, horovod, bagua.
+
+    The arguments mean what they mean there. num_nodes=None: as many as the launcher has started. detect_anomaly: stop at the
+    first loss or gradient that is not finite, and name it.
+    """
+
+    def __init__(
+        self, *, accelerator: str = "auto", strategy: str | Strategy = "auto", devices: Any = "auto",
+        num_nodes: int | None = None, precision: str | int | None = None, logger: Any = None,
+        callbacks: Any = None, fast_dev_run: int | bool = False, max_epochs: int | None = None,
+        min_epochs: int | None = None, max_steps: int = -1, min_steps: int | None = None,
+        max_time: str | timedelta | dict | None = None, limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None, limit_test_batches: int | float | None = None,
+        limit_predict_batches: int | float | None = None, overfit_batches: int | float = 0.0,
+        val_check_interval: int | float | None = None, check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int | None = None, log_every_n_steps: int | None = None,
+        enable_checkpointing: bool | None = None, enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = None, accumulate_grad_batches: int = 1,
+        gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None,
+        deterministic: bool | str | None = None, benchmark: bool | None = None, inference_mode: bool = True,
+        use_distributed_sampler: bool = True, profiler: Any = None, detect_anomaly: bool = False,
+        sync_batchnorm: bool = False, default_root_dir: str | Path | None = None, **old: Any,
+    ):  # fmt: skip
+        speak_plainly()
+        told = {name: value for name, value in locals().items() if name not in ("self", "old", "__class__")}
+        told |= arguments.understand_old_names(old, told)
+        settings = SimpleNamespace(**told)
+        self.strategy, self.accelerator = arguments.choose(
+            settings.strategy, settings.accelerator, settings.devices, settings.num_nodes
+        )
+        self.num_nodes = settings.num_nodes or 1
+        self.precision = precision or "32-true"
+        self.fast_dev_run = int(fast_dev_run)
+        self.max_epochs, self.min_epochs, self.max_steps, self.min_steps = max_epochs, min_epochs, max_steps, min_steps
+        self.limit_train_batches, self.limit_val_batches = limit_train_batches, limit_val_batches
+        self.limit_test_batches, self.limit_predict_batches = limit_test_batches, limit_predict_batches
+        self.overfit_batches, self.accumulate_grad_batches = overfit_batches, accumulate_grad_batches
+        self.val_check_interval = 1.0 if val_check_interval is None else val_check_interval
+        self.check_val_every_n_epoch = check_val_every_n_epoch
+        self.num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
+        self.log_every_n_steps = 50 if log_every_n_steps is None else log_every_n_steps
+        self.gradient_clip_val, self.gradient_clip_algorithm = gradient_clip_val, gradient_clip_algorithm
+        self.deterministic, self.benchmark, self.inference_mode = deterministic, benchmark, inference_mode
+        self.use_distributed_sampler = settings.use_distributed_sampler
+        self.detect_anomaly, self.sync_batchnorm = detect_anomaly, sync_batchnorm
+        self.enable_model_summary = enable_model_summary is not False
+        self.default_root_dir = str(default_root_dir or os.getcwd())
+        arguments.check_numbers(self)
+        self._lengths(enable_checkpointing)
+        self.profiler = self._profiler(profiler)
+        self.loggers = self._loggers(logger)
+        self.callbacks = self._callbacks(callbacks, enable_checkpointing, enable_progress_bar, max_time)
+        self._fresh()
+
+    # ---- the settings -------------------------------------------------------------------------------------------
+
+    def _lengths(self, enable_checkpointing: bool | None) -> None:
+        """How much is run."""
+        if self.fast_dev_run:
+            n = self.max_steps = self.fast_dev_run
+            self.limit_train_batches = self.limit_val_batches = self.limit_test_batches = self.limit_predict_batches = n
+            self.max_epochs, self.num_sanity_val_steps, self.val_check_interval = 1, 0, 1.0
+        if self.overfit_batches:
+            self.limit_train_batches = self.limit_val_batches = self.overfit_batches
+        if self.max_epochs is None:
+            self.max_epochs = 1000 if self.max_steps == -1 else -1
+
+    def _profiler(self, wanted: Any) -> Any:
+        if wanted in (None, "simple"):
+            return profiler.SimpleProfiler() if wanted else None
+        if isinstance(wanted, str):
+            raise UserError(f"profiler is {wanted!r}: expected 'simple', a SimpleProfiler, or None.")
+        return wanted
+
+    def _loggers(self, logger: Any) -> list:
+        if logger is False or (self.fast_dev_run and logger is None):
+            return []
+        if logger in (None, True):
+            board = importlib.util.find_spec("tensorboard") is not None
+            return [(loggers.TensorBoardLogger if board else loggers.CSVLogger)(self.default_root_dir)]
+        return list(logger) if isinstance(logger, Iterable) else [logger]
+
+    def _callbacks(self, given: Any, checkpointing: bool | None, bar: bool | None, max_time: Any) -> list:
+        found = list(given) if isinstance(given, (list, tuple)) else [given] if given is not None else []
+        own = [cb for cb in found if isinstance(cb, ModelCheckpoint)]
+        if own and checkpointing is False:
+            raise UserError("enable_checkpointing=False, and callbacks holds a ModelCheckpoint: leave one of them out.")
+        if self.fast_dev_run:
+            found, checkpointing = [cb for cb in found if cb not in own], False
+        if checkpointing is not False and not own:
+            found.append(ModelCheckpoint())
+        if bar is not False and not any(isinstance(cb, TQDMProgressBar) for cb in found):
+            found.append(TQDMProgressBar())
+        if max_time is not None:
+            found.append(Timer(max_time))
+        return sorted(found, key=lambda cb: isinstance(cb, ModelCheckpoint))  # they save what the others have done
+
+    def _fresh(self) -> None:
+        """Nothing has run yet."""
+        self.current_epoch = self.global_step = self._logged_step = 0
+        self.should_stop = self.sanity_checking = self.training = self.interrupted = False
+        self.callback_metrics: dict[str, Any] = {}
+        self.logged_metrics: dict[str, Any] = {}
+        self._bar: dict[str, Any] = {}
+        self.last_told: Told | None = None
+        self.lightning_module: Any = None
+        self.datamodule: Any = None
+        self.model: nn.Module | None = None
+        self.optimizers: list = []
+        self.steppers: list[Stepper] = []
+        self.lr_scheduler_configs: list[optimizers.Schedule] = []
+        self.fitting: Any = None
+        self.evaluating: Any = None
+        self.own_transfer: Any = None
+        self.precision_plugin: Any = None
+        self.num_training_batches: float = 0
+        self.val_check_batch: float = 0
+        self.num_val_batches: list = []
+        self.train_dataloader: Any = None
+        self.signals = Signals()
+        self.state = SimpleNamespace(fn=None)
+        self.results = Results(self.strategy.gather_objects, 1, training=False)
+        self._warned: set[str] = set()
+
+    # ---- what the user calls ------------------------------------------------------------------------------------
+
+    def fit(self, model: LightningModule, train_dataloaders: Any = None, val_dataloaders: Any = None,
+            datamodule: Any = None, ckpt_path: str | Path | None = None) -> None:  # fmt: skip
+        """Train; with `ckpt_path` ("best", "last" or a file), go on from there as if the run had never stopped."""
+        self._run("fit", model, datamodule, ckpt_path, train=train_dataloaders, val=val_dataloaders)
+
+    def validate(self, model: LightningModule | None = None, dataloaders: Any = None,
+                 ckpt_path: str | Path | None = None, verbose: bool = True, datamodule: Any = None) -> list[dict]:  # fmt: skip
+        """The metrics over all samples, each once: a dict for each dataloader."""
+        return self._told(self._run("validate", model, datamodule, ckpt_path, val=dataloaders), verbose)
+
+    def test(self, model: LightningModule | None = None, dataloaders: Any = None,
+             ckpt_path: str | Path | None = None, verbose: bool = True, datamodule: Any = None) -> list[dict]:  # fmt: skip
+        """As `validate`, by `test_step`."""
+        return self._told(self._run("test", model, datamodule, ckpt_path, test=dataloaders), verbose)
+
+    def predict(self, model: LightningModule | None = None, dataloaders: Any = None, datamodule: Any = None,
+                return_predictions: bool | None = None, ckpt_path: str | Path | None = None) -> list | None:  # fmt: skip
+        """What `predict_step` gave for each batch, in order, from all ranks, on all ranks."""
+        found = self._run("predict", model, datamodule, ckpt_path, predict=dataloaders)
+        return None if return_predictions is False else found
+
+    def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
+        """Write one now, in Lightning's form. All ranks must call it; rank 0 writes."""
+        checkpoint_io.save(self, filepath, bool(weights_only))
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """On rank 0 alone, without tearing the progress bar."""
+        if self.is_global_zero:
+            bar = next((cb for cb in self.callbacks if isinstance(cb, TQDMProgressBar)), None)
+            (bar.print if bar else print)(*args, **kwargs)
+
+    # ---- a run --------------------------------------------------------------------------------------------------
+
+    def _run(self, stage: str, model: Any, datamodule: Any, ckpt_path: Any, **loaders: Any) -> Any:
+        model = self.lightning_module if model is None else model
+        for name, loader in loaders.items():
+            if hasattr(loader, "train_dataloader") and not isinstance(loader, nn.Module):  # fit(model, datamodule)
+                datamodule, loaders[name] = loader, None
+        stages.refuse(stage, model)
+        if not getattr(self.strategy, "returns_by_value", False):
+            return self.strategy.launch(stages.run, self, stage, model, datamodule, ckpt_path, loaders)
+        states, self.lightning_module = random_states(), None
+        told = self.strategy.launch(_as_a_rank, self, stage, model, datamodule, ckpt_path, loaders, states)
+        model.load_state_dict(told.pop("weights"))
+        for callback, state in zip(self.callbacks, told.pop("callbacks"), strict=False):
+            callback.load_state_dict(state)
+        result = told.pop("result")
+        self.__dict__.update(told)
+        self.lightning_module = model
+        model.trainer = self
+        return result
+
+    def _told(self, found: list[dict], verbose: bool) -> list[dict]:
+        for number, metrics in enumerate(found) if verbose else ():
+            if metrics:
+                where = f"dataloader {number}: " if len(found) > 1 else ""
+                self.print(where + ", ".join(f"{name} {float(value):.4f}" for name, value in metrics.items()))
+        return found
+
+    # ---- what the loops and the module call ---------------------------------------------------------------------
+
+    def deal(self, loader: Any, training: bool) -> Any:
+        """This rank's share of a dataloader."""
+        if not self.use_distributed_sampler:
+            return loader
+        return dataloaders.deal(loader, self.strategy.shard, training, in_order=bool(self.overfit_batches))
+
+    def run_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Scale the loss if need be, and call the hooks around the module's `backward`."""
+        before, after = (hooking.at(self, name) for name in ("on_before_backward", "on_after_backward")) if not (
+            self.fitting and self.fitting.automatic
+        ) else (self.fitting.before_backward, self.fitting.after_backward)  # fmt: skip
+        scaled = self.precision_plugin.scale(loss)
+        if before is not None:
+            before(scaled)
+        self.lightning_module.backward(scaled, *args, **kwargs)
+        if after is not None:
+            after()
+
+    def run_step(self, optimizer: Any, closure: Callable | None = None) -> None:
+        """What `self.optimizers().step(closure)` does, in manual optimization and in an overridden optimizer_step."""
+        automatic = self.lightning_module.automatic_optimization
+        if optimizers.wants_closure(optimizer) and closure is not None:
+            optimizer.step(closure)
+        else:
+            if closure is not None:
+                closure()
+            if not automatic:
+                self.strategy.synchronize(optimizer)
+                self.precision_plugin.unscale(optimizer)
+                hooking.call(self, "on_before_optimizer_step", optimizer)
+            with self.strategy.stepping(optimizer):
+                self.precision_plugin.step(optimizer)
+        if not automatic:
+            self.global_step += 1
+
+    def sync_gradients(self, wanted: bool) -> AbstractContextManager:
+        return nullcontext() if wanted else self.strategy.no_sync(self.model)
+
+    def take(self, told: Told | None, quietly: bool = False) -> None:
+        """New values, for callbacks, the bar and whoever looks."""
+        self.last_told = told
+        if told is not None and not quietly:
+            self.callback_metrics.update(told.callback)
+            self.logged_metrics.update(told.log)
+            self._bar.update(told.bar)
+
+    def send(self, told: Told | None, step: int | None = None) -> None:
+        """New values, for the loggers."""
+        if told is None or not told.log or not self.loggers:
+            return
+        numbers = {name: float(value) for name, value in told.log.items()}
+        at = self._logged_step if step is None else step
+        for logger in self.loggers:
+            logger.log_metrics({**numbers, "epoch": self.current_epoch}, at)
+
+    def stop_for_signal(self) -> bool:
+        """All ranks have agreed that a SIGTERM came: save, and leave after this step."""
+        saver = self.checkpoint_callback
+        folder = Path((saver.dirpath if saver else None) or self.default_root_dir)
+        path = folder / "stopped.ckpt"
+        self.save_checkpoint(path)
+        self.print(f"stopped by SIGTERM after step {self.global_step}: go on with trainer.fit(model, ckpt_path={str(path)!r})")
+        self.interrupted = True
+        return True
+
+    def refuse_uneven(self, what: str) -> None:
+        """A collective in an evaluation step waits for ever if one rank has a batch more than another."""
+        if self.evaluating is not None and self.evaluating.uneven:
+            raise UserError(
+                f"{what} in {self.evaluating.stage}: the ranks have different numbers of batches, so one of them would wait for "
+                f"ever. Use it at the epoch's end, or a number of batches that {self.world_size} divides."
+            )
+
+    def warn_once(self, text: str) -> None:
+        key = text.split(" in step")[0]
+        if key not in self._warned:
+            self._warned.add(key)
+            warnings.warn(text, stacklevel=2)
+
+    def profiled(self, name: str, function: Callable) -> Callable:
+        if self.profiler is None:
+            return function
+
+        def timed(*args: Any) -> Any:
+            with self.profiler.profile(name):
+                return function(*args)
+
+        return timed
+
+    # ---- where it is --------------------------------------------------------------------------------------------
+
+    global_rank = property(lambda self: self.strategy.world.rank)
+    local_rank = property(lambda self: self.strategy.world.local_rank)
+    world_size = property(lambda self: self.strategy.world.size)
+    is_global_zero = property(lambda self: self.strategy.is_global_zero)
+    num_devices = property(lambda self: len(getattr(self.strategy, "devices", [])) or self.accelerator.count or 1)
+    logger = property(lambda self: self.loggers[0] if self.loggers else None)
+    log_dir = property(lambda self: self.loggers[0].log_dir if self.loggers else self.default_root_dir)
+    checkpoint_callbacks = property(lambda self: [cb for cb in self.callbacks if isinstance(cb, ModelCheckpoint)])
+    checkpoint_callback = property(lambda self: next(iter(self.checkpoint_callbacks), None))
+    progress_bar_metrics = property(lambda self: {name: float(value) for name, value in self._bar.items()})
+    validating = property(lambda self: self.evaluating is not None and self.evaluating.stage == "validate")
+    testing = property(lambda self: self.evaluating is not None and self.evaluating.stage == "test")
+    predicting = property(lambda self: self.evaluating is not None and self.evaluating.stage == "predict")
+    received_sigterm = property(lambda self: bool(self.signals.asked))
+    estimated_stepping_batches = property(lambda self: stages.estimated_steps(self))
+    enable_validation = property(lambda self: self.fitting is not None and self.fitting.validation is not None)
+
+
+def _as_a_rank(trainer: Trainer, stage: str, model: Any, datamodule: Any, ckpt_path: Any, loaders: dict, states: dict) -> dict:
+    """In a spawned process: the run, and what the parent gets of it."""
+    set_random_states(states)
+    result = stages.run(trainer, stage, model, datamodule, ckpt_path, loaders)
+    names = ("current_epoch", "global_step", "_logged_step", "should_stop", "callback_metrics", "logged_metrics")
+    return {
+        "result": result,
+        "weights": {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()},
+        "callbacks": [callback.state_dict() for callback in trainer.callbacks],
+        **{name: dataloaders.to_cpu(getattr(trainer, name)) for name in names},
+    }
