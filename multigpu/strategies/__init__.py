@@ -1,0 +1,1 @@
+"""Which ways are there to train one model with many processes?"""
