@@ -16,10 +16,11 @@ def same_start(model: nn.Module, group: dist.ProcessGroup | None = None) -> None
     if ranks(group) == 1:
         return
     for tensor in [*model.parameters(), *model.buffers()]:
-        whole = tensor.detach().contiguous()  # itself, if its numbers lie in order
+        own = tensor.detach()
+        whole = own.contiguous()  # itself, if its numbers lie in order
         dist.broadcast(whole, group=group, group_src=0)
-        if whole.data_ptr() != tensor.data_ptr():
-            tensor.copy_(whole)
+        if whole is not own:
+            own.copy_(whole)
 
 
 class Weights:

@@ -63,17 +63,18 @@ class Averages:
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad.is_sparse:
             raise UserError("a sparse gradient cannot be averaged here: make the embedding with sparse=False.")
-        parcel = self.compression(parameter.grad.detach()).contiguous()
-        self.running.append((parameter, parcel, dist.all_reduce(parcel, dist.ReduceOp.AVG, async_op=True)))
+        gradient = parameter.grad.detach()
+        parcel = self.compression(gradient).contiguous()
+        self.running.append((gradient, parcel, dist.all_reduce(parcel, dist.ReduceOp.AVG, async_op=True)))
 
     def synchronize(self) -> None:
         if ranks() > 1:
             for parameter in self.order[len(self.running) :]:
                 self._launch(parameter)
-        for parameter, parcel, work in self.running:
+        for gradient, parcel, work in self.running:
             work.wait()
-            if parcel.data_ptr() != parameter.grad.data_ptr():
-                parameter.grad.detach().copy_(parcel)
+            if parcel is not gradient:
+                gradient.copy_(parcel)
         self.running, self.counts, self.done = [], {}, True
 
     def before_step(self) -> None:
