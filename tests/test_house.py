@@ -16,10 +16,11 @@ MODULES = sorted((ROOT / "multigpu").rglob("*.py"))
 LAYERS = (
     ("errors", "files"),
     ("world",),
-    ("launch", "rendezvous", "devices", "data", "models", "plots", "flags", "slurm_conf", "probes"),
+    ("launch", "rendezvous", "devices", "data", "models", "plots", "flags", "slurm_conf", "probes", "wire"),
     ("metrics", "proof", "checkpoint", "slurm_processes", "probes_software", "tf_config"),
     ("tf_common",),
     ("vgpu",),
+    ("strategies",),
     ("classroom", "doctor", "notebooks"),
     ("cli",),
 )
@@ -35,6 +36,11 @@ PACKAGES = {
         ("backend", "hooks"),
         ("__init__",),
         ("choice",),
+    ),
+    "strategies": (
+        ("__init__", "quantise", "flat", "steps", "gradient_allreduce"),
+        ("bytegrad", "decentralized", "low_precision", "async_average", "horovod_averages"),
+        ("qadam", "horovod"),
     ),
 }
 # What a package may import of the library beside itself.
