@@ -1,1 +1,17 @@
-"""Which ways are there to train one model with many processes?"""
+"""Every strategy that people read about, with and without the Trainer: what moves between the ranks, and when."""
+
+from multigpu.strategies.bagua import ALGORITHMS, BaguaStrategy
+from multigpu.strategies.base import Strategy
+from multigpu.strategies.ddp import DDPStrategy
+from multigpu.strategies.ddp2 import DDP2Strategy
+from multigpu.strategies.dp import DataParallelStrategy
+from multigpu.strategies.horovod_strategy import HorovodStrategy
+from multigpu.strategies.names import STRATEGIES, named
+from multigpu.strategies.pipeline import PipelineStrategy
+from multigpu.strategies.qadam import QAdamOptimizer
+from multigpu.strategies.spawn import DDPNotebookStrategy, DDPSpawnStrategy
+
+__all__ = [
+    "ALGORITHMS", "STRATEGIES", "BaguaStrategy", "DDP2Strategy", "DDPNotebookStrategy", "DDPSpawnStrategy", "DDPStrategy",
+    "DataParallelStrategy", "HorovodStrategy", "PipelineStrategy", "QAdamOptimizer", "Strategy", "named",
+]  # fmt: skip
