@@ -20,6 +20,8 @@ LAYERS = (
     ("metrics", "proof", "checkpoint", "slurm_processes", "probes_software", "tf_config"),
     ("tf_common",),
     ("vgpu",),
+    ("strategies",),
+    ("trainer",),
     ("classroom", "doctor", "notebooks"),
     ("cli",),
 )
@@ -35,6 +37,13 @@ PACKAGES = {
         ("backend", "hooks"),
         ("__init__",),
         ("choice",),
+    ),
+    "trainer": (
+        ("callback", "watched", "checkpoint_files", "attribute_dict", "yaml_text", "profiler"),
+        ("checkpoint_times", "early_stopping", "lr_monitor", "progress", "timer", "hyperparameters", "logger"),
+        ("model_checkpoint", "csv_logger", "tensorboard_logger"),
+        ("callbacks", "loggers"),
+        ("__init__",),
     ),
 }
 # What a package may import of the library beside itself.
