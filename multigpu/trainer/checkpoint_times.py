@@ -111,7 +111,7 @@ class CheckpointTimes(Callback):
         return runs and now and not self._saves_on_train_epoch_end(trainer)
 
     def _all_logged(self, trainer: Any) -> bool:
-        return self._validated or not _val_batches(trainer)
+        return self._validated or not trainer.enable_validation
 
     def _save_now(self, trainer: Any) -> None:
         metrics = self._metrics(trainer)

@@ -65,6 +65,7 @@ class ModelCheckpoint(CheckpointTimes):
         self.dirpath = os.path.realpath(os.path.expanduser(dirpath)) if dirpath else None
         self.filename, self.monitor, self.verbose, self.save_last = filename, monitor, verbose, save_last
         self.save_top_k, self.save_weights_only = save_top_k, save_weights_only
+        self._enable_version_counter = enable_version_counter
         self.mode, self.auto_insert_metric_name = checked_mode(mode, "ModelCheckpoint"), auto_insert_metric_name
         self.best_k_models: dict[str, Tensor] = {}
         self.kth_value = torch.tensor(WORST[mode])
