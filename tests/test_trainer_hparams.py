@@ -3,10 +3,10 @@
 import copy
 import functools
 import pickle
-import warnings
 from argparse import Namespace
 from dataclasses import dataclass
 
+import lightnings
 import pytest
 import torch
 
@@ -17,9 +17,7 @@ from multigpu.trainer.hyperparameters import HyperparametersMixin
 
 @pytest.fixture(scope="module")
 def real():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("lightning.pytorch").core.mixins.HyperparametersMixin
+    return lightnings.package().pytorch.core.mixins.HyperparametersMixin
 
 
 def classes(mixin):
