@@ -1,9 +1,11 @@
 """How do metrics get into TensorBoard's curves? Through torch's SummaryWriter, several scalars an event."""
 
 import os
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from multigpu.errors import UserError
@@ -46,6 +48,7 @@ class TensorBoardLogger(FolderLogger):
         if not self.is_global_zero:
             return super().experiment
         if self._experiment is None:
+            _without_tensorflow()
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
@@ -123,6 +126,15 @@ class TensorBoardLogger(FolderLogger):
             return
         self.save()
         self._experiment.close()
+
+
+def _without_tensorflow() -> None:
+    """TensorBoard would import TensorFlow where it is installed, for seconds, only to open a file.
+
+    A module of this name tells it to take its own functions.
+    """
+    if "tensorflow" not in sys.modules:
+        sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
 
 
 def _flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
