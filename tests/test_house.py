@@ -21,6 +21,7 @@ LAYERS = (
     ("tf_common",),
     ("vgpu",),
     ("strategies",),
+    ("trainer",),
     ("classroom", "doctor", "notebooks"),
     ("cli",),
 )
@@ -37,10 +38,12 @@ PACKAGES = {
         ("__init__",),
         ("choice",),
     ),
-    "strategies": (
-        ("__init__", "quantise", "flat", "steps", "gradient_allreduce"),
-        ("bytegrad", "decentralized", "low_precision", "async_average", "horovod_averages"),
-        ("qadam", "horovod"),
+    "trainer": (
+        ("callback", "watched", "checkpoint_files", "attribute_dict", "yaml_text", "profiler"),
+        ("checkpoint_times", "early_stopping", "lr_monitor", "progress", "timer", "hyperparameters", "logger"),
+        ("model_checkpoint", "csv_logger", "tensorboard_logger"),
+        ("callbacks", "loggers"),
+        ("__init__",),
     ),
 }
 # What a package may import of the library beside itself.

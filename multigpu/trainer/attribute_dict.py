@@ -1,0 +1,28 @@
+"""How are hyperparameters kept? In a dict whose items are attributes too, which prints as a table."""
+
+import difflib
+from typing import Any
+
+
+class AttributeDict(dict):
+    """A dict whose items are attributes too: hparams.lr is hparams["lr"]."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            if name.startswith("__"):  # copy and pickle look for methods
+                raise AttributeError(name) from None
+            near = difflib.get_close_matches(name, map(str, self), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(map(str, self)) or 'none'}"
+            raise AttributeError(f"there is no hyperparameter {name!r}{hint}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self[name]
+
+    def __repr__(self) -> str:
+        width = max((len(str(name)) for name in self), default=0) + 3
+        return "\n".join(f"{f'{chr(34)}{name}{chr(34)}:':<{width}} {self[name]}" for name in sorted(self, key=str))
