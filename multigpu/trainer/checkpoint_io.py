@@ -24,6 +24,7 @@ def save(trainer: Any, path: str | Path, weights_only: bool = False) -> None:
         if fit:
             content[OURS] = {"batches_done": fit.batches_done, "random": states}
         try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             with atomic(Path(path)) as temporary:
                 torch.save(content, temporary)
         except (OSError, RuntimeError) as error:
