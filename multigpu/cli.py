@@ -1,4 +1,4 @@
-"""The command `multigpu`: doctor, slurm, notebooks. Each command calls one module and prints what it returns."""
+"""The command `multigpu`: doctor, slurm, horovodrun, notebooks. Each command calls one module and prints what it returns."""
 
 import json
 import sys
@@ -76,6 +76,19 @@ def doctor_command(
         Console(highlight=False).print(doctor.as_table(checks))
     if not doctor.works(checks):
         raise SystemExit(1)
+
+
+# ---- multigpu horovodrun: ranks by Horovod's variables -------------------------------------------------------------
+
+
+@app.command(
+    "horovodrun", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}, add_help_option=False
+)
+def horovodrun_command(arguments: Annotated[list[str], typer.Argument(metavar="-np N COMMAND...")]) -> None:
+    """Start N ranks of a command on this machine, as Horovod's own horovodrun does: -np 4 python train.py."""
+    from multigpu import horovodrun
+
+    raise SystemExit(horovodrun.run(arguments))
 
 
 # ---- multigpu notebooks: a notebook and its script say the same ---------------------------------------------------

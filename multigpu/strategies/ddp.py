@@ -101,12 +101,12 @@ class DDPStrategy(Strategy):
     def _refuse_a_mismatch(self, world: World) -> None:
         """What the Trainer was told and what the launcher did must agree: else ranks wait for ranks that nobody starts."""
         quiet, wanted = world.rank != 0, self.ranks_on_node()
-        what = "ranks a node" if self.processes_per_node else "devices"
+        what = counted(wanted or 0, "rank") + " a node" if self.processes_per_node else counted(wanted or 0, "device")
         if wanted is not None and wanted != world.local_size:
             flag = RANKS_FLAG.get(world.launcher, "-np {}").format(wanted * (world.nodes if "-np" in RANKS_FLAG.get(world.launcher, "-np") else 1))  # fmt: skip
             other = "" if self.processes_per_node else f", or devices={world.local_size}"
             raise UserError(
-                f"strategy {self.name!r} wants {wanted} {what}, but {world.launcher} started {counted(world.local_size, 'rank')} "
+                f"strategy {self.name!r} wants {what}, but {world.launcher} started {counted(world.local_size, 'rank')} "
                 f"on this node: write '{flag}'{other}.",
                 quiet,
             )

@@ -3,6 +3,7 @@
 It is torch's own DataParallel. Lesson 02 does the same by hand, and tells what it costs.
 """
 
+import warnings
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ class DataParallelStrategy(Strategy):
 
 def replicated(model: nn.Module, devices: list[torch.device]) -> nn.Module:
     """`model`, which lies on the first device, over all of them. One device: the model itself."""
+    # A scalar loss of each replica becomes a vector of them: what `merge` expects, and torch warns of.
+    warnings.filterwarnings("ignore", message="Was asked to gather along dimension 0")
     return nn.DataParallel(model, device_ids=devices) if len(devices) > 1 else model
 
 

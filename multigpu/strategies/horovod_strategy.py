@@ -58,8 +58,7 @@ class HorovodStrategy(DDPStrategy):
 
     def init_dist_connection(self) -> None:
         super().init_dist_connection()
-        if package() is not own:
-            package().init()
+        package().init()
 
     @property
     def factor(self) -> int:

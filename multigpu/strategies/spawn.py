@@ -4,6 +4,7 @@ The function travels by value (cloudpickle), so it may come from a notebook's ce
 process is forked. This process takes no part in the training; what came out is brought back to it.
 """
 
+import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,11 @@ class DDPSpawnStrategy(DDPStrategy):
         """Rank 0's result, from new processes. Raises RuntimeError with the traceback of the rank that failed first."""
         if find().launcher != "python":
             return function(*args)
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise UserError(
+                f"strategy {self.name!r} imports this script again in each rank, and it trains there, too: put what it runs under "
+                f"`if __name__ == '__main__':`."
+            )
         processes = self.ranks_on_node() or 1
         if self.num_nodes > 1:
             raise UserError(

@@ -37,6 +37,7 @@ class Evaluation:
         self.dealt = [share is not whole for whole, share in zip(loaders, self.loaders, strict=True)]
         self.parts, self.mine = parts, mine
         self.results = Results(trainer.strategy.gather_objects, trainer.world_size, training=False)
+        self.results.home = trainer.results.home
 
     def run(self, sanity: int | None = None) -> list[dict[str, Any]]:
         """The metrics of each dataloader; for prediction use `predict`. `sanity`: so many batches, and nothing is kept."""
@@ -44,7 +45,9 @@ class Evaluation:
         trainer.results, trainer.training, trainer.evaluating = self.results, False, self
         modes = {part: part.training for part in self.module.modules()}
         self.module.eval()
-        with torch.inference_mode() if trainer.inference_mode else torch.no_grad():
+        # virtual GPUs know no inference tensors
+        quick = trainer.inference_mode and trainer.strategy.device.type != "vgpu"
+        with torch.inference_mode() if quick else torch.no_grad():
             told = self._loaders(sanity)
         for part, mode in modes.items():
             part.training = mode

@@ -15,7 +15,9 @@ import torch
 from multigpu.errors import UserError
 
 REDUCTIONS = ("mean", "sum", "max", "min")
-EPOCH_HOOKS = ("epoch", "_start", "_end")  # a hook so named is not within a batch, unless "batch" is in its name
+
+
+LOCK = threading.Lock()  # dp's replicas log at the same time
 
 
 @dataclass(slots=True)
@@ -59,8 +61,8 @@ class Results:
         self.batch: Any = None
         self.batch_size: int | None = None
         self.loader: int | None = None
+        self.home: torch.device | None = None
         self.any_fresh = False
-        self.lock = threading.Lock()  # dp's replicas log at the same time
 
     def start_batch(self, batch: Any, loader: int | None = None) -> None:
         self.batch, self.batch_size, self.loader = batch, None, loader
@@ -75,7 +77,7 @@ class Results:
     ) -> None:  # fmt: skip
         """What LightningModule.log calls. Raises UserError for a value that is not one number, or an unknown reduction."""
         key = (self.hook, name, self.loader if add_loader else None)
-        with self.lock:
+        with LOCK:
             entry = self.entries.get(key)
             if entry is None:
                 entry = self._new(key, prog_bar, logger, on_step, on_epoch, reduce_fx, sync, rank_zero_only)
@@ -83,7 +85,10 @@ class Results:
             if hasattr(value, "compute"):  # a torchmetrics.Metric, which gathers for itself
                 entry.value = value
                 return
-            entry.value = value = _number(name, value)
+            value = _number(name, value)
+            if self.home is not None:  # from a replica on another device
+                value = value.to(self.home)
+            entry.value = value
             if not entry.on_epoch:
                 return
             if entry.reduce == "mean":

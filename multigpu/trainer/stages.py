@@ -105,6 +105,7 @@ def _set_up(trainer: Any, stage: str) -> None:
     model.setup(stage)
     model.configure_model()
     trainer.own_transfer = own_transfer(datamodule, model)
+    trainer.results.home = strategy.device if len(strategy.devices) > 1 else None
     if trainer.sync_batchnorm and strategy.world.size > 1:
         if strategy.device.type == "cpu":
             raise UserError("sync_batchnorm=True, and torch's SyncBatchNorm computes on no CPU: give accelerator='gpu' or 'vgpu'.")

@@ -196,6 +196,7 @@ class Trainer:
         told = self.strategy.launch(_as_a_rank, self, stage, model, datamodule, ckpt_path, loaders, states)
         model.load_state_dict(told.pop("weights"))
         for callback, state in zip(self.callbacks, told.pop("callbacks"), strict=False):
+            callback.__dict__.update({"dirpath": state["dirpath"]} if "dirpath" in state else {})
             callback.load_state_dict(state)
         result = told.pop("result")
         self.__dict__.update(told)
@@ -220,15 +221,12 @@ class Trainer:
 
     def run_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Scale the loss if need be, and call the hooks around the module's `backward`."""
-        before, after = (hooking.at(self, name) for name in ("on_before_backward", "on_after_backward")) if not (
-            self.fitting and self.fitting.automatic
-        ) else (self.fitting.before_backward, self.fitting.after_backward)  # fmt: skip
-        scaled = self.precision_plugin.scale(loss)
-        if before is not None:
-            before(scaled)
+        fit, scaled = self.fitting, self.precision_plugin.scale(loss)
+        if fit.before_backward is not None:
+            fit.before_backward(scaled)
         self.lightning_module.backward(scaled, *args, **kwargs)
-        if after is not None:
-            after()
+        if fit.after_backward is not None:
+            fit.after_backward()
 
     def run_step(self, optimizer: Any, closure: Callable | None = None) -> None:
         """What `self.optimizers().step(closure)` does, in manual optimization and in an overridden optimizer_step."""
