@@ -82,7 +82,9 @@ def doctor_command(
 
 
 @app.command(
-    "horovodrun", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}, add_help_option=False
+    "horovodrun",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    add_help_option=False,
 )
 def horovodrun_command(arguments: Annotated[list[str], typer.Argument(metavar="-np N COMMAND...")]) -> None:
     """Start N ranks of a command on this machine, as Horovod's own horovodrun does: -np 4 python train.py."""

@@ -16,7 +16,12 @@ def run(arguments: list[str]) -> int:
     Raises UserError for arguments that do not say it, and for other machines.
     """
     processes, command = _parse(arguments)
-    common = {"HOROVOD_SIZE": processes, "HOROVOD_LOCAL_SIZE": processes, "HOROVOD_CROSS_RANK": 0, "HOROVOD_CROSS_SIZE": 1}
+    common = {
+        "HOROVOD_SIZE": processes,
+        "HOROVOD_LOCAL_SIZE": processes,
+        "HOROVOD_CROSS_RANK": 0,
+        "HOROVOD_CROSS_SIZE": 1,
+    }
     environments = {
         rank: os.environ | {k: str(v) for k, v in {**common, "HOROVOD_RANK": rank, "HOROVOD_LOCAL_RANK": rank}.items()}
         for rank in range(processes)

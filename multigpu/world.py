@@ -192,6 +192,12 @@ def _slurm_address(environ: Mapping[str, str]) -> str:
         ) from None
 
 
+def speaks(environ: Mapping[str, str] = os.environ) -> bool:
+    """Is this the process that prints for all? By the launcher's variables alone, so that nothing can go wrong with them."""
+    names = [rank for _, rank, *_ in LAUNCHERS] + ["SLURM_PROCID"]
+    return next((environ[name] for name in names if environ.get(name)), "0") == "0"
+
+
 def port_candidates(job: str, count: int = 20) -> list[int]:
     """Ports to try for a run, the same on all its ranks: 15000 + the last four digits of a Slurm job's id, and on.
 

@@ -80,9 +80,7 @@ def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") 
         return Accelerator(kind, count if count != -1 else len(vgpu.devices()) or 1)
     if not gpus:
         why = "the classroom cluster's GPUs are pretended" if pretended else "torch sees none"
-        raise UserError(
-            f"accelerator='gpu', but {why}: give accelerator='vgpu' for virtual ones, 'cpu', or 'auto'."
-        )
+        raise UserError(f"accelerator='gpu', but {why}: give accelerator='vgpu' for virtual ones, 'cpu', or 'auto'.")
     highest = max(indices, default=(count or 1) - 1)
     if count != -1 and highest >= gpus:
         raise UserError(

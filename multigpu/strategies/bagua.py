@@ -39,7 +39,9 @@ class BaguaStrategy(DDPStrategy):
 
     name = "bagua"
 
-    def __init__(self, algorithm: str = "gradient_allreduce", process_group_backend: str | None = None, **keywords: Any):
+    def __init__(
+        self, algorithm: str = "gradient_allreduce", process_group_backend: str | None = None, **keywords: Any
+    ):
         super().__init__(process_group_backend)
         if algorithm not in ALGORITHMS:
             near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=2, cutoff=0.4)

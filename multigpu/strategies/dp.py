@@ -29,7 +29,9 @@ class DataParallelStrategy(Strategy):
 
     def configure(self, accelerator: Accelerator, num_nodes: int = 1) -> None:
         if num_nodes > 1:
-            raise UserError(f"{self.name} is one process on one machine, and num_nodes is {num_nodes}: use 'ddp' or 'ddp2'.")
+            raise UserError(
+                f"{self.name} is one process on one machine, and num_nodes is {num_nodes}: use 'ddp' or 'ddp2'."
+            )
         super().configure(accelerator, num_nodes)
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:

@@ -91,5 +91,3 @@ class HorovodStrategy(DDPStrategy):
 
     def stepping(self, optimizer: Optimizer) -> AbstractContextManager:
         return optimizer.skip_synchronize()
-
-

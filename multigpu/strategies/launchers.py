@@ -30,7 +30,9 @@ def start_again(processes: int) -> None:
         "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "MULTIGPU_LAUNCHER": "ddp",
     }  # fmt: skip
-    others = {rank: {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(1, processes)}
+    others = {
+        rank: {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(1, processes)
+    }
     ranks = Ranks(command, others)
     os.environ.update(common, RANK="0", LOCAL_RANK="0")
     ranks.watch(_leave)

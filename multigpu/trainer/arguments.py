@@ -9,7 +9,7 @@ from multigpu import devices as places
 from multigpu.errors import UserError
 from multigpu.strategies import Strategy, named
 from multigpu.strategies.accelerators import Accelerator, resolve
-from multigpu.world import World, find
+from multigpu.world import World, find, speaks
 
 # Lightning's arguments, of today and of old, that this Trainer does not have, and what does the same.
 NOT_HERE = {
@@ -69,12 +69,6 @@ def _gpus() -> int:
     return 0 if os.environ.get("SLURM_CLUSTER_NAME") == places.CLASSROOM else torch.cuda.device_count()
 
 
-def speaks() -> bool:
-    """Is this the one process that prints? Asked before the ranks have met."""
-    names = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-    return next((os.environ[name] for name in names if os.environ.get(name)), "0") == "0"
-
-
 def choose(
     strategy: str | Strategy, accelerator: str, devices: Any, num_nodes: int | None
 ) -> tuple[Strategy, Accelerator]:
@@ -131,4 +125,6 @@ def check_numbers(trainer: Any) -> None:
     if how not in (None, "norm", "value"):
         raise UserError(f"gradient_clip_algorithm is {how!r}: expected 'norm' or 'value'.")
     if trainer.check_val_every_n_epoch is None and type(trainer.val_check_interval) is not int:
-        raise UserError("check_val_every_n_epoch=None counts over epochs: give val_check_interval as a number of batches.")
+        raise UserError(
+            "check_val_every_n_epoch=None counts over epochs: give val_check_interval as a number of batches."
+        )

@@ -173,9 +173,13 @@ def restore(trainer: Any, content: dict, path: str | Path) -> None:
 def restore_training(trainer: Any, content: dict, path: str | Path) -> None:
     """Optimizers, schedulers, scaler, counters, random states. Raises UserError if the file has weights alone."""
     if "optimizer_states" not in content:
-        raise UserError(f"{path} holds weights only, so training cannot go on from it: load it with load_from_checkpoint.")
+        raise UserError(
+            f"{path} holds weights only, so training cannot go on from it: load it with load_from_checkpoint."
+        )
     if len(content["optimizer_states"]) != len(trainer.optimizers):
-        raise UserError(f"{path} holds {len(content['optimizer_states'])} optimizers, this run has {len(trainer.optimizers)}.")
+        raise UserError(
+            f"{path} holds {len(content['optimizer_states'])} optimizers, this run has {len(trainer.optimizers)}."
+        )
     for optimizer, state in zip(trainer.optimizers, content["optimizer_states"], strict=True):
         optimizer.load_state_dict(state)
     for config, state in zip(trainer.lr_scheduler_configs, content.get("lr_schedulers", []), strict=False):
@@ -202,6 +206,6 @@ def restore_training(trainer: Any, content: dict, path: str | Path) -> None:
         if ended:
             set_random_states(now)
     elif not ended:
-        warnings.warn("another number of ranks: within the epoch, the order of the rest of the data differs.", stacklevel=2)
-
-
+        warnings.warn(
+            "another number of ranks: within the epoch, the order of the rest of the data differs.", stacklevel=2
+        )

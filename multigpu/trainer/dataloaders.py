@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from multigpu.errors import UserError
 from multigpu.trainer import seed
@@ -60,7 +68,11 @@ def deal(loader: Any, shard: tuple[int, int], training: bool, in_order: bool = F
     One that is no DataLoader, or has no order of its own (an IterableDataset), comes back as it is: it must share itself.
     """
     parts, mine = shard
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+    if (
+        not isinstance(loader, DataLoader)
+        or isinstance(loader.dataset, IterableDataset)
+        or loader.batch_sampler is None
+    ):
         return loader
     shuffled = isinstance(loader.sampler, RandomSampler)
     if in_order and shuffled:
@@ -68,7 +80,9 @@ def deal(loader: Any, shard: tuple[int, int], training: bool, in_order: bool = F
     if parts == 1 or isinstance(loader.sampler, DistributedSampler):
         return loader
     if not training:
-        loader = _with(loader, SequentialSampler(loader.dataset)) if shuffled else loader  # else each rank shuffles by itself
+        loader = (
+            _with(loader, SequentialSampler(loader.dataset)) if shuffled else loader
+        )  # else each rank shuffles by itself
         return _with(loader, None, EveryNth(loader.batch_sampler, parts, mine))
     if type(loader.batch_sampler) is not BatchSampler:
         raise UserError(

@@ -126,7 +126,9 @@ class Evaluation:
         for number, dealt in enumerate(self.dealt):
             lists = [theirs[number] for theirs in everybody]
             if not dealt:  # each rank predicted what its own loader gave
-                found.append([output for theirs in lists for output in theirs] if self.trainer.world_size > 1 else lists[0])
+                found.append(
+                    [output for theirs in lists for output in theirs] if self.trainer.world_size > 1 else lists[0]
+                )
                 continue
             total = sum(map(len, lists))
             found.append([lists[place % self.parts][place // self.parts] for place in range(total)])

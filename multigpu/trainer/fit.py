@@ -75,13 +75,19 @@ class Fit:
         self.own_clipping = overridden("configure_gradient_clipping", module, LightningModule)
         self.step_end = getattr(module, "training_step_end", None)
         first = trainer.optimizers[0] if trainer.optimizers else None
-        self.own_step = overridden("optimizer_step", module, LightningModule) or (first is not None and wants_closure(first))
+        self.own_step = overridden("optimizer_step", module, LightningModule) or (
+            first is not None and wants_closure(first)
+        )
         takes = inspect.signature(module.training_step).parameters
         self.takes_index = len(takes) > 1 or any(p.kind is p.VAR_POSITIONAL for p in takes.values())
         if not self.automatic and trainer.gradient_clip_val:
-            raise UserError("gradient_clip_val is for automatic optimization: call self.clip_gradients(optimizer, …) in training_step.")
+            raise UserError(
+                "gradient_clip_val is for automatic optimization: call self.clip_gradients(optimizer, …) in training_step."
+            )
         if not self.automatic and trainer.accumulate_grad_batches > 1:
-            raise UserError("accumulate_grad_batches is for automatic optimization: call optimizer.step() every so many batches.")
+            raise UserError(
+                "accumulate_grad_batches is for automatic optimization: call optimizer.step() every so many batches."
+            )
         if self.automatic and first is None:
             warnings.warn("configure_optimizers returned None: nothing is learned in this fit.", stacklevel=2)
         trainer.num_training_batches = self.batches_of_epoch
@@ -113,7 +119,11 @@ class Fit:
         """Somebody set trainer.should_stop, and the least that was asked for is done."""
         trainer = self.trainer
         epochs = trainer.current_epoch + (self.batches_done == 0 and self.epoch_ended)
-        return trainer.should_stop and epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
+        return (
+            trainer.should_stop
+            and epochs >= (trainer.min_epochs or 0)
+            and trainer.global_step >= (trainer.min_steps or 0)
+        )
 
     # ---- an epoch -----------------------------------------------------------------------------------------------
 
@@ -167,7 +177,11 @@ class Fit:
         trainer.take(self.results.epoch_metrics() if self.results.entries or trainer.world_size > 1 else None)
         before = len(self.results.entries)
         hooking.call(trainer, "on_train_epoch_end")
-        told = self.results.epoch_metrics() if before != len(self.results.entries) or trainer.world_size > 1 else trainer.last_told
+        told = (
+            self.results.epoch_metrics()
+            if before != len(self.results.entries) or trainer.world_size > 1
+            else trainer.last_told
+        )
         trainer.take(told)
         if self.automatic:
             self._schedule("epoch", plateau=True)
@@ -215,7 +229,9 @@ class Fit:
         if results.any_fresh and self.end is not None:
             trainer.take(results.step_metrics(exchange=False))
         if self.end is not None:
-            self.end(output if isinstance(output, dict) else {"loss": output} if output is not None else {}, batch, index)
+            self.end(
+                output if isinstance(output, dict) else {"loss": output} if output is not None else {}, batch, index
+            )
         logged = stepping and (trainer._logged_step + 1) % trainer.log_every_n_steps == 0
         if results.any_fresh or (logged and results.ranks > 1):
             told = results.step_metrics(exchange=logged)
@@ -243,9 +259,13 @@ class Fit:
         if loss is None:
             self._nothing(index, output)
         elif not isinstance(loss, torch.Tensor):
-            raise UserError(f"training_step returned {type(loss).__name__}: expected the loss, a tensor, or a dict with 'loss'.")
+            raise UserError(
+                f"training_step returned {type(loss).__name__}: expected the loss, a tensor, or a dict with 'loss'."
+            )
         elif loss.numel() != 1:
-            raise UserError(f"training_step returned a loss of shape {tuple(loss.shape)}: expected one number. Take its mean.")
+            raise UserError(
+                f"training_step returned a loss of shape {tuple(loss.shape)}: expected one number. Take its mean."
+            )
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         if optimizer is not None and index % trainer.accumulate_grad_batches == 0:
             if self.before_zero is not None:
@@ -263,7 +283,9 @@ class Fit:
         if loss.requires_grad:
             trainer.run_backward(loss)
         elif optimizer is not None:
-            raise UserError("the loss does not depend on any parameter that learns: training_step returned a tensor without a graph.")
+            raise UserError(
+                "the loss does not depend on any parameter that learns: training_step returned a tensor without a graph."
+            )
         if trainer.detect_anomaly:
             refuse_what_is_not_finite(trainer, loss, batch)
         loss = loss.detach()
@@ -342,7 +364,9 @@ class Fit:
                 metric = trainer.callback_metrics.get(config.monitor)
                 if metric is None and config.strict:
                     known = ", ".join(trainer.callback_metrics) or "none"
-                    raise UserError(f"a scheduler watches {config.monitor!r}, which was not logged; there are: {known}.")
+                    raise UserError(
+                        f"a scheduler watches {config.monitor!r}, which was not logged; there are: {known}."
+                    )
                 if metric is None:
                     continue
             self.module.lr_scheduler_step(config.scheduler, metric)

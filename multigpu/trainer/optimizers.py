@@ -81,7 +81,9 @@ def _schedule(scheduler: Any, monitor: str | None, automatic: bool) -> Schedule:
     if schedule.interval not in ("epoch", "step"):
         raise UserError(f"a scheduler's interval is {schedule.interval!r}: expected 'epoch' or 'step'.")
     if automatic and schedule.reduce_on_plateau and schedule.monitor is None:
-        raise UserError("ReduceLROnPlateau needs a metric: add \"monitor\": \"val_loss\" to what configure_optimizers returns.")
+        raise UserError(
+            'ReduceLROnPlateau needs a metric: add "monitor": "val_loss" to what configure_optimizers returns.'
+        )
     return schedule
 
 

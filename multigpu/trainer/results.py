@@ -92,13 +92,17 @@ class Results:
             if not entry.on_epoch:
                 return
             if entry.reduce == "mean":
-                weight = batch_size or (1 if self.between_batches(self.hook) else self._rows())
+                weight = batch_size
+                if weight is None:
+                    weight = 1 if self.between_batches(self.hook) else self._rows()
                 entry.total = value * weight if entry.total is None else entry.total + value * weight
                 entry.weight += weight
             elif entry.total is None:
                 entry.total = value
             else:
-                entry.total = entry.total + value if entry.reduce == "sum" else _pick(entry.reduce, (entry.total, value))
+                entry.total = (
+                    entry.total + value if entry.reduce == "sum" else _pick(entry.reduce, (entry.total, value))
+                )
 
     def _new(
         self, key: tuple, prog_bar: bool, logger: bool | None, on_step: bool | None, on_epoch: bool | None,
@@ -120,7 +124,11 @@ class Results:
 
     @staticmethod
     def between_batches(hook: str) -> bool:
-        return "batch" not in hook and hook.startswith("on_") and hook.endswith(("_epoch_start", "_epoch_end", "_start", "_end"))
+        return (
+            "batch" not in hook
+            and hook.startswith("on_")
+            and hook.endswith(("_epoch_start", "_epoch_end", "_start", "_end"))
+        )
 
     def _rows(self) -> int:
         if self.batch_size is None:
@@ -194,7 +202,9 @@ class Told:
 def _number(name: str, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
-            raise UserError(f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: expected one number.")
+            raise UserError(
+                f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: expected one number."
+            )
         value = value.detach().reshape(())
         return value if value.dtype in (torch.float32, torch.float64) else value.float()
     if isinstance(value, (int, float)):

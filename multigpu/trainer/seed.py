@@ -10,6 +10,7 @@ import torch
 
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
+from multigpu.world import speaks
 
 NAME = "PL_GLOBAL_SEED"  # Lightning's name: ranks that are started later read it
 
@@ -25,7 +26,7 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
         raise UserError(f"the seed is {seed!r}: expected a whole number from 0 to {2**32 - 1}.")
     os.environ[NAME] = str(seed)
     os.environ["PL_SEED_WORKERS"] = str(int(workers))
-    if verbose and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+    if verbose and speaks():
         print(f"Seed set to {seed}")
     random.seed(seed)
     np.random.seed(seed)

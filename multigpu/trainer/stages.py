@@ -17,8 +17,18 @@ from multigpu.trainer.precision import Precision
 from multigpu.trainer.results import Results
 from multigpu.trainer.transfer import own_transfer
 
-NEEDS = {"fit": ("training_step", "configure_optimizers"), "validate": ("validation_step",), "test": ("test_step",), "predict": ()}
-LOADERS = {"train": "train_dataloader", "val": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
+NEEDS = {
+    "fit": ("training_step", "configure_optimizers"),
+    "validate": ("validation_step",),
+    "test": ("test_step",),
+    "predict": (),
+}
+LOADERS = {
+    "train": "train_dataloader",
+    "val": "val_dataloader",
+    "test": "test_dataloader",
+    "predict": "predict_dataloader",
+}
 
 
 class Step(nn.Module):
@@ -35,7 +45,11 @@ class Step(nn.Module):
 def refuse(stage: str, model: Any) -> None:
     """Raises UserError for what is no module of ours, or lacks a step."""
     if not isinstance(model, LightningModule):
-        what = "no model was given, and none was before" if model is None else f"{type(model).__name__} is not a LightningModule"
+        what = (
+            "no model was given, and none was before"
+            if model is None
+            else f"{type(model).__name__} is not a LightningModule"
+        )
         raise UserError(f"trainer.{stage}: {what}: give a subclass of multigpu.trainer.LightningModule.")
     for name in NEEDS[stage]:
         if not overridden(name, model, LightningModule):
@@ -108,7 +122,9 @@ def _set_up(trainer: Any, stage: str) -> None:
     trainer.results.home = strategy.device if len(strategy.devices) > 1 else None
     if trainer.sync_batchnorm and strategy.world.size > 1:
         if strategy.device.type == "cpu":
-            raise UserError("sync_batchnorm=True, and torch's SyncBatchNorm computes on no CPU: give accelerator='gpu' or 'vgpu'.")
+            raise UserError(
+                "sync_batchnorm=True, and torch's SyncBatchNorm computes on no CPU: give accelerator='gpu' or 'vgpu'."
+            )
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
     trainer.precision_plugin.convert_module(model)
     strategy.place(model)
@@ -135,9 +151,13 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
         checkpoint_io.restore(trainer, *loaded)
     train = _loader(trainer, "train", given)
     if train is None:
-        raise UserError("trainer.fit has nothing to learn from: give train_dataloaders, a datamodule, or write train_dataloader.")
+        raise UserError(
+            "trainer.fit has nothing to learn from: give train_dataloaders, a datamodule, or write train_dataloader."
+        )
     if isinstance(train, (list, tuple, dict)):
-        raise UserError("trainer.fit takes one training dataloader: join the data sets in one, or zip them in its data set.")
+        raise UserError(
+            "trainer.fit takes one training dataloader: join the data sets in one, or zip them in its data set."
+        )
     validation = None
     if overridden("validation_step", model, LightningModule) and trainer.limit_val_batches != 0:
         if loaders := dataloaders.listed(_loader(trainer, "val", given)):
@@ -146,7 +166,9 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
     trainer.train_dataloader = trainer.deal(train, training=True)
     trainer.fitting = Fit(trainer, trainer.train_dataloader, validation)
     trainer.num_training_batches = trainer.fitting.batches_of_epoch
-    trainer.optimizers, trainer.lr_scheduler_configs = optimizers.parse(model.configure_optimizers(), model.automatic_optimization)
+    trainer.optimizers, trainer.lr_scheduler_configs = optimizers.parse(
+        model.configure_optimizers(), model.automatic_optimization
+    )
     strategy.backwards = trainer.accumulate_grad_batches
     trainer.model = strategy.wrap(trainer.model, trainer.optimizers)
     strategy.adapt([config.scheduler for config in trainer.lr_scheduler_configs])

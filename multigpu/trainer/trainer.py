@@ -271,7 +271,9 @@ class Trainer:
         folder = Path((saver.dirpath if saver else None) or self.default_root_dir)
         path = folder / "stopped.ckpt"
         self.save_checkpoint(path)
-        self.print(f"stopped by SIGTERM after step {self.global_step}: go on with trainer.fit(model, ckpt_path={str(path)!r})")
+        self.print(
+            f"stopped by SIGTERM after step {self.global_step}: go on with trainer.fit(model, ckpt_path={str(path)!r})"
+        )
         self.interrupted = True
         return True
 
@@ -319,7 +321,9 @@ class Trainer:
     enable_validation = property(lambda self: self.fitting is not None and self.fitting.validation is not None)
 
 
-def _as_a_rank(trainer: Trainer, stage: str, model: Any, datamodule: Any, ckpt_path: Any, loaders: dict, states: dict) -> dict:
+def _as_a_rank(
+    trainer: Trainer, stage: str, model: Any, datamodule: Any, ckpt_path: Any, loaders: dict, states: dict
+) -> dict:
     """In a spawned process: the run, and what the parent gets of it."""
     set_random_states(states)
     result = stages.run(trainer, stage, model, datamodule, ckpt_path, loaders)
