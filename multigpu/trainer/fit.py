@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.trainer import dataloaders, hooking

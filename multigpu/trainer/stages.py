@@ -159,10 +159,10 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
             "trainer.fit takes one training dataloader: join the data sets in one, or zip them in its data set."
         )
     validation = None
-    if overridden("validation_step", model, LightningModule) and trainer.limit_val_batches != 0:
-        if loaders := dataloaders.listed(_loader(trainer, "val", given)):
-            validation = Evaluation(trainer, "validate", loaders, trainer.limit_val_batches)
-            trainer.num_val_batches = validation.limits
+    wanted = overridden("validation_step", model, LightningModule) and trainer.limit_val_batches != 0
+    if wanted and (loaders := dataloaders.listed(_loader(trainer, "val", given))):
+        validation = Evaluation(trainer, "validate", loaders, trainer.limit_val_batches)
+        trainer.num_val_batches = validation.limits
     trainer.train_dataloader = trainer.deal(train, training=True)
     trainer.fitting = Fit(trainer, trainer.train_dataloader, validation)
     trainer.num_training_batches = trainer.fitting.batches_of_epoch
