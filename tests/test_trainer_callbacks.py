@@ -78,7 +78,9 @@ def test_one_rank_stops_all(capsys):
     assert asked == [(False, False)] and trainer.should_stop
     assert stopping.stopping_reason is EarlyStoppingReason.NOT_STOPPED
     assert capsys.readouterr().out == "[rank: 1] a = 1.000 is the best so far.\n"
-    trainer.should_stop, trainer.state.fn = False, "validate"
+    trainer.should_stop, trainer.sanity_checking = False, True
+    stopping.on_train_epoch_end(trainer, None)
+    trainer.sanity_checking, trainer.state.fn = False, "validate"
     stopping.on_train_epoch_end(trainer, None)
     assert not trainer.should_stop
 
@@ -97,10 +99,10 @@ def by_step(net, name=None):
     return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
 
-def two_schedulers(net):
+def two_schedulers(net, name=None):
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1), torch.optim.lr_scheduler.StepLR(optimizer, 2)]
-    return [optimizer], [{"scheduler": schedulers[0], "interval": "step"}, schedulers[1]]
+    return [optimizer], [{"scheduler": schedulers[0], "interval": "step", "name": name}, schedulers[1]]
 
 
 EVERY = {"log_momentum": True, "log_weight_decay": True}
@@ -116,6 +118,7 @@ RATES = {
     "as epochs": (by_step, {"logging_interval": "epoch"}, {}),
     "a name": (lambda net: by_step(net, "rate"), EVERY, {}),
     "two schedulers": (two_schedulers, {}, {}),
+    "two schedulers, one named": (lambda net: two_schedulers(net, "rate"), {}, {}),
 }
 
 
@@ -165,6 +168,11 @@ def test_a_timer_stops_and_counts_the_run_before(real, tmp_path, capsys):
         assert timer.time_elapsed() > 0 == timer.time_elapsed("test") and timer.end_time() >= timer.start_time()
     timer = ours.Timer({"seconds": 5})
     timer.load_state_dict({"time_elapsed": {"train": 6.0}})
+    assert timer.time_elapsed("test") == 0
+    timer.on_test_start(None, None)
+    timer.on_test_end(None, None)
+    timer.on_test_start(None, None)
+    assert timer.end_time("test") is None
     trainer = fake()
     timer.on_fit_start(trainer, None)
     assert trainer.should_stop and timer.time_remaining() == -1 and "after 0:00:06" in capsys.readouterr().out

@@ -10,6 +10,8 @@ from lightnings import fake, fit
 
 from multigpu.errors import UserError
 from multigpu.trainer import callbacks as ours
+from multigpu.trainer.checkpoint_files import remove
+from multigpu.trainer.watched import score
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -25,11 +27,18 @@ def real():
     return lightnings.package()
 
 
+def held(path):
+    """The step and the parts of a checkpoint."""
+    content = torch.load(path, weights_only=False)
+    return content["global_step"], "optimizer_states" in content
+
+
 def told(checkpoint, root):
     """What a ModelCheckpoint knows and what lies on the disk, without the folder's name."""
     short = lambda path: str(path).replace(str(root), "")  # noqa: E731
     return {
         "files": sorted((short(p), p.is_symlink()) for p in root.rglob("*") if p.is_file()),
+        "holds": {short(p): held(p) for p in root.rglob("*.ckpt")},
         "best": short(checkpoint.best_model_path),
         "score": checkpoint.best_model_score,
         "current": checkpoint.current_score,
@@ -56,6 +65,9 @@ CHECKPOINTS = {
     "a slash": ({"filename": "x{train/loss:.2f}", "auto_insert_metric_name": False}, {}),
     "missing in the name": ({"filename": "{nothing}-{epoch}"}, {}),
     "link": ({"save_last": "link", "monitor": "val_loss"}, {}),
+    "not full": ({"save_top_k": 9, "monitor": "val_loss"}, {}),
+    "nothing but links": ({"save_last": "link", "save_top_k": 0, "every_n_train_steps": 3}, {}),
+    "no validation, half an epoch": ({}, {"validate": False, "val_check_interval": 0.5}),
     "every two epochs": ({"every_n_epochs": 2, "save_top_k": -1, "save_last": True}, {}),
     "every three steps": ({"every_n_train_steps": 3, "save_top_k": -1}, {}),
     "steps with a metric": ({"every_n_train_steps": 2, "monitor": "val_loss", "save_top_k": 3}, {}),
@@ -204,3 +216,48 @@ def test_ranks_whose_metric_differs_keep_the_same_lists(tmp_path):
     run(0, 5.0)
     run(1, 4.5)
     assert not told and len(lists[1]) == 2 and lists[0] == lists[1]
+
+
+def test_a_last_checkpoint_with_the_epoch_in_its_name(real, tmp_path):
+    for kind, who in (("a", real.pytorch.callbacks.ModelCheckpoint), ("b", ours.ModelCheckpoint)):
+        checkpoint = who(dirpath=tmp_path / kind, save_last=True)
+        checkpoint.CHECKPOINT_NAME_LAST = "last-{epoch}"
+        fit(tmp_path, checkpoint, DOWN)
+        assert sorted(p.name for p in (tmp_path / kind).iterdir()) == ["epoch=3-step=16.ckpt", "last-epoch=3.ckpt"]
+
+
+def test_the_checkpoint_that_a_run_began_with_stays(real, tmp_path):
+    for kind, who in (("a", real.pytorch.callbacks.ModelCheckpoint), ("b", ours.ModelCheckpoint)):
+        make = lambda who=who, kind=kind: who(dirpath=tmp_path / kind, monitor="val_loss")  # noqa: E731
+        fit(tmp_path, make(), (0.5,))
+        start = tmp_path / kind / "epoch=0-step=4.ckpt"
+        fit(tmp_path, make(), (0.4, 0.3), ckpt_path=start, max_epochs=3)
+        assert sorted(p.name for p in (tmp_path / kind).iterdir()) == [start.name, "epoch=2-step=12.ckpt"]
+
+
+def test_only_rank_0_deletes_and_only_in_its_folder(tmp_path):
+    inside, outside = tmp_path / "c" / "a.ckpt", tmp_path / "a.ckpt"
+    inside.mkdir(parents=True)  # a sharded checkpoint is a folder
+    outside.touch()
+    for path, zero in ((inside, False), (outside, True)):
+        remove(fake(is_global_zero=zero), str(path), "new", str(tmp_path / "c"))
+        assert path.exists()
+    remove(fake(), str(inside), "new", str(tmp_path / "c"))
+    assert not inside.exists()
+
+
+def test_the_ranks_decide_together(tmp_path):
+    """Rank 0's clock says whether to save; all ranks must find a score better; the sanity check saves nothing."""
+    answers = SimpleNamespace(broadcast=lambda value: False, reduce_boolean_decision=lambda d, all=True: False)
+    trainer = fake(strategy=answers, global_step=3, callback_metrics={"a": torch.tensor([1.0])})
+    ours.ModelCheckpoint(tmp_path, train_time_interval=timedelta(0)).on_train_batch_end(trainer, None, None, None, 0)
+    checkpoint = ours.ModelCheckpoint(tmp_path, monitor="a")
+    state = {"best_k_models": {"x": torch.tensor(5.0)}, "kth_best_model_path": "x", "best_model_path": "x"}
+    checkpoint.load_state_dict(state)
+    checkpoint.on_train_epoch_end(trainer, None)
+    assert checkpoint.best_k_models == state["best_k_models"] and not trainer.saved
+    assert checkpoint.best_k_models is not state["best_k_models"]
+    checkpoint, trainer = ours.ModelCheckpoint(tmp_path, monitor="a"), fake(**vars(trainer) | {"sanity_checking": True})
+    checkpoint.on_validation_end(trainer, None)
+    checkpoint.on_train_epoch_end(trainer, None)
+    assert not trainer.saved and score(trainer.callback_metrics["a"]).shape == ()

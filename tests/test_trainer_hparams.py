@@ -87,6 +87,13 @@ def classes(mixin):
             super().__init__(d + 1, **kwargs)
             self.save_hyperparameters(ignore=["b"])
 
+    class Detour(Parent):
+        def __init__(self, e):
+            self._make(e)
+
+        def _make(self, e):
+            super().__init__(e)
+
     class Nothing(Base):
         def __init__(self):
             super().__init__()
@@ -121,7 +128,18 @@ def classes(mixin):
     return [
         *(All(1), All(1, c=5), All(a=[1]), Named(1, 2), Ignored(1, 2), Ignored(1, 2, c=4), Keywords(1, 2, 3, k=4)),
         *(Container(1, config), Container(1, Namespace(**config)), Copied(1, config), Late(1), Twice(1, 2)),
-        *(Parent(1), Child(3), Grandchild(1), Grandchild(1, b=8), Nothing(), Quiet(1), Closure(4), Empty({}), Data(1)),
+        *(
+            Parent(1),
+            Child(3),
+            Grandchild(1),
+            Grandchild(1, b=8),
+            Detour(1),
+            Nothing(),
+            Quiet(1),
+            Closure(4),
+            Empty({}),
+            Data(1),
+        ),
     ]
 
 

@@ -202,3 +202,22 @@ def test_lightnings_trainer_takes_our_loggers(real, tmp_path):
     names = sorted(str(path.relative_to(tmp_path / "b")) for path in (tmp_path / "b").rglob("*.ckpt"))
     assert files(tmp_path / "a") == files(tmp_path / "b")
     assert names == ["lightning_logs/version_0/checkpoints/epoch=1-step=8.ckpt"]
+
+
+def test_when_rows_reach_the_file(real, tmp_path, monkeypatch):
+    path, logger = tmp_path / "lightning_logs/version_0/metrics.csv", CSVLogger(tmp_path, flush_logs_every_n_steps=3)
+    for step in range(3):
+        assert not path.exists()
+        logger.log_metrics({"a": 1}, step)
+    assert path.exists()
+    monkeypatch.setattr(tensorboard_logger.time, "time", lambda: 1000.0)
+    board = TensorBoardLogger(tmp_path, version=0)
+    board.log_metrics({"a": 1}, 0)
+    (tmp_path / "lightning_logs/version_0/hparams.yaml").write_text("mine: 1\n")
+    monkeypatch.undo()
+    board.finalize("success")
+    assert (tmp_path / "lightning_logs/version_0/hparams.yaml").read_text() == "mine: 1\n", "once written it stays"
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(board.log_dir).Reload()
+    assert [event.wall_time for event in read.Scalars("a")] == [1000.0], "the time of the step, not of the writing"

@@ -106,7 +106,7 @@ class FolderLogger(Logger):
     def version(self) -> int | str:
         if self._version is None:
             folders = Path(self.root_dir).glob("version_*/")
-            numbers = [folder.name.split("_")[1] for folder in folders if folder.is_dir()]
+            numbers = [folder.name.split("_")[1] for folder in folders]
             self._version = max((int(number) for number in numbers if number.isdigit()), default=-1) + 1
         return self._version
 
