@@ -83,8 +83,9 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, g
                 part.teardown(*args)
     for logger in trainer.loggers:
         logger.finalize("success")
-    if trainer.profiler is not None and trainer.is_global_zero:
-        trainer.print(trainer.profiler.summary())
+    if trainer.profiler is not None:
+        trainer.profiler.describe()
+        trainer.profiler.teardown(stage)
     if trainer.interrupted:
         raise SystemExit(143)  # what a shell says of a process that SIGTERM has ended
     return found
@@ -108,6 +109,8 @@ def _set_up(trainer: Any, stage: str) -> None:
     for logger in trainer.loggers:
         logger.is_global_zero = trainer.is_global_zero
         logger.set_version(strategy.broadcast(logger.version))
+    if trainer.profiler is not None:
+        trainer.profiler.setup(stage, trainer.local_rank, trainer.log_dir)
     for part in (datamodule, model):
         if part is not None and strategy.world.local_rank == 0:
             part.prepare_data()
@@ -147,6 +150,7 @@ def _checkpoint(trainer: Any, ckpt_path: Any) -> tuple[dict, str] | None:
 def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> None:
     model, strategy = trainer.lightning_module, trainer.strategy
     loaded = _checkpoint(trainer, ckpt_path)
+    trainer.ckpt_path = loaded[1] if loaded else None
     if loaded:
         checkpoint_io.restore(trainer, *loaded)
     train = _loader(trainer, "train", given)
@@ -193,10 +197,14 @@ def _introduce(trainer: Any) -> None:
         total, learn = sum(n for n, _ in sizes), sum(n for n, learns in sizes if learns)
         still = "" if total == learn else f", of which {learn:,} learn"
         trainer.print(f"{type(model).__name__}: {total:,} parameters{still}; {_where(trainer)}")
-    hyper = {**model.hparams, **(trainer.datamodule.hparams if trainer.datamodule is not None else {})}
+    hyper: dict[str, Any] = {}
+    for part in (model, trainer.datamodule):
+        if part is not None and getattr(part, "_log_hyperparams", False):
+            hyper |= part.hparams_initial
     for logger in trainer.loggers:
         if hyper:
             logger.log_hyperparams(hyper)
+        logger.log_graph(model)
         logger.save()
 
 
@@ -219,6 +227,7 @@ def _sanity_check(trainer: Any, validation: Evaluation) -> None:
 
 def _evaluate(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> list[dict]:
     evaluation = _evaluation(trainer, stage, ckpt_path, given)
+    trainer.num_test_batches = evaluation.limits
     found = evaluation.run()
     return [{name: float(value) for name, value in metrics.items()} for metrics in found]
 

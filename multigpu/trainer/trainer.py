@@ -143,6 +143,8 @@ class Trainer:
         self.num_training_batches: float = 0
         self.val_check_batch: float = 0
         self.num_val_batches: list = []
+        self.num_test_batches: list = []
+        self.ckpt_path: str | None = None
         self.train_dataloader: Any = None
         self.signals = Signals()
         self.state = SimpleNamespace(fn=None)
