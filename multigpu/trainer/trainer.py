@@ -224,6 +224,8 @@ class Trainer:
     def run_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Scale the loss if need be, and call the hooks around the module's `backward`."""
         fit, scaled = self.fitting, self.precision_plugin.scale(loss)
+        if not fit.automatic:
+            self.strategy.before_backward(self.model, scaled)
         if fit.before_backward is not None:
             fit.before_backward(scaled)
         self.lightning_module.backward(scaled, *args, **kwargs)
