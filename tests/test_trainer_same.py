@@ -8,9 +8,9 @@ import lightnings
 import pytest
 import torch
 import trainer_user
-from conftest import ROOT, clean_environment
 
 import multigpu.trainer as ours
+from conftest import ROOT, clean_environment
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
