@@ -203,6 +203,9 @@ class Fit:
         batch = transfer(trainer, batch)
         results.start_batch(batch)
         if self.start is not None and self.start(batch, index) == -1:
+            if self.automatic:  # the epoch ends here
+                self._schedule("step", plateau=False)
+                self._schedule("epoch", plateau=False)
             return True
         stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
         if not self.automatic:
@@ -300,6 +303,7 @@ class Fit:
         """The batch that completes a step."""
         trainer = self.trainer
         if not trainer.optimizers:
+            trainer.global_step += 1
             return self._backward(batch, index)
         optimizer, kept = trainer.optimizers[0], []
 
