@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from ranked import LR, gap, loss, mine, mlp, small_buckets, vector
 
 from multigpu import launch, rendezvous
 from multigpu.strategies import horovod as hvd
@@ -14,7 +15,6 @@ from multigpu.strategies.decentralized import Decentralized
 from multigpu.strategies.gradient_allreduce import GradientAllReduce
 from multigpu.strategies.low_precision import LowPrecisionDecentralized
 from multigpu.strategies.qadam import QAdam, QAdamOptimizer
-from ranked import LR, gap, loss, mine, mlp, small_buckets, vector
 
 ALGORITHMS = {
     "gradient_allreduce": GradientAllReduce,
