@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from multigpu import launch, rendezvous, wire
 
+LR = 0.1
 ROWS = 4  # a rank's share of a batch
 NUMBERS = 100 * 400 + 400 + 400 * 20 + 20
 
@@ -116,3 +117,21 @@ def refused(function: Callable[[], object]) -> str:
     except UserError as error:
         return str(error)
     return ""
+
+
+def attached(algorithm, how=wrap, lr=LR):
+    """A model that differs between ranks until it is attached, and its optimizer."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    return algorithm.attach(model, [optimizer], how), optimizer
+
+
+def in_pieces(model, optimizer, step: int) -> None:
+    """A step whose rows come in two pieces, only the last of which is synchronised."""
+    x, y = mine(step)
+    half = ROWS // 2
+    with model.no_sync() if hasattr(model, "no_sync") else torch.enable_grad():
+        (loss(model, (x[:half], y[:half])) / 2).backward()
+    (loss(model, (x[half:], y[half:])) / 2).backward()
+    optimizer.step()
+    optimizer.zero_grad()

@@ -56,8 +56,8 @@ class HorovodStrategy(DDPStrategy):
             self.start(self.ranks_on_node() or 1)
         return function(*args)
 
-    def init_dist_connection(self) -> None:
-        super().init_dist_connection()
+    def connect(self) -> None:
+        super().connect()
         package().init()
 
     @property

@@ -68,6 +68,10 @@ class Fit:
         self.before_zero, self.before_backward, self.after_backward, self.before_step = (
             hooking.at(trainer, name) for name in names
         )
+        self.forward = trainer.profiled("training_step", self._forward)
+        self.backward = trainer.profiled("backward", trainer.run_backward)
+        self.step = trainer.profiled("optimizer_step", trainer.precision_plugin.step)
+        self.fetch = trainer.profiled("train_dataloader_next", next)
         self.automatic = module.automatic_optimization
         self.own_zero_grad = overridden("optimizer_zero_grad", module, LightningModule)
         self.own_backward = overridden("backward", module, LightningModule)
@@ -148,11 +152,11 @@ class Fit:
         following = next(iterator, END) if unsized and index < limit else None
         while index < limit and not skipped:
             if unsized:  # to know which batch is the last, one is fetched ahead
-                batch, following = following, END if index + 1 >= limit else next(iterator, END)
+                batch, following = following, END if index + 1 >= limit else self.fetch(iterator, END)
                 if many and strategy.largest([int(batch is END), int(following is END)]) != [0, 0]:
                     following = END  # some rank has no more: all of them end with this batch
             else:
-                batch = next(iterator, END)
+                batch = self.fetch(iterator, END)
             if batch is END:
                 break
             last = index + 1 >= limit or following is END
@@ -202,7 +206,7 @@ class Fit:
             return True
         stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
         if not self.automatic:
-            output = self._forward(batch, index)
+            output = self.forward(batch, index)
         elif stepping:
             output = self._optimize(batch, index)
         else:
@@ -253,7 +257,7 @@ class Fit:
     def _backward(self, batch: Any, index: int) -> Any:
         """Forward and backward of one batch, its loss divided by the number of batches that make a step."""
         trainer = self.trainer
-        output = self._forward(batch, index)
+        output = self.forward(batch, index)
         loss = output.get("loss") if isinstance(output, dict) else output
         if loss is None:
             self._nothing(index, output)
@@ -280,7 +284,7 @@ class Fit:
         if trainer.detect_anomaly:
             refuse_what_is_not_finite(trainer, loss, batch)
         if loss.requires_grad:
-            trainer.run_backward(loss)
+            self.backward(loss)
         elif optimizer is not None:
             raise UserError(
                 "the loss does not depend on any parameter that learns: training_step returned a tensor without a graph."
@@ -309,7 +313,7 @@ class Fit:
             kept.append(self._backward(batch, index))
             self._before_step(optimizer)
             with self.strategy.stepping(optimizer):
-                trainer.precision_plugin.step(optimizer)
+                self.step(optimizer)
         trainer.global_step += 1
         return kept[0] if kept else None
 

@@ -1,0 +1,93 @@
+"""Measures steps/s of strategies over a link of 100 Mbit/s between two network namespaces: `python benchmarks/link.py`.
+
+The model is bound by communication: 2 million weights and little to compute. bytegrad sends a quarter of ddp's bytes: the
+goal is 3.3 times ddp's steps/s. Root and iproute2 are needed. Writes benchmarks/link.json.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from multigpu import slow_link, wire
+from multigpu.errors import UserError
+from multigpu.files import write_json
+from multigpu.strategies import BaguaStrategy, DDPStrategy, HorovodStrategy
+
+MEGABITS, STEPS, ROUNDS = 100, 5, 5
+STRATEGIES = {
+    "ddp": DDPStrategy,
+    "horovod": HorovodStrategy,
+    "bytegrad": lambda: BaguaStrategy("bytegrad"),
+    "decentralized": lambda: BaguaStrategy("decentralized"),
+    "low_precision_decentralized": lambda: BaguaStrategy("low_precision_decentralized"),
+}
+
+
+def measured(make: object) -> tuple[float, float]:
+    """(seconds, bytes sent by this rank) a step."""
+    strategy = make()
+    strategy.connect()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(1000, 1000, bias=False) for _ in range(2)])
+    model, optimizer = strategy.setup(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    batch = torch.randn(1, 1000)
+
+    def step() -> None:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # DDP arranges its buckets anew after the first
+    dist.barrier()
+    began, sent = time.perf_counter(), wire.sent()
+    for _ in range(STEPS):
+        step()
+    sent = wire.sent() - sent
+    dist.barrier()
+    found = (time.perf_counter() - began) / STEPS, sent / STEPS
+    strategy.close()
+    return found
+
+
+def rank(out: Path) -> None:
+    """What each end of the cable runs: the strategies in turns."""
+    found: dict[str, list] = {name: [] for name in STRATEGIES}
+    for _ in range(ROUNDS):
+        for name, make in STRATEGIES.items():
+            found[name].append(measured(make))
+    if dist.get_rank() == 0:
+        write_json(out, found)
+    dist.barrier()
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        return rank(Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        try:
+            code = slow_link.run([sys.executable, __file__, str(out)], MEGABITS, OMP_NUM_THREADS="1")
+        except UserError as error:
+            sys.exit(f"error: {error}")
+        if code:
+            sys.exit(code)
+        found = json.loads(out.read_text())
+    rows = []
+    for name, pairs in found.items():
+        ratios = [ddp[0] / own[0] for ddp, own in zip(found["ddp"], pairs, strict=True)]
+        row = {"strategy": name, "steps/s over ddp's": round(statistics.median(ratios), 2)}
+        row |= {"min": round(min(ratios), 2), "max": round(max(ratios), 2), "rounds": ROUNDS}
+        row |= {"bytes a step and rank": round(statistics.median(pair[1] for pair in pairs))}
+        rows.append(row)
+        print(row)
+    write_json(Path(__file__).with_suffix(".json"), {"Mbit/s": MEGABITS, "weights": 2_000_000, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
