@@ -5,6 +5,8 @@ Which rank a process is, it learns from `find` (world.py), whoever started it.
 
 import argparse
 import atexit
+import copyreg
+import importlib
 import logging
 import os
 import pickle
@@ -93,7 +95,13 @@ def call(function: Callable[..., object], processes: int, *args: object, **keywo
     rank that failed, TypeError where something cannot be pickled.
     """
     import cloudpickle
+    import torch
 
+    for module in (
+        torch.classes,
+        torch.ops,
+    ):  # cloudpickle takes them along where a function uses such a name, and fails
+        copyreg.pickle(type(module), lambda module: (importlib.import_module, (module.__name__,)))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "call").write_bytes(cloudpickle.dumps((function, args, keywords)))
         code, reason = _spawn(_by_value, processes, (folder,))
