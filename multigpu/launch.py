@@ -97,10 +97,8 @@ def call(function: Callable[..., object], processes: int, *args: object, **keywo
     import cloudpickle
     import torch
 
-    for module in (
-        torch.classes,
-        torch.ops,
-    ):  # cloudpickle takes them along where a function uses such a name, and fails
+    # cloudpickle takes these along where a function uses such a name, as in data.classes, and cannot pickle them.
+    for module in (torch.classes, torch.ops):
         copyreg.pickle(type(module), lambda module: (importlib.import_module, (module.__name__,)))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "call").write_bytes(cloudpickle.dumps((function, args, keywords)))
