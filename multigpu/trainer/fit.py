@@ -173,6 +173,9 @@ class Fit:
         batch = transfer(trainer, batch)
         results.start_batch(batch)
         if self.start is not None and self.start(batch, index) == -1:
+            if self.automatic:  # the epoch ends here
+                self._schedule("step", plateau=False)
+                self._schedule("epoch", plateau=False)
             return True
         stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
         output = self.learning.learn(batch, index, stepping)
