@@ -92,7 +92,7 @@ def call(function: Callable[..., object], processes: int, *args: object, **keywo
 
     `function` and its arguments travel by value, and so do the results: `function` may be defined in a cell of a notebook. The
     notebook's variables that it uses travel with it, so let it use few. Raises RuntimeError with the traceback of the
-    rank that failed, TypeError where something cannot be pickled.
+    rank that failed, a rank's UserError as itself, TypeError where something cannot be pickled.
     """
     import cloudpickle
     import torch
@@ -104,6 +104,8 @@ def call(function: Callable[..., object], processes: int, *args: object, **keywo
         Path(folder, "call").write_bytes(cloudpickle.dumps((function, args, keywords)))
         code, reason = _spawn(_by_value, processes, (folder,))
         if code:
+            if sentence := _users(reason):
+                raise UserError(sentence)
             raise RuntimeError(reason or f"a rank ended with exit code {code}: its message stands above")
         return [pickle.loads(Path(folder, f"{rank}").read_bytes()) for rank in range(processes)]
 
@@ -180,8 +182,7 @@ def _caught(main: Callable[..., None], args: object) -> int:
     except UserError as error:
         return _tell(error)
     except ProcessRaisedException as failure:  # from a script's own mp.spawn: the rank's traceback, as text
-        name, _, sentence = failure.msg.strip().splitlines()[-1].partition(": ")
-        if name != f"{UserError.__module__}.{UserError.__name__}":
+        if not (sentence := _users(failure.msg)):
             raise
         return _tell(UserError(sentence))
     except BrokenPipeError:
@@ -191,6 +192,12 @@ def _caught(main: Callable[..., None], args: object) -> int:
             raise  # another pipe's, or a socket's
         return PIPE_CLOSED
     return 0
+
+
+def _users(trace: str) -> str:
+    """The sentence of the UserError with which a traceback ends; "" if it is another fault."""
+    name, _, sentence = (trace.strip().splitlines() or [""])[-1].partition(": ")
+    return sentence if name == f"{UserError.__module__}.{UserError.__name__}" else ""
 
 
 def _tell(error: UserError) -> int:
