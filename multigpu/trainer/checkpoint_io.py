@@ -72,7 +72,8 @@ def loops(trainer: Any) -> dict:
     steps = {"ready": trainer.global_step, "completed": trainer.global_step}
     full = {"ready": n, "started": n, "processed": n, "completed": n}
     total = {key: fit.total_batches for key in full}
-    done = {"ready": epoch + 1, "started": epoch + 1, "processed": epoch + fit.epoch_ended, "completed": epoch}
+    begun = epoch + (not fit.between)
+    done = {"ready": begun, "started": begun, "processed": begun if fit.epoch_ended else epoch, "completed": epoch}
     zero = {"total": {"ready": 0, "completed": 0}, "current": {"ready": 0, "completed": 0}}
     manual = not trainer.lightning_module.automatic_optimization
     step = {"total": steps, "current": {"ready": 0, "completed": 0}}
@@ -194,7 +195,9 @@ def restore_training(trainer: Any, content: dict, path: str | Path) -> None:
     if OURS in content:
         done = content[OURS]["batches_done"]
         ended = done == 0
-    trainer.current_epoch = content["epoch"] + int(ended)
+    epochs = told.get("epoch_progress", {}).get("current", {"ready": 1, "completed": 0})
+    between = epochs["ready"] == epochs["completed"]  # saved after fit: "epoch" is the next one already
+    trainer.current_epoch = content["epoch"] + int(ended and not between)
     fit.batches_done = 0 if ended else done
     fit.total_batches = progress.get("total", {}).get("ready", 0)
     trainer._logged_step = told.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", trainer.global_step)

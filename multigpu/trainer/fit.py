@@ -25,6 +25,7 @@ class Fit:
     """One training run. The Trainer holds the settings and what users look at; here is the way of a batch.
 
     batches_done   batches of this epoch that are behind us; 0 between epochs
+    between        no epoch is running: trainer.current_epoch is the next one's number
     """
 
     def __init__(self, trainer: Any, loader: Any, validation: Evaluation | None):
@@ -34,7 +35,7 @@ class Fit:
         self.length = dataloaders.length(loader)
         self.batches_of_epoch = dataloaders.limited(self.length, trainer.limit_train_batches, "limit_train_batches")
         self.batches_done = self.total_batches = 0
-        self.epoch_ended = False
+        self.epoch_ended, self.between = False, True
         self.epoch_began: dict | None = None  # random states: an epoch that is resumed must be shuffled as before
         self.after_skip: dict | None = None
         self.validated_at = time.monotonic()
@@ -51,7 +52,7 @@ class Fit:
         while not self._finished():
             trainer.results, trainer.training = self.results, True
             dataloaders.start_epoch(self.loader, trainer.current_epoch)
-            self.epoch_ended = False
+            self.epoch_ended = self.between = False
             hooking.call(trainer, "on_train_epoch_start")
             self._epoch(iterator or self._iterator())
             iterator = None
@@ -121,7 +122,7 @@ class Fit:
     def _may_stop(self) -> bool:
         """Somebody set trainer.should_stop, and the least that was asked for is done."""
         trainer = self.trainer
-        epochs = trainer.current_epoch + (self.batches_done == 0 and self.epoch_ended)
+        epochs = trainer.current_epoch + (self.batches_done == 0 and self.epoch_ended and not self.between)
         return (
             trainer.should_stop
             and epochs >= (trainer.min_epochs or 0)
@@ -194,6 +195,7 @@ class Fit:
         self.results.reset()
         trainer.last_told = None
         trainer.current_epoch += 1
+        self.between = True
 
     # ---- a batch ------------------------------------------------------------------------------------------------
 
