@@ -58,6 +58,11 @@ def test_256_levels_stay_256_levels():
     assert torch.allclose(expand(compress(x)), x, rtol=0, atol=3e-5)
 
 
+def test_ends_that_float32_rounds_inwards_do_not_wrap_around():
+    x = torch.tensor([1e6 + 0.04, 1e6 + 0.5, 1e6 + 0.96], dtype=torch.float64)  # float32 has sixteenths here
+    assert (expand(compress(x), torch.float64) - x).abs().max() < 0.04
+
+
 def test_a_message_says_what_its_bytes_are():
     message = compress(torch.tensor([-1.0, 0.0, 4.1]))
     assert message[:8].view(torch.float32).tolist() == pytest.approx([-1.0, 4.1])

@@ -118,13 +118,13 @@ class AsyncModelAverage:
     def _all_go_on(self) -> bool:
         self.stop.wait(self.interval)
         device = next(iter(self.weights.parts))[0]
-        vote = torch.tensor([0 if self.stop.is_set() else 1], dtype=torch.int32, device=device)
+        vote = self._sent_as(torch.tensor([0 if self.stop.is_set() else 1], dtype=torch.int32, device=device))
         dist.all_reduce(vote, dist.ReduceOp.MIN, self.group)
         return bool(vote.item())
 
     def _sync(self) -> None:
         with self.lock:
-            snapshot = self.weights.copy()
+            snapshot = [self._sent_as(vector) for vector in self.weights.copy()]
         changes = []
         for mine in snapshot:
             total = mine.clone()
@@ -136,3 +136,8 @@ class AsyncModelAverage:
         with self.lock:
             self.weights.add_unseen(changes)
         self.syncs += 1
+
+    @staticmethod
+    def _sent_as(tensor: torch.Tensor) -> torch.Tensor:
+        """The host's copy of a virtual GPU's tensor: two threads' collectives would mix up its simulated time."""
+        return tensor.cpu() if tensor.device.type == "vgpu" else tensor

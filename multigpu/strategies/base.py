@@ -34,11 +34,13 @@ class Strategy:
     devices         all devices of this process
     world           this rank's place among all; known after `connect`
     backwards       how many times `backward` is called before each step; set it before `setup`
+    manual          forward calls `backward` itself, each time after `before_backward`; set it before `setup`
     takes_float16   a gradient scaler may skip a step on one rank: can the strategy bear it?
     """
 
     name = "single_device"
     backwards = 1
+    manual = False
     takes_float16 = True
 
     def __init__(self) -> None:
@@ -108,6 +110,9 @@ class Strategy:
     def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
         """One of the module's steps, by name, through what `wrap` gave."""
         return model(name, *args)
+
+    def before_backward(self, model: nn.Module, loss: torch.Tensor) -> None:
+        """Where `manual` is set: the gradients of `loss` come next."""
 
     def merge(self, output: Any) -> Any:
         """The loss of a step, from what the model gave: dp gathers one from each replica."""

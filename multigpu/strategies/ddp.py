@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -135,14 +136,28 @@ class DDPStrategy(Strategy):
         wrapped = self.configure_ddp(model, [self.device.index] if self.device.type == "cuda" else None)
         if self.ddp_comm_hook is not None:
             wrapped.register_comm_hook(self.ddp_comm_state, self.ddp_comm_hook)
+        if self.manual and isinstance(wrapped, DistributedDataParallel):
+            # At its forward's end DDP begins to wait for gradients, which have come by then: `before_backward` does it.
+            model.register_forward_hook(lambda *_: setattr(wrapped, "require_backward_grad_sync", False))
+            wrapped.register_forward_hook(_ready_again)
         return wrapped
 
     def configure_ddp(self, model: nn.Module, device_ids: list[int] | None) -> nn.Module:
         """The wrapper itself. Override it to use your own; it is called with the model on its device."""
         return DistributedDataParallel(model, device_ids=device_ids, **self.keywords)
 
+    def before_backward(self, model: nn.Module, loss: torch.Tensor) -> None:
+        if isinstance(model, DistributedDataParallel) and model.require_backward_grad_sync:
+            search = model.find_unused_parameters and not model.static_graph
+            model.reducer._rebuild_buckets()
+            model.reducer.prepare_for_backward([loss] if search else [])
+
     def no_sync(self, model: nn.Module) -> AbstractContextManager:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def _ready_again(wrapped: nn.Module, *_: Any) -> None:
+    wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = True
 
 
 def _disconnect() -> None:

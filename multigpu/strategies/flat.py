@@ -48,7 +48,7 @@ class Weights:
     def add_unseen(self, vectors: list[torch.Tensor]) -> None:
         """Add `vectors` to the weights, also between a forward and its backward, where autograd would refuse it."""
         for parameter, numbers in self._pairs(vectors):
-            parameter.data.add_(numbers)
+            parameter.data.add_(numbers.to(parameter.device))
 
     def _pairs(self, vectors: list[torch.Tensor]) -> list[tuple[nn.Parameter, torch.Tensor]]:
         pairs = []

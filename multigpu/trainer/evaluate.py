@@ -6,6 +6,8 @@ from typing import Any
 import torch
 
 from multigpu.trainer import dataloaders, hooking
+from multigpu.trainer.hooks import overridden
+from multigpu.trainer.module import LightningModule
 from multigpu.trainer.results import Results
 from multigpu.trainer.transfer import transfer
 
@@ -44,15 +46,22 @@ class Evaluation:
         trainer, before = self.trainer, (self.trainer.results, self.trainer.training)
         trainer.results, trainer.training, trainer.evaluating = self.results, False, self
         modes = {part: part.training for part in self.module.modules()}
-        self.module.eval()
+        swap = f"on_{HOOK[self.stage]}_model"
+        getattr(self.module, f"{swap}_eval")() if self._own(f"{swap}_eval") else self.module.eval()
         # virtual GPUs know no inference tensors
         quick = trainer.inference_mode and trainer.strategy.device.type != "vgpu"
         with torch.inference_mode() if quick else torch.no_grad():
             told = self._loaders(sanity)
-        for part, mode in modes.items():
-            part.training = mode
+        if self._own(f"{swap}_train"):
+            getattr(self.module, f"{swap}_train")()
+        else:
+            for part, mode in modes.items():
+                part.training = mode
         (trainer.results, trainer.training), trainer.evaluating = before, None
         return told
+
+    def _own(self, name: str) -> bool:
+        return overridden(name, self.module, LightningModule)
 
     def _loaders(self, sanity: int | None) -> list[dict[str, Any]]:
         trainer, kind = self.trainer, HOOK[self.stage]

@@ -221,6 +221,8 @@ class Fit:
                 self._schedule("epoch", plateau=False)
         self._tell(output, batch, index, stepping)
         if self.validation is not None and self._due(index, last):
+            if stepping:
+                self.module.on_validation_model_zero_grad()
             self.validation.run()
             trainer.results, trainer.training = results, True
         if stepping:

@@ -165,6 +165,10 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         optimizer.zero_grad()
 
+    def on_validation_model_zero_grad(self) -> None:
+        """Before each validation within training: memory is freed. Only between two steps."""
+        self.zero_grad()
+
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         scheduler.step() if metric is None else scheduler.step(metric)
 

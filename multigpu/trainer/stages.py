@@ -173,7 +173,7 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
     trainer.optimizers, trainer.lr_scheduler_configs = optimizers.parse(
         model.configure_optimizers(), model.automatic_optimization
     )
-    strategy.backwards = trainer.accumulate_grad_batches
+    strategy.backwards, strategy.manual = trainer.accumulate_grad_batches, not model.automatic_optimization
     trainer.model = strategy.wrap(trainer.model, trainer.optimizers)
     strategy.adapt([config.scheduler for config in trainer.lr_scheduler_configs])
     trainer.steppers = [Stepper(optimizer, trainer) for optimizer in trainer.optimizers]

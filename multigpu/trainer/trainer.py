@@ -100,7 +100,7 @@ class Trainer:
         return wanted
 
     def _loggers(self, logger: Any) -> list:
-        if logger is False or (self.fast_dev_run and logger is None):
+        if logger is False or self.fast_dev_run:  # a trial leaves nothing behind
             return []
         if logger in (None, True):
             board = importlib.util.find_spec("tensorboard") is not None
@@ -224,6 +224,8 @@ class Trainer:
     def run_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Scale the loss if need be, and call the hooks around the module's `backward`."""
         fit, scaled = self.fitting, self.precision_plugin.scale(loss)
+        if not fit.automatic:
+            self.strategy.before_backward(self.model, scaled)
         if fit.before_backward is not None:
             fit.before_backward(scaled)
         self.lightning_module.backward(scaled, *args, **kwargs)

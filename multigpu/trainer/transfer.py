@@ -21,7 +21,8 @@ def transfer(trainer: Any, batch: Any, loader: int = 0) -> Any:
         batch = trainer.precision_plugin.convert_batch(batch)
     source = trainer.own_transfer
     if source is None:
-        return to_device(batch, trainer.strategy.device)
+        device = trainer.strategy.device
+        return batch if device.type == "cpu" else to_device(batch, device)  # a dataloader's batches are on the CPU
     batch = source.on_before_batch_transfer(batch, loader)
     batch = source.transfer_batch_to_device(batch, trainer.strategy.device, loader)
     return source.on_after_batch_transfer(batch, loader)
