@@ -1,28 +1,20 @@
-"""How does training run? Epochs of batches; a batch is forward, backward, and every so often a step."""
+"""How does training run? Epochs of batches, and what is due between them: validation, schedulers, checkpoints, the end."""
 
-import inspect
-import time
-import warnings
 from collections.abc import Iterator
 from typing import Any
-
-import torch
 
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.trainer import dataloaders, hooking
-from multigpu.trainer.anomaly import refuse_what_is_not_finite
 from multigpu.trainer.evaluate import Evaluation
-from multigpu.trainer.hooks import overridden
-from multigpu.trainer.module import LightningModule
-from multigpu.trainer.optimizers import wants_closure
+from multigpu.trainer.learning import Learning
 from multigpu.trainer.transfer import transfer
 
 END = object()
 
 
 class Fit:
-    """One training run. The Trainer holds the settings and what users look at; here is the way of a batch.
+    """One training run. The Trainer holds the settings and what users look at; learning.py has what is done with a batch.
 
     batches_done   batches of this epoch that are behind us; 0 between epochs
     between        no epoch is running: trainer.current_epoch is the next one's number
@@ -38,7 +30,7 @@ class Fit:
         self.epoch_ended, self.between = False, True
         self.epoch_began: dict | None = None  # random states: an epoch that is resumed must be shuffled as before
         self.after_skip: dict | None = None
-        self.validated_at = time.monotonic()
+        self.learning: Learning | None = None
 
     # ---- the run ------------------------------------------------------------------------------------------------
 
@@ -65,35 +57,9 @@ class Fit:
         trainer, module = self.trainer, self.module
         self.results = trainer.results
         self.start, self.end = hooking.at(trainer, "on_train_batch_start"), hooking.at(trainer, "on_train_batch_end")
-        names = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-        self.before_zero, self.before_backward, self.after_backward, self.before_step = (
-            hooking.at(trainer, name) for name in names
-        )
-        self.forward = trainer.profiled("training_step", self._forward)
-        self.backward = trainer.profiled("backward", trainer.run_backward)
-        self.step = trainer.profiled("optimizer_step", trainer.precision_plugin.step)
         self.fetch = trainer.profiled("train_dataloader_next", next)
+        self.learning = Learning(trainer)
         self.automatic = module.automatic_optimization
-        self.own_zero_grad = overridden("optimizer_zero_grad", module, LightningModule)
-        self.own_backward = overridden("backward", module, LightningModule)
-        self.own_clipping = overridden("configure_gradient_clipping", module, LightningModule)
-        self.step_end = getattr(module, "training_step_end", None)
-        first = trainer.optimizers[0] if trainer.optimizers else None
-        self.own_step = overridden("optimizer_step", module, LightningModule) or (
-            first is not None and wants_closure(first)
-        )
-        takes = inspect.signature(module.training_step).parameters
-        self.takes_index = len(takes) > 1 or any(p.kind is p.VAR_POSITIONAL for p in takes.values())
-        if not self.automatic and trainer.gradient_clip_val:
-            raise UserError(
-                "gradient_clip_val is for automatic optimization: call self.clip_gradients(optimizer, …) in training_step."
-            )
-        if not self.automatic and trainer.accumulate_grad_batches > 1:
-            raise UserError(
-                "accumulate_grad_batches is for automatic optimization: call optimizer.step() every so many batches."
-            )
-        if self.automatic and first is None:
-            warnings.warn("configure_optimizers returned None: nothing is learned in this fit.", stacklevel=2)
         trainer.num_training_batches = self.batches_of_epoch
         trainer.val_check_batch = self._check_every()
 
@@ -166,7 +132,11 @@ class Fit:
             self.index, self.last = index - 1, last
             skipped = self._batch(batch, index - 1, last)
             asked = trainer.signals.asked
-            if (strategy.largest([asked])[0] if many else asked) and trainer.stop_for_signal():
+            if many:  # a rank that stops alone leaves the others waiting
+                asked, stop = strategy.largest([asked, int(trainer.should_stop)])
+                trainer.should_stop = bool(stop)
+            if asked:
+                trainer.stop_for_signal()
                 return
             if self._finished_within():
                 break
@@ -207,13 +177,7 @@ class Fit:
         if self.start is not None and self.start(batch, index) == -1:
             return True
         stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
-        if not self.automatic:
-            output = self.forward(batch, index)
-        elif stepping:
-            output = self._optimize(batch, index)
-        else:
-            with self.strategy.no_sync(trainer.model):
-                output = self._backward(batch, index)
+        output = self.learning.learn(batch, index, stepping)
         if trainer.lr_scheduler_configs and self.automatic:
             if stepping:
                 self._schedule("step", plateau=False)
@@ -245,103 +209,6 @@ class Fit:
             trainer.take(told)
             if logged or (trainer.fast_dev_run and stepping):
                 trainer.send(told)
-
-    def _forward(self, batch: Any, index: int) -> Any:
-        """What `training_step` returned, after training_step_end or the strategy's own merging."""
-        trainer = self.trainer
-        args = (batch, index) if self.takes_index else (batch,)
-        trainer.results.hook = "training_step"
-        if trainer.precision_plugin.plain:
-            output = self.strategy.run_step(trainer.model, "training_step", *args)
-        else:
-            with trainer.precision_plugin.context():
-                output = self.strategy.run_step(trainer.model, "training_step", *args)
-        return self.step_end(output) if self.step_end is not None else self.strategy.merge(output)
-
-    def _backward(self, batch: Any, index: int) -> Any:
-        """Forward and backward of one batch, its loss divided by the number of batches that make a step."""
-        trainer = self.trainer
-        output = self.forward(batch, index)
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if loss is None:
-            self._nothing(index, output)
-        elif not isinstance(loss, torch.Tensor):
-            raise UserError(
-                f"training_step returned {type(loss).__name__}: expected the loss, a tensor, or a dict with 'loss'."
-            )
-        elif loss.numel() != 1:
-            raise UserError(
-                f"training_step returned a loss of shape {tuple(loss.shape)}: expected one number. Take its mean."
-            )
-        optimizer = trainer.optimizers[0] if trainer.optimizers else None
-        if optimizer is not None and index % trainer.accumulate_grad_batches == 0:
-            if self.before_zero is not None:
-                self.before_zero(optimizer)
-            if self.own_zero_grad:
-                self.module.optimizer_zero_grad(trainer.current_epoch, index, optimizer)
-            else:
-                optimizer.zero_grad()
-        if loss is None:
-            return None
-        if trainer.accumulate_grad_batches > 1:
-            loss = loss / trainer.accumulate_grad_batches
-        if trainer.detect_anomaly:
-            refuse_what_is_not_finite(trainer, loss, batch)
-        if loss.requires_grad:
-            self.backward(loss)
-        elif optimizer is not None:
-            raise UserError(
-                "the loss does not depend on any parameter that learns: training_step returned a tensor without a graph."
-            )
-        if trainer.detect_anomaly:
-            refuse_what_is_not_finite(trainer, loss, batch)
-        loss = loss.detach()
-        return {**output, "loss": loss} if isinstance(output, dict) else {"loss": loss}
-
-    def _optimize(self, batch: Any, index: int) -> Any:
-        """The batch that completes a step."""
-        trainer = self.trainer
-        if not trainer.optimizers:
-            return self._backward(batch, index)
-        optimizer, kept = trainer.optimizers[0], []
-
-        def closure() -> Any:
-            with torch.enable_grad():
-                kept[:] = [self._backward(batch, index)]
-            self._before_step(optimizer)
-            return kept[0]["loss"] if kept[0] else None
-
-        if self.own_step:
-            self.module.optimizer_step(trainer.current_epoch, index, trainer.steppers[0], closure)
-        else:
-            kept.append(self._backward(batch, index))
-            self._before_step(optimizer)
-            with self.strategy.stepping(optimizer):
-                self.step(optimizer)
-        trainer.global_step += 1
-        return kept[0] if kept else None
-
-    def _before_step(self, optimizer: Any) -> None:
-        """The gradients are complete: averaged, in their true size, clipped."""
-        trainer = self.trainer
-        self.strategy.synchronize(optimizer)
-        trainer.precision_plugin.unscale(optimizer)
-        if self.before_step is not None:
-            self.before_step(optimizer)
-        if trainer.gradient_clip_val is not None or self.own_clipping:
-            how = trainer.gradient_clip_algorithm or "norm"
-            self.module.configure_gradient_clipping(optimizer, trainer.gradient_clip_val, how)
-
-    def _nothing(self, index: int, output: Any) -> None:
-        trainer = self.trainer
-        what = "a dict without 'loss'" if isinstance(output, dict) else "nothing"
-        if isinstance(output, dict) or trainer.world_size > 1 or trainer.detect_anomaly:
-            raise UserError(
-                f"training_step returned {what} in step {trainer.global_step} (batch {index} of epoch {trainer.current_epoch}): return the "
-                f"loss. A batch can be skipped, by returning None, on one device only: other ranks would wait for its gradients.",
-                quiet=not trainer.is_global_zero,
-            )
-        trainer.warn_once(f"training_step returned nothing in step {trainer.global_step}: the batch is skipped.")
 
     # ---- when ---------------------------------------------------------------------------------------------------
 

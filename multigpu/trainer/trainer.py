@@ -1,9 +1,8 @@
 """Who runs the lesson? The Trainer: it holds the settings, starts the ranks, and calls what the user wrote."""
 
-import importlib.util
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +15,8 @@ from torch import nn
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError, speak_plainly
 from multigpu.strategies import Strategy
-from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, loggers, optimizers, profiler, stages
-from multigpu.trainer.callbacks import ModelCheckpoint, Timer, TQDMProgressBar
+from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, optimizers, parts, stages
+from multigpu.trainer.callbacks import ModelCheckpoint, TQDMProgressBar
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.optimizers import Stepper
 from multigpu.trainer.results import Results, Told
@@ -73,54 +72,11 @@ class Trainer:
         self.enable_model_summary = enable_model_summary is not False
         self.default_root_dir = str(default_root_dir or os.getcwd())
         arguments.check_numbers(self)
-        self._lengths(enable_checkpointing)
-        self.profiler = self._profiler(profiler)
-        self.loggers = self._loggers(logger)
-        self.callbacks = self._callbacks(callbacks, enable_checkpointing, enable_progress_bar, max_time)
+        parts.set_lengths(self)
+        self.profiler = parts.profiler_for(profiler)
+        self.loggers = parts.loggers_for(self, logger)
+        self.callbacks = parts.callbacks_for(self, callbacks, enable_checkpointing, enable_progress_bar, max_time)
         self._fresh()
-
-    # ---- the settings -------------------------------------------------------------------------------------------
-
-    def _lengths(self, enable_checkpointing: bool | None) -> None:
-        """How much is run."""
-        if self.fast_dev_run:
-            n = self.max_steps = self.fast_dev_run
-            self.limit_train_batches = self.limit_val_batches = self.limit_test_batches = self.limit_predict_batches = n
-            self.max_epochs, self.num_sanity_val_steps, self.val_check_interval = 1, 0, 1.0
-        if self.overfit_batches:
-            self.limit_train_batches = self.limit_val_batches = self.overfit_batches
-        if self.max_epochs is None:
-            self.max_epochs = 1000 if self.max_steps == -1 else -1
-
-    def _profiler(self, wanted: Any) -> Any:
-        if wanted in (None, "simple"):
-            return profiler.SimpleProfiler() if wanted else None
-        if isinstance(wanted, str):
-            raise UserError(f"profiler is {wanted!r}: expected 'simple', a SimpleProfiler, or None.")
-        return wanted
-
-    def _loggers(self, logger: Any) -> list:
-        if logger is False or self.fast_dev_run:  # a trial leaves nothing behind
-            return []
-        if logger in (None, True):
-            board = importlib.util.find_spec("tensorboard") is not None
-            return [(loggers.TensorBoardLogger if board else loggers.CSVLogger)(self.default_root_dir)]
-        return list(logger) if isinstance(logger, Iterable) else [logger]
-
-    def _callbacks(self, given: Any, checkpointing: bool | None, bar: bool | None, max_time: Any) -> list:
-        found = list(given) if isinstance(given, (list, tuple)) else [given] if given is not None else []
-        own = [cb for cb in found if isinstance(cb, ModelCheckpoint)]
-        if own and checkpointing is False:
-            raise UserError("enable_checkpointing=False, and callbacks holds a ModelCheckpoint: leave one of them out.")
-        if self.fast_dev_run:
-            found, checkpointing = [cb for cb in found if cb not in own], False
-        if checkpointing is not False and not own:
-            found.append(ModelCheckpoint())
-        if bar is not False and not any(isinstance(cb, TQDMProgressBar) for cb in found):
-            found.append(TQDMProgressBar())
-        if max_time is not None:
-            found.append(Timer(max_time))
-        return sorted(found, key=lambda cb: isinstance(cb, ModelCheckpoint))  # they save what the others have done
 
     def _fresh(self) -> None:
         """Nothing has run yet."""
@@ -223,14 +179,14 @@ class Trainer:
 
     def run_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Scale the loss if need be, and call the hooks around the module's `backward`."""
-        fit, scaled = self.fitting, self.precision_plugin.scale(loss)
-        if not fit.automatic:
+        learning, scaled = self.fitting.learning, self.precision_plugin.scale(loss)
+        if not learning.automatic:
             self.strategy.before_backward(self.model, scaled)
-        if fit.before_backward is not None:
-            fit.before_backward(scaled)
+        if learning.before_backward is not None:
+            learning.before_backward(scaled)
         self.lightning_module.backward(scaled, *args, **kwargs)
-        if fit.after_backward is not None:
-            fit.after_backward()
+        if learning.after_backward is not None:
+            learning.after_backward()
 
     def run_step(self, optimizer: Any, closure: Callable | None = None) -> None:
         """What `self.optimizers().step(closure)` does, in manual optimization and in an overridden optimizer_step."""
