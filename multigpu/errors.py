@@ -4,6 +4,9 @@ import sys
 import time
 
 
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # what gloo says
+
+
 class UserError(Exception):
     """Something the user can mend.
 
@@ -32,6 +35,8 @@ def speak_plainly() -> None:
 
     def told(kind: type[BaseException], error: BaseException, trace: object) -> None:
         if not isinstance(error, UserError):
+            if any(words in str(error) for words in LOST):
+                time.sleep(5)  # another rank has died, and said why: the launcher ends this one meanwhile
             theirs(kind, error, trace)
         elif error.quiet:
             time.sleep(10)  # a launcher ends all ranks when the first one leaves: that should be the one that speaks

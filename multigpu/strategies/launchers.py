@@ -55,8 +55,11 @@ def _command() -> list[str]:
 
 
 def _leave(rank: int, code: int) -> None:
-    """A rank has died: this process waits for it in a collective, so nothing but leaving helps."""
-    print(f"error: rank {rank} ended with exit code {code}, and the run ends with it: look for its message above.", file=sys.stderr, flush=True)  # fmt: skip
+    """A rank has died: this process waits for it in a collective, so nothing but leaving helps.
+
+    Not by sys.stderr: torch catches that while an exception is told, and here is a thread.
+    """
+    print(f"error: rank {rank} ended with exit code {code}, and the run ends with it: look for its message above.", file=sys.__stderr__, flush=True)  # fmt: skip
     sys.stdout.flush()
     os._exit(code)
 

@@ -89,10 +89,15 @@ def deal(loader: Any, shard: tuple[int, int], training: bool, in_order: bool = F
             f"a DataLoader with a batch_sampler of its own ({type(loader.batch_sampler).__name__}) cannot be shared by "
             f"{parts} ranks: share it yourself, and give Trainer(use_distributed_sampler=False)."
         )
-    if isinstance(loader.sampler, (RandomSampler, SequentialSampler)):
+    if isinstance(loader.sampler, SequentialSampler) or (shuffled and _whole(loader)):
         shuffle = shuffled and not in_order
         return _with(loader, DistributedSampler(loader.dataset, parts, mine, shuffle=shuffle, seed=seed.of_the_data()))
     return _with(loader, SharedSampler(loader.sampler, parts, mine))
+
+
+def _whole(loader: DataLoader) -> bool:
+    """Does its RandomSampler give each row once? So does shuffle=True."""
+    return not loader.sampler.replacement and loader.sampler.num_samples == len(loader.dataset)
 
 
 def _with(loader: DataLoader, sampler: Any, batches: Any = None) -> DataLoader:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from multigpu.errors import UserError
 from multigpu.trainer import dataloaders, hooking
 from multigpu.trainer.hooks import overridden
 from multigpu.trainer.module import LightningModule
@@ -93,7 +94,13 @@ class Evaluation:
         start, end = hooking.at(trainer, f"on_{kind}_batch_start"), hooking.at(trainer, f"on_{kind}_batch_end")
         step_end = getattr(self.module, f"{kind}_step_end", None)
         takes = inspect.signature(getattr(self.module, f"{kind}_step")).parameters
-        takes_index = len(takes) > 1 or any(p.kind is p.VAR_POSITIONAL for p in takes.values())
+        any_number = any(p.kind is p.VAR_POSITIONAL for p in takes.values())
+        takes_index = len(takes) > 1 or any_number
+        if many and len(takes) == 2 and not any_number:
+            raise UserError(
+                f"there are {len(self.loaders)} dataloaders, and {kind}_step takes (batch, batch_idx): "
+                f"add a third argument, dataloader_idx."
+            )
         self.outputs: list[list] = [[] for _ in self.loaders]
 
         def step(batch: Any, index: int, number: int) -> None:

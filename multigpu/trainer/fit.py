@@ -47,7 +47,7 @@ class Fit:
             dataloaders.start_epoch(self.loader, trainer.current_epoch)
             self.epoch_ended = False
             hooking.call(trainer, "on_train_epoch_start")
-            self._epoch(iterator or self._iterator())
+            self._epoch(self._iterator() if iterator is None else iterator)
             iterator = None
             if trainer.interrupted:
                 break
@@ -123,8 +123,9 @@ class Fit:
         while index < limit and not skipped:
             if unsized:  # to know which batch is the last, one is fetched ahead
                 batch, following = following, END if index + 1 >= limit else self.fetch(iterator, END)
-                if many and strategy.largest([int(batch is END), int(following is END)]) != [0, 0]:
-                    following = END  # some rank has no more: all of them end with this batch
+                if many:  # some rank has no more: all of them end with this batch, or without one
+                    none, no_more = strategy.largest([int(batch is END), int(following is END)])
+                    batch, following = END if none else batch, END if no_more else following
             else:
                 batch = self.fetch(iterator, END)
             if batch is END:

@@ -121,8 +121,9 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
             return {key: self.all_gather(value) for key, value in data.items()}
         if isinstance(data, (list, tuple)):
             return type(data)([self.all_gather(value) for value in data])
-        self.trainer.refuse_uneven("self.all_gather")
-        gathered = strategy.all_gather(torch.as_tensor(data, device=self.device))
+        tensor = torch.as_tensor(data, device=self.device)
+        self.trainer.refuse_uneven("self.all_gather", tensor)
+        gathered = strategy.all_gather(tensor)
         if sync_grads:  # this rank's own piece keeps its graph; the others' gradients come with their own ranks
             gathered[strategy.world.rank] = data
         return gathered

@@ -140,12 +140,14 @@ class Results:
         fresh = {key: entry for key, entry in self.entries.items() if entry.on_step and entry.fresh}
         values = {key: _computed(entry.value) for key, entry in fresh.items()}
         if exchange and self.ranks > 1:
-            wanted = {key: (float(values[key]), 1.0) for key, e in fresh.items() if e.sync and e.everywhere}
-            told = self.gather(wanted)
-            for key in wanted:
+            told = self.gather(
+                {key: (_settings(e), float(values[key]), 1.0) for key, e in fresh.items() if e.sync and e.everywhere}
+            )
+            for key in dict.fromkeys(key for theirs in told for key in theirs):
                 parts = [theirs[key] for theirs in told if key in theirs]
-                reduce = fresh[key].reduce
-                values[key] = torch.tensor(_over_ranks(reduce, parts) / (len(parts) if reduce == "mean" else 1))
+                reduce = fresh.setdefault(key, Entry(*parts[0][0])).reduce
+                total = _over_ranks(reduce, [part[1:] for part in parts])
+                values[key] = torch.tensor(total / (len(parts) if reduce == "mean" else 1))
         return Told([(entry, values[key]) for key, entry in fresh.items()], on_step=True, training=self.training)
 
     def epoch_metrics(self) -> "Told":
