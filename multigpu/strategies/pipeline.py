@@ -42,7 +42,7 @@ class PipelineStrategy(Strategy):
         return model
 
     def _stages(self, model: nn.Module) -> Sequence[nn.Module]:
-        inner = model if hasattr(model, "pipeline_stages") else next(model.children(), model)
+        inner = next((part for part in (model, *model.children()) if hasattr(part, "pipeline_stages")), model)
         if not hasattr(inner, "pipeline_stages"):
             raise UserError(
                 f"strategy 'pipeline' places a module's stages, and {type(inner).__name__} names none: "
