@@ -60,8 +60,7 @@ from multigpu.trainer import Callback, LightningModule, Trainer
 
 # %% [markdown]
 # ## The script: a module without a word of precision
-# A step's loss is the mean over the images of all ranks, as in lesson 05. `training_step` gives a loss for each image, and
-# `training_step_end` adds them up, after dp has gathered them. `--loss-weight` is for an experiment below.
+# A step's loss is the mean over the images of all ranks, as in lesson 05. `training_step_end` gets what dp has gathered.
 
 
 # %%
@@ -97,11 +96,8 @@ class LitCNN(LightningModule):
 
     def validation_step(self, batch: list, index: int) -> None:
         logits, labels = self.cnn(batch[0]), batch[1]
-        told = {
-            "test_loss": F.cross_entropy(logits, labels),
-            "test_accuracy": (logits.argmax(1) == labels).float().mean(),
-        }
-        self.log_dict(told, batch_size=len(labels))
+        self.log("test_loss", F.cross_entropy(logits, labels), batch_size=len(labels))
+        self.log("test_accuracy", (logits.argmax(1) == labels).float().mean(), batch_size=len(labels))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), self.args.lr / self.args.loss_weight, momentum=0.9)
@@ -191,13 +187,14 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 
 # %% [markdown]
 # ## Memory and time
-# Prediction (3), for a CNN whose weights are large and whose activations grow with the batch. Then a step's simulated time.
+# Prediction (3): here the weights are large, and activations grow with the batch. Then time: a virtual GPU has a peak for each
+# type. bf16 counts as fp16, a 32-bit convolution as TF32 where there is, as in torch; casts and launches cost, too.
 
 # %% tags=["active-ipynb"]
 # vgpu.stop()
 # display(memory())
-# batches = (64, 256, 1024, 4096)
-# curves = {gpu: [step("32-true", gpu, b)[1] / step("16-mixed", gpu, b)[1] for b in batches] for gpu in list(vgpu.GPUS)[::3]}
+# batches, gpus = (64, 256, 1024, 4096), ("V100-16GB", "A100-40GB", "H100-80GB")
+# curves = {gpu: [step("32-true", gpu, b)[1] / step("16-mixed", gpu, b)[1] for b in batches] for gpu in gpus}
 # for gpu, ratios in curves.items():
 #     print(f"{gpu}, 16-mixed for 32-true:", ", ".join(f"{b:,}: {ratio:.1f} ×" for b, ratio in zip(batches, ratios)))
 # plots.lines(batches, curves, "batch", "32-true ÷ 16-mixed", "Simulated: 16 bit is fast where there is much to multiply")
