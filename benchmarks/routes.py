@@ -53,6 +53,16 @@ def one_gpu() -> vgpu.Timeline:
         return third_step(CNN(**WIDE).to(place), place, place)
 
 
+def mixed_precision() -> vgpu.Timeline:
+    class Mixed(CNN):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("vgpu", torch.float16):
+                return super().forward(images).float()
+
+    with vgpu.running(1, compute=False) as (place,):
+        return third_step(Mixed(**WIDE).to(place), place, place)
+
+
 def data_parallel() -> vgpu.Timeline:
     with vgpu.running(2, compute=False) as places:
         return third_step(nn.DataParallel(CNN(**WIDE).to(places[0]), places), places[0], places[0])
@@ -120,6 +130,7 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "07 MirroredStrategy": (None, "TF_CNN_MultiGPU", ["--devices", "2"]),
     "07 MirroredStrategy, by hand": (None, "TF_CNN_CustomLoop", ["--devices", "2"]),
     "08 TensorFlow, two workers": (None, "TF_CNN_MultiNode", ["--spawn", "2"]),
+    "11 16-mixed": (mixed_precision, "PTL_Precision", None),
 }
 
 
@@ -179,7 +190,8 @@ Written by `python benchmarks/routes.py`. The first columns are the lines with w
 model, data, seed and global batch (64) by each route, so they should agree, and they do. `vgpu` is a virtual GPU.
 
 - **Simulated**: one step of the wider CNN of lesson 03, {batch:,} images in all, on V100s with NVLink2, and how many times
-  as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, the others of 02 to 05 two.
+  as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, the others of 02 to 05 two,
+  lesson 11 one, with its matrix products and convolutions in float16.
 - **Measured**: images/s of the lesson's script ÷ those of lesson 01, on a CPU with {cores} cores, a thread a process, in turns:
   the median of {repeats} and the range. Batches of 64 small images are too little work for two: what ranks say to each
   other costs more than it saves. Virtual GPUs' own speed says nothing, so it is left out. TensorFlow's two parts of the

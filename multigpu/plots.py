@@ -18,7 +18,7 @@ PARTS = {
     "data": (TRANSFER, "black"), "forward": (COMPUTE, "white"), "backward": ("#56B4E9", "black"),
     "update": (UPDATE, "black"),
     "weights": (COMPUTE, "white"), "gradients": ("#56B4E9", "black"), "optimizer": (UPDATE, "black"),
-    "activations": ("#F0E442", "black"),
+    "activations": ("#F0E442", "black"), "16-bit copies": (TRANSFER, "black"),
 }  # fmt: skip
 
 

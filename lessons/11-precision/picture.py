@@ -1,0 +1,10 @@
+"""Draws memory.png, the picture on this lesson's page: python lessons/11-precision/picture.py"""
+
+from pathlib import Path
+
+from experiments import memory
+
+from multigpu import plots
+
+if __name__ == "__main__":
+    print(plots.save(memory(), Path(__file__).with_name("memory.png")).name)
