@@ -5,6 +5,8 @@ Which rank a process is, it learns from `find` (world.py), whoever started it.
 
 import argparse
 import atexit
+import copyreg
+import importlib
 import logging
 import os
 import pickle
@@ -93,7 +95,11 @@ def call(function: Callable[..., object], processes: int, *args: object, **keywo
     rank that failed, a rank's UserError as itself, TypeError where something cannot be pickled.
     """
     import cloudpickle
+    import torch
 
+    # cloudpickle takes these along where a function uses such a name, as in data.classes, and cannot pickle them.
+    for module in (torch.classes, torch.ops):
+        copyreg.pickle(type(module), lambda module: (importlib.import_module, (module.__name__,)))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "call").write_bytes(cloudpickle.dumps((function, args, keywords)))
         code, reason = _spawn(_by_value, processes, (folder,))
