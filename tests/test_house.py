@@ -22,6 +22,7 @@ LAYERS = (
     ("vgpu",),
     ("strategies",),
     ("trainer",),
+    ("comparison",),
     ("classroom", "doctor", "notebooks"),
     ("cli",),
 )

@@ -1,0 +1,196 @@
+"""How do strategies compare? One run by each: what it learned, what it sent, how far apart its ranks were."""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from multigpu import launch, plots, proof, slow_link, wire
+from multigpu.errors import UserError
+from multigpu.files import write_json
+from multigpu.strategies.costs import predicted
+from multigpu.trainer import Callback
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EVERY = 5  # steps between two copies of the weights
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    """All parameters as one vector on the CPU, a copy."""
+    return torch.cat([parameter.detach().reshape(-1).cpu() for parameter in model.parameters()])
+
+
+class Record(Callback):
+    """What each rank has seen of a fit; afterwards `ranks` has it of all, by rank.
+
+    loss      of each epoch, over all ranks
+    bytes     that the rank sent in each step, as the kernel counts them; for bagua:async one number, those of a sync
+    ends      when each step ended, in seconds
+    weights   copies of its weights: after step 1, 1 + EVERY, … and at the end
+    device    "cpu", "cuda" or "vgpu"
+
+    The copies are compared after the run, and what the Trainer itself sends between two steps is not in `bytes`.
+    """
+
+    def __init__(self) -> None:
+        self.told: dict = {"loss": [], "bytes": [], "ends": [], "weights": []}
+        self.ranks: list[dict] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.at_first = wire.sent()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.before = wire.sent()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.told["bytes"].append(wire.sent() - self.before)
+        self.told["ends"].append(time.perf_counter())
+        if trainer.global_step % EVERY == 1:
+            self.told["weights"].append(weights(pl_module))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.told["loss"].append(float(trainer.callback_metrics["loss"]))
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.told["weights"].append(weights(pl_module))
+        self.told["device"] = trainer.strategy.device.type
+        if syncs := getattr(getattr(trainer.strategy, "algorithm", None), "syncs", 0):  # async: it sends when it likes
+            self.told |= {"bytes": [(wire.sent() - self.at_first) / syncs], "syncs": syncs}
+        self.ranks = trainer.strategy.gather_objects(self.told)
+
+    def state_dict(self) -> dict:
+        """What ddp_spawn, which trains copies in other processes, brings back."""
+        return {"ranks": self.ranks}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        self.ranks = state_dict["ranks"]
+
+
+def compared(name: str, told: list[dict], model: nn.Module, test: TensorDataset, megabits: float) -> dict:
+    """One strategy's row, from what a Record has of each rank. `model` takes rank 0's last weights, to be tested.
+
+    The spread is the largest distance of a rank's weights from the mean over the ranks, at the moments of the copies.
+    """
+    every = torch.stack([torch.stack(rank["weights"]) for rank in told])  # (ranks, moments, N)
+    first, ends = told[0], told[0]["ends"]
+    nn.utils.vector_to_parameters(first["weights"][-1], model.parameters())
+    with torch.no_grad():
+        hits = model(test.tensors[0]).argmax(1) == test.tensors[1]
+    expected = predicted(name, every.shape[-1], len(told))
+    return {
+        "loss": first["loss"][-1], "losses": first["loss"], "test_accuracy": hits.float().mean().item(),
+        "device": first["device"], "ranks": len(told), "bytes_predicted": expected, "bytes_counted": statistics.median(first["bytes"]),
+        "link_seconds_predicted": expected * 8e-6 / megabits,
+        "seconds": (ends[-1] - ends[0]) / max(1, len(ends) - 1),
+        "spread": (every - every.mean(0)).norm(dim=-1).amax(0).tolist(),
+    }  # fmt: skip
+
+
+def table(rows: dict[str, dict], ranks: int) -> str:
+    """All rows, rounded to what is the same in each run; `from_serial` is in a row where it was asked for."""
+    lines = [f"{ranks} ranks{'':25}  loss  accuracy  bytes predicted  counted  spread at end  from serial"]
+    for name, row in rows.items():
+        away = row.get("from_serial")
+        serial = "" if away is None else "within 1e-5" if away <= 1e-5 else f"{away:.0e}"
+        apart = "0" if row["spread"][-1] == 0 else f"{row['spread'][-1]:.0e}"
+        sent = "not counted" if row["device"] == "cuda" and row["bytes_predicted"] else f"{row['bytes_counted']:,.0f}"
+        start = f"{name:32}  {row['loss']:.2f}  {row['test_accuracy']:8.2f}  {row['bytes_predicted']:15,.0f}"
+        lines.append(f"{start}  {sent:>7}  {apart:>13}  {serial:>11}".rstrip())
+    return "\n".join(lines)
+
+
+def measured(script: str, names: Sequence[str], flags: Sequence[object], megabits: float) -> dict[str, float]:
+    """Seconds a step by each strategy, measured between two network namespaces: `script` run with a rank in each.
+
+    Raises UserError where there can be no such link, or a rank fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, script, "--strategy", *names, *map(str, flags), "--out", folder]
+        silent = ["sh", "-c", 'exec "$@" >/dev/null', "sh"]
+        if slow_link.run([*silent, *command], megabits, OMP_NUM_THREADS="1"):
+            raise UserError("a rank on the slow link has failed: its message stands above.")
+        rows = json.loads((Path(folder) / "metrics.json").read_text())["strategies"]
+    return {name: rows[name]["seconds"] for name in names}
+
+
+def bytes_picture(rows: dict[str, dict]) -> "Figure":
+    """A bar a strategy."""
+    sent = {name: row["bytes_counted"] / 1000 for name, row in rows.items()}
+    most, least = max(sent, key=sent.get), min(sent, key=lambda name: sent[name] or float("inf"))
+    title = f"{least} sends {sent[most] / sent[least]:.1f} times less than {most}" if sent[most] else "Nothing is sent"
+    bars = {name: {"sent": amount} for name, amount in sent.items()}
+    return plots.stacked(bars, "kB a step and rank (async: a sync), counted by the kernel", title)
+
+
+def spread_picture(rows: dict[str, dict]) -> "Figure":
+    """A curve for each strategy whose ranks were ever apart, one moment in EVERY steps."""
+    apart = {name: row["spread"] for name, row in rows.items() if max(row["spread"]) > 1e-6}
+    fig = plots.figure(8, 3.2)
+    axes = fig.add_subplot()
+    for colour, mark, (name, spread) in zip(plots.RANKS, "os^Dv", apart.items(), strict=False):
+        steps = [1 + EVERY * place for place in range(len(spread))]
+        axes.plot(steps, spread, marker=mark, markersize=3, linewidth=1, color=colour, label=name)
+    axes.set(xlabel="step", ylabel="distance from the mean", yscale="log")
+    axes.set_title(f"{len(apart)} of {len(rows)}: ranks are apart and stay near; in the others they are equal")
+    if apart:
+        axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return fig
+
+
+def link_picture(rows: dict[str, dict], megabits: float) -> "Figure":
+    """Predicted seconds as bars; what was measured as a point."""
+    bars = {name: {"predicted": 1e3 * row["link_seconds_predicted"]} for name, row in rows.items()}
+    fig = plots.stacked(bars, f"ms a step at {megabits:g} Mbit/s; bar: predicted from the bytes", "")
+    axes, points = fig.axes[0], [1e3 * row.get("link_seconds_measured", 0) for row in rows.values()]
+    if any(points):
+        places = [(point, place) for place, point in enumerate(points) if point]
+        axes.plot(*zip(*places, strict=True), "D", color="black", markersize=6, label="measured, with the computing")
+        axes.legend(frameon=False, loc="lower right")
+        axes.set_xlim(0, 1.08 * max(*points, *(bar["predicted"] for bar in bars.values())))
+    axes.set_title("On a slow link the bytes are the time")
+    return fig
+
+
+def from_serial(
+    rows: dict[str, dict], found: dict[str, list[dict]], make: Any, train: TensorDataset, args: Namespace
+) -> None:
+    """Add `from_serial` to each row: the largest difference between rank 0's last weights and a serial run's.
+
+    The serial run is by SGD, and by Adam with lr / 50 for bagua:qadam. `make()` gives a new model.
+    """
+    same = {"epochs": args.epochs, "batch_size": args.batch_size, "lr": args.lr, "seed": args.seed}
+    ends: dict[bool, torch.Tensor] = {}
+    place = torch.device("cuda" if any(row["device"] == "cuda" for row in rows.values()) else "cpu")
+    here = TensorDataset(*(tensor.to(place) for tensor in train.tensors))
+    for name, row in rows.items():
+        if (adam := name == "bagua:qadam") not in ends:
+            model = make().to(place)
+            optimizer = torch.optim.Adam(model.parameters(), args.lr / 50) if adam else None
+            ends[adam] = weights(proof.serial(model, here, **same, optimizer=optimizer))
+        row["from_serial"] = (found[name][0]["weights"][-1] - ends[adam]).abs().max().item()
+
+
+def report(rows: dict[str, dict], verdict: dict | None, args: Namespace, world: launch.World) -> None:
+    """Print where the pictures and the numbers are, which are of ddp if it ran. Exit code 1 if the proof fails."""
+    one = rows.get("ddp") or next(iter(rows.values()))
+    pictures = {"bytes": bytes_picture(rows), "spread": spread_picture(rows), "link": link_picture(rows, args.link)}
+    paths = [plots.save(picture, args.out / f"{name}.png") for name, picture in pictures.items()]
+    print("figures:", *paths)
+    told = {"world_size": args.ranks, "nodes": world.nodes, "launcher": world.launcher, "devices": args.ranks}
+    told |= {"device": one["device"], "batch_size": args.batch_size, "link_megabits": args.link}
+    told |= {"loss": one["loss"], "test_accuracy": one["test_accuracy"], "proof": verdict, "strategies": rows}
+    print(f"metrics: {write_json(args.out / 'metrics.json', told)}", flush=True)
+    if verdict and not verdict["holds"]:
+        sys.exit(1)

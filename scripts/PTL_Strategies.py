@@ -1,0 +1,160 @@
+# %% [markdown]
+# # 10 · Every strategy: dp, ddp, ddp_spawn, ddp2, Horovod, Bagua
+# **The question.** Twelve names, one model: what does each send, when, and when does which one win?
+#
+# **Predict first.** The model has N = 38,282 weights of 4 bytes, and there are n = 2 ranks. (1) How many bytes does a rank
+# send in a step of `ddp`? Of `dp`? Which name sends least? (2) Which names learn what one process learns, to the last bits?
+# (3) Whose ranks have different weights during the run?
+
+# %%
+import argparse
+import os
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import multigpu.trainer as L
+from multigpu import data, devices, files, flags, launch, metrics, proof, vgpu
+from multigpu.comparison import Record, compared, from_serial, measured, report, table
+from multigpu.errors import counted
+from multigpu.models import CNN
+from multigpu.strategies import ALGORITHMS, QAdamOptimizer
+from multigpu.strategies.costs import ONE_PROCESS, by_name
+
+NAMES = ("dp", "pipeline", "ddp_spawn", "ddp", "horovod", *(f"bagua:{name}" for name in ALGORITHMS), "ddp2")
+EXACT = ("dp", "pipeline", "ddp_spawn", "ddp", "horovod", "bagua:gradient_allreduce", "ddp2")
+
+# %% [markdown]
+# ## Step 0 · The flags
+
+
+# %%
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = flags.parser("PTL_Strategies", "Train a CNN by one strategy or by all, and count what each sends.")
+    flag, names = parser.add_argument, ", ".join(NAMES)
+    flag("--strategy", nargs="+", default=["all"], metavar="NAME", help=f"all (default), or some of: {names}")
+    flag("--ranks", type=flags.positive, default=2, help="processes; nodes for ddp2, devices for dp (default: 2)")
+    flag("--hidden", type=flags.positive, default=64, help="units of the model's widest layer (default: 64)")
+    flag("--link", type=flags.positive_float, default=100, metavar="MBIT", help="a link's Mbit/s (default: 100)")
+    flag("--measure-link", action="store_true", help="measure a step's time over such a link, made here (as root)")
+    return parser.parse_args(arguments)
+
+
+# %% [markdown]
+# ## Step 1 · The model and its step
+# `training_step` may see a piece of a batch; `training_step_end` gets what all pieces of this process gave, joined. So the
+# loss is computed there. An image that the sampler repeats has weight 0, as in lesson 05.
+
+
+# %%
+class Digits(L.LightningModule):
+    def __init__(self, name: str, train: TensorDataset, cnn: CNN, args: argparse.Namespace):
+        super().__init__()
+        self.name, self.train_set, self.args = name, train, args
+        first = nn.Sequential(cnn.conv1, nn.Tanh(), cnn.conv2, nn.Tanh(), nn.Flatten())
+        self.halves = nn.ModuleList([first, nn.Sequential(cnn.fc1, nn.Tanh(), cnn.fc2)])
+
+    def pipeline_stages(self) -> list[nn.Module]:
+        return list(self.halves)
+
+    def train_dataloader(self) -> DataLoader:
+        self.parts, self.mine = self.trainer.strategy.shard  # dp has one share, and cuts each batch itself
+        sampler = DistributedSampler(self.train_set, self.parts, self.mine, seed=self.args.seed)
+        return DataLoader(self.train_set, self.args.batch_size // self.parts, sampler=sampler)
+
+    def on_train_batch_start(self, batch: list, batch_idx: int) -> None:
+        self.done = batch_idx * self.args.batch_size
+
+    def training_step(self, batch: list) -> torch.Tensor:
+        logits = self.halves[1](self.halves[0](batch[0]))
+        return F.cross_entropy(logits, batch[1].to(logits.device), reduction="none")
+
+    def training_step_end(self, losses: torch.Tensor) -> torch.Tensor:
+        places = self.done + torch.arange(len(losses), device=losses.device) * self.parts + self.mine
+        real = places < len(self.train_set)
+        own, total = int(real.sum()), (losses * real).sum()
+        self.log("loss", total / max(1, own), on_step=False, on_epoch=True, batch_size=own)
+        return total * self.parts / min(self.args.batch_size, len(self.train_set) - self.done)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        if self.name == "bagua:qadam":
+            return QAdamOptimizer(self.parameters(), self.args.lr / 50, warmup_steps=10)
+        ranks = self.trainer.world_size if self.name == "horovod" else 1  # the strategy multiplies by it
+        return torch.optim.SGD(self.parameters(), self.args.lr / ranks, momentum=0.9)
+
+
+# %% [markdown]
+# ## Step 3 · Train
+# One `Trainer` for all: only the name differs. Ranks of `ddp2` stand for nodes, each with two devices.
+
+
+# %%
+def train(names: list[str], args: argparse.Namespace) -> dict[str, list[dict]]:
+    """Train by one strategy after the other: what their ranks have recorded."""
+    found = {}
+    for name in names:
+        if name == "ddp2" and launch.find().launcher == "--spawn":
+            os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        if args.prove:
+            devices.compute_exactly()
+        images, test = data.load(data.fetch(args.data))
+        alone = {"dp": args.ranks, "ddp_spawn": args.ranks} if launch.find().size == 1 else {}
+        each = {"pipeline": 2, "ddp2": 2, **alone}.get(name, "auto")
+        record, quiet = Record(), dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
+        quiet["enable_model_summary"] = False
+        trainer = L.Trainer(strategy=by_name(name), devices=each, max_epochs=args.epochs, callbacks=[record], **quiet)
+        trainer.fit(Digits(name, images, new_model(images, test, args), args))
+        found[name] = record.ranks
+        if name in ONE_PROCESS:
+            vgpu.stop()
+    return found
+
+
+def new_model(images: TensorDataset, test: TensorDataset, args: argparse.Namespace) -> CNN:
+    torch.manual_seed(args.seed)
+    return CNN(tuple(images[0][0].shape), data.classes(images, test), args.hidden)
+
+
+def main(args: argparse.Namespace) -> None:
+    world = launch.find()
+    args.ranks = world.size if world.size > 1 else args.ranks
+    args.batch_size, _ = flags.split(args.batch_size, args.ranks)
+    by_themselves = (*ONE_PROCESS, "ddp_spawn")
+    possible = [name for name in NAMES if world.size == 1 or name not in (*by_themselves, "ddp2")]
+    names = possible if args.strategy == ["all"] else args.strategy
+    for name in names:
+        by_name(name)  # a wrong name is told before anything starts
+    if world.rank == 0:
+        files.writable_folder(args.out)
+    images, test = data.load(data.fetch(args.data))
+    if world.size > 1:  # a launcher has started us
+        found = train(names, args)
+    else:
+        found = train([name for name in names if name in by_themselves], args)
+        for group in ([n for n in names if n not in (*by_themselves, "ddp2")], [n for n in names if n == "ddp2"]):
+            found |= launch.call(train, args.ranks, group, args)[0] if group else {}
+    if world.rank:
+        return
+    rows = {n: compared(n, found[n], new_model(images, test, args), test, args.link) for n in names}
+    for row in rows.values():
+        metrics.finite(row["loss"], args.epochs - 1, world)
+    if args.prove:
+        from_serial(rows, found, lambda: new_model(images, test, args), images, args)
+    if args.measure_link:
+        over = [name for name in names if name not in (*by_themselves, "ddp2")]
+        more = ("--epochs", 1, "--hidden", args.hidden, "--batch-size", args.batch_size)
+        for name, seconds in measured(__file__, over, more, args.link).items():
+            rows[name]["link_seconds_measured"] = seconds
+    print(table(rows, args.ranks))
+    exact, verdict = [name for name in names if name in EXACT], None
+    if args.prove and exact:
+        what = f"{', '.join(exact)} equal one process after {counted(args.epochs, 'epoch')}"
+        verdict = proof.verdict(what, max(rows[name]["from_serial"] for name in exact), 1e-5)
+    report(rows, verdict, args, world)
+
+
+# %% tags=["active-py"]
+if __name__ == "__main__":
+    launch.start(main, parse())
