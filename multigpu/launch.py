@@ -5,6 +5,8 @@ Which rank a process is, it learns from `find` (world.py), whoever started it.
 
 import argparse
 import atexit
+import copyreg
+import importlib
 import logging
 import os
 import pickle
@@ -89,14 +91,20 @@ def call(function: Callable[..., object], processes: int, *args: object, **keywo
 
     `function` and its arguments travel by value, and so do the results: `function` may be defined in a cell of a notebook. The
     notebook's variables that it uses travel with it, so let it use few. Raises RuntimeError with the traceback of the
-    rank that failed, TypeError where something cannot be pickled.
+    rank that failed, a rank's UserError as itself, TypeError where something cannot be pickled.
     """
     import cloudpickle
+    import torch
 
+    # cloudpickle takes these along where a function uses such a name, as in data.classes, and cannot pickle them.
+    for module in (torch.classes, torch.ops):
+        copyreg.pickle(type(module), lambda module: (importlib.import_module, (module.__name__,)))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "call").write_bytes(cloudpickle.dumps((function, args, keywords)))
         code, reason = _spawn(_by_value, processes, (folder,))
         if code:
+            if sentence := _users(reason):
+                raise UserError(sentence)
             raise RuntimeError(reason or f"a rank ended with exit code {code}: its message stands above")
         return [pickle.loads(Path(folder, f"{rank}").read_bytes()) for rank in range(processes)]
 
@@ -173,8 +181,7 @@ def _caught(main: Callable[..., None], args: object) -> int:
     except UserError as error:
         return _tell(error)
     except ProcessRaisedException as failure:  # from a script's own mp.spawn: the rank's traceback, as text
-        name, _, sentence = failure.msg.strip().splitlines()[-1].partition(": ")
-        if name != f"{UserError.__module__}.{UserError.__name__}":
+        if not (sentence := _users(failure.msg)):
             raise
         return _tell(UserError(sentence))
     except BrokenPipeError:
@@ -184,6 +191,12 @@ def _caught(main: Callable[..., None], args: object) -> int:
             raise  # another pipe's, or a socket's
         return PIPE_CLOSED
     return 0
+
+
+def _users(trace: str) -> str:
+    """The sentence of the UserError with which a traceback ends; "" if it is another fault."""
+    name, _, sentence = (trace.strip().splitlines() or [""])[-1].partition(": ")
+    return sentence if name == f"{UserError.__module__}.{UserError.__name__}" else ""
 
 
 def _tell(error: UserError) -> int:

@@ -100,7 +100,7 @@ def stacked(bars: dict[str, dict[str, float]], unit: str, title: str) -> "Figure
     colours; a legend names what is too narrow for its name."""
     fig = figure(8, 1 + 0.45 * len(bars))
     axes = fig.add_subplot()
-    longest = max(sum(parts.values()) for parts in bars.values())
+    longest = max(sum(parts.values()) for parts in bars.values()) or 1
     plain = all(len(parts) == 1 for parts in bars.values())
     narrow = {}
     for row, parts in enumerate(bars.values()):
@@ -108,7 +108,7 @@ def stacked(bars: dict[str, dict[str, float]], unit: str, title: str) -> "Figure
         for part, amount in parts.items():
             colour, ink = PARTS.get(part, (RANKS[0], "white"))
             bar = axes.barh(row, amount, left=left, color=colour, edgecolor="white", height=0.7)
-            share = f"{amount / sum(parts.values()):.0%}"
+            share = f"{amount / (sum(parts.values()) or 1):.0%}"
             texts = (f"{amount:,.0f}", "") if plain else (f"{part} {share}", part, "")
             text = next(text for text in texts if len(text) < 85 * amount / longest or not text)  # 85 letters a figure
             axes.text(left + amount / 2, row, text, ha="center", va="center", color=ink, fontsize=8)

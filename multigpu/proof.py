@@ -21,15 +21,17 @@ def serial(
     seed: int,
     momentum: float = 0.9,
     after_step: Callable[[int, nn.Module], None] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> nn.Module:
     """Train `model` in this process alone, with nothing of torch.distributed, and return it.
 
     `train` holds images (n, …) and labels (n,), on the model's device. Epoch e (from 0) takes the images in the order
     of a generator seeded with seed + e, as DistributedSampler documents it, in batches of `batch_size`; the last one
-    may be smaller. The optimizer is SGD with momentum. `after_step` is called with the number of steps done.
+    may be smaller. The optimizer is SGD with momentum, or `optimizer`, made of the model's parameters. `after_step` is called with the number of steps done.
     """
     images, labels = train.tensors
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr, momentum=momentum)
+    learns = [p for p in model.parameters() if p.requires_grad]
+    optimizer = optimizer or torch.optim.SGD(learns, lr=lr, momentum=momentum)
     steps = 0
     for epoch in range(epochs):
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed + epoch))

@@ -31,13 +31,16 @@ LR, STEPS = 0.1, 40
 
 
 class Slow(torch.optim.SGD):
-    """It reads the weights, takes its time, and writes them: what comes in between would be lost."""
+    """It reads the weights, takes its time, and writes one half, then the other: nothing must come in between."""
 
     def step(self, closure=None):
         old = [p.detach().clone() for p in self.param_groups[0]["params"]]
         time.sleep(0.01)
         for p, kept in zip(self.param_groups[0]["params"], old, strict=True):
-            p.data.copy_(kept - self.param_groups[0]["lr"] * p.grad)
+            half, new = len(p) // 2, kept - self.param_groups[0]["lr"] * p.grad
+            p.data[:half] = new[:half]
+            time.sleep(0.005)
+            p.data[half:] = new[half:]
 
 
 def wait_for(algorithm: AsyncModelAverage, syncs: int) -> None:
@@ -85,6 +88,14 @@ def moving(told: dict, rank: int) -> None:
     optimizer = Slow([weights], lr=1.0)
     algorithm = AsyncModelAverage(sync_interval_ms=1)
     algorithm.attach(model, [optimizer], wrap)
+    copy, told["torn"] = algorithm.weights.copy, 0.0
+
+    def watched() -> list[torch.Tensor]:  # all weights are the same number, before and after each step
+        (snapshot,) = copy()
+        told["torn"] = max(told["torn"], (snapshot.max() - snapshot.min()).item())
+        return [snapshot]
+
+    algorithm.weights.copy = watched
     for _ in range(STEPS):
         weights.grad = torch.full_like(weights, -1.0 - rank)
         optimizer.step()
@@ -173,7 +184,7 @@ def test_a_sync_keeps_the_mean_and_takes_the_spread(ranks):
 
 def test_local_steps_are_kept_whenever_a_sync_comes(ranks):
     for told in ranks:
-        assert told["syncs"] > 2 and told["local steps"] < 1e-9
+        assert told["syncs"] > 2 and told["local steps"] < 1e-9 and told["torn"] == 0
         assert told["spread when it ends"] < 1e-9  # of steps that differ by 40 between ranks and more
 
 

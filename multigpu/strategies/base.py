@@ -39,6 +39,7 @@ class Strategy:
     """
 
     name = "single_device"
+    met = False  # have this process and others been ranks of one run?
     backwards = 1
     manual = False
     takes_float16 = True
@@ -69,7 +70,9 @@ class Strategy:
         """The devices of a run that is one process. Raises UserError where a launcher has started several."""
         self.accelerator = self.accelerator or resolve()
         outer = find()
-        if outer.size > 1:
+        if (
+            outer.size > 1 and not Strategy.met
+        ):  # ranks that have met may go on alone: rank 0 tests what all have trained
             raise UserError(
                 f"strategy {self.name!r} is one process, and {outer.launcher} has started {outer.size}, which would all do the "
                 f"same: start one, or give strategy='ddp'.",

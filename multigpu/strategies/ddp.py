@@ -89,7 +89,7 @@ class DDPStrategy(Strategy):
             atexit.register(_disconnect)
         if dist.get_backend() == "nccl":
             self._control = dist.new_group(backend="gloo", timeout=self.timeout)
-        self.connected = True
+        self.connected = Strategy.met = True
 
     def init_dist_connection(self) -> None:
         """Start the process group. Override it for a way of your own; `self.world` and `self.device` are known."""

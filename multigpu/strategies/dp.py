@@ -4,6 +4,7 @@ It is torch's own DataParallel. Lesson 02 does the same by hand, and tells what 
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,7 +49,29 @@ def replicated(model: nn.Module, devices: list[torch.device]) -> nn.Module:
     """`model`, which lies on the first device, over all of them. One device: the model itself."""
     # A scalar loss of each replica becomes a vector of them: what `merge` expects, and torch warns of.
     warnings.filterwarnings("ignore", message="Was asked to gather along dimension 0")
-    return nn.DataParallel(model, device_ids=devices) if len(devices) > 1 else model
+    return Replicated(model, device_ids=devices) if len(devices) > 1 else model
+
+
+class Replicated(nn.DataParallel):
+    """DataParallel whose threads compute in the caller's autocast.
+
+    torch's own tell their threads that autocast is on, for CUDA, but not its type, which each thread has for itself: under
+    bfloat16 the replicas compute in float16. For other devices they do not even tell that (torch 2.11 to 2.13).
+    """
+
+    def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> list:
+        kind = self.src_device_obj.type
+        if torch.is_autocast_enabled(kind):
+            replicas = [_within_autocast(replica, kind, torch.get_autocast_dtype(kind)) for replica in replicas]
+        return super().parallel_apply(replicas, inputs, kwargs)
+
+
+def _within_autocast(replica: nn.Module, kind: str, dtype: torch.dtype) -> Callable[..., Any]:
+    def forward(*args: Any, **keywords: Any) -> Any:
+        with torch.autocast(kind, dtype):
+            return replica(*args, **keywords)
+
+    return forward
 
 
 def mean_of_replicas(output: Any) -> Any:

@@ -51,7 +51,7 @@ def _command() -> list[str]:
     if spec is not None:
         name = spec.name.removesuffix(".__main__")
         return [sys.executable, "-m", name, *sys.argv[1:]]
-    return [sys.executable, os.path.abspath(sys.argv[0]), *sys.argv[1:]]
+    return [sys.executable, os.path.abspath(main.__file__), *sys.argv[1:]]
 
 
 def _leave(rank: int, code: int) -> None:

@@ -19,7 +19,7 @@ class PipelineStrategy(Strategy):
 
     micro_batches   pieces that a batch is cut into on dimension 0; 1 is naive model parallelism. Each piece's loss counts by
                     its number of rows, so the gradients are those of the whole batch, if `training_step` gives a mean
-                    over rows.
+                    over rows. What has a value a row is joined, for `training_step_end`, as dp joins it.
 
     What a stage gets is moved to its device; so is what autograd sends back. The rest of the module is on the first device,
     and the last stage's output stays on the last: the labels go there with `labels.to(logits.device)`.
@@ -61,11 +61,12 @@ class PipelineStrategy(Strategy):
         if name != "training_step" or self.micro_batches == 1:
             return model(name, *args)
         batch, *rest = args
-        total: Any = 0.0
-        for piece, share in self.pieces(batch):
-            output = model(name, piece, *rest)
-            total = total + share * (output["loss"] if isinstance(output, dict) else output)
-        return total
+        pieces = self.pieces(batch)
+        outputs = [model(name, piece, *rest) for piece, _ in pieces]
+        if all(isinstance(output, torch.Tensor) and output.ndim for output in outputs):
+            return torch.cat(outputs)
+        losses = [output["loss"] if isinstance(output, dict) else output for output in outputs]
+        return sum(share * loss for loss, (_, share) in zip(losses, pieces, strict=True))
 
     def pieces(self, batch: Any) -> list[tuple[Any, float]]:
         """The micro-batches, and the share of the rows that each has. Raises UserError if the batch cannot be cut."""

@@ -90,7 +90,7 @@ def choose(
 
 
 def _pick(accelerator: Accelerator, num_nodes: int, world: World) -> tuple[str, str]:
-    if world.size > 1:
+    if world.size > 1 and not (Strategy.met and accelerator.count == 1):
         return "ddp", f"{world.launcher} has started {world.size} ranks"
     if num_nodes > 1:
         return "ddp", f"num_nodes={num_nodes}"

@@ -1,5 +1,6 @@
 """What is in a checkpoint? Lightning's own form, so that each can go on from the other's, and what an exact resume needs."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,12 @@ def save(trainer: Any, path: str | Path, weights_only: bool = False) -> None:
     if trainer.is_global_zero:
         content = dump(trainer, weights_only)
         if fit:
-            content[OURS] = {"batches_done": fit.batches_done, "random": states}
+            content[OURS] = {
+                "batches_done": fit.batches_done,
+                "to_do": fit.to_do,
+                "random": states,
+                "watched": watched(trainer),
+            }
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with atomic(Path(path)) as temporary:
@@ -63,17 +69,24 @@ def dump(trainer: Any, weights_only: bool) -> dict:
     return content
 
 
+def watched(trainer: Any) -> dict:
+    """What the schedulers will be told that watch a metric: at an epoch's end they step once all callbacks have saved."""
+    names = {config.monitor for config in trainer.lr_scheduler_configs if config.reduce_on_plateau}
+    told = trainer.callback_metrics
+    return {name: float(told[name]) for name in names if name in told}
+
+
 def loops(trainer: Any) -> dict:
     """Lightning's counters, in its own nesting, for an epoch's end or a place within it."""
     fit = trainer.fitting
     if fit is None:
         return {}
-    n, epoch, last = fit.batches_done or fit.batches_of_epoch, trainer.current_epoch, fit.batches_done == 0
+    n, epoch, last = fit.batches_done or fit.batches_of_epoch, trainer.current_epoch, fit.batches_done == 0 or fit.last
+    begun = epoch + int(fit.epoch_ended or fit.batches_done > 0)
     steps = {"ready": trainer.global_step, "completed": trainer.global_step}
     full = {"ready": n, "started": n, "processed": n, "completed": n}
     total = {key: fit.total_batches for key in full}
-    begun = epoch + (not fit.between)
-    done = {"ready": begun, "started": begun, "processed": begun if fit.epoch_ended else epoch, "completed": epoch}
+    done = {"ready": begun, "started": begun, "processed": epoch + fit.epoch_ended, "completed": epoch}
     zero = {"total": {"ready": 0, "completed": 0}, "current": {"ready": 0, "completed": 0}}
     manual = not trainer.lightning_module.automatic_optimization
     step = {"total": steps, "current": {"ready": 0, "completed": 0}}
@@ -108,9 +121,9 @@ def read(path: str | Path, map_location: Any = "cpu") -> dict:
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: give a checkpoint in it.") from None
     except Exception as error:  # a damaged file can make the unpickler raise anything
-        if "Unsupported" in str(error) or "GLOBAL" in str(error):
+        if what := re.search(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)", str(error)):
             raise UserError(
-                f"{path} holds objects that are more than numbers and texts ({str(error).splitlines()[0][:120]}): load it with "
+                f"{path} holds objects that are more than numbers and texts ({what[1]}): load it with "
                 f"torch.load(…, weights_only=False) if you trust who made it, and save what you need."
             ) from None
         raise UserError(f"{path} is truncated or not a checkpoint: give another.") from None
@@ -194,10 +207,15 @@ def restore_training(trainer: Any, content: dict, path: str | Path) -> None:
     ended = progress.get("is_last_batch", True) or not done
     if OURS in content:
         done = content[OURS]["batches_done"]
-        ended = done == 0
-    epochs = told.get("epoch_progress", {}).get("current", {"ready": 1, "completed": 0})
-    between = epochs["ready"] == epochs["completed"]  # saved after fit: "epoch" is the next one already
-    trainer.current_epoch = content["epoch"] + int(ended and not between)
+        ended, fit.to_do = done == 0, content[OURS]["to_do"]
+    begun = told.get("epoch_progress", {}).get("current", {}).get("started", content["epoch"] + 1)
+    metrics = content.get(OURS, {}).get("watched", {})
+    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+    trainer.current_epoch = content["epoch"]
+    if ended and begun > content["epoch"]:
+        if metrics and trainer.lightning_module.automatic_optimization:
+            fit.schedule("epoch", plateau=True)
+        trainer.current_epoch += 1
     fit.batches_done = 0 if ended else done
     fit.total_batches = progress.get("total", {}).get("ready", 0)
     trainer._logged_step = told.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", trainer.global_step)

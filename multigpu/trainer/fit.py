@@ -17,7 +17,7 @@ class Fit:
     """One training run. The Trainer holds the settings and what users look at; learning.py has what is done with a batch.
 
     batches_done   batches of this epoch that are behind us; 0 between epochs
-    between        no epoch is running: trainer.current_epoch is the next one's number
+    to_do          what the end of the last of them still asks for: "validate", "rest", or nothing
     """
 
     def __init__(self, trainer: Any, loader: Any, validation: Evaluation | None):
@@ -27,7 +27,8 @@ class Fit:
         self.length = dataloaders.length(loader)
         self.batches_of_epoch = dataloaders.limited(self.length, trainer.limit_train_batches, "limit_train_batches")
         self.batches_done = self.total_batches = 0
-        self.epoch_ended, self.between = False, True
+        self.to_do = ""
+        self.last = self.epoch_ended = False
         self.epoch_began: dict | None = None  # random states: an epoch that is resumed must be shuffled as before
         self.after_skip: dict | None = None
         self.learning: Learning | None = None
@@ -44,7 +45,7 @@ class Fit:
         while not self._finished():
             trainer.results, trainer.training = self.results, True
             dataloaders.start_epoch(self.loader, trainer.current_epoch)
-            self.epoch_ended = self.between = False
+            self.epoch_ended = False
             hooking.call(trainer, "on_train_epoch_start")
             self._epoch(iterator or self._iterator())
             iterator = None
@@ -88,7 +89,7 @@ class Fit:
     def _may_stop(self) -> bool:
         """Somebody set trainer.should_stop, and the least that was asked for is done."""
         trainer = self.trainer
-        epochs = trainer.current_epoch + (self.batches_done == 0 and self.epoch_ended and not self.between)
+        epochs = trainer.current_epoch + (self.batches_done == 0 and self.epoch_ended)
         return (
             trainer.should_stop
             and epochs >= (trainer.min_epochs or 0)
@@ -117,6 +118,8 @@ class Fit:
         many, index, skipped = strategy.control is not None, self.batches_done, False
         unsized = self.length == float("inf")
         following = next(iterator, END) if unsized and index < limit else None
+        if index and self.to_do:  # a run that was saved within a batch's end
+            self._end_batch(index - 1, index >= limit or following is END)
         while index < limit and not skipped:
             if unsized:  # to know which batch is the last, one is fetched ahead
                 batch, following = following, END if index + 1 >= limit else self.fetch(iterator, END)
@@ -128,7 +131,7 @@ class Fit:
                 break
             last = index + 1 >= limit or following is END
             index += 1
-            self.batches_done, self.total_batches = 0 if last else index, self.total_batches + 1
+            self.batches_done, self.total_batches = index, self.total_batches + 1
             self.index, self.last = index - 1, last
             skipped = self._batch(batch, index - 1, last)
             asked = trainer.signals.asked
@@ -158,14 +161,14 @@ class Fit:
         )
         trainer.take(told)
         if self.automatic:
-            self._schedule("epoch", plateau=True)
+            self.schedule("epoch", plateau=True)
         trainer._logged_step -= 1  # an epoch's values stand at its last step
         trainer.send(told)
         trainer._logged_step += 1
         self.results.reset()
         trainer.last_told = None
         trainer.current_epoch += 1
-        self.between = True
+        self.epoch_ended = False
 
     # ---- a batch ------------------------------------------------------------------------------------------------
 
@@ -175,25 +178,37 @@ class Fit:
         batch = transfer(trainer, batch)
         results.start_batch(batch)
         if self.start is not None and self.start(batch, index) == -1:
+            if self.automatic:  # the epoch ends here
+                self.schedule("step", plateau=False)
+                self.schedule("epoch", plateau=False)
             return True
         stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
         output = self.learning.learn(batch, index, stepping)
         if trainer.lr_scheduler_configs and self.automatic:
             if stepping:
-                self._schedule("step", plateau=False)
+                self.schedule("step", plateau=False)
             if last:
-                self._schedule("epoch", plateau=False)
+                self.schedule("epoch", plateau=False)
+        self.to_do = "validate"
         self._tell(output, batch, index, stepping)
-        if self.validation is not None and self._due(index, last):
+        self._end_batch(index, last)
+        return False
+
+    def _end_batch(self, index: int, last: bool) -> None:
+        trainer = self.trainer
+        stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
+        due = self.to_do == "validate" and self.validation is not None and self._due(index, last)
+        self.to_do, self.index = "rest", index
+        if due:
             if stepping:
                 self.module.on_validation_model_zero_grad()
             self.validation.run()
-            trainer.results, trainer.training = results, True
+            trainer.results, trainer.training = self.results, True
         if stepping:
             if trainer.lr_scheduler_configs and self.automatic:
-                self._schedule("step", plateau=True)
+                self.schedule("step", plateau=True)
             trainer._logged_step += 1
-        return False
+        self.to_do = ""
 
     def _tell(self, output: Any, batch: Any, index: int, stepping: bool) -> None:
         trainer, results = self.trainer, self.results
@@ -224,7 +239,7 @@ class Fit:
             return last
         return (self.total_batches if every is None else index + 1) % trainer.val_check_batch == 0
 
-    def _schedule(self, interval: str, plateau: bool) -> None:
+    def schedule(self, interval: str, plateau: bool) -> None:
         """Step the schedulers of this interval: those that watch a metric after it is known, the others before."""
         trainer = self.trainer
         for config in trainer.lr_scheduler_configs:

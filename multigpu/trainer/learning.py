@@ -113,6 +113,7 @@ class Learning:
         """The batch that completes a step."""
         trainer = self.trainer
         if not trainer.optimizers:
+            trainer.global_step += 1
             return self.gradients(batch, index)
         optimizer, kept = trainer.optimizers[0], []
 

@@ -39,10 +39,11 @@ class Precision:
             self.name = "bf16-mixed"
         stem, _, how = self.name.partition("-")
         self.dtype, self.mixed, self.device = TYPES[stem], how == "mixed", device
-        old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
-        if stem == "bf16" and old:
-            name = torch.cuda.get_device_name(device)
-            raise UserError(f"precision {self.name}: {name} has no bfloat16. Give precision='16-mixed'.")
+        if stem == "bf16" and device.type != "cpu":
+            gpus = torch.get_device_module(device)
+            if not gpus.is_bf16_supported(including_emulation=False):
+                name = gpus.get_device_name(device)
+                raise UserError(f"precision {self.name}: {name} has no bfloat16. Give precision='16-mixed'.")
         self.scaler = torch.amp.GradScaler(device.type) if self.name == "16-mixed" else None
 
     def convert_module(self, model: nn.Module) -> nn.Module:

@@ -170,6 +170,11 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.float16, torch.bfloat16]
 
 
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Has the simulated GPU bfloat16 units? Without them it computes in bfloat16 all the same, as torch.cuda says, too."""
+    return including_emulation or _machine.current().gpu.bf16
+
+
 _stream_numbers = itertools.count(1)
 
 

@@ -18,7 +18,7 @@ class Gpu:
 
     `fp32` is for matrix products, `tf32` for convolutions, which PyTorch gives to the TF32 units by default where a
     GPU has them (torch.backends.cudnn.allow_tf32); `fp16` is for float16 and bfloat16 on tensor cores.
-    `host` names the link to the host, one of LINKS.
+    `host` names the link to the host, one of LINKS. `bf16` is False for a GPU without bfloat16 units.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Gpu:
     tf32: float
     fp16: float
     host: str
+    bf16: bool = True
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Link:
 
 
 # V100: "NVIDIA V100 Tensor Core GPU" datasheet (2020), column SXM2: 7.8 TFLOPS double, 15.7 single, 125 tensor (fp16),
-#   HBM2 900 GB/s, PCIe 3. It has no TF32, and no bfloat16 units: bfloat16 is counted as fp16.
+#   HBM2 900 GB/s, PCIe 3. It has no TF32, and no bfloat16 units; whoever computes in bfloat16 all the same is counted as in fp16.
 # A100: "NVIDIA A100 Tensor Core GPU" datasheet (2021), SXM4: 9.7 / 19.5 / TF32 156 / 312, 1,555 GB/s (40 GB) and
 #   2,039 GB/s (80 GB), PCIe 4.
 # H100: "NVIDIA H100 Tensor Core GPU" datasheet (2023), SXM5: 34 / 67 / TF32 989 and fp16 1,979 with sparsity, so half
@@ -49,7 +50,7 @@ class Link:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("V100-16GB", 16 * GIB, 900e9, 7.8e12, 15.7e12, 15.7e12, 125e12, "PCIe3"),
+        Gpu("V100-16GB", 16 * GIB, 900e9, 7.8e12, 15.7e12, 15.7e12, 125e12, "PCIe3", bf16=False),
         Gpu("A100-40GB", 40 * GIB, 1555e9, 9.7e12, 19.5e12, 156e12, 312e12, "PCIe4"),
         Gpu("A100-80GB", 80 * GIB, 2039e9, 9.7e12, 19.5e12, 156e12, 312e12, "PCIe4"),
         Gpu("H100-80GB", 80 * GIB, 3350e9, 34e12, 67e12, 494.5e12, 989.5e12, "PCIe5"),
