@@ -1,58 +1,63 @@
 # %% [markdown]
 # # 09 · The Lightning-style wrapper
-# **The question.** Lesson 05 works, but half of it is about GPUs and ranks, and I would write that half again for each model.
-# Can somebody else keep it? And is what comes out the same?
+# **The question.** Lesson 05 works, but half of it is about GPUs and ranks, and the next model would need that half
+# again. Can somebody else keep it? And does the same come out?
 #
-# **Predict first.** (1) How many of lesson 05's lines are left? (2) Your loader has batches of 64, and you write
-# `Trainer(devices=2)`: how many images does a step of the optimizer see? (3) Two ranks make their weights with different
-# seeds: what happens? (4) `self.log("loss", loss)` on two ranks: whose loss is it?
+# **Predict first.** (1) What is left of lesson 05's code? (2) Your loader has batches of 64, and you write
+# `Trainer(devices=2)`: how many images does a step see? (3) `self.log("loss", loss)` on two ranks: whose loss is it?
+# (4) Each rank makes its weights with another seed: what happens?
 
 # %%
 import argparse
 import os
 import sys
-import time
 import warnings
 
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
-import multigpu.trainer as L  # `import lightning as L` runs the module and the data module, too
+import multigpu.trainer as L  # with `import lightning as L`, the two classes below do the same
 from multigpu import data, devices, files, flags, launch, metrics, proof
 from multigpu.models import CNN
+from multigpu.trainer.table import Table
 
 # %% [markdown]
-# ## Step 0 · The flags
-# Nodes, devices, strategy and precision are the Trainer's business; the flags only hand them on.
+# What lesson 05 has and this one has not, counted in the two scripts: prediction (1).
+
+# %% tags=["active-ipynb"]
+# !python ../lessons/09-lightning/what_moved.py
+
+# %% [markdown]
+# ## Step 0 · The flags, which hand on to the Trainer where to compute
 
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser("PTL_multiGPU", "Train a CNN with a Trainer: it places, shares, synchronises and saves.")
     parser.add_argument("--accelerator", choices=("auto", "cpu", "gpu", "vgpu"), default="auto")
-    parser.add_argument("--devices", default="auto", help="a node's devices: a number, -1 for all, or 1,3 for these")
-    parser.add_argument("--nodes", type=flags.positive, default=1, help="as many as the launcher starts ranks on")
-    parser.add_argument("--strategy", choices=("auto", "ddp"), default="auto", help="lesson 10 has more")
+    parser.add_argument("--devices", default="auto", help="of a node: a number, -1 for all, or 1,3 for these two")
+    parser.add_argument("--nodes", type=flags.positive, default=1, help="on how many a launcher starts the script")
+    parser.add_argument("--strategy", choices=("auto", "ddp"), default="auto", help="lesson 10 has the others")
     parser.add_argument("--precision", choices=("32", "bf16", "16", "64"), default="32", help="lesson 11 explains them")
-    parser.add_argument("--resume", nargs="?", const="", metavar="FILE", help="go on from FILE, or OUT/last.ckpt if any")
+    parser.add_argument("--resume", nargs="?", const="", metavar="FILE", help="go on from FILE, or OUT/last.ckpt")
     args = parser.parse_args(arguments)
     if args.prove and args.precision != "32":
-        parser.error(f"--prove compares runs in 32 bit, --precision {args.precision} is another: leave one of them out")
+        parser.error("--prove compares runs in 32 bit, --precision asks for another: leave one of them out")
     return args
 
 
 # %% [markdown]
-# ## Step 1 · The module: what is yours
-# The model, the loss, the optimizer. No device, no rank, no loop. One thing of lesson 05 stays, for nobody else can know it:
-# DDP averages over *ranks*, we want the mean over *images*, and the sampler repeats some in the last batch.
+# ## Step 1 · The module: what only you know
+# The model, the loss, the optimizer. No device, no loop. One thing of lesson 05 stays: DDP averages over *ranks*, we
+# want the mean over *images*, and in the last batch the sampler repeats some.
 
 
 # %%
 class LitCNN(L.LightningModule):
     def __init__(self, lr: float, seed: int, sizes: tuple | None = None):
         super().__init__()
-        self.save_hyperparameters()  # in each checkpoint, so that load_from_checkpoint needs no arguments
+        self.save_hyperparameters()  # into each checkpoint: load_from_checkpoint makes the module by them
         self.net = CNN(*sizes) if sizes else None
 
     def configure_model(self) -> None:  # on every rank, once the data is there
@@ -62,13 +67,11 @@ class LitCNN(L.LightningModule):
             self.net = CNN(*self.hparams.sizes)
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        ranks, images = self.trainer.world_size, len(self.trainer.datamodule.train)
-        share = self.trainer.datamodule.share
-        before = batch_idx * share * ranks  # images in the batches before this one, over all ranks
-        in_batch = min(share * ranks, images - before)
-        own = len(range(self.trainer.global_rank, in_batch, ranks))  # what the sampler has repeated comes after these
+        ranks, digits = self.trainer.world_size, self.trainer.datamodule
+        in_batch = min(digits.batch_size, len(digits.train) - batch_idx * digits.batch_size)  # over all ranks
+        own = len(range(self.trainer.global_rank, in_batch, ranks))  # behind these come the repeated ones
         loss = F.cross_entropy(self.net(batch[0][:own]), batch[1][:own], reduction="sum")
-        self.log("loss", loss.double() / images, on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
+        self.log("loss", loss / len(digits.train), on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
         return loss * ranks / in_batch
 
     def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
@@ -81,9 +84,8 @@ class LitCNN(L.LightningModule):
 
 # %% [markdown]
 # ## Step 2 · The data module
-# `prepare_data` runs once a node and may download, `setup` on every rank. The Trainer would put a `DistributedSampler` in the
-# place of `shuffle=True` by itself. We give our own, which it leaves alone: then one device has the same order, too, and the
-# batch that you state stays the **global** one.
+# `prepare_data` runs once a node, `setup` on every rank. In the place of `shuffle=True` the Trainer would put a
+# `DistributedSampler`; ours it leaves alone. So one device has the same order, and the stated batch is the global one.
 
 
 # %%
@@ -101,52 +103,91 @@ class DigitsData(L.LightningDataModule):
         self.batch_size, self.share = flags.split(self.batch_size, self.trainer.world_size)
 
     def train_dataloader(self) -> DataLoader:
-        ranks, rank = self.trainer.world_size, self.trainer.global_rank
-        sampler = DistributedSampler(self.train, ranks, rank, shuffle=True, seed=self.seed)
-        return DataLoader(self.train, self.share, sampler=sampler, pin_memory=torch.cuda.is_available())
+        place = self.trainer.world_size, self.trainer.global_rank
+        return DataLoader(self.train, self.share, sampler=DistributedSampler(self.train, *place, seed=self.seed))
 
     def val_dataloader(self) -> DataLoader:
         return DataLoader(self.test, batch_size=256)
 
 
 # %% [markdown]
-# ## Step 3 · A callback
-# What belongs to the run and not to the model. It hooks into moments of the run, and a checkpoint keeps its state.
+# ## Step 3 · The Trainer, by hand
+# The smallest one that could work: lesson 01's loop, and it calls what you wrote.
 
+# %% tags=["active-ipynb"]
+# class SmallTrainer:
+#     world_size, global_rank = 1, 0
+#     def fit(self, module, datamodule, epochs):
+#         module.trainer = datamodule.trainer = self
+#         self.datamodule, module.log = datamodule, lambda *_, **__: None
+#         datamodule.prepare_data()
+#         datamodule.setup("fit")
+#         module.configure_model()
+#         optimizer, loader = module.configure_optimizers(), datamodule.train_dataloader()
+#         for epoch in range(epochs):
+#             loader.sampler.set_epoch(epoch)
+#             for index, batch in enumerate(loader):
+#                 module.training_step(batch, index).backward()
+#                 optimizer.step()
+#                 optimizer.zero_grad()
+# def fit(module, digits, **more):  # the real one, without its files and its talk
+#     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+#     trainer = L.Trainer(**quiet | {"max_epochs": 2} | more)
+#     trainer.fit(module, datamodule=digits)
+#     return trainer
+# mine, real = LitCNN(0.05, seed=0), LitCNN(0.05, seed=0)
+# SmallTrainer().fit(mine, DigitsData(None, 64, seed=0), epochs=2)
+# fit(real, DigitsData(None, 64, seed=0))
+# print(f"two epochs by hand and by the Trainer: {proof.difference(mine.net, real.net)} apart")
 
-# %%
-class Table(L.Callback):
-    """Prints and keeps a row an epoch, as every lesson does."""
+# %% tags=["active-ipynb"]
+# import textwrap  # what the real one calls, and when: a callback can stand at each of these moments
+# order, Spy = [], type("Spy", (L.Callback,), {})
+# for name in filter(lambda name: name.startswith("on_"), dir(L.Callback)):
+#     setattr(Spy, name, lambda *_, name=name: order.append(name))
+# fit(real, DigitsData(None, 64, 0), callbacks=[Spy()], max_epochs=1, limit_train_batches=1, limit_val_batches=1)
+# print(textwrap.fill(" → ".join(order), 110))
 
-    def __init__(self, args: argparse.Namespace):
-        self.args, self.rows, self.began = args, [], 0.0
+# %% [markdown]
+# One step on two virtual GPUs. *Which parts of it did you write?*
 
-    def state_dict(self) -> dict:
-        return {"rows": self.rows}
+# %% tags=["active-ipynb"]
+# from multigpu import plots, vgpu
+# def one_step():
+#     ends, clock = [], L.Callback()
+#     clock.on_train_batch_end = lambda *_: ends.append(vgpu.elapsed())
+#     more = {"accelerator": "vgpu", "strategy": "ddp", "max_steps": 3, "limit_val_batches": 0, "callbacks": [clock]}
+#     fit(LitCNN(0.05, 0), DigitsData(None, 256, 0), **more)
+#     return vgpu.timeline(since=ends[-2])
+# title = "Forward is yours; the Trainer does the rest, as lesson 05 did"
+# vgpu.Timeline.of_ranks(launch.call(one_step, 2)).plot(title=title)
 
-    def load_state_dict(self, state: dict) -> None:
-        self.rows = state["rows"]
+# %% [markdown]
+# ## Step 4 · The surprise: nothing was changed, and it is another run
+# A module and a loader as everybody writes them. Each rank takes other weights, besides: predictions (2), (3) and (4).
 
-    def on_fit_start(self, trainer: L.Trainer, module: LitCNN) -> None:
-        world, digits = trainer.strategy.world, trainer.datamodule
-        trainer.print(devices.describe(world, trainer.strategy.device))
-        trainer.print(f"global batch {digits.batch_size} = {world.size} (ranks) × {digits.share} (images)\n")
-        at = {"epoch": trainer.current_epoch, "step": 0, "history": self.rows}
-        trainer.print(metrics.opening(at, self.args, self.args.loaded, world), flush=True)
-
-    def on_train_epoch_start(self, trainer: L.Trainer, module: LitCNN) -> None:
-        self.began = time.perf_counter()
-
-    def on_validation_start(self, trainer: L.Trainer, module: LitCNN) -> None:
-        self.seconds = time.perf_counter() - self.began
-
-    def on_train_epoch_end(self, trainer: L.Trainer, module: LitCNN) -> None:
-        told = {name: float(trainer.callback_metrics[name]) for name in ("loss", "test_accuracy")}
-        metrics.finite(told["loss"], trainer.current_epoch, trainer.strategy.world)
-        speed = len(trainer.datamodule.train) / self.seconds
-        self.rows.append({"epoch": trainer.current_epoch + 1, **told, "images_per_s": speed})
-        trainer.print(metrics.row(self.rows[-1]), flush=True)
-
+# %% tags=["active-ipynb"]
+# class Usual(LitCNN):
+#     def configure_model(self):
+#         self.hparams.seed = self.global_rank
+#         super().configure_model()
+#     def training_step(self, batch, batch_idx):
+#         loss = F.cross_entropy(self.net(batch[0]), batch[1])
+#         self.log("own", loss)
+#         self.log("mean", loss, sync_dist=True)
+#         return loss
+# class UsualData(DigitsData):
+#     def train_dataloader(self):
+#         return DataLoader(self.train, batch_size=64, shuffle=True)
+# def on_a_rank():
+#     module = Usual(0.05, 0)
+#     trainer = fit(module, UsualData(None, 64, 0), strategy="ddp", log_every_n_steps=1)
+#     told = [f"{name} {trainer.callback_metrics[name]:.2f}" for name in ("own", "mean")]
+#     return f"{trainer.global_step} steps, the last one's loss: {', '.join(told)}", module.net
+#
+# (first, net), (second, other) = launch.call(on_a_rank, 2)
+# print(f"one device: 46 steps\nrank 0: {first}\nrank 1: {second}")
+# print(f"weights: {proof.difference(net, other)} between the ranks, {proof.difference(net, real.net):.1f} to one's")
 
 # %% [markdown]
 # ## All together
@@ -154,40 +195,56 @@ class Table(L.Callback):
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    if os.environ.get("RANK", "0") == "0":
+    if launch.find().rank == 0:
         files.writable_folder(args.out)
-    own = args.out / "last.ckpt"
-    args.loaded = args.resume or (own if args.resume == "" and own.exists() else None)
-    warnings.filterwarnings("ignore", "Checkpoint directory")  # that there are files in it already is what --resume is for
     if args.prove:
         devices.compute_exactly()
-    digits, model, table = DigitsData(args.data, args.batch_size, args.seed), LitCNN(args.lr, args.seed), Table(args)
-    last = L.callbacks.ModelCheckpoint(args.out, "last", enable_version_counter=False)  # after each epoch, the same file
+    own = args.out / "last.ckpt"
+    loaded = args.resume or (own if args.resume == "" and own.exists() else None)
+    warnings.filterwarnings("ignore", "Checkpoint directory|the checkpoints' folder")  # --resume is meant
+    digits, model = DigitsData(args.data, args.batch_size, args.seed), LitCNN(args.lr, args.seed)
+    table = Table(args, loaded)  # a callback: a row an epoch
     trainer = L.Trainer(
-        accelerator=args.accelerator,
-        devices=args.devices,
-        num_nodes=args.nodes,
-        strategy=args.strategy,
-        precision=args.precision,
-        max_epochs=args.epochs,
-        callbacks=[table, last],
-        default_root_dir=args.out,
-        enable_progress_bar=sys.stdout.isatty(),
-        enable_model_summary=False,
-    )
-    trainer.fit(model, datamodule=digits, ckpt_path=args.loaded)
-
+        accelerator=args.accelerator, devices=args.devices, num_nodes=args.nodes, strategy=args.strategy,
+        precision=args.precision, max_epochs=args.epochs, default_root_dir=args.out,
+        callbacks=[table, L.callbacks.ModelCheckpoint(args.out, "last", enable_version_counter=False)],
+        enable_progress_bar=sys.stdout.isatty() and "JPY_PARENT_PID" not in os.environ, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=digits, ckpt_path=loaded)
     if trainer.is_global_zero:
-        args.batch_size, verdict = digits.batch_size, None
+        args.batch_size, verdict, world = digits.batch_size, None, trainer.strategy.world
         if args.prove:
             torch.manual_seed(args.seed)
-            fresh = CNN(*digits.sizes)
-            what = f"the Trainer's {trainer.strategy.name} with world size {trainer.world_size} equals one process"
-            verdict = proof.against_serial(what, model.net, fresh.to(model.device), digits.train, args)
-        world = trainer.strategy.world
-        metrics.report(args.out, world, trainer.strategy.device, table.rows, verdict, batch_size=args.batch_size)
+            fresh, what = CNN(*digits.sizes).to(model.device), f"the Trainer with world size {world.size}"
+            verdict = proof.against_serial(f"{what} equals one process", model.net, fresh, digits.train, args)
+        metrics.report(args.out, world, model.device, table.rows, verdict, batch_size=args.batch_size)
 
 
 # %% tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
+
+# %% [markdown]
+# ## Run it
+# With `--devices 2` the Trainer starts the script again for the second rank; torchrun and srun work as ever. A script
+# that is started again prints again: here only rank 0 speaks, by `trainer.print`. What each rank finds:
+
+# %% tags=["active-ipynb"]
+# !python ../lessons/09-lightning/variables.py | sort
+
+# %% tags=["active-ipynb"]
+# !rm -rf results/09; OMP_NUM_THREADS=1 python ../scripts/PTL_multiGPU.py --devices 2 --prove --out results/09
+# torchrun = "OMP_NUM_THREADS=1 torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
+# !{torchrun} ../scripts/PTL_multiGPU.py --prove --epochs 12 --resume results/09/last.ckpt --out results/09-resumed
+
+# %% tags=["active-ipynb"]
+# # what self.log has written for TensorBoard (tensorboard --logdir results/09), read by TensorBoard's own reader
+# from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+# sys.modules["tensorboard.compat.notf"] = sys  # else TensorBoard imports TensorFlow, only to open a file
+# told = EventAccumulator("results/09/lightning_logs/version_0").Reload()
+# curves = {name: [event.value for event in told.Scalars(name)] for name in ("loss", "test_accuracy")}
+# plots.lines(range(1, 11), curves, "epoch", "", "What self.log kept: a number an epoch, over both ranks", None, powers=False)
+
+# %% tags=["active-ipynb"]
+# !python ../lessons/09-lightning/in_lightning.py results/09/last.ckpt  # one import changed: the real Lightning
+# print(metrics.line("09 Lightning-style Trainer", "results/09"))

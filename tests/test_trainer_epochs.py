@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from lightnings import package
 
 import multigpu.trainer as ours
-from lightnings import package
 
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
