@@ -2,7 +2,7 @@
 
 import sys
 import time
-
+from collections.abc import Callable
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # what gloo says
 
@@ -27,6 +27,19 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' if number != 1 else ''}"
 
 
+ENDINGS: list[Callable[[], None]] = []  # of whoever has started further ranks: they end before a mistake is told
+
+
+def tell(error: UserError) -> None:
+    """Its sentence, once the ranks that this process has started are ended."""
+    for end in ENDINGS:
+        end()
+    if error.quiet:
+        time.sleep(10)  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
+    else:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+
+
 def speak_plainly() -> None:
     """An uncaught UserError is told as its sentence, without a traceback, from here on."""
     theirs = sys.excepthook
@@ -34,14 +47,12 @@ def speak_plainly() -> None:
         return
 
     def told(kind: type[BaseException], error: BaseException, trace: object) -> None:
-        if not isinstance(error, UserError):
-            if any(words in str(error) for words in LOST):
-                time.sleep(5)  # another rank has died, and said why: the launcher ends this one meanwhile
-            theirs(kind, error, trace)
-        elif error.quiet:
-            time.sleep(10)  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
-        else:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, UserError):
+            tell(error)
+            return
+        if any(words in str(error) for words in LOST):
+            time.sleep(5)  # another rank has died, and said why: the launcher ends this one meanwhile
+        theirs(kind, error, trace)
 
     told.plain = True
     sys.excepthook = told

@@ -14,13 +14,12 @@ import select
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, tell
 from multigpu.world import LAUNCHERS, World, by_srun, find, integer
 
 __all__ = ["World", "alone", "call", "find", "spawn", "start"]
@@ -201,10 +200,7 @@ def _users(trace: str) -> str:
 
 
 def _tell(error: UserError) -> int:
-    if error.quiet:
-        time.sleep(10)  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
-    else:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+    tell(error)
     return 2
 
 

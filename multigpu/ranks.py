@@ -20,6 +20,7 @@ class Ranks:
 
     def __init__(self, command: list[str], environments: Mapping[int, Mapping[str, str]]):
         self.programs: dict[int, subprocess.Popen] = {}
+        self.ending = False
         try:
             for rank, environment in environments.items():
                 self.programs[rank] = subprocess.Popen(command, env=dict(environment))
@@ -39,6 +40,7 @@ class Ranks:
 
     def end(self) -> None:
         """SIGTERM to all that still run, SIGKILL to those that do not heed it."""
+        self.ending = True
         for program in self.programs.values():
             if program.poll() is None:
                 program.send_signal(signal.SIGTERM)
@@ -60,6 +62,8 @@ class Ranks:
 
         def look() -> None:
             while self.running() or self.failed():
+                if self.ending:  # somebody else has ended them, and knows why
+                    return
                 if failed := self.failed():
                     self.end()
                     on_failure(*failed)

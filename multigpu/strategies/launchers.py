@@ -11,7 +11,7 @@ import time
 
 import torch.distributed as dist
 
-from multigpu.errors import UserError
+from multigpu.errors import ENDINGS, UserError
 from multigpu.ranks import Ranks
 
 _held: list = []  # the store lives as long as this process
@@ -79,5 +79,6 @@ def _end_with(ranks: Ranks) -> None:
         theirs(kind, error, trace)
 
     sys.excepthook = told
+    ENDINGS.append(ranks.end)
     # Waiting for a minute: they do after `fit` what this process does.
     atexit.register(lambda: (ranks.wait(60), ranks.end()))

@@ -13,6 +13,7 @@ from multigpu.errors import UserError
 from multigpu.trainer.checkpoint_files import filled, folder, link, remove, unused
 from multigpu.trainer.checkpoint_times import CheckpointTimes
 from multigpu.trainer.watched import BETTER, WORST, checked_mode, missing, score
+from multigpu.world import speaks
 
 # What a checkpoint keeps of this callback: Lightning's names.
 STATE = (
@@ -94,10 +95,11 @@ class ModelCheckpoint(CheckpointTimes):
         """Take over the state; if the folder is another one now, only `best_model_path`, since no file there is ours."""
         self.best_model_path = state_dict["best_model_path"]
         if state_dict.get("dirpath", self.dirpath) != self.dirpath:
-            warnings.warn(
-                f"the checkpoints' folder was {state_dict['dirpath']} and is {self.dirpath}: those there are left alone.",
-                stacklevel=2,
-            )
+            if speaks():
+                warnings.warn(
+                    f"the checkpoints' folder was {state_dict['dirpath']} and is {self.dirpath}: those there are left alone.",
+                    stacklevel=2,
+                )
             return
         for name in ("best_model_score", "kth_best_model_path", "kth_value", "best_k_models", "last_model_path"):
             setattr(self, name, copy(state_dict.get(name, getattr(self, name))))

@@ -1,5 +1,6 @@
 """What happens between `trainer.fit(…)` and the first batch, and after the last? On every rank, in this order."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +113,10 @@ def _set_up(trainer: Any, stage: str) -> None:
     if trainer.profiler is not None:
         trainer.profiler.setup(stage, trainer.local_rank, trainer.log_dir)
     for part in (datamodule, model):
-        if part is not None and strategy.world.local_rank == 0:
-            part.prepare_data()
-    strategy.barrier()
+        if part is not None:
+            _together(strategy, part.prepare_data if strategy.world.local_rank == 0 else lambda: None)
     if datamodule is not None:
-        datamodule.setup(stage)
+        _together(strategy, datamodule.setup, stage)
     for callback in trainer.callbacks:
         callback.setup(trainer, model, stage)
     model.setup(stage)
@@ -134,6 +134,22 @@ def _set_up(trainer: Any, stage: str) -> None:
     trainer.model = Step(model)
 
 
+def _together(strategy: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """The function's result, once all ranks have one. A user's mistake on one rank ends all, and is told once.
+
+    Else the others would wait for that rank in the next collective.
+    """
+    result = problem = None
+    try:
+        result = function(*args)
+    except UserError as error:
+        problem = str(error)
+    told = [text for text in strategy.gather_objects(problem) if text is not None]
+    if told:
+        raise UserError(told[0], quiet=not strategy.is_global_zero)
+    return result
+
+
 def _checkpoint(trainer: Any, ckpt_path: Any) -> tuple[dict, str] | None:
     """What `ckpt_path` means: "best" and "last" by the ModelCheckpoint, else a file."""
     if ckpt_path is None:
@@ -149,7 +165,7 @@ def _checkpoint(trainer: Any, ckpt_path: Any) -> tuple[dict, str] | None:
 
 def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> None:
     model, strategy = trainer.lightning_module, trainer.strategy
-    loaded = _checkpoint(trainer, ckpt_path)
+    loaded = _together(strategy, _checkpoint, trainer, ckpt_path)
     trainer.ckpt_path = loaded[1] if loaded else None
     if loaded:
         checkpoint_io.restore(trainer, *loaded)
@@ -237,7 +253,7 @@ def _predict(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) ->
 
 
 def _evaluation(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Evaluation:
-    if loaded := _checkpoint(trainer, ckpt_path):
+    if loaded := _together(trainer.strategy, _checkpoint, trainer, ckpt_path):
         checkpoint_io.restore(trainer, *loaded)
     name = {"validate": "val"}.get(stage, stage)
     loaders = dataloaders.listed(_loader(trainer, name, given))
