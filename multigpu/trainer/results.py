@@ -15,8 +15,6 @@ import torch
 from multigpu.errors import UserError
 
 REDUCTIONS = ("mean", "sum", "max", "min")
-
-
 LOCK = threading.Lock()  # dp's replicas log at the same time
 
 
@@ -164,7 +162,7 @@ class Results:
         found = []
         if self.ranks == 1:
             for entry, total, weight in mine.values():
-                found.append((entry, torch.as_tensor(total / weight if entry.reduce == "mean" and weight else total)))
+                found.append((entry, torch.as_tensor(_divided(entry, total, weight))))
         else:
             sent = {key: (_settings(e), float(total), weight) for key, (e, total, weight) in mine.items()}
             told = self.gather(sent)
@@ -174,10 +172,7 @@ class Results:
                 if weight is not None and entry.everywhere:
                     parts = [theirs[key][1:] for theirs in told if key in theirs]
                     total, weight = _over_ranks(entry.reduce, parts), sum(part[1] for part in parts)
-                    total = total / weight if entry.reduce == "mean" else total
-                elif weight:
-                    total = total / weight if entry.reduce == "mean" else total
-                found.append((entry, torch.tensor(total)))
+                found.append((entry, torch.tensor(_divided(entry, total, weight))))
         return Told(found, on_step=False, training=self.training)
 
     def reset(self) -> None:
@@ -220,6 +215,13 @@ def _computed(value: Any) -> Any:
 
 def _pick(reduce: str, values: Iterable[Any]) -> Any:
     return max(values) if reduce == "max" else min(values)
+
+
+def _divided(entry: Entry, total: Any, weight: float | None) -> Any:
+    """A mean, from its total; not a number where nothing was counted. A torchmetrics.Metric's value has no weight."""
+    if entry.reduce != "mean" or weight is None:
+        return total
+    return total / weight if weight else math.nan
 
 
 def _over_ranks(reduce: str, parts: list[tuple[float, float]]) -> float:
