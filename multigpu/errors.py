@@ -3,7 +3,6 @@
 import sys
 import time
 
-
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # what gloo says
 
 
