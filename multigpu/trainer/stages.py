@@ -185,7 +185,9 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
         _sanity_check(trainer, validation)
     trainer.training = True
     if still := sum(not part.training for part in model.modules()):
-        trainer.warn_once(f"{counted(still, 'module')} in eval mode at the start of training, and left so: call model.train().")
+        trainer.warn_once(
+            f"{counted(still, 'module')} in eval mode at the start of training, and left so: call model.train()."
+        )
     trainer.fitting.run()
     trainer.training = False
     hooking.call(trainer, "on_fit_end")
