@@ -257,3 +257,13 @@ STRATEGIES = {
 def test_a_strategy_that_cannot_be_meant(case):
     make, expected = STRATEGIES[case]
     assert expected in refusal(make)
+
+
+def test_more_gpus_than_there_are(monkeypatch):
+    monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for devices, highest in ((3, 2), ([0, 5], 5)):
+        told = refusal(lambda devices=devices: L.Trainer(accelerator="gpu", devices=devices))
+        assert f"asks for GPU {highest}, and this machine has 2 GPUs, numbered from 0: ask for at most 2" in told
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "accelerator='gpu', but torch sees none" in refusal(lambda: L.Trainer(accelerator="gpu"))

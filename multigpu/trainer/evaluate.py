@@ -123,6 +123,21 @@ class Evaluation:
 
         return step
 
+    def refuse_uneven(self, tensor: torch.Tensor) -> None:
+        """A collective in a step waits for ever if one rank has a batch more than another, and breaks if one is smaller."""
+        strategy = self.trainer.strategy
+        if self.uneven:
+            why = "different numbers of batches, so one of them would wait for ever"
+        elif len(shapes := set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
+            why = f"tensors of different shapes ({', '.join(map(str, sorted(shapes)))})"
+        else:
+            return
+        raise UserError(
+            f"self.all_gather in {self.stage}: the ranks have {why}. Use it at the epoch's end, or batches that "
+            f"{strategy.world.size} ranks can share evenly.",
+            quiet=not strategy.is_global_zero,
+        )
+
     def _by_loader(self, log: dict[str, Any]) -> list[dict[str, Any]]:
         """Each dataloader's own metrics, and those of all."""
         numbers = range(len(self.loaders))

@@ -151,6 +151,5 @@ class Learning:
             raise UserError(
                 f"training_step returned {what} in step {trainer.global_step} (batch {index} of epoch {trainer.current_epoch}): return the "
                 f"loss. A batch can be skipped, by returning None, on one device only: other ranks would wait for its gradients.",
-                quiet=not trainer.is_global_zero,
             )
         trainer.warn_once(f"training_step returned nothing in step {trainer.global_step}: the batch is skipped.")

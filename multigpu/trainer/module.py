@@ -122,7 +122,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         if isinstance(data, (list, tuple)):
             return type(data)([self.all_gather(value) for value in data])
         tensor = torch.as_tensor(data, device=self.device)
-        self.trainer.refuse_uneven("self.all_gather", tensor)
+        if self.trainer.evaluating is not None:
+            self.trainer.evaluating.refuse_uneven(tensor)
         gathered = strategy.all_gather(tensor)
         if sync_grads:  # this rank's own piece keeps its graph; the others' gradients come with their own ranks
             gathered[strategy.world.rank] = data

@@ -200,7 +200,10 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
     if validation and trainer.num_sanity_val_steps and not loaded:
         _sanity_check(trainer, validation)
     trainer.training = True
-    model.train() if not loaded else None
+    if still := sum(not part.training for part in model.modules()):
+        trainer.warn_once(
+            f"{counted(still, 'module')} in eval mode at the start of training, and left so: call model.train()."
+        )
     trainer.fitting.run()
     trainer.training = False
     hooking.call(trainer, "on_fit_end")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from multigpu.checkpoint import random_states, set_random_states
-from multigpu.errors import UserError, speak_plainly
+from multigpu.errors import speak_plainly
 from multigpu.strategies import Strategy
 from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, optimizers, parts, stages
 from multigpu.trainer.callbacks import ModelCheckpoint, TQDMProgressBar
@@ -236,22 +236,6 @@ class Trainer:
         )
         self.interrupted = True
         return True
-
-    def refuse_uneven(self, what: str, tensor: torch.Tensor) -> None:
-        """A collective in an evaluation step waits for ever if one rank has a batch more, and breaks if the last is smaller."""
-        if self.evaluating is None:
-            return
-        if self.evaluating.uneven:
-            why = "different numbers of batches, so one of them would wait for ever"
-        elif len(shapes := set(self.strategy.gather_objects(tuple(tensor.shape)))) > 1:
-            why = f"tensors of different shapes ({', '.join(map(str, sorted(shapes)))})"
-        else:
-            return
-        raise UserError(
-            f"{what} in {self.evaluating.stage}: the ranks have {why}. Use it at the epoch's end, or batches that "
-            f"{self.world_size} ranks can share evenly.",
-            quiet=not self.is_global_zero,
-        )
 
     def warn_once(self, text: str) -> None:
         key = text.split(" in step")[0]
