@@ -21,9 +21,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import multigpu.trainer as L
 from multigpu import launch, plots, vgpu
 from multigpu.files import atomic
 from multigpu.models import CNN
@@ -99,6 +101,32 @@ def _replica_of_stages() -> vgpu.Timeline:
     return third_step(DDP(Halves(first, second, PIECES, **WIDE)), first, second, BATCH // 2)
 
 
+def _trained() -> vgpu.Timeline:
+    (place,) = vgpu.start(1, compute=False)
+
+    class Wide(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.ends = CNN(**WIDE), []
+
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.ends.append(vgpu.elapsed())
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.05, momentum=0.9)
+
+    share = BATCH // 2
+    batch = (torch.empty(share, 1, 28, 28, device=place), torch.empty(share, dtype=torch.long, device=place))
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    module = Wide()
+    L.Trainer(accelerator="vgpu", strategy="ddp", max_steps=3, **quiet).fit(module, [batch] * 3)
+    timeline = vgpu.timeline(since=module.ends[-2])
+    return vgpu.Timeline(timeline.events, timeline.lanes, module.ends[-2], module.ends[-1], timeline.label)
+
+
 def two_ranks(function: Callable[[], vgpu.Timeline]) -> Callable[[], vgpu.Timeline]:
     return functools.cache(lambda: vgpu.Timeline.of_ranks(launch.call(function, 2)))
 
@@ -120,6 +148,7 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "07 MirroredStrategy": (None, "TF_CNN_MultiGPU", ["--devices", "2"]),
     "07 MirroredStrategy, by hand": (None, "TF_CNN_CustomLoop", ["--devices", "2"]),
     "08 TensorFlow, two workers": (None, "TF_CNN_MultiNode", ["--spawn", "2"]),
+    "09 Lightning-style Trainer": (two_ranks(_trained), "PTL_multiGPU", ["--devices", "2"]),
 }
 
 
