@@ -24,6 +24,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 from multigpu import launch, plots, vgpu
@@ -122,7 +123,9 @@ def _trained() -> vgpu.Timeline:
     batch = (torch.empty(share, 1, 28, 28, device=place), torch.empty(share, dtype=torch.long, device=place))
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     module = Wide()
-    L.Trainer(accelerator="vgpu", strategy="ddp", max_steps=3, **quiet).fit(module, [batch] * 3)
+    L.Trainer(accelerator="vgpu", strategy="ddp", max_steps=3, **quiet).fit(
+        module, DataLoader([batch] * 3, batch_size=None)
+    )
     timeline = vgpu.timeline(since=module.ends[-2])
     return vgpu.Timeline(timeline.events, timeline.lanes, module.ends[-2], module.ends[-1], timeline.label)
 
@@ -208,7 +211,7 @@ Written by `python benchmarks/routes.py`. The first columns are the lines with w
 model, data, seed and global batch (64) by each route, so they should agree, and they do. `vgpu` is a virtual GPU.
 
 - **Simulated**: one step of the wider CNN of lesson 03, {batch:,} images in all, on V100s with NVLink2, and how many times
-  as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, the others of 02 to 05 two.
+  as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, the others from 02 on two.
 - **Measured**: images/s of the lesson's script ÷ those of lesson 01, on a CPU with {cores} cores, a thread a process, in turns:
   the median of {repeats} and the range. Batches of 64 small images are too little work for two: what ranks say to each
   other costs more than it saves. Virtual GPUs' own speed says nothing, so it is left out. TensorFlow's two parts of the
