@@ -21,9 +21,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
 
+import multigpu.trainer as L
 from multigpu import launch, plots, vgpu
 from multigpu.files import atomic
 from multigpu.models import CNN
@@ -109,6 +112,34 @@ def _replica_of_stages() -> vgpu.Timeline:
     return third_step(DDP(Halves(first, second, PIECES, **WIDE)), first, second, BATCH // 2)
 
 
+def _trained() -> vgpu.Timeline:
+    (place,) = vgpu.start(1, compute=False)
+
+    class Wide(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.ends = CNN(**WIDE), []
+
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.ends.append(vgpu.elapsed())
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.05, momentum=0.9)
+
+    share = BATCH // 2
+    batch = (torch.empty(share, 1, 28, 28, device=place), torch.empty(share, dtype=torch.long, device=place))
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    module = Wide()
+    L.Trainer(accelerator="vgpu", strategy="ddp", max_steps=3, **quiet).fit(
+        module, DataLoader([batch] * 3, batch_size=None)
+    )
+    timeline = vgpu.timeline(since=module.ends[-2])
+    return vgpu.Timeline(timeline.events, timeline.lanes, module.ends[-2], module.ends[-1], timeline.label)
+
+
 def two_ranks(function: Callable[[], vgpu.Timeline]) -> Callable[[], vgpu.Timeline]:
     return functools.cache(lambda: vgpu.Timeline.of_ranks(launch.call(function, 2)))
 
@@ -130,6 +161,7 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "07 MirroredStrategy": (None, "TF_CNN_MultiGPU", ["--devices", "2"]),
     "07 MirroredStrategy, by hand": (None, "TF_CNN_CustomLoop", ["--devices", "2"]),
     "08 TensorFlow, two workers": (None, "TF_CNN_MultiNode", ["--spawn", "2"]),
+    "09 Lightning-style Trainer": (two_ranks(_trained), "PTL_multiGPU", ["--devices", "2"]),
     "11 16-mixed": (mixed_precision, "PTL_Precision", None),
 }
 
@@ -190,8 +222,8 @@ Written by `python benchmarks/routes.py`. The first columns are the lines with w
 model, data, seed and global batch (64) by each route, so they should agree, and they do. `vgpu` is a virtual GPU.
 
 - **Simulated**: one step of the wider CNN of lesson 03, {batch:,} images in all, on V100s with NVLink2, and how many times
-  as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, the others of 02 to 05 two,
-  lesson 11 one, with its matrix products and convolutions in float16.
+  as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, lesson 11 one, with its
+  matrix products and convolutions in float16; the others from 02 on two.
 - **Measured**: images/s of the lesson's script ÷ those of lesson 01, on a CPU with {cores} cores, a thread a process, in turns:
   the median of {repeats} and the range. Batches of 64 small images are too little work for two: what ranks say to each
   other costs more than it saves. Virtual GPUs' own speed says nothing, so it is left out. TensorFlow's two parts of the

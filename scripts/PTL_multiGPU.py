@@ -187,7 +187,7 @@ class DigitsData(L.LightningDataModule):
 #
 # (first, net), (second, other) = launch.call(on_a_rank, 2)
 # print(f"one device: 46 steps\nrank 0: {first}\nrank 1: {second}")
-# print(f"weights: {proof.difference(net, other)} between the ranks, {proof.difference(net, real.net):.1f} to one's")
+# print(f"weights: {proof.difference(net, other)} apart, and {proof.difference(net, real.net):.1f} from one device's")
 
 # %% [markdown]
 # ## All together

@@ -120,6 +120,7 @@ def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(way: str, cl
         ("TF_CNN_MultiGPU", "MirroredStrategy with 2 replicas equals one device"),
         ("TF_CNN_CustomLoop", "a loop by hand on 2 replicas equals one device"),
         ("TF_CNN_MultiNode", "are pretended) (2 workers on 2 nodes, started by srun)"),
+        ("PTL_multiGPU", "the Trainer with world size 4 equals one process"),
         ("PTL_Precision", "strategy ddp, precision 32-true, global batch 64"),
     ],
 )

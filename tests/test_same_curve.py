@@ -16,6 +16,7 @@ ROUTES = {
     "TF_CNN_MultiGPU": ("--devices", 3),
     "TF_CNN_CustomLoop": ("--devices", 2),
     "TF_CNN_MultiNode": ("--spawn", 2),
+    "PTL_multiGPU": ("--devices", 3),
     "PTL_Precision": ("--devices", 3),
 }
 FLAGS = ("--epochs", 3, "--lr", 0.1)

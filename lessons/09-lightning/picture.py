@@ -1,0 +1,89 @@
+"""Draws one-fit.png, the picture on this lesson's page: python lessons/09-lightning/picture.py
+
+The order is recorded in a run on two ranks; the widths mean nothing.
+"""
+
+import sys
+from pathlib import Path
+
+from multigpu import launch, plots
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+YOURS, TRAINERS, TOGETHER = plots.COMPUTE, "#DDDDDD", plots.COLLECTIVE
+MINE = ("prepare_data", "setup", "configure_model", "configure_optimizers", "training_step", "validation_step")
+# Who does it, and what is written into the box: by the name under which it is recorded.
+HOOKS = {
+    "on_fit_start": ("DDP: rank 0's\nweights for all", TOGETHER),
+    "on_before_backward": ("backward,\nall-reduce", TOGETHER),
+    "on_before_optimizer_step": ("optimizer.\nstep()", TRAINERS),
+    "on_validation_end": ("self.log:\nthe sums", TOGETHER),
+    "on_train_epoch_end": ("checkpoint\n(rank 0 writes)", TRAINERS),
+}
+
+
+def recorded() -> list[str]:
+    """One rank's run of one epoch with one batch, as names."""
+    import PTL_multiGPU as lesson
+
+    order: list[str] = []
+    module, digits = lesson.LitCNN(0.05, 0), lesson.DigitsData(None, 64, 0)
+    for owner in (digits, module):
+        for name in MINE:
+            own = getattr(type(owner), name, None)
+            if own is not None and own.__qualname__.startswith(type(owner).__name__):
+
+                def call(*args, own=own, owner=owner, name=name):
+                    order.append(name)
+                    return own(owner, *args)
+
+                owner.__dict__[name] = call
+    spy = lesson.L.Callback()
+    for name in HOOKS:
+        setattr(spy, name, lambda *_, name=name: order.append(name))
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    lesson.L.Trainer(
+        strategy="ddp", max_epochs=1, limit_train_batches=1, num_sanity_val_steps=0, callbacks=[spy], **quiet
+    ).fit(module, datamodule=digits)
+    return order
+
+
+def box(name: str) -> tuple[str, str]:
+    return HOOKS[name] if name in HOOKS else (name.replace("_", "_\n", 1), YOURS)
+
+
+def draw(ranks: list[list[str]], path: Path) -> Path:
+    figure = plots.figure(11, 2.9)
+    axes = figure.add_subplot()
+    longest = max(ranks, key=len)
+    seen = {}
+    for lane, order in enumerate(ranks):
+        left = len(longest) - len(order)  # a rank that lacks the first call waits for the others
+        if left:
+            axes.text(0.5 * left, lane, "waits", ha="center", va="center", fontsize=8, style="italic")
+        for place, name in enumerate(order, start=left):
+            text, colour = box(name)
+            seen[colour] = axes.barh(lane, 0.94, left=place + 0.03, height=0.8, color=colour)
+            ink = "black" if colour == TRAINERS else "white"
+            axes.text(place + 0.5, lane, text, ha="center", va="center", color=ink, fontsize=7.5)
+    steps = [place for place, name in enumerate(longest) if name in ("training_step", "on_before_optimizer_step")]
+    axes.annotate("", (steps[0], -0.62), (steps[1] + 1, -0.62), arrowprops={"arrowstyle": "-"}, annotation_clip=False)
+    axes.text(sum(steps) / 2 + 0.5, -0.7, "for each batch", ha="center", va="bottom", fontsize=8)
+    axes.set(xlim=(0, len(longest)), ylim=(len(ranks) - 0.5, -1.1), xticks=[])
+    axes.set_xlabel("order of the calls, as recorded; the widths mean nothing", loc="right", fontsize=8)
+    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in range(len(ranks))])
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    names = {
+        YOURS: "you write it",
+        TRAINERS: "the Trainer does it",
+        TOGETHER: "the Trainer does it, all ranks together",
+    }
+    figure.legend(
+        [seen[c] for c in names], names.values(), loc="outside lower left", ncols=3, frameon=False, fontsize=8
+    )
+    axes.set_title("trainer.fit on two ranks: you write the blue parts, and the same on one device or on many")
+    return plots.save(figure, path)
+
+
+if __name__ == "__main__":
+    print(draw(launch.call(recorded, 2), Path(__file__).with_name("one-fit.png")).name)
