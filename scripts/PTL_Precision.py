@@ -134,7 +134,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 
 # %% [markdown]
 # ## The document's table, line by line
-# Which rows of document 004 (an older Lightning) run here? And the one that it forbids, "due to an issue with Apex": dp, 16 bit.
+# Which rows of Lightning 1's documentation run here? And the one that it forbids, "due to an issue with Apex": dp with 16 bit.
 
 # %% tags=["active-ipynb"]
 # (train, test), one = data.load(data.fetch(None)), None

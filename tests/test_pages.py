@@ -44,6 +44,16 @@ FIGURES = [
     ("09", "the mean of the ranks, 1.39; without, this rank's own, 1.36 and 1.42", "PTL_multiGPU", "own 1.36, mean 1.39"),
     ("09", "On one node `LOCAL_RANK` counts", "PTL_multiGPU", "RANK=2 LOCAL_RANK=2"),
     ("09", "the same loss, weights within 1e-6", "PTL_multiGPU", "0.6585 in Lightning, weights within 1e-6: True"),
+    ("11", "1e-8 is 0 and 65520 is infinite in float16", "PTL_Precision", "65520        is inf"),
+    ("11", "1 + 1/512 is 1 in bfloat16", "PTL_Precision", "1.00195312   is 1    "),
+    ("11", "runs: Apex is gone, autocast does it", "PTL_Precision", "the document says no ; here it runs, and is 16 bit away"),
+    ("11", "an accuracy of 0.11, the scaled one 0.92", "PTL_Precision", "precision=16, Unscaled: loss 2.46, test accuracy 0.11"),
+    ("11", "1 + 1,000 × 0.001 = 1.00 in bfloat16", "PTL_Precision", "torch.bfloat16: 1 + 1,000 × 0.001 = 1.00"),
+    ("11", "541 MiB for 665 at a batch of 4,096", "PTL_Precision", "32-true, 4,096: 665; bf16-mixed, 4,096: 541"),
+    ("11", "but 347 for 300 at 64", "PTL_Precision", "32-true, 64: 300; bf16-mixed, 64: 347"),
+    ("11", "From 0.8 times (H100, batch 64", "PTL_Precision", "H100-80GB, 16-mixed for 32-true: 64: 0.8 ×"),
+    ("11", "to 8.3 times (A100, batch 4,096)", "PTL_Precision", "1,024: 4.9 ×, 4,096: 8.3 ×"),
+    ("11", "fails at 0.01", "PTL_Precision", "proof: bf16-true learns what 32 bit learns, test loss by epoch: max difference 1.0e-01, limit 5e-03: fails"),
 ]  # fmt: skip
 
 
