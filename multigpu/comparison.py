@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from multigpu import launch, plots, proof, slow_link, wire
-from multigpu.errors import UserError
+from multigpu.errors import UserError, counted
 from multigpu.files import write_json
 from multigpu.strategies.costs import predicted
 from multigpu.trainer import Callback
@@ -93,73 +93,108 @@ def compared(name: str, told: list[dict], model: nn.Module, test: TensorDataset,
         "device": first["device"], "ranks": len(told), "bytes_predicted": expected, "bytes_counted": statistics.median(first["bytes"]),
         "link_seconds_predicted": expected * 8e-6 / megabits,
         "seconds": (ends[-1] - ends[0]) / max(1, len(ends) - 1),
-        "spread": (every - every.mean(0)).norm(dim=-1).amax(0).tolist(),
+        "bytes_each": first["bytes"], "syncs": first.get("syncs"), "spread": (every - every.mean(0)).norm(dim=-1).amax(0).tolist(),
     }  # fmt: skip
 
 
 def table(rows: dict[str, dict], ranks: int) -> str:
     """All rows, rounded to what is the same in each run; `from_serial` is in a row where it was asked for."""
-    lines = [f"{ranks} ranks{'':25}  loss  accuracy  bytes predicted  counted  spread at end  from serial"]
+    lines = [f"{ranks} ranks{'':27}  loss  accuracy  bytes predicted  counted  spread at end  from serial"]
     for name, row in rows.items():
         away = row.get("from_serial")
         serial = "" if away is None else "within 1e-5" if away <= 1e-5 else f"{away:.0e}"
         apart = "0" if row["spread"][-1] == 0 else f"{row['spread'][-1]:.0e}"
         sent = "not counted" if row["device"] == "cuda" and row["bytes_predicted"] else f"{row['bytes_counted']:,.0f}"
-        start = f"{name:32}  {row['loss']:.2f}  {row['test_accuracy']:8.2f}  {row['bytes_predicted']:15,.0f}"
+        start = f"{name:34}  {row['loss']:.2f}  {row['test_accuracy']:8.2f}  {row['bytes_predicted']:15,.0f}"
         lines.append(f"{start}  {sent:>7}  {apart:>13}  {serial:>11}".rstrip())
     return "\n".join(lines)
 
 
-def measured(script: str, names: Sequence[str], flags: Sequence[object], megabits: float) -> dict[str, float]:
-    """Seconds a step by each strategy, measured between two network namespaces: `script` run with a rank in each.
+def measured(
+    rows: dict[str, dict], script: str, names: Sequence[str], flags: Sequence[object], megabits: float
+) -> None:
+    """Add `link_seconds_measured` to the rows of `names`: seconds a step of `script` with a rank in each of two network
+    namespaces, joined by a cable of `megabits` Mbit/s.
 
-    Raises UserError where there can be no such link, or a rank fails.
+    Raises UserError where there can be no such link, where nothing is to be measured, or if a rank fails.
     """
+    if not names:
+        raise UserError("--measure-link: none of these strategies has ranks that a launcher starts, as ddp has.")
+    if rows[names[0]]["ranks"] != 2:
+        raise UserError(
+            f"--measure-link: a cable has two ends, and there are {rows[names[0]]['ranks']} ranks: give --ranks 2."
+        )
+    if why_not := slow_link.obstacle():
+        raise UserError(f"--measure-link: {why_not}. Leave it out, and the times are predicted.")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, script, "--strategy", *names, *map(str, flags), "--out", folder]
         silent = ["sh", "-c", 'exec "$@" >/dev/null', "sh"]
         if slow_link.run([*silent, *command], megabits, OMP_NUM_THREADS="1"):
             raise UserError("a rank on the slow link has failed: its message stands above.")
-        rows = json.loads((Path(folder) / "metrics.json").read_text())["strategies"]
-    return {name: rows[name]["seconds"] for name in names}
+        found = json.loads((Path(folder) / "metrics.json").read_text())["strategies"]
+    for name in names:
+        rows[name]["link_seconds_measured"] = found[name]["seconds"]
 
 
 def bytes_picture(rows: dict[str, dict]) -> "Figure":
     """A bar a strategy."""
     sent = {name: row["bytes_counted"] / 1000 for name, row in rows.items()}
-    most, least = max(sent, key=sent.get), min(sent, key=lambda name: sent[name] or float("inf"))
-    title = f"{least} sends {sent[most] / sent[least]:.1f} times less than {most}" if sent[most] else "Nothing is sent"
+    most, least = (
+        "ddp" if "ddp" in sent else max(sent, key=sent.get),
+        min(filter(sent.get, sent), key=sent.get, default=""),
+    )
+    title = (
+        f"{least} sends {sent[most] / sent[least]:.1f} times fewer bytes than {most}" if least else "Nothing is sent"
+    )
     bars = {name: {"sent": amount} for name, amount in sent.items()}
     return plots.stacked(bars, "kB a step and rank (async: a sync), counted by the kernel", title)
 
 
 def spread_picture(rows: dict[str, dict]) -> "Figure":
-    """A curve for each strategy whose ranks were ever apart, one moment in EVERY steps."""
+    """A curve for each strategy whose ranks were ever apart, a moment in EVERY steps."""
     apart = {name: row["spread"] for name, row in rows.items() if max(row["spread"]) > 1e-6}
     fig = plots.figure(8, 3.2)
     axes = fig.add_subplot()
     for colour, mark, (name, spread) in zip(plots.RANKS, "os^Dv", apart.items(), strict=False):
         steps = [1 + EVERY * place for place in range(len(spread))]
         axes.plot(steps, spread, marker=mark, markersize=3, linewidth=1, color=colour, label=name)
-    axes.set(xlabel="step", ylabel="distance from the mean", yscale="log")
-    axes.set_title(f"{len(apart)} of {len(rows)}: ranks are apart and stay near; in the others they are equal")
+    axes.set(xlabel="step", ylabel="largest distance from the mean")
     if apart:
-        axes.legend(frameon=False, fontsize=8)
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=min(map(statistics.median, apart.values())) / 5)  # just after a sync it is next to nothing
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    equal = f"of {len(rows) - len(apart)} they never are"
+    axes.set_title(
+        f"The ranks of {counted(len(apart), 'strategy').replace('ys', 'ies')} are apart, and stay near; {equal}",
+        fontsize=11,
+    )
     axes.spines[["top", "right"]].set_visible(False)
     return fig
 
 
 def link_picture(rows: dict[str, dict], megabits: float) -> "Figure":
-    """Predicted seconds as bars; what was measured as a point."""
+    """Predicted milliseconds as bars; what was measured as a point."""
     bars = {name: {"predicted": 1e3 * row["link_seconds_predicted"]} for name, row in rows.items()}
-    fig = plots.stacked(bars, f"ms a step at {megabits:g} Mbit/s; bar: predicted from the bytes", "")
-    axes, points = fig.axes[0], [1e3 * row.get("link_seconds_measured", 0) for row in rows.values()]
-    if any(points):
-        places = [(point, place) for place, point in enumerate(points) if point]
-        axes.plot(*zip(*places, strict=True), "D", color="black", markersize=6, label="measured, with the computing")
-        axes.legend(frameon=False, loc="lower right")
-        axes.set_xlim(0, 1.08 * max(*points, *(bar["predicted"] for bar in bars.values())))
-    axes.set_title("On a slow link the bytes are the time")
+    fig = plots.stacked(bars, f"ms a step at {megabits:g} Mbit/s; bars: predicted, bytes ÷ rate", "")
+    axes, times = (
+        fig.axes[0],
+        {n: 1e3 * row["link_seconds_measured"] for n, row in rows.items() if "link_seconds_measured" in row},
+    )
+    title = "Predicted: on a slow link the bytes are the time"
+    if times:
+        axes.plot(
+            times.values(),
+            [list(rows).index(name) for name in times],
+            "D",
+            color="black",
+            label="measured, computing included",
+        )
+        fig.legend(frameon=False, loc="outside lower right", fontsize=8)
+        axes.set_xlim(0, 1.08 * max(*times.values(), *(bar["predicted"] for bar in bars.values())))
+        slow, fast = max(times, key=times.get), min(times, key=times.get)
+        slow = "ddp" if "ddp" in times else slow
+        title = f"Measured: {fast} is {times[slow] / times[fast]:.1f} times as fast as {slow}"
+    axes.set_title(title)
     return fig
 
 
@@ -182,9 +217,17 @@ def from_serial(
         row["from_serial"] = (found[name][0]["weights"][-1] - ends[adam]).abs().max().item()
 
 
-def report(rows: dict[str, dict], verdict: dict | None, args: Namespace, world: launch.World) -> None:
-    """Print where the pictures and the numbers are, which are of ddp if it ran. Exit code 1 if the proof fails."""
-    one = rows.get("ddp") or next(iter(rows.values()))
+def report(rows: dict[str, dict], exact: Sequence[str], args: Namespace, world: launch.World) -> None:
+    """Print the table; with --prove, whether those of `exact` equal the serial run; draw; write metrics.json.
+
+    Its loss and accuracy are ddp's, or the first strategy's. Exit code 1 if the proof fails.
+    """
+    one, verdict = rows.get("ddp") or next(iter(rows.values())), None
+    print(table(rows, args.ranks))
+    if away := {name: row["from_serial"] for name, row in rows.items() if name in exact and "from_serial" in row}:
+        verb = "equals" if len(away) == 1 else "equal"
+        what = f"{', '.join(away)} {verb} one process after {counted(args.epochs, 'epoch')}"
+        verdict = proof.verdict(what, max(away.values()), 1e-5)
     pictures = {"bytes": bytes_picture(rows), "spread": spread_picture(rows), "link": link_picture(rows, args.link)}
     paths = [plots.save(picture, args.out / f"{name}.png") for name, picture in pictures.items()]
     print("figures:", *paths)

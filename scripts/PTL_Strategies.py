@@ -16,18 +16,14 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import multigpu.trainer as L
-from multigpu import data, devices, files, flags, launch, metrics, proof, vgpu
-from multigpu.comparison import Record, compared, from_serial, measured, report, table
-from multigpu.errors import counted
+from multigpu import data, devices, files, flags, launch, metrics, vgpu
+from multigpu.comparison import Record, compared, from_serial, measured, report
 from multigpu.models import CNN
 from multigpu.strategies import ALGORITHMS, QAdamOptimizer
 from multigpu.strategies.costs import ONE_PROCESS, by_name
 
 NAMES = ("dp", "pipeline", "ddp_spawn", "ddp", "horovod", *(f"bagua:{name}" for name in ALGORITHMS), "ddp2")
 EXACT = ("dp", "pipeline", "ddp_spawn", "ddp", "horovod", "bagua:gradient_allreduce", "ddp2")
-
-# %% [markdown]
-# ## Step 0 · The flags
 
 
 # %%
@@ -43,6 +39,50 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %% [markdown]
+# ## An all-reduce by hand
+# The vector is cut into n pieces. Each rank passes pieces to its right: n − 1 hops to add them up, n − 1 to hand the sums
+# round. A hop is N/n numbers of 4 bytes, so a rank sends 2(n − 1) · 4N/n. The kernel counts what really went out.
+
+# %% tags=["active-ipynb"]
+# import torch.distributed as dist
+# from multigpu import plots, wire
+#
+#
+# def ring(count):
+#     dist.init_process_group("gloo")
+#     rank, n = dist.get_rank(), dist.get_world_size()
+#     pieces, began = list(torch.full((count,), float(rank)).chunk(n)), wire.sent()
+#     for hop in range(2 * (n - 1)):
+#         out, into = (rank - hop) % n, (rank - hop - 1) % n
+#         came = torch.empty_like(pieces[into])
+#         sending = dist.isend(pieces[out], (rank + 1) % n)
+#         dist.recv(came, (rank - 1) % n)
+#         sending.wait()
+#         pieces[into] = pieces[into] + came if hop < n - 1 else came
+#     middle = wire.sent()
+#     dist.all_reduce(total := torch.full((count,), float(rank)))
+#     return middle - began, wire.sent() - middle, torch.equal(torch.cat(pieces), total)
+#
+#
+# for n in (2, 4):
+#     hand, gloo, equal = launch.call(ring, n, 38400)[0]
+#     print(f"{n} ranks: 8N(n−1)/n = {8 * 38400 * (n - 1) // n:,}; by hand {hand:,}, by gloo {gloo:,}; same sums: {equal}")
+
+# %% [markdown]
+# The rest is headers. All formulas (`multigpu/strategies/costs.py`), for prediction (1):
+
+# %% tags=["active-ipynb"]
+# from multigpu.strategies.costs import predicted
+# names = ("ddp", "bagua:decentralized:shift_one", "bagua:low_precision_decentralized", "bagua:bytegrad")
+# print("2 ranks:", *(f"{name} {predicted(name, 38282, 2):,.0f}" for name in ("dp", *names)), sep="\n    ")
+# curves = {name: [predicted(name, 38282, n) / 38282 for n in (2, 4, 8, 16, 32, 64)] for name in names}
+# plots.lines((2, 4, 8, 16, 32, 64), curves, "ranks", "bytes a weight", "Predicted: at most 8 bytes a weight", None)
+
+# %% [markdown]
+# When? One step of each over 10 Gbit/s, simulated (by `lessons/10-strategies/picture.py`):
+#
+# ![What moves when](../lessons/10-strategies/what-moves-when.png)
+#
 # ## Step 1 · The model and its step
 # `training_step` may see a piece of a batch; `training_step_end` gets what all pieces of this process gave, joined. So the
 # loss is computed there. An image that the sampler repeats has weight 0, as in lesson 05.
@@ -102,8 +142,8 @@ def train(names: list[str], args: argparse.Namespace) -> dict[str, list[dict]]:
         images, test = data.load(data.fetch(args.data))
         alone = {"dp": args.ranks, "ddp_spawn": args.ranks} if launch.find().size == 1 else {}
         each = {"pipeline": 2, "ddp2": 2, **alone}.get(name, "auto")
-        record, quiet = Record(), dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
-        quiet["enable_model_summary"] = False
+        off = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
+        record, quiet = Record(), dict.fromkeys(off, False)
         trainer = L.Trainer(strategy=by_name(name), devices=each, max_epochs=args.epochs, callbacks=[record], **quiet)
         trainer.fit(Digits(name, images, new_model(images, test, args), args))
         found[name] = record.ranks
@@ -138,23 +178,71 @@ def main(args: argparse.Namespace) -> None:
     if world.rank:
         return
     rows = {n: compared(n, found[n], new_model(images, test, args), test, args.link) for n in names}
-    for row in rows.values():
-        metrics.finite(row["loss"], args.epochs - 1, world)
+    [metrics.finite(row["loss"], args.epochs - 1, world) for row in rows.values()]
     if args.prove:
         from_serial(rows, found, lambda: new_model(images, test, args), images, args)
     if args.measure_link:
-        over = [name for name in names if name not in (*by_themselves, "ddp2")]
         more = ("--epochs", 1, "--hidden", args.hidden, "--batch-size", args.batch_size)
-        for name, seconds in measured(__file__, over, more, args.link).items():
-            rows[name]["link_seconds_measured"] = seconds
-    print(table(rows, args.ranks))
-    exact, verdict = [name for name in names if name in EXACT], None
-    if args.prove and exact:
-        what = f"{', '.join(exact)} equal one process after {counted(args.epochs, 'epoch')}"
-        verdict = proof.verdict(what, max(rows[name]["from_serial"] for name in exact), 1e-5)
-    report(rows, verdict, args, world)
+        measured(rows, __file__, [name for name in names if name not in (*by_themselves, "ddp2")], more, args.link)
+    report(rows, EXACT, args, world)  # the table, the verdict, the pictures, metrics.json
 
 
 # %% tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
+
+# %% [markdown]
+# ## All of them
+# 230 steps each. `dp` and `pipeline` take two virtual GPUs in one process, `ddp2` two in each of two. `counted` is a step's
+# median, for `async` a sync's mean. `qadam` is compared with serial Adam, the rest with SGD. Predictions (2) and (3):
+
+# %% tags=["active-ipynb"]
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --prove --out results/10
+
+# %% tags=["active-ipynb"]
+# import json
+# from pathlib import Path
+# from multigpu.comparison import bytes_picture, link_picture, spread_picture
+# rows = json.loads(Path("results/10/metrics.json").read_text())["strategies"]
+# print("gloo's headers: ddp", rows["ddp"]["bytes_counted"] - 153128, "horovod", rows["horovod"]["bytes_counted"] - 153128)
+# print("qadam sends in steps 10, 11, 12:", *rows["bagua:qadam"]["bytes_each"][9:12])
+# print("async: fewer syncs than steps, and some:", 0 < rows["bagua:async"]["syncs"] < 230)
+# bytes_picture(rows)
+
+# %% [markdown]
+# A header is 576 bytes an all-reduce: `ddp` makes one a step (the model fits into one bucket), `horovod` one a parameter, eight.
+# `qadam` has ten steps of warm-up. Whose ranks go apart? Each rank of three adds its own step before the next average:
+
+# %% tags=["active-ipynb"]
+# spread_picture(rows)
+
+# %% [markdown]
+# **Four ranks.** The all-reduce grows. A swap with one peer does not, nor what goes to two neighbours.
+
+# %% tags=["active-ipynb"]
+# some = "ddp bagua:bytegrad bagua:low_precision_decentralized bagua:decentralized:shift_one"
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --strategy {some} --ranks 4 --epochs 3 --out results/10-four
+
+# %% [markdown]
+# **A slow link.** *Predict: a quarter of the bytes, so how many times as fast?* As root the cell joins two network namespaces
+# by 100 Mbit/s and measures; else it predicts. The model has 540,362 weights here, so that sending takes longest.
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# from multigpu import slow_link
+# more = f"{some} --hidden 1024 --epochs 1 {'' if slow_link.obstacle() else '--measure-link'}"
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --strategy {more} --out results/10-link 2>/dev/null
+# link_picture(json.loads(Path("results/10-link/metrics.json").read_text())["strategies"], 100)
+
+# %% [markdown]
+# gloo swaps one way after the other, so `shift_one`'s 4N take longer than an all-reduce's 8N/2, and bytegrad loses half of its gain.
+#
+# | You have | Take | Cell |
+# |---|---|---|
+# | GPUs with fast links, or no reason | `ddp` | exact; hidden behind backward |
+# | a notebook | `ddp_spawn` | the same numbers |
+# | a slow network, many weights | `bagua:bytegrad`, `bagua:qadam` | the slow link |
+# | ranks of uneven speed, and it need not be exact | `bagua:async` | the spread |
+# | a loss over a node's batch | `ddp2` | the next notebook |
+
+# %% tags=["active-ipynb"]
+# print(metrics.line("10 every strategy", "results/10"))
