@@ -53,6 +53,7 @@ PACKAGES = {
         ("dp", "ddp", "pipeline", "horovod", "qadam"),
         ("spawn", "ddp2", "horovod_strategy", "bagua"),
         ("names",),
+        ("costs",),
         ("__init__",),
     ),
     "trainer": (
@@ -61,7 +62,7 @@ PACKAGES = {
         ("checkpoint_times", "early_stopping", "lr_monitor", "progress", "timer", "hyperparameters", "logger"),
         ("model_checkpoint", "csv_logger", "tensorboard_logger", "dataloaders", "datamodule", "module", "transfer"),
         ("callbacks", "loggers", "hooking"),
-        ("arguments", "evaluate", "learning", "parts"),
+        ("arguments", "evaluate", "learning", "parts", "table"),
         ("fit",),
         ("stages",),
         ("trainer",),
