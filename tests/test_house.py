@@ -57,7 +57,16 @@ PACKAGES = {
         ("__init__",),
     ),
     "trainer": (
-        ("callback", "watched", "checkpoint_files", "checkpoint_io", "attribute_dict", "yaml_text", "profiler"),
+        (
+            "callback",
+            "watched",
+            "checkpoint_files",
+            "checkpoint_io",
+            "attribute_dict",
+            "yaml_text",
+            "profiler",
+            "table",
+        ),
         ("anomaly", "hooks", "optimizers", "precision", "results", "seed", "signals"),
         ("checkpoint_times", "early_stopping", "lr_monitor", "progress", "timer", "hyperparameters", "logger"),
         ("model_checkpoint", "csv_logger", "tensorboard_logger", "dataloaders", "datamodule", "module", "transfer"),
