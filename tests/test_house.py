@@ -71,7 +71,7 @@ PACKAGES = {
         ("checkpoint_times", "early_stopping", "lr_monitor", "progress", "timer", "hyperparameters", "logger"),
         ("model_checkpoint", "csv_logger", "tensorboard_logger", "dataloaders", "datamodule", "module", "transfer"),
         ("callbacks", "loggers", "hooking"),
-        ("arguments", "evaluate", "learning", "parts", "table"),
+        ("arguments", "evaluate", "learning", "parts"),
         ("fit",),
         ("stages",),
         ("trainer",),
