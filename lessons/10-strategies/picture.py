@@ -55,7 +55,7 @@ def main() -> None:
         known |= dict(zip((text.get_text() for text in legend.get_texts()), legend.legend_handles, strict=True))
         legend.remove()
     known["idle"] = known.pop("idle")
-    figure.legend(known.values(), known, loc="outside upper left", ncols=6, frameon=False, fontsize=8, handlelength=1)
+    figure.legend(known.values(), known, loc="outside lower center", ncols=6, frameon=False, fontsize=8, handlelength=1)
     for axes in figure.axes[:-1]:
         axes.set_xlabel("")
         axes.texts[-1].remove()
