@@ -86,7 +86,7 @@ class Pairs(L.LightningModule):
 
     def train_dataloader(self) -> DataLoader:
         parts, mine = self.trainer.strategy.shard
-        sampler = DistributedSampler(self.train_set, parts, mine, seed=self.args.seed)
+        sampler = DistributedSampler(self.train_set, parts, mine, seed=self.args.seed, drop_last=True)
         return DataLoader(self.train_set, self.args.batch_size // parts, sampler=sampler, drop_last=True)
 
     def training_step(self, batch: list) -> tuple[torch.Tensor, torch.Tensor]:

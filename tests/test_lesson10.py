@@ -1,11 +1,14 @@
 """Lesson 10: each strategy sends what its formula says, the exact ones learn what one process learns, the others stay near."""
 
 import json
+import re
 
 import pytest
 
 from conftest import ROOT, planted, run
+from multigpu.errors import UserError
 from multigpu.strategies import ALGORITHMS
+from multigpu.strategies.costs import by_name
 
 SCRIPT = ROOT / "scripts" / "PTL_Strategies.py"
 NODES = ROOT / "scripts" / "PTL_NodeBatch.py"
@@ -57,7 +60,7 @@ def test_who_is_exact_and_whose_ranks_are_apart(whole):
         assert (max(row["spread"]) > 1e-6) == (name in APART), name
         assert max(row["spread"]) < 1 and row["test_accuracy"] > 0.8, name
         assert len(row["losses"]) == 2 and row["losses"][1] < row["losses"][0], name
-    assert 0 < whole[1]["strategies"]["bagua:async"]["syncs"]
+    assert whole[1]["strategies"]["bagua:async"]["syncs"] > 0
     losses = {round(whole[1]["strategies"][name]["loss"], 5) for name in EXACT}
     assert len(losses) == 1, "the loss is over all images, each once"
 
@@ -89,13 +92,24 @@ where.DistributedDataParallel = Silent
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dpp", "there is no strategy 'dpp': did you mean"),
+        ("bagua:bytegard", "did you mean 'bytegrad'"),
+        ("bagua:decentralized:both", "peer_selection_mode 'both'"),
+        ("ddp:x", "what follows a colon is one of bagua's algorithms"),
+    ],
+)
+def test_a_name_that_is_none(name, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        by_name(name)
+
+
+@pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--strategy", "dpp"), "there is no strategy 'dpp': did you mean"),
-        (("--strategy", "bagua:bytegard"), "did you mean 'bytegrad'"),
-        (("--strategy", "ddp:x"), "what follows a colon is one of bagua's algorithms"),
+        (("--strategy", "ddp", "dpp"), "there is no strategy 'dpp'"),
         (("--strategy", "bagua:decentralized:shift_one", "--ranks", 3), "3 is odd"),
-        (("--ranks", 2, "--batch-size", 7), "cannot be split evenly over 2 ranks"),
         (("--strategy", "dp", "--measure-link"), "none of these strategies"),
     ],
 )
