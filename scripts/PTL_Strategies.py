@@ -76,7 +76,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # names = ("ddp", "bagua:decentralized:shift_one", "bagua:low_precision_decentralized", "bagua:bytegrad")
 # print("2 ranks:", *(f"{name} {predicted(name, 38282, 2):,.0f}" for name in ("dp", *names)), sep="\n    ")
 # curves = {name: [predicted(name, 38282, n) / 38282 for n in (2, 4, 8, 16, 32, 64)] for name in names}
-# plots.lines((2, 4, 8, 16, 32, 64), curves, "ranks", "bytes a weight", "Predicted: at most 8 bytes a weight", None)
+# picture = plots.lines((2, 4, 8, 16, 32, 64), curves, "ranks", "bytes a weight", "Predicted: at most 8 bytes a weight", None)
+# picture.axes[0].legend(frameon=False, loc=(0.6, 0.54))
+# picture
 
 # %% [markdown]
 # When? One step of each over 10 Gbit/s, simulated (by `lessons/10-strategies/picture.py`):

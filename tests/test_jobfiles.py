@@ -122,6 +122,8 @@ def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(way: str, cl
         ("TF_CNN_MultiNode", "are pretended) (2 workers on 2 nodes, started by srun)"),
         ("PTL_multiGPU", "the Trainer with world size 4 equals one process"),
         ("PTL_Precision", "strategy ddp, precision 32-true, global batch 64"),
+        ("PTL_Strategies", "ddp, horovod, bagua:gradient_allreduce equal one process"),
+        ("PTL_NodeBatch", "ddp2 on 2 × 2 vgpu"),
     ],
 )
 def test_the_other_lessons_jobs(cluster, tmp_path: Path, stem: str, words: str):

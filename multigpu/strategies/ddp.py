@@ -63,9 +63,13 @@ class DDPStrategy(Strategy):
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         wanted = self.ranks_on_node() or 1
-        if find().launcher == "python" and wanted * self.num_nodes > 1:
+        if self.find().launcher == "python" and wanted * self.num_nodes > 1:
             self.start(wanted)
         return function(*args)
+
+    def find(self) -> World:
+        """This process's place. Slurm must have given the node as many GPUs as its processes take together."""
+        return find(gpus_each=self.accelerator.count or 1 if self.processes_per_node and self.accelerator else 1)
 
     def start(self, processes: int) -> None:
         """Without a launcher: this process becomes rank 0, and the script is started again for the others."""
@@ -80,7 +84,7 @@ class DDPStrategy(Strategy):
         if self.connected and dist.is_initialized():
             return
         self.accelerator = self.accelerator or resolve()
-        self.world = find()
+        self.world = self.find()
         self._refuse_a_mismatch(self.world)
         self.device = self.accelerator.of_rank(self.world)
         self.devices = [self.device]
