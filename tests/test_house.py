@@ -53,6 +53,7 @@ PACKAGES = {
         ("dp", "ddp", "pipeline", "horovod", "qadam"),
         ("spawn", "ddp2", "horovod_strategy", "bagua"),
         ("names",),
+        ("costs",),
         ("__init__",),
     ),
     "trainer": (
