@@ -162,8 +162,10 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "07 MirroredStrategy, by hand": (None, "TF_CNN_CustomLoop", ["--devices", "2"]),
     "08 TensorFlow, two workers": (None, "TF_CNN_MultiNode", ["--spawn", "2"]),
     "09 Lightning-style Trainer": (two_ranks(_trained), "PTL_multiGPU", ["--devices", "2"]),
+    "10 every strategy": (replicas, "PTL_Strategies", None),
     "11 16-mixed": (mixed_precision, "PTL_Precision", None),
 }
+NO_ROUTES = ("PTL_NodeBatch",)  # it learns something else
 
 
 def printed(stem: str) -> str:
@@ -223,7 +225,8 @@ model, data, seed and global batch (64) by each route, so they should agree, and
 
 - **Simulated**: one step of the wider CNN of lesson 03, {batch:,} images in all, on V100s with NVLink2, and how many times
   as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, lesson 11 one, with its
-  matrix products and convolutions in float16; the others from 02 on two.
+  matrix products and convolutions in float16; the others from 02 on two. Lesson
+  10's row is its ddp, by the Trainer.
 - **Measured**: images/s of the lesson's script ÷ those of lesson 01, on a CPU with {cores} cores, a thread a process, in turns:
   the median of {repeats} and the range. Batches of 64 small images are too little work for two: what ranks say to each
   other costs more than it saves. Virtual GPUs' own speed says nothing, so it is left out. TensorFlow's two parts of the
