@@ -212,7 +212,7 @@ def main(args: argparse.Namespace) -> None:
     )  # fmt: skip
     trainer.fit(model, datamodule=digits, ckpt_path=loaded)
     if trainer.is_global_zero:
-        args.batch_size, verdict, world = digits.batch_size, None, trainer.strategy.world
+        args.batch_size, args.epochs, verdict, world = digits.batch_size, len(table.rows), None, trainer.strategy.world
         if args.prove:
             torch.manual_seed(args.seed)
             fresh, what = CNN(*digits.sizes).to(model.device), f"the Trainer with world size {world.size}"

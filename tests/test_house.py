@@ -74,6 +74,7 @@ PACKAGES = {
         ("arguments", "evaluate", "learning", "parts"),
         ("fit",),
         ("stages",),
+        ("spawned",),
         ("trainer",),
         ("__init__",),
     ),

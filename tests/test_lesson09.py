@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 
 import pytest
@@ -113,3 +114,12 @@ def test_the_real_lightning_runs_the_same_classes(tmp_path):
     assert done.returncode == 0, done.stdout
     done = run("python", PAGE / "in_lightning.py", tmp_path / "last.ckpt", PYTHONPATH=ROOT)
     assert "weights within 1e-6: True" in done.stdout and "the same weights: True" in done.stdout, done.stdout
+
+
+def test_the_pages_own_example_runs(tmp_path):
+    page = (ROOT / "lessons" / "09-lightning" / "README.md").read_text()
+    script = tmp_path / "own.py"
+    script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    done = run("python", script, cwd=tmp_path)
+    assert done.returncode == 0 and (tmp_path / "mine.ckpt").exists(), done.stdout
+    assert done.stdout.count("\nNet(") == 1

@@ -17,7 +17,7 @@ HOOKS = {
     "on_before_backward": ("backward,\nall-reduce", TOGETHER),
     "on_before_optimizer_step": ("optimizer.\nstep()", TRAINERS),
     "on_validation_end": ("self.log:\nthe sums", TOGETHER),
-    "on_train_epoch_end": ("checkpoint\n(rank 0 writes)", TRAINERS),
+    "on_train_epoch_end": ("checkpoint:\nrank 0 writes,\nthe others wait", TOGETHER),
 }
 
 

@@ -29,7 +29,8 @@ class DDPSpawnStrategy(DDPStrategy):
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             raise UserError(
                 f"strategy {self.name!r} imports this script again in each rank, and it trains there, too: put what it runs under "
-                f"`if __name__ == '__main__':`."
+                f"`if __name__ == '__main__':`.",
+                quiet=not multiprocessing.current_process().name.endswith("-1"),
             )
         processes = self.ranks_on_node() or 1
         if self.num_nodes > 1:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from multigpu import devices as places
-from multigpu.errors import UserError
+from multigpu.errors import UserError, counted
 from multigpu.strategies import Strategy, named
 from multigpu.strategies.accelerators import Accelerator, resolve
 from multigpu.world import World, find, speaks
@@ -45,8 +45,10 @@ def understand_old_names(old: dict[str, Any], new: dict[str, Any]) -> dict[str, 
     understood: dict[str, Any] = {}
     for name, value in old.items():
         if name == "gpus":
+            if new["accelerator"] not in ("auto", "gpu", "cuda") or new["devices"] != "auto":
+                raise UserError(f"gpus={value!r} and today's accelerator or devices contradict: leave gpus out.")
             if value not in (None, 0):
-                understood |= {"accelerator": "gpu" if _gpus() else "vgpu", "devices": value}
+                understood |= {"accelerator": "gpu", "devices": value}
         elif name == "distributed_backend":
             understood["strategy"] = value
         elif name in OLD:
@@ -59,7 +61,12 @@ def understand_old_names(old: dict[str, Any], new: dict[str, Any]) -> dict[str, 
     if understood and speaks():
         was = ", ".join(f"{name}={value!r}" for name, value in old.items())
         now = ", ".join(f"{name}={value!r}" for name, value in understood.items())
-        print(f"hint: Trainer({was}) is written Trainer({now}) today")
+        virtual = ""
+        if understood.get("accelerator") == "gpu" and not _gpus():
+            virtual = "; this machine has no GPU, so virtual ones compute (accelerator='vgpu')"
+        print(f"hint: Trainer({was}) is written Trainer({now}) today{virtual}")
+    if understood.get("accelerator") == "gpu" and not _gpus():
+        understood["accelerator"] = "vgpu"
     return understood
 
 
@@ -84,6 +91,9 @@ def choose(
         strategy, why = _pick(found, num_nodes or 1, find())
         if why and speaks():
             print(f"strategy: {strategy}, since {why}")
+    cores = len(os.sched_getaffinity(0))
+    if found.kind != "cuda" and (found.count or 1) > cores and speaks():
+        print(f"hint: {found.count} devices compute on {counted(cores, 'core')} of the CPU, and share them")
     chosen = named(strategy)
     chosen.configure(found, num_nodes or 1)
     return chosen, found

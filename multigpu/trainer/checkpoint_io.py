@@ -13,22 +13,19 @@ from multigpu.files import atomic
 
 VERSION = "2.6.6"  # the Lightning whose form this is
 OURS = "multigpu"  # a key of our own, which Lightning passes over
+TRAINING = ("callbacks", "optimizer_states", "lr_schedulers", "MixedPrecision")  # what weights alone leave out
 
 
 def save(trainer: Any, path: str | Path, weights_only: bool = False) -> None:
     """All ranks call it; rank 0 writes, under a temporary name that is then renamed."""
-    fit = trainer.fitting
-    states = trainer.strategy.gather_objects((random_states(), fit.epoch_began if fit else None))
-    problem = None
+    if trainer.lightning_module is None:
+        raise UserError(
+            "trainer.save_checkpoint: nothing has been trained yet: call fit before, or torch.save the weights."
+        )
+    problem, content = None, trainer.checkpoint or compose(trainer, weights_only)
     if trainer.is_global_zero:
-        content = dump(trainer, weights_only)
-        if fit:
-            content[OURS] = {
-                "batches_done": fit.batches_done,
-                "to_do": fit.to_do,
-                "random": states,
-                "watched": watched(trainer),
-            }
+        if weights_only:
+            content = {key: part for key, part in content.items() if key not in TRAINING}
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with atomic(Path(path)) as temporary:
@@ -38,6 +35,19 @@ def save(trainer: Any, path: str | Path, weights_only: bool = False) -> None:
     problem = trainer.strategy.broadcast(problem)  # a barrier, too: nobody reads the file before it is there
     if problem:
         raise UserError(problem, quiet=not trainer.is_global_zero)
+
+
+def compose(trainer: Any, weights_only: bool) -> dict:
+    """What `save` writes; empty on all ranks but 0. All call it: each has random states of its own."""
+    fit = trainer.fitting
+    states = trainer.strategy.gather_objects((random_states(), fit.epoch_began if fit else None))
+    if not trainer.is_global_zero:
+        return {}
+    content = dump(trainer, weights_only)
+    if fit:
+        told = {"batches_done": fit.batches_done, "to_do": fit.to_do, "random": states, "watched": watched(trainer)}
+        content[OURS] = told
+    return content
 
 
 def dump(trainer: Any, weights_only: bool) -> dict:

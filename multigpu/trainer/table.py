@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from multigpu import devices, metrics
+from multigpu.errors import UserError
 from multigpu.trainer.callback import Callback
 
 
@@ -43,6 +44,11 @@ class Table(Callback):
         self.seconds = time.perf_counter() - self.began  # the epoch's last step is done
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        for name in ("loss", "test_accuracy"):
+            if name not in trainer.callback_metrics:
+                raise UserError(
+                    f"the table of epochs wants {name!r}: call self.log({name!r}, …, on_epoch=True) in its step."
+                )
         told = {name: float(trainer.callback_metrics[name]) for name in ("loss", "test_accuracy")}
         metrics.finite(told["loss"], trainer.current_epoch, trainer.strategy.world)
         speed = len(trainer.datamodule.train) / self.seconds

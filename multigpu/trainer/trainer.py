@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import speak_plainly
 from multigpu.strategies import Strategy
-from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, optimizers, parts, stages
+from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, optimizers, parts, spawned, stages
 from multigpu.trainer.callbacks import ModelCheckpoint, TQDMProgressBar
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.optimizers import Stepper
@@ -101,6 +100,7 @@ class Trainer:
         self.num_val_batches: list = []
         self.num_test_batches: list = []
         self.ckpt_path: str | None = None
+        self.checkpoint: dict | None = None  # brought back from spawned ranks, which this process could not make
         self.train_dataloader: Any = None
         self.signals = Signals()
         self.state = SimpleNamespace(fn=None)
@@ -150,17 +150,7 @@ class Trainer:
         stages.refuse(stage, model)
         if not getattr(self.strategy, "returns_by_value", False):
             return self.strategy.launch(stages.run, self, stage, model, datamodule, ckpt_path, loaders)
-        states, self.lightning_module = random_states(), None
-        told = self.strategy.launch(_as_a_rank, self, stage, model, datamodule, ckpt_path, loaders, states)
-        model.load_state_dict(told.pop("weights"))
-        for callback, state in zip(self.callbacks, told.pop("callbacks"), strict=False):
-            callback.__dict__.update({"dirpath": state["dirpath"]} if "dirpath" in state else {})
-            callback.load_state_dict(state)
-        result = told.pop("result")
-        self.__dict__.update(told)
-        self.lightning_module = model
-        model.trainer = self
-        return result
+        return spawned.run(self, stage, model, datamodule, ckpt_path, loaders)
 
     def _told(self, found: list[dict], verbose: bool) -> list[dict]:
         for number, metrics in enumerate(found) if verbose else ():
@@ -271,18 +261,3 @@ class Trainer:
     received_sigterm = property(lambda self: bool(self.signals.asked))
     estimated_stepping_batches = property(lambda self: stages.estimated_steps(self))
     enable_validation = property(lambda self: self.fitting is not None and self.fitting.validation is not None)
-
-
-def _as_a_rank(
-    trainer: Trainer, stage: str, model: Any, datamodule: Any, ckpt_path: Any, loaders: dict, states: dict
-) -> dict:
-    """In a spawned process: the run, and what the parent gets of it."""
-    set_random_states(states)
-    result = stages.run(trainer, stage, model, datamodule, ckpt_path, loaders)
-    names = ("current_epoch", "global_step", "_logged_step", "should_stop", "callback_metrics", "logged_metrics")
-    return {
-        "result": result,
-        "weights": {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()},
-        "callbacks": [callback.state_dict() for callback in trainer.callbacks],
-        **{name: dataloaders.to_cpu(getattr(trainer, name)) for name in names},
-    }

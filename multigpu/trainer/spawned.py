@@ -1,0 +1,50 @@
+"""What comes back from ranks that trained a copy? The weights, the metrics, the callbacks' states, and what a checkpoint holds."""
+
+from typing import Any
+
+import torch
+
+from multigpu.checkpoint import random_states, set_random_states
+from multigpu.trainer import checkpoint_io, dataloaders, stages
+
+NAMES = ("current_epoch", "global_step", "_logged_step", "should_stop", "callback_metrics", "logged_metrics")
+
+
+def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, loaders: dict) -> Any:
+    """A stage in new processes (ddp_spawn); afterwards `trainer` and `model` are as if it had run here."""
+    trainer.lightning_module = trainer.checkpoint = None
+    told = trainer.strategy.launch(_rank, trainer, stage, model, datamodule, ckpt_path, loaders, random_states())
+    model.load_state_dict(told.pop("weights"))
+    for callback, state in zip(trainer.callbacks, told.pop("callbacks"), strict=False):
+        callback.__dict__.update({"dirpath": state["dirpath"]} if "dirpath" in state else {})
+        callback.load_state_dict(state)
+    result = told.pop("result")
+    trainer.__dict__.update(told)
+    trainer.lightning_module = model
+    model.trainer = trainer
+    return result
+
+
+def _rank(
+    trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, loaders: dict, states: dict
+) -> dict[str, Any]:
+    """In a spawned process: the run, and what the parent gets of it from rank 0."""
+    set_random_states(states)
+    result = stages.run(trainer, stage, model, datamodule, ckpt_path, loaders)
+    content = checkpoint_io.compose(trainer, weights_only=False) if stage == "fit" else None
+    return {
+        "result": result,
+        "weights": dataloaders.to_cpu(dict(model.state_dict())),
+        "callbacks": [callback.state_dict() for callback in trainer.callbacks],
+        "checkpoint": content and on_the_cpu(content),
+        **{name: dataloaders.to_cpu(getattr(trainer, name)) for name in NAMES},
+    }
+
+
+def on_the_cpu(content: Any) -> Any:
+    """A checkpoint's tensors on the CPU, whatever they are nested in."""
+    if isinstance(content, torch.Tensor):
+        return content.detach().cpu()
+    if isinstance(content, dict):
+        return {key: on_the_cpu(part) for key, part in content.items()}
+    return type(content)(map(on_the_cpu, content)) if type(content) in (list, tuple) else content
