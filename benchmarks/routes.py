@@ -224,14 +224,9 @@ Written by `python benchmarks/routes.py`. The first columns are the lines with w
 model, data, seed and global batch (64) by each route, so they should agree, and they do. `vgpu` is a virtual GPU.
 
 - **Simulated**: one step of the wider CNN of lesson 03, {batch:,} images in all, on V100s with NVLink2, and how many times
-<<<<<<< HEAD
   as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, lesson 11 one, with its
   matrix products and convolutions in float16; the others from 02 on two. Lesson
   10's row is its ddp, by the Trainer.
-=======
-  as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, the others of 02 to 05
-  two. Lesson 10's row is its ddp.
->>>>>>> partF
 - **Measured**: images/s of the lesson's script ÷ those of lesson 01, on a CPU with {cores} cores, a thread a process, in turns:
   the median of {repeats} and the range. Batches of 64 small images are too little work for two: what ranks say to each
   other costs more than it saves. Virtual GPUs' own speed says nothing, so it is left out. TensorFlow's two parts of the

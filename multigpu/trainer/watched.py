@@ -27,7 +27,9 @@ def missing(monitor: str, names: Iterable[str], who: str) -> UserError:
     have = f"the metrics are {', '.join(names)}" if names else "no metric was logged yet"
     hint = f"did you mean {near[0]!r}?" if near else f"call self.log({monitor!r}, ...) in the LightningModule."
     if monitor.startswith(("val", "test")) and not (near and near[0][:3] == monitor[:3]):
-        hint = f"log it in validation_step, and let a validation run before it is asked for ({who} asks after each epoch)."
+        hint = (
+            f"log it in validation_step, and let a validation run before it is asked for ({who} asks after each epoch)."
+        )
     return UserError(f"{who}(monitor={monitor!r}): there is no such metric; {have}: {hint}")
 
 
