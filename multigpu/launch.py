@@ -138,6 +138,10 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
     try:
         while not context.join(grace_period=1):
             pass
+    except KeyboardInterrupt:
+        for process in context.processes:
+            process.terminate()
+        raise
     except (mp.ProcessRaisedException, mp.ProcessExitedException) as failure:
         if any(process.exitcode == PIPE_CLOSED for process in context.processes):
             return PIPE_CLOSED, ""

@@ -74,10 +74,10 @@ class Ranks:
 
     def run(self) -> int:
         """Until all have ended; the exit code. SIGTERM and Ctrl-C here are theirs, too."""
-        asked: list[int] = []
+        asked: list[float] = []  # when
 
         def forward(number: int, frame: object) -> None:
-            asked.append(number)
+            asked.append(time.monotonic())
             for program in self.programs.values():
                 if program.poll() is None:
                     program.send_signal(number)
@@ -90,6 +90,8 @@ class Ranks:
                     print(f"error: rank {rank} ended with exit code {code}, and the run ends with it.", file=sys.stderr)
                     self.end()
                     return code
+                if asked and time.monotonic() > asked[0] + GRACE:
+                    self.end()
                 time.sleep(PAUSE)
         finally:
             for number, handler in before.items():

@@ -79,12 +79,13 @@ def run(command: list[str], megabits: float, seconds: float = 600, **environment
             for rank, name in enumerate(names)
         }  # fmt: skip
         ranks = Ranks([*INSIDE, *command], environments)
-        deadline = time.monotonic() + seconds
-        while ranks.running() and not ranks.failed() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        late = ranks.running() and not ranks.failed()
-        failed = ranks.failed()
-        ranks.end()
+        try:
+            deadline = time.monotonic() + seconds
+            while ranks.running() and not ranks.failed() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            late, failed = ranks.running() and not ranks.failed(), ranks.failed()
+        finally:
+            ranks.end()
         if late:
             raise UserError(
                 f"the run over {megabits:g} Mbit/s has not ended after {seconds:.0f} s: give it fewer steps."

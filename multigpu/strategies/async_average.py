@@ -32,7 +32,7 @@ class AsyncModelAverage:
         if sync_interval_ms < 0 or warmup_steps < 0:
             raise UserError(f"sync_interval_ms={sync_interval_ms}, warmup_steps={warmup_steps}: none is below 0.")
         self.interval, self.warmup = sync_interval_ms / 1000, warmup_steps
-        self.syncs = self.made = 0  # exchanges, and steps of this rank
+        self.size, self.syncs, self.made = 1, 0, 0  # ranks; exchanges, and steps of this rank
         self.lock, self.stop = threading.Lock(), threading.Event()
         self.locked = False  # the training thread has the lock
         self.failure: BaseException | None = None
@@ -49,6 +49,8 @@ class AsyncModelAverage:
     ) -> nn.Module:
         """The model itself, with hooks; in DDP if there is a warm-up, after which DDP is silent. A collective."""
         self.size, self.outer = ranks(group), group
+        self.made, self.thread = 0, None  # it may have been closed, and be used again
+        self.stop.clear()
         if self.size == 1:
             return wrap(model) if self.warmup and dist.is_initialized() else model
         same_start(model, group)

@@ -156,6 +156,15 @@ class DDPStrategy(Strategy):
             model.reducer._rebuild_buckets()
             model.reducer.prepare_for_backward([loss] if search else [])
 
+    def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
+        # Only training goes through DDP: it broadcasts buffers, and a rank without a validation batch would be missing.
+        if name == "training_step" or not isinstance(model, DistributedDataParallel):
+            return model(name, *args)
+        output = model.module(name, *args)
+        if self.manual:
+            _ready_again(model)  # the hook at the inner forward's end has run
+        return output
+
     def no_sync(self, model: nn.Module) -> AbstractContextManager:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 

@@ -68,6 +68,8 @@ class Averages:
         self.running.append((gradient, parcel, dist.all_reduce(parcel, dist.ReduceOp.AVG, async_op=True)))
 
     def synchronize(self) -> None:
+        if self.done:
+            return
         if ranks() > 1:
             for parameter in self.order[len(self.running) :]:
                 self._launch(parameter)
@@ -89,5 +91,6 @@ class Averages:
                     "step() after synchronize() averages the gradients again: put it into `with optimizer.skip_synchronize():`.",
                     stacklevel=3,
                 )
+                self.done = False
             self.synchronize()
         self.done = False

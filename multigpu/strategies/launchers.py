@@ -6,6 +6,7 @@ meet rank 0 where it calls `fit`.
 
 import atexit
 import os
+import subprocess
 import sys
 import time
 
@@ -50,8 +51,8 @@ def _command() -> list[str]:
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         name = spec.name.removesuffix(".__main__")
-        return [sys.executable, "-m", name, *sys.argv[1:]]
-    return [sys.executable, os.path.abspath(main.__file__), *sys.argv[1:]]
+        return [sys.executable, *subprocess._args_from_interpreter_flags(), "-m", name, *sys.argv[1:]]
+    return [sys.executable, *subprocess._args_from_interpreter_flags(), os.path.abspath(main.__file__), *sys.argv[1:]]
 
 
 def _leave(rank: int, code: int) -> None:

@@ -38,11 +38,9 @@ def save(trainer: Any, path: str | Path, weights_only: bool = False) -> None:
 
 
 def compose(trainer: Any, weights_only: bool) -> dict:
-    """What `save` writes; empty on all ranks but 0. All call it: each has random states of its own."""
+    """What `save` writes. All ranks call it: each has random states of its own, and hooks may hold collectives."""
     fit = trainer.fitting
     states = trainer.strategy.gather_objects((random_states(), fit.epoch_began if fit else None))
-    if not trainer.is_global_zero:
-        return {}
     content = dump(trainer, weights_only)
     if fit:
         told = {"batches_done": fit.batches_done, "to_do": fit.to_do, "random": states, "watched": watched(trainer)}

@@ -1,6 +1,7 @@
 """When is a checkpoint written? After an epoch, every so many steps, or when some time has passed."""
 
 import time
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -88,7 +89,11 @@ class CheckpointTimes(Callback):
             self._save_last(trainer, self._metrics(trainer))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if self.save_on_exception and self._may_save(trainer):
+        if self.save_on_exception and trainer.world_size > 1:
+            warnings.warn(
+                "save_on_exception saves nothing with several ranks: the others wait elsewhere.", stacklevel=2
+            )
+        elif self.save_on_exception and self._may_save(trainer):
             metrics = self._metrics(trainer)
             self._save(trainer, self.format_checkpoint_name(metrics))
             self._save_last(trainer, metrics)

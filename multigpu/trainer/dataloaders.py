@@ -54,7 +54,10 @@ class EveryNth(Sampler):
         self.batches, self.parts, self.mine = batches, parts, mine
 
     def __iter__(self) -> Iterator:
-        for place, batch in enumerate(self.batches):
+        with seed.untouched():  # a random sampler of the user's must give the same on all ranks
+            torch.manual_seed(seed.of_the_data())
+            batches = list(self.batches)
+        for place, batch in enumerate(batches):
             if place % self.parts == self.mine:
                 yield batch
 

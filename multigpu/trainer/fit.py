@@ -52,6 +52,8 @@ class Fit:
             if trainer.interrupted:
                 break
             self._end_epoch()
+        if not trainer.interrupted and self.strategy.largest([trainer.signals.asked])[0]:
+            trainer.stop_for_signal()  # it came in the last epoch's end
         hooking.call(trainer, "on_train_end")
 
     def _prepare(self) -> None:

@@ -127,11 +127,18 @@ class Learning:
             self.module.optimizer_step(trainer.current_epoch, index, trainer.steppers[0], closure)
         else:
             kept.append(self.gradients(batch, index))
+            if kept[0] is None and trainer.precision_plugin.scaler is not None and self._nothing_to_step(optimizer):
+                return None
             self._complete(optimizer)
             with self.strategy.stepping(optimizer):
                 self.step(optimizer)
         trainer.global_step += 1
         return kept[0] if kept else None
+
+    @staticmethod
+    def _nothing_to_step(optimizer: Any) -> bool:
+        """No gradient at all: the scaler would have nothing to look at."""
+        return all(p.grad is None for group in optimizer.param_groups for p in group["params"])
 
     def _complete(self, optimizer: Any) -> None:
         """The gradients are complete: averaged, in their true size, clipped."""

@@ -185,6 +185,10 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """To a norm over all of the optimizer's gradients, or each number to ± the value."""
         if not gradient_clip_val:
             return
+        if not self.automatic_optimization and self._trainer is not None:
+            self._trainer.strategy.synchronize(
+                getattr(optimizer, "optimizer", optimizer)
+            )  # averaged first, then clipped
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if (gradient_clip_algorithm or "norm") == "norm":
             nn.utils.clip_grad_norm_(parameters, gradient_clip_val)

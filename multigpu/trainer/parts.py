@@ -17,6 +17,7 @@ def set_lengths(trainer: Any) -> None:
         for kind in ("train", "val", "test", "predict"):
             setattr(trainer, f"limit_{kind}_batches", n)
         trainer.max_epochs, trainer.num_sanity_val_steps, trainer.val_check_interval = 1, 0, 1.0
+        trainer.check_val_every_n_epoch = 1
     if trainer.overfit_batches:
         trainer.limit_train_batches = trainer.limit_val_batches = trainer.overfit_batches
     if trainer.max_epochs is None:
@@ -56,4 +57,9 @@ def callbacks_for(trainer: Any, given: Any, checkpointing: bool | None, bar: boo
         found.append(TQDMProgressBar())
     if max_time is not None:
         found.append(Timer(max_time))
-    return sorted(found, key=lambda cb: isinstance(cb, ModelCheckpoint))  # they save what the others have done
+    return in_order(found)
+
+
+def in_order(callbacks: list) -> list:
+    """ModelCheckpoints come last: they save what the others have done."""
+    return sorted(callbacks, key=lambda cb: isinstance(cb, ModelCheckpoint))

@@ -16,6 +16,7 @@ from multigpu.errors import UserError
 
 REDUCTIONS = ("mean", "sum", "max", "min")
 LOCK = threading.Lock()  # dp's replicas log at the same time
+PIECE = threading.local()  # the piece of the batch that this thread computes on: dp's replica's, pipeline's micro-batch
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class Entry:
     total: Any = None
     weight: float = 0.0
     fresh: bool = False  # logged in this batch
+    pieces: Any = None  # (sum, rows) of the pieces of this batch that have logged it
 
     def named(self, on_step: bool) -> str:
         """Logged by step and by epoch, a name has two forms."""
@@ -79,14 +81,17 @@ class Results:
             entry = self.entries.get(key)
             if entry is None:
                 entry = self._new(key, prog_bar, logger, on_step, on_epoch, reduce_fx, sync, rank_zero_only)
-            entry.fresh = self.any_fresh = True
+            again, entry.fresh, self.any_fresh = entry.fresh, True, True
             if hasattr(value, "compute"):  # a torchmetrics.Metric, which gathers for itself
                 entry.value = value
                 return
             value = _number(name, value)
-            if self.home is not None:  # from a replica on another device
-                value = value.to(self.home)
             entry.value = value
+            if self.home is not None:  # from a replica on another device, or of a micro-batch
+                value, rows = value.to(self.home), self._rows() if batch_size is None else batch_size
+                total, before = entry.pieces if again else (0.0, 0)
+                entry.pieces = total + value * rows, before + rows
+                entry.value = entry.pieces[0] / max(1, entry.pieces[1]) if entry.reduce == "mean" else value
             if not entry.on_epoch:
                 return
             if entry.reduce == "mean":
@@ -129,6 +134,8 @@ class Results:
         )
 
     def _rows(self) -> int:
+        if self.home is not None:
+            return next(_sizes(getattr(PIECE, "batch", None) if self.batch is not None else None), 1)
         if self.batch_size is None:
             self.batch_size = next(_sizes(self.batch), 1)
         return self.batch_size

@@ -15,6 +15,7 @@ class Signals:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """SIGTERM sets the flag in here. In a thread other than the main one, Python allows no handler: then nothing changes."""
+        self.asked = 0
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -15,9 +15,11 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, l
     trainer.lightning_module = trainer.checkpoint = None
     told = trainer.strategy.launch(_rank, trainer, stage, model, datamodule, ckpt_path, loaders, random_states())
     model.load_state_dict(told.pop("weights"))
-    for callback, state in zip(trainer.callbacks, told.pop("callbacks"), strict=False):
-        callback.__dict__.update({"dirpath": state["dirpath"]} if "dirpath" in state else {})
-        callback.load_state_dict(state)
+    states = told.pop("callbacks")
+    for callback in trainer.callbacks:
+        if state := states.get(callback.state_key):
+            callback.__dict__.update({"dirpath": state["dirpath"]} if "dirpath" in state else {})
+            callback.load_state_dict(state)
     result = told.pop("result")
     trainer.__dict__.update(told)
     trainer.lightning_module = model
@@ -35,7 +37,7 @@ def _rank(
     return {
         "result": result,
         "weights": dataloaders.to_cpu(dict(model.state_dict())),
-        "callbacks": [callback.state_dict() for callback in trainer.callbacks],
+        "callbacks": {callback.state_key: callback.state_dict() for callback in trainer.callbacks},
         "checkpoint": content and on_the_cpu(content),
         **{name: dataloaders.to_cpu(getattr(trainer, name)) for name in NAMES},
     }

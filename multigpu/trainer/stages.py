@@ -1,5 +1,6 @@
 """What happens between `trainer.fit(…)` and the first batch, and after the last? On every rank, in this order."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,14 @@ import torch
 from torch import nn
 
 from multigpu.errors import UserError, counted
-from multigpu.trainer import checkpoint_io, dataloaders, hooking, optimizers, seed
+from multigpu.trainer import checkpoint_io, dataloaders, hooking, optimizers, parts, seed
 from multigpu.trainer.evaluate import Evaluation
 from multigpu.trainer.fit import Fit
 from multigpu.trainer.hooks import DataHooks, overridden
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.optimizers import Stepper
 from multigpu.trainer.precision import Precision
-from multigpu.trainer.results import Results
+from multigpu.trainer.results import PIECE, Results
 from multigpu.trainer.transfer import own_transfer
 
 NEEDS = {
@@ -40,6 +41,7 @@ class Step(nn.Module):
         self.module = module
 
     def forward(self, name: str, *args: Any) -> Any:
+        PIECE.batch = args[0]
         return getattr(self.module, name)(*args)
 
 
@@ -67,16 +69,17 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, g
     if datamodule is not None:
         datamodule.trainer = trainer
     trainer.results = Results(strategy.gather_objects, trainer.world_size, training=stage == "fit")
-    with trainer.signals.watched():
-        try:
-            _set_up(trainer, stage)
-            found = {"fit": _fit, "predict": _predict}.get(stage, _evaluate)(trainer, stage, ckpt_path, given)
-        except BaseException as error:
-            for callback in trainer.callbacks:
-                callback.on_exception(trainer, model, error)
-            for logger in trainer.loggers:
-                logger.finalize("failed")
-            raise
+    trainer.callback_metrics, trainer.logged_metrics, trainer._bar = {}, {}, {}
+    try:
+        _set_up(trainer, stage)
+        found = {"fit": _fit, "predict": _predict}.get(stage, _evaluate)(trainer, stage, ckpt_path, given)
+    except BaseException as error:
+        trainer.evaluating, trainer.sanity_checking, trainer.training = None, False, False
+        for callback in trainer.callbacks:
+            callback.on_exception(trainer, model, error)
+        for logger in trainer.loggers:
+            logger.finalize("failed")
+        raise
     strategy.close()
     for thing, args in ((trainer.callbacks, (trainer, model, stage)), ([datamodule, model], (stage,))):
         for part in thing:
@@ -101,12 +104,14 @@ def _set_up(trainer: Any, stage: str) -> None:
             f"{type(getattr(strategy, 'algorithm', strategy)).__name__} cannot bear: give precision='bf16-mixed'."
         )
     if trainer.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS wants for it
         torch.use_deterministic_algorithms(True, warn_only=trainer.deterministic == "warn")
     if trainer.benchmark is not None:
         torch.backends.cudnn.benchmark = trainer.benchmark
     own = model.configure_callbacks()
-    for callback in own if isinstance(own, (list, tuple)) else [own]:
-        trainer.callbacks = [cb for cb in trainer.callbacks if type(cb) is not type(callback)] + [callback]
+    own = list(own) if isinstance(own, (list, tuple)) else [own]
+    kept = [cb for cb in trainer.callbacks if type(cb) not in {type(callback) for callback in own}]
+    trainer.callbacks = parts.in_order(kept + own)
     for logger in trainer.loggers:
         logger.is_global_zero = trainer.is_global_zero
         logger.set_version(strategy.broadcast(logger.version))
@@ -186,6 +191,11 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
     trainer.train_dataloader = trainer.deal(train, training=True)
     trainer.fitting = Fit(trainer, trainer.train_dataloader, validation)
     trainer.num_training_batches = trainer.fitting.batches_of_epoch
+    if not model.automatic_optimization and len(strategy.devices) > 1:
+        raise UserError(
+            f"manual optimization steps in training_step, which {strategy.name} runs once for each piece of a batch: "
+            f"use automatic optimization, or strategy='ddp'."
+        )
     trainer.optimizers, trainer.lr_scheduler_configs = optimizers.parse(
         model.configure_optimizers(), model.automatic_optimization
     )
@@ -199,12 +209,13 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
     hooking.call(trainer, "on_fit_start")
     if validation and trainer.num_sanity_val_steps and not loaded:
         _sanity_check(trainer, validation)
-    trainer.training = True
+    trainer.training, trainer.should_stop = True, False
     if still := sum(not part.training for part in model.modules()):
         trainer.warn_once(
             f"{counted(still, 'module')} in eval mode at the start of training, and left so: call model.train()."
         )
-    trainer.fitting.run()
+    with trainer.signals.watched():
+        trainer.fitting.run()
     trainer.training = False
     hooking.call(trainer, "on_fit_end")
 
@@ -246,7 +257,6 @@ def _sanity_check(trainer: Any, validation: Evaluation) -> None:
 
 def _evaluate(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> list[dict]:
     evaluation = _evaluation(trainer, stage, ckpt_path, given)
-    trainer.num_test_batches = evaluation.limits
     found = evaluation.run()
     return [{name: float(value) for name, value in metrics.items()} for metrics in found]
 
@@ -263,7 +273,9 @@ def _evaluation(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any])
     if not loaders:
         raise UserError(f"trainer.{stage} has no data: give dataloaders, a datamodule, or write {LOADERS[name]}.")
     trainer.model = trainer.strategy.evaluated(trainer.model)
-    return Evaluation(trainer, stage, loaders, getattr(trainer, f"limit_{name}_batches"))
+    evaluation = Evaluation(trainer, stage, loaders, getattr(trainer, f"limit_{name}_batches"))
+    setattr(trainer, f"num_{name}_batches", evaluation.limits)
+    return evaluation
 
 
 def _loader(trainer: Any, name: str, given: dict[str, Any]) -> Any:
@@ -278,7 +290,8 @@ def _loader(trainer: Any, name: str, given: dict[str, Any]) -> Any:
 
 def estimated_steps(trainer: Any) -> float:
     """Optimizer steps in the whole run, for schedulers that want to know; -1 or infinity where nobody does."""
-    per_epoch = -(-trainer.fitting.batches_of_epoch // trainer.accumulate_grad_batches) if trainer.fitting else 0
-    by_epochs = float("inf") if trainer.max_epochs == -1 else per_epoch * trainer.max_epochs
+    batches = trainer.fitting.batches_of_epoch if trainer.fitting else 0
+    endless = trainer.max_epochs == -1 or batches == float("inf")
+    by_epochs = float("inf") if endless else -(-batches // trainer.accumulate_grad_batches) * trainer.max_epochs
     steps = by_epochs if trainer.max_steps == -1 else min(by_epochs, trainer.max_steps)
     return int(steps) if steps != float("inf") else steps

@@ -99,6 +99,7 @@ class Trainer:
         self.val_check_batch: float = 0
         self.num_val_batches: list = []
         self.num_test_batches: list = []
+        self.num_predict_batches: list = []
         self.ckpt_path: str | None = None
         self.checkpoint: dict | None = None  # brought back from spawned ranks, which this process could not make
         self.train_dataloader: Any = None
@@ -111,7 +112,10 @@ class Trainer:
 
     def fit(self, model: LightningModule, train_dataloaders: Any = None, val_dataloaders: Any = None,
             datamodule: Any = None, ckpt_path: str | Path | None = None) -> None:  # fmt: skip
-        """Train; with `ckpt_path` ("best", "last" or a file), go on from there as if the run had never stopped."""
+        """Train; with `ckpt_path` ("best", "last" or a file), go on from there as if the run had never stopped.
+
+        But for bagua's algorithms whose ranks have different weights: a checkpoint holds rank 0's, and all go on from them.
+        """
         self._run("fit", model, datamodule, ckpt_path, train=train_dataloaders, val=val_dataloaders)
 
     def validate(self, model: LightningModule | None = None, dataloaders: Any = None,
@@ -143,7 +147,11 @@ class Trainer:
     # ---- a run --------------------------------------------------------------------------------------------------
 
     def _run(self, stage: str, model: Any, datamodule: Any, ckpt_path: Any, **loaders: Any) -> Any:
-        model = self.lightning_module if model is None else model
+        if model is None:
+            model, saver = self.lightning_module, self.checkpoint_callback
+            if ckpt_path is None and saver is not None and saver.best_model_path:  # as Lightning does
+                ckpt_path = "best"
+                self.print(f"{stage}: with the weights of {saver.best_model_path}")
         for name, loader in loaders.items():
             if hasattr(loader, "train_dataloader") and not isinstance(loader, nn.Module):  # fit(model, datamodule)
                 datamodule, loaders[name] = loader, None

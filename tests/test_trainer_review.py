@@ -1,0 +1,240 @@
+"""What a review found: each was wrong once."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
+
+import multigpu.trainer as L
+from multigpu import launch
+from multigpu.errors import UserError
+from multigpu.strategies import BaguaStrategy, HorovodStrategy
+from multigpu.trainer.dataloaders import deal
+
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+
+class Net(L.LightningModule):
+    def __init__(self, norm: bool = False, manual: bool = False):
+        super().__init__()
+        self.layer = torch.nn.Sequential(torch.nn.Linear(4, 3), *[torch.nn.BatchNorm1d(3)] * norm)
+        self.automatic_optimization = not manual
+        self.seen: list = []
+
+    def forward(self, x):
+        return self.layer(x)
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.log("l", loss, on_step=True, on_epoch=True)
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, 0.05)
+            optimizer.step()
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("v", F.cross_entropy(self(batch[0]), batch[1]))
+
+    def test_step(self, batch, batch_idx):
+        self.validation_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def rows(n: int) -> TensorDataset:
+    random = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(n, 4, generator=random), torch.randint(0, 3, (n,), generator=random))
+
+
+def made(seed: int = 0, **keywords) -> Net:
+    torch.manual_seed(seed)
+    return Net(**keywords)
+
+
+def cpu(**keywords) -> L.Trainer:
+    return L.Trainer(**{"accelerator": "cpu", "max_epochs": 1, **QUIET, **keywords})
+
+
+def on_two_ranks() -> dict:
+    found = {}
+    model = made(norm=True)
+    trainer = cpu(strategy="ddp")  # one validation batch: rank 1 has none, and there are buffers
+    trainer.fit(model, DataLoader(rows(8), 2, shuffle=True), DataLoader(rows(3), 3))
+    found["validated"] = float(trainer.callback_metrics["v"])
+    model = made(manual=True)
+    cpu(strategy=HorovodStrategy()).fit(model, DataLoader(rows(16), 2, shuffle=True))
+    found["horovod, clipped by hand"] = model.layer[0].weight.detach().flatten()
+
+    class Collective(Net):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["ranks"] = float(self.trainer.strategy.reduce(torch.ones(1), "sum"))
+
+    trainer = cpu(strategy="ddp")
+    trainer.fit(Collective(), DataLoader(rows(8), 2))
+    trainer.save_checkpoint(found.setdefault("path", f"/tmp/{os.environ['MASTER_PORT']}.ckpt"))
+    found["saved by"] = torch.load(found["path"])["ranks"]
+    torch.manual_seed(launch.find().rank)  # the ranks' random states are apart
+    dealt = deal(
+        DataLoader(rows(16), 2, sampler=SubsetRandomSampler(range(16))), (2, launch.find().rank), training=False
+    )
+    found["evaluated"] = [index for batch in dealt.batch_sampler for index in batch]
+    strategy = BaguaStrategy("async", sync_interval_ms=5)
+    trainer = cpu(strategy=strategy)
+    trainer.validate(made(), DataLoader(rows(4), 2), verbose=False)
+    for _ in range(2):
+        trainer.max_epochs += 2
+        trainer.fit(made(), DataLoader(rows(64), 1))
+        found.setdefault("syncs", []).append(strategy.algorithm.syncs)
+    return found
+
+
+@pytest.fixture(scope="module")
+def two():
+    return launch.call(on_two_ranks, 2)
+
+
+def test_a_rank_without_a_validation_batch_is_not_waited_for(two):
+    assert two[0]["validated"] == two[1]["validated"]
+
+
+def test_horovods_gradients_are_averaged_before_they_are_clipped_by_hand(two):
+    assert torch.equal(*(rank["horovod, clipped by hand"] for rank in two))
+
+
+def test_a_hook_may_hold_a_collective_while_a_checkpoint_is_made(two):
+    assert two[0]["saved by"] == 2.0
+
+
+def test_a_random_sampler_of_the_users_gives_each_row_once_in_an_evaluation(two):
+    assert sorted(two[0]["evaluated"] + two[1]["evaluated"]) == list(range(16))
+
+
+def test_asynchronous_averages_begin_again_with_each_fit(two):
+    first, second = two[0]["syncs"]
+    assert 0 < first < second
+
+
+def test_predict_with_a_progress_bar():
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert len(trainer.predict(made(), DataLoader(rows(4).tensors[0], 2))) == 2
+    assert trainer.num_predict_batches == [2]
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("dp", 4), ("pipeline", 2)])
+def test_what_pieces_log_counts_by_their_rows(strategy, devices, request):
+    from multigpu import vgpu
+
+    request.addfinalizer(vgpu.stop)
+
+    class Staged(Net):
+        def pipeline_stages(self):
+            return [self.layer[0], self.layer[1]]
+
+        def training_step(self, batch, batch_idx):
+            logits = self(batch[0])
+            loss = F.cross_entropy(logits, batch[1].to(logits.device))
+            self.log("l", loss, on_step=True, on_epoch=True)
+            return loss * 0.0  # so that validation sees the first weights
+
+    def told(**keywords) -> tuple:
+        torch.manual_seed(0)
+        module = Staged()
+        module.layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+        trainer = L.Trainer(**{"max_epochs": 1, **QUIET, **keywords})
+        trainer.fit(module, DataLoader(rows(10), 10), DataLoader(rows(10), 10))
+        return tuple(float(trainer.callback_metrics[name]) for name in ("l_step", "l_epoch", "v"))
+
+    if strategy == "pipeline":
+        Staged.validation_step = lambda self, batch, i: self.log(
+            "v", F.cross_entropy(self(batch[0]).cpu(), batch[1].cpu())
+        )
+    one = told(accelerator="cpu")
+    assert told(accelerator="vgpu", devices=devices, strategy=strategy) == pytest.approx(one, abs=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["dp", "ddp2", "pipeline"])
+def test_manual_optimization_is_refused_where_a_step_runs_in_pieces(strategy, request):
+    from multigpu import vgpu
+
+    request.addfinalizer(vgpu.stop)
+    Net.pipeline_stages = lambda self: [self.layer[0], torch.nn.Identity()]
+    with pytest.raises(UserError, match="manual optimization steps in training_step"):
+        L.Trainer(accelerator="vgpu", devices=2, strategy=strategy, **QUIET).fit(
+            made(manual=True), DataLoader(rows(4), 4)
+        )
+    del Net.pipeline_stages
+
+
+def test_a_sigterm_outside_of_training_is_not_swallowed_and_none_is_kept():
+    before = signal.getsignal(signal.SIGTERM)
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    try:
+        trainer = cpu()
+        model = made()
+        model.on_test_start = lambda: os.kill(os.getpid(), signal.SIGTERM)
+        trainer.test(model, DataLoader(rows(4), 2), verbose=False)
+        assert asked == [1] and not trainer.signals.asked
+        trainer.fit(model, DataLoader(rows(4), 2))
+        assert trainer.global_step == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert threading.current_thread() is threading.main_thread()
+
+
+def test_should_stop_and_metrics_do_not_outlive_a_run():
+    trainer, model = cpu(), made()
+    trainer.fit(model, DataLoader(rows(4), 2))
+    trainer.should_stop, trainer.max_epochs = True, 2
+    trainer.fit(model, DataLoader(rows(4), 2))
+    assert trainer.global_step == 4
+    trainer.test(model, DataLoader(rows(4), 2), verbose=False)
+    assert set(trainer.callback_metrics) == {"v"}
+
+
+def test_test_without_a_model_takes_the_best_checkpoint(tmp_path):
+    saver = L.callbacks.ModelCheckpoint(tmp_path, monitor="v", mode="max")  # the worst: surely not the last
+    trainer = L.Trainer(accelerator="cpu", max_epochs=4, callbacks=[saver], **{**QUIET, "enable_checkpointing": True})
+    trainer.fit(made(), DataLoader(rows(12), 4), DataLoader(rows(12), 4))
+    assert trainer.test(dataloaders=DataLoader(rows(12), 4), verbose=False)[0]["v"] == pytest.approx(
+        float(saver.best_model_score), abs=1e-6
+    )
+
+
+def test_a_modules_own_callbacks_are_all_kept_and_checkpoints_come_last(tmp_path):
+    model = made()
+    mine = [L.callbacks.ModelCheckpoint(tmp_path / name, every_n_epochs=1) for name in "ab"]
+    model.configure_callbacks = lambda: [*mine, L.callbacks.EarlyStopping("l")]
+    trainer = L.Trainer(accelerator="cpu", max_epochs=1, **{**QUIET, "enable_checkpointing": True})
+    trainer.fit(model, DataLoader(rows(4), 2))
+    assert trainer.callbacks[-2:] == mine
+
+
+def test_a_batch_without_a_loss_is_skipped_with_a_scaler_too(request):
+    from multigpu import vgpu
+
+    request.addfinalizer(vgpu.stop)
+    model = made()
+    model.training_step = lambda batch, i: None if i == 0 else F.cross_entropy(model(batch[0]), batch[1])
+    with pytest.warns(UserWarning, match="returned nothing"):
+        L.Trainer(accelerator="vgpu", precision=16, max_epochs=1, **QUIET).fit(model, DataLoader(rows(6), 2))
+
+
+def test_an_endless_loader_has_endless_steps():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from rows(4)
+
+    model, found = made(), []
+    model.on_train_start = lambda: found.append(model.trainer.estimated_stepping_batches)
+    cpu(max_epochs=1).fit(model, DataLoader(Endless(), 2))
+    assert found == [float("inf")]
+    assert cpu(fast_dev_run=True, check_val_every_n_epoch=5).check_val_every_n_epoch == 1
