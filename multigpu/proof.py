@@ -27,7 +27,8 @@ def serial(
 
     `train` holds images (n, …) and labels (n,), on the model's device. Epoch e (from 0) takes the images in the order
     of a generator seeded with seed + e, as DistributedSampler documents it, in batches of `batch_size`; the last one
-    may be smaller. The optimizer is SGD with momentum, or `optimizer`, made of the model's parameters. `after_step` is called with the number of steps done.
+    may be smaller. The optimizer is SGD with momentum, or `optimizer`, made of the model's parameters. `after_step` is
+    called with the number of steps done.
     """
     images, labels = train.tensors
     learns = [p for p in model.parameters() if p.requires_grad]
