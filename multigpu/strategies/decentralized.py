@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from multigpu.errors import UserError
-from multigpu.strategies.flat import Weights, ranks, same_start
+from multigpu.strategies.flat import Weights, ranks, same_start, swap
 from multigpu.strategies.steps import Steps
 
 MODES = ("all", "shift_one")
@@ -85,9 +85,7 @@ class Decentralized:
             return [dist.all_reduce(mine, dist.ReduceOp.AVG, self.group, async_op=True)], mine, None
         theirs = torch.empty_like(mine)
         other = peer(dist.get_rank(self.group), self.exchanges, dist.get_world_size(self.group))
-        ends = ((dist.isend, mine), (dist.irecv, theirs))
-        pair = [dist.P2POp(call, tensor, group=self.group, group_peer=other) for call, tensor in ends]
-        return dist.batch_isend_irecv(pair), mine, theirs
+        return swap([(mine, theirs, other)], self.group), mine, theirs
 
     def _finish(self) -> None:
         """Wait for the exchange, and take the average. Without one under way: nothing."""

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from multigpu.strategies.flat import Weights, ranks, same_start
+from multigpu.strategies.flat import Weights, ranks, same_start, swap
 from multigpu.strategies.quantise import compress, expand
 from multigpu.strategies.steps import Steps
 
@@ -68,9 +68,7 @@ class LowPrecisionDecentralized:
         rank, size = dist.get_rank(self.group), dist.get_world_size(self.group)
         neighbours = ((rank - 1) % size, (rank + 1) % size)
         from_left, from_right = torch.empty_like(message), torch.empty_like(message)
-        calls = [(dist.isend, message, to) for to in neighbours]
-        calls += [(dist.irecv, news, to) for news, to in zip((from_left, from_right), neighbours, strict=True)]
-        operations = [dist.P2POp(call, tensor, group=self.group, group_peer=to) for call, tensor, to in calls]
-        for work in dist.batch_isend_irecv(operations):
+        incoming = zip((from_left, from_right), neighbours, strict=True)
+        for work in swap([(message, news, neighbour) for news, neighbour in incoming], self.group):
             work.wait()
         return from_left, from_right
