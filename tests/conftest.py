@@ -63,6 +63,12 @@ def planted(folder: Path, stem: str, fault: str) -> Path:
     return path
 
 
+def pytest_runtest_teardown() -> None:
+    """seed_everything tells its seed to processes that are started later: not to those of the next test, or a notebook."""
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        os.environ.pop(name, None)
+
+
 @pytest.fixture
 def npz(tmp_path: Path):
     """Make a small data set: npz(train, test) writes random images with 3 classes and gives the path."""
