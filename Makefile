@@ -31,6 +31,8 @@ bench: $(VENV)/installed
 	python benchmarks/vgpu_speed.py
 	python benchmarks/vgpu_fidelity.py
 	python benchmarks/routes.py
+	python benchmarks/trainer.py
+	python benchmarks/link.py
 
 slurm-up: $(VENV)/installed
 	multigpu slurm up

@@ -1,5 +1,6 @@
 """Do the lessons' pages say the figures that their stored notebooks print? CI compares those with fresh ones, by nbval."""
 
+import json
 import sys
 
 import pytest
@@ -74,3 +75,16 @@ FIGURES = [
 def test_a_figure_on_a_page_is_what_the_notebook_prints(lesson, said, stem, shown):
     (page,) = (ROOT / "lessons").glob(f"{lesson}-*/README.md")
     assert said in page.read_text() and shown in printed(stem)
+
+
+def test_the_benchmarks_figures_on_the_pages_are_the_measured_ones():
+    rows = {row["what"]: row["median"] for row in told("trainer")}
+    page = (ROOT / "lessons" / "09-lightning" / "README.md").read_text()
+    ours, theirs = rows["µs a step above the plain loop, all off"], rows["Lightning's, all off"]
+    assert f"costs {ours:.0f} µs above a plain loop, Lightning's {theirs:.0f}" in page
+    link = {row["strategy"]: row["steps/s over ddp's"] for row in told("link")}
+    assert f"{link['bytegrad']:.1f} times with 2 million" in (ROOT / "lessons/10-strategies/README.md").read_text()
+
+
+def told(name: str) -> list[dict]:
+    return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())["rows"]
