@@ -92,7 +92,7 @@ def choose(
         if why and speaks():
             print(f"strategy: {strategy}, since {why}")
     cores = len(os.sched_getaffinity(0))
-    if found.kind != "cuda" and (found.count or 1) > cores and speaks():
+    if found.kind != "cuda" and (found.count or 1) > 4 * cores and speaks():
         print(f"hint: {found.count} devices compute on {counted(cores, 'core')} of the CPU, and share them")
     chosen = named(strategy)
     chosen.configure(found, num_nodes or 1)
