@@ -33,6 +33,7 @@ bench: $(VENV)/installed
 	python benchmarks/routes.py
 	python benchmarks/trainer.py
 	python benchmarks/link.py
+	python benchmarks/swap.py
 
 slurm-up: $(VENV)/installed
 	multigpu slurm up

@@ -74,7 +74,8 @@ def main() -> None:
         try:
             code = slow_link.run([sys.executable, __file__, str(out)], MEGABITS, OMP_NUM_THREADS="1")
         except UserError as error:
-            sys.exit(f"error: {error}")
+            print(f"benchmarks/link.py is left out: {error}")
+            return
         if code:
             sys.exit(code)
         found = json.loads(out.read_text())

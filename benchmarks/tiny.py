@@ -90,24 +90,12 @@ def steps(number: int, rounds: int, folder: str, out: str) -> None:
     Path(out).write_text(json.dumps(found))
 
 
-class CNN(nn.Module):  # that of bare.py
-    def __init__(self):
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, kernel_size=3, padding=1)
-        self.conv2 = nn.Conv2d(16, 32, kernel_size=3, padding=1, stride=2)
-        self.fc1 = nn.Linear(512, 64)
-        self.fc2 = nn.Linear(64, 10)
-
-    def forward(self, images):
-        x = torch.tanh(self.conv2(torch.tanh(self.conv1(images))))
-        return self.fc2(torch.tanh(self.fc1(x.flatten(1))))
-
-
 def ranks(data: str) -> None:
     """Ten steps on two ranks, which this script starts."""
     import numpy as np
 
     import multigpu.trainer as L
+    from multigpu.models import CNN  # the one that bare.py has by heart
 
     class Lit(L.LightningModule):
         def __init__(self):

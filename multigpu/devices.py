@@ -1,6 +1,7 @@
 """Which device does this process compute on, and how do the processes talk? One GPU a rank, or the CPU."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -110,3 +111,12 @@ def describe(world: World, device: torch.device, each: int = 1) -> str:
     if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
         why = "the classroom cluster's GPUs are pretended"
     return f"device: {world.size} × CPU process ({why}), gloo ({started})"
+
+
+def on_the_cpu(value: Any) -> Any:
+    """A value with its tensors detached, on the CPU: in dicts, lists and tuples, whatever they are nested in."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: on_the_cpu(part) for key, part in value.items()}
+    return type(value)([on_the_cpu(part) for part in value]) if type(value) in (list, tuple) else value

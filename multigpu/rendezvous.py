@@ -9,9 +9,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -205,11 +206,12 @@ def same_everywhere(world: World, what: str, value: object) -> None:
 
 
 @contextmanager
-def together(world: World) -> Iterator[None]:
+def together(world: World, gather: Callable[[Any], list] | None = None) -> Iterator[None]:
     """All ranks leave this block, or none: a user's mistake (UserError) on one rank ends every rank, and is told once.
 
     Without it the rank that fails leaves, and the others wait for it in their next collective.
-    It is a barrier, too. No collectives inside: a rank that fails would be missing in them.
+    It is a barrier, too. No collectives inside: a rank that fails would be missing in them. `gather` collects an object of
+    each rank, by rank, where it is not to be done in the default group.
     """
     mine: str | None = None
     try:
@@ -217,7 +219,10 @@ def together(world: World) -> Iterator[None]:
     except UserError as error:
         mine = str(error)
     told: list[str | None] = [None] * world.size
-    dist.all_gather_object(told, mine)
+    if gather is None:
+        dist.all_gather_object(told, mine)
+    else:
+        told = gather(mine)
     for rank, text in enumerate(told):
         if text is not None:
             raise UserError(f"{text} (seen on rank {rank})" if rank else text, quiet=world.rank != 0) from None

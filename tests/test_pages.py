@@ -82,6 +82,9 @@ def test_the_benchmarks_figures_on_the_pages_are_the_measured_ones():
     page = (ROOT / "lessons" / "09-lightning" / "README.md").read_text()
     ours, theirs = rows["µs a step above the plain loop, all off"], rows["Lightning's, all off"]
     assert f"costs {ours:.0f} µs above a plain loop, Lightning's {theirs:.0f}" in page
+    swap = json.loads((ROOT / "benchmarks" / "swap.json").read_text())["ms"]
+    first, last = swap["a swap, the send posted first"], swap["a swap, the receive posted first"]
+    assert f"{first:.0f} ms instead of {last:.0f}" in (ROOT / "lessons/10-strategies/README.md").read_text()
     link = {row["strategy"]: row["steps/s over ddp's"] for row in told("link")}
     assert f"{link['bytegrad']:.1f} times with 2 million" in (ROOT / "lessons/10-strategies/README.md").read_text()
 

@@ -120,17 +120,9 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0) -> None:
     """Give all ranks the state and the settings of rank root_rank's optimizer. Only that one needs to have a state yet."""
     if size() == 1:
         return
-    told = [_on_the_cpu(optimizer.state_dict()) if rank() == root_rank else None]
+    told = [devices.on_the_cpu(optimizer.state_dict()) if rank() == root_rank else None]
     dist.broadcast_object_list(told, root_rank)
     optimizer.load_state_dict(told[0])  # which takes each tensor to its parameter's device
-
-
-def _on_the_cpu(value: object) -> object:
-    if isinstance(value, torch.Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {key: _on_the_cpu(part) for key, part in value.items()}
-    return type(value)(map(_on_the_cpu, value)) if type(value) in (list, tuple) else value
 
 
 class _Averaging:

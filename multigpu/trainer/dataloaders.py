@@ -145,12 +145,3 @@ def listed(loaders: Any) -> list:
     if loaders is None:
         return []
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
-
-
-def to_cpu(output: Any) -> Any:
-    """A prediction's tensors on the CPU: a whole data set's would fill the GPU, and travel between ranks."""
-    if isinstance(output, torch.Tensor):
-        return output.detach().cpu()
-    if isinstance(output, dict):
-        return {key: to_cpu(part) for key, part in output.items()}
-    return type(output)([to_cpu(part) for part in output]) if type(output) in (list, tuple) else output

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from multigpu.devices import on_the_cpu
 from multigpu.errors import UserError
 from multigpu.trainer import dataloaders, hooking
 from multigpu.trainer.hooks import overridden
@@ -117,7 +118,7 @@ class Evaluation:
             if end is not None:
                 end(output, *told)
             if self.stage == "predict":
-                self.outputs[number].append(dataloaders.to_cpu(output))
+                self.outputs[number].append(on_the_cpu(output))
             elif self.results.any_fresh and not trainer.sanity_checking:
                 trainer.send(self.results.step_metrics(exchange=False), step=index)
 

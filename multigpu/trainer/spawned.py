@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import torch
-
 from multigpu.checkpoint import random_states, set_random_states
-from multigpu.trainer import checkpoint_io, dataloaders, stages
+from multigpu.devices import on_the_cpu
+from multigpu.trainer import checkpoint_io, stages
 
 NAMES = ("current_epoch", "global_step", "_logged_step", "should_stop", "callback_metrics", "logged_metrics")
 
@@ -36,17 +35,8 @@ def _rank(
     content = checkpoint_io.compose(trainer, weights_only=False) if stage == "fit" else None
     return {
         "result": result,
-        "weights": dataloaders.to_cpu(dict(model.state_dict())),
+        "weights": on_the_cpu(dict(model.state_dict())),
         "callbacks": {callback.state_key: callback.state_dict() for callback in trainer.callbacks},
         "checkpoint": content and on_the_cpu(content),
-        **{name: dataloaders.to_cpu(getattr(trainer, name)) for name in NAMES},
+        **{name: on_the_cpu(getattr(trainer, name)) for name in NAMES},
     }
-
-
-def on_the_cpu(content: Any) -> Any:
-    """A checkpoint's tensors on the CPU, whatever they are nested in."""
-    if isinstance(content, torch.Tensor):
-        return content.detach().cpu()
-    if isinstance(content, dict):
-        return {key: on_the_cpu(part) for key, part in content.items()}
-    return type(content)(map(on_the_cpu, content)) if type(content) in (list, tuple) else content

@@ -1,7 +1,6 @@
 """What happens between `trainer.fit(…)` and the first batch, and after the last? On every rank, in this order."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from multigpu.errors import UserError, counted
+from multigpu.rendezvous import together
 from multigpu.trainer import checkpoint_io, dataloaders, hooking, optimizers, parts, seed
 from multigpu.trainer.evaluate import Evaluation
 from multigpu.trainer.fit import Fit
@@ -119,9 +119,12 @@ def _set_up(trainer: Any, stage: str) -> None:
         trainer.profiler.setup(stage, trainer.local_rank, trainer.log_dir)
     for part in (datamodule, model):
         if part is not None:
-            _together(strategy, part.prepare_data if strategy.world.local_rank == 0 else lambda: None)
+            with together(strategy.world, strategy.gather_objects):
+                if strategy.world.local_rank == 0:
+                    part.prepare_data()
     if datamodule is not None:
-        _together(strategy, datamodule.setup, stage)
+        with together(strategy.world, strategy.gather_objects):
+            datamodule.setup(stage)
     for callback in trainer.callbacks:
         callback.setup(trainer, model, stage)
     model.setup(stage)
@@ -139,22 +142,6 @@ def _set_up(trainer: Any, stage: str) -> None:
     trainer.model = Step(model)
 
 
-def _together(strategy: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """The function's result, once all ranks have one. A user's mistake on one rank ends all, and is told once.
-
-    Else the others would wait for that rank in the next collective.
-    """
-    result = problem = None
-    try:
-        result = function(*args)
-    except UserError as error:
-        problem = str(error)
-    told = [text for text in strategy.gather_objects(problem) if text is not None]
-    if told:
-        raise UserError(told[0], quiet=not strategy.is_global_zero)
-    return result
-
-
 def _checkpoint(trainer: Any, ckpt_path: Any) -> tuple[dict, str] | None:
     """What `ckpt_path` means: "best" and "last" by the ModelCheckpoint, else a file."""
     if ckpt_path is None:
@@ -170,7 +157,8 @@ def _checkpoint(trainer: Any, ckpt_path: Any) -> tuple[dict, str] | None:
 
 def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> None:
     model, strategy = trainer.lightning_module, trainer.strategy
-    loaded = _together(strategy, _checkpoint, trainer, ckpt_path)
+    with together(strategy.world, strategy.gather_objects):
+        loaded = _checkpoint(trainer, ckpt_path)
     trainer.ckpt_path = loaded[1] if loaded else None
     if loaded:
         checkpoint_io.restore(trainer, *loaded)
@@ -266,7 +254,9 @@ def _predict(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) ->
 
 
 def _evaluation(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Evaluation:
-    if loaded := _together(trainer.strategy, _checkpoint, trainer, ckpt_path):
+    with together(trainer.strategy.world, trainer.strategy.gather_objects):
+        loaded = _checkpoint(trainer, ckpt_path)
+    if loaded:
         checkpoint_io.restore(trainer, *loaded)
     name = {"validate": "val"}.get(stage, stage)
     loaders = dataloaders.listed(_loader(trainer, name, given))

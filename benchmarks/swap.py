@@ -1,0 +1,60 @@
+"""Measures a swap of 540 kB over 100 Mbit/s, with the send or the receive posted first: `python benchmarks/swap.py`, as root.
+
+Writes benchmarks/swap.json: milliseconds, medians of 7. See `swap` in multigpu/strategies/flat.py.
+"""
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from multigpu import launch, rendezvous, slow_link
+from multigpu.errors import UserError
+from multigpu.files import write_json
+
+BYTES, ROUNDS = 540_000, 7
+
+
+def rank() -> None:
+    world = launch.find()
+    store = rendezvous.meet(world, torch.device("cpu"))
+    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=2)
+    mine, theirs, peer = torch.zeros(BYTES, dtype=torch.uint8), torch.zeros(BYTES, dtype=torch.uint8), 1 - world.rank
+    send, receive = (lambda: dist.isend(mine, peer)), (lambda: dist.irecv(theirs, peer))
+    ways = {
+        "one way": [receive if world.rank else send],
+        "a swap, the send posted first": [send, receive],
+        "a swap, the receive posted first": [receive, send],
+    }
+    found = {}
+    for name, calls in ways.items():
+        times = []
+        for _ in range(ROUNDS + 1):
+            dist.barrier()
+            began = time.perf_counter()
+            for work in [call() for call in calls]:
+                work.wait()
+            dist.barrier()
+            times.append(1000 * (time.perf_counter() - began))
+        found[name] = round(statistics.median(times[1:]), 1)
+    if world.rank == 0:
+        print(found)
+        write_json(Path(__file__).with_suffix(".json"), {"bytes": BYTES, "Mbit/s": 100, "ms": found})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    if sys.argv[1:] == ["rank"]:
+        return rank()
+    try:
+        sys.exit(slow_link.run([sys.executable, __file__, "rank"], 100, OMP_NUM_THREADS="1"))
+    except UserError as error:
+        print(f"benchmarks/swap.py is left out: {error}")
+
+
+if __name__ == "__main__":
+    main()
