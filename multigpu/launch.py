@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 from typing import NoReturn
 
 from multigpu.errors import UserError, tell
@@ -208,13 +209,28 @@ def _tell(error: UserError) -> int:
     return 2
 
 
-def _leave(code: int) -> NoReturn:
-    """End this process without taking the interpreter apart.
+@atexit.register
+def _end_gloo() -> None:
+    """End gloo's threads while Python still runs. They live as long as anybody holds their group.
 
-    gloo's threads may still be dropping the tensors of the last collective, for which they need the interpreter. If it
-    is being taken apart, the process aborts: "terminate called without an active exception", with torch 2.13 in one
-    run of a hundred, more often the sooner a run ends after a collective.
+    A thread may still be dropping the tensors of the last collective, for which it needs the interpreter. If that is being
+    taken apart, the process aborts: "terminate called without an active exception" (pytorch/pytorch#190489), in one run
+    of a hundred, more often the sooner a run ends after a collective, or the busier the machine is.
+
+    torch.distributed.nn.functional, which DDP imports late, has the group of that moment as the default of its
+    functions (torch 2.13), and so dist.destroy_process_group ends nothing. That is as well until here: were DDP the
+    last to hold the group, it would wait for the threads without letting them have the interpreter, for ever.
     """
+    if module := sys.modules.get("torch.distributed.nn.functional"):
+        from torch.distributed import ProcessGroup
+
+        for function in (part for part in vars(module).values() if isinstance(part, FunctionType)):
+            kept = function.__defaults__ or ()
+            function.__defaults__ = tuple(None if isinstance(value, ProcessGroup) else value for value in kept)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process without taking the interpreter apart: an error may have left a group open (see `_end_gloo`)."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(BrokenPipeError):

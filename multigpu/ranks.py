@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 PAUSE = 0.1  # seconds between two looks at the programs
-GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+GRACE = 1.0  # seconds between SIGTERM and SIGKILL after a failure: the others wait for the rank that failed
+SAVING = 30.0  # seconds to save a checkpoint in, if this process was sent SIGTERM: what Slurm gives, too
 
 
 class Ranks:
@@ -90,7 +91,7 @@ class Ranks:
                     print(f"error: rank {rank} ended with exit code {code}, and the run ends with it.", file=sys.stderr)
                     self.end()
                     return code
-                if asked and time.monotonic() > asked[0] + GRACE:
+                if asked and time.monotonic() > asked[0] + SAVING:
                     self.end()
                 time.sleep(PAUSE)
         finally:

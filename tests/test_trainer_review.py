@@ -92,7 +92,29 @@ def on_two_ranks(folder: str) -> dict:
         trainer.max_epochs += 2
         trainer.fit(made(), DataLoader(rows(64), 1))
         found.setdefault("syncs", []).append(strategy.algorithm.syncs)
+    strategy = BaguaStrategy("async", sync_interval_ms=10**6, warmup_steps=2)
+    model = made(manual=True)
+    strategy.algorithm._start = lambda: found.setdefault("at the end of the warm-up", weights_of(model))
+    cpu(strategy=strategy).fit(model, DataLoader(rows(16), 2, shuffle=True))
+    found["long after it"] = weights_of(model)
+    rates: list = []
+
+    class Cycle(Net):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=8)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    for strategy in ("ddp", "horovod"):
+        rates.clear()
+        cpu(strategy=strategy).fit(Cycle(), DataLoader(rows(16), 1))
+        found[f"rates of {strategy}"] = list(rates)
     return found
+
+
+def weights_of(model: Net) -> torch.Tensor:
+    return model.layer[0].weight.detach().clone().flatten()
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +141,30 @@ def test_a_random_sampler_of_the_users_gives_each_row_once_in_an_evaluation(two)
 def test_asynchronous_averages_begin_again_with_each_fit(two):
     first, second = two[0]["syncs"]
     assert 0 < first < second
+
+
+def test_after_an_asynchronous_warm_up_ranks_are_on_their_own_in_manual_optimization_too(two):
+    first, second = two
+    assert torch.equal(first["at the end of the warm-up"], second["at the end of the warm-up"])
+    assert not torch.equal(first["long after it"], second["long after it"])
+
+
+def test_horovod_scales_a_one_cycle_schedule_as_a_whole(two):
+    assert two[0]["rates of horovod"] == pytest.approx([2 * rate for rate in two[0]["rates of ddp"]])
+    assert len(two[0]["rates of ddp"]) == 8
+
+
+def test_after_a_run_the_model_is_on_the_cpu_without_a_wrapper(request):
+    from multigpu import vgpu
+
+    request.addfinalizer(vgpu.stop)
+    vgpu.start(2)
+    for strategy, devices in (("dp", 2), ("auto", 1)):
+        model, trainer = made(), cpu(accelerator="vgpu", strategy=strategy, devices=devices)
+        trainer.fit(model, DataLoader(rows(8), 4))
+        assert {p.device.type for p in model.parameters()} == {"cpu"} and trainer.model is model
+        trainer.test(model, DataLoader(rows(8), 4), verbose=False)
+        trainer.fit(model, DataLoader(rows(8), 4))
 
 
 def test_predict_with_a_progress_bar():

@@ -169,6 +169,7 @@ def test_a_sampler_with_replacement_stays_one(ranks):
 
 def test_streams_of_uneven_length_end_together(ranks):
     assert all(rank["streams"] == [[0], [1], [2]] * 2 for rank in ranks)
+    assert all(rank["uneven loaders"] == [[0], [1], [2]] * 2 for rank in ranks)
     assert all(rank["an empty stream"] == [] for rank in ranks)
 
 
@@ -201,6 +202,7 @@ def test_predict_gives_every_batch_once_in_order(ranks, alone):
     for rank in ranks:
         for what in ("predicted", "several", "limited"):
             assert rank["evaluated"][what] == alone[what]
+        assert rank["evaluated"]["not wanted"] == (None, False)
         assert rank["evaluated"]["streamed"] == 4, (
             "a stream has no order to share: each rank's own, one after the other"
         )

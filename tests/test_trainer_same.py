@@ -32,7 +32,8 @@ def two_ranks(tmp_path_factory):
 
     def results():
         for which in trainer_user.NAMES:
-            programs.setdefault(which, start(which, folder))
+            if which not in programs:
+                programs[which] = start(which, folder)
             told, _ = programs[which].communicate(timeout=200)
             assert programs[which].returncode == 0, told
         return [

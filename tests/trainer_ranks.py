@@ -107,6 +107,7 @@ def evaluated(folder, **arguments):
         "told": told, "seen": seen, "tested": tested, "tested rows": net.rows,
         "predicted": [(out["index"], out["rows"].tolist()) for out in predicted],
         "several": [[out["rows"].tolist() for out in loader] for loader in several],
+        "not wanted": (run.predict(net, DataLoader(Rows(4), 2), return_predictions=False), run.return_predictions),
         "limited": len(limited.predict(net, DataLoader(Rows(10), 3))),
         "streamed": len(run.predict(net, DataLoader(Stream(4), 2))),
     }  # fmt: skip
@@ -176,6 +177,7 @@ def everything(folder):
         "not shared": order(folder, DataLoader(Rows(4), 2), use_distributed_sampler=False, **two),
         "overfit": order(folder, DataLoader(Rows(8), 2, shuffle=True), overfit_batches=1, **two),
         "streams": order(folder, DataLoader(Stream(5 if rank else 3), 1), **two),
+        "uneven loaders": order(folder, DataLoader(Rows(5 if rank else 3), 1), use_distributed_sampler=False, **two),
         "an empty stream": order(folder, DataLoader(Stream(0 if rank else 3), 1), **two),
         "batch sampler": sentence(
             lambda: order(folder, DataLoader(Rows(8), batch_sampler=[[0, 1], [2, 3]]), **two)

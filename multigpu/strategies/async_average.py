@@ -57,7 +57,10 @@ class AsyncModelAverage:
         self.weights = Weights(model)
         # A group of its own: the thread's collectives and the training's have no common order.
         members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self.group = dist.new_group(members, use_local_synchronization=group is not None)
+        apart = {"use_local_synchronization": group is not None}
+        self.group = dist.new_group(members, **apart)
+        # Votes are the host's: NCCL's would wait for the training's kernels.
+        self.votes = dist.new_group(members, "gloo", **apart) if dist.get_backend(self.group) == "nccl" else self.group
         for optimizer in optimizers:
             self.handles.append(optimizer.register_step_pre_hook(self._before))
             self.handles.append(optimizer.register_step_post_hook(self._after))
@@ -81,7 +84,9 @@ class AsyncModelAverage:
         self._tell()
         dist.barrier(self.outer)  # a rank that lets go of the group first would take it from the others' last vote
         if dist.get_backend(self.group) != "vgpu":  # torch cannot end one group of a backend written in Python
-            dist.destroy_process_group(self.group)
+            for group in {self.group, self.votes}:
+                dist.destroy_process_group(group)
+        self.group = self.votes = self.wrapped = None
         self.size = 1  # closed: a second call has nothing to do
 
     def _before(self, *_: object) -> None:
@@ -119,9 +124,8 @@ class AsyncModelAverage:
 
     def _all_go_on(self) -> bool:
         self.stop.wait(self.interval)
-        device = next(iter(self.weights.parts))[0]
-        vote = self._sent_as(torch.tensor([0 if self.stop.is_set() else 1], dtype=torch.int32, device=device))
-        dist.all_reduce(vote, dist.ReduceOp.MIN, self.group)
+        vote = torch.tensor([0 if self.stop.is_set() else 1], dtype=torch.int32)
+        dist.all_reduce(vote, dist.ReduceOp.MIN, self.votes)
         return bool(vote.item())
 
     def _sync(self) -> None:

@@ -70,9 +70,7 @@ class Strategy:
         """The devices of a run that is one process. Raises UserError where a launcher has started several."""
         self.accelerator = self.accelerator or resolve()
         outer = find()
-        if (
-            outer.size > 1 and not Strategy.met
-        ):  # ranks that have met may go on alone: rank 0 tests what all have trained
+        if outer.size > 1 and not Strategy.met:  # else they may go on alone: rank 0 tests what all have trained
             raise UserError(
                 f"strategy {self.name!r} is one process, and {outer.launcher} has started {outer.size}, which would all do the "
                 f"same: start one, or give strategy='ddp'.",

@@ -4,6 +4,7 @@ It is torch's own DistributedDataParallel. Lesson 05 uses it by hand.
 """
 
 import atexit
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -90,10 +91,12 @@ class DDPStrategy(Strategy):
         self.devices = [self.device]
         if not dist.is_initialized():
             self.init_dist_connection()
+            _groups.append(dist.group.WORLD)
             atexit.register(_disconnect)
         if dist.get_backend() == "nccl":
             self._control = dist.new_group(backend="gloo", timeout=self.timeout)
-        self.connected = Strategy.met = True
+        self.connected = True
+        Strategy.met = Strategy.met or self.world.size > 1
 
     def init_dist_connection(self) -> None:
         """Start the process group. Override it for a way of your own; `self.world` and `self.device` are known."""
@@ -140,11 +143,26 @@ class DDPStrategy(Strategy):
         wrapped = self.configure_ddp(model, [self.device.index] if self.device.type == "cuda" else None)
         if self.ddp_comm_hook is not None:
             wrapped.register_comm_hook(self.ddp_comm_state, self.ddp_comm_hook)
-        if self.manual and isinstance(wrapped, DistributedDataParallel):
-            # At its forward's end DDP begins to wait for gradients, which have come by then: `before_backward` does it.
-            model.register_forward_hook(lambda *_: setattr(wrapped, "require_backward_grad_sync", False))
-            wrapped.register_forward_hook(_ready_again)
+        if isinstance(wrapped, DistributedDataParallel):
+            _wrapped.add(wrapped)
+            if self.manual:
+                self._backwards_are_within(wrapped)
         return wrapped
+
+    def _backwards_are_within(self, wrapped: DistributedDataParallel) -> None:
+        """At its forward's end DDP begins to wait for gradients, which have come by then: `before_backward` does it."""
+        synchronised: list[bool] = []
+
+        def pause(*_: Any) -> None:
+            synchronised.append(wrapped.require_backward_grad_sync)
+            wrapped.require_backward_grad_sync = False
+
+        def go_on(*_: Any) -> None:
+            wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = synchronised.pop()
+
+        wrapped.module.register_forward_hook(pause)
+        wrapped.register_forward_hook(go_on)
+        self.after_forward = go_on
 
     def configure_ddp(self, model: nn.Module, device_ids: list[int] | None) -> nn.Module:
         """The wrapper itself. Override it to use your own; it is called with the model on its device."""
@@ -162,18 +180,21 @@ class DDPStrategy(Strategy):
             return model(name, *args)
         output = model.module(name, *args)
         if self.manual:
-            _ready_again(model)  # the hook at the inner forward's end has run
+            self.after_forward()  # the hook at the inner forward's end has run, and DDP's own will not
         return output
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def _ready_again(wrapped: nn.Module, *_: Any) -> None:
-    wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = True
+_groups: list[dist.ProcessGroup | None] = []  # held until the end: see launch._end_gloo
+_wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def _disconnect() -> None:
-    """gloo's threads end while Python still runs: later, they can abort the process."""
+    """The end of this process: whatever DDP lives on lets go of the group, so that gloo's threads can end."""
+    for wrapped in _wrapped:
+        wrapped.reducer = wrapped.logger = wrapped.process_group = None
     if dist.is_initialized():
         dist.destroy_process_group()
+    _groups.clear()

@@ -9,6 +9,7 @@ The course's own, in the shape of horovod.torch, on torch.distributed:
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 """
 
+import atexit
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -35,6 +36,7 @@ def init() -> None:
         device = devices.pick(found)
         store = rendezvous.meet(found, device)
         dist.init_process_group(devices.backend(device), store=store, rank=found.rank, world_size=found.size)
+        atexit.register(shutdown)
     _place = found
 
 

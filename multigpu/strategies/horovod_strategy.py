@@ -7,6 +7,7 @@ Where a package `horovod` can be imported, it does the work; else the course's o
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -37,8 +38,14 @@ class HorovodStrategy(DDPStrategy):
 
     name = "horovod"
 
-    def __init__(self, scale_learning_rate: bool = True, fp16_compression: bool = False, **keywords: Any):
-        super().__init__(**keywords)
+    def __init__(
+        self,
+        scale_learning_rate: bool = True,
+        fp16_compression: bool = False,
+        process_group_backend: str | None = None,
+        timeout: timedelta = timedelta(minutes=30),
+    ):
+        super().__init__(process_group_backend, timeout)
         self.scale_learning_rate, self.fp16_compression = scale_learning_rate, fp16_compression
 
     def ranks_on_node(self) -> int | None:
@@ -72,7 +79,7 @@ class HorovodStrategy(DDPStrategy):
         for place, optimizer in enumerate(optimizers):
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
             for group in optimizer.param_groups:
-                for key in {"lr", "initial_lr"} & set(group):
+                for key in {"lr", "initial_lr", "max_lr", "min_lr"} & set(group):  # the last two are OneCycleLR's
                     group[key] = group[key] * self.factor
             named = [(owners[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
             optimizers[place] = hvd.DistributedOptimizer(
@@ -83,8 +90,9 @@ class HorovodStrategy(DDPStrategy):
 
     def adapt(self, schedulers: list) -> None:
         for scheduler in schedulers:
-            if hasattr(scheduler, "base_lrs"):
-                scheduler.base_lrs = [lr * self.factor for lr in scheduler.base_lrs]
+            for name in ("base_lrs", "max_lrs"):  # the second is CyclicLR's
+                if hasattr(scheduler, name):
+                    setattr(scheduler, name, [lr * self.factor for lr in getattr(scheduler, name)])
 
     def synchronize(self, optimizer: Optimizer) -> None:
         optimizer.synchronize()

@@ -134,7 +134,8 @@ class QAdam:
         return wrapped
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Let go of the group."""
+        self.bytes = None
 
     def _hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self.optimizer.warming_up():

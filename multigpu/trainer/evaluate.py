@@ -28,7 +28,7 @@ class Evaluation:
         self.trainer, self.module, self.stage = trainer, trainer.lightning_module, stage
         self.loaders = [trainer.deal(loader, training=False) for loader in loaders]
         parts, mine = trainer.strategy.shard if trainer.use_distributed_sampler else (1, 0)
-        self.uneven = False
+        self.uneven = self.kept = False
         self.limits = []
         name = f"limit_{'val' if stage == 'validate' else stage}_batches"
         for whole, share in zip(loaders, self.loaders, strict=True):
@@ -117,7 +117,7 @@ class Evaluation:
             output = step_end(output) if step_end is not None else output
             if end is not None:
                 end(output, *told)
-            if self.stage == "predict":
+            if self.kept:
                 self.outputs[number].append(on_the_cpu(output))
             elif self.results.any_fresh and not trainer.sanity_checking:
                 trainer.send(self.results.step_metrics(exchange=False), step=index)
@@ -150,9 +150,12 @@ class Evaluation:
             for number in numbers
         ]
 
-    def predict(self) -> list:
+    def predict(self) -> list | None:
         """What `predict_step` gave for each batch, in the order of the batches, from all ranks, on all ranks."""
+        self.kept = self.trainer.return_predictions
         self.run()
+        if not self.kept:
+            return None
         everybody = self.trainer.strategy.gather_objects(self.outputs)
         found = []
         for number, dealt in enumerate(self.dealt):

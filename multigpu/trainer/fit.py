@@ -25,13 +25,26 @@ class Fit:
         self.validation = validation
         self.loader = loader
         self.length = dataloaders.length(loader)
-        self.batches_of_epoch = dataloaders.limited(self.length, trainer.limit_train_batches, "limit_train_batches")
+        self.batches_of_epoch = self._shortest(
+            dataloaders.limited(self.length, trainer.limit_train_batches, "limit_train_batches")
+        )
         self.batches_done = self.total_batches = 0
         self.to_do = ""
         self.last = self.epoch_ended = False
         self.epoch_began: dict | None = None  # random states: an epoch that is resumed must be shuffled as before
         self.after_skip: dict | None = None
         self.learning: Learning | None = None
+
+    def _shortest(self, mine: float) -> float:
+        """Loaders that are not dealt out may be uneven: all ranks end an epoch with the first, as with streams."""
+        if self.length == float("inf"):
+            return mine
+        longest, negative = self.strategy.largest([int(mine), -int(mine)])
+        if (shortest := -negative) < longest:
+            self.trainer.warn_once(
+                f"the ranks' dataloaders have from {shortest} to {longest} batches: every epoch ends after {shortest}."
+            )
+        return shortest
 
     # ---- the run ------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class Learning:
         self.own_zero_grad = overridden("optimizer_zero_grad", module, LightningModule)
         self.own_clipping = overridden("configure_gradient_clipping", module, LightningModule)
         self.step_end = getattr(module, "training_step_end", None)
+        self.giver = "training_step" if self.step_end is None else "training_step_end"
         first = trainer.optimizers[0] if trainer.optimizers else None
         self.own_step = overridden("optimizer_step", module, LightningModule) or (
             first is not None and wants_closure(first)
@@ -78,11 +79,11 @@ class Learning:
             self._nothing(index, output)
         elif not isinstance(loss, torch.Tensor):
             raise UserError(
-                f"training_step returned {type(loss).__name__}: expected the loss, a tensor, or a dict with 'loss'."
+                f"{self.giver} returned {type(loss).__name__}: expected the loss, a tensor, or a dict with 'loss'."
             )
         elif loss.numel() != 1:
             raise UserError(
-                f"training_step returned a loss of shape {tuple(loss.shape)}: expected one number. Take its mean."
+                f"{self.giver} returned a loss of shape {tuple(loss.shape)}: expected one number. Take its mean."
             )
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         if optimizer is not None and index % trainer.accumulate_grad_batches == 0:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from multigpu.devices import on_the_cpu
 from multigpu.errors import UserError, counted
 from multigpu.rendezvous import together
 from multigpu.trainer import checkpoint_io, dataloaders, hooking, optimizers, parts, seed
@@ -79,8 +80,10 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, g
             callback.on_exception(trainer, model, error)
         for logger in trainer.loggers:
             logger.finalize("failed")
+        _take_home(trainer)
         raise
     strategy.close()
+    _take_home(trainer)
     for thing, args in ((trainer.callbacks, (trainer, model, stage)), ([datamodule, model], (stage,))):
         for part in thing:
             if part is not None:
@@ -93,6 +96,14 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, g
     if trainer.interrupted:
         raise SystemExit(143)  # what a shell says of a process that SIGTERM has ended
     return found
+
+
+def _take_home(trainer: Any) -> None:
+    """As Lightning does: afterwards the model is without its wrapper, and on the CPU, like the optimizers' states."""
+    trainer.model = trainer.lightning_module.cpu()
+    for optimizer in trainer.optimizers:
+        for state in optimizer.state.values():
+            state.update(on_the_cpu(state))
 
 
 def _set_up(trainer: Any, stage: str) -> None:

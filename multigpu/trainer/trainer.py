@@ -100,6 +100,7 @@ class Trainer:
         self.num_val_batches: list = []
         self.num_test_batches: list = []
         self.num_predict_batches: list = []
+        self.return_predictions = True
         self.ckpt_path: str | None = None
         self.checkpoint: dict | None = None  # brought back from spawned ranks, which this process could not make
         self.train_dataloader: Any = None
@@ -130,9 +131,9 @@ class Trainer:
 
     def predict(self, model: LightningModule | None = None, dataloaders: Any = None, datamodule: Any = None,
                 return_predictions: bool | None = None, ckpt_path: str | Path | None = None) -> list | None:  # fmt: skip
-        """What `predict_step` gave for each batch, in order, from all ranks, on all ranks."""
-        found = self._run("predict", model, datamodule, ckpt_path, predict=dataloaders)
-        return None if return_predictions is False else found
+        """What `predict_step` gave for each batch, in order, from all ranks, on all ranks; None if that is not wanted."""
+        self.return_predictions = return_predictions is not False
+        return self._run("predict", model, datamodule, ckpt_path, predict=dataloaders)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
         """Write one now, in Lightning's form. All ranks must call it; rank 0 writes."""
