@@ -139,6 +139,7 @@ def test_pipeline_is_one_device(tmp_path, one, micro_batches):
         places: list = []
         weights = fitted(tmp_path, net, strategy=strategy, accelerator="vgpu", devices=2)
         assert places == devices
+        assert net(X).device.type == "cpu", "afterwards the module is the user's, on the CPU"
     assert gap(weights, one[1]) < 1e-6 and net.losses[0] == pytest.approx(one[0], abs=1e-6)
 
 

@@ -9,9 +9,11 @@ from multigpu.strategies.horovod_strategy import HorovodStrategy
 from multigpu.strategies.names import STRATEGIES, named
 from multigpu.strategies.pipeline import PipelineStrategy
 from multigpu.strategies.qadam import QAdamOptimizer
+from multigpu.strategies.single import SingleDeviceStrategy
 from multigpu.strategies.spawn import DDPNotebookStrategy, DDPSpawnStrategy
 
 __all__ = [
     "ALGORITHMS", "STRATEGIES", "BaguaStrategy", "DDP2Strategy", "DDPNotebookStrategy", "DDPSpawnStrategy", "DDPStrategy",
-    "DataParallelStrategy", "HorovodStrategy", "PipelineStrategy", "QAdamOptimizer", "Strategy", "named",
+    "DataParallelStrategy", "HorovodStrategy", "PipelineStrategy", "QAdamOptimizer", "SingleDeviceStrategy", "Strategy",
+    "named",
 ]  # fmt: skip

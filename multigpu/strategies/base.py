@@ -27,7 +27,7 @@ from multigpu.world import World, find
 
 
 class Strategy:
-    """One process, one device: the base of all strategies.
+    """The base of all strategies: one process, which computes on `device`.
 
     name            what the user writes: Trainer(strategy=name)
     device          where this rank's batch goes; known after `connect`
@@ -38,7 +38,7 @@ class Strategy:
     takes_float16   a gradient scaler may skip a step on one rank: can the strategy bear it?
     """
 
-    name = "single_device"
+    name = "strategy"
     met = False  # have this process and others been ranks of one run?
     backwards = 1
     manual = False

@@ -11,10 +11,11 @@ from multigpu.strategies.ddp2 import DDP2Strategy
 from multigpu.strategies.dp import DataParallelStrategy
 from multigpu.strategies.horovod_strategy import HorovodStrategy
 from multigpu.strategies.pipeline import PipelineStrategy
+from multigpu.strategies.single import SingleDeviceStrategy
 from multigpu.strategies.spawn import DDPNotebookStrategy, DDPSpawnStrategy
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
-    "single_device": Strategy,
+    "single_device": SingleDeviceStrategy,
     "dp": DataParallelStrategy,
     "ddp": DDPStrategy,
     "ddp_spawn": DDPSpawnStrategy,

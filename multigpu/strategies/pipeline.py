@@ -32,14 +32,22 @@ class PipelineStrategy(Strategy):
         if type(micro_batches) is not int or micro_batches < 1:
             raise UserError(f"micro_batches is {micro_batches!r}: expected a whole number from 1 up.")
         self.micro_batches = micro_batches
+        self.handles: list = []
 
     def place(self, model: nn.Module) -> nn.Module:
         stages = self._stages(model)
+        self.close()
         model.to(self.device)
         for stage, device in zip(stages, self.devices, strict=True):
             stage.to(device)
-            stage.register_forward_pre_hook(_fetch(device), with_kwargs=True)
+            self.handles.append(stage.register_forward_pre_hook(_fetch(device), with_kwargs=True))
         return model
+
+    def close(self) -> None:
+        """The stages take what they are given, wherever it lies."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
 
     def _stages(self, model: nn.Module) -> Sequence[nn.Module]:
         inner = next((part for part in (model, *model.children()) if hasattr(part, "pipeline_stages")), model)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.trainer import dataloaders, hooking
@@ -231,9 +233,7 @@ class Fit:
         if results.any_fresh and self.end is not None:
             trainer.take(results.step_metrics(exchange=False))
         if self.end is not None:
-            self.end(
-                output if isinstance(output, dict) else {"loss": output} if output is not None else {}, batch, index
-            )
+            self.end(_outputs(output), batch, index)
         logged = stepping and (trainer._logged_step + 1) % trainer.log_every_n_steps == 0
         if results.any_fresh or (logged and results.ranks > 1):
             told = results.step_metrics(exchange=logged)
@@ -275,3 +275,10 @@ class Fit:
                 if metric is None:
                     continue
             self.module.lr_scheduler_step(config.scheduler, metric)
+
+
+def _outputs(output: Any) -> dict[str, Any]:
+    """What on_train_batch_end is given: a dict, and the loss in it without its graph."""
+    found = {} if output is None else output if isinstance(output, dict) else {"loss": output}
+    loss = found.get("loss")
+    return {**found, "loss": loss.detach()} if isinstance(loss, torch.Tensor) else found

@@ -33,8 +33,8 @@ class Learning:
         self.step_end = getattr(module, "training_step_end", None)
         self.giver = "training_step" if self.step_end is None else "training_step_end"
         first = trainer.optimizers[0] if trainer.optimizers else None
-        self.own_step = overridden("optimizer_step", module, LightningModule) or (
-            first is not None and wants_closure(first)
+        self.own_step = first is not None and (
+            overridden("optimizer_step", module, LightningModule) or wants_closure(first)
         )
         takes = inspect.signature(module.training_step).parameters
         self.takes_index = len(takes) > 1 or any(p.kind is p.VAR_POSITIONAL for p in takes.values())
@@ -50,7 +50,7 @@ class Learning:
             warnings.warn("configure_optimizers returned None: nothing is learned in this fit.", stacklevel=2)
 
     def learn(self, batch: Any, index: int, stepping: bool) -> Any:
-        """One batch, number `index` of its epoch; `stepping`: it completes a step. What `training_step` gave, its loss detached."""
+        """One batch, number `index` of its epoch; `stepping`: it completes a step. What `training_step` gave."""
         if not self.automatic:
             return self.forward(batch, index)
         if stepping:
@@ -107,39 +107,42 @@ class Learning:
             )
         if trainer.detect_anomaly:
             refuse_what_is_not_finite(trainer, loss, batch)
-        loss = loss.detach()
-        return {**output, "loss": loss} if isinstance(output, dict) else {"loss": loss}
+        return {**output, "loss": loss} if isinstance(output, dict) else loss
 
     def _step_on(self, batch: Any, index: int) -> Any:
         """The batch that completes a step."""
         trainer = self.trainer
-        if not trainer.optimizers:
-            trainer.global_step += 1
-            return self.gradients(batch, index)
-        optimizer, kept = trainer.optimizers[0], []
+        if self.own_step:
+            output = self._own_step_on(batch, index)
+        else:
+            output = self.gradients(batch, index)
+            optimizer = trainer.optimizers[0] if trainer.optimizers else None
+            if output is None and trainer.precision_plugin.scaler is not None and self._nothing_to_step(optimizer):
+                return None
+            if optimizer is not None:
+                self._complete(optimizer)
+                with self.strategy.stepping(optimizer):
+                    self.step(optimizer)
+        trainer.global_step += 1
+        return output
+
+    def _own_step_on(self, batch: Any, index: int) -> Any:
+        """By the user's optimizer_step, or an optimizer that calls the closure itself, perhaps several times."""
+        trainer, kept = self.trainer, []
 
         def closure() -> Any:
             with torch.enable_grad():
                 kept[:] = [self.gradients(batch, index)]
-            self._complete(optimizer)
-            return kept[0]["loss"] if kept[0] else None
+            self._complete(trainer.optimizers[0])
+            return kept[0]["loss"] if isinstance(kept[0], dict) else kept[0]
 
-        if self.own_step:
-            self.module.optimizer_step(trainer.current_epoch, index, trainer.steppers[0], closure)
-        else:
-            kept.append(self.gradients(batch, index))
-            if kept[0] is None and trainer.precision_plugin.scaler is not None and self._nothing_to_step(optimizer):
-                return None
-            self._complete(optimizer)
-            with self.strategy.stepping(optimizer):
-                self.step(optimizer)
-        trainer.global_step += 1
+        self.module.optimizer_step(trainer.current_epoch, index, trainer.steppers[0], closure)
         return kept[0] if kept else None
 
     @staticmethod
     def _nothing_to_step(optimizer: Any) -> bool:
         """No gradient at all: the scaler would have nothing to look at."""
-        return all(p.grad is None for group in optimizer.param_groups for p in group["params"])
+        return optimizer is None or all(p.grad is None for group in optimizer.param_groups for p in group["params"])
 
     def _complete(self, optimizer: Any) -> None:
         """The gradients are complete: averaged, in their true size, clipped."""

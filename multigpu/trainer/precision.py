@@ -24,6 +24,7 @@ class Precision:
     name     "32-true", "bf16-mixed", …
     dtype    the type that is computed in; for mixed, where autocast deems it safe
     mixed    weights in 32 bit, autocast around the forward
+    plain    nothing to do: no context, no scaler
     scaler   16-mixed: the loss times a large number, so that small gradients do not become 0 in 16 bit; else None
 
     Raises UserError for a name that is unknown, or numbers that the device cannot do.
@@ -39,6 +40,7 @@ class Precision:
             self.name = "bf16-mixed"
         stem, _, how = self.name.partition("-")
         self.dtype, self.mixed, self.device = TYPES[stem], how == "mixed", device
+        self.plain = self.dtype == torch.float32 and not self.mixed
         if stem == "bf16" and device.type != "cpu":
             gpus = torch.get_device_module(device)
             if not gpus.is_bf16_supported(including_emulation=False):
@@ -59,11 +61,6 @@ class Precision:
         if isinstance(batch, dict):
             return type(batch)({key: self.convert_batch(part) for key, part in batch.items()})
         return type(batch)([self.convert_batch(part) for part in batch]) if isinstance(batch, (list, tuple)) else batch
-
-    @property
-    def plain(self) -> bool:
-        """Nothing to do: no context, no scaler."""
-        return self.dtype == torch.float32 and not self.mixed
 
     def context(self) -> AbstractContextManager:
         """Around each step's forward: autocast; or new tensors in the true type."""
