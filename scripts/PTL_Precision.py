@@ -173,8 +173,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 
 # %% [markdown]
 # **All in 16 bit.** Near 1, bfloat16 has a number every 1/128: whoever adds less than half of that adds nothing. Prediction
-# (2), and the CNN with a small learning rate. Mixed precision has its weights in 32 bit, and so the sum of small steps: its
-# curve lies on 32-true's.
+# (2), and the CNN with a small learning rate. Mixed precision has its weights in 32 bit, so its curve lies on 32-true's.
 
 # %% tags=["active-ipynb"]
 # for dtype in (torch.float32, torch.float16, torch.bfloat16):
