@@ -1,8 +1,9 @@
 """What does a user see who made a mistake? One sentence, and the exit code 2."""
 
+import difflib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # what gloo says
 
@@ -25,6 +26,12 @@ class UserError(Exception):
 def counted(number: int, thing: str) -> str:
     """1 GPU, 2 GPUs."""
     return f"{number} {thing}{'s' if number != 1 else ''}"
+
+
+def meant(word: object, known: Iterable[object], cutoff: float = 0.5) -> str:
+    """ "did you mean 'this' or 'that'?", from the known names that look most like `word`; "" where none does."""
+    near = difflib.get_close_matches(str(word), map(str, known), n=2, cutoff=cutoff)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 ENDINGS: list[Callable[[], None]] = []  # of whoever has started further ranks: they end before a mistake is told

@@ -49,8 +49,8 @@ ARGUMENTS = {
     "clip by": ({"gradient_clip_algorithm": "max"}, "gradient_clip_algorithm is 'max': expected 'norm' or 'value'."),
     "over epochs": ({"check_val_every_n_epoch": None}, "check_val_every_n_epoch=None counts over epochs: give val_check"),
     "profiler": ({"profiler": "deep"}, "profiler is 'deep': expected 'simple'"),
-    "misspelt": ({"max_epoch": 3}, "the Trainer has no argument 'max_epoch': did you mean 'max_epochs'?"),
-    "unknown": ({"xyzzy": 3}, "the Trainer has no argument 'xyzzy'."),
+    "misspelt": ({"max_epoch": 3}, "the Trainer has no argument 'max_epoch': did you mean 'max_epochs' or 'min_epochs'?"),
+    "unknown": ({"xyzzy": 3}, "the Trainer has no argument 'xyzzy': see help(Trainer)."),
     "two savers": (
         {"enable_checkpointing": False, "callbacks": [L.callbacks.ModelCheckpoint()]},
         "enable_checkpointing=False, and callbacks holds a ModelCheckpoint: leave one of them out.",

@@ -84,7 +84,9 @@ def on_two_ranks(folder: str) -> dict:
     dealt = deal(
         DataLoader(rows(16), 2, sampler=SubsetRandomSampler(range(16))), (2, launch.find().rank), training=False
     )
+    before = torch.get_rng_state()
     found["evaluated"] = [index for batch in dealt.batch_sampler for index in batch]
+    found["its draws are nobody else's"] = torch.equal(before, torch.get_rng_state())
     strategy = BaguaStrategy("async", sync_interval_ms=5)
     trainer = cpu(strategy=strategy)
     trainer.validate(made(), DataLoader(rows(4), 2), verbose=False)
@@ -136,6 +138,7 @@ def test_a_hook_may_hold_a_collective_while_a_checkpoint_is_made(two):
 
 def test_a_random_sampler_of_the_users_gives_each_row_once_in_an_evaluation(two):
     assert sorted(two[0]["evaluated"] + two[1]["evaluated"]) == list(range(16))
+    assert two[0]["its draws are nobody else's"]
 
 
 def test_asynchronous_averages_begin_again_with_each_fit(two):
@@ -161,8 +164,10 @@ def test_after_a_run_the_model_is_on_the_cpu_without_a_wrapper(request):
     vgpu.start(2)
     for strategy, devices in (("dp", 2), ("auto", 1)):
         model, trainer = made(), cpu(accelerator="vgpu", strategy=strategy, devices=devices)
+        model.configure_optimizers = lambda model=model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         trainer.fit(model, DataLoader(rows(8), 4))
         assert {p.device.type for p in model.parameters()} == {"cpu"} and trainer.model is model
+        assert {v.device.type for s in trainer.optimizers[0].state.values() for v in s.values()} == {"cpu"}
         trainer.test(model, DataLoader(rows(8), 4), verbose=False)
         trainer.fit(model, DataLoader(rows(8), 4))
 

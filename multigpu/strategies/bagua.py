@@ -3,13 +3,12 @@
 `ALGORITHMS` names them. Each is a module of its own, which says what moves.
 """
 
-import difflib
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, meant
 from multigpu.strategies.async_average import AsyncModelAverage
 from multigpu.strategies.bytegrad import ByteGrad
 from multigpu.strategies.ddp import DDPStrategy
@@ -44,9 +43,8 @@ class BaguaStrategy(DDPStrategy):
     ):
         super().__init__(process_group_backend)
         if algorithm not in ALGORITHMS:
-            near = difflib.get_close_matches(str(algorithm), ALGORITHMS, n=2, cutoff=0.4)
-            hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-            raise UserError(f"bagua has no algorithm {algorithm!r}: {hint}There are {', '.join(ALGORITHMS)}.")
+            hint = f"{meant(algorithm, ALGORITHMS, cutoff=0.4)} There are {', '.join(ALGORITHMS)}."
+            raise UserError(f"bagua has no algorithm {algorithm!r}: {hint.strip()}")
         try:
             self.algorithm = ALGORITHMS[algorithm](**keywords)
         except TypeError as error:

@@ -1,9 +1,8 @@
 """Which strategy is meant by a name? The strings that `Trainer(strategy=…)` takes."""
 
-import difflib
 from collections.abc import Callable
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, meant
 from multigpu.strategies.bagua import BaguaStrategy
 from multigpu.strategies.base import Strategy
 from multigpu.strategies.ddp import DDPStrategy
@@ -36,7 +35,6 @@ def named(strategy: str | Strategy) -> Strategy:
     if stem in ("ddp", "ddp_spawn", "ddp_notebook") and wanted in ("true", "false"):
         return STRATEGIES[stem](find_unused_parameters=wanted == "true")
     if strategy not in STRATEGIES:
-        near = difflib.get_close_matches(str(strategy), STRATEGIES, n=2, cutoff=0.5)
-        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-        raise UserError(f"there is no strategy {strategy!r}: {hint}There are {', '.join(map(repr, STRATEGIES))}.")
+        hint = f"{meant(strategy, STRATEGIES)} There are {', '.join(map(repr, STRATEGIES))}."
+        raise UserError(f"there is no strategy {strategy!r}: {hint.strip()}")
     return STRATEGIES[strategy]()

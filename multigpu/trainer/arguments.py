@@ -1,12 +1,11 @@
 """What do the Trainer's arguments mean? Old names, names that are not here, numbers that make no sense, and which strategy."""
 
-import difflib
 import os
 import sys
 from typing import Any
 
 from multigpu import devices as places
-from multigpu.errors import UserError, counted
+from multigpu.errors import UserError, counted, meant
 from multigpu.strategies import Strategy, named
 from multigpu.strategies.accelerators import Accelerator, resolve
 from multigpu.world import World, find, speaks
@@ -56,8 +55,7 @@ def understand_old_names(old: dict[str, Any], new: dict[str, Any]) -> dict[str, 
         elif name in NOT_HERE:
             raise UserError(f"this Trainer has no argument {name!r}, unlike Lightning's: {NOT_HERE[name]}.")
         else:
-            near = difflib.get_close_matches(name, new, n=1)
-            raise UserError(f"the Trainer has no argument {name!r}" + (f": did you mean {near[0]!r}?" if near else "."))
+            raise UserError(f"the Trainer has no argument {name!r}: {meant(name, new) or 'see help(Trainer).'}")
     if understood and speaks():
         was = ", ".join(f"{name}={value!r}" for name, value in old.items())
         now = ", ".join(f"{name}={value!r}" for name, value in understood.items())

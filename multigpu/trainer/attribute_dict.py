@@ -1,7 +1,8 @@
 """How are hyperparameters kept? In a dict whose items are attributes too, which prints as a table."""
 
-import difflib
 from typing import Any
+
+from multigpu.errors import meant
 
 
 class AttributeDict(dict):
@@ -13,9 +14,8 @@ class AttributeDict(dict):
         except KeyError:
             if name.startswith("__"):  # copy and pickle look for methods
                 raise AttributeError(name) from None
-            near = difflib.get_close_matches(name, map(str, self), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(map(str, self)) or 'none'}"
-            raise AttributeError(f"there is no hyperparameter {name!r}{hint}") from None
+            hint = meant(name, self) or f"there are {', '.join(map(str, self)) or 'none'}"
+            raise AttributeError(f"there is no hyperparameter {name!r}; {hint}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value

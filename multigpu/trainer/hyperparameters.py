@@ -1,7 +1,6 @@
 """With which arguments was a model made? save_hyperparameters() keeps them, for checkpoints and logs."""
 
 import copy
-import difflib
 import inspect
 import warnings
 from argparse import Namespace
@@ -12,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, meant
 from multigpu.trainer.attribute_dict import AttributeDict
 
 
@@ -48,8 +47,7 @@ class HyperparametersMixin:
             self._hparams_name = next(same, None)
         else:
             for name in set(args) - set(given):
-                near = difflib.get_close_matches(name, given, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(given) or 'none'}."
+                hint = meant(name, given) or f"there are {', '.join(given) or 'none'}."
                 raise UserError(f"save_hyperparameters({name!r}): __init__ has no such argument: {hint}")
             kept = {name: given[name] for name in args} if args else given
             self._hparams_name = "kwargs" if kept else None

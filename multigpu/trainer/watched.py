@@ -1,13 +1,12 @@
 """Which metric does a callback watch, and which way is better? Asked by ModelCheckpoint and EarlyStopping."""
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, meant
 
 BETTER = {"min": torch.lt, "max": torch.gt}
 WORST = {"min": float("inf"), "max": -float("inf")}
@@ -23,10 +22,10 @@ def checked_mode(mode: str, who: str) -> str:
 def missing(monitor: str, names: Iterable[str], who: str) -> UserError:
     """The error that says that nobody logged `monitor`; `names` are the metrics that exist."""
     names = sorted(names)
-    near = difflib.get_close_matches(monitor, names, n=1)
+    near = meant(monitor, names)
     have = f"the metrics are {', '.join(names)}" if names else "no metric was logged yet"
-    hint = f"did you mean {near[0]!r}?" if near else f"call self.log({monitor!r}, ...) in the LightningModule."
-    if monitor.startswith(("val", "test")) and not (near and near[0][:3] == monitor[:3]):
+    hint = near or f"call self.log({monitor!r}, ...) in the LightningModule."
+    if monitor.startswith(("val", "test")) and f"'{monitor[:3]}" not in near:
         hint = (
             f"log it in validation_step, and let a validation run before it is asked for ({who} asks after each epoch)."
         )
