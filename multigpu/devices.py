@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from multigpu.errors import UserError, counted
+from multigpu.nested import mapped
 from multigpu.world import World
 
 CLASSROOM = "multigpu-classroom"  # the ClusterName of `multigpu slurm up`
@@ -114,9 +115,5 @@ def describe(world: World, device: torch.device, each: int = 1) -> str:
 
 
 def on_the_cpu(value: Any) -> Any:
-    """A value with its tensors detached, on the CPU: in dicts, lists and tuples, whatever they are nested in."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {key: on_the_cpu(part) for key, part in value.items()}
-    return type(value)([on_the_cpu(part) for part in value]) if type(value) in (list, tuple) else value
+    """A value with its tensors detached, on the CPU, whatever they are nested in."""
+    return mapped(value, lambda tensor: tensor.detach().cpu())

@@ -14,7 +14,7 @@ MODULES = sorted((ROOT / "multigpu").rglob("*.py"))
 # A module may import what stands before it, never what stands after it. A package stands in one place, whole: from
 # outside it is one name, and its modules may import one another, in an order that test_a_package_has_an_order knows.
 LAYERS = (
-    ("errors", "files"),
+    ("errors", "files", "nested"),
     ("world",),
     ("launch", "rendezvous", "devices", "data", "models", "plots", "flags", "slurm_conf", "probes", "ranks", "wire"),
     ("metrics", "proof", "checkpoint", "slurm_processes", "probes_software", "tf_config", "horovodrun", "slow_link"),
@@ -50,7 +50,7 @@ PACKAGES = {
             "gradient_allreduce",
             "low_precision",
         ),
-        ("dp", "ddp", "pipeline", "horovod", "qadam"),
+        ("single", "dp", "ddp", "pipeline", "horovod", "qadam"),
         ("spawn", "ddp2", "horovod_strategy", "bagua"),
         ("names",),
         ("costs",),
@@ -67,7 +67,7 @@ PACKAGES = {
             "profiler",
             "table",
         ),
-        ("anomaly", "hooks", "optimizers", "precision", "results", "seed", "signals"),
+        ("anomaly", "hooks", "optimizers", "precision", "results", "seed", "signals", "summary"),
         ("checkpoint_times", "early_stopping", "lr_monitor", "progress", "timer", "hyperparameters", "logger"),
         ("model_checkpoint", "csv_logger", "tensorboard_logger", "dataloaders", "datamodule", "module", "transfer"),
         ("callbacks", "loggers", "hooking"),

@@ -218,7 +218,8 @@ FITS = {
 def test_what_only_shows_in_fit(tmp_path, case):
     keywords, expected = FITS[case]
     net, keywords = changed(), dict(keywords)
-    net.__dict__.update(keywords.pop("net", {}))
+    for name, value in keywords.pop("net", {}).items():
+        setattr(net, name, value)
     assert expected in refusal(lambda: fit(tmp_path, net, **keywords))
 
 

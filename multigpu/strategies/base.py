@@ -61,6 +61,11 @@ class Strategy:
         """Run `function(*args)` in all processes of the run, and give back what it returns on rank 0."""
         return function(*args)
 
+    @property
+    def root_device(self) -> torch.device:
+        """Lightning's name for `device`."""
+        return self.device
+
     def connect(self) -> None:
         """Find this process's place and its device, and meet the other ranks."""
         self.devices = self.own_devices()

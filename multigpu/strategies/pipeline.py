@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from multigpu.errors import UserError, counted
+from multigpu.nested import mapped, tensors
 from multigpu.strategies.base import Strategy
 
 
@@ -88,7 +89,10 @@ class PipelineStrategy(Strategy):
             )
         sizes = [len(part) for part in torch.arange(rows).tensor_split(self.micro_batches)]
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        return [(_cut(batch, at, at + n), n / rows) for at, n in zip(starts, sizes, strict=True)]
+        return [
+            (mapped(batch, lambda tensor, at=at, n=n: tensor[at : at + n]), n / rows)
+            for at, n in zip(starts, sizes, strict=True)
+        ]
 
 
 def _fetch(device: torch.device) -> Any:
@@ -101,15 +105,4 @@ def _fetch(device: torch.device) -> Any:
 
 def _rows(batch: Any) -> int | None:
     """The length of dimension 0 of the first tensor in the batch."""
-    if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.ndim else None
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((rows for part in parts if (rows := _rows(part)) is not None), None)
-
-
-def _cut(batch: Any, start: int, end: int) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch[start:end]
-    if isinstance(batch, dict):
-        return {key: _cut(part, start, end) for key, part in batch.items()}
-    return type(batch)(_cut(part, start, end) for part in batch) if isinstance(batch, (list, tuple)) else batch
+    return next((len(tensor) for tensor in tensors(batch) if tensor.ndim), None)

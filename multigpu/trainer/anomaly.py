@@ -5,13 +5,14 @@ from typing import Any
 import torch
 
 from multigpu.errors import UserError
+from multigpu.nested import tensors
 
 
 def refuse_what_is_not_finite(trainer: Any, loss: torch.Tensor, batch: Any) -> None:
     """Raises UserError that names the step and the tensor: a weight, the batch, the loss, or a gradient."""
     weights = list(trainer.lightning_module.named_parameters())
     suspects = [(f"the weight {name!r}", weight) for name, weight in weights]
-    suspects += [(f"the batch's tensor {place}", tensor) for place, tensor in enumerate(_tensors(batch))]
+    suspects += [(f"the batch's tensor {place}", tensor) for place, tensor in enumerate(tensors(batch))]
     suspects += [("the loss", loss)]
     suspects += [(f"the gradient of {name!r}", weight.grad) for name, weight in weights if weight.grad is not None]
     for what, tensor in suspects:
@@ -23,10 +24,3 @@ def refuse_what_is_not_finite(trainer: Any, loss: torch.Tensor, batch: Any) -> N
                 f"gradients, or look at the data.",
                 quiet=False,
             )
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]

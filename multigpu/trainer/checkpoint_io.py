@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
@@ -118,12 +119,12 @@ def loops(trainer: Any) -> dict:
     }
 
 
-def read(path: str | Path, map_location: Any = "cpu") -> dict:
-    """Raises UserError if there is none, or it is none."""
+def read(path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None) -> dict:
+    """Raises UserError if there is none, or it is none; unless weights_only=False, also for more than numbers and texts."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            content = torch.load(path, map_location=map_location, weights_only=True)
+            content = torch.load(path, map_location=map_location, weights_only=weights_only is not False)
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint {path}: give another path.") from None
     except IsADirectoryError:
@@ -131,8 +132,8 @@ def read(path: str | Path, map_location: Any = "cpu") -> dict:
     except Exception as error:  # a damaged file can make the unpickler raise anything
         if what := re.search(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)", str(error)):
             raise UserError(
-                f"{path} holds objects that are more than numbers and texts ({what[1]}): load it with "
-                f"torch.load(…, weights_only=False) if you trust who made it, and save what you need."
+                f"{path} holds objects that are more than numbers and texts ({what[1]}): give weights_only=False if you "
+                f"trust who made it."
             ) from None
         raise UserError(f"{path} is truncated or not a checkpoint: give another.") from None
     if not isinstance(content, dict) or "state_dict" not in content:
@@ -140,14 +141,22 @@ def read(path: str | Path, map_location: Any = "cpu") -> dict:
     return content
 
 
-def refuse_another_class(module: torch.nn.Module, content: dict, path: str | Path) -> None:
-    """Raises UserError, before anything is changed, naming the first tensor that does not fit."""
-    here = {key: tuple(value.shape) for key, value in module.state_dict().items()}
-    there = {key: tuple(value.shape) for key, value in content["state_dict"].items()}
-    for key in [*here, *there]:
-        if here.get(key) != there.get(key):
-            a, b = there.get(key, "missing"), here.get(key, "missing")
-            raise UserError(f"{path} does not fit {type(module).__name__}: {key} is {a} there and {b} here.")
+def load_weights(module: torch.nn.Module, content: dict, path: str | Path, strict: bool) -> None:
+    """Raises UserError that names the first tensor that does not fit; the module is then as it was."""
+    now = {
+        key: value
+        for key, value in module.state_dict().items()
+        if isinstance(value, torch.Tensor) and not is_lazy(value)
+    }
+    before = {key: value.clone() for key, value in now.items()}  # torch loads what fits before it refuses the rest
+    try:
+        module.load_state_dict(content["state_dict"], strict=strict)
+    except RuntimeError as error:
+        module.load_state_dict(before, strict=False)
+        there, here = ({k: str(tuple(v.shape)) for k, v in part.items()} for part in (content["state_dict"], before))
+        key = next((key for key in {**here, **there} if here.get(key) != there.get(key)), None)
+        what = f"{key} is {there.get(key, 'missing')} there and {here.get(key, 'missing')} here" if key else f"{error}"
+        raise UserError(f"{path} does not fit {type(module).__name__}: {what}.") from None
 
 
 def construct(cls: type, content: dict, path: str | Path, strict: bool | None, keywords: dict) -> Any:
@@ -162,17 +171,15 @@ def construct(cls: type, content: dict, path: str | Path, strict: bool | None, k
         stored = {name: {**stored, **keywords.pop(name, {})}}
     arguments = {key: value for key, value in {**stored, **keywords}.items() if every or key in takes}
     try:
-        module = cls(**arguments)
+        inspect.signature(cls).bind(**arguments)
     except TypeError as error:
         raise UserError(
             f"{cls.__name__} cannot be made from {path} ({error}): give the missing arguments to load_from_checkpoint, or call "
             f"self.save_hyperparameters() in __init__."
         ) from None
+    module = cls(**arguments)
     module.on_load_checkpoint(content)
-    strict = module.strict_loading if strict is None else strict
-    if strict:
-        refuse_another_class(module, content, path)
-    module.load_state_dict(content["state_dict"], strict=strict)
+    load_weights(module, content, path, module.strict_loading if strict is None else strict)
     return module
 
 
@@ -180,9 +187,7 @@ def restore(trainer: Any, content: dict, path: str | Path) -> None:
     """The model; and in `fit`, all else that the run needs to go on."""
     module = trainer.lightning_module
     module.on_load_checkpoint(content)
-    if module.strict_loading:
-        refuse_another_class(module, content, path)
-    module.load_state_dict(content["state_dict"], strict=module.strict_loading)
+    load_weights(module, content, path, module.strict_loading)
     datamodule = trainer.datamodule
     if datamodule is not None and type(datamodule).__qualname__ in content:
         datamodule.load_state_dict(content[type(datamodule).__qualname__])

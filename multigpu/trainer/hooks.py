@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from multigpu.nested import mapped
+
 
 class DataHooks:
     """Where the batches come from. A LightningModule and a LightningDataModule have them."""
@@ -99,13 +101,9 @@ def overridden(name: str, thing: object, base: type) -> bool:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch's tensors on `device`: in tuples, lists, dicts, dataclass-like objects with a `.to`; the rest as it is."""
-    if isinstance(batch, torch.Tensor):
-        return batch if batch.device == device else batch.to(device, non_blocking=device.type != "cpu")
-    if isinstance(batch, dict):
-        return type(batch)({key: to_device(part, device) for key, part in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(part, device) for part in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)([to_device(part, device) for part in batch])
-    return batch.to(device) if hasattr(batch, "to") and not isinstance(batch, nn.Module) else batch
+    """The batch's tensors on `device`, and what else has a `.to`; the rest as it is."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")
+
+    return mapped(batch, moved, lambda p: p.to(device) if hasattr(p, "to") and not isinstance(p, nn.Module) else p)

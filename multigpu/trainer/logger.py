@@ -79,6 +79,12 @@ class Logger:
         self.save()
 
 
+class DummyLogger(Logger):
+    """It takes everything, and keeps nothing."""
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None: ...
+
+
 class FolderLogger(Logger):
     """A logger that writes to <save_dir>/<name>/version_<version>, where `version` is one more than the last there."""
 

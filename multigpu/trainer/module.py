@@ -25,10 +25,18 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.automatic_optimization = True
+        self._automatic_optimization = True
         self.strict_loading = True
         self.example_input_array: Any = None
         self.__dict__["_trainer"] = None  # not a submodule, and cheap to read
+
+    @property
+    def automatic_optimization(self) -> bool:  # a property, so that a class may say `automatic_optimization = False`
+        return self._automatic_optimization
+
+    @automatic_optimization.setter
+    def automatic_optimization(self, automatic: bool) -> None:
+        self._automatic_optimization = automatic
 
     # ---- what the user writes -----------------------------------------------------------------------------------
 
@@ -84,10 +92,10 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
                 rank_zero_only,
             )  # fmt: skip
 
-    def log_dict(self, dictionary: Mapping[str, Any], **keywords: Any) -> None:
-        """`log` for each name and value."""
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
+        """`log` for each name and value; what follows is as there."""
         for name, value in dictionary.items():
-            self.log(name, value, **keywords)
+            self.log(name, value, *args, **keywords)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """On rank 0 alone."""
@@ -249,15 +257,17 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         map_location: Any = None,
         hparams_file: Any = None,
         strict: bool | None = None,
+        weights_only: bool | None = None,
         **kwargs: Any,
     ) -> "LightningModule":
         """A module made with the hyperparameters in the checkpoint, overridden by `kwargs`, with its weights.
 
-        Ours, and those of the real Lightning. Raises UserError if the checkpoint does not fit this class.
+        Ours, and those of the real Lightning. weights_only=False reads any object, and so runs whatever code the file
+        holds: for files that you trust. Raises UserError if the checkpoint does not fit this class.
         """
         from multigpu.trainer.checkpoint_io import construct, read
 
-        checkpoint = read(checkpoint_path, map_location or "cpu")
+        checkpoint = read(checkpoint_path, map_location or "cpu", weights_only)
         return construct(cls, checkpoint, checkpoint_path, strict, kwargs)
 
     def __getstate__(self) -> dict:

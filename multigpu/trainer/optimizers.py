@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from inspect import signature
 from typing import Any
 
 import torch
@@ -108,5 +109,6 @@ class Stepper:
 
 
 def wants_closure(optimizer: Optimizer) -> bool:
-    """LBFGS computes the loss several times a step."""
-    return isinstance(optimizer, torch.optim.LBFGS)
+    """Does its `step` compute the loss itself, perhaps several times? LBFGS's, and any that cannot be called without."""
+    closure = signature(optimizer.step).parameters.get("closure")
+    return isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is closure.empty)

@@ -6,7 +6,9 @@ from typing import Any
 
 from multigpu.errors import UserError
 from multigpu.trainer import loggers
-from multigpu.trainer.callbacks import ModelCheckpoint, Timer, TQDMProgressBar
+from multigpu.trainer.callbacks import Callback, ModelCheckpoint, ProgressBar, Timer, TQDMProgressBar
+from multigpu.trainer.hooks import overridden
+from multigpu.trainer.logger import DummyLogger
 from multigpu.trainer.profiler import SimpleProfiler
 
 
@@ -35,8 +37,10 @@ def profiler_for(wanted: Any) -> Any:
 
 def loggers_for(trainer: Any, wanted: Any) -> list:
     """None and True mean TensorBoard where it is installed, else a CSV file."""
-    if wanted is False or trainer.fast_dev_run:  # a trial leaves nothing behind
+    if wanted is False:
         return []
+    if trainer.fast_dev_run:  # a trial leaves nothing behind
+        return [DummyLogger()]
     if wanted in (None, True):
         board = importlib.util.find_spec("tensorboard") is not None
         return [(loggers.TensorBoardLogger if board else loggers.CSVLogger)(trainer.default_root_dir)]
@@ -53,10 +57,15 @@ def callbacks_for(trainer: Any, given: Any, checkpointing: bool | None, bar: boo
         found, checkpointing = [cb for cb in found if cb not in own], False
     if checkpointing is not False and not own:
         found.append(ModelCheckpoint())
-    if bar is not False and not any(isinstance(cb, TQDMProgressBar) for cb in found):
+    if bar is not False and not any(isinstance(cb, ProgressBar) for cb in found):
         found.append(TQDMProgressBar())
     if max_time is not None:
         found.append(Timer(max_time))
+    keys = [cb.state_key for cb in found if overridden("state_dict", cb, Callback)]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise UserError(
+            f"two callbacks keep their state as {twice!r}, so one would get the other's back: override state_key in one."
+        )
     return in_order(found)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from multigpu.errors import UserError
+from multigpu.nested import mapped
 
 # What users write → Lightning's name today. Plain 16 means mixed: the weights stay in 32 bit.
 NAMES = {
@@ -56,11 +57,7 @@ class Precision:
         """The batch's floating numbers in the true type."""
         if self.mixed or self.dtype == torch.float32:
             return batch
-        if isinstance(batch, torch.Tensor):
-            return batch.to(self.dtype) if batch.is_floating_point() else batch
-        if isinstance(batch, dict):
-            return type(batch)({key: self.convert_batch(part) for key, part in batch.items()})
-        return type(batch)([self.convert_batch(part) for part in batch]) if isinstance(batch, (list, tuple)) else batch
+        return mapped(batch, lambda tensor: tensor.to(self.dtype) if tensor.is_floating_point() else tensor)
 
     def context(self) -> AbstractContextManager:
         """Around each step's forward: autocast; or new tensors in the true type."""

@@ -18,6 +18,7 @@ from multigpu.trainer.module import LightningModule
 from multigpu.trainer.optimizers import Stepper
 from multigpu.trainer.precision import Precision
 from multigpu.trainer.results import PIECE, Results
+from multigpu.trainer.summary import introduce
 from multigpu.trainer.transfer import own_transfer
 
 NEEDS = {
@@ -163,7 +164,7 @@ def _checkpoint(trainer: Any, ckpt_path: Any) -> tuple[dict, str] | None:
         if not known[ckpt_path]:
             raise UserError(f"ckpt_path={ckpt_path!r}, and no ModelCheckpoint has saved such a one: give a file.")
         ckpt_path = known[ckpt_path]
-    return checkpoint_io.read(ckpt_path), str(Path(ckpt_path))
+    return checkpoint_io.read(ckpt_path, weights_only=trainer.weights_only), str(Path(ckpt_path))
 
 
 def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> None:
@@ -204,7 +205,7 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
     trainer.steppers = [Stepper(optimizer, trainer) for optimizer in trainer.optimizers]
     if loaded:
         checkpoint_io.restore_training(trainer, *loaded)
-    _introduce(trainer)
+    introduce(trainer)
     hooking.call(trainer, "on_fit_start")
     if validation and trainer.num_sanity_val_steps and not loaded:
         _sanity_check(trainer, validation)
@@ -217,30 +218,6 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
         trainer.fitting.run()
     trainer.training = False
     hooking.call(trainer, "on_fit_end")
-
-
-def _introduce(trainer: Any) -> None:
-    model = trainer.lightning_module
-    if trainer.is_global_zero and trainer.enable_model_summary:
-        sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-        total, learn = sum(n for n, _ in sizes), sum(n for n, learns in sizes if learns)
-        still = "" if total == learn else f", of which {learn:,} learn"
-        trainer.print(f"{type(model).__name__}: {total:,} parameters{still}; {_where(trainer)}")
-    hyper: dict[str, Any] = {}
-    for part in (model, trainer.datamodule):
-        if part is not None and getattr(part, "_log_hyperparams", False):
-            hyper |= part.hparams_initial
-    for logger in trainer.loggers:
-        if hyper:
-            logger.log_hyperparams(hyper)
-        logger.log_graph(model)
-        logger.save()
-
-
-def _where(trainer: Any) -> str:
-    strategy = trainer.strategy
-    kind = strategy.device.type
-    return f"{strategy.name} on {counted(trainer.world_size, 'rank')}, {kind}, {trainer.precision_plugin.name}"
 
 
 def _sanity_check(trainer: Any, validation: Evaluation) -> None:
@@ -281,12 +258,13 @@ def _evaluation(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any])
 
 def _loader(trainer: Any, name: str, given: dict[str, Any]) -> Any:
     """The dataloader that was given, else the data module's, else the module's; None if there is none."""
-    if given.get(name) is not None:
-        return given[name]
+    found = given.get(name)
     for source, base in ((trainer.datamodule, DataHooks), (trainer.lightning_module, LightningModule)):
-        if source is not None and overridden(LOADERS[name], source, base):
-            return getattr(source, LOADERS[name])()
-    return None
+        if found is None and source is not None and overridden(LOADERS[name], source, base):
+            found = getattr(source, LOADERS[name])()
+    if name != "train":
+        setattr(trainer, f"{name}_dataloaders", found)
+    return found
 
 
 def estimated_steps(trainer: Any) -> float:

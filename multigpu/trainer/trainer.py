@@ -15,7 +15,7 @@ from torch import nn
 from multigpu.errors import speak_plainly
 from multigpu.strategies import Strategy
 from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, optimizers, parts, spawned, stages
-from multigpu.trainer.callbacks import ModelCheckpoint, TQDMProgressBar
+from multigpu.trainer.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.optimizers import Stepper
 from multigpu.trainer.results import Results, Told
@@ -100,7 +100,8 @@ class Trainer:
         self.num_val_batches: list = []
         self.num_test_batches: list = []
         self.num_predict_batches: list = []
-        self.return_predictions = True
+        self.return_predictions, self.weights_only = True, None
+        self.val_dataloaders = self.test_dataloaders = self.predict_dataloaders = None
         self.ckpt_path: str | None = None
         self.checkpoint: dict | None = None  # brought back from spawned ranks, which this process could not make
         self.train_dataloader: Any = None
@@ -112,27 +113,34 @@ class Trainer:
     # ---- what the user calls ------------------------------------------------------------------------------------
 
     def fit(self, model: LightningModule, train_dataloaders: Any = None, val_dataloaders: Any = None,
-            datamodule: Any = None, ckpt_path: str | Path | None = None) -> None:  # fmt: skip
+            datamodule: Any = None, ckpt_path: str | Path | None = None, weights_only: bool | None = None) -> None:  # fmt: skip
         """Train; with `ckpt_path` ("best", "last" or a file), go on from there as if the run had never stopped.
 
         But for bagua's algorithms whose ranks have different weights: a checkpoint holds rank 0's, and all go on from them.
+        weights_only=False reads a checkpoint that holds any objects: for files that you trust.
         """
+        self.weights_only = weights_only
         self._run("fit", model, datamodule, ckpt_path, train=train_dataloaders, val=val_dataloaders)
 
     def validate(self, model: LightningModule | None = None, dataloaders: Any = None,
-                 ckpt_path: str | Path | None = None, verbose: bool = True, datamodule: Any = None) -> list[dict]:  # fmt: skip
+                 ckpt_path: str | Path | None = None, verbose: bool = True, datamodule: Any = None,
+                 weights_only: bool | None = None) -> list[dict]:  # fmt: skip
         """The metrics over all samples, each once: a dict for each dataloader."""
+        self.weights_only = weights_only
         return self._told(self._run("validate", model, datamodule, ckpt_path, val=dataloaders), verbose)
 
     def test(self, model: LightningModule | None = None, dataloaders: Any = None,
-             ckpt_path: str | Path | None = None, verbose: bool = True, datamodule: Any = None) -> list[dict]:  # fmt: skip
+             ckpt_path: str | Path | None = None, verbose: bool = True, datamodule: Any = None,
+             weights_only: bool | None = None) -> list[dict]:  # fmt: skip
         """As `validate`, by `test_step`."""
+        self.weights_only = weights_only
         return self._told(self._run("test", model, datamodule, ckpt_path, test=dataloaders), verbose)
 
     def predict(self, model: LightningModule | None = None, dataloaders: Any = None, datamodule: Any = None,
-                return_predictions: bool | None = None, ckpt_path: str | Path | None = None) -> list | None:  # fmt: skip
+                return_predictions: bool | None = None, ckpt_path: str | Path | None = None,
+                weights_only: bool | None = None) -> list | None:  # fmt: skip
         """What `predict_step` gave for each batch, in order, from all ranks, on all ranks; None if that is not wanted."""
-        self.return_predictions = return_predictions is not False
+        self.return_predictions, self.weights_only = return_predictions is not False, weights_only
         return self._run("predict", model, datamodule, ckpt_path, predict=dataloaders)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
@@ -142,7 +150,7 @@ class Trainer:
     def print(self, *args: Any, **kwargs: Any) -> None:
         """On rank 0 alone, without tearing the progress bar."""
         if self.is_global_zero:
-            bar = next((cb for cb in self.callbacks if isinstance(cb, TQDMProgressBar)), None)
+            bar = self.progress_bar_callback
             (bar.print if bar else print)(*args, **kwargs)
 
     # ---- a run --------------------------------------------------------------------------------------------------
@@ -260,13 +268,21 @@ class Trainer:
     is_global_zero = property(lambda self: self.strategy.is_global_zero)
     num_devices = property(lambda self: len(getattr(self.strategy, "devices", [])) or self.accelerator.count or 1)
     logger = property(lambda self: self.loggers[0] if self.loggers else None)
-    log_dir = property(lambda self: self.loggers[0].log_dir if self.loggers else self.default_root_dir)
+    log_dir = property(lambda self: (self.loggers[0].log_dir if self.loggers else None) or self.default_root_dir)
     checkpoint_callbacks = property(lambda self: [cb for cb in self.callbacks if isinstance(cb, ModelCheckpoint)])
     checkpoint_callback = property(lambda self: next(iter(self.checkpoint_callbacks), None))
+    early_stopping_callbacks = property(lambda self: [cb for cb in self.callbacks if isinstance(cb, EarlyStopping)])
+    early_stopping_callback = property(lambda self: next(iter(self.early_stopping_callbacks), None))
+    progress_bar_callback = property(
+        lambda self: next((cb for cb in self.callbacks if isinstance(cb, ProgressBar)), None)
+    )
     progress_bar_metrics = property(lambda self: {name: float(value) for name, value in self._bar.items()})
     validating = property(lambda self: self.evaluating is not None and self.evaluating.stage == "validate")
     testing = property(lambda self: self.evaluating is not None and self.evaluating.stage == "test")
     predicting = property(lambda self: self.evaluating is not None and self.evaluating.stage == "predict")
     received_sigterm = property(lambda self: bool(self.signals.asked))
     estimated_stepping_batches = property(lambda self: stages.estimated_steps(self))
+    is_last_batch = property(lambda self: self.fitting is not None and self.fitting.last)
+    node_rank = property(lambda self: self.strategy.world.rank // self.strategy.world.local_size)
+    fit_loop = property(lambda self: self)  # what Lightning's loop holds is here: trainer.fit_loop.max_epochs = 20
     enable_validation = property(lambda self: self.fitting is not None and self.fitting.validation is not None)

@@ -2,27 +2,25 @@
 
 from typing import Any
 
-from multigpu.trainer.hooks import DataHooks, to_device
+from multigpu.trainer.hooks import DataHooks, overridden, to_device
 
 HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-def own_transfer(*things: Any) -> Any:
-    """The first of `things` whose class has such hooks of its own; None if no one has."""
-    for thing in things:
-        if thing is not None and any(getattr(type(thing), name) is not getattr(DataHooks, name) for name in HOOKS):
-            return thing
-    return None
+def own_transfer(datamodule: Any, module: Any) -> list | None:
+    """The three hooks, each from whoever has written it, the data module first; None if nobody has written any."""
+    owners = [next((o for o in (datamodule, module) if overridden(name, o, DataHooks)), None) for name in HOOKS]
+    if not any(owners):
+        return None
+    return [getattr(owner or module, name) for name, owner in zip(HOOKS, owners, strict=True)]
 
 
 def transfer(trainer: Any, batch: Any, loader: int = 0) -> Any:
     """The batch on this rank's device, in the run's numbers."""
     if not trainer.precision_plugin.plain:
         batch = trainer.precision_plugin.convert_batch(batch)
-    source = trainer.own_transfer
-    if source is None:
-        device = trainer.strategy.device
+    device = trainer.strategy.device
+    if trainer.own_transfer is None:
         return batch if device.type == "cpu" else to_device(batch, device)  # a dataloader's batches are on the CPU
-    batch = source.on_before_batch_transfer(batch, loader)
-    batch = source.transfer_batch_to_device(batch, trainer.strategy.device, loader)
-    return source.on_after_batch_transfer(batch, loader)
+    before, move, after = trainer.own_transfer
+    return after(move(before(batch, loader), device, loader), loader)

@@ -1,0 +1,43 @@
+"""What is done to each tensor of a batch? In dicts, lists, tuples and dataclasses, whatever they are nested in."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+
+def mapped(value: Any, function: Callable[[torch.Tensor], Any], rest: Callable[[Any], Any] = lambda part: part) -> Any:
+    """`value` with `function` of its tensors in their places, and `rest` of whatever else is in it. A container is new."""
+
+    def each(part: Any) -> Any:
+        return mapped(part, function, rest)
+
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        new = copy.copy(value) if hasattr(value, "__setitem__") else dict(value)  # a defaultdict stays one
+        for key, part in value.items():
+            new[key] = each(part)
+        return new
+    if isinstance(value, (list, tuple)):
+        return type(value)(*map(each, value)) if hasattr(value, "_fields") else type(value)(map(each, value))
+    if is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "to"):
+        return replace(value, **{f.name: each(getattr(value, f.name)) for f in fields(value) if f.init})
+    return rest(value)
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in `value`, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    parts: Iterable = ()
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = (getattr(value, field.name) for field in fields(value))
+    for part in parts:
+        yield from tensors(part)
