@@ -1,5 +1,6 @@
 """What did `configure_optimizers` return? Optimizers, and for each scheduler when it steps."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -71,11 +72,14 @@ def _parts(returned: Any) -> tuple[list[Optimizer], list[tuple[Any, str | None]]
 def _schedule(scheduler: Any, monitor: str | None, automatic: bool) -> Schedule:
     told = dict(scheduler) if isinstance(scheduler, dict) else {"scheduler": scheduler}
     unknown = set(told) - {field.name for field in fields(Schedule)}
-    if unknown or "scheduler" not in told:
+    if "scheduler" not in told:
         raise UserError(
             f"an lr_scheduler dict has the keys {sorted(told)}: expected 'scheduler', and perhaps 'interval', 'frequency', "
             f"'monitor', 'strict', 'name'."
         )
+    for key in unknown:  # as Lightning, which people's code was written for
+        warnings.warn(f"an lr_scheduler dict has a key {key!r}, which means nothing here.", stacklevel=3)
+        del told[key]
     told.setdefault("monitor", monitor)
     told.setdefault("reduce_on_plateau", isinstance(told["scheduler"], ReduceLROnPlateau))
     schedule = Schedule(**told)
