@@ -82,7 +82,7 @@ def compared(name: str, told: list[dict], model: nn.Module, test: TensorDataset,
 
     The spread is the largest distance of a rank's weights from the mean over the ranks, at the moments of the copies.
     """
-    every = torch.stack([torch.stack(rank["weights"]) for rank in told])  # (ranks, moments, N)
+    every = torch.stack([torch.stack(rank["weights"]) for rank in told]).double()  # (ranks, moments, N)
     first, ends = told[0], told[0]["ends"]
     nn.utils.vector_to_parameters(first["weights"][-1], model.parameters())
     with torch.no_grad():
@@ -99,7 +99,7 @@ def compared(name: str, told: list[dict], model: nn.Module, test: TensorDataset,
 
 def table(rows: dict[str, dict], ranks: int) -> str:
     """All rows, rounded to what is the same in each run; `from_serial` is in a row where it was asked for."""
-    lines = [f"{ranks} ranks{'':27}  loss  accuracy  bytes predicted  counted  spread at end  from serial"]
+    lines = [f"{counted(ranks, 'rank'):34}  loss  accuracy  bytes predicted  counted  spread at end  from serial"]
     for name, row in rows.items():
         away = row.get("from_serial")
         serial = "" if away is None else "within 1e-5" if away <= 1e-5 else f"{away:.0e}"
@@ -129,7 +129,7 @@ def measured(
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, script, "--strategy", *names, *map(str, flags), "--out", folder]
         silent = ["sh", "-c", 'exec "$@" >/dev/null', "sh"]
-        if slow_link.run([*silent, *command], megabits, OMP_NUM_THREADS="1"):
+        if slow_link.run([*silent, *command], megabits, OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR"):
             raise UserError("a rank on the slow link has failed: its message stands above.")
         found = json.loads((Path(folder) / "metrics.json").read_text())["strategies"]
     for name in names:
@@ -228,6 +228,12 @@ def report(rows: dict[str, dict], exact: Sequence[str], args: Namespace, world: 
         verb = "equals" if len(away) == 1 else "equal"
         what = f"{', '.join(away)} {verb} one process after {counted(args.epochs, 'epoch')}"
         verdict = proof.verdict(what, max(away.values()), 1e-5)
+    elif args.prove:
+        print("proof: none of these is meant to equal one process; how far away each is, says the table")
+    if times := {n: 1e3 * row["link_seconds_measured"] for n, row in rows.items() if "link_seconds_measured" in row}:
+        slow = times.get("ddp", max(times.values()))
+        each = (f"{name} {ms:.0f} ({slow / ms:.1f} times as fast)" for name, ms in times.items())
+        print(f"measured at {args.link:g} Mbit/s, ms a step: {', '.join(each)}")
     pictures = {"bytes": bytes_picture(rows), "spread": spread_picture(rows), "link": link_picture(rows, args.link)}
     paths = [plots.save(picture, args.out / f"{name}.png") for name, picture in pictures.items()]
     print("figures:", *paths)

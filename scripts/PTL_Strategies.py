@@ -128,7 +128,7 @@ class Digits(L.LightningModule):
 
 
 # %% [markdown]
-# ## Step 3 · Train
+# ## Step 2 · Train
 # One `Trainer` for all: only the name differs. Ranks of `ddp2` stand for nodes, each with two devices.
 
 
@@ -165,7 +165,7 @@ def main(args: argparse.Namespace) -> None:
     args.batch_size, _ = flags.split(args.batch_size, args.ranks)
     by_themselves = (*ONE_PROCESS, "ddp_spawn")
     possible = [name for name in NAMES if world.size == 1 or name not in (*by_themselves, "ddp2")]
-    names = possible if args.strategy == ["all"] else args.strategy
+    names = possible if "all" in args.strategy else args.strategy
     for name in names:
         by_name(name)  # a wrong name is told before anything starts
     if world.rank == 0:
@@ -223,7 +223,7 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # some = "ddp bagua:bytegrad bagua:low_precision_decentralized bagua:decentralized:shift_one"
-# !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --strategy {some} --ranks 4 --epochs 3 --out results/10-four
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --strategy {some} --ranks 4 --epochs 1 --out results/10-four
 
 # %% [markdown]
 # **A slow link.** *Predict: a quarter of the bytes, so how many times as fast?* As root the cell joins two network namespaces
@@ -232,13 +232,13 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # from multigpu import slow_link
 # more = f"{some} --hidden 1024 --epochs 1 {'' if slow_link.obstacle() else '--measure-link'}"
-# !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --strategy {more} --out results/10-link 2>/dev/null
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --strategy {more} --out results/10-link
 # link_picture(json.loads(Path("results/10-link/metrics.json").read_text())["strategies"], 100)
 
 # %% [markdown]
 # Time falls less than bytes do: bytegrad computes its bytes, and sends twice in a row. `shift_one`'s 4N take as long as 8N/2.
 #
-# | You have | Take | Cell |
+# | You have | Take | Why, or where |
 # |---|---|---|
 # | GPUs with fast links, or no reason | `ddp` | exact; hidden behind backward |
 # | a notebook | `ddp_spawn` | the same numbers |

@@ -33,7 +33,6 @@ class AsyncModelAverage:
             raise UserError(f"sync_interval_ms={sync_interval_ms}, warmup_steps={warmup_steps}: none is below 0.")
         self.interval, self.warmup = sync_interval_ms / 1000, warmup_steps
         self.size, self.syncs, self.made = 1, 0, 0  # ranks; exchanges, and steps of this rank
-        self.lock, self.stop = threading.Lock(), threading.Event()
         self.locked = False  # the training thread has the lock
         self.failure: BaseException | None = None
         self.thread: threading.Thread | None = None
@@ -50,7 +49,7 @@ class AsyncModelAverage:
         """The model itself, with hooks; in DDP if there is a warm-up, after which DDP is silent. A collective."""
         self.size, self.outer = ranks(group), group
         self.made, self.thread = 0, None  # it may have been closed, and be used again
-        self.stop.clear()
+        self.lock, self.stop = threading.Lock(), threading.Event()  # here: they cannot travel to a spawned rank
         if self.size == 1:
             return wrap(model) if self.warmup and dist.is_initialized() else model
         same_start(model, group)
@@ -73,12 +72,12 @@ class AsyncModelAverage:
     def close(self) -> None:
         """End the thread, with those of all ranks. Raises RuntimeError if it had failed."""
         self._release()
-        self.stop.set()
         for handle in self.handles:
             handle.remove()
         self.handles = []
         if self.size == 1:
             return
+        self.stop.set()
         if self.thread is not None:
             self.thread.join()
         self._tell()

@@ -9,7 +9,6 @@
 What carries the bytes adds its own: gloo a header to each message.
 """
 
-from multigpu.errors import UserError
 from multigpu.strategies.bagua import BaguaStrategy
 from multigpu.strategies.base import Strategy
 from multigpu.strategies.names import named
@@ -33,15 +32,7 @@ def predicted(name: str, weights: int, ranks: int) -> float:
 
 
 def by_name(name: str) -> Strategy:
-    """A strategy in one word: a name of STRATEGIES, bagua:ALGORITHM, or bagua:decentralized:shift_one.
-
-    Made to show much in a short run: async syncs every 10 ms, pipeline has 2 micro-batches. Raises UserError.
-    """
-    kind, _, rest = name.partition(":")
-    algorithm, _, mode = rest.partition(":")
-    if kind == "bagua" and rest:
-        more = {"sync_interval_ms": 10} if algorithm == "async" else {}
-        return BaguaStrategy(algorithm, **more, **({"peer_selection_mode": mode} if mode else {}))
-    if rest:
-        raise UserError(f"there is no strategy {name!r}: what follows a colon is one of bagua's algorithms.")
+    """The strategy of that name, made to show much in a short run: async syncs every 10 ms, pipeline has 2 micro-batches."""
+    if name == "bagua:async":
+        return BaguaStrategy("async", sync_interval_ms=10)
     return PipelineStrategy(micro_batches=2) if name == "pipeline" else named(name)

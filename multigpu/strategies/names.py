@@ -28,9 +28,20 @@ UNUSED = "_find_unused_parameters_"  # ddp_find_unused_parameters_true and _fals
 
 
 def named(strategy: str | Strategy) -> Strategy:
-    """The strategy of that name, new; a strategy itself is given back. Raises UserError, with the nearest names."""
+    """The strategy of that name, new; a strategy itself is given back. Raises UserError, with the nearest names.
+
+    A name of STRATEGIES, "bagua:bytegrad" and so on, "bagua:decentralized:shift_one", or "ddp_find_unused_parameters_true".
+    """
     if isinstance(strategy, Strategy):
         return strategy
+    kind, _, rest = str(strategy).partition(":")
+    if kind == "bagua" and rest:
+        algorithm, _, mode = rest.partition(":")
+        if mode and algorithm != "decentralized":
+            raise UserError(
+                f"{strategy!r}: of bagua's algorithms only decentralized has modes: give 'bagua:{algorithm}'."
+            )
+        return BaguaStrategy(algorithm, **({"peer_selection_mode": mode} if mode else {}))
     stem, _, wanted = str(strategy).partition(UNUSED)
     if stem in ("ddp", "ddp_spawn", "ddp_notebook") and wanted in ("true", "false"):
         return STRATEGIES[stem](find_unused_parameters=wanted == "true")

@@ -5,6 +5,8 @@ CPython counts references, and a tensor that autograd has saved keeps its Python
 """
 
 import ctypes
+import weakref
+from collections import deque
 
 import torch
 
@@ -18,9 +20,33 @@ class Meter:
     def __init__(self, machine: object, index: int, capacity: int):
         self.machine, self.index, self.capacity = machine, index, capacity
         self.device = torch.device("vgpu", index)
-        self.allocated = self.peak = 0
+        self.peak = self._allocated = 0
+        self._held: set[Held] = set()
+        self._freed: deque[Held] = deque()
         self.made = 0  # how many storages so far
         self.alive = True  # False after vgpu.stop()
+
+    @property
+    def allocated(self) -> int:
+        self._give_back()
+        return self._allocated
+
+    def hold(self, block: "Block", nbytes: int) -> "Held":
+        """Take `nbytes` for as long as `block` lives."""
+        self.take(nbytes)
+        held = Held(block, self._freed.append)
+        held.nbytes = nbytes
+        self._held.add(held)
+        return held
+
+    def _give_back(self) -> None:
+        while self._freed:
+            try:
+                held = self._freed.popleft()
+            except IndexError:  # another thread was faster
+                return
+            self._held.discard(held)
+            self._allocated -= held.nbytes
 
     def check(self, nbytes: int) -> None:
         """Raises torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device, or not on the host."""
@@ -42,38 +68,43 @@ class Meter:
             )
 
     def take(self, nbytes: int) -> None:
-        allocated = self.allocated + nbytes
+        if self._freed:
+            self._give_back()
+        allocated = self._allocated + nbytes
         if allocated > self.capacity:
             self.check(nbytes)
         # No lock: CPython changes threads only at calls and jumps, and there is none between this read and write.
-        self.allocated = allocated
+        self._allocated = allocated
         self.made += 1
         if allocated > self.peak:
             self.peak = allocated
 
 
+class Held(weakref.ref):
+    """A block's bytes. When the block is gone they wait in the meter's deque until somebody asks.
+
+    Not in a __del__: a Ctrl-C that fell into it would be lost, since Python drops what is raised there. Here no line of
+    Python runs.
+    """
+
+    __slots__ = ("nbytes",)
+
+
 class Block:
     """One storage on a device. `key` is the storage's identity, which is its own as long as the block lives."""
 
-    __slots__ = ("key", "meter", "nbytes")
+    __slots__ = ("__weakref__", "held", "key", "meter")
 
     def __init__(self, meter: Meter, key: int, nbytes: int):
-        self.nbytes = 0  # nothing to give back if `take` refuses
         self.meter, self.key = meter, key
-        nbytes = -(-nbytes // UNIT) * UNIT
-        meter.take(nbytes)
-        self.nbytes = nbytes
+        self.held = meter.hold(self, -(-nbytes // UNIT) * UNIT)
 
     def resize(self, nbytes: int) -> None:
         """An in-place operation has made the storage larger or smaller."""
-        more = -(-nbytes // UNIT) * UNIT - self.nbytes
+        more = -(-nbytes // UNIT) * UNIT - self.held.nbytes
         if more:
             self.meter.take(more)
-            self.nbytes += more
-
-    def __del__(self) -> None:
-        if (meter := getattr(self, "meter", None)) is not None:  # torch.compile makes empty ones
-            meter.allocated -= self.nbytes
+            self.held.nbytes += more
 
 
 def keep_freed_memory() -> None:

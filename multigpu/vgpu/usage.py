@@ -28,7 +28,7 @@ def memory_held(
         for tensor in members:
             if type(tensor) is VirtualTensor and id(tensor._block) not in seen:
                 seen.add(id(tensor._block))
-                held[tensor.device][category] += tensor._block.nbytes
+                held[tensor.device][category] += tensor._block.held.nbytes
     for meter in machine.meters:
         held[meter.device]["activations"] = meter.allocated - sum(held[meter.device].values())
     return held

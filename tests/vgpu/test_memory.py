@@ -1,6 +1,8 @@
 """Point 3: the memory meter counts what a GPU would hold, gives back at once, and runs out as a GPU does."""
 
 import copy
+import signal
+import sys
 
 import pytest
 import torch
@@ -231,3 +233,30 @@ def test_sizes():
             size_in_bytes(bad)
     assert memory.readable(512) == "512 bytes" and memory.readable(3 * 2**29) == "1.50 GiB"
     assert memory.host_memory() > 2**20
+
+
+def test_a_ctrl_c_is_not_lost_while_tensors_die(small):
+    """What is raised within a __del__ is dropped: so nothing of ours may run there."""
+
+    class Alarm(BaseException):
+        pass
+
+    def ring(*_):
+        raise Alarm
+
+    lost, came, before = [], 0, signal.signal(signal.SIGALRM, ring)
+    hook, sys.unraisablehook = sys.unraisablehook, lost.append
+    try:
+        for turn in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 2e-5 + turn * 1e-6)
+                for _ in range(2000):
+                    torch.empty(4, device=small[0])
+            except Alarm:
+                came += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = hook
+    assert came == 300 and not lost
