@@ -153,29 +153,26 @@ class DDPStrategy(Strategy):
         return wrapped
 
     def start_epoch(self, model: nn.Module) -> None:
-        """Raises UserError if other parameters learn than when `wrap` was called: DDP averages those of then, and no others."""
-        if (
-            not isinstance(model, DistributedDataParallel)
-            or self.world.size == 1
-            or not model.require_backward_grad_sync
-        ):
+        """Raises UserError if other parameters learn than when `wrap` was called: DDP averages those, and waits for them."""
+        began = getattr(model, "averaged", None)
+        if began is None or self.world.size == 1 or not model.require_backward_grad_sync:
             return
         now = _learning(model.module)
-        bears_frozen = model.find_unused_parameters or model.static_graph
-        if thawed := [name for parameter, name in now.items() if parameter not in model.averaged]:
+        thawed = [name for parameter, name in now.items() if parameter not in began]
+        frozen = [name for parameter, name in began.items() if parameter not in now]
+        quiet = self.world.rank != 0
+        if thawed:
             raise UserError(
-                f"{self.name} averages the gradients of what learned when fit began, and {_first(thawed)} learns only since then, so "
-                f"each rank would learn it alone: let it learn from the start, with the learning rate 0 in a group of its own "
-                f"until its time, or with find_unused_parameters=True freeze it in on_train_start; or call fit again.",
-                quiet=self.world.rank != 0,
+                f"{self.name} averages the gradients of what learned when fit began, and {_first(thawed)} learns only since then, "
+                f"so each rank would learn it alone: let it learn from the start, with the learning rate 0 until its time, or "
+                f"with find_unused_parameters=True freeze it in on_train_start; or call fit again.",
+                quiet,
             )
-        if not bears_frozen and (
-            frozen := [name for parameter, name in model.averaged.items() if parameter not in now]
-        ):
+        if frozen and not (model.find_unused_parameters or model.static_graph):
             raise UserError(
                 f"{self.name} waits for the gradients of what learned when fit began, and {_first(frozen)} is frozen since then: "
                 f"give DDPStrategy(find_unused_parameters=True), set its learning rate to 0 instead, or call fit again.",
-                quiet=self.world.rank != 0,
+                quiet,
             )
 
     def _backwards_are_within(self, wrapped: DistributedDataParallel) -> None:
