@@ -8,6 +8,15 @@ from collections.abc import Callable, Iterable
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # what gloo says
 
 
+def lost(error: BaseException | None) -> bool:
+    """Does it say, or what caused it, that a connection to another rank was lost?"""
+    while error is not None:
+        if any(words in str(error) for words in LOST):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 class UserError(Exception):
     """Something the user can mend.
 
@@ -57,8 +66,8 @@ def speak_plainly() -> None:
         if isinstance(error, UserError):
             tell(error)
             return
-        if any(words in str(error) for words in LOST):
-            time.sleep(5)  # another rank has died, and said why: the launcher ends this one meanwhile
+        if lost(error) and not ENDINGS:
+            time.sleep(5)  # another rank has died, and said why: the launcher, which is not this process, ends this one
         theirs(kind, error, trace)
 
     told.plain = True

@@ -58,8 +58,11 @@ class Ranks:
             with suppress(subprocess.TimeoutExpired):
                 program.wait(max(0.0, deadline - time.monotonic()))
 
-    def watch(self, on_failure: Callable[[int, int], None]) -> None:
-        """From a thread: call `on_failure(rank, code)` once one has failed, after the others were ended."""
+    def watch(self, on_failure: Callable[[int, int], None]) -> threading.Thread:
+        """From a thread: call `on_failure(rank, code)` once one has failed, after the others were ended.
+
+        The thread ends when all programs have ended.
+        """
 
         def look() -> None:
             while self.running() or self.failed():
@@ -71,7 +74,9 @@ class Ranks:
                     return
                 time.sleep(PAUSE)
 
-        threading.Thread(target=look, daemon=True, name="watch over the ranks").start()
+        watcher = threading.Thread(target=look, daemon=True, name="watch over the ranks")
+        watcher.start()
+        return watcher
 
     def run(self) -> int:
         """Until all have ended; the exit code. SIGTERM and Ctrl-C here are theirs, too."""

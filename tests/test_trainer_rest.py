@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from test_trainer_input import changed, refusal
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
 from trainer_ranks import Backwards, Net, Rows, Stream, trainer
 
 from multigpu.strategies import STRATEGIES, named
@@ -204,10 +204,18 @@ def test_in_training_all_ranks_make_the_same_number_of_steps(sampler, shuffle):
 
 def test_a_loader_that_is_shared_already_is_left_alone():
     own = DataLoader(Rows(10), 2, sampler=DistributedSampler(Rows(10), 2, 1, shuffle=False))
-    for loader in (own, DataLoader(Stream(4)), [1, 2], DataLoader(Rows(4), batch_size=None)):
+    for loader in (own, DataLoader(Stream(4)), [1, 2]):
         assert dataloaders.deal(loader, (2, 0), training=True) is loader
     dealt = dataloaders.deal(DataLoader(Rows(10), 3, drop_last=True), (2, 0), training=True)
     assert rows(dealt) == [[0, 2, 4]], "drop_last is kept"
+
+
+def test_a_sampler_that_gives_whole_batches_is_dealt_out():
+    """batch_size=None: torch's way to let a data set make a batch of a list of rows."""
+    loader = DataLoader(Rows(10), None, sampler=BatchSampler(SequentialSampler(range(10)), 2, False))
+    for training in (True, False):
+        dealt = dataloaders.deal(loader, (2, 0), training)
+        assert list(dealt.sampler) == [[0, 1], [4, 5], [8, 9]] and len(dealt) == 3
 
 
 # ---- the logged numbers ----------------------------------------------------------------------------------------------

@@ -56,3 +56,4 @@ class BaguaStrategy(DDPStrategy):
 
     def close(self) -> None:
         self.algorithm.close()
+        super().close()

@@ -106,6 +106,9 @@ class Strategy:
         """As `wrap`, where nothing will be learned."""
         return model
 
+    def start_epoch(self, model: nn.Module) -> None:
+        """A training epoch begins with what `wrap` gave. Raises UserError where that no longer fits the model."""
+
     def adapt(self, schedulers: list) -> None:
         """Learning-rate schedulers, after `wrap`: they must know if a strategy has changed the learning rates."""
 

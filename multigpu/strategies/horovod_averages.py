@@ -42,6 +42,12 @@ class Averages:
         if ranks() > 1:
             self.handles = [p.register_post_accumulate_grad_hook(self._ready) for p in self.order]
 
+    def close(self) -> None:
+        """Remove the hooks. From here on the optimizer steps alone."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles, self.order = [], []
+
     def forget(self) -> None:
         self.counts, self.done = {}, False
 

@@ -8,6 +8,7 @@ Where a package `horovod` can be imported, it does the work; else the course's o
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,12 @@ from torch.optim import Optimizer
 from multigpu.errors import UserError
 from multigpu.strategies import horovod as own
 from multigpu.strategies.ddp import DDPStrategy
+from multigpu.strategies.horovod_averages import Averages
 from multigpu.world import find
+
+# Where learning rates stand, and bounds of them: OneCycleLR's in the groups; CyclicLR's, the cosines' and the plateau's.
+RATES_OF_GROUPS = {"lr", "initial_lr", "max_lr", "min_lr", "swa_lr"}
+RATES_OF_SCHEDULERS = {"base_lrs", "max_lrs", "eta_min", "min_lrs", "_last_lr"}
 
 
 def package() -> ModuleType:
@@ -47,6 +53,7 @@ class HorovodStrategy(DDPStrategy):
     ):
         super().__init__(process_group_backend, timeout)
         self.scale_learning_rate, self.fp16_compression = scale_learning_rate, fp16_compression
+        self.averaging: list[Optimizer] = []  # what `wrap` has changed
 
     def ranks_on_node(self) -> int | None:
         count = super().ranks_on_node()
@@ -79,20 +86,30 @@ class HorovodStrategy(DDPStrategy):
         for place, optimizer in enumerate(optimizers):
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
             for group in optimizer.param_groups:
-                for key in {"lr", "initial_lr", "max_lr", "min_lr"} & set(group):  # the last two are OneCycleLR's
+                for key in RATES_OF_GROUPS & set(group):
                     group[key] = group[key] * self.factor
             named = [(owners[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
             optimizers[place] = hvd.DistributedOptimizer(
                 optimizer, named_parameters=named, backward_passes_per_step=self.backwards,
                 compression=hvd.Compression.fp16 if self.fp16_compression else hvd.Compression.none,
             )  # fmt: skip
+        self.averaging = list(optimizers)
         return model
 
     def adapt(self, schedulers: list) -> None:
         for scheduler in schedulers:
-            for name in ("base_lrs", "max_lrs"):  # the second is CyclicLR's
-                if hasattr(scheduler, name):
-                    setattr(scheduler, name, [lr * self.factor for lr in getattr(scheduler, name)])
+            for name in filter(partial(hasattr, scheduler), RATES_OF_SCHEDULERS):
+                rates = getattr(scheduler, name)
+                scaled = [rate * self.factor for rate in rates] if isinstance(rates, list) else rates * self.factor
+                setattr(scheduler, name, scaled)
+            self.adapt(getattr(scheduler, "_schedulers", []))  # SequentialLR's and ChainedScheduler's
+
+    def close(self) -> None:
+        for optimizer in self.averaging:
+            if isinstance(averages := getattr(optimizer, "_averaging", None), Averages):
+                averages.close()
+        self.averaging = []
+        super().close()
 
     def synchronize(self, optimizer: Optimizer) -> None:
         optimizer.synchronize()

@@ -5,7 +5,7 @@ deals out whole batches, so that each image counts once and the user's order is 
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -71,11 +71,7 @@ def deal(loader: Any, shard: tuple[int, int], training: bool, in_order: bool = F
     One that is no DataLoader, or has no order of its own (an IterableDataset), comes back as it is: it must share itself.
     """
     parts, mine = shard
-    if (
-        not isinstance(loader, DataLoader)
-        or isinstance(loader.dataset, IterableDataset)
-        or loader.batch_sampler is None
-    ):
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     shuffled = isinstance(loader.sampler, RandomSampler)
     if in_order and shuffled:
@@ -86,8 +82,8 @@ def deal(loader: Any, shard: tuple[int, int], training: bool, in_order: bool = F
         loader = (
             _with(loader, SequentialSampler(loader.dataset)) if shuffled else loader
         )  # else each rank shuffles by itself
-        return _with(loader, None, EveryNth(loader.batch_sampler, parts, mine))
-    if type(loader.batch_sampler) is not BatchSampler:
+        return _with(loader, None, EveryNth(_batches(loader), parts, mine))
+    if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise UserError(
             f"a DataLoader with a batch_sampler of its own ({type(loader.batch_sampler).__name__}) cannot be shared by "
             f"{parts} ranks: share it yourself, and give Trainer(use_distributed_sampler=False)."
@@ -104,13 +100,24 @@ def _whole(loader: DataLoader) -> bool:
 
 
 def _with(loader: DataLoader, sampler: Any, batches: Any = None) -> DataLoader:
-    """A copy of the loader, of its own class, that draws from another sampler."""
+    """A copy of the loader, of its own class, that draws from another sampler.
+
+    One with batch_size=None takes what its sampler gives as the batches.
+    """
     changed = copy.copy(loader)
-    batches = batches or BatchSampler(sampler, loader.batch_size, loader.drop_last)
+    if loader.batch_sampler is None:
+        sampler, batches = sampler if batches is None else batches, None
+    elif batches is None:
+        batches = BatchSampler(sampler, loader.batch_size, loader.drop_last)
     changed.__dict__.update(batch_sampler=batches, _iterator=None)
     if sampler is not None:
         changed.__dict__["sampler"] = sampler
     return changed
+
+
+def _batches(loader: DataLoader) -> Any:
+    """What gives its batches' rows."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def start_epoch(loader: Any, epoch: int) -> None:
@@ -141,7 +148,9 @@ def limited(batches: float, limit: int | float | None, name: str) -> float:
 
 
 def listed(loaders: Any) -> list:
-    """One loader, or several for evaluation."""
+    """One loader, or several for evaluation: a list of them, or a dict, whose names do not matter."""
     if loaders is None:
         return []
+    if isinstance(loaders, Mapping):
+        return list(loaders.values())
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]

@@ -62,6 +62,7 @@ class Fit:
             dataloaders.start_epoch(self.loader, trainer.current_epoch)
             self.epoch_ended = False
             hooking.call(trainer, "on_train_epoch_start")
+            self.strategy.start_epoch(trainer.model)
             self._epoch(self._iterator() if iterator is None else iterator)
             iterator = None
             if trainer.interrupted:

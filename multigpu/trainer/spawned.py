@@ -11,6 +11,7 @@ NAMES = ("current_epoch", "global_step", "_logged_step", "should_stop", "callbac
 
 def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, loaders: dict) -> Any:
     """A stage in new processes (ddp_spawn); afterwards `trainer` and `model` are as if it had run here."""
+    kept = None if stage == "fit" else trainer.checkpoint  # an evaluation changes nothing that a checkpoint holds
     trainer.lightning_module = trainer.checkpoint = None
     told = trainer.strategy.launch(_rank, trainer, stage, model, datamodule, ckpt_path, loaders, random_states())
     model.load_state_dict(told.pop("weights"))
@@ -22,6 +23,7 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, l
     result = told.pop("result")
     trainer.__dict__.update(told)
     trainer.lightning_module = model
+    trainer.checkpoint = trainer.checkpoint or kept
     model.trainer = trainer
     return result
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from multigpu.errors import speak_plainly
 from multigpu.strategies import Strategy
-from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, optimizers, parts, spawned, stages
+from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, optimizers, parts, seed, spawned, stages
 from multigpu.trainer.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.optimizers import Stepper
@@ -179,10 +179,12 @@ class Trainer:
     # ---- what the loops and the module call ---------------------------------------------------------------------
 
     def deal(self, loader: Any, training: bool) -> Any:
-        """This rank's share of a dataloader."""
-        if not self.use_distributed_sampler:
-            return loader
-        return dataloaders.deal(loader, self.strategy.shard, training, in_order=bool(self.overfit_batches))
+        """This rank's share of a dataloader; the loader itself where it is not dealt out."""
+        share = loader
+        if self.use_distributed_sampler:
+            share = dataloaders.deal(loader, self.strategy.shard, training, in_order=bool(self.overfit_batches))
+        seed.workers_of(share, self.global_rank)
+        return share
 
     def run_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Scale the loss if need be, and call the hooks around the module's `backward`."""
