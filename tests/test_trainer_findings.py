@@ -67,8 +67,53 @@ class Contrast(Net):
         self.gradient = self.layer.weight.grad.clone()
 
 
+class Plateau(Net):
+    """Its learning rate falls by what the steps' losses do."""
+
+    def __init__(self, sync: bool):
+        super().__init__()
+        self.sync, self.seen = sync, []
+
+    def training_step(self, batch, batch_idx):
+        loss = F.mse_loss(self.layer(batch[0]), batch[1])
+        self.log("train_loss", loss, sync_dist=self.sync)
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.seen.append(float(self.trainer.callback_metrics["train_loss"]))
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        return [optimizer], [{"scheduler": scheduler, "monitor": "train_loss", "interval": "step"}]
+
+
+class Late(Plateau):
+    """Rank 1 asks for sync_dist, from the second step on, and rank 0 logs nothing: nobody waits for ever."""
+
+    def training_step(self, batch, batch_idx):
+        loss = F.mse_loss(self.layer(batch[0]), batch[1])
+        if self.global_rank == 1 and batch_idx:
+            self.log("train_loss", loss, sync_dist=True)
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.seen.append(float(self.trainer.callback_metrics.get("train_loss", 0.0)))
+
+    configure_optimizers = Net.configure_optimizers
+
+
 def on_two_ranks() -> dict:
     found = {}
+    for sync in (True, False):
+        model = Plateau(sync)
+        trainer = trained(model, batches(80), strategy="ddp")
+        found[f"rate, sync_dist={sync}"] = trainer.optimizers[0].param_groups[0]["lr"]
+        found[f"weight, sync_dist={sync}"] = model.layer.weight.detach()
+        found[f"seen, sync_dist={sync}"] = model.seen
+    model = Late(True)
+    trained(model, batches(80), strategy="ddp", log_every_n_steps=5)
+    found["seen late"] = model.seen
     model = Contrast()
     trained(model, batches(8), strategy="ddp", max_steps=1)
     found["gathered"] = model.gradient
@@ -85,3 +130,23 @@ def test_gradients_through_all_gather_are_those_of_one_process(two):
     of_all(model.layer(rows(8).tensors[0])).backward()
     for rank in two:
         assert torch.allclose(rank["gathered"], model.layer.weight.grad)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_plateau_by_step_steps_alike_on_all_ranks(two, sync):
+    first, second = two
+    assert first[f"rate, sync_dist={sync}"] == second[f"rate, sync_dist={sync}"] < 0.1
+    assert torch.equal(first[f"weight, sync_dist={sync}"], second[f"weight, sync_dist={sync}"])
+
+
+def test_with_sync_dist_each_steps_value_is_all_ranks(two):
+    first, second = two
+    assert len(first["seen, sync_dist=True"]) == 10
+    assert first["seen, sync_dist=True"] == second["seen, sync_dist=True"]
+    assert first["seen, sync_dist=False"] != second["seen, sync_dist=False"]
+
+
+def test_ranks_agree_to_exchange_though_one_alone_asks_for_it(two):
+    first, second = two
+    assert first["seen late"][:2] == [0.0, 0.0] and first["seen late"][2:] == second["seen late"][2:]
+    assert len(set(first["seen late"][2:])) == 8

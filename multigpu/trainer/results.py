@@ -1,7 +1,10 @@
 """What becomes of `self.log`? Numbers are kept without waiting for the GPU, and reduced over batches and ranks once.
 
 Ranks may log different things: they exchange names and numbers together, in one collective that every rank takes part in
-at the same places (the end of an epoch, and the steps that are logged), so nothing can hang.
+at the same places, so nothing can hang: the end of an epoch, and the steps that are logged. Once a rank has logged a step's
+value with sync_dist, each step is such a place: a callback may look at any. The ranks hear of it in the all-reduce that ends
+every batch, and a run's first batch is always such a place. Only a name that is first logged later, in a step that is not
+logged, is the rank's own in that one step.
 """
 
 import math
@@ -63,6 +66,7 @@ class Results:
         self.loader: int | None = None
         self.home: torch.device | None = None
         self.any_fresh = False
+        self.sync_asked = False  # has this rank ever logged a step's value with sync_dist?
 
     def start_batch(self, batch: Any, loader: int | None = None) -> None:
         self.batch, self.batch_size, self.loader = batch, None, loader
@@ -123,6 +127,7 @@ class Results:
             raise UserError(f"self.log({name!r}, on_step=True) in {hook}: there is no step, so leave on_step out.")
         entry = Entry(name, prog_bar, logger is not False, on_step, on_epoch, reduce, sync, not rank_zero_only, loader)
         self.entries[key] = entry
+        self.sync_asked |= on_step and sync and not rank_zero_only
         return entry
 
     @staticmethod
