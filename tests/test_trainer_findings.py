@@ -1,5 +1,6 @@
 """What a second review found: each was wrong once."""
 
+import warnings
 from collections import namedtuple
 
 import pytest
@@ -9,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import multigpu.trainer as L
 from multigpu import launch
+from multigpu.errors import UserError
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 
@@ -150,3 +152,62 @@ def test_ranks_agree_to_exchange_though_one_alone_asks_for_it(two):
     first, second = two
     assert first["seen late"][:2] == [0.0, 0.0] and first["seen late"][2:] == second["seen late"][2:]
     assert len(set(first["seen late"][2:])) == 8
+
+
+# ---- in one process --------------------------------------------------------------------------------------------------
+
+
+class Two(Net):
+    """Two optimizers, which each step once a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+
+def test_max_steps_ends_a_batch_that_makes_several():
+    assert trained(Two(), max_steps=5, max_epochs=-1).global_step == 6
+    assert trained(Two(), max_epochs=1).global_step == 20
+
+
+@pytest.mark.parametrize("name", ["limit_train_batches", "limit_val_batches", "overfit_batches"])
+def test_a_share_of_less_than_one_batch(name):
+    with pytest.raises(UserError, match=f"{name}=0.05 of 10 batches is less than one: give at least 0.1"):
+        trained(Net(), batches(), batches(), **{name: 0.05})
+    assert trained(Net(), batches(), batches(), **{name: 0.1}).global_step
+
+
+def test_the_least_share_that_is_told_is_one_batch():
+    with pytest.raises(UserError, match=r"give at least 0\.021"):
+        trained(Net(), batches(49, 1), limit_train_batches=0.01)
+    assert trained(Net(), batches(49, 1), limit_train_batches=0.021).global_step == 1
+
+
+def test_a_training_dataloader_without_batches():
+    with pytest.warns(UserWarning, match="no batches: nothing is learned"):
+        trained(Net(), DataLoader(rows(3), 4, drop_last=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(Net(), batches(), limit_train_batches=0)
+
+
+def test_metrics_are_there_in_the_sanity_check_and_gone_after_it():
+    seen = {}
+
+    class Looks(Net):
+        def on_validation_epoch_end(self):
+            seen.setdefault("sanity", float(self.trainer.callback_metrics["val_loss"]))
+
+        def on_train_start(self):
+            trainer = self.trainer
+            seen["after"] = {**trainer.callback_metrics, **trainer.logged_metrics, **trainer.progress_bar_metrics}
+
+    trained(Looks(), batches(), batches())
+    assert seen["sanity"] > 0 and seen["after"] == {}

@@ -27,9 +27,13 @@ class Fit:
         self.validation = validation
         self.loader = loader
         self.length = dataloaders.length(loader)
-        self.batches_of_epoch = self._shortest(
-            dataloaders.limited(self.length, trainer.limit_train_batches, "limit_train_batches")
+        limit, name = (
+            trainer.limit_train_batches,
+            "overfit_batches" if trainer.overfit_batches else "limit_train_batches",
         )
+        self.batches_of_epoch = self._shortest(dataloaders.limited(self.length, limit, name))
+        if self.batches_of_epoch == 0 and limit != 0:
+            trainer.warn_once("the training dataloader has no batches: nothing is learned in this fit.")
         self.batches_done = self.total_batches = 0
         self.to_do = ""
         self.syncing = True  # do the ranks exchange each step's values? see results.py
@@ -167,7 +171,8 @@ class Fit:
 
     def _finished_within(self) -> bool:
         trainer = self.trainer
-        return trainer.global_step == trainer.max_steps or (trainer.should_stop and self._may_stop())
+        enough = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps  # a batch may make several steps
+        return enough or (trainer.should_stop and self._may_stop())
 
     def _end_epoch(self) -> None:
         trainer = self.trainer
@@ -203,7 +208,9 @@ class Fit:
                 self.schedule("epoch", plateau=False)
             return True
         stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
+        results.hook = "training_step"
         output = self.learning.learn(batch, index, stepping)
+        results.hook = ""
         if trainer.lr_scheduler_configs and self.automatic:
             if stepping:
                 self.schedule("step", plateau=False)
@@ -273,7 +280,8 @@ class Fit:
                 metric = optimizers.watched(trainer, config)
                 if metric is None:
                     continue
-            self.module.lr_scheduler_step(config.scheduler, metric)
+            with hooking.running(trainer, "lr_scheduler_step"):
+                self.module.lr_scheduler_step(config.scheduler, metric)
 
 
 def _outputs(output: Any) -> dict[str, Any]:
