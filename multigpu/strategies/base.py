@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from multigpu.errors import UserError
 from multigpu.strategies.accelerators import Accelerator, resolve
+from multigpu.strategies.gather import Gather, stacked
 from multigpu.world import World, find
 
 
@@ -195,10 +196,11 @@ class Strategy:
         dist.all_reduce(result, getattr(dist.ReduceOp, kind))
         return result / self.world.size if reduce_op.lower() in ("mean", "avg") else result
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All ranks' tensors of one shape, stacked: (ranks, …). Without gradients."""
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """The tensors of one shape of all ranks, or of a group's, stacked: (ranks, …). With sync_grads gradients flow back.
+
+        They are summed over the ranks, whose losses all depend on the tensor.
+        """
         if self.control is None:
             return tensor.unsqueeze(0)
-        parts = [torch.empty_like(tensor) for _ in range(self.world.size)]
-        dist.all_gather(parts, tensor.detach().contiguous())
-        return torch.stack(parts)
+        return Gather.apply(tensor, group) if sync_grads else stacked(tensor, group)

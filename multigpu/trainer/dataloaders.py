@@ -5,6 +5,7 @@ deals out whole batches, so that each image counts once and the user's order is 
 """
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -143,6 +144,10 @@ def limited(batches: float, limit: int | float | None, name: str) -> float:
     if isinstance(limit, float):
         if batches == float("inf"):
             raise UserError(f"{name}={limit}: a share of a loader without a length. Give a number of batches.")
+        if limit and batches and batches * limit < 1:
+            places = len(str(batches)) + 1
+            least = math.ceil(10**places / batches) / 10**places
+            raise UserError(f"{name}={limit} of {batches} batches is less than one: give at least {least}.")
         return int(batches * limit)
     return min(batches, limit)
 

@@ -31,6 +31,8 @@ class Evaluation:
         self.uneven = self.kept = False
         self.limits = []
         name = f"limit_{'val' if stage == 'validate' else stage}_batches"
+        if trainer.overfit_batches and stage == "validate":
+            name = "overfit_batches"
         for whole, share in zip(loaders, self.loaders, strict=True):
             if share is whole:  # not dealt out: each rank has all that the loader gives
                 self.limits.append(dataloaders.limited(dataloaders.length(whole), limit, name))
@@ -79,10 +81,10 @@ class Evaluation:
                     if index + 1 >= limit:
                         break
         self.results.start_batch(None)
-        trainer.take(self.results.epoch_metrics(), quietly=trainer.sanity_checking)
+        trainer.take(self.results.epoch_metrics())
         hooking.call(trainer, f"on_{kind}_epoch_end")
         told = self.results.epoch_metrics()
-        trainer.take(told, quietly=trainer.sanity_checking)
+        trainer.take(told)
         if not trainer.sanity_checking and self.stage != "predict":
             trainer.send(told)
         hooking.call(trainer, f"on_{kind}_end")
@@ -115,6 +117,7 @@ class Evaluation:
             with trainer.precision_plugin.context():
                 output = trainer.strategy.run_step(trainer.model, f"{kind}_step", *(told if takes_index else (batch,)))
             output = step_end(output) if step_end is not None else output
+            self.results.hook = ""
             if end is not None:
                 end(output, *told)
             if self.kept:

@@ -7,7 +7,7 @@ import torch
 
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
-from multigpu.trainer import dataloaders, hooking
+from multigpu.trainer import dataloaders, hooking, optimizers
 from multigpu.trainer.evaluate import Evaluation
 from multigpu.trainer.learning import Learning
 from multigpu.trainer.transfer import transfer
@@ -27,11 +27,16 @@ class Fit:
         self.validation = validation
         self.loader = loader
         self.length = dataloaders.length(loader)
-        self.batches_of_epoch = self._shortest(
-            dataloaders.limited(self.length, trainer.limit_train_batches, "limit_train_batches")
+        limit, name = (
+            trainer.limit_train_batches,
+            "overfit_batches" if trainer.overfit_batches else "limit_train_batches",
         )
+        self.batches_of_epoch = self._shortest(dataloaders.limited(self.length, limit, name))
+        if self.batches_of_epoch == 0 and limit != 0:
+            trainer.warn_once("the training dataloader has no batches: nothing is learned in this fit.")
         self.batches_done = self.total_batches = 0
         self.to_do = ""
+        self.syncing = True  # do the ranks exchange each step's values? see results.py
         self.last = self.epoch_ended = False
         self.epoch_began: dict | None = None  # random states: an epoch that is resumed must be shuffled as before
         self.after_skip: dict | None = None
@@ -76,6 +81,7 @@ class Fit:
         trainer, module = self.trainer, self.module
         self.results = trainer.results
         self.start, self.end = hooking.at(trainer, "on_train_batch_start"), hooking.at(trainer, "on_train_batch_end")
+        self.heard = bool(self.strategy.largest([int(self.end is not None)])[0])  # does any rank look at a batch's end?
         self.fetch = trainer.profiled("train_dataloader_next", next)
         self.learning = Learning(trainer)
         self.automatic = module.automatic_optimization
@@ -155,8 +161,8 @@ class Fit:
             skipped = self._batch(batch, index - 1, last)
             asked = trainer.signals.asked
             if many:  # a rank that stops alone leaves the others waiting
-                asked, stop = strategy.largest([asked, int(trainer.should_stop)])
-                trainer.should_stop = bool(stop)
+                asks = [asked, int(trainer.should_stop), int(self.results.sync_asked)]
+                asked, trainer.should_stop, self.syncing = map(bool, strategy.largest(asks))
             if asked:
                 trainer.stop_for_signal()
                 return
@@ -166,7 +172,8 @@ class Fit:
 
     def _finished_within(self) -> bool:
         trainer = self.trainer
-        return trainer.global_step == trainer.max_steps or (trainer.should_stop and self._may_stop())
+        enough = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps  # a batch may make several steps
+        return enough or (trainer.should_stop and self._may_stop())
 
     def _end_epoch(self) -> None:
         trainer = self.trainer
@@ -202,7 +209,9 @@ class Fit:
                 self.schedule("epoch", plateau=False)
             return True
         stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
+        results.hook = "training_step"
         output = self.learning.learn(batch, index, stepping)
+        results.hook = ""
         if trainer.lr_scheduler_configs and self.automatic:
             if stepping:
                 self.schedule("step", plateau=False)
@@ -231,13 +240,15 @@ class Fit:
 
     def _tell(self, output: Any, batch: Any, index: int, stepping: bool) -> None:
         trainer, results = self.trainer, self.results
-        if results.any_fresh and self.end is not None:
-            trainer.take(results.step_metrics(exchange=False))
+        syncing = self.syncing and results.ranks > 1
+        if self.heard and (syncing or results.any_fresh):
+            trainer.take(results.step_metrics(exchange=syncing))
         if self.end is not None:
             self.end(_outputs(output), batch, index)
         logged = stepping and (trainer._logged_step + 1) % trainer.log_every_n_steps == 0
-        if results.any_fresh or (logged and results.ranks > 1):
-            told = results.step_metrics(exchange=logged)
+        exchange = results.ranks > 1 and (logged or syncing)
+        if results.any_fresh or exchange:
+            told = results.step_metrics(exchange)
             trainer.take(told)
             if logged or (trainer.fast_dev_run and stepping):
                 trainer.send(told)
@@ -267,15 +278,11 @@ class Fit:
                 continue
             metric = None
             if plateau:
-                metric = trainer.callback_metrics.get(config.monitor)
-                if metric is None and config.strict:
-                    known = ", ".join(trainer.callback_metrics) or "none"
-                    raise UserError(
-                        f"a scheduler watches {config.monitor!r}, which was not logged; there are: {known}."
-                    )
+                metric = optimizers.watched(trainer, config)
                 if metric is None:
                     continue
-            self.module.lr_scheduler_step(config.scheduler, metric)
+            with hooking.running(trainer, "lr_scheduler_step"):
+                self.module.lr_scheduler_step(config.scheduler, metric)
 
 
 def _outputs(output: Any) -> dict[str, Any]:

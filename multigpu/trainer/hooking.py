@@ -1,6 +1,7 @@
 """Who is called at a hook? The callbacks, then the module. A hook that nobody overrides costs nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from multigpu.trainer.callback import Callback
@@ -43,3 +44,14 @@ def call(trainer: Any, name: str, *args: Any) -> Any:
     """Once: for hooks outside the loop over batches."""
     found = at(trainer, name)
     return found(*args) if found else None
+
+
+@contextmanager
+def running(trainer: Any, name: str) -> Iterator[None]:
+    """For what is called by name, not by `at`: self.log says where it was called."""
+    results = trainer.results
+    before, results.hook = results.hook, name
+    try:
+        yield
+    finally:
+        results.hook = before

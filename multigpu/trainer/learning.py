@@ -62,7 +62,6 @@ class Learning:
         """What `training_step` returned, after training_step_end or the strategy's own merging."""
         trainer = self.trainer
         args = (batch, index) if self.takes_index else (batch,)
-        trainer.results.hook = "training_step"
         if trainer.precision_plugin.plain:
             output = self.strategy.run_step(trainer.model, "training_step", *args)
         else:

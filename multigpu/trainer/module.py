@@ -121,21 +121,23 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         self.trainer.run_backward(loss, *args, **kwargs)
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Tensors of all ranks, stacked: (ranks, …), in tuples, lists and dicts as they come. One rank: unchanged."""
+        """Tensors of all ranks, stacked: (ranks, …), in tuples, lists and dicts as they come. One rank: unchanged.
+
+        group        only these ranks' (a torch.distributed group)
+        sync_grads   gradients flow back to the rank whose tensor it is, summed over the ranks' losses
+        """
         strategy = self.trainer.strategy
         if strategy.world.size == 1:
             return data
         if isinstance(data, Mapping):
-            return {key: self.all_gather(value) for key, value in data.items()}
+            return {key: self.all_gather(value, group, sync_grads) for key, value in data.items()}
         if isinstance(data, (list, tuple)):
-            return type(data)([self.all_gather(value) for value in data])
+            parts = [self.all_gather(value, group, sync_grads) for value in data]
+            return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
         tensor = torch.as_tensor(data, device=self.device)
         if self.trainer.evaluating is not None:
             self.trainer.evaluating.refuse_uneven(tensor)
-        gathered = strategy.all_gather(tensor)
-        if sync_grads:  # this rank's own piece keeps its graph; the others' gradients come with their own ranks
-            gathered[strategy.world.rank] = data
-        return gathered
+        return strategy.all_gather(tensor, group, sync_grads)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Only this optimizer's parameters ask for gradients, until `untoggle_optimizer`."""

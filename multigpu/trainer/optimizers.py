@@ -92,6 +92,23 @@ def _schedule(scheduler: Any, monitor: str | None, automatic: bool) -> Schedule:
     return schedule
 
 
+def watched(trainer: Any, schedule: Schedule) -> Any:
+    """The metric that a scheduler steps on; the mean over those ranks that have it, so that all keep one learning rate.
+
+    None if nobody has logged it, and `strict` is False: then it does not step.
+    """
+    metric = trainer.callback_metrics.get(schedule.monitor)
+    if trainer.world_size > 1:
+        everybody = trainer.strategy.gather_objects(None if metric is None else float(metric))
+        known = [value for value in everybody if value is not None]
+        if known:  # what is equal already stays so to the last bit
+            metric = torch.tensor(known[0] if len(set(known)) == 1 else sum(known) / len(known))
+    if metric is None and schedule.strict:
+        names = ", ".join(trainer.callback_metrics) or "none"
+        raise UserError(f"a scheduler watches {schedule.monitor!r}, which was not logged; there are: {names}.")
+    return metric
+
+
 class Stepper:
     """What `self.optimizers()` gives: the optimizer, whose `step` goes through the Trainer (scaling, hooks, counting)."""
 

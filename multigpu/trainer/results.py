@@ -1,10 +1,14 @@
 """What becomes of `self.log`? Numbers are kept without waiting for the GPU, and reduced over batches and ranks once.
 
 Ranks may log different things: they exchange names and numbers together, in one collective that every rank takes part in
-at the same places (the end of an epoch, and the steps that are logged), so nothing can hang.
+at the same places, so nothing can hang: the end of an epoch, and the steps that are logged. Once a rank has logged a step's
+value with sync_dist, each step is such a place: a callback may look at any. The ranks hear of it in the all-reduce that ends
+every batch, and a run's first batch is always such a place. Only a name that is first logged later, in a step that is not
+logged, is the rank's own in that one step.
 """
 
 import math
+import numbers
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,6 +17,8 @@ from typing import Any
 import torch
 
 from multigpu.errors import UserError
+from multigpu.trainer.batch_size import rows_of
+from multigpu.trainer.log_rules import BETWEEN, refuse_where_nothing_collects
 
 REDUCTIONS = ("mean", "sum", "max", "min")
 LOCK = threading.Lock()  # dp's replicas log at the same time
@@ -63,6 +69,7 @@ class Results:
         self.loader: int | None = None
         self.home: torch.device | None = None
         self.any_fresh = False
+        self.sync_asked = False  # has this rank ever logged a step's value with sync_dist?
 
     def start_batch(self, batch: Any, loader: int | None = None) -> None:
         self.batch, self.batch_size, self.loader = batch, None, loader
@@ -88,16 +95,14 @@ class Results:
             value = _number(name, value)
             entry.value = value
             if self.home is not None:  # from a replica on another device, or of a micro-batch
-                value, rows = value.to(self.home), self._rows() if batch_size is None else batch_size
+                value, rows = value.to(self.home), self._rows(entry) if batch_size is None else batch_size
                 total, before = entry.pieces if again else (0.0, 0)
                 entry.pieces = total + value * rows, before + rows
                 entry.value = entry.pieces[0] / max(1, entry.pieces[1]) if entry.reduce == "mean" else value
             if not entry.on_epoch:
                 return
             if entry.reduce == "mean":
-                weight = batch_size
-                if weight is None:
-                    weight = 1 if self.between_batches(self.hook) else self._rows()
+                weight = self._rows(entry) if batch_size is None else batch_size
                 entry.total = value * weight if entry.total is None else entry.total + value * weight
                 entry.weight += weight
             elif entry.total is None:
@@ -112,38 +117,41 @@ class Results:
         reduce_fx: Any, sync: bool, rank_zero_only: bool,
     ) -> Entry:  # fmt: skip
         hook, name, loader = key
-        within = self.training and not self.between_batches(hook)
+        refuse_where_nothing_collects(hook, name)
+        within = self.training and hook not in BETWEEN
         on_step, on_epoch = within if on_step is None else on_step, (not within) if on_epoch is None else on_epoch
         reduce = getattr(reduce_fx, "__name__", str(reduce_fx)).lower().replace("avg", "mean")
         if reduce not in REDUCTIONS:
             raise UserError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(REDUCTIONS)}.")
         if not on_step and not on_epoch:
             raise UserError(f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing: set one of them.")
-        if on_step and self.between_batches(hook):
+        if on_step and hook in BETWEEN:
             raise UserError(f"self.log({name!r}, on_step=True) in {hook}: there is no step, so leave on_step out.")
         entry = Entry(name, prog_bar, logger is not False, on_step, on_epoch, reduce, sync, not rank_zero_only, loader)
         self.entries[key] = entry
+        self.sync_asked |= on_step and sync and not rank_zero_only
         return entry
 
-    @staticmethod
-    def between_batches(hook: str) -> bool:
-        return (
-            "batch" not in hook
-            and hook.startswith("on_")
-            and hook.endswith(("_epoch_start", "_epoch_end", "_start", "_end"))
-        )
-
-    def _rows(self) -> int:
+    def _rows(self, entry: Entry) -> int:
+        """The rows of what is computed on. Raises UserError if a mean by epoch needs them and the batch does not tell."""
+        if self.batch is None or self.hook in BETWEEN:
+            return 1
         if self.home is not None:
-            return next(_sizes(getattr(PIECE, "batch", None) if self.batch is not None else None), 1)
-        if self.batch_size is None:
-            self.batch_size = next(_sizes(self.batch), 1)
-        return self.batch_size
+            found = rows_of(getattr(PIECE, "batch", None))
+        else:
+            found = self.batch_size = rows_of(self.batch) if self.batch_size is None else self.batch_size
+        if found is None and entry.on_epoch and entry.reduce == "mean":
+            raise UserError(
+                f"self.log({entry.name!r}): the batch has no tensor that tells how many rows the epoch's mean should count: "
+                f"give batch_size=."
+            )
+        return 1 if found is None else found
 
     def step_metrics(self, exchange: bool) -> "Told":
         """The values of this batch. With `exchange`, which all ranks must say alike, those with sync_dist over all ranks."""
         fresh = {key: entry for key, entry in self.entries.items() if entry.on_step and entry.fresh}
         values = {key: _computed(entry.value) for key, entry in fresh.items()}
+        fresh = {key: entry for key, entry in fresh.items() if values[key] is not None}
         if exchange and self.ranks > 1:
             told = self.gather(
                 {key: (_settings(e), float(values[key]), 1.0) for key, e in fresh.items() if e.sync and e.everywhere}
@@ -211,12 +219,13 @@ def _number(name: str, value: Any) -> Any:
             )
         value = value.detach().reshape(())
         return value if value.dtype in (torch.float32, torch.float64) else value.float()
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float, numbers.Real)):  # NumPy's too
         return torch.tensor(float(value))
     raise UserError(f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a tensor with one.")
 
 
 def _computed(value: Any) -> Any:
+    """A torchmetrics.Metric's value of this batch: None if `update` was called, which computes none."""
     return value._forward_cache if hasattr(value, "compute") else value
 
 
@@ -241,12 +250,3 @@ def _over_ranks(reduce: str, parts: list[tuple[float, float]]) -> float:
 
 def _settings(entry: Entry) -> tuple:
     return tuple(getattr(entry, name) for name in Entry.__slots__[:9])
-
-
-def _sizes(batch: Any) -> Iterable[int]:
-    """The lengths of dimension 0 of the tensors in the batch."""
-    if isinstance(batch, torch.Tensor):
-        yield len(batch) if batch.ndim else 1
-    elif isinstance(batch, (dict, list, tuple)):
-        for part in batch.values() if isinstance(batch, dict) else batch:
-            yield from _sizes(part)

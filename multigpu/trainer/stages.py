@@ -71,7 +71,7 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, g
     if datamodule is not None:
         datamodule.trainer = trainer
     trainer.results = Results(strategy.gather_objects, trainer.world_size, training=stage == "fit")
-    trainer.callback_metrics, trainer.logged_metrics, trainer._bar = {}, {}, {}
+    trainer.forget()
     try:
         _set_up(trainer, stage)
         found = {"fit": _fit, "predict": _predict}.get(stage, _evaluate)(trainer, stage, ckpt_path, given)
@@ -137,9 +137,10 @@ def _set_up(trainer: Any, stage: str) -> None:
     if datamodule is not None:
         with together(strategy.world, strategy.gather_objects):
             datamodule.setup(stage)
-    for callback in trainer.callbacks:
-        callback.setup(trainer, model, stage)
-    model.setup(stage)
+    with hooking.running(trainer, "setup"):
+        for callback in trainer.callbacks:
+            callback.setup(trainer, model, stage)
+        model.setup(stage)
     model.configure_model()
     trainer.own_transfer = own_transfer(datamodule, model)
     trainer.results.home = strategy.device if len(strategy.devices) > 1 else None
@@ -196,9 +197,9 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
             f"manual optimization steps in training_step, which {strategy.name} runs once for each piece of a batch: "
             f"use automatic optimization, or strategy='ddp'."
         )
-    trainer.optimizers, trainer.lr_scheduler_configs = optimizers.parse(
-        model.configure_optimizers(), model.automatic_optimization
-    )
+    with hooking.running(trainer, "configure_optimizers"):
+        returned = model.configure_optimizers()
+    trainer.optimizers, trainer.lr_scheduler_configs = optimizers.parse(returned, model.automatic_optimization)
     strategy.backwards, strategy.manual = trainer.accumulate_grad_batches, not model.automatic_optimization
     trainer.model = strategy.wrap(trainer.model, trainer.optimizers)
     strategy.adapt([config.scheduler for config in trainer.lr_scheduler_configs])
@@ -228,6 +229,7 @@ def _sanity_check(trainer: Any, validation: Evaluation) -> None:
         n = trainer.num_sanity_val_steps
         validation.run(sanity=10**9 if n == -1 else n)
     hooking.call(trainer, "on_sanity_check_end")
+    trainer.forget()
     trainer.sanity_checking = False
 
 

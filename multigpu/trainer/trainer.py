@@ -217,13 +217,17 @@ class Trainer:
     def sync_gradients(self, wanted: bool) -> AbstractContextManager:
         return nullcontext() if wanted else self.strategy.no_sync(self.model)
 
-    def take(self, told: Told | None, quietly: bool = False) -> None:
+    def take(self, told: Told | None) -> None:
         """New values, for callbacks, the bar and whoever looks."""
         self.last_told = told
-        if told is not None and not quietly:
+        if told is not None:
             self.callback_metrics.update(told.callback)
             self.logged_metrics.update(told.log)
             self._bar.update(told.bar)
+
+    def forget(self) -> None:
+        """No metric is known yet."""
+        self.last_told, self.callback_metrics, self.logged_metrics, self._bar = None, {}, {}, {}
 
     def send(self, told: Told | None, step: int | None = None) -> None:
         """New values, for the loggers."""
