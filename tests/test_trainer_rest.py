@@ -235,7 +235,7 @@ def log(where, name, value, **changes):
 
 def test_a_mean_is_weighted_by_the_rows():
     kept = results(training=False)
-    for batch, value in ((torch.ones(3, 2), 1.0), ({"x": [torch.ones(1)]}, 5.0), ("text", 9.0)):
+    for batch, value in ((torch.ones(3, 2), 1.0), ({"x": [torch.ones(1)]}, 5.0), (torch.ones(()), 9.0)):
         kept.start_batch(batch)
         log(kept, "a", value)
         log(kept, "b", value, batch_size=1)
