@@ -40,7 +40,7 @@ PACKAGES = {
         ("choice",),
     ),
     "strategies": (
-        ("accelerators", "flat", "launchers", "quantise", "steps"),
+        ("accelerators", "flat", "gather", "launchers", "quantise", "steps"),
         (
             "base",
             "horovod_averages",
@@ -63,6 +63,8 @@ PACKAGES = {
             "checkpoint_files",
             "checkpoint_io",
             "attribute_dict",
+            "batch_size",
+            "log_rules",
             "yaml_text",
             "profiler",
             "table",

@@ -97,7 +97,8 @@ where.DistributedDataParallel = Silent
         ("dpp", "there is no strategy 'dpp': did you mean"),
         ("bagua:bytegard", "did you mean 'bytegrad'"),
         ("bagua:decentralized:both", "peer_selection_mode 'both'"),
-        ("ddp:x", "what follows a colon is one of bagua's algorithms"),
+        ("ddp:x", "there is no strategy 'ddp:x': did you mean 'ddp'"),
+        ("bagua:bytegrad:shift_one", "only decentralized has modes: give 'bagua:bytegrad'"),
     ],
 )
 def test_a_name_that_is_none(name, words):

@@ -137,7 +137,8 @@ class Results:
         if self.batch is None or self.hook in BETWEEN:
             return 1
         if self.home is not None:
-            found = rows_of(getattr(PIECE, "batch", None))
+            piece = getattr(PIECE, "batch", None)  # none in training_step_end, where the pieces are joined
+            found = rows_of(self.batch if piece is None else piece)
         else:
             found = self.batch_size = rows_of(self.batch) if self.batch_size is None else self.batch_size
         if found is None and entry.on_epoch and entry.reduce == "mean":

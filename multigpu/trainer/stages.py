@@ -44,7 +44,10 @@ class Step(nn.Module):
 
     def forward(self, name: str, *args: Any) -> Any:
         PIECE.batch = args[0]
-        return getattr(self.module, name)(*args)
+        try:
+            return getattr(self.module, name)(*args)
+        finally:
+            PIECE.batch = None
 
 
 def refuse(stage: str, model: Any) -> None:
