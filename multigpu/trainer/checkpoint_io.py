@@ -11,7 +11,6 @@ from torch.nn.parameter import is_lazy
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.files import atomic
-from multigpu.trainer import hooking
 
 VERSION = "2.6.6"  # the Lightning whose form this is
 OURS = "multigpu"  # a key of our own, which Lightning passes over
@@ -73,7 +72,7 @@ def dump(trainer: Any, weights_only: bool) -> dict:
                 content[part.CHECKPOINT_HYPER_PARAMS_NAME] = name
     if datamodule is not None and (state := datamodule.state_dict()):
         content[type(datamodule).__qualname__] = state
-    with hooking.running(trainer, "on_save_checkpoint"):
+    with trainer.results.within("on_save_checkpoint"):
         for callback in trainer.callbacks:
             callback.on_save_checkpoint(trainer, module, content)
         module.on_save_checkpoint(content)

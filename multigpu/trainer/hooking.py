@@ -1,7 +1,6 @@
 """Who is called at a hook? The callbacks, then the module. A hook that nobody overrides costs nothing."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from multigpu.trainer.callback import Callback
@@ -44,14 +43,3 @@ def call(trainer: Any, name: str, *args: Any) -> Any:
     """Once: for hooks outside the loop over batches."""
     found = at(trainer, name)
     return found(*args) if found else None
-
-
-@contextmanager
-def running(trainer: Any, name: str) -> Iterator[None]:
-    """For what is called by name, not by `at`: self.log says where it was called."""
-    results = trainer.results
-    before, results.hook = results.hook, name
-    try:
-        yield
-    finally:
-        results.hook = before

@@ -10,7 +10,8 @@ logged, is the rank's own in that one step.
 import math
 import numbers
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,15 @@ class Results:
         self.home: torch.device | None = None
         self.any_fresh = False
         self.sync_asked = False  # has this rank ever logged a step's value with sync_dist?
+
+    @contextmanager
+    def within(self, hook: str) -> Iterator[None]:
+        """For hooks that are not called through hooking.at: `log` must know where it was called."""
+        before, self.hook = self.hook, hook
+        try:
+            yield
+        finally:
+            self.hook = before
 
     def start_batch(self, batch: Any, loader: int | None = None) -> None:
         self.batch, self.batch_size, self.loader = batch, None, loader

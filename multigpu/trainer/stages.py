@@ -140,7 +140,7 @@ def _set_up(trainer: Any, stage: str) -> None:
     if datamodule is not None:
         with together(strategy.world, strategy.gather_objects):
             datamodule.setup(stage)
-    with hooking.running(trainer, "setup"):
+    with trainer.results.within("setup"):
         for callback in trainer.callbacks:
             callback.setup(trainer, model, stage)
         model.setup(stage)
@@ -200,7 +200,7 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
             f"manual optimization steps in training_step, which {strategy.name} runs once for each piece of a batch: "
             f"use automatic optimization, or strategy='ddp'."
         )
-    with hooking.running(trainer, "configure_optimizers"):
+    with trainer.results.within("configure_optimizers"):
         returned = model.configure_optimizers()
     trainer.optimizers, trainer.lr_scheduler_configs = optimizers.parse(returned, model.automatic_optimization)
     strategy.backwards, strategy.manual = trainer.accumulate_grad_batches, not model.automatic_optimization
