@@ -281,7 +281,7 @@ class Fit:
                 metric = optimizers.watched(trainer, config)
                 if metric is None:
                     continue
-            with hooking.running(trainer, "lr_scheduler_step"):
+            with trainer.results.within("lr_scheduler_step"):
                 self.module.lr_scheduler_step(config.scheduler, metric)
 
 
