@@ -232,7 +232,9 @@ def report(rows: dict[str, dict], exact: Sequence[str], args: Namespace, world: 
         print("proof: none of these is meant to equal one process; how far away each is, says the table")
     if times := {n: 1e3 * row["link_seconds_measured"] for n, row in rows.items() if "link_seconds_measured" in row}:
         slow = times.get("ddp", max(times.values()))
-        each = (f"{name} {ms:.0f} ({slow / ms:.1f} times as fast)" for name, ms in times.items())
+        each = (
+            f"{n} {ms:.0f}" + (f" ({slow / ms:.1f} times as fast)" if ms != slow else "") for n, ms in times.items()
+        )
         print(f"measured at {args.link:g} Mbit/s, ms a step: {', '.join(each)}")
     pictures = {"bytes": bytes_picture(rows), "spread": spread_picture(rows), "link": link_picture(rows, args.link)}
     paths = [plots.save(picture, args.out / f"{name}.png") for name, picture in pictures.items()]
