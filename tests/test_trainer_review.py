@@ -172,6 +172,17 @@ def test_after_a_run_the_model_is_on_the_cpu_without_a_wrapper(request):
         trainer.fit(model, DataLoader(rows(8), 4))
 
 
+def test_a_run_by_shapes_alone_leaves_the_model_where_it_is(request):
+    from multigpu import vgpu
+
+    request.addfinalizer(vgpu.stop)
+    vgpu.start(1, compute=False)
+    model = made()
+    model.training_step = lambda batch, batch_idx: F.cross_entropy(model(batch[0]), batch[1])
+    cpu(accelerator="vgpu", devices=1, detect_anomaly=False).fit(model, DataLoader(rows(8), 4))
+    assert next(model.parameters()).device.type == "vgpu"
+
+
 def test_predict_with_a_progress_bar():
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     assert len(trainer.predict(made(), DataLoader(rows(4).tensors[0], 2))) == 2

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from multigpu import vgpu
 from multigpu.devices import on_the_cpu
 from multigpu.errors import UserError, counted
 from multigpu.rendezvous import together
@@ -104,7 +105,10 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, g
 
 def _take_home(trainer: Any) -> None:
     """As Lightning does: afterwards the model is without its wrapper, and on the CPU, like the optimizers' states."""
-    trainer.model = trainer.lightning_module.cpu()
+    trainer.model = trainer.lightning_module
+    if trainer.strategy.device.type == "vgpu" and not vgpu.computes():
+        return  # shapes, and no numbers to take
+    trainer.model.cpu()
     for optimizer in trainer.optimizers:
         for state in optimizer.state.values():
             state.update(on_the_cpu(state))

@@ -29,6 +29,7 @@ __all__ = [
     "Gpu",
     "Link",
     "Timeline",
+    "computes",
     "devices",
     "elapsed",
     "label",
@@ -111,6 +112,11 @@ def running(
 def elapsed() -> float:
     """Simulated seconds since the start on the host's clock, after it has waited for all devices."""
     return _current().clock.synchronize()
+
+
+def computes() -> bool:
+    """Have the devices' tensors numbers? Not after start(compute=False)."""
+    return _current().compute
 
 
 def timeline(since: float = 0.0) -> Timeline:
