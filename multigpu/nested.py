@@ -29,15 +29,22 @@ def mapped(value: Any, function: Callable[[torch.Tensor], Any], rest: Callable[[
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in `value`, in order."""
+    """The tensors in `value`, in order: in mappings, dataclasses, and whatever else can be iterated over twice."""
     if isinstance(value, torch.Tensor):
         yield value
+        return
     parts: Iterable = ()
     if isinstance(value, Mapping):
         parts = value.values()
-    elif isinstance(value, (list, tuple)):
-        parts = value
+    elif isinstance(value, Iterable):
+        # An iterator would be used up. NumPy's arrays hold no tensor, and looking takes long.
+        parts = () if isinstance(value, (str, bytes, Iterator)) or hasattr(value, "__array__") else value
     elif is_dataclass(value) and not isinstance(value, type):
         parts = (getattr(value, field.name) for field in fields(value))
     for part in parts:
         yield from tensors(part)
+
+
+def rows_of(batch: Any) -> int | None:
+    """The length of dimension 0 of the first tensor in the batch (1 if it has none); None without a tensor."""
+    return next((len(tensor) if tensor.ndim else 1 for tensor in tensors(batch)), None)

@@ -63,7 +63,6 @@ PACKAGES = {
             "checkpoint_files",
             "checkpoint_io",
             "attribute_dict",
-            "batch_size",
             "log_rules",
             "yaml_text",
             "profiler",

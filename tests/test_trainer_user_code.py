@@ -137,6 +137,11 @@ def test_a_checkpoint_fits_by_what_load_state_dict_says(tmp_path):
         def set_extra_state(self, state):
             self.found = state["n"]
 
+    class Wider(Extra):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(5, 2)
+
     class Renamed(Net):
         def __init__(self):
             super().__init__()
@@ -154,6 +159,8 @@ def test_a_checkpoint_fits_by_what_load_state_dict_says(tmp_path):
     run.fit(Extra(), DataLoader(rows(), 4))
     run.save_checkpoint(path)
     assert Extra.load_from_checkpoint(path).found == 3
+    with pytest.raises(UserError, match=r"does not fit Wider: layer\.weight is \(2, 4\) there and \(2, 5\) here"):
+        Wider.load_from_checkpoint(path)
     run.fit(plain := Net(), DataLoader(rows(), 4))
     run.save_checkpoint(path)
     assert torch.equal(Renamed.load_from_checkpoint(path).linear.weight, plain.layer.weight)

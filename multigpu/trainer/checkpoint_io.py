@@ -154,7 +154,10 @@ def load_weights(module: torch.nn.Module, content: dict, path: str | Path, stric
         module.load_state_dict(content["state_dict"], strict=strict)
     except RuntimeError as error:
         module.load_state_dict(before, strict=False)
-        there, here = ({k: str(tuple(v.shape)) for k, v in part.items()} for part in (content["state_dict"], before))
+        there, here = (
+            {key: str(tuple(value.shape)) for key, value in part.items() if isinstance(value, torch.Tensor)}
+            for part in (content["state_dict"], before)
+        )
         key = next((key for key in {**here, **there} if here.get(key) != there.get(key)), None)
         what = f"{key} is {there.get(key, 'missing')} there and {here.get(key, 'missing')} here" if key else f"{error}"
         raise UserError(f"{path} does not fit {type(module).__name__}: {what}.") from None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from multigpu.errors import UserError
-from multigpu.trainer.batch_size import rows_of
+from multigpu.nested import rows_of
 from multigpu.trainer.log_rules import BETWEEN, refuse_where_nothing_collects
 
 REDUCTIONS = ("mean", "sum", "max", "min")
