@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-PAUSE = 0.1  # seconds between two looks at the programs
+PAUSE = 0.02  # seconds between two looks at the programs
 GRACE = 1.0  # seconds between SIGTERM and SIGKILL after a failure: the others wait for the rank that failed
 SAVING = 30.0  # seconds to save a checkpoint in, if this process was sent SIGTERM: what Slurm gives, too
 

@@ -145,7 +145,7 @@ def _gather(store: dist.Store, world: World, device: torch.device, deadline: flo
 
     All on GPUs, or all on CPUs: NCCL and gloo would wait for each other for ever.
     """
-    pause = 0.005
+    pause, longest = 0.005, min(0.25, 0.005 * world.size)  # the more ranks ask, the more seldom each does
     try:
         if store.add(f"rank {world.rank}", 1) > 1:
             store.set("clash", str(world.rank))
@@ -162,7 +162,7 @@ def _gather(store: dist.Store, world: World, device: torch.device, deadline: flo
                     f"look for its error message further up, or for a node that cannot reach {world.address}."
                 )
             time.sleep(pause)
-            pause = min(2 * pause, 0.25)
+            pause = min(2 * pause, longest)
         clash = int(store.get("clash")) if store.check(["clash"]) else None
         alike = clash is not None or store.add(f"ranks on {device.type}", 0) == world.size
         other = "" if alike else store.get("on a cpu").decode()
