@@ -1,8 +1,10 @@
 """The promises of the front page and of the house: links lead somewhere, files stay readable, layers stay layers."""
 
 import ast
+import io
 import json
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,27 @@ def test_a_file_holds_one_idea():
     code = [path for folder in ("multigpu", "tests", "benchmarks", "scripts") for path in (ROOT / folder).rglob("*.py")]
     long = {path.name: lines for path in code if (lines := len(path.read_text().splitlines())) > 300}
     assert not long
+
+
+def lines_of_code(path: Path) -> int:
+    """Without blank lines, comments and docstrings."""
+    text = path.read_text()
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, clean=False):
+            lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(lines)
+
+
+def test_the_trainers_core_can_be_read_in_an_evening():
+    """Without the callbacks, loggers, profiler, checkpoints' files and progress bar, which stand beside it."""
+    package = ROOT / "multigpu" / "trainer"
+    core = re.findall(r"(\w+)\.py", ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or "")
+    assert {"trainer", "fit", "learning", "module"} <= set(core)
+    assert sum(lines_of_code(package / f"{name}.py") for name in core) <= 1500
 
 
 def test_importing_the_library_imports_no_torch():

@@ -29,24 +29,23 @@ class Evaluation:
         self.loaders = [trainer.deal(loader, training=False) for loader in loaders]
         parts, mine = trainer.strategy.shard if trainer.use_distributed_sampler else (1, 0)
         self.uneven = self.kept = False
-        self.limits = []
+        self.limits: list[float] = []
+        self.seen = [0] * len(loaders)  # batches of each, in all runs: what is logged by step stands there
         name = f"limit_{'val' if stage == 'validate' else stage}_batches"
         if trainer.overfit_batches and stage == "validate":
             name = "overfit_batches"
-        for whole, share in zip(loaders, self.loaders, strict=True):
-            if share is whole:  # not dealt out: each rank has all that the loader gives
-                self.limits.append(dataloaders.limited(dataloaders.length(whole), limit, name))
-                continue
-            batches = dataloaders.limited(dataloaders.length(whole), limit, name)
-            self.limits.append(len(range(mine, int(batches), parts)))
-            self.uneven |= int(batches) % parts != 0
         self.dealt = [share is not whole for whole, share in zip(loaders, self.loaders, strict=True)]
+        for whole, dealt in zip(loaders, self.dealt, strict=True):
+            batches = dataloaders.limited(dataloaders.length(whole), limit, name)
+            # not dealt out: each rank has all that the loader gives
+            self.limits.append(len(range(mine, int(batches), parts)) if dealt else batches)
+            self.uneven |= dealt and int(batches) % parts != 0
         self.parts, self.mine = parts, mine
         self.results = Results(trainer.strategy.gather_objects, trainer.world_size, training=False)
         self.results.home = trainer.results.home
 
     def run(self, sanity: int | None = None) -> list[dict[str, Any]]:
-        """The metrics of each dataloader; for prediction use `predict`. `sanity`: so many batches, and nothing is kept."""
+        """The metrics of each dataloader; for prediction use `predict`. `sanity`: so many batches (-1: all)."""
         trainer, before = self.trainer, (self.trainer.results, self.trainer.training)
         trainer.results, trainer.training, trainer.evaluating = self.results, False, self
         modes = {part: part.training for part in self.module.modules()}
@@ -73,7 +72,7 @@ class Evaluation:
         hooking.call(trainer, f"on_{kind}_epoch_start")
         step = self._stepper()
         for number, loader in enumerate(self.loaders):
-            limit = self.limits[number] if sanity is None else min(self.limits[number], sanity)
+            limit = self.limits[number] if sanity in (None, -1) else min(self.limits[number], sanity)
             dataloaders.start_epoch(loader, trainer.current_epoch)
             if limit:
                 for index, batch in enumerate(loader):
@@ -123,7 +122,8 @@ class Evaluation:
             if self.kept:
                 self.outputs[number].append(on_the_cpu(output))
             elif self.results.any_fresh and not trainer.sanity_checking:
-                trainer.send(self.results.step_metrics(exchange=False), step=index)
+                trainer.send(self.results.step_metrics(exchange=False), step=self.seen[number])
+                self.seen[number] += 1
 
         return step
 
@@ -164,9 +164,7 @@ class Evaluation:
         for number, dealt in enumerate(self.dealt):
             lists = [theirs[number] for theirs in everybody]
             if not dealt:  # each rank predicted what its own loader gave
-                found.append(
-                    [output for theirs in lists for output in theirs] if self.trainer.world_size > 1 else lists[0]
-                )
+                found.append([output for theirs in lists for output in theirs])
                 continue
             total = sum(map(len, lists))
             found.append([lists[place % self.parts][place // self.parts] for place in range(total)])

@@ -29,7 +29,7 @@ class Fit:
         self.length = dataloaders.length(loader)
         limit, name = (
             trainer.limit_train_batches,
-            "overfit_batches" if trainer.overfit_batches else "limit_train_batches",
+            ("overfit_batches" if trainer.overfit_batches else "limit_train_batches"),
         )
         self.batches_of_epoch = self._shortest(dataloaders.limited(self.length, limit, name))
         if self.batches_of_epoch == 0 and limit != 0:
@@ -99,6 +99,11 @@ class Fit:
                 )
             return interval
         if self.batches_of_epoch == float("inf"):
+            if self.validation and interval != 1.0:
+                raise UserError(
+                    f"val_check_interval={interval} is a part of the epoch, and this dataloader does not tell how long that is: "
+                    f"give a number of batches."
+                )
             return float("inf")
         return max(1, int(self.batches_of_epoch * interval))
 
@@ -180,17 +185,11 @@ class Fit:
         trainer.take(self.results.epoch_metrics() if self.results.entries or trainer.world_size > 1 else None)
         before = len(self.results.entries)
         hooking.call(trainer, "on_train_epoch_end")
-        told = (
-            self.results.epoch_metrics()
-            if before != len(self.results.entries) or trainer.world_size > 1
-            else trainer.last_told
-        )
-        trainer.take(told)
+        if before != len(self.results.entries) or trainer.world_size > 1:
+            trainer.take(self.results.epoch_metrics())
         if self.automatic:
             self.schedule("epoch", plateau=True)
-        trainer._logged_step -= 1  # an epoch's values stand at its last step
-        trainer.send(told)
-        trainer._logged_step += 1
+        trainer.send(trainer.last_told, step=trainer._logged_step - 1)  # an epoch's values stand at its last step
         self.results.reset()
         trainer.last_told = None
         trainer.current_epoch += 1

@@ -14,7 +14,7 @@ WATCHERS = (ModelCheckpoint, EarlyStopping)  # at an epoch's end they come last:
 
 def at(trainer: Any, name: str) -> Callable[..., Any] | None:
     """A function that calls the hook `name` wherever it is overridden; it gives back the module's answer. None if nowhere."""
-    module, results_of = trainer.lightning_module, trainer
+    module = trainer.lightning_module
     first = [cb for cb in trainer.callbacks if overridden(name, cb, Callback)]
     last: list = []
     if name == "on_train_epoch_end":
@@ -24,7 +24,7 @@ def at(trainer: Any, name: str) -> Callable[..., Any] | None:
         return None
 
     def call(*args: Any) -> Any:
-        results = results_of.results
+        results = trainer.results
         before, results.hook = results.hook, name
         try:
             for callback in first:

@@ -65,22 +65,11 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     # ---- what the user calls ------------------------------------------------------------------------------------
 
     def log(
-        self,
-        name: str,
-        value: Any,
-        prog_bar: bool = False,
-        logger: bool | None = None,
-        on_step: bool | None = None,
-        on_epoch: bool | None = None,
-        reduce_fx: Any = "mean",
-        enable_graph: bool = False,
-        sync_dist: bool = False,
-        sync_dist_group: Any = None,
-        add_dataloader_idx: bool = True,
-        batch_size: int | None = None,
-        metric_attribute: str | None = None,
-        rank_zero_only: bool = False,
-    ) -> None:
+        self, name: str, value: Any, prog_bar: bool = False, logger: bool | None = None, on_step: bool | None = None,
+        on_epoch: bool | None = None, reduce_fx: Any = "mean", enable_graph: bool = False, sync_dist: bool = False,
+        sync_dist_group: Any = None, add_dataloader_idx: bool = True, batch_size: int | None = None,
+        metric_attribute: str | None = None, rank_zero_only: bool = False,
+    ) -> None:  # fmt: skip
         """Keep a number for the loggers, the callbacks and the progress bar; see trainer/results.py.
 
         Within `training_step` the default is each step's value, elsewhere the epoch's, the mean weighted by batch size. The
@@ -99,10 +88,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """On rank 0 alone."""
-        if self._trainer is None:
-            print(*args, **kwargs)
-        else:
-            self._trainer.print(*args, **kwargs)
+        (print if self._trainer is None else self._trainer.print)(*args, **kwargs)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """The optimizer, or the list of them; their `step` counts, scales and calls hooks as the Trainer's own does."""
@@ -196,9 +182,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         if not gradient_clip_val:
             return
         if not self.automatic_optimization and self._trainer is not None:
-            self._trainer.strategy.synchronize(
-                getattr(optimizer, "optimizer", optimizer)
-            )  # averaged first, then clipped
+            # averaged first, then clipped
+            self._trainer.strategy.synchronize(getattr(optimizer, "optimizer", optimizer))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if (gradient_clip_algorithm or "norm") == "norm":
             nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
@@ -220,48 +205,24 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the first of its parameters or buffers is."""
-        for tensor in (*self.parameters(), *self.buffers()):
-            return tensor.device
-        return torch.device("cpu")
+        return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
         return next((p.dtype for p in self.parameters()), torch.get_default_dtype())
 
-    @property
-    def current_epoch(self) -> int:
-        return self._trainer.current_epoch if self._trainer else 0
-
-    @property
-    def global_step(self) -> int:
-        return self._trainer.global_step if self._trainer else 0
-
-    @property
-    def global_rank(self) -> int:
-        return self._trainer.global_rank if self._trainer else 0
-
-    @property
-    def local_rank(self) -> int:
-        return self._trainer.local_rank if self._trainer else 0
-
-    @property
-    def logger(self) -> Any:
-        return self._trainer.logger if self._trainer else None
-
-    @property
-    def loggers(self) -> list:
-        return self._trainer.loggers if self._trainer else []
+    current_epoch = property(lambda self: self._trainer.current_epoch if self._trainer else 0)
+    global_step = property(lambda self: self._trainer.global_step if self._trainer else 0)
+    global_rank = property(lambda self: self._trainer.global_rank if self._trainer else 0)
+    local_rank = property(lambda self: self._trainer.local_rank if self._trainer else 0)
+    logger = property(lambda self: self._trainer.logger if self._trainer else None)
+    loggers = property(lambda self: self._trainer.loggers if self._trainer else [])
 
     @classmethod
     def load_from_checkpoint(
-        cls,
-        checkpoint_path: str | Path,
-        map_location: Any = None,
-        hparams_file: Any = None,
-        strict: bool | None = None,
-        weights_only: bool | None = None,
-        **kwargs: Any,
-    ) -> "LightningModule":
+        cls, checkpoint_path: str | Path, map_location: Any = None, hparams_file: Any = None,
+        strict: bool | None = None, weights_only: bool | None = None, **kwargs: Any,
+    ) -> "LightningModule":  # fmt: skip
         """A module made with the hyperparameters in the checkpoint, overridden by `kwargs`, with its weights.
 
         Ours, and those of the real Lightning. weights_only=False reads any object, and so runs whatever code the file

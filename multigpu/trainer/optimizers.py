@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from inspect import signature
 from typing import Any
@@ -122,7 +122,8 @@ class Stepper:
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
         """Only this optimizer's parameters learn in here; with sync_grad=False, no gradients are exchanged either."""
         trainer = self._trainer
-        with trainer.sync_gradients(sync_grad), trainer.lightning_module.toggled_optimizer(self.optimizer):
+        exchange = nullcontext() if sync_grad else trainer.strategy.no_sync(trainer.model)
+        with exchange, trainer.lightning_module.toggled_optimizer(self.optimizer):
             yield
 
     def __getattr__(self, name: str) -> Any:

@@ -7,6 +7,7 @@ every batch, and a run's first batch is always such a place. Only a name that is
 logged, is the rank's own in that one step.
 """
 
+import functools
 import math
 import numbers
 import threading
@@ -21,7 +22,8 @@ from multigpu.errors import UserError
 from multigpu.nested import rows_of
 from multigpu.trainer.log_rules import BETWEEN, refuse_where_nothing_collects
 
-REDUCTIONS = ("mean", "sum", "max", "min")
+# How two totals become one. A mean is a sum that is divided later.
+REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 LOCK = threading.Lock()  # dp's replicas log at the same time
 PIECE = threading.local()  # the piece of the batch that this thread computes on: dp's replica's, pipeline's micro-batch
 
@@ -113,14 +115,8 @@ class Results:
                 return
             if entry.reduce == "mean":
                 weight = self._rows(entry) if batch_size is None else batch_size
-                entry.total = value * weight if entry.total is None else entry.total + value * weight
-                entry.weight += weight
-            elif entry.total is None:
-                entry.total = value
-            else:
-                entry.total = (
-                    entry.total + value if entry.reduce == "sum" else _pick(entry.reduce, (entry.total, value))
-                )
+                value, entry.weight = value * weight, entry.weight + weight
+            entry.total = value if entry.total is None else REDUCTIONS[entry.reduce](entry.total, value)
 
     def _new(
         self, key: tuple, prog_bar: bool, logger: bool | None, on_step: bool | None, on_epoch: bool | None,
@@ -165,13 +161,13 @@ class Results:
         fresh = {key: entry for key, entry in fresh.items() if values[key] is not None}
         if exchange and self.ranks > 1:
             told = self.gather(
-                {key: (_settings(e), float(values[key]), 1.0) for key, e in fresh.items() if e.sync and e.everywhere}
+                {key: (_settings(e), float(values[key])) for key, e in fresh.items() if e.sync and e.everywhere}
             )
             for key in dict.fromkeys(key for theirs in told for key in theirs):
                 parts = [theirs[key] for theirs in told if key in theirs]
                 reduce = fresh.setdefault(key, Entry(*parts[0][0])).reduce
-                total = _over_ranks(reduce, [part[1:] for part in parts])
-                values[key] = torch.tensor(total / (len(parts) if reduce == "mean" else 1))
+                total = _over_ranks(reduce, (value for _, value in parts))
+                values[key] = (total / (len(parts) if reduce == "mean" else 1)).float()
         return Told([(entry, values[key]) for key, entry in fresh.items()], on_step=True, training=self.training)
 
     def epoch_metrics(self) -> "Told":
@@ -196,9 +192,9 @@ class Results:
                 settings, total, weight = next(theirs[key] for theirs in told if key in theirs)
                 entry = Entry(*settings)
                 if weight is not None and entry.everywhere:
-                    parts = [theirs[key][1:] for theirs in told if key in theirs]
-                    total, weight = _over_ranks(entry.reduce, parts), sum(part[1] for part in parts)
-                found.append((entry, torch.tensor(_divided(entry, total, weight))))
+                    _, totals, weights = zip(*(theirs[key] for theirs in told if key in theirs), strict=True)
+                    total, weight = _over_ranks(entry.reduce, totals), sum(weights)
+                found.append((entry, torch.as_tensor(_divided(entry, total, weight)).float()))
         return Told(found, on_step=False, training=self.training)
 
     def reset(self) -> None:
@@ -240,8 +236,9 @@ def _computed(value: Any) -> Any:
     return value._forward_cache if hasattr(value, "compute") else value
 
 
-def _pick(reduce: str, values: Iterable[Any]) -> Any:
-    return max(values) if reduce == "max" else min(values)
+def _over_ranks(reduce: str, totals: Iterable[float]) -> torch.Tensor:
+    """In float64; what is not a number anywhere makes the whole so."""
+    return functools.reduce(REDUCTIONS[reduce], [torch.tensor(total, dtype=torch.float64) for total in totals])
 
 
 def _divided(entry: Entry, total: Any, weight: float | None) -> Any:
@@ -249,14 +246,6 @@ def _divided(entry: Entry, total: Any, weight: float | None) -> Any:
     if entry.reduce != "mean" or weight is None:
         return total
     return total / weight if weight else math.nan
-
-
-def _over_ranks(reduce: str, parts: list[tuple[float, float]]) -> float:
-    """Totals of the ranks that have the name → one total; a mean is divided by the weights' sum later."""
-    totals = [part[0] for part in parts]
-    if reduce in ("mean", "sum"):
-        return math.fsum(totals)
-    return _pick(reduce, totals)
 
 
 def _settings(entry: Entry) -> tuple:

@@ -28,12 +28,6 @@ NEEDS = {
     "test": ("test_step",),
     "predict": (),
 }
-LOADERS = {
-    "train": "train_dataloader",
-    "val": "val_dataloader",
-    "test": "test_dataloader",
-    "predict": "predict_dataloader",
-}
 
 
 class Step(nn.Module):
@@ -53,13 +47,13 @@ class Step(nn.Module):
 
 def refuse(stage: str, model: Any) -> None:
     """Raises UserError for what is no module of ours, or lacks a step."""
+    if model is None:
+        raise UserError(f"trainer.{stage}: no model was given, and none was before: give a LightningModule.")
     if not isinstance(model, LightningModule):
-        what = (
-            "no model was given, and none was before"
-            if model is None
-            else f"{type(model).__name__} is not a LightningModule"
+        raise UserError(
+            f"trainer.{stage}: {type(model).__name__} is not a LightningModule: give a subclass of "
+            f"multigpu.trainer.LightningModule."
         )
-        raise UserError(f"trainer.{stage}: {what}: give a subclass of multigpu.trainer.LightningModule.")
     for name in NEEDS[stage]:
         if not overridden(name, model, LightningModule):
             raise UserError(f"{type(model).__name__} has no {name}, which trainer.{stage} needs: write it.")
@@ -78,7 +72,7 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, g
     trainer.forget()
     try:
         _set_up(trainer, stage)
-        found = {"fit": _fit, "predict": _predict}.get(stage, _evaluate)(trainer, stage, ckpt_path, given)
+        found = (_fit if stage == "fit" else _evaluate)(trainer, stage, ckpt_path, given)
     except BaseException as error:
         trainer.evaluating, trainer.sanity_checking, trainer.training = None, False, False
         for callback in trainer.callbacks:
@@ -89,10 +83,11 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, g
         raise
     strategy.close()
     _take_home(trainer)
-    for thing, args in ((trainer.callbacks, (trainer, model, stage)), ([datamodule, model], (stage,))):
-        for part in thing:
-            if part is not None:
-                part.teardown(*args)
+    for callback in trainer.callbacks:
+        callback.teardown(trainer, model, stage)
+    if datamodule is not None:
+        datamodule.teardown(stage)
+    model.teardown(stage)
     for logger in trainer.loggers:
         logger.finalize("success")
     if trainer.profiler is not None:
@@ -136,11 +131,10 @@ def _set_up(trainer: Any, stage: str) -> None:
         logger.set_version(strategy.broadcast(logger.version))
     if trainer.profiler is not None:
         trainer.profiler.setup(stage, trainer.local_rank, trainer.log_dir)
-    for part in (datamodule, model):
-        if part is not None:
-            with together(strategy.world, strategy.gather_objects):
-                if strategy.world.local_rank == 0:
-                    part.prepare_data()
+    for part in (model,) if datamodule is None else (datamodule, model):
+        with together(strategy.world, strategy.gather_objects):
+            if strategy.world.local_rank == 0:
+                part.prepare_data()
     if datamodule is not None:
         with together(strategy.world, strategy.gather_objects):
             datamodule.setup(stage)
@@ -233,24 +227,13 @@ def _sanity_check(trainer: Any, validation: Evaluation) -> None:
     trainer.sanity_checking = True
     hooking.call(trainer, "on_sanity_check_start")
     with seed.untouched():
-        n = trainer.num_sanity_val_steps
-        validation.run(sanity=10**9 if n == -1 else n)
+        validation.run(sanity=trainer.num_sanity_val_steps)
     hooking.call(trainer, "on_sanity_check_end")
     trainer.forget()
     trainer.sanity_checking = False
 
 
-def _evaluate(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> list[dict]:
-    evaluation = _evaluation(trainer, stage, ckpt_path, given)
-    found = evaluation.run()
-    return [{name: float(value) for name, value in metrics.items()} for metrics in found]
-
-
-def _predict(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> list:
-    return _evaluation(trainer, stage, ckpt_path, given).predict()
-
-
-def _evaluation(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Evaluation:
+def _evaluate(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> list | None:
     with together(trainer.strategy.world, trainer.strategy.gather_objects):
         loaded = _checkpoint(trainer, ckpt_path)
     if loaded:
@@ -258,19 +241,21 @@ def _evaluation(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any])
     name = {"validate": "val"}.get(stage, stage)
     loaders = dataloaders.listed(_loader(trainer, name, given))
     if not loaders:
-        raise UserError(f"trainer.{stage} has no data: give dataloaders, a datamodule, or write {LOADERS[name]}.")
+        raise UserError(f"trainer.{stage} has no data: give dataloaders, a datamodule, or write {name}_dataloader.")
     trainer.model = trainer.strategy.evaluated(trainer.model)
     evaluation = Evaluation(trainer, stage, loaders, getattr(trainer, f"limit_{name}_batches"))
     setattr(trainer, f"num_{name}_batches", evaluation.limits)
-    return evaluation
+    if stage == "predict":
+        return evaluation.predict()
+    return [{name: float(value) for name, value in metrics.items()} for metrics in evaluation.run()]
 
 
 def _loader(trainer: Any, name: str, given: dict[str, Any]) -> Any:
     """The dataloader that was given, else the data module's, else the module's; None if there is none."""
     found = given.get(name)
     for source, base in ((trainer.datamodule, DataHooks), (trainer.lightning_module, LightningModule)):
-        if found is None and source is not None and overridden(LOADERS[name], source, base):
-            found = getattr(source, LOADERS[name])()
+        if found is None and source is not None and overridden(f"{name}_dataloader", source, base):
+            found = getattr(source, f"{name}_dataloader")()
     if name != "train":
         setattr(trainer, f"{name}_dataloaders", found)
     return found

@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -214,9 +213,6 @@ class Trainer:
         if not automatic:
             self.global_step += 1
 
-    def sync_gradients(self, wanted: bool) -> AbstractContextManager:
-        return nullcontext() if wanted else self.strategy.no_sync(self.model)
-
     def take(self, told: Told | None) -> None:
         """New values, for callbacks, the bar and whoever looks."""
         self.last_told = told
@@ -230,13 +226,13 @@ class Trainer:
         self.last_told, self.callback_metrics, self.logged_metrics, self._bar = None, {}, {}, {}
 
     def send(self, told: Told | None, step: int | None = None) -> None:
-        """New values, for the loggers."""
+        """New values, for the loggers. They stand at `step`; a user who logs one named "step" has it stand there."""
         if told is None or not told.log or not self.loggers:
             return
-        numbers = {name: float(value) for name, value in told.log.items()}
-        at = self._logged_step if step is None else step
+        numbers = {"epoch": self.current_epoch} | {name: float(value) for name, value in told.log.items()}
+        at = int(numbers.pop("step", self._logged_step if step is None else step))
         for logger in self.loggers:
-            logger.log_metrics({**numbers, "epoch": self.current_epoch}, at)
+            logger.log_metrics(dict(numbers), at)
 
     def stop_for_signal(self) -> bool:
         """All ranks have agreed that a SIGTERM came: save, and leave after this step."""
@@ -279,9 +275,7 @@ class Trainer:
     checkpoint_callback = property(lambda self: next(iter(self.checkpoint_callbacks), None))
     early_stopping_callbacks = property(lambda self: [cb for cb in self.callbacks if isinstance(cb, EarlyStopping)])
     early_stopping_callback = property(lambda self: next(iter(self.early_stopping_callbacks), None))
-    progress_bar_callback = property(
-        lambda self: next((cb for cb in self.callbacks if isinstance(cb, ProgressBar)), None)
-    )
+    progress_bar_callback = property(lambda self: next((c for c in self.callbacks if isinstance(c, ProgressBar)), None))
     progress_bar_metrics = property(lambda self: {name: float(value) for name, value in self._bar.items()})
     validating = property(lambda self: self.evaluating is not None and self.evaluating.stage == "validate")
     testing = property(lambda self: self.evaluating is not None and self.evaluating.stage == "test")
