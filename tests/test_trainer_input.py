@@ -205,6 +205,7 @@ def test_what_is_missing_is_named(tmp_path, case):
 
 FITS = {
     "val_check_interval": ({"val_check_interval": 9, "val": DataLoader(Rows(2))}, "val_check_interval=9, and an epoch has 4 batches"),
+    "validate in a stream": ({"val_check_interval": 0.5, "loader": DataLoader(Stream(4)), "val": DataLoader(Rows(2))}, "val_check_interval=0.5, a share of a loader without a length: give a whole number."),
     "a share of a stream": ({"limit_train_batches": 0.5, "loader": DataLoader(Stream(4))}, "a share of a loader without a length"),
     "precision": ({"precision": "17"}, "precision is '17': expected one of 32, 64, 16, bf16, 32-true"),
     "clip by hand": ({"net": {"automatic_optimization": False}, "gradient_clip_val": 1.0}, "gradient_clip_val is for automatic"),

@@ -3,6 +3,7 @@
 from collections import UserDict
 from dataclasses import dataclass
 
+import lightnings
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
+from multigpu.trainer.results import Results
 
 
 @dataclass
@@ -140,3 +142,69 @@ def test_a_metric_that_was_updated_has_no_value_by_step(tmp_path):
     found = trained(Counts(), logger=L.loggers.CSVLogger(tmp_path), log_every_n_steps=1).callback_metrics
     assert found["rows_epoch"] == 40 and "rows_step" not in found
     assert found["mean_step"] == 9 and found["mean_epoch"] == 4.5
+
+
+def axes(lightning) -> list[tuple[int, list[str]]]:
+    """Where each row of a run stands on the x axis, by a logger of the user's."""
+
+    class Axes(lightning.pytorch.loggers.CSVLogger):
+        def log_metrics(self, metrics, step=None):
+            found.append((step, sorted(set(metrics) - {"epoch"})))
+
+        def save(self): ...
+
+    class Scored(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch, batch_idx):
+            self.log("mine", 1.0, on_step=False, on_epoch=True)
+            return self.layer(batch[0]).mean()
+
+        def validation_step(self, batch, batch_idx, dataloader_idx):
+            self.log("seen", 1.0, on_step=True, on_epoch=False)
+
+        def on_train_epoch_end(self):
+            self.log("step", 100.0 + self.current_epoch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    found: list = []
+    trainer = lightning.Trainer(**{**QUIET, "logger": Axes("."), "max_epochs": 2, "accelerator": "cpu"})
+    trainer.fit(Scored(), batches(8), [batches(8), batches(4)])
+    return found
+
+
+def test_where_rows_stand_is_as_in_lightning():
+    expected = axes(lightnings.package())
+    assert axes(L) == expected
+    assert [step for step, names in expected if "seen/dataloader_idx_0" in names] == [0, 1, 2, 3]  # over both epochs
+    assert [step for step, names in expected if "mine" in names] == [100, 101]  # where the logged "step" says
+
+
+def test_infinities_of_two_ranks_make_no_number():
+    """One rank's loss may have overflowed above, the other's below: a mean of that is nan, and no error."""
+
+    def gather(mine):
+        (key,) = mine
+        settings, total, *weight = mine[key]
+        return [mine, {key: (settings, -total, *weight)}]
+
+    results = Results(gather, ranks=2, training=True)
+    results.hook = "training_step"
+    results.log("loss", float("inf"), False, None, True, True, "mean", True, True, 1, False)
+    assert results.step_metrics(exchange=True).log["loss_step"].isnan()
+    assert results.epoch_metrics().log["loss_epoch"].isnan()
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("values", [(float("nan"), 1.0), (1.0, float("nan"))])
+def test_what_is_no_number_is_told_wherever_it_stood(reduce, values):
+    class Extremes(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("found", values[batch_idx], reduce_fx=reduce)
+
+    (found,) = L.Trainer(accelerator="cpu", **QUIET).validate(Extremes(), batches(8), verbose=False)
+    assert np.isnan(found["found"])

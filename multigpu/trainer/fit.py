@@ -101,8 +101,7 @@ class Fit:
         if self.batches_of_epoch == float("inf"):
             if self.validation and interval != 1.0:
                 raise UserError(
-                    f"val_check_interval={interval} is a part of the epoch, and this dataloader does not tell how long that is: "
-                    f"give a number of batches."
+                    f"val_check_interval={interval}, a share of a loader without a length: give a whole number."
                 )
             return float("inf")
         return max(1, int(self.batches_of_epoch * interval))
