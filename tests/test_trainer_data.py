@@ -78,14 +78,14 @@ class Random(Dataset):
         return torch.rand(1).item(), float(np.random.rand())
 
 
-def changed(when: dict, **keywords) -> object:
+def changed(when: dict, strategy: object = "ddp") -> object:
     """The first layer's weights after three epochs, or what was said of them."""
     torch.manual_seed(0)
     model = TwoLayers(when)
     try:
-        cpu(strategy=DDPStrategy(**keywords), max_epochs=3).fit(model, DataLoader(rows(16), 2))
+        cpu(strategy=strategy, max_epochs=3).fit(model, DataLoader(rows(16), 2))
     except UserError as error:
-        return str(error)
+        return f"{error} Hooks: {sum(bool(p._post_accumulate_grad_hooks) for p in model.parameters())}."
     return model.first.weight.detach().flatten()
 
 
@@ -125,7 +125,9 @@ def on_two_ranks() -> dict:
 
     found["thawed"] = changed({"before": False, 1: True})
     found["frozen"] = changed({1: False})
-    found["frozen, and thawed"] = changed({"start": False, 1: True}, find_unused_parameters=True)
+    found["frozen, and thawed"] = changed({"start": False, 1: True}, DDPStrategy(find_unused_parameters=True))
+    found["thawed, horovod"] = changed({"before": False, 1: True}, "horovod")
+    found["frozen, and thawed, horovod"] = changed({"start": False, 1: True}, "horovod")
 
     found["workers"], found["again"] = drawn(workers=True), drawn(workers=True)
     found["not seeded"] = drawn()
@@ -168,10 +170,22 @@ def test_after_manual_optimization_no_wrapper_lives_on(two):
 def test_a_layer_that_is_thawed_between_epochs_is_refused_where_ranks_would_learn_it_alone(two):
     assert "'first.weight' (one of 2) learns only since then, so each rank would learn it alone: " in two[0]["thawed"]
     assert "'first.weight' (one of 2) is frozen since then: give DDPStrategy(find_unused" in two[0]["frozen"]
+    assert "horovod averages the gradients of what learned when fit began, and 'first.w" in two[0]["thawed, horovod"]
 
 
-def test_and_the_way_that_is_named_keeps_the_ranks_equal(two):
-    first, second = (rank["frozen, and thawed"] for rank in two)
+def test_after_a_failure_nothing_hangs_on_the_model(two):
+    assert two[0]["thawed, horovod"].endswith("; or call fit again. Hooks: 0.")
+    model = TwoLayers({})
+    model.pipeline_stages = lambda: [model.first, model.layer]
+    model.training_step = lambda batch, batch_idx: model(batch[0]).sum() * (1 // batch_idx)
+    with pytest.raises(ZeroDivisionError):
+        cpu(accelerator="vgpu", devices=2, strategy="pipeline").fit(model, DataLoader(rows(4), 4))
+    assert model(torch.ones(1, 4)).device.type == "cpu"
+
+
+@pytest.mark.parametrize("strategy", ["", ", horovod"])
+def test_and_the_way_that_is_named_keeps_the_ranks_equal(two, strategy):
+    first, second = (rank["frozen, and thawed" + strategy] for rank in two)
     assert torch.equal(first, second)
     torch.manual_seed(0)
     assert not torch.equal(first, TwoLayers({}).first.weight.flatten()), "it has learned"

@@ -71,13 +71,9 @@ class AsyncModelAverage:
 
     def close(self) -> None:
         """End the thread, with those of all ranks. Raises RuntimeError if it had failed."""
-        self._release()
-        for handle in self.handles:
-            handle.remove()
-        self.handles = []
+        self.let_go()
         if self.size == 1:
             return
-        self.stop.set()
         if self.thread is not None:
             self.thread.join()
         self._tell()
@@ -87,6 +83,15 @@ class AsyncModelAverage:
                 dist.destroy_process_group(group)
         self.group = self.votes = self.wrapped = None
         self.size = 1  # closed: a second call has nothing to do
+
+    def let_go(self) -> None:
+        """Take the hooks off, and vote to end the syncs, without waiting for it."""
+        self._release()
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        if self.size > 1:
+            self.stop.set()
 
     def _before(self, *_: object) -> None:
         self._tell()

@@ -57,3 +57,7 @@ class BaguaStrategy(DDPStrategy):
     def close(self) -> None:
         self.algorithm.close()
         super().close()
+
+    def let_go(self) -> None:
+        self.algorithm.let_go()
+        super().let_go()

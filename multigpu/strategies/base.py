@@ -136,7 +136,11 @@ class Strategy:
         return nullcontext()
 
     def close(self) -> None:
-        """The end: threads and process groups that this strategy has started."""
+        """The end, on all ranks: what they have begun together is finished, and what hangs on the model is taken off."""
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Take off what hangs on the model and its optimizers. It waits for nobody: a run that has failed calls it, too."""
 
     # ---- the ranks agree ----------------------------------------------------------------------------------------
     # Control messages are small and live on the CPU: with NCCL they have a group of gloo's, so that no GPU waits.

@@ -104,5 +104,7 @@ class ByteGrad:
         wrapped.register_comm_hook(None, ByteHook(wrapped.process_group).hook)
         return wrapped
 
-    def close(self) -> None:
-        """Nothing to end."""
+    def let_go(self) -> None:
+        """Nothing hangs on the model but DDP."""
+
+    close = let_go

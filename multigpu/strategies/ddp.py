@@ -57,6 +57,7 @@ class DDPStrategy(Strategy):
         self.connected = False
         self._control: dist.ProcessGroup | None = None
         self.after_forward: Callable[[], None] | None = None
+        self.averaged: dict[nn.Parameter, str] = {}  # whose gradients are averaged, with their names
 
     # ---- the processes ------------------------------------------------------------------------------------------
 
@@ -147,28 +148,29 @@ class DDPStrategy(Strategy):
             wrapped.register_comm_hook(self.ddp_comm_state, self.ddp_comm_hook)
         if isinstance(wrapped, DistributedDataParallel):
             _wrapped.add(wrapped)
-            wrapped.averaged = _learning(model)
+            self.averaged = learning(model)
             if self.manual:
                 self._backwards_are_within(wrapped)
         return wrapped
 
     def start_epoch(self, model: nn.Module) -> None:
-        """Raises UserError if other parameters learn than when `wrap` was called: DDP averages those, and waits for them."""
-        began = getattr(model, "averaged", None)
-        if began is None or self.world.size == 1 or not model.require_backward_grad_sync:
+        """Raises UserError if other parameters learn than when `wrap` was called: those are averaged, and DDP waits for them."""
+        wrapped = isinstance(model, DistributedDataParallel)
+        if not self.averaged or self.world.size == 1 or (wrapped and not model.require_backward_grad_sync):
             return
-        now = _learning(model.module)
-        thawed = [name for parameter, name in now.items() if parameter not in began]
-        frozen = [name for parameter, name in began.items() if parameter not in now]
+        now = learning(model)
+        thawed = [name for parameter, name in now.items() if parameter not in self.averaged]
+        frozen = [name for parameter, name in self.averaged.items() if parameter not in now]
         quiet = self.world.rank != 0
         if thawed:
+            also = ", or with find_unused_parameters=True freeze it in on_train_start" if wrapped else ""
             raise UserError(
                 f"{self.name} averages the gradients of what learned when fit began, and {_first(thawed)} learns only since then, "
-                f"so each rank would learn it alone: let it learn from the start, with the learning rate 0 until its time, or "
-                f"with find_unused_parameters=True freeze it in on_train_start; or call fit again.",
+                f"so each rank would learn it alone: let it learn from the start, with the learning rate 0 until its time{also}; "
+                f"or call fit again.",
                 quiet,
             )
-        if frozen and not (model.find_unused_parameters or model.static_graph):
+        if frozen and wrapped and not (model.find_unused_parameters or model.static_graph):
             raise UserError(
                 f"{self.name} waits for the gradients of what learned when fit began, and {_first(frozen)} is frozen since then: "
                 f"give DDPStrategy(find_unused_parameters=True), set its learning rate to 0 instead, or call fit again.",
@@ -190,8 +192,8 @@ class DDPStrategy(Strategy):
         wrapped.register_forward_hook(go_on)
         self.after_forward = go_on
 
-    def close(self) -> None:
-        self.after_forward = None  # it holds the wrapper
+    def let_go(self) -> None:
+        self.after_forward, self.averaged = None, {}  # they hold the wrapper, and the model
 
     def configure_ddp(self, model: nn.Module, device_ids: list[int] | None) -> nn.Module:
         """The wrapper itself. Override it to use your own; it is called with the model on its device."""
@@ -216,7 +218,7 @@ class DDPStrategy(Strategy):
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def _learning(model: nn.Module) -> dict[nn.Parameter, str]:
+def learning(model: nn.Module) -> dict[nn.Parameter, str]:
     """The parameters that learn, with their names as the user knows them."""
     return {p: re.sub(r"^(module\.)+", "", name) for name, p in model.named_parameters() if p.requires_grad}
 

@@ -71,6 +71,11 @@ class Decentralized:
     def close(self) -> None:
         """Finish the exchange that is under way, and take the hooks off."""
         self._finish()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Take the hooks off. An exchange that is under way is given up."""
+        self.running = []
         if self.steps is not None:
             self.steps.close()
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from multigpu.errors import UserError
 from multigpu.strategies import horovod as own
-from multigpu.strategies.ddp import DDPStrategy
+from multigpu.strategies.ddp import DDPStrategy, learning
 from multigpu.strategies.horovod_averages import Averages
 from multigpu.world import find
 
@@ -93,7 +93,7 @@ class HorovodStrategy(DDPStrategy):
                 optimizer, named_parameters=named, backward_passes_per_step=self.backwards,
                 compression=hvd.Compression.fp16 if self.fp16_compression else hvd.Compression.none,
             )  # fmt: skip
-        self.averaging = list(optimizers)
+        self.averaging, self.averaged = list(optimizers), learning(model)
         return model
 
     def adapt(self, schedulers: list) -> None:
@@ -104,12 +104,12 @@ class HorovodStrategy(DDPStrategy):
                 setattr(scheduler, name, scaled)
             self.adapt(getattr(scheduler, "_schedulers", []))  # SequentialLR's and ChainedScheduler's
 
-    def close(self) -> None:
+    def let_go(self) -> None:
         for optimizer in self.averaging:
             if isinstance(averages := getattr(optimizer, "_averaging", None), Averages):
                 averages.close()
         self.averaging = []
-        super().close()
+        super().let_go()
 
     def synchronize(self, optimizer: Optimizer) -> None:
         optimizer.synchronize()

@@ -50,10 +50,12 @@ class LowPrecisionDecentralized:
         self.steps = Steps(model, optimizers, after=self._exchange, given_up=self._exchange)
         return model
 
-    def close(self) -> None:
+    def let_go(self) -> None:
         """Take the hooks off."""
         if self.steps is not None:
             self.steps.close()
+
+    close = let_go
 
     def _exchange(self) -> None:
         for x, left, right, own in zip(self.weights.copy(), self.left, self.right, self.own, strict=True):

@@ -37,14 +37,14 @@ class PipelineStrategy(Strategy):
 
     def place(self, model: nn.Module) -> nn.Module:
         stages = self._stages(model)
-        self.close()
+        self.let_go()
         model.to(self.device)
         for stage, device in zip(stages, self.devices, strict=True):
             stage.to(device)
             self.handles.append(stage.register_forward_pre_hook(_fetch(device), with_kwargs=True))
         return model
 
-    def close(self) -> None:
+    def let_go(self) -> None:
         """The stages take what they are given, wherever it lies."""
         for handle in self.handles:
             handle.remove()

@@ -133,9 +133,11 @@ class QAdam:
         wrapped.register_comm_hook(None, self._hook)
         return wrapped
 
-    def close(self) -> None:
-        """Let go of the group."""
+    def let_go(self) -> None:
+        """Of the group."""
         self.bytes = None
+
+    close = let_go
 
     def _hook(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self.optimizer.warming_up():

@@ -79,6 +79,7 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, g
             callback.on_exception(trainer, model, error)
         for logger in trainer.loggers:
             logger.finalize("failed")
+        strategy.let_go()
         _take_home(trainer)
         raise
     strategy.close()
