@@ -146,7 +146,7 @@ def bytes_picture(rows: dict[str, dict]) -> "Figure":
     title = (
         f"{least} sends {sent[most] / sent[least]:.1f} times fewer bytes than {most}" if least else "Nothing is sent"
     )
-    bars = {name: {"sent": amount} for name, amount in sent.items()}
+    bars = {name + ("" if amount else ": 0"): {"sent": amount} for name, amount in sent.items()}
     return plots.stacked(bars, "kB a step and rank (async: a sync), counted by the kernel", title)
 
 
