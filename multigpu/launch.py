@@ -92,7 +92,8 @@ def call(function: Callable[..., object], processes: int, *args: object, **keywo
 
     `function` and its arguments travel by value, and so do the results: `function` may be defined in a cell of a notebook. The
     notebook's variables that it uses travel with it, so let it use few. Raises RuntimeError with the traceback of the
-    rank that failed, a rank's UserError as itself, TypeError where something cannot be pickled.
+    rank that failed, a rank's UserError as itself, UserError for a rank that ended without either, TypeError where something
+    cannot be pickled.
     """
     import cloudpickle
     import torch
@@ -106,7 +107,10 @@ def call(function: Callable[..., object], processes: int, *args: object, **keywo
         if code:
             if sentence := _users(reason):
                 raise UserError(sentence)
-            raise RuntimeError(reason or f"a rank ended with exit code {code}: its message stands above")
+            if reason and not reason.startswith("error: "):
+                raise RuntimeError(reason)
+            reason = reason.removeprefix("error: ") or f"a rank ended with exit code {code}."
+            raise UserError(f"{reason} Look for its message above.")
         return [pickle.loads(Path(folder, f"{rank}").read_bytes()) for rank in range(processes)]
 
 
@@ -210,7 +214,7 @@ def _tell(error: UserError) -> int:
 
 
 @atexit.register
-def _end_gloo() -> None:
+def end_gloo() -> None:
     """End gloo's threads while Python still runs. They live as long as anybody holds their group.
 
     A thread may still be dropping the tensors of the last collective, for which it needs the interpreter. If that is being
@@ -230,7 +234,7 @@ def _end_gloo() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process without taking the interpreter apart: an error may have left a group open (see `_end_gloo`)."""
+    """End this process without taking the interpreter apart: an error may have left a group open (see `end_gloo`)."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(BrokenPipeError):

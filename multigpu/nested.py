@@ -1,8 +1,9 @@
 """What is done to each tensor of a batch? In dicts, lists, tuples and dataclasses, whatever they are nested in."""
 
 import copy
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -16,15 +17,26 @@ def mapped(value: Any, function: Callable[[torch.Tensor], Any], rest: Callable[[
 
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, Mapping):
-        new = copy.copy(value) if hasattr(value, "__setitem__") else dict(value)  # a defaultdict stays one
-        for key, part in value.items():
-            new[key] = each(part)
+    if isinstance(value, (dict, UserDict)):
+        new = copy.copy(value)  # a defaultdict stays one
+        new.update((key, each(part)) for key, part in value.items())
         return new
+    if isinstance(value, Mapping):
+        parts = {key: each(part) for key, part in value.items()}
+        try:
+            return type(value)(parts)
+        except TypeError:  # it is made of something else
+            return parts
+    if hasattr(value, "to"):  # a PackedSequence, or a batch that moves itself
+        return rest(value)
     if isinstance(value, (list, tuple)):
         return type(value)(*map(each, value)) if hasattr(value, "_fields") else type(value)(map(each, value))
-    if is_dataclass(value) and not isinstance(value, type) and not hasattr(value, "to"):
-        return replace(value, **{f.name: each(getattr(value, f.name)) for f in fields(value) if f.init})
+    if is_dataclass(value) and not isinstance(value, type):
+        new = copy.copy(value)  # its __init__ may do more than to keep what it is given
+        for field in fields(value):
+            if field.init:
+                object.__setattr__(new, field.name, each(getattr(value, field.name)))
+        return new
     return rest(value)
 
 

@@ -66,6 +66,7 @@ PACKAGES = {
             "checkpoint_io",
             "attribute_dict",
             "log_rules",
+            "utilities",
             "yaml_text",
             "profiler",
             "table",

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset
 
 import multigpu.trainer as L
-from multigpu import launch
+from multigpu import launch, vgpu
 from multigpu.errors import UserError
 from multigpu.strategies import DDPStrategy, ddp
 
@@ -173,7 +173,8 @@ def test_a_layer_that_is_thawed_between_epochs_is_refused_where_ranks_would_lear
     assert "horovod averages the gradients of what learned when fit began, and 'first.w" in two[0]["thawed, horovod"]
 
 
-def test_after_a_failure_nothing_hangs_on_the_model(two):
+def test_after_a_failure_nothing_hangs_on_the_model(two, request):
+    request.addfinalizer(vgpu.stop)
     assert two[0]["thawed, horovod"].endswith("; or call fit again. Hooks: 0.")
     model = TwoLayers({})
     model.pipeline_stages = lambda: [model.first, model.layer]

@@ -195,7 +195,7 @@ def test_a_training_dataloader_without_batches():
         trained(Net(), DataLoader(rows(3), 4, drop_last=True))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trained(Net(), batches(), limit_train_batches=0)
+        trained(Net(), batches(), batches(), limit_train_batches=0)
 
 
 def test_metrics_are_there_in_the_sanity_check_and_gone_after_it():

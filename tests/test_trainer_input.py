@@ -42,7 +42,7 @@ ARGUMENTS = {
     "max_epochs": ({"max_epochs": -2}, "max_epochs is -2: expected a whole number from 0 up, or -1 for no limit."),
     "max_steps": ({"max_steps": 1.5}, "max_steps is 1.5: expected a whole number"),
     "accumulate": ({"accumulate_grad_batches": 0}, "accumulate_grad_batches is 0: expected a whole number from 1 up."),
-    "log_every_n_steps": ({"log_every_n_steps": 0}, "log_every_n_steps is 0: expected"),
+    "log_every_n_steps": ({"log_every_n_steps": -1}, "log_every_n_steps is -1: expected"),
     "a share": ({"limit_train_batches": 1.5}, "limit_train_batches is 1.5: expected a number of batches, or a share of them"),
     "val_check_interval": ({"val_check_interval": -1}, "val_check_interval is -1: expected"),
     "clip": ({"gradient_clip_val": "a"}, "gradient_clip_val is 'a': expected a number from 0 up, or None."),

@@ -47,6 +47,8 @@ class AsyncModelAverage:
         group: dist.ProcessGroup | None = None,
     ) -> nn.Module:
         """The model itself, with hooks; in DDP if there is a warm-up, after which DDP is silent. A collective."""
+        if self.thread is not None:  # of a run that has failed
+            self.thread.join()
         self.size, self.outer = ranks(group), group
         self.made, self.thread = 0, None  # it may have been closed, and be used again
         self.lock, self.stop = threading.Lock(), threading.Event()  # here: they cannot travel to a spawned rank

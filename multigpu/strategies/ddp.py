@@ -208,11 +208,26 @@ class DDPStrategy(Strategy):
     def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
         # Only training goes through DDP: it broadcasts buffers, and a rank without a validation batch would be missing.
         if name == "training_step" or not isinstance(model, DistributedDataParallel):
-            return model(name, *args)
+            try:
+                return model(name, *args)
+            except RuntimeError as error:
+                if "find_unused_parameters" not in str(error) or not self.averaged:
+                    raise
+                self._refuse_unused(str(error))
         output = model.module(name, *args)
         if self.manual:
             self.after_forward()  # the hook at the inner forward's end has run, and DDP's own will not
         return output
+
+    def _refuse_unused(self, told: str) -> None:
+        """torch's error names a keyword that nobody writes here, and the parameters by their numbers."""
+        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", told)
+        names = [list(self.averaged.values())[int(number)] for number in numbers[1].split()] if numbers else ["one"]
+        raise UserError(
+            f"{self.name} waits for the gradients of all parameters that learn, and {_first(names)} got none in the last step: "
+            f"freeze what the loss does not use, or give strategy='ddp_find_unused_parameters_true'.",
+            quiet=self.world.rank != 0,
+        ) from None
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
@@ -227,7 +242,7 @@ def _first(names: list[str]) -> str:
     return f"{names[0]!r}" + (f" (one of {len(names)})" if len(names) > 1 else "")
 
 
-_groups: list[dist.ProcessGroup | None] = []  # held until the end: see launch._end_gloo
+_groups: list[dist.ProcessGroup | None] = []  # held until the end: see launch.end_gloo
 _wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 

@@ -17,7 +17,7 @@ class Gather(torch.autograd.Function):
     """`stacked`, through which gradients flow: each rank's loss depends on all ranks' tensors.
 
     So a tensor's gradient is the sum over the ranks of what each says of it, as with torch.distributed.nn's all_gather,
-    which is not imported here: it keeps a group alive (see launch._end_gloo).
+    which is not imported here: it keeps a group alive (see launch.end_gloo).
     """
 
     @staticmethod

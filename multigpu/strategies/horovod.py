@@ -180,8 +180,17 @@ def DistributedOptimizer(
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (_Averaging, kind), {"__module__": kind.__module__})
     optimizer._averaging = Averages(owned, compression, backward_passes_per_step)
-    optimizer.register_step_pre_hook(lambda *_: optimizer._averaging.before_step())
+    optimizer._averaging.step_hook = optimizer.register_step_pre_hook(lambda *_: optimizer._averaging.before_step())
     return optimizer
+
+
+def undo(optimizer: Optimizer) -> None:
+    """The optimizer as it was before DistributedOptimizer, which may then take it again."""
+    if isinstance(optimizer, _Averaging):
+        optimizer._averaging.close()
+        optimizer._averaging.step_hook.remove()
+        optimizer.__class__ = type(optimizer).__mro__[2]  # (made here, _Averaging, its own)
+        del optimizer._averaging
 
 
 def _in_order(named: list[tuple[str, torch.Tensor]], owned: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -43,7 +43,7 @@ class Averages:
             self.handles = [p.register_post_accumulate_grad_hook(self._ready) for p in self.order]
 
     def close(self) -> None:
-        """Remove the hooks. From here on the optimizer steps alone."""
+        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
         self.handles, self.order = [], []
@@ -83,6 +83,9 @@ class Averages:
             work.wait()
             if parcel is not gradient:
                 gradient.copy_(parcel)
+        for parameter in self.order:
+            if not parameter.requires_grad:  # frozen since: zeros would move it on by its momentum
+                parameter.grad = None
         self.running, self.counts, self.done = [], {}, True
 
     def before_step(self) -> None:

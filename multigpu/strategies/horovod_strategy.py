@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from multigpu.errors import UserError
 from multigpu.strategies import horovod as own
 from multigpu.strategies.ddp import DDPStrategy, learning
-from multigpu.strategies.horovod_averages import Averages
 from multigpu.world import find
 
 # Where learning rates stand, and bounds of them: OneCycleLR's in the groups; CyclicLR's, the cosines' and the plateau's.
@@ -87,7 +86,8 @@ class HorovodStrategy(DDPStrategy):
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
             for group in optimizer.param_groups:
                 for key in RATES_OF_GROUPS & set(group):
-                    group[key] = group[key] * self.factor
+                    group[key] = group[key] * self._factor_of(optimizer)
+            optimizer._rates_are_times = self.factor
             named = [(owners[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
             optimizers[place] = hvd.DistributedOptimizer(
                 optimizer, named_parameters=named, backward_passes_per_step=self.backwards,
@@ -96,18 +96,23 @@ class HorovodStrategy(DDPStrategy):
         self.averaging, self.averaged = list(optimizers), learning(model)
         return model
 
+    def _factor_of(self, what: Any) -> float:
+        """What has been multiplied in an earlier fit is so already."""
+        return self.factor / getattr(what, "_rates_are_times", 1)
+
     def adapt(self, schedulers: list) -> None:
         for scheduler in schedulers:
+            factor = self._factor_of(scheduler)
+            scheduler._rates_are_times = self.factor
             for name in filter(partial(hasattr, scheduler), RATES_OF_SCHEDULERS):
                 rates = getattr(scheduler, name)
-                scaled = [rate * self.factor for rate in rates] if isinstance(rates, list) else rates * self.factor
+                scaled = [rate * factor for rate in rates] if isinstance(rates, list) else rates * factor
                 setattr(scheduler, name, scaled)
             self.adapt(getattr(scheduler, "_schedulers", []))  # SequentialLR's and ChainedScheduler's
 
     def let_go(self) -> None:
         for optimizer in self.averaging:
-            if isinstance(averages := getattr(optimizer, "_averaging", None), Averages):
-                averages.close()
+            own.undo(optimizer)
         self.averaging = []
         super().let_go()
 

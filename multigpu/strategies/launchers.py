@@ -14,6 +14,7 @@ import time
 
 import torch.distributed as dist
 
+from multigpu import launch
 from multigpu.errors import ENDINGS, UserError, counted, lost
 from multigpu.ranks import Ranks
 
@@ -49,16 +50,17 @@ def start_again(processes: int) -> None:
 def _command() -> list[str]:
     """What started this process: python and its options, the file or `-m module`, and the script's arguments."""
     main = sys.modules["__main__"]
-    if not getattr(main, "__file__", None) or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+    file = getattr(main, "__file__", None)
+    if file in (None, "<stdin>") or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         raise UserError(
-            "strategy='ddp' starts the script again for each rank, and here is no script: in a notebook or at a prompt "
-            "give strategy='ddp_notebook'."
+            "strategy='ddp' starts the script again for each rank, and here is no script: write one; in a notebook or at a "
+            "prompt give strategy='ddp_notebook'."
         )
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         name = spec.name.removesuffix(".__main__")
         return [sys.executable, *subprocess._args_from_interpreter_flags(), "-m", name, *sys.argv[1:]]
-    return [sys.executable, *subprocess._args_from_interpreter_flags(), os.path.abspath(main.__file__), *sys.argv[1:]]
+    return [sys.executable, *subprocess._args_from_interpreter_flags(), os.path.abspath(file), *sys.argv[1:]]
 
 
 def _leave(rank: int, code: int) -> None:
@@ -107,6 +109,7 @@ def _wait_for(ranks: Ranks, watcher: threading.Thread) -> None:
     If one fails, the watch ends this process with its exit code.
     """
     _done.set()
+    launch.end_gloo()  # after sys.exit within fit the others still wait for this rank: their connections break now
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: asked.append(number))

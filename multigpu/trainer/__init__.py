@@ -9,7 +9,7 @@ prediction), and what they use: optimizers.py, hooking.py, transfer.py, results.
 import sys
 
 from multigpu import strategies
-from multigpu.trainer import callbacks, loggers
+from multigpu.trainer import callbacks, loggers, utilities
 from multigpu.trainer.callbacks import Callback
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.module import LightningModule
@@ -25,6 +25,8 @@ __all__ = [
     "loggers",
     "seed_everything",
     "strategies",
+    "utilities",
 ]
 
 pytorch = sys.modules[__name__]  # L.pytorch.callbacks…, as in Lightning
+sys.modules[f"{__name__}.strategies"] = strategies  # from multigpu.trainer.strategies import DDPStrategy

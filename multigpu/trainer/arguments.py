@@ -110,6 +110,23 @@ def _pick(accelerator: Accelerator, num_nodes: int, world: World) -> tuple[str, 
     return "ddp", f"{what}: a process each, which start this script again"
 
 
+def refuse_by_hand(trainer: Any) -> None:
+    """Raises UserError for what belongs to automatic optimization, where `training_step` optimizes by itself."""
+    if trainer.gradient_clip_val:
+        raise UserError(
+            "gradient_clip_val is for automatic optimization: call self.clip_gradients(optimizer, …) in training_step."
+        )
+    if trainer.accumulate_grad_batches > 1:
+        raise UserError(
+            "accumulate_grad_batches is for automatic optimization: call optimizer.step() every so many batches."
+        )
+    if len(trainer.strategy.devices) > 1:
+        raise UserError(
+            f"manual optimization steps in training_step, which {trainer.strategy.name} runs once for each piece of a batch: "
+            f"use automatic optimization, or strategy='ddp'."
+        )
+
+
 def check_numbers(trainer: Any) -> None:
     """Raises UserError for a Trainer argument that cannot be meant."""
     for name in ("max_epochs", "min_epochs", "max_steps", "min_steps"):
@@ -118,8 +135,9 @@ def check_numbers(trainer: Any) -> None:
             raise UserError(f"{name} is {value!r}: expected a whole number from 0 up, or -1 for no limit.")
     for name in ("accumulate_grad_batches", "log_every_n_steps"):
         value = getattr(trainer, name)
-        if type(value) is not int or value < 1:
-            raise UserError(f"{name} is {value!r}: expected a whole number from 1 up.")
+        least = 0 if name.startswith("log") else 1  # 0: never
+        if type(value) is not int or value < least:
+            raise UserError(f"{name} is {value!r}: expected a whole number from {least} up.")
     limits = [f"limit_{kind}_batches" for kind in ("train", "val", "test", "predict")]
     for name in (*limits, "overfit_batches", "val_check_interval"):
         value = getattr(trainer, name)
@@ -136,3 +154,22 @@ def check_numbers(trainer: Any) -> None:
         raise UserError(
             "check_val_every_n_epoch=None counts over epochs: give val_check_interval as a number of batches."
         )
+
+
+def batches_between_validations(trainer: Any, epoch: float, validates: bool) -> float:
+    """val_check_interval is a number of batches, or a share of the `epoch`'s."""
+    interval = trainer.val_check_interval
+    if type(interval) is int:
+        if validates and trainer.check_val_every_n_epoch is not None and interval > epoch:
+            raise UserError(
+                f"val_check_interval={interval}, and an epoch has {epoch} batches: give at most that many, or "
+                f"check_val_every_n_epoch=None to count on over epochs."
+            )
+        return interval
+    if epoch == float("inf"):
+        if validates and interval != 1.0:
+            raise UserError(
+                f"val_check_interval={interval}, a share of a loader without a length: give a whole number."
+            )
+        return float("inf")
+    return max(1, int(epoch * interval))

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.files import atomic
+from multigpu.rendezvous import together
 
 VERSION = "2.6.6"  # the Lightning whose form this is
 OURS = "multigpu"  # a key of our own, which Lightning passes over
@@ -164,7 +165,15 @@ def load_weights(module: torch.nn.Module, content: dict, path: str | Path, stric
 
 
 def construct(cls: type, content: dict, path: str | Path, strict: bool | None, keywords: dict) -> Any:
-    """A module of the class, made with the checkpoint's hyperparameters where its __init__ takes them."""
+    """A module of the class, with the checkpoint's weights."""
+    module = made(cls, content, path, keywords)
+    module.on_load_checkpoint(content)
+    load_weights(module, content, path, module.strict_loading if strict is None else strict)
+    return module
+
+
+def made(cls: type, content: dict, path: str | Path, keywords: dict) -> Any:
+    """A module, or data module, made with the checkpoint's hyperparameters where its __init__ takes them."""
     import inspect
 
     stored = dict(content.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}))
@@ -181,10 +190,31 @@ def construct(cls: type, content: dict, path: str | Path, strict: bool | None, k
             f"{cls.__name__} cannot be made from {path} ({error}): give the missing arguments to load_from_checkpoint, or call "
             f"self.save_hyperparameters() in __init__."
         ) from None
-    module = cls(**arguments)
-    module.on_load_checkpoint(content)
-    load_weights(module, content, path, module.strict_loading if strict is None else strict)
-    return module
+    return cls(**arguments)
+
+
+def named(trainer: Any, ckpt_path: Any) -> str | None:
+    """What `ckpt_path` means: "best" and "last" by the ModelCheckpoint, else a file."""
+    saver = trainer.checkpoint_callback
+    if ckpt_path in ("best", "last"):
+        known = {"best": getattr(saver, "best_model_path", ""), "last": getattr(saver, "last_model_path", "")}
+        if not known[ckpt_path]:
+            raise UserError(
+                f"ckpt_path={ckpt_path!r}, and no ModelCheckpoint has saved such a one: give a file.",
+                quiet=not trainer.is_global_zero,
+            )
+        return known[ckpt_path]
+    return None if ckpt_path is None else str(Path(ckpt_path))
+
+
+def restored(trainer: Any, path: str | None) -> dict | None:
+    """What the file holds, of which the model is taken over. It is read on all ranks, or refused on all."""
+    if path is None:
+        return None
+    with together(trainer.strategy.world, trainer.strategy.gather_objects):
+        content = read(path, weights_only=trainer.weights_only)
+    restore(trainer, content, path)
+    return content
 
 
 def restore(trainer: Any, content: dict, path: str | Path) -> None:

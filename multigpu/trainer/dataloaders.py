@@ -6,10 +6,10 @@ deals out whole batches, so that each image counts once and the user's order is 
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -20,8 +20,9 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, counted
 from multigpu.trainer import seed
+from multigpu.world import speaks
 
 
 class Drawn:
@@ -42,8 +43,7 @@ class SharedSampler(DistributedSampler):
         self.theirs = sampler
 
     def __iter__(self) -> Iterator:
-        with seed.untouched():  # the ranks' random states may have gone apart
-            torch.manual_seed(seed.of_the_data() + self.epoch)
+        with seed.alike(seed.of_the_data() + self.epoch):  # the ranks' random states may have gone apart
             order = list(self.theirs)
         return (order[place] for place in super().__iter__())
 
@@ -55,8 +55,7 @@ class EveryNth(Sampler):
         self.batches, self.parts, self.mine = batches, parts, mine
 
     def __iter__(self) -> Iterator:
-        with seed.untouched():  # a random sampler of the user's must give the same on all ranks
-            torch.manual_seed(seed.of_the_data())
+        with seed.alike(seed.of_the_data()):  # a random sampler of the user's must give the same on all ranks
             batches = list(self.batches)
         for place, batch in enumerate(batches):
             if place % self.parts == self.mine:
@@ -80,9 +79,19 @@ def deal(loader: Any, shard: tuple[int, int], training: bool, in_order: bool = F
     if parts == 1 or isinstance(loader.sampler, DistributedSampler):
         return loader
     if not training:
-        loader = (
-            _with(loader, SequentialSampler(loader.dataset)) if shuffled else loader
-        )  # else each rank shuffles by itself
+        if shuffled:  # else each rank shuffles by itself
+            loader = _with(loader, SequentialSampler(loader.dataset))
+        if (batches := length(loader)) == float("inf"):
+            raise UserError(
+                f"a DataLoader whose batch_sampler has no length cannot be shared by {parts} ranks: give it a __len__, or share "
+                f"it yourself, and give Trainer(use_distributed_sampler=False)."
+            )
+        if batches < parts and speaks():
+            warnings.warn(
+                f"{counted(int(batches), 'batch')} to evaluate for {parts} ranks, so some get none: a smaller batch_size gives "
+                f"each of them one.",
+                stacklevel=2,
+            )
         return _with(loader, None, EveryNth(_batches(loader), parts, mine))
     if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise UserError(
@@ -150,6 +159,18 @@ def limited(batches: float, limit: int | float | None, name: str) -> float:
             raise UserError(f"{name}={limit} of {batches} batches is less than one: give at least {least}.")
         return int(batches * limit)
     return min(batches, limit)
+
+
+def refuse_unlike(strategy: Any, loader: Any, validates: bool) -> None:
+    """Raises UserError, on all ranks, where some have data that the others lack: they would wait for each other for ever."""
+    told = strategy.gather_objects((length(loader) == float("inf"), validates))
+    for place, what in enumerate(("a training dataloader without a length", "validation dataloaders")):
+        have = [rank for rank, answers in enumerate(told) if answers[place]]
+        if have and len(have) < len(told):
+            raise UserError(
+                f"rank {have[0]} has {what}, and not all ranks have: give all the same.",
+                quiet=not strategy.is_global_zero,
+            )
 
 
 def listed(loaders: Any) -> list:

@@ -9,6 +9,7 @@ from multigpu.devices import on_the_cpu
 from multigpu.errors import UserError
 from multigpu.trainer import dataloaders, hooking
 from multigpu.trainer.hooks import overridden
+from multigpu.trainer.log_rules import BETWEEN
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.results import Results
 from multigpu.trainer.transfer import transfer
@@ -122,7 +123,8 @@ class Evaluation:
             if self.kept:
                 self.outputs[number].append(on_the_cpu(output))
             elif self.results.any_fresh and not trainer.sanity_checking:
-                trainer.send(self.results.step_metrics(exchange=False), step=self.seen[number])
+                trainer.take(self.results.step_metrics(exchange=False))
+                trainer.send(trainer.last_told, step=self.seen[number])
                 self.seen[number] += 1
 
         return step
@@ -130,7 +132,7 @@ class Evaluation:
     def refuse_uneven(self, tensor: torch.Tensor) -> None:
         """A collective in a step waits for ever if one rank has a batch more than another, and breaks if one is smaller."""
         strategy = self.trainer.strategy
-        if self.uneven:
+        if self.uneven and self.results.hook not in BETWEEN:
             why = "different numbers of batches, so one of them would wait for ever"
         elif len(shapes := set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
             why = f"tensors of different shapes ({', '.join(map(str, sorted(shapes)))})"

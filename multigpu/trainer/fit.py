@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from multigpu.checkpoint import random_states, set_random_states
-from multigpu.errors import UserError
-from multigpu.trainer import dataloaders, hooking, optimizers
+from multigpu.trainer import arguments, dataloaders, hooking, optimizers
 from multigpu.trainer.evaluate import Evaluation
 from multigpu.trainer.learning import Learning
 from multigpu.trainer.transfer import transfer
@@ -62,6 +61,7 @@ class Fit:
         self._prepare()
         iterator = self._iterator()
         hooking.call(trainer, "on_train_start")
+        self._look_up()  # who is called with every batch: on_train_start may have added callbacks
         while not self._finished():
             trainer.results, trainer.training = self.results, True
             dataloaders.start_epoch(self.loader, trainer.current_epoch)
@@ -74,37 +74,24 @@ class Fit:
                 break
             self._end_epoch()
         if not trainer.interrupted and self.strategy.largest([trainer.signals.asked])[0]:
-            trainer.stop_for_signal()  # it came in the last epoch's end
+            trainer.signals.stop(trainer)  # it came in the last epoch's end
         hooking.call(trainer, "on_train_end")
 
     def _prepare(self) -> None:
         trainer, module = self.trainer, self.module
         self.results = trainer.results
+        self.automatic = module.automatic_optimization
+        trainer.num_training_batches = self.batches_of_epoch
+        trainer.val_check_batch = arguments.batches_between_validations(
+            trainer, self.batches_of_epoch, bool(self.validation)
+        )
+
+    def _look_up(self) -> None:
+        trainer = self.trainer
         self.start, self.end = hooking.at(trainer, "on_train_batch_start"), hooking.at(trainer, "on_train_batch_end")
         self.heard = bool(self.strategy.largest([int(self.end is not None)])[0])  # does any rank look at a batch's end?
         self.fetch = trainer.profiled("train_dataloader_next", next)
         self.learning = Learning(trainer)
-        self.automatic = module.automatic_optimization
-        trainer.num_training_batches = self.batches_of_epoch
-        trainer.val_check_batch = self._check_every()
-
-    def _check_every(self) -> float:
-        """Validate every so many batches: val_check_interval is a number of them, or a share of the epoch's."""
-        trainer, interval = self.trainer, self.trainer.val_check_interval
-        if isinstance(interval, int) and not isinstance(interval, bool):
-            if self.validation and trainer.check_val_every_n_epoch is not None and interval > self.batches_of_epoch:
-                raise UserError(
-                    f"val_check_interval={interval}, and an epoch has {self.batches_of_epoch} batches: give at most that many, or "
-                    f"check_val_every_n_epoch=None to count on over epochs."
-                )
-            return interval
-        if self.batches_of_epoch == float("inf"):
-            if self.validation and interval != 1.0:
-                raise UserError(
-                    f"val_check_interval={interval}, a share of a loader without a length: give a whole number."
-                )
-            return float("inf")
-        return max(1, int(self.batches_of_epoch * interval))
 
     def _finished(self) -> bool:
         trainer = self.trainer
@@ -146,8 +133,9 @@ class Fit:
         many, index, skipped = strategy.control is not None, self.batches_done, False
         unsized = self.length == float("inf")
         following = next(iterator, END) if unsized and index < limit else None
+        self.last = index >= limit or following is END
         if index and self.to_do:  # a run that was saved within a batch's end
-            self._end_batch(index - 1, index >= limit or following is END)
+            self._end_batch(index - 1, self.last)
         while index < limit and not skipped:
             if unsized:  # to know which batch is the last, one is fetched ahead
                 batch, following = following, END if index + 1 >= limit else self.fetch(iterator, END)
@@ -158,17 +146,16 @@ class Fit:
                 batch = self.fetch(iterator, END)
             if batch is END:
                 break
-            last = index + 1 >= limit or following is END
+            self.index, self.last = index, index + 1 >= limit or following is END
             index += 1
             self.batches_done, self.total_batches = index, self.total_batches + 1
-            self.index, self.last = index - 1, last
-            skipped = self._batch(batch, index - 1, last)
+            skipped = self._batch(batch, self.index, self.last)
             asked = trainer.signals.asked
             if many:  # a rank that stops alone leaves the others waiting
                 asks = [asked, int(trainer.should_stop), int(self.results.sync_asked)]
                 asked, trainer.should_stop, self.syncing = map(bool, strategy.largest(asks))
             if asked:
-                trainer.stop_for_signal()
+                trainer.signals.stop(trainer)
                 return
             if self._finished_within():
                 break
@@ -186,7 +173,7 @@ class Fit:
         hooking.call(trainer, "on_train_epoch_end")
         if before != len(self.results.entries) or trainer.world_size > 1:
             trainer.take(self.results.epoch_metrics())
-        if self.automatic:
+        if self.automatic and self.last:
             self.schedule("epoch", plateau=True)
         trainer.send(trainer.last_told, step=trainer._logged_step - 1)  # an epoch's values stand at its last step
         self.results.reset()
@@ -243,7 +230,8 @@ class Fit:
             trainer.take(results.step_metrics(exchange=syncing))
         if self.end is not None:
             self.end(_outputs(output), batch, index)
-        logged = stepping and (trainer._logged_step + 1) % trainer.log_every_n_steps == 0
+        every = trainer.log_every_n_steps
+        logged = stepping and bool(every) and (trainer._logged_step + 1) % every == 0
         exchange = results.ranks > 1 and (logged or syncing)
         if results.any_fresh or exchange:
             told = results.step_metrics(exchange)

@@ -30,6 +30,8 @@ def at(trainer: Any, name: str) -> Callable[..., Any] | None:
             for callback in first:
                 getattr(callback, name)(trainer, module, *args)
             answer = own(*args) if own else None
+            if last:  # those of all ranks
+                trainer.take(results.epoch_metrics())
             for callback in last:
                 getattr(callback, name)(trainer, module, *args)
             return answer

@@ -1,7 +1,6 @@
 """What is done with a batch? Forward, backward, and every so often a step; the user's hooks stand between."""
 
 import inspect
-import warnings
 from typing import Any
 
 import torch
@@ -38,16 +37,8 @@ class Learning:
         )
         takes = inspect.signature(module.training_step).parameters
         self.takes_index = len(takes) > 1 or any(p.kind is p.VAR_POSITIONAL for p in takes.values())
-        if not self.automatic and trainer.gradient_clip_val:
-            raise UserError(
-                "gradient_clip_val is for automatic optimization: call self.clip_gradients(optimizer, …) in training_step."
-            )
-        if not self.automatic and trainer.accumulate_grad_batches > 1:
-            raise UserError(
-                "accumulate_grad_batches is for automatic optimization: call optimizer.step() every so many batches."
-            )
         if self.automatic and first is None:
-            warnings.warn("configure_optimizers returned None: nothing is learned in this fit.", stacklevel=2)
+            trainer.warn_once("configure_optimizers returned None: nothing is learned in this fit.")
 
     def learn(self, batch: Any, index: int, stepping: bool) -> Any:
         """One batch, number `index` of its epoch; `stepping`: it completes a step. What `training_step` gave."""

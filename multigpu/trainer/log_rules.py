@@ -1,6 +1,9 @@
 """Where may `self.log` be called? Where something collects: within a batch, and at both ends of an epoch, as in Lightning."""
 
+import warnings
+
 from multigpu.errors import UserError
+from multigpu.world import speaks
 
 LOOPS = ("train", "validation", "test")
 WITHIN = frozenset(
@@ -18,4 +21,15 @@ def refuse_where_nothing_collects(hook: str, name: str) -> None:
         raise UserError(
             f"self.log({name!r}) {where}: nothing collects there. Log in a step or at an epoch's end, or give the number to "
             f"self.logger.log_metrics."
+        )
+
+
+def warn_of_lonely_names(told: list[dict]) -> None:
+    """`told`: what each rank has logged in this step with sync_dist. A name that some have not may be a mistake."""
+    names = [{key[1] for key in theirs} for theirs in told]
+    if speaks() and (lonely := sorted(set.union(*names) - set.intersection(*names))):
+        warnings.warn(
+            f"self.log({lonely[0]!r}, sync_dist=True) was called on some ranks only, and the mean is theirs. Lightning would "
+            f"wait for the others for ever.",
+            stacklevel=2,
         )

@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, meant
 
 FORMS = (
     "an optimizer, a list of optimizers, ([optimizers], [schedulers]), "
@@ -78,7 +78,8 @@ def _schedule(scheduler: Any, monitor: str | None, automatic: bool) -> Schedule:
             f"'monitor', 'strict', 'name'."
         )
     for key in unknown:  # as Lightning, which people's code was written for
-        warnings.warn(f"an lr_scheduler dict has a key {key!r}, which means nothing here.", stacklevel=3)
+        hint = meant(key, (field.name for field in fields(Schedule))) or "leave it out."
+        warnings.warn(f"an lr_scheduler dict has a key {key!r}, which means nothing here: {hint}", stacklevel=3)
         del told[key]
     told.setdefault("monitor", monitor)
     told.setdefault("reduce_on_plateau", isinstance(told["scheduler"], ReduceLROnPlateau))

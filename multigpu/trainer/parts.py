@@ -53,9 +53,7 @@ def callbacks_for(trainer: Any, given: Any, checkpointing: bool | None, bar: boo
     own = [cb for cb in found if isinstance(cb, ModelCheckpoint)]
     if own and checkpointing is False:
         raise UserError("enable_checkpointing=False, and callbacks holds a ModelCheckpoint: leave one of them out.")
-    if trainer.fast_dev_run:
-        found, checkpointing = [cb for cb in found if cb not in own], False
-    if checkpointing is not False and not own:
+    if checkpointing is not False and not own and not trainer.fast_dev_run:
         found.append(ModelCheckpoint())
     if bar is not False and not any(isinstance(cb, ProgressBar) for cb in found):
         found.append(TQDMProgressBar())

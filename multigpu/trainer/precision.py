@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from multigpu.errors import UserError
 from multigpu.nested import mapped
+from multigpu.world import speaks
 
 # What users write → Lightning's name today. Plain 16 means mixed: the weights stay in 32 bit.
 NAMES = {
@@ -37,7 +38,8 @@ class Precision:
             raise UserError(f"precision is {precision!r}: expected one of {', '.join(NAMES)}.")
         self.name = NAMES[str(precision)]
         if self.name == "16-mixed" and device.type == "cpu":
-            warnings.warn("precision 16-mixed on the CPU: bf16-mixed is used instead.", stacklevel=3)
+            if speaks():
+                warnings.warn("precision 16-mixed on the CPU: bf16-mixed is used instead.", stacklevel=3)
             self.name = "bf16-mixed"
         stem, _, how = self.name.partition("-")
         self.dtype, self.mixed, self.device = TYPES[stem], how == "mixed", device
@@ -46,7 +48,10 @@ class Precision:
             gpus = torch.get_device_module(device)
             if not gpus.is_bf16_supported(including_emulation=False):
                 name = gpus.get_device_name(device)
-                raise UserError(f"precision {self.name}: {name} has no bfloat16. Give precision='16-mixed'.")
+                other = (
+                    ", or another virtual GPU: vgpu.start(1, gpu='A100-40GB') before" if device.type == "vgpu" else ""
+                )
+                raise UserError(f"precision {self.name}: {name} has no bfloat16. Give precision='16-mixed'{other}.")
         self.scaler = torch.amp.GradScaler(device.type) if self.name == "16-mixed" else None
 
     def convert_module(self, model: nn.Module) -> nn.Module:

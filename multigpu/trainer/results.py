@@ -20,7 +20,7 @@ import torch
 
 from multigpu.errors import UserError
 from multigpu.nested import rows_of
-from multigpu.trainer.log_rules import BETWEEN, refuse_where_nothing_collects
+from multigpu.trainer.log_rules import BETWEEN, refuse_where_nothing_collects, warn_of_lonely_names
 
 # How two totals become one. A mean is a sum that is divided later.
 REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -45,6 +45,8 @@ class Entry:
     total: Any = None
     weight: float = 0.0
     fresh: bool = False  # logged in this batch
+    told: bool = False  # in step_metrics or epoch_metrics, since it was logged
+    given: tuple = ()  # self.log's arguments
     pieces: Any = None  # (sum, rows) of the pieces of this batch that have logged it
 
     def named(self, on_step: bool) -> str:
@@ -97,10 +99,14 @@ class Results:
         """What LightningModule.log calls. Raises UserError for a value that is not one number, or an unknown reduction."""
         key = (self.hook, name, self.loader if add_loader else None)
         with LOCK:
-            entry = self.entries.get(key)
+            entry, given = self.entries.get(key), (prog_bar, logger, on_step, on_epoch, reduce_fx, sync, rank_zero_only)
             if entry is None:
-                entry = self._new(key, prog_bar, logger, on_step, on_epoch, reduce_fx, sync, rank_zero_only)
-            again, entry.fresh, self.any_fresh = entry.fresh, True, True
+                entry = self._new(key, given)
+            elif entry.given != given:
+                raise UserError(
+                    f"self.log({name!r}) has other arguments in {self.hook} than before: give it another name."
+                )
+            again, entry.fresh, entry.told, self.any_fresh = entry.fresh, True, False, True
             if hasattr(value, "compute"):  # a torchmetrics.Metric, which gathers for itself
                 entry.value = value
                 return
@@ -118,11 +124,8 @@ class Results:
                 value, entry.weight = value * weight, entry.weight + weight
             entry.total = value if entry.total is None else REDUCTIONS[entry.reduce](entry.total, value)
 
-    def _new(
-        self, key: tuple, prog_bar: bool, logger: bool | None, on_step: bool | None, on_epoch: bool | None,
-        reduce_fx: Any, sync: bool, rank_zero_only: bool,
-    ) -> Entry:  # fmt: skip
-        hook, name, loader = key
+    def _new(self, key: tuple, given: tuple) -> Entry:
+        (hook, name, loader), (prog_bar, logger, on_step, on_epoch, reduce_fx, sync, rank_zero_only) = key, given
         refuse_where_nothing_collects(hook, name)
         within = self.training and hook not in BETWEEN
         on_step, on_epoch = within if on_step is None else on_step, (not within) if on_epoch is None else on_epoch
@@ -134,7 +137,7 @@ class Results:
         if on_step and hook in BETWEEN:
             raise UserError(f"self.log({name!r}, on_step=True) in {hook}: there is no step, so leave on_step out.")
         entry = Entry(name, prog_bar, logger is not False, on_step, on_epoch, reduce, sync, not rank_zero_only, loader)
-        self.entries[key] = entry
+        self.entries[key], entry.given = entry, given
         self.sync_asked |= on_step and sync and not rank_zero_only
         return entry
 
@@ -159,10 +162,13 @@ class Results:
         fresh = {key: entry for key, entry in self.entries.items() if entry.on_step and entry.fresh}
         values = {key: _computed(entry.value) for key, entry in fresh.items()}
         fresh = {key: entry for key, entry in fresh.items() if values[key] is not None}
+        for entry in fresh.values():
+            entry.told = True
         if exchange and self.ranks > 1:
             told = self.gather(
                 {key: (_settings(e), float(values[key])) for key, e in fresh.items() if e.sync and e.everywhere}
             )
+            warn_of_lonely_names(told)
             for key in dict.fromkeys(key for theirs in told for key in theirs):
                 parts = [theirs[key] for theirs in told if key in theirs]
                 reduce = fresh.setdefault(key, Entry(*parts[0][0])).reduce
@@ -176,6 +182,7 @@ class Results:
         for key, entry in self.entries.items():
             if not entry.on_epoch:
                 continue
+            entry.told = True
             if hasattr(entry.value, "compute"):
                 entry.total, entry.weight = entry.value.compute(), 1.0
                 mine[key] = (entry, entry.total, None)
@@ -196,6 +203,16 @@ class Results:
                     total, weight = _over_ranks(entry.reduce, totals), sum(weights)
                 found.append((entry, torch.as_tensor(_divided(entry, total, weight)).float()))
         return Told(found, on_step=False, training=self.training)
+
+    def untold(self) -> dict[str, Any]:
+        """What was logged since the last telling, as this rank knows it: for a hook that looks at what it has just logged."""
+        on_step, found = self.hook not in BETWEEN, []
+        for entry in self.entries.values():
+            if not entry.told and entry.on_step and on_step:
+                found.append((entry, _computed(entry.value)))
+            elif not entry.told and entry.on_epoch and not on_step and entry.total is not None:
+                found.append((entry, torch.as_tensor(_divided(entry, entry.total, entry.weight))))
+        return Told([pair for pair in found if pair[1] is not None], on_step, self.training).callback
 
     def reset(self) -> None:
         """A new epoch."""
@@ -225,7 +242,7 @@ def _number(name: str, value: Any) -> Any:
                 f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: expected one number."
             )
         value = value.detach().reshape(())
-        return value if value.dtype in (torch.float32, torch.float64) else value.float()
+        return value.clone() if value.dtype in (torch.float32, torch.float64) else value.float()  # it may change later
     if isinstance(value, (int, float, numbers.Real)):  # NumPy's too
         return torch.tensor(float(value))
     raise UserError(f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a tensor with one.")

@@ -58,6 +58,16 @@ def _seed_a_worker(worker: int, rank: int) -> None:
 
 
 @contextmanager
+def alike(number: int) -> Iterator[None]:
+    """All ranks draw the same in here, by torch, NumPy or Python, and it leaves no trace."""
+    with untouched():
+        random.seed(number)
+        np.random.seed(number % 2**32)
+        torch.manual_seed(number)
+        yield
+
+
+@contextmanager
 def untouched() -> Iterator[None]:
     """What is random in here leaves no trace: the states afterwards are those before."""
     states = random_states()

@@ -4,6 +4,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 
 class Signals:
@@ -30,3 +32,14 @@ class Signals:
             yield
         finally:
             signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+
+    @staticmethod
+    def stop(trainer: Any) -> None:
+        """All ranks have agreed that a SIGTERM came: save, and leave after this step."""
+        saver = trainer.checkpoint_callback
+        path = Path((saver.dirpath if saver else None) or trainer.default_root_dir) / "stopped.ckpt"
+        trainer.save_checkpoint(path)
+        trainer.print(
+            f"stopped by SIGTERM after step {trainer.global_step}: go on with trainer.fit(model, ckpt_path={str(path)!r})"
+        )
+        trainer.interrupted = True

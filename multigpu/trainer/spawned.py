@@ -6,7 +6,7 @@ from multigpu.checkpoint import random_states, set_random_states
 from multigpu.devices import on_the_cpu
 from multigpu.trainer import checkpoint_io, stages
 
-NAMES = ("current_epoch", "global_step", "_logged_step", "should_stop", "callback_metrics", "logged_metrics")
+NAMES = ("current_epoch", "global_step", "_logged_step", "should_stop", "_callback_metrics", "logged_metrics")
 
 
 def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, loaders: dict) -> Any:

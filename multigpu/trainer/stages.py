@@ -1,7 +1,6 @@
 """What happens between `trainer.fit(…)` and the first batch, and after the last? On every rank, in this order."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from multigpu import vgpu
 from multigpu.devices import on_the_cpu
 from multigpu.errors import UserError, counted
 from multigpu.rendezvous import together
-from multigpu.trainer import checkpoint_io, dataloaders, hooking, optimizers, parts, seed
+from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, optimizers, parts, seed
 from multigpu.trainer.evaluate import Evaluation
 from multigpu.trainer.fit import Fit
 from multigpu.trainer.hooks import DataHooks, overridden
@@ -49,6 +48,10 @@ def refuse(stage: str, model: Any) -> None:
     """Raises UserError for what is no module of ours, or lacks a step."""
     if model is None:
         raise UserError(f"trainer.{stage}: no model was given, and none was before: give a LightningModule.")
+    if isinstance(getattr(model, "_orig_mod", None), LightningModule):
+        raise UserError(
+            f"trainer.{stage}: a compiled module hides its steps: compile its layers, self.net = torch.compile(…)."
+        )
     if not isinstance(model, LightningModule):
         raise UserError(
             f"trainer.{stage}: {type(model).__name__} is not a LightningModule: give a subclass of "
@@ -65,12 +68,14 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, g
     strategy.connect()
     trainer.state.fn, trainer.interrupted = stage, False
     trainer.lightning_module, trainer.datamodule = model, datamodule
+    trainer.fitting = None if stage == "fit" else trainer.fitting
     model.trainer = trainer
     if datamodule is not None:
         datamodule.trainer = trainer
     trainer.results = Results(strategy.gather_objects, trainer.world_size, training=stage == "fit")
     trainer.forget()
     try:
+        ckpt_path = checkpoint_io.named(trainer, ckpt_path)  # before configure_callbacks may give a new ModelCheckpoint
         _set_up(trainer, stage)
         found = (_fit if stage == "fit" else _evaluate)(trainer, stage, ckpt_path, given)
     except BaseException as error:
@@ -106,8 +111,8 @@ def _take_home(trainer: Any) -> None:
         return  # shapes, and no numbers to take
     trainer.model.cpu()
     for optimizer in trainer.optimizers:
-        for state in optimizer.state.values():
-            state.update(on_the_cpu(state))
+        for key, state in optimizer.state.items():
+            optimizer.state[key] = on_the_cpu(state)
 
 
 def _set_up(trainer: Any, stage: str) -> None:
@@ -157,26 +162,9 @@ def _set_up(trainer: Any, stage: str) -> None:
     trainer.model = Step(model)
 
 
-def _checkpoint(trainer: Any, ckpt_path: Any) -> tuple[dict, str] | None:
-    """What `ckpt_path` means: "best" and "last" by the ModelCheckpoint, else a file."""
-    if ckpt_path is None:
-        return None
-    saver = trainer.checkpoint_callback
-    if ckpt_path in ("best", "last"):
-        known = {"best": getattr(saver, "best_model_path", ""), "last": getattr(saver, "last_model_path", "")}
-        if not known[ckpt_path]:
-            raise UserError(f"ckpt_path={ckpt_path!r}, and no ModelCheckpoint has saved such a one: give a file.")
-        ckpt_path = known[ckpt_path]
-    return checkpoint_io.read(ckpt_path, weights_only=trainer.weights_only), str(Path(ckpt_path))
-
-
 def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> None:
     model, strategy = trainer.lightning_module, trainer.strategy
-    with together(strategy.world, strategy.gather_objects):
-        loaded = _checkpoint(trainer, ckpt_path)
-    trainer.ckpt_path = loaded[1] if loaded else None
-    if loaded:
-        checkpoint_io.restore(trainer, *loaded)
+    trainer.ckpt_path, loaded = ckpt_path, checkpoint_io.restored(trainer, ckpt_path)
     train = _loader(trainer, "train", given)
     if train is None:
         raise UserError(
@@ -188,17 +176,20 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
         )
     validation = None
     wanted = overridden("validation_step", model, LightningModule) and trainer.limit_val_batches != 0
-    if wanted and (loaders := dataloaders.listed(_loader(trainer, "val", given))):
+    loaders = dataloaders.listed(_loader(trainer, "val", given)) if wanted else []
+    dataloaders.refuse_unlike(strategy, train, bool(loaders))
+    if wanted and not loaders:
+        trainer.warn_once(
+            "the module has a validation_step, and there are no validation dataloaders: nothing is validated."
+        )
+    if loaders:
         validation = Evaluation(trainer, "validate", loaders, trainer.limit_val_batches)
         trainer.num_val_batches = validation.limits
     trainer.train_dataloader = trainer.deal(train, training=True)
     trainer.fitting = Fit(trainer, trainer.train_dataloader, validation)
     trainer.num_training_batches = trainer.fitting.batches_of_epoch
-    if not model.automatic_optimization and len(strategy.devices) > 1:
-        raise UserError(
-            f"manual optimization steps in training_step, which {strategy.name} runs once for each piece of a batch: "
-            f"use automatic optimization, or strategy='ddp'."
-        )
+    if not model.automatic_optimization:
+        arguments.refuse_by_hand(trainer)
     with trainer.results.within("configure_optimizers"):
         returned = model.configure_optimizers()
     trainer.optimizers, trainer.lr_scheduler_configs = optimizers.parse(returned, model.automatic_optimization)
@@ -207,7 +198,7 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
     strategy.adapt([config.scheduler for config in trainer.lr_scheduler_configs])
     trainer.steppers = [Stepper(optimizer, trainer) for optimizer in trainer.optimizers]
     if loaded:
-        checkpoint_io.restore_training(trainer, *loaded)
+        checkpoint_io.restore_training(trainer, loaded, ckpt_path)
     introduce(trainer)
     hooking.call(trainer, "on_fit_start")
     if validation and trainer.num_sanity_val_steps and not loaded:
@@ -235,10 +226,7 @@ def _sanity_check(trainer: Any, validation: Evaluation) -> None:
 
 
 def _evaluate(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> list | None:
-    with together(trainer.strategy.world, trainer.strategy.gather_objects):
-        loaded = _checkpoint(trainer, ckpt_path)
-    if loaded:
-        checkpoint_io.restore(trainer, *loaded)
+    checkpoint_io.restored(trainer, ckpt_path)
     name = {"validate": "val"}.get(stage, stage)
     loaders = dataloaders.listed(_loader(trainer, name, given))
     if not loaders:
@@ -264,7 +252,9 @@ def _loader(trainer: Any, name: str, given: dict[str, Any]) -> Any:
 
 def estimated_steps(trainer: Any) -> float:
     """Optimizer steps in the whole run, for schedulers that want to know; -1 or infinity where nobody does."""
-    batches = trainer.fitting.batches_of_epoch if trainer.fitting else 0
+    if trainer.fitting is None:
+        raise UserError("trainer.estimated_stepping_batches is known from configure_optimizers on: ask for it there.")
+    batches = trainer.fitting.batches_of_epoch
     endless = trainer.max_epochs == -1 or batches == float("inf")
     by_epochs = float("inf") if endless else -(-batches // trainer.accumulate_grad_batches) * trainer.max_epochs
     steps = by_epochs if trainer.max_steps == -1 else min(by_epochs, trainer.max_steps)

@@ -80,7 +80,7 @@ class Trainer:
         """Nothing has run yet."""
         self.current_epoch = self.global_step = self._logged_step = 0
         self.should_stop = self.sanity_checking = self.training = self.interrupted = False
-        self.callback_metrics: dict[str, Any] = {}
+        self._callback_metrics: dict[str, Any] = {}
         self.logged_metrics: dict[str, Any] = {}
         self._bar: dict[str, Any] = {}
         self.last_told: Told | None = None
@@ -217,13 +217,13 @@ class Trainer:
         """New values, for callbacks, the bar and whoever looks."""
         self.last_told = told
         if told is not None:
-            self.callback_metrics.update(told.callback)
+            self._callback_metrics.update(told.callback)
             self.logged_metrics.update(told.log)
             self._bar.update(told.bar)
 
     def forget(self) -> None:
         """No metric is known yet."""
-        self.last_told, self.callback_metrics, self.logged_metrics, self._bar = None, {}, {}, {}
+        self.last_told, self._callback_metrics, self.logged_metrics, self._bar = None, {}, {}, {}
 
     def send(self, told: Told | None, step: int | None = None) -> None:
         """New values, for the loggers. They stand at `step`; a user who logs one named "step" has it stand there."""
@@ -233,18 +233,6 @@ class Trainer:
         at = int(numbers.pop("step", self._logged_step if step is None else step))
         for logger in self.loggers:
             logger.log_metrics(dict(numbers), at)
-
-    def stop_for_signal(self) -> bool:
-        """All ranks have agreed that a SIGTERM came: save, and leave after this step."""
-        saver = self.checkpoint_callback
-        folder = Path((saver.dirpath if saver else None) or self.default_root_dir)
-        path = folder / "stopped.ckpt"
-        self.save_checkpoint(path)
-        self.print(
-            f"stopped by SIGTERM after step {self.global_step}: go on with trainer.fit(model, ckpt_path={str(path)!r})"
-        )
-        self.interrupted = True
-        return True
 
     def warn_once(self, text: str) -> None:
         key = text.split(" in step")[0]
@@ -263,6 +251,12 @@ class Trainer:
         return timed
 
     # ---- where it is --------------------------------------------------------------------------------------------
+
+    @property
+    def callback_metrics(self) -> dict[str, Any]:
+        """Values by name; what the hook that runs has just logged, as this rank knows it."""
+        self._callback_metrics.update(self.results.untold())
+        return self._callback_metrics
 
     global_rank = property(lambda self: self.strategy.world.rank)
     local_rank = property(lambda self: self.strategy.world.local_rank)
