@@ -48,23 +48,28 @@ def save(fig: "Figure", path: str | Path) -> Path:
     return Path(path)
 
 
-def curves(history: list[dict], path: str | Path, title: str) -> Path:
-    """Draw loss and test accuracy by epoch into `path`, atomically. The title states the finding."""
+def by_epoch(epochs: Sequence[int], curves: dict[str, list[float]], title: str) -> "Figure":
+    """A panel a curve, side by side, as a loss and an accuracy have no axis in common. An accuracy's axis ends at 1."""
     from matplotlib.ticker import MaxNLocator
 
     fig = figure()
-    epochs = [row["epoch"] for row in history]
-    for place, (key, label, colour) in enumerate(
-        (("loss", "training loss", RANKS[0]), ("test_accuracy", "test accuracy", RANKS[1]))
-    ):
-        axes = fig.add_subplot(1, 2, place + 1)
-        axes.plot(epochs, [row[key] for row in history], marker="o", markersize=3, color=colour)
-        axes.set(xlabel="epoch", ylabel=label, ylim=(0, None if key == "loss" else 1.02))
-        axes.set_xlim(0.5, epochs[-1] + 0.5)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for place, (name, values) in enumerate(curves.items()):
+        axes = fig.add_subplot(1, len(curves), place + 1)
+        axes.plot(epochs, values, marker="o", markersize=3, color=RANKS[place])
+        axes.set(xlabel="epoch", ylabel=name, ylim=(0, 1.02 if "accuracy" in name else None))
+        axes.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
+        # By default it wants two ticks, and for a single epoch takes tenths.
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.spines[["top", "right"]].set_visible(False)
     fig.suptitle(title)
-    return save(fig, path)
+    return fig
+
+
+def curves(history: list[dict], path: str | Path, title: str) -> Path:
+    """Draw loss and test accuracy by epoch into `path`, atomically. The title states the finding."""
+    keys = {"training loss": "loss", "test accuracy": "test_accuracy"}
+    found = {name: [row[key] for row in history] for name, key in keys.items()}
+    return save(by_epoch([row["epoch"] for row in history], found, title), path)
 
 
 def shares(epochs: list[list[list[int]]], title: str, rows: list[str] | None = None, piece: int = 1) -> "Figure":
@@ -95,13 +100,14 @@ def shares(epochs: list[list[list[int]]], title: str, rows: list[str] | None = N
     return fig
 
 
-def stacked(bars: dict[str, dict[str, float]], unit: str, title: str) -> "Figure":
+def stacked(bars: dict[str, dict[str, float]], unit: str, title: str, totals: bool = False) -> "Figure":
     """What things are made of: bars[thing][part] is an amount in `unit`, drawn side by side. Parts that are PARTS' keys have its
-    colours; a legend names what is too narrow for its name."""
+    colours; a legend names what is too narrow for its name. With `totals`, amounts stand in the parts in the place of
+    names and shares, their sum at a bar's end, and the legend names all parts."""
     fig = figure(8, 1 + 0.45 * len(bars))
     axes = fig.add_subplot()
     longest = max(sum(parts.values()) for parts in bars.values()) or 1
-    plain = all(len(parts) == 1 for parts in bars.values())
+    plain = totals or all(len(parts) == 1 for parts in bars.values())
     narrow = {}
     for row, parts in enumerate(bars.values()):
         left = 0.0
@@ -113,12 +119,18 @@ def stacked(bars: dict[str, dict[str, float]], unit: str, title: str) -> "Figure
             text = next(text for text in texts if len(text) < 85 * amount / longest or not text)  # 85 letters a figure
             axes.text(left + amount / 2, row, text, ha="center", va="center", color=ink, fontsize=8)
             left += amount
-            if not text and amount:
+            if amount and (totals or not text):
                 narrow[part] = bar
+        if totals:
+            axes.text(left + longest / 100, row, f"{left:,.0f}", va="center", weight="bold", fontsize=9)
     axes.set(xlabel=unit, title=title)
     axes.set_yticks(range(len(bars)), list(bars))
+    if totals:
+        axes.set_xlim(0, 1.08 * longest)  # room for the longest bar's sum
     if narrow:
-        fig.legend(narrow.values(), narrow, loc="outside right center", frameon=False, fontsize=8)
+        order = [part for part in dict.fromkeys(part for parts in bars.values() for part in parts) if part in narrow]
+        handles = [narrow[part] for part in order]
+        fig.legend(handles, order, loc="outside right center", frameon=False, fontsize=8)
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -133,12 +145,17 @@ def lines(
     title: str,
     level: float | None = 1,
     powers: bool = True,
+    dashed: str = "",
 ) -> "Figure":
-    """One curve a name over `x`, which is spaced by powers of two or evenly; a dotted line where y is `level`."""
+    """One curve a name over `x`, which is spaced by powers of two or evenly; a dotted line where y is `level`.
+
+    The curve named `dashed` has gaps and hollow marks: it lies on another one, which shows through.
+    """
     fig = figure(8, 3)
     axes = fig.add_subplot()
     for colour, mark, (name, values) in zip(RANKS, "os^Dv", curves.items(), strict=False):
-        axes.plot(x, values, marker=mark, markersize=4, color=colour, label=name)
+        over = {"linestyle": (0, (3, 5)), "markersize": 8, "markerfacecolor": "none"} if name == dashed else {}
+        axes.plot(x, values, **{"marker": mark, "markersize": 4, "color": colour, "label": name} | over)
     if level is not None:
         axes.axhline(level, color="black", linestyle=":", linewidth=1)
     if powers:

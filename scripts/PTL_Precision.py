@@ -155,7 +155,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # %% tags=["active-ipynb"]
 # import contextlib, io, sys
 # sys.path.insert(0, "../lessons/11-precision")  # the longer experiments are in experiments.py there
-# from experiments import draw_scales, memory, scales, step
+# from experiments import draw_scales, memory, scales, speed
 # draw_scales(scales(*(part.to(first) for part in train[:32]), first=2.0**26, patience=8, steps=40))
 
 # %% tags=["active-ipynb"]
@@ -183,7 +183,8 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 #     print(f"{dtype}: 1 + 1,000 × 0.001 = {weight.item():.2f}")
 # runs = {name: learn(f"--accelerator cpu --lr 0.001 --precision {name}") for name in ("32-true", "bf16-mixed", "bf16-true")}
 # curves = {name: [row["test_accuracy"] for row in rows] for name, rows in runs.items()}
-# plots.lines(range(1, 11), curves, "epoch", "test accuracy", "With weights in bf16, small steps are lost", level=None, powers=False)
+# title = "With weights in bf16, small steps are lost"
+# plots.lines(range(1, 11), curves, "epoch", "test accuracy", title, level=None, powers=False, dashed="bf16-mixed")
 
 # %% [markdown]
 # ## Memory and time
@@ -193,11 +194,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # %% tags=["active-ipynb"]
 # vgpu.stop()
 # display(memory())
-# batches, gpus = (64, 256, 1024, 4096), ("V100-16GB", "A100-40GB", "H100-80GB")
-# curves = {gpu: [step("32-true", gpu, b)[1] / step("16-mixed", gpu, b)[1] for b in batches] for gpu in gpus}
-# for gpu, ratios in curves.items():
-#     print(f"{gpu}, 16-mixed for 32-true:", ", ".join(f"{b:,}: {ratio:.1f} ×" for b, ratio in zip(batches, ratios)))
-# plots.lines(batches, curves, "batch", "32-true ÷ 16-mixed", "Simulated: 16 bit is fast where there is much to multiply")
+# speed()
 
 # %% [markdown]
 # ## All together

@@ -243,7 +243,7 @@ if __name__ == "__main__":
 # sys.modules["tensorboard.compat.notf"] = sys  # else TensorBoard imports TensorFlow, only to open a file
 # told = EventAccumulator("results/09/lightning_logs/version_0").Reload()
 # curves = {name: [event.value for event in told.Scalars(name)] for name in ("loss", "test_accuracy")}
-# plots.lines(range(1, 11), curves, "epoch", "", "What self.log kept: a number an epoch, over both ranks", None, powers=False)
+# plots.by_epoch(range(1, 11), curves, "What self.log kept: a number an epoch, over both ranks")
 
 # %% tags=["active-ipynb"]
 # !python ../lessons/09-lightning/in_lightning.py results/09/last.ckpt  # one import changed: the real Lightning

@@ -62,15 +62,28 @@ def memory(batches: tuple[int, ...] = (64, 4096)):
     print(
         "MiB by precision and batch:", "; ".join(f"{name}: {sum(parts.values()):.0f}" for name, parts in bars.items())
     )
-    title = "Mixed precision halves activations, and adds 16-bit copies of the weights"
-    return plots.stacked(bars, "MiB by precision and batch, metered on a virtual A100 before backward", title)
+    title = "Mixed precision nearly halves activations, and adds 16-bit copies of the weights"
+    unit = "MiB by precision and batch, metered on a virtual A100 before backward"
+    return plots.stacked(bars, unit, title, totals=True)
+
+
+def speed(batches: tuple[int, ...] = (64, 256, 1024, 4096)):
+    """How many times as fast as 32-true 16-mixed is, on three GPUs; prints it. The title is true of these batches."""
+    gpus = ("V100-16GB", "A100-40GB", "H100-80GB")
+    ratios = {gpu: [step("32-true", gpu, b)[1] / step("16-mixed", gpu, b)[1] for b in batches] for gpu in gpus}
+    for gpu, found in ratios.items():
+        shown = (f"{batch:,}: {ratio:.1f} ×" for batch, ratio in zip(batches, found, strict=True))
+        print(f"{gpu}, 16-mixed for 32-true:", ", ".join(shown))
+    label = "step time of 32-true\n÷ that of 16-mixed (1: no gain)"
+    return plots.lines(batches, ratios, "batch", label, "Simulated: 16 bit is fast where there is much to multiply")
 
 
 def draw_scales(found: list[float]):
     """What `scales` gave, with a cross where the scale fell after the step."""
     powers = [math.log2(scale) for scale in found]
     skipped = [i for i in range(len(found) - 1) if found[i + 1] < found[i]]
-    title = f"{len(skipped)} of {len(found) - 1} steps overflow and are skipped: the scale is as large as it can be"
+    share = f"{len(skipped)} of {len(found) - 1}"
+    title = f"Overflow skips the step and halves the scale ({share}); good steps in a row double it"
     figure = plots.lines(
         range(len(found) - 1), {"loss scale": powers[:-1]}, "step", "log2 of the scale", title, level=None, powers=False
     )
