@@ -30,10 +30,14 @@ if strategy.world.rank == 1:
         raise ZeroDivisionError("planted in rank 1")
     if mode == "slow exit":
         sys.exit(3)
+    if mode == "exit":
+        dist.all_reduce(torch.ones(1))
     if mode in ("late", "stopped"):
         time.sleep(3 if mode == "late" else 60)
         (folder / "done").touch()
 else:
+    if mode == "exit":
+        sys.exit(0)  # while rank 1 is in a collective
     if mode.startswith("slow"):
         dist.all_reduce(torch.ones(1))  # rank 1 does not come
     if mode == "stopped":

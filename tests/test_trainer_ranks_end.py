@@ -34,6 +34,11 @@ def test_a_sigterm_to_rank_0_that_waits_ends_all(tmp_path):
         os.kill(int((tmp_path / "rank 1").read_text()), 0)
 
 
+def test_a_rank_0_that_exits_early_does_not_wait_for_one_that_waits_for_it(tmp_path):
+    code, told, seconds = ended("exit", tmp_path)
+    assert code == 1 and "by peer" in told and seconds < 30
+
+
 @pytest.mark.parametrize(("mode", "expected"), [("slow raise", 1), ("slow exit", 3)])
 def test_a_rank_that_takes_long_to_die_is_the_one_that_is_told(tmp_path, mode, expected):
     code, told, seconds = ended(mode, tmp_path)

@@ -88,10 +88,20 @@ def test_predictions_of_spawned_ranks_come_in_order(cell):
     assert cell["predicted"] == [[200.0 + row for row in range(at, min(at + 3, 16))] for at in range(0, 16, 3)]
 
 
-def test_ddp_without_a_script_names_the_strategy_that_works(tmp_path):
-    done = run(sys.executable, "-c", CELL, "ddp", cwd=tmp_path, PYTHONPATH=ROOT)
+@pytest.mark.parametrize("how", ["-c", "-"])
+def test_ddp_without_a_script_names_the_strategy_that_works(tmp_path, how):
+    given = (
+        ["-c", CELL]
+        if how == "-c"
+        else [
+            "-c",
+            "import os\nos.dup2(os.open('cell.py', os.O_RDONLY), 0)\nos.execl(os.sys.executable, 'python', '-', 'ddp')",
+        ]
+    )
+    (tmp_path / "cell.py").write_text(CELL)
+    done = run(sys.executable, *given, "ddp", cwd=tmp_path, PYTHONPATH=ROOT)
     assert done.returncode != 0 and "Traceback" not in done.stdout
-    assert "here is no script: in a notebook or at a prompt give strategy='ddp_notebook'." in done.stdout
+    assert "here is no script: write one; in a notebook or at a prompt give strategy='ddp_notebook'." in done.stdout
 
 
 def test_ddp_spawn_evaluates_as_one_process(tmp_path):
@@ -114,6 +124,7 @@ def test_a_script_that_trains_while_it_is_imported_is_refused(tmp_path):
     path.write_text(CELL)
     done = run(sys.executable, path, "ddp_spawn", cwd=tmp_path, PYTHONPATH=ROOT)
     assert done.returncode != 0 and "put what it runs under `if __name__ == '__main__':`" in done.stdout
+    assert "Traceback" not in done.stdout and done.stdout.splitlines()[-1].endswith("Look for its message above.")
 
 
 def test_ddp_spawn_is_for_one_machine(tmp_path):
