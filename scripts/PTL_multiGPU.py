@@ -207,7 +207,7 @@ def main(args: argparse.Namespace) -> None:
     trainer = L.Trainer(
         accelerator=args.accelerator, devices=args.devices, num_nodes=args.nodes, strategy=args.strategy,
         precision=args.precision, max_epochs=args.epochs, default_root_dir=args.out,
-        callbacks=[table, L.callbacks.ModelCheckpoint(args.out, "last", enable_version_counter=False)],
+        callbacks=[table, L.pytorch.callbacks.ModelCheckpoint(args.out, "last", enable_version_counter=False)],
         enable_progress_bar=sys.stdout.isatty() and "JPY_PARENT_PID" not in os.environ, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, datamodule=digits, ckpt_path=loaded)

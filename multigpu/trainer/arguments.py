@@ -143,7 +143,8 @@ def check_numbers(trainer: Any) -> None:
         value = getattr(trainer, name)
         if value is None:
             continue
-        if type(value) not in (int, float) or value < 0 or (type(value) is float and value > 1):
+        none = value == 0 and name == "val_check_interval"
+        if none or type(value) not in (int, float) or value < 0 or (type(value) is float and value > 1):
             raise UserError(f"{name} is {value!r}: expected a number of batches, or a share of them, 0.0 to 1.0.")
     clip, how = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
     if clip is not None and (type(clip) not in (int, float) or clip < 0):
