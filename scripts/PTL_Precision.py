@@ -142,7 +142,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # for strategy, count, precision, says in map(str.split, rows):
 #     args = parse(["--batch-size", "64", "--accelerator", "vgpu", "--devices", count, "--precision", precision])
 #     module, args.strategy = LitCNN(train, test, args), strategy
-#     trainer_of(args, max_steps=3).fit(module)
+#     trainer_of(args, max_steps=3, limit_val_batches=0).fit(module)
 #     one = one or module
 #     is_so = "equals" if (found := proof.difference(module, one)) < 1e-6 else "is 16 bit away from" if found < 1e-3 else "misses"
 #     print(f"{strategy:<12} devices={count} precision={precision}: the document says {says:<3}; here it runs, and {is_so} row 1")

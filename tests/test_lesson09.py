@@ -23,6 +23,12 @@ FAULTS = {
 }
 
 
+def warnings_in(told: str) -> int:
+    """How many; all that there may be say that some ranks get nothing to evaluate."""
+    assert told.count("Warning") == told.count("UserWarning: 1 batch to evaluate for 2 ranks, so some get none"), told
+    return told.count("Warning")
+
+
 @pytest.mark.parametrize(
     ("start", "ranks", "more"),
     [("python", 1, ()), ("python", 2, ("--devices", 2)), ("torchrun", 2, ()), ("python", 2, ("--devices", 2, "--accelerator", "vgpu"))],
@@ -31,7 +37,8 @@ def test_the_trainer_learns_what_one_process_learns(tmp_path, npz, start, ranks,
     """35 images, 7 for testing: the last batch is uneven, and the sampler repeats some."""
     flags = ("--data", npz(), *FLAGS, *more, "--prove", "--out", tmp_path / "o")
     done = torchrun(ranks, SCRIPT, *flags) if start == "torchrun" else run("python", SCRIPT, *flags)
-    assert done.returncode == 0 and "limit 1e-05: holds" in done.stdout and "Warning" not in done.stdout, done.stdout
+    assert done.returncode == 0 and "limit 1e-05: holds" in done.stdout, done.stdout
+    assert warnings_in(done.stdout) == min(1, ranks - 1), "one batch of 7 images to test with"
     assert done.stdout.count("global batch 8") == 1, "rank 0 alone speaks"
     told = json.loads((tmp_path / "o" / "metrics.json").read_text())
     assert (told["world_size"], len(told["epochs"]), told["batch_size"]) == (ranks, 2, 8)
@@ -59,7 +66,7 @@ def test_a_run_that_is_resumed_is_the_run_that_never_stopped(tmp_path, npz):
     assert anew.returncode == 0 and "no checkpoint in" in anew.stdout, anew.stdout
     done = run("python", SCRIPT, *same, "--epochs", 3, "--prove", "--resume")
     assert done.returncode == 0 and "1 epoch done, of 3" in done.stdout and "holds" in done.stdout, done.stdout
-    assert "Warning" not in done.stdout, done.stdout
+    assert warnings_in(done.stdout) == 1, done.stdout
     assert len(json.loads((tmp_path / "o" / "metrics.json").read_text())["epochs"]) == 3
 
 

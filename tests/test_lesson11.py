@@ -79,7 +79,10 @@ def test_weights_in_bfloat16_lose_small_steps_and_the_proof_says_so(tmp_path):
     ("flags", "words"),
     [
         (("--precision", "8"), "precision is '8': expected one of 32, 64, 16, bf16"),
-        ((*VGPU, "bf16"), "precision bf16-mixed: V100-16GB (virtual) has no bfloat16. Give precision='16-mixed'."),
+        (
+            (*VGPU, "bf16"),
+            "precision bf16-mixed: V100-16GB (virtual) has no bfloat16. Give precision='16-mixed', or start",
+        ),
         ((*VGPU, "16", "--gpu", "V200"), 'there is no GPU "V200"'),
         (("--accelerator", "tpu"), "accelerator is 'tpu'"),
         (("--devices", 3, "--batch-size", 8), "cannot be split evenly over 3 devices"),

@@ -46,7 +46,7 @@ def test_nothing_to_validate_with_is_said():
 
 def test_bfloat16_on_an_old_virtual_gpu_names_another(request):
     request.addfinalizer(vgpu.stop)
-    with pytest.raises(UserError, match=r"or another virtual GPU: vgpu.start\(1, gpu='A100-40GB'\) before"):
+    with pytest.raises(UserError, match=r"or start another one before: vgpu.start\(1, gpu='A100-40GB'\)"):
         cpu(accelerator="vgpu", precision="bf16", devices=1).fit(made(), DataLoader(rows(8), 2))
 
 

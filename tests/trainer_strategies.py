@@ -11,6 +11,7 @@ from trainer_ranks import Net, Rows, sentence, trainer
 
 import multigpu.trainer as L
 from multigpu import vgpu
+from multigpu.errors import UserError
 from multigpu.strategies import BaguaStrategy, DDPStrategy
 
 RATE = 0.1
@@ -115,8 +116,8 @@ class Unused(Classes):
 def unused(folder, answer):
     try:
         fitted(folder, Unused(), strategy=f"ddp_find_unused_parameters_{answer}", max_steps=3)
-    except RuntimeError as error:
-        return str(error)[:60]
+    except UserError as error:
+        return str(error)
     return ""
 
 

@@ -1,12 +1,12 @@
 """Which devices does a run compute on? What the user asked for, against what the machine has."""
 
 import os
+import sys
 from dataclasses import dataclass
 
 import torch
 
 from multigpu import devices as places
-from multigpu import vgpu
 from multigpu.errors import UserError, counted
 from multigpu.world import World
 
@@ -33,7 +33,7 @@ class Accelerator:
             return torch.device("cpu")
         if self.kind == "vgpu":  # a process has virtual GPUs of its own
             places.share_cores(world)
-            return (vgpu.devices() or vgpu.start(1))[0]
+            return virtual(1)[0]
         if not self.indices:
             return places.pick(world)
         device = torch.device("cuda", self.indices[world.local_rank])
@@ -51,7 +51,7 @@ class Accelerator:
                 )
             return [torch.device("cpu")]
         if self.kind == "vgpu":
-            there = vgpu.devices() or vgpu.start(count)
+            there = virtual(count)
             if len(there) < count:
                 raise UserError(
                     f"{count} devices were asked for, and {counted(len(there), 'virtual GPU')} run in this process: "
@@ -63,6 +63,15 @@ class Accelerator:
         return mine
 
 
+def virtual(start: int = 0) -> list[torch.device]:
+    """The virtual GPUs that run in this process; if none do, `start` of them. Imported here, so that others need not wait."""
+    if not start and "multigpu.vgpu" not in sys.modules:
+        return []
+    from multigpu import vgpu
+
+    return vgpu.devices() or (vgpu.start(start) if start else [])
+
+
 def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") -> Accelerator:
     """What the Trainer's arguments `accelerator` and `devices` mean on this machine.
 
@@ -72,12 +81,12 @@ def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") 
         raise UserError(f"accelerator is {accelerator!r}: expected 'cpu', 'gpu', 'vgpu' (virtual GPUs) or 'auto'.")
     pretended = os.environ.get("SLURM_CLUSTER_NAME") == places.CLASSROOM
     gpus = 0 if pretended else torch.cuda.device_count()
-    kind = KINDS.get(accelerator) or ("cuda" if gpus else "vgpu" if vgpu.devices() else "cpu")
+    kind = KINDS.get(accelerator) or ("cuda" if gpus else "vgpu" if virtual() else "cpu")
     count, indices = _counted(devices)
     if kind != "cuda":
         if indices:
             count, indices = len(indices), ()
-        return Accelerator(kind, count if count != -1 else len(vgpu.devices()) or 1)
+        return Accelerator(kind, count if count != -1 else len(virtual()) or 1)
     if not gpus:
         why = "the classroom cluster's GPUs are pretended" if pretended else "torch sees none"
         raise UserError(f"accelerator='gpu', but {why}: give accelerator='vgpu' for virtual ones, 'cpu', or 'auto'.")

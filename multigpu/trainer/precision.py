@@ -48,9 +48,7 @@ class Precision:
             gpus = torch.get_device_module(device)
             if not gpus.is_bf16_supported(including_emulation=False):
                 name = gpus.get_device_name(device)
-                other = (
-                    ", or another virtual GPU: vgpu.start(1, gpu='A100-40GB') before" if device.type == "vgpu" else ""
-                )
+                other = ", or start another one before: vgpu.start(1, gpu='A100-40GB')" if device.type == "vgpu" else ""
                 raise UserError(f"precision {self.name}: {name} has no bfloat16. Give precision='16-mixed'{other}.")
         self.scaler = torch.amp.GradScaler(device.type) if self.name == "16-mixed" else None
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from multigpu import vgpu
 from multigpu.devices import on_the_cpu
 from multigpu.errors import UserError, counted
 from multigpu.rendezvous import together
@@ -107,8 +106,11 @@ def run(trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, g
 def _take_home(trainer: Any) -> None:
     """As Lightning does: afterwards the model is without its wrapper, and on the CPU, like the optimizers' states."""
     trainer.model = trainer.lightning_module
-    if trainer.strategy.device.type == "vgpu" and not vgpu.computes():
-        return  # shapes, and no numbers to take
+    if trainer.strategy.device.type == "vgpu":
+        from multigpu import vgpu
+
+        if not vgpu.computes():
+            return  # shapes, and no numbers to take
     trainer.model.cpu()
     for optimizer in trainer.optimizers:
         for key, state in optimizer.state.items():
