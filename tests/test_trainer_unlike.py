@@ -124,7 +124,7 @@ def on_two_ranks() -> dict:
         found["gathered", by_row] = said(
             lambda model=model: cpu(strategy="ddp").validate(model, DataLoader(rows(10), 4), verbose=False)
         )
-    found["gathered"] = model.__dict__.get("gathered")
+        found["shape", by_row] = tuple(getattr(model, "gathered", torch.empty(0)).shape)
 
     class Alone(Net):
         def training_step(self, batch, batch_idx):
@@ -179,6 +179,7 @@ def test_ranks_that_have_unlike_data_are_refused_together(two):
 
 def test_at_an_epochs_end_ranks_may_gather_what_has_one_shape(two):
     assert two[0]["gathered", False] == "nothing", "though they had 2 batches and 1"
+    assert two[0]["shape", False] == two[1]["shape", False] == (2, 1)
     assert "tensors of different shapes ((4,), (6,))" in two[0]["gathered", True]
 
 
