@@ -191,13 +191,17 @@ def _clash(rank: int) -> UserError:
     )
 
 
-def same_everywhere(world: World, what: str, value: object) -> None:
+def same_everywhere(world: World, what: str, value: object, gather: Callable[[Any], list] | None = None) -> None:
     """Raises UserError, on all ranks, if `value` is not the same on all: `what`, as "the training data", says what differs.
 
-    Else the ranks would learn from different things, or wait for each other, and none of them could tell.
+    Else the ranks would learn from different things, or wait for each other, and none of them could tell. `gather` as in
+    `together`.
     """
     told: list[object] = [None] * world.size
-    dist.all_gather_object(told, value)
+    if gather is None:
+        dist.all_gather_object(told, value)
+    else:
+        told = gather(value)
     others = [rank for rank in range(world.size) if told[rank] != told[0]]
     if others:
         raise UserError(

@@ -161,18 +161,6 @@ def limited(batches: float, limit: int | float | None, name: str) -> float:
     return min(batches, limit)
 
 
-def refuse_unlike(strategy: Any, loader: Any, validates: bool) -> None:
-    """Raises UserError, on all ranks, where some have data that the others lack: they would wait for each other for ever."""
-    told = strategy.gather_objects((length(loader) == float("inf"), validates))
-    for place, what in enumerate(("a training dataloader without a length", "validation dataloaders")):
-        have = [rank for rank, answers in enumerate(told) if answers[place]]
-        if have and len(have) < len(told):
-            raise UserError(
-                f"rank {have[0]} has {what}, and not all ranks have: give all the same.",
-                quiet=not strategy.is_global_zero,
-            )
-
-
 def listed(loaders: Any) -> list:
     """One loader, or several for evaluation: a list of them, or a dict, whose names do not matter."""
     if loaders is None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from multigpu.devices import on_the_cpu
 from multigpu.errors import UserError, counted
-from multigpu.rendezvous import together
+from multigpu.rendezvous import same_everywhere, together
 from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, optimizers, parts, seed
 from multigpu.trainer.evaluate import Evaluation
 from multigpu.trainer.fit import Fit
@@ -179,7 +179,9 @@ def _fit(trainer: Any, stage: str, ckpt_path: Any, given: dict[str, Any]) -> Non
     validation = None
     wanted = overridden("validation_step", model, LightningModule) and trainer.limit_val_batches != 0
     loaders = dataloaders.listed(_loader(trainer, "val", given)) if wanted else []
-    dataloaders.refuse_unlike(strategy, train, bool(loaders))
+    sized, gather = dataloaders.length(train) < float("inf"), strategy.gather_objects
+    same_everywhere(strategy.world, "the kind of training dataloader (with a length, or without)", sized, gather)
+    same_everywhere(strategy.world, "the number of validation dataloaders", len(loaders), gather)
     if wanted and not loaders:
         trainer.warn_once(
             "the module has a validation_step, and there are no validation dataloaders: nothing is validated."
