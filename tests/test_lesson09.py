@@ -123,10 +123,14 @@ def test_the_real_lightning_runs_the_same_classes(tmp_path):
     assert "weights within 1e-6: True" in done.stdout and "the same weights: True" in done.stdout, done.stdout
 
 
-def test_the_pages_own_example_runs(tmp_path):
+@pytest.mark.parametrize("library", ["multigpu.trainer", "lightning"])
+def test_the_pages_own_example_runs(tmp_path, library):
+    pytest.importorskip(library)
     page = (ROOT / "lessons" / "09-lightning" / "README.md").read_text()
     script = tmp_path / "own.py"
-    script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    own = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    assert "import multigpu.trainer as L" in own
+    script.write_text(own.replace("multigpu.trainer", library))
     done = run("python", script, cwd=tmp_path)
     assert done.returncode == 0 and (tmp_path / "mine.ckpt").exists(), done.stdout
     assert done.stdout.count("\nNet(") == 1
