@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from multigpu import launch, plots, proof, slow_link, wire
 from multigpu.errors import UserError, counted
 from multigpu.files import write_json
+from multigpu.strategies.async_average import AsyncModelAverage
 from multigpu.strategies.costs import predicted
 from multigpu.trainer import Callback
 
@@ -47,9 +48,6 @@ class Record(Callback):
         self.told: dict = {"loss": [], "bytes": [], "ends": [], "weights": []}
         self.ranks: list[dict] = []
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.at_first = wire.sent()
-
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.before = wire.sent()
 
@@ -65,8 +63,9 @@ class Record(Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self.told["weights"].append(weights(pl_module))
         self.told["device"] = trainer.strategy.device.type
-        if syncs := getattr(getattr(trainer.strategy, "algorithm", None), "syncs", 0):  # async: it sends when it likes
-            self.told |= {"bytes": [(wire.sent() - self.at_first) / syncs], "syncs": syncs}
+        algorithm = getattr(trainer.strategy, "algorithm", None)
+        if isinstance(algorithm, AsyncModelAverage) and algorithm.thread:  # else one rank, or still warming up
+            self.told |= {"syncs": algorithm.syncs, "bytes": [of_a_sync(algorithm)]}
         self.ranks = trainer.strategy.gather_objects(self.told)
 
     def state_dict(self) -> dict:
@@ -75,6 +74,19 @@ class Record(Callback):
 
     def load_state_dict(self, state_dict: dict) -> None:
         self.ranks = state_dict["ranks"]
+
+
+def of_a_sync(algorithm: AsyncModelAverage) -> float:
+    """Bytes that this rank sends in a sync of a running async, vote included: the mean of three, while all else is silent.
+
+    Whole ones: a count that begins or ends inside a sync has a part of it too much.
+    """
+    with algorithm.syncing:
+        before, first = wire.sent(), algorithm.syncs
+    while algorithm.syncs < first + 3 and algorithm.thread.is_alive():
+        time.sleep(0.001)
+    with algorithm.syncing:
+        return (wire.sent() - before) / max(1, algorithm.syncs - first)
 
 
 def compared(name: str, told: list[dict], model: nn.Module, test: TensorDataset, megabits: float) -> dict:

@@ -52,6 +52,7 @@ class AsyncModelAverage:
         self.size, self.outer = ranks(group), group
         self.made, self.thread = 0, None  # it may have been closed, and be used again
         self.lock, self.stop = threading.Lock(), threading.Event()  # here: they cannot travel to a spawned rank
+        self.syncing = threading.Lock()  # who takes it stands between two syncs
         if self.size == 1:
             return wrap(model) if self.warmup and dist.is_initialized() else model
         same_start(model, group)
@@ -124,7 +125,8 @@ class AsyncModelAverage:
     def _run(self) -> None:
         try:
             while self._all_go_on():
-                self._sync()
+                with self.syncing:
+                    self._sync()
         except BaseException as failure:
             self.failure = failure
 
