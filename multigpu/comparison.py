@@ -79,7 +79,7 @@ class Record(Callback):
 def of_a_sync(algorithm: AsyncModelAverage) -> float:
     """Bytes that this rank sends in a sync of a running async, vote included: the mean of three, while all else is silent.
 
-    Whole ones: a count that begins or ends inside a sync has a part of it too much.
+    Whole ones: a count that begins or ends inside a sync has a part of it too much. (A vote more or less is 50 bytes.)
     """
     with algorithm.syncing:
         before, first = wire.sent(), algorithm.syncs

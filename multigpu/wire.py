@@ -10,10 +10,11 @@ from multigpu.errors import UserError
 
 # Where struct tcp_info of linux/tcp.h has three 64-bit counters. A kernel older than 4.19 gives a shorter struct.
 BYTES_ACKED, BYTES_SENT, BYTES_RETRANS = 120, 200, 208
+NOT_SENT_YET = 144  # and one of 32 bits: written, but the other side has no room for it
 
 
 def sent() -> int:
-    """Bytes of payload that this process has sent over its open TCP connections, each byte once.
+    """Bytes of payload that this process has given to its open TCP connections, each byte once.
 
     Take the difference of two calls. A connection that was closed between them is not counted in the second, so the
     difference can be too small, or negative. What goes through shared memory or InfiniBand never passes here, and
@@ -46,7 +47,7 @@ def _of(libc: ctypes.CDLL, fd: int) -> int:
 
 
 def counted(info: bytes) -> int:
-    """The bytes sent that a struct tcp_info tells, less those that were sent again.
+    """The bytes that a struct tcp_info tells: sent, less those sent again, and those that wait to be sent.
 
     A short struct tells only what was acknowledged: less than what was sent by what is still under way. It counts the
     opening of the connection as one byte.
@@ -56,5 +57,5 @@ def counted(info: bytes) -> int:
         return struct.unpack_from("=Q", info, offset)[0]
 
     if len(info) >= BYTES_RETRANS + 8:
-        return read(BYTES_SENT) - read(BYTES_RETRANS)
+        return read(BYTES_SENT) - read(BYTES_RETRANS) + struct.unpack_from("=I", info, NOT_SENT_YET)[0]
     return read(BYTES_ACKED) if len(info) >= BYTES_ACKED + 8 else 0

@@ -241,7 +241,7 @@ if __name__ == "__main__":
 # !python ../scripts/PTL_Precision.py --precision bf16 --accelerator vgpu --gpu V100-16GB || true
 # !python ../scripts/PTL_Precision.py --precision 16 --accelerator cpu --epochs 1 --out results/11-cpu 2>&1 | grep -o "precision 16.*"
 # !python ../scripts/PTL_Precision.py --precision 16 --accelerator vgpu --prove --out results/11
-# !python ../scripts/PTL_Precision.py --precision bf16-true --accelerator cpu --lr 0.01 --prove --out results/11-true | grep proof
+# !python ../scripts/PTL_Precision.py --precision bf16-true --accelerator cpu --lr 0.01 --prove --out results/11-true | grep epoch:
 
 # %% tags=["active-ipynb"]
 # print(metrics.line("11 16-mixed", "results/11"))

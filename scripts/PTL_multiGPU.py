@@ -230,7 +230,7 @@ if __name__ == "__main__":
 # that is started again prints again: here only rank 0 speaks, by `trainer.print`. What each rank finds:
 
 # %% tags=["active-ipynb"]
-# !python ../lessons/09-lightning/variables.py | sort
+# !python ../lessons/09-lightning/variables.py 2>/dev/null | sort
 
 # %% tags=["active-ipynb"]
 # !rm -rf results/09; OMP_NUM_THREADS=1 python ../scripts/PTL_multiGPU.py --devices 2 --prove --out results/09

@@ -83,9 +83,9 @@ def read_data(train: TensorDataset, epochs: int, batch_size: int, seed: int) -> 
 # plots.shares([split, cards], "The strategy cuts each batch of 8; shard deals out cards", ["split", "shard"], piece=4)
 
 # %% tags=["active-ipynb"]
-# from timeit import timeit
+# from timeit import repeat
 # def seconds(dataset):
-#     return timeit(lambda: [time.sleep(0.02) for _ in dataset], number=1)  # sleeps for the step
+#     return min(repeat(lambda: [time.sleep(0.02) for _ in dataset], number=1, repeat=3))  # sleeps for the step
 #
 #
 # slowly = lambda number: time.sleep(0.02) or number  # the disk

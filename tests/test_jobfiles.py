@@ -21,10 +21,13 @@ rank = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
 names = ("WORLD_SIZE", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 line = " ".join(["rank", rank, *(f"{name}={os.environ.get(name)}" for name in names), str(sys.argv[1:])])
 os.write(1, (line + chr(10)).encode())  # at one go, so that no other rank writes in between
+open("up-" + rank, "w").close()
 if "--all-fail" in sys.argv:
     sys.exit(5)
 if "--one-dies" in sys.argv:
     if rank == "3":
+        while not all(os.path.exists(f"up-{other}") for other in range(4)):  # or it ends one that has not spoken yet
+            time.sleep(0.01)
         sys.exit(7)
     time.sleep(600)
 """

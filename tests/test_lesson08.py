@@ -1,6 +1,8 @@
 """Lesson 08: workers of TensorFlow learn what one device learns; one that dies or never comes ends the run with a sentence."""
 
+import contextlib
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -56,10 +58,14 @@ def configs(ports: list[int]) -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    [one.close() for one in held]
-    return ports
+    """Below 32768: the kernel gives no such port to the listeners that ask for any, which are opened before these are bound."""
+    found = []
+    for port in random.SystemRandom().sample(range(25000, 32000), 1000):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no free ports")
 
 
 # A cluster's web proxy, which does not answer: gRPC must not ask it for the way to the other workers.

@@ -66,6 +66,9 @@ def experiments() -> dict:
     optimizer = torch.optim.SGD(model.parameters(), LR)
     algorithm = AsyncModelAverage(sync_interval_ms=1)
     trained(device, algorithm.attach(model, [optimizer], small_buckets), optimizer, pause=0.05)
+    deadline = time.monotonic() + 60
+    while algorithm.syncs < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
     dist.barrier()
     told["syncs"] = algorithm.syncs
     algorithm.close()

@@ -35,6 +35,16 @@ def test_each_byte_counts_once(pair):
     assert wire.sent() - before == 100_007
 
 
+def test_what_the_other_side_has_no_room_for_counts(pair):
+    here, _ = pair
+    before, given = wire.sent(), 0
+    here.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            given += here.send(bytes(100_000))
+    assert given > 0 and wire.sent() - before == given
+
+
 def test_what_is_received_from_others_does_not_count(pair):
     here, there = pair
     child = os.fork()
@@ -93,6 +103,8 @@ def test_a_short_struct_tells_what_was_acknowledged():
     for offset, value in ((120, 900), (200, 1100), (208, 100)):
         struct.pack_into("=Q", info, offset, value)
     assert wire.counted(bytes(info)) == 1000
+    struct.pack_into("=I", info, 144, 5)
+    assert wire.counted(bytes(info)) == 1005
     assert wire.counted(bytes(info[:200])) == 900
     assert wire.counted(bytes(info[:104])) == 0
 
