@@ -70,6 +70,10 @@ def standing(told: dict) -> None:
         gap(everywhere(after).mean(0), before.mean(0)),
         (gap(before[0], before[1]), spread(model)),
     )
+    with algorithm.syncing:
+        before = algorithm.syncs
+        time.sleep(0.05)
+        told["syncs while another has the place between two"] = algorithm.syncs - before
     told["bytes"] = of_a_sync(algorithm)
     wait_for(algorithm, 1)
     algorithm.close()
@@ -189,6 +193,11 @@ def test_a_sync_sends_what_a_ring_sends(ranks):
     n = len(ranks)
     for told in ranks:  # the vote is in it
         assert told["bytes"] == pytest.approx(8 * NUMBERS * (n - 1) / n, rel=0.02)
+
+
+def test_who_takes_syncing_stands_between_two_syncs(ranks):
+    for told in ranks:
+        assert told["syncs while another has the place between two"] == 0
 
 
 def test_it_ends(ranks):
