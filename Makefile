@@ -21,7 +21,8 @@ test: $(VENV)/installed
 	multigpu slurm install --with-mpi || true
 	ruff check . && ruff format --check .
 	multigpu notebooks check
-	pytest
+	pytest tests --numprocesses=2 --dist=loadgroup
+	pytest notebooks
 
 lab: $(VENV)/installed
 	python -m jupyterlab --config=lessons/.jupyter/lab.py

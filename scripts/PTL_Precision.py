@@ -71,9 +71,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     flag("--accelerator", default="auto", help="cpu, gpu, vgpu (virtual GPUs) or auto (default)")
     flag("--devices", type=flags.positive, help="how many (default: 1, or one for each of the launcher's ranks)")
     flag("--strategy", choices=("auto", "dp", "ddp", "ddp2"), default="auto", help="auto (default): ddp, for several")
-    flag("--gpu", default="V100-16GB", help="what virtual GPUs stand for (default: V100-16GB)")
+    flag("--gpu", help="what virtual GPUs stand for (default: V100-16GB)")
     flag("--loss-weight", type=flags.positive_float, default=1.0, help="multiplies the loss, and divides --lr")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.gpu and args.accelerator != "vgpu":
+        parser.error("--gpu says what virtual GPUs stand for: give --accelerator vgpu with it, or leave it out")
+    return args
 
 
 class LitCNN(LightningModule):
@@ -208,7 +211,7 @@ def main(args: argparse.Namespace) -> None:
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
     if args.accelerator == "vgpu":
-        vgpu.start(args.devices or 1, gpu=args.gpu)
+        vgpu.start(args.devices or 1, gpu=args.gpu or "V100-16GB")
     if args.prove:
         devices.compute_exactly()  # no TF32, else 32 is not 32
     module, fresh, table = LitCNN(train, test, args), LitCNN(train, test, args).cnn, Table()

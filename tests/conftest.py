@@ -63,6 +63,13 @@ def planted(folder: Path, stem: str, fault: str) -> Path:
     return path
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What two workers may do side by side (pytest -n 2 --dist=loadgroup): a file is one's, as are all that say so."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 def pytest_runtest_teardown() -> None:
     """seed_everything tells its seed to processes that are started later: not to those of the next test, or a notebook."""
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):

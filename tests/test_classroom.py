@@ -17,6 +17,8 @@ from cluster import Cluster, alive, wait_until
 from multigpu import classroom, slurm_conf, slurm_processes
 from multigpu.errors import UserError
 
+pytestmark = pytest.mark.xdist_group("classroom")  # a machine has one
+
 NODES = ["munged", "slurmctld", "slurmd n1", "slurmd n2"]
 
 

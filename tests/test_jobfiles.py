@@ -11,6 +11,8 @@ import pytest
 
 from conftest import ROOT, SCRIPT, clean_environment, torchrun
 
+pytestmark = pytest.mark.xdist_group("classroom")  # a machine has one
+
 JOB_FILES = sorted((ROOT / "slurm").glob("*.slurm"))
 LESSON = "slurm/PT_CNN_MultiGPU.slurm"
 

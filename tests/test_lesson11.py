@@ -85,6 +85,7 @@ def test_weights_in_bfloat16_lose_small_steps_and_the_proof_says_so(tmp_path):
         ),
         ((*VGPU, "16", "--gpu", "V200"), 'there is no GPU "V200"'),
         (("--accelerator", "tpu"), "accelerator is 'tpu'"),
+        (("--accelerator", "cpu", "--gpu", "T4"), "give --accelerator vgpu with it"),
         (("--devices", 3, "--batch-size", 8), "cannot be split evenly over 3 devices"),
         (("--data", "no.npz"), "no data file"),
         (("--lr", "3e38"), "lower --lr"),

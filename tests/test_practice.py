@@ -15,6 +15,8 @@ from cluster import Cluster, alive, files_below, wait_until
 from conftest import ROOT, clean_environment
 from multigpu import classroom
 
+pytestmark = pytest.mark.xdist_group("classroom")  # a machine has one
+
 
 def test_a_plain_sbatch_finds_the_cluster(cluster: Cluster, tmp_path: Path):
     """As root in any new shell; as an ordinary user after eval "$(multigpu slurm env)"."""
