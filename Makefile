@@ -21,7 +21,8 @@ test: $(VENV)/installed
 	multigpu slurm install --with-mpi || true
 	ruff check . && ruff format --check .
 	multigpu notebooks check
-	pytest tests --numprocesses=2 --dist=loadgroup
+	pytest tests -m "not classroom" --numprocesses=2 --dist=loadfile
+	pytest tests -m classroom
 	pytest notebooks
 
 lab: $(VENV)/installed

@@ -1,6 +1,9 @@
 """What all tests share: an environment without a launcher's traces, and a way to run a command that cannot hang."""
 
+import contextlib
 import os
+import random
+import socket
 import subprocess
 from pathlib import Path
 
@@ -38,6 +41,17 @@ def torchrun(ranks: int, script: Path, *flags: object, **keywords: object) -> su
     return run("torchrun", *local, f"--nproc-per-node={ranks}", script, *flags, **keywords)
 
 
+def free_ports(count: int) -> list[int]:
+    """Below 32768: the kernel gives no such port to the listeners that ask for any, which are opened before these are bound."""
+    found = []
+    for port in random.SystemRandom().sample(range(25000, 32000), 1000):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no free ports")
+
+
 # A fault for `planted`: the gradients are never averaged.
 SILENT_DDP = """
 class Silent(lesson.DDP):
@@ -61,13 +75,6 @@ def planted(folder: Path, stem: str, fault: str) -> Path:
         "if __name__ == '__main__':\n    launch.start(lesson.main, lesson.parse())\n"
     )
     return path
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What two workers may do side by side (pytest -n 2 --dist=loadgroup): a file is one's, as are all that say so."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_runtest_teardown() -> None:
@@ -110,6 +117,8 @@ def cluster():
 
     from multigpu import classroom
 
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.fail("a machine has one classroom cluster: mark the test with pytest.mark.classroom")
     if why_not := classroom.obstacle():
         pytest.skip(why_not)
     was_up = classroom.status()[0]

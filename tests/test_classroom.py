@@ -17,7 +17,7 @@ from cluster import Cluster, alive, wait_until
 from multigpu import classroom, slurm_conf, slurm_processes
 from multigpu.errors import UserError
 
-pytestmark = pytest.mark.xdist_group("classroom")  # a machine has one
+pytestmark = pytest.mark.classroom
 
 NODES = ["munged", "slurmctld", "slurmd n1", "slurmd n2"]
 

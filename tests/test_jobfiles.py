@@ -11,7 +11,7 @@ import pytest
 
 from conftest import ROOT, SCRIPT, clean_environment, torchrun
 
-pytestmark = pytest.mark.xdist_group("classroom")  # a machine has one
+pytestmark = pytest.mark.classroom
 
 JOB_FILES = sorted((ROOT / "slurm").glob("*.slurm"))
 LESSON = "slurm/PT_CNN_MultiGPU.slurm"

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import pytest
 
-from conftest import SCRIPT, clean_environment, run
+from conftest import SCRIPT, clean_environment, free_ports, run
 from multigpu import world
 
 FLAGS = ("--epochs", 1, "--batch-size", 8, "--prove")
@@ -77,9 +77,7 @@ def test_torchrun_on_two_nodes(tmp_path, expected):
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_ports(1)[0]
 
 
 def by_hand(rank: int, size: int, flags: tuple, **environment) -> subprocess.Popen:

@@ -1,8 +1,6 @@
 """Lesson 08: workers of TensorFlow learn what one device learns; one that dies or never comes ends the run with a sentence."""
 
-import contextlib
 import json
-import random
 import socket
 import subprocess
 import sys
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ROOT, clean_environment, planted, run
+from conftest import ROOT, clean_environment, free_ports, planted, run
 
 pytest.importorskip("tensorflow")
 STEM = "TF_CNN_MultiNode"
@@ -55,17 +53,6 @@ lesson.train_step = watched
 def configs(ports: list[int]) -> list[str]:
     cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
     return [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}}) for i in range(len(ports))]
-
-
-def free_ports(count: int) -> list[int]:
-    """Below 32768: the kernel gives no such port to the listeners that ask for any, which are opened before these are bound."""
-    found = []
-    for port in random.SystemRandom().sample(range(25000, 32000), 1000):
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports")
 
 
 # A cluster's web proxy, which does not answer: gRPC must not ask it for the way to the other workers.

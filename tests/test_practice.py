@@ -15,7 +15,7 @@ from cluster import Cluster, alive, files_below, wait_until
 from conftest import ROOT, clean_environment
 from multigpu import classroom
 
-pytestmark = pytest.mark.xdist_group("classroom")  # a machine has one
+pytestmark = pytest.mark.classroom
 
 
 def test_a_plain_sbatch_finds_the_cluster(cluster: Cluster, tmp_path: Path):
