@@ -17,6 +17,7 @@ help:
 run: $(VENV)/installed
 	python scripts/PT_CNN_MultiGPU.py --spawn auto --prove
 
+# Two workers, a file each; what needs the one classroom cluster, and the notebooks, have the machine for themselves.
 test: $(VENV)/installed
 	multigpu slurm install --with-mpi || true
 	ruff check . && ruff format --check .

@@ -169,5 +169,5 @@ if __name__ == "__main__":
         import logging
 
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    found = {case: train(L, case, folder, strategy="ddp", devices=2) for case in TWO}
+    found = {case: train(L, case, Path(folder) / which, strategy="ddp", devices=2) for case in TWO}
     torch.save(found, Path(folder) / f"{which}{os.environ['LOCAL_RANK']}.pt")
