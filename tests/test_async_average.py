@@ -1,7 +1,9 @@
 """A thread averages while the training goes on: the mean stays, local steps are kept, and the thread ends."""
 
+import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -198,6 +200,29 @@ def test_a_sync_sends_what_a_ring_sends(ranks):
 def test_who_takes_syncing_stands_between_two_syncs(ranks):
     for told in ranks:
         assert told["syncs while another has the place between two"] == 0
+
+
+def test_a_count_that_is_asked_for_within_a_sync_has_no_half_of_it():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as here:
+        there, _ = server.accept()
+        within, sending = threading.Event(), SimpleNamespace(syncs=0, syncing=threading.Lock())
+
+        def syncs():
+            for _ in range(10):
+                with sending.syncing:
+                    for _ in range(2):
+                        here.sendall(bytes(500))
+                        within.set()
+                        time.sleep(0.02)
+                    sending.syncs += 1
+                time.sleep(0.005)
+
+        sending.thread = threading.Thread(target=syncs)
+        sending.thread.start()
+        within.wait()
+        assert of_a_sync(sending) == 1000
+        sending.thread.join()
+        there.close()
 
 
 def test_it_ends(ranks):
