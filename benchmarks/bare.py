@@ -26,7 +26,9 @@ class CNN(nn.Module):  # multigpu.models.CNN, without importing it
 
 dist.init_process_group("gloo")
 with np.load(sys.argv[1]) as file:
-    train = TensorDataset(torch.from_numpy(file["x_train"])[:, None], torch.from_numpy(file["y_train"]))
+    train = TensorDataset(
+        torch.from_numpy(file["x_train"])[:, None], torch.from_numpy(file["y_train"])
+    )
 model = DDP(CNN())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 for images, labels in DataLoader(train, batch_size=32, sampler=DistributedSampler(train)):

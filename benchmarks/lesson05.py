@@ -30,7 +30,9 @@ REPEATS = int(sys.argv[1]) if len(sys.argv) > 1 else 7
 
 def run(*command: object, check: bool = True) -> str:
     text = [str(part) for part in command]
-    done = subprocess.run(text, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        text, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     if check and done.returncode:
         sys.exit(f"{' '.join(text)} failed:\n{done.stderr}")
     return done.stderr
@@ -40,11 +42,20 @@ def speedup(folder: Path) -> tuple[list[float], list[float]]:
     """Images/s with two processes over images/s with one, round by round: by DDP, and each process by itself."""
     random = np.random.default_rng(0)
     arrays = {
-        f"x_{part}": random.integers(0, 256, (n, 28, 28), np.uint8) for part, n in (("train", 4096), ("test", 64))
+        f"x_{part}": random.integers(0, 256, (n, 28, 28), np.uint8)
+        for part, n in (("train", 4096), ("test", 64))
     }
-    arrays |= {f"y_{part}": random.integers(0, 10, n) for part, n in (("train", 4096), ("test", 64))}
+    arrays |= {
+        f"y_{part}": random.integers(0, 10, n) for part, n in (("train", 4096), ("test", 64))
+    }
     np.savez(folder / "large.npz", **arrays)
-    run(sys.executable, HERE / "throughput.py", folder / "large.npz", 4 * REPEATS, folder / "ratios.json")
+    run(
+        sys.executable,
+        HERE / "throughput.py",
+        folder / "large.npz",
+        4 * REPEATS,
+        folder / "ratios.json",
+    )
     return json.loads((folder / "ratios.json").read_text())
 
 
@@ -52,7 +63,7 @@ def seconds_to_first_step(folder: Path, *script: object) -> float:
     note = folder / "first-step"
     note.unlink(missing_ok=True)
     began = time.time()
-    # How it ends does not matter here: the loop by hand can abort at its end, which is torch's (see multigpu/launch.py).
+    # How it ends does not matter here: the loop by hand can abort at its end, which is torch's (see multigpu/launch/exit.py).
     local = ("--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     said = run("torchrun", *local, HERE / "first_step.py", note, *script, check=False)
     if not note.exists():
@@ -76,7 +87,11 @@ def main() -> None:
         by_ddp, at_most = speedup(folder)
         rows = [
             told("images/s, 2 processes ÷ 1, batch 4,096", "≥ 1.8 on 2 cores", by_ddp),
-            told("images/s, 2 processes that do not talk ÷ 1", "none: the machine's own limit", at_most),
+            told(
+                "images/s, 2 processes that do not talk ÷ 1",
+                "none: the machine's own limit",
+                at_most,
+            ),
         ]
 
         def first_steps() -> float:
@@ -85,9 +100,17 @@ def main() -> None:
 
         first_steps()  # for warming up
         ratios = [first_steps() for _ in range(REPEATS)]
-        rows.append(told("seconds to the first step, lesson 05 ÷ loop by hand", "≤ 1.10", ratios))
-    machine = {"cores": len(os.sched_getaffinity(0)), "torch": torch.__version__.split("+")[0], "device": "cpu"}
-    print(f"written: {write_json(HERE / 'lesson05.json', {'machine': machine, 'rows': rows}).relative_to(HERE.parent)}")
+        rows.append(
+            told("seconds to the first step, lesson 05 ÷ loop by hand", "≤ 1.10", ratios)
+        )
+    machine = {
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__.split("+")[0],
+        "device": "cpu",
+    }
+    print(
+        f"written: {write_json(HERE / 'lesson05.json', {'machine': machine, 'rows': rows}).relative_to(HERE.parent)}"
+    )
 
 
 if __name__ == "__main__":

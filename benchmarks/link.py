@@ -72,7 +72,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         try:
-            code = slow_link.run([sys.executable, __file__, str(out)], MEGABITS, OMP_NUM_THREADS="1")
+            code = slow_link.run(
+                [sys.executable, __file__, str(out)], MEGABITS, OMP_NUM_THREADS="1"
+            )
         except UserError as error:
             print(f"benchmarks/link.py is left out: {error}")
             return
@@ -87,7 +89,10 @@ def main() -> None:
         row |= {"bytes a step and rank": round(statistics.median(pair[1] for pair in pairs))}
         rows.append(row)
         print(row)
-    write_json(Path(__file__).with_suffix(".json"), {"Mbit/s": MEGABITS, "weights": 2_000_000, "rows": rows})
+    write_json(
+        Path(__file__).with_suffix(".json"),
+        {"Mbit/s": MEGABITS, "weights": 2_000_000, "rows": rows},
+    )
 
 
 if __name__ == "__main__":

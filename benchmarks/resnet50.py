@@ -14,13 +14,20 @@ class Bottleneck(nn.Module):
     def __init__(self, channels: int, width: int, stride: int):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
+        self.conv2, self.bn2 = (
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+        self.conv3, self.bn3 = (
+            nn.Conv2d(width, 4 * width, 1, bias=False),
+            nn.BatchNorm2d(4 * width),
+        )
         self.relu = nn.ReLU(inplace=True)
         self.shortcut = nn.Identity()
         if stride > 1 or channels != 4 * width:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+                nn.Conv2d(channels, 4 * width, 1, stride, bias=False),
+                nn.BatchNorm2d(4 * width),
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +49,11 @@ def halves(classes: int = 1000) -> tuple[nn.Sequential, nn.Sequential]:
         stage(64, 64, 3, 1), stage(256, 128, 4, 2),
     )  # fmt: skip
     second = nn.Sequential(
-        stage(512, 256, 6, 2), stage(1024, 512, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, classes)
+        stage(512, 256, 6, 2),
+        stage(1024, 512, 3, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(2048, classes),
     )
     return first, second
 

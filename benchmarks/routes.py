@@ -39,12 +39,21 @@ BATCH, PIECES, WIDE = 4096, 4, {"image_shape": (1, 28, 28), "hidden": 320}
 # ---- simulated --------------------------------------------------------------------------------------------------
 
 
-def third_step(model: nn.Module, first: torch.device, last: torch.device, batch: int = BATCH, pieces: int = 1):
+def third_step(
+    model: nn.Module,
+    first: torch.device,
+    last: torch.device,
+    batch: int = BATCH,
+    pieces: int = 1,
+):
     """The timeline of a step whose images are on the first device and whose outputs are on the last."""
     from PT_CNN_ModelParallel import step
 
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    images, labels = torch.empty(batch, 1, 28, 28, device=first), torch.empty(batch, dtype=torch.long, device=last)
+    images, labels = (
+        torch.empty(batch, 1, 28, 28, device=first),
+        torch.empty(batch, dtype=torch.long, device=last),
+    )
     for _ in range(3):
         began = vgpu.elapsed()
         step(model, optimizer, images, labels, pieces)
@@ -68,7 +77,9 @@ def mixed_precision() -> vgpu.Timeline:
 
 def data_parallel() -> vgpu.Timeline:
     with vgpu.running(2, compute=False) as places:
-        return third_step(nn.DataParallel(CNN(**WIDE).to(places[0]), places), places[0], places[0])
+        return third_step(
+            nn.DataParallel(CNN(**WIDE).to(places[0]), places), places[0], places[0]
+        )
 
 
 def halves(pieces: int = PIECES) -> vgpu.Timeline:
@@ -88,7 +99,10 @@ def _stage() -> vgpu.Timeline:
         schedule("1f1b", own, rank, 2, place, PIECES),
         torch.optim.SGD(own.parameters(), 0.05, momentum=0.9),
     )
-    images, labels = torch.empty(BATCH, 1, 28, 28, device=place), torch.empty(BATCH, dtype=torch.long, device=place)
+    images, labels = (
+        torch.empty(BATCH, 1, 28, 28, device=place),
+        torch.empty(BATCH, dtype=torch.long, device=place),
+    )
     for _ in range(3):
         dist.barrier()  # all ranks begin the step together
         began = vgpu.elapsed()
@@ -130,14 +144,22 @@ def _trained() -> vgpu.Timeline:
             return torch.optim.SGD(self.parameters(), 0.05, momentum=0.9)
 
     share = BATCH // 2
-    batch = (torch.empty(share, 1, 28, 28, device=place), torch.empty(share, dtype=torch.long, device=place))
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    batch = (
+        torch.empty(share, 1, 28, 28, device=place),
+        torch.empty(share, dtype=torch.long, device=place),
+    )
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"),
+        False,
+    )
     module = Wide()
     L.Trainer(accelerator="vgpu", strategy="ddp", max_steps=3, **quiet).fit(
         module, DataLoader([batch] * 3, batch_size=None)
     )
     timeline = vgpu.timeline(since=module.ends[-2])
-    return vgpu.Timeline(timeline.events, timeline.lanes, module.ends[-2], module.ends[-1], timeline.label)
+    return vgpu.Timeline(
+        timeline.events, timeline.lanes, module.ends[-2], module.ends[-1], timeline.label
+    )
 
 
 def two_ranks(function: Callable[[], vgpu.Timeline]) -> Callable[[], vgpu.Timeline]:
@@ -157,7 +179,11 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "03 pipeline, 1F1B": (two_ranks(_stage), "PT_CNN_Pipeline", ["--spawn", "2"]),
     "04 DDP by mp.spawn": (replicas, "PT_CNN_DDPSpawn", ["--nprocs", "2"]),
     "05 DDP": (replicas, "PT_CNN_MultiGPU", ["--spawn", "2"]),
-    "06 model and data parallel": (two_ranks(_replica_of_stages), "PT_CNN_HybridParallel", None),
+    "06 model and data parallel": (
+        two_ranks(_replica_of_stages),
+        "PT_CNN_HybridParallel",
+        None,
+    ),
     "07 MirroredStrategy": (None, "TF_CNN_MultiGPU", ["--devices", "2"]),
     "07 MirroredStrategy, by hand": (None, "TF_CNN_CustomLoop", ["--devices", "2"]),
     "08 TensorFlow, two workers": (None, "TF_CNN_MultiNode", ["--spawn", "2"]),
@@ -172,7 +198,10 @@ def printed(stem: str) -> str:
     """All that the cells of the lesson's stored notebook have printed."""
     notebook = json.loads((ROOT / "notebooks" / f"{stem}.ipynb").read_text())
     return "".join(
-        text for cell in notebook["cells"] for out in cell.get("outputs", ()) for text in out.get("text", ())
+        text
+        for cell in notebook["cells"]
+        for out in cell.get("outputs", ())
+        for text in out.get("text", ())
     )
 
 
@@ -183,8 +212,15 @@ def stored_line(stem: str) -> str:
 
 def simulated() -> dict[str, str]:
     """The simulated column: milliseconds of a step, and how many times as fast as one GPU that is."""
-    seconds = {name: (timeline := how()).end - timeline.start for name, (how, *_) in ROUTES.items() if how}
-    return {name: f"{1e3 * s:.2f} ms, {seconds['01 one GPU'] / s:.2f} ×" for name, s in seconds.items()}
+    seconds = {
+        name: (timeline := how()).end - timeline.start
+        for name, (how, *_) in ROUTES.items()
+        if how
+    }
+    return {
+        name: f"{1e3 * s:.2f} ms, {seconds['01 one GPU'] / s:.2f} ×"
+        for name, s in seconds.items()
+    }
 
 
 # ---- measured ---------------------------------------------------------------------------------------------------
@@ -203,16 +239,25 @@ def images_per_s(stem: str, more: list[str]) -> float:
 
 def measured(repeats: int) -> dict[str, str]:
     """The measured column: images/s ÷ those of lesson 01 in the same turn, as a median and a range."""
-    ratios: dict[str, list[float]] = {name: [] for name, (*_, more) in ROUTES.items() if more is not None}
+    ratios: dict[str, list[float]] = {
+        name: [] for name, (*_, more) in ROUTES.items() if more is not None
+    }
     for _ in range(repeats):
         speeds = {name: images_per_s(ROUTES[name][1], ROUTES[name][2]) for name in ratios}
         for name, speed in speeds.items():
             ratios[name].append(speed / speeds["01 one GPU"])
-    return {n: f"{statistics.median(r):.2f} × ({min(r):.2f} to {max(r):.2f})" for n, r in ratios.items()}
+    return {
+        n: f"{statistics.median(r):.2f} × ({min(r):.2f} to {max(r):.2f})"
+        for n, r in ratios.items()
+    }
 
 
 def stored_measured() -> dict[str, str]:
-    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if re.match(r"\| \d\d ", line)]
+    rows = [
+        line.split(" | ")
+        for line in PAGE.read_text().splitlines()
+        if re.match(r"\| \d\d ", line)
+    ]
     return {row[0].removeprefix("| "): row[-1].removesuffix(" |") for row in rows}
 
 
@@ -247,8 +292,12 @@ def page(repeats: int) -> str:
     ]
     cores = len(os.sched_getaffinity(0))
     if not repeats:
-        cores, repeats = re.search(r"with (\d+) cores,.*?the median of (\d+)", PAGE.read_text(), re.DOTALL).groups()
-    return TEXT.format(batch=BATCH, pieces=PIECES, cores=cores, repeats=repeats, rows="\n".join(rows))
+        cores, repeats = re.search(
+            r"with (\d+) cores,.*?the median of (\d+)", PAGE.read_text(), re.DOTALL
+        ).groups()
+    return TEXT.format(
+        batch=BATCH, pieces=PIECES, cores=cores, repeats=repeats, rows="\n".join(rows)
+    )
 
 
 def picture() -> None:

@@ -1,6 +1,6 @@
 """Measures a swap of 540 kB over 100 Mbit/s, with the send or the receive posted first: `python benchmarks/swap.py`, as root.
 
-Writes benchmarks/swap.json: milliseconds, medians of 7. See `swap` in multigpu/strategies/flat.py.
+Writes benchmarks/swap.json: milliseconds, medians of 7. See `swap` in multigpu/strategies/weights.py.
 """
 
 import statistics
@@ -22,7 +22,11 @@ def rank() -> None:
     world = launch.find()
     store = rendezvous.meet(world, torch.device("cpu"))
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=2)
-    mine, theirs, peer = torch.zeros(BYTES, dtype=torch.uint8), torch.zeros(BYTES, dtype=torch.uint8), 1 - world.rank
+    mine, theirs, peer = (
+        torch.zeros(BYTES, dtype=torch.uint8),
+        torch.zeros(BYTES, dtype=torch.uint8),
+        1 - world.rank,
+    )
     send, receive = (lambda: dist.isend(mine, peer)), (lambda: dist.irecv(theirs, peer))
     ways = {
         "one way": [receive if world.rank else send],
@@ -42,7 +46,9 @@ def rank() -> None:
         found[name] = round(statistics.median(times[1:]), 1)
     if world.rank == 0:
         print(found)
-        write_json(Path(__file__).with_suffix(".json"), {"bytes": BYTES, "Mbit/s": 100, "ms": found})
+        write_json(
+            Path(__file__).with_suffix(".json"), {"bytes": BYTES, "Mbit/s": 100, "ms": found}
+        )
     dist.barrier()
     dist.destroy_process_group()
 

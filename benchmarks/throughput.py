@@ -26,13 +26,21 @@ START = {"epoch": 0, "step": 0, "seen": [0.0, 0.0]}
 
 def new_run(world: launch.World, train, group) -> lesson.Run:
     """What train_epoch needs, for the ranks of `group`."""
-    args = argparse.Namespace(batch_size=BATCH, piece=PIECE, seed=0, amp=False, save_every=None)
+    args = argparse.Namespace(
+        batch_size=BATCH, piece=PIECE, seed=0, amp=False, save_every=None
+    )
     args.accumulate = BATCH // PIECE // world.size
     torch.manual_seed(0)
     model = DDP(CNN(tuple(train[0][0].shape)), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     return lesson.Run(
-        args, world, torch.device("cpu"), model, optimizer, torch.amp.GradScaler("cpu", enabled=False), None
+        args,
+        world,
+        torch.device("cpu"),
+        model,
+        optimizer,
+        torch.amp.GradScaler("cpu", enabled=False),
+        None,
     )
 
 
@@ -45,8 +53,13 @@ def seconds(run: lesson.Run, train) -> float:
 def work(source: str, rounds: int, note: str) -> None:
     world, _ = lesson.set_up(argparse.Namespace(prove=False))
     train, _ = data.load(source)
-    groups = [dist.new_group([rank]) for rank in range(world.size)]  # every rank makes every group
-    both, single = new_run(world, train, None), new_run(launch.World(), train, groups[world.rank])
+    groups = [
+        dist.new_group([rank]) for rank in range(world.size)
+    ]  # every rank makes every group
+    both, single = (
+        new_run(world, train, None),
+        new_run(launch.World(), train, groups[world.rank]),
+    )
     all_ranks, by_ddp, at_most = lesson.everywhere, [], []
     for _ in range(rounds + 1):
         dist.barrier()

@@ -109,7 +109,9 @@ def ranks(data: str) -> None:
             return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
     with np.load(data) as file:
-        train = TensorDataset(torch.from_numpy(file["x_train"])[:, None], torch.from_numpy(file["y_train"]))
+        train = TensorDataset(
+            torch.from_numpy(file["x_train"])[:, None], torch.from_numpy(file["y_train"])
+        )
     trainer = L.Trainer(max_steps=10, accelerator="cpu", devices=2, strategy="ddp", logger=False,
                         enable_checkpointing=False, enable_progress_bar=False)  # fmt: skip
     trainer.fit(Lit(), DataLoader(train, batch_size=32, shuffle=True))

@@ -25,13 +25,19 @@ from multigpu.files import write_json
 
 HERE = Path(__file__).parent
 STEPS, ROUNDS = 2000, int(sys.argv[1]) if len(sys.argv) > 1 else 7
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+ENVIRONMENT = os.environ | {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONWARNINGS": "ignore",
+}
 
 
 def on_a_terminal(*command: object) -> None:
     """Run a command whose output goes to a terminal, so that progress bars are drawn."""
     os.environ.update(ENVIRONMENT)
-    if status := pty.spawn([str(part) for part in command], lambda fd: os.read(fd, 65536) and b" "):
+    if status := pty.spawn(
+        [str(part) for part in command], lambda fd: os.read(fd, 65536) and b" "
+    ):
         sys.exit(f"{command} ended with {status}")
 
 
@@ -44,15 +50,23 @@ def steps(folder: Path) -> dict[str, list[float]]:
 
 def seconds(*command: object) -> float:
     began = time.perf_counter()
-    done = subprocess.run([str(part) for part in command], env=ENVIRONMENT, capture_output=True, text=True)
-    if done.returncode and "terminate called" not in done.stderr:  # the loop by hand can abort at its end: torch's
+    done = subprocess.run(
+        [str(part) for part in command], env=ENVIRONMENT, capture_output=True, text=True
+    )
+    if (
+        done.returncode and "terminate called" not in done.stderr
+    ):  # the loop by hand can abort at its end: torch's
         sys.exit(f"{command} failed:\n{done.stdout}{done.stderr}")
     return time.perf_counter() - began
 
 
 def importing(statement: str) -> float:
     code = f"import time; a = time.perf_counter(); {statement}; print(time.perf_counter() - a)"
-    return float(subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True).stdout)
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True
+        ).stdout
+    )
 
 
 def told(what: str, goal: str, values: list[float]) -> dict:
@@ -69,7 +83,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         found = steps(Path(name))
         plain = found["plain"]
-        above = {way: [a - b for a, b in zip(found[way], plain, strict=True)] for way in found if way != "plain"}
+        above = {
+            way: [a - b for a, b in zip(found[way], plain, strict=True)]
+            for way in found
+            if way != "plain"
+        }
         bare, full = above["ours"], above["ours, all on"]
         rows = [
             told("µs a step above the plain loop, all off", "≤ 20", bare),
@@ -81,7 +99,10 @@ def main() -> None:
             ),
         ]  # fmt: skip
         modules = ("torch", "multigpu.trainer", "lightning")
-        times = {module: [importing(f"import {module}") for _ in range(ROUNDS)] for module in modules}
+        times = {
+            module: [importing(f"import {module}") for _ in range(ROUNDS)]
+            for module in modules
+        }
         for module in modules[1:]:
             goal = "≤ 0.15" if module == "multigpu.trainer" else "none"
             more = [a - b for a, b in zip(times[module], times["torch"], strict=True)]
@@ -93,7 +114,13 @@ def main() -> None:
         ours = (sys.executable, HERE / "tiny.py", "ranks", digits)
         by_hand = ("torchrun", *local, HERE / "bare.py", digits)
         pairs = [(seconds(*ours), seconds(*by_hand)) for _ in range(ROUNDS)]
-        rows.append(told("two ranks, ten steps, command to exit ÷ loop by hand", "≤ 1.10", [a / b for a, b in pairs]))
+        rows.append(
+            told(
+                "two ranks, ten steps, command to exit ÷ loop by hand",
+                "≤ 1.10",
+                [a / b for a, b in pairs],
+            )
+        )
     write_json(HERE / "trainer.json", {"steps": STEPS, "rows": rows})
 
 

@@ -34,7 +34,9 @@ from multigpu.files import write_json
 HERE = Path(__file__).parent
 
 
-def tutorial(kind: str, split: int = 20, gpu: str = "V100-16GB", link: str = "NVLink2") -> float:
+def tutorial(
+    kind: str, split: int = 20, gpu: str = "V100-16GB", link: str = "NVLink2"
+) -> float:
     """Simulated seconds of the tutorial's `train`, 3 batches, after one batch to warm up."""
     with vgpu.running(count=2, gpu=gpu, link=link, compute=False) as (first, second):
         front, back = halves()
@@ -67,13 +69,18 @@ def tutorial(kind: str, split: int = 20, gpu: str = "V100-16GB", link: str = "NV
         return vgpu.elapsed() - start
 
 
-def training(gpu: str, link: str, batch: int, half: bool, device: torch.device, ddp: bool = False) -> float:
+def training(
+    gpu: str, link: str, batch: int, half: bool, device: torch.device, ddp: bool = False
+) -> float:
     """Simulated seconds of one training step of ResNet-50 at 224×224 on the running device."""
     model: nn.Module = resnet50().to(device)
     if ddp:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images, labels = torch.empty(batch, 3, 224, 224, device=device), torch.empty(batch, dtype=torch.long, device=device)
+    images, labels = (
+        torch.empty(batch, 3, 224, 224, device=device),
+        torch.empty(batch, dtype=torch.long, device=device),
+    )
     for step in range(3):
         if step == 2:
             start = vgpu.elapsed()
@@ -92,17 +99,24 @@ def images_per_second(gpu: str, link: str, batch: int, half: bool = False) -> fl
 
 def inference_per_second(batch: int) -> float:
     with vgpu.running(count=1, compute=False) as (device,), torch.no_grad():
-        model, images = resnet50().to(device).eval(), torch.empty(batch, 3, 224, 224, device=device)
+        model, images = (
+            resnet50().to(device).eval(),
+            torch.empty(batch, 3, 224, 224, device=device),
+        )
         model(images)
         start = vgpu.elapsed()
         model(images)
         return batch / (vgpu.elapsed() - start)
 
 
-def one_rank(rank: int, ranks: int, port: int, gpu: str, link: str, batch: int, half: bool) -> None:
+def one_rank(
+    rank: int, ranks: int, port: int, gpu: str, link: str, batch: int, half: bool
+) -> None:
     """A process of `many_gpus`: rank 0 prints its seconds a step."""
     with vgpu.running(count=1, gpu=gpu, link=link, compute=False) as (device,):
-        store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, timeout=timedelta(seconds=300))
+        store = dist.TCPStore(
+            "127.0.0.1", port, ranks, is_master=rank == 0, timeout=timedelta(seconds=300)
+        )
         dist.init_process_group("vgpu", store=store, rank=rank, world_size=ranks)
         seconds = training(gpu, link, batch, half, device, ddp=True)
         dist.barrier()
@@ -115,12 +129,29 @@ def many_gpus(gpu: str, link: str, batch: int, half: bool = False, ranks: int = 
     """Images/s of `ranks` processes with DDP over images/s of one."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
-    command = [sys.executable, __file__, str(ranks), str(port), gpu, link, str(batch), str(int(half))]
-    running = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(ranks)]
+    command = [
+        sys.executable,
+        __file__,
+        str(ranks),
+        str(port),
+        gpu,
+        link,
+        str(batch),
+        str(int(half)),
+    ]
+    running = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True)
+        for rank in range(ranks)
+    ]
     told = [process.communicate(timeout=600)[0] for process in running]
     if any(process.returncode for process in running):
         raise RuntimeError("a rank has failed: its message is above")
-    return ranks * batch / json.loads(told[0].splitlines()[-1]) / images_per_second(gpu, link, batch, half)
+    return (
+        ranks
+        * batch
+        / json.loads(told[0].splitlines()[-1])
+        / images_per_second(gpu, link, batch, half)
+    )
 
 
 def main() -> None:
@@ -137,12 +168,22 @@ def main() -> None:
                 "error": round(error, 3),
             }
         )
-        print(f"[{source}] {what:<64} {published:>9.2f} {simulated:>9.2f} {error:>+8.0%}", flush=True)
+        print(
+            f"[{source}] {what:<64} {published:>9.2f} {simulated:>9.2f} {error:>+8.0%}",
+            flush=True,
+        )
 
     print(f"{'ratio':<68} published simulated    error")
     one = tutorial("one")
-    compare("T", "model parallel on two GPUs / one GPU, time", 4.02 / 3.75, tutorial("two") / one)
-    compare("T", "one GPU / pipeline with splits of 20, time", 3.75 / 2.51, one / tutorial("pipeline"))
+    compare(
+        "T", "model parallel on two GPUs / one GPU, time", 4.02 / 3.75, tutorial("two") / one
+    )
+    compare(
+        "T",
+        "one GPU / pipeline with splits of 20, time",
+        3.75 / 2.51,
+        one / tutorial("pipeline"),
+    )
     v100 = images_per_second("V100-16GB", "NVLink2", 128)
     v100_half = images_per_second("V100-16GB", "NVLink2", 256, half=True)
     a100 = images_per_second("A100-80GB", "NVLink3", 256)
@@ -163,14 +204,24 @@ def main() -> None:
         1127 / 709,
         inference_per_second(32) / inference_per_second(8),
     )
-    compare("N", "8 V100 / 1, FP32 with DDP, images/s", 2855 / 367, many_gpus("V100-16GB", "NVLink2", 128))
+    compare(
+        "N",
+        "8 V100 / 1, FP32 with DDP, images/s",
+        2855 / 367,
+        many_gpus("V100-16GB", "NVLink2", 128),
+    )
     compare(
         "N",
         "8 V100 / 1, mixed precision with DDP, images/s",
         8322 / 1200,
         many_gpus("V100-16GB", "NVLink2", 256, half=True),
     )
-    compare("N", "8 A100 / 1, TF32 with DDP, images/s", 7248 / 938, many_gpus("A100-80GB", "NVLink3", 256))
+    compare(
+        "N",
+        "8 A100 / 1, TF32 with DDP, images/s",
+        7248 / 938,
+        many_gpus("A100-80GB", "NVLink3", 256),
+    )
     print(
         "for scale, not a ratio: images/s simulated",
         *(f"{rate:.0f}" for rate in (v100, v100_half, a100, a100_half)),
@@ -178,7 +229,10 @@ def main() -> None:
     )
     write_json(
         HERE / "vgpu_fidelity.json",
-        {"rows": rows, "what": "simulated ratios beside published ones; see vgpu_fidelity.py for the sources"},
+        {
+            "rows": rows,
+            "what": "simulated ratios beside published ones; see vgpu_fidelity.py for the sources",
+        },
     )
 
 

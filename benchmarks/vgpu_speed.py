@@ -33,7 +33,10 @@ def stepper(device: torch.device, batch: int = 256) -> Callable[[], None]:
     torch.manual_seed(0)
     model = CNN().to(device)
     update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images, labels = torch.randn(batch, 1, 8, 8).to(device), torch.randint(0, 10, (batch,)).to(device)
+    images, labels = (
+        torch.randn(batch, 1, 8, 8).to(device),
+        torch.randint(0, 10, (batch,)).to(device),
+    )
 
     def step() -> None:
         update.zero_grad()
@@ -64,7 +67,9 @@ def overhead(threads: int) -> dict:
     """Round by round: three steps in a process without virtual GPUs, three in one with."""
     command = [sys.executable, __file__, "serve"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    workers = [subprocess.Popen([*command, where, str(threads)], **pipes) for where in ("cpu", "vgpu")]
+    workers = [
+        subprocess.Popen([*command, where, str(threads)], **pipes) for where in ("cpu", "vgpu")
+    ]
 
     def ask(worker: subprocess.Popen) -> float:
         worker.stdin.write("go\n")
@@ -89,14 +94,22 @@ def within_one_process() -> dict:
         plain, virtual = stepper(torch.device("cpu")), stepper(device)
         ratios = sorted(1 / seconds(plain, 3) * seconds(virtual, 3) for _ in range(ROUNDS))
     what = f"the same within one process, {torch.get_num_threads()} thread(s)"
-    return {"what": what, "goal": "none", "median": round(statistics.median(ratios), 3), "rounds": ROUNDS}
+    return {
+        "what": what,
+        "goal": "none",
+        "median": round(statistics.median(ratios), 3),
+        "rounds": ROUNDS,
+    }
 
 
 def shape_only() -> dict:
     with vgpu.running(count=1, compute=False) as (device,):
         model = resnet50().to(device)
         update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        images, labels = torch.empty(120, 3, 128, 128, device=device), torch.empty(120, dtype=torch.long, device=device)
+        images, labels = (
+            torch.empty(120, 3, 128, 128, device=device),
+            torch.empty(120, dtype=torch.long, device=device),
+        )
 
         def step() -> None:
             update.zero_grad()

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from multigpu.errors import UserError
 from multigpu.files import atomic
-from multigpu.rendezvous import together
-from multigpu.world import World
+from multigpu.launch.world import World
+from multigpu.rendezvous import fail_together
 
 FORMAT = 1
 
@@ -46,7 +46,7 @@ class Checkpoint:
         """
         states: list[dict | None] = [None] * self.world.size
         dist.all_gather_object(states, random_states())
-        with together(self.world):
+        with fail_together(self.world):
             if self.world.rank == 0:
                 parts = {name: part.state_dict() for name, part in self.parts.items()}
                 if not all(torch.isfinite(value).all() for value in parts["model"].values()):
@@ -56,7 +56,9 @@ class Checkpoint:
                 content = {"format": FORMAT, "parts": parts, "settings": self.settings}
                 try:
                     with atomic(self.path) as temporary:
-                        torch.save({**content, "position": position, "random": states}, temporary)
+                        torch.save(
+                            {**content, "position": position, "random": states}, temporary
+                        )
                 except (OSError, RuntimeError) as error:
                     raise UserError(
                         f"cannot write {self.path} ({error}): the checkpoint before it is untouched."
@@ -73,7 +75,7 @@ class Checkpoint:
         if path is None:
             return None
         box: list[Any] = [None]
-        with together(self.world):
+        with fail_together(self.world):
             if self.world.rank == 0 and (path or self.path.exists()):
                 box[0] = _read(path or self.path)
                 _compare(path or self.path, box[0], self.parts, self.settings)
@@ -92,10 +94,14 @@ class Variables:
     """Keras variables as a part of a checkpoint: tensors, named by their places, in which two runs agree."""
 
     def __init__(self, variables: list):
-        self.named = {f"{place}.{variable.name}": variable for place, variable in enumerate(variables)}
+        self.named = {
+            f"{place}.{variable.name}": variable for place, variable in enumerate(variables)
+        }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(np.array(variable)) for name, variable in self.named.items()}
+        return {
+            name: torch.from_numpy(np.array(variable)) for name, variable in self.named.items()
+        }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for name, variable in self.named.items():
@@ -132,15 +138,25 @@ def _read(path: str | Path) -> dict:
             f"there is no checkpoint {path}: give another path, or leave out --resume to start anew."
         ) from None
     except IsADirectoryError:
-        raise UserError(f"{path} is a folder: give the checkpoint in it, --resume {Path(path) / 'last.pt'}.") from None
+        raise UserError(
+            f"{path} is a folder: give the checkpoint in it, --resume {Path(path) / 'last.pt'}."
+        ) from None
     except PermissionError:
-        raise UserError(f"the checkpoint {path} may not be read by this user: change its permissions.") from None
+        raise UserError(
+            f"the checkpoint {path} may not be read by this user: change its permissions."
+        ) from None
     except Exception:  # a damaged file can make the unpickler raise anything
         raise UserError(
             f"{path} is truncated or not a checkpoint: resume from another, or start anew without --resume."
         ) from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT or not {"parts", "settings"} <= set(content):
-        raise UserError(f"{path} is not a checkpoint of this course (format {FORMAT}): give another, or start anew.")
+    if (
+        not isinstance(content, dict)
+        or content.get("format") != FORMAT
+        or not {"parts", "settings"} <= set(content)
+    ):
+        raise UserError(
+            f"{path} is not a checkpoint of this course (format {FORMAT}): give another, or start anew."
+        )
     return content
 
 
@@ -165,10 +181,14 @@ def _compare(path: str | Path, content: dict, parts: dict[str, Any], settings: d
         for key in [*here, *there]:
             if here.get(key) != there.get(key):
                 a, b = there.get(key, "missing"), here.get(key, "missing")
-                raise UserError(f"{path} is a checkpoint of another model: {key} is {a} there and {b} here.")
+                raise UserError(
+                    f"{path} is a checkpoint of another model: {key} is {a} there and {b} here."
+                )
     for name, value in settings.items():
         if (was := content["settings"].get(name)) != value:
-            same = f"the same {name}" + (", on a number of ranks that divides it" if name == "--batch-size" else "")
+            same = f"the same {name}" + (
+                ", on a number of ranks that divides it" if name == "--batch-size" else ""
+            )
             raise UserError(
                 f"{path} was written with {name} {was}, this run has {value}: the run would not be the same. "
                 f"Give {same}, or start anew without --resume."

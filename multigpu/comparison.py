@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from multigpu import launch, plots, proof, slow_link, wire
-from multigpu.errors import UserError, counted
+from multigpu.errors import UserError, pluralize
 from multigpu.files import write_json
-from multigpu.strategies.async_average import AsyncModelAverage
+from multigpu.strategies.bagua.async_average import AsyncModelAverage
 from multigpu.strategies.costs import predicted
 from multigpu.trainer import Callback
 
@@ -29,7 +29,9 @@ EVERY = 5  # steps between two copies of the weights
 
 def weights(model: nn.Module) -> torch.Tensor:
     """All parameters as one vector on the CPU, a copy."""
-    return torch.cat([parameter.detach().reshape(-1).cpu() for parameter in model.parameters()])
+    return torch.cat(
+        [parameter.detach().reshape(-1).cpu() for parameter in model.parameters()]
+    )
 
 
 class Record(Callback):
@@ -48,10 +50,14 @@ class Record(Callback):
         self.told: dict = {"loss": [], "bytes": [], "ends": [], "weights": []}
         self.ranks: list[dict] = []
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.before = wire.sent()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.told["bytes"].append(wire.sent() - self.before)
         self.told["ends"].append(time.perf_counter())
         if trainer.global_step % EVERY == 1:
@@ -64,7 +70,9 @@ class Record(Callback):
         self.told["weights"].append(weights(pl_module))
         self.told["device"] = trainer.strategy.device.type
         algorithm = getattr(trainer.strategy, "algorithm", None)
-        if isinstance(algorithm, AsyncModelAverage) and algorithm.thread:  # else one rank, or still warming up
+        if (
+            isinstance(algorithm, AsyncModelAverage) and algorithm.thread
+        ):  # else one rank, or still warming up
             self.told |= {"syncs": algorithm.syncs, "bytes": [of_a_sync(algorithm)]}
         self.ranks = trainer.strategy.gather_objects(self.told)
 
@@ -89,12 +97,16 @@ def of_a_sync(algorithm: AsyncModelAverage) -> float:
         return (wire.sent() - before) / max(1, algorithm.syncs - first)
 
 
-def compared(name: str, told: list[dict], model: nn.Module, test: TensorDataset, megabits: float) -> dict:
+def compared(
+    name: str, told: list[dict], model: nn.Module, test: TensorDataset, megabits: float
+) -> dict:
     """One strategy's row, from what a Record has of each rank. `model` takes rank 0's last weights, to be tested.
 
     The spread is the largest distance of a rank's weights from the mean over the ranks, at the moments of the copies.
     """
-    every = torch.stack([torch.stack(rank["weights"]) for rank in told]).double()  # (ranks, moments, N)
+    every = torch.stack(
+        [torch.stack(rank["weights"]) for rank in told]
+    ).double()  # (ranks, moments, N)
     first, ends = told[0], told[0]["ends"]
     nn.utils.vector_to_parameters(first["weights"][-1], model.parameters())
     with torch.no_grad():
@@ -111,19 +123,29 @@ def compared(name: str, told: list[dict], model: nn.Module, test: TensorDataset,
 
 def table(rows: dict[str, dict], ranks: int) -> str:
     """All rows, rounded to what is the same in each run; `from_serial` is in a row where it was asked for."""
-    lines = [f"{counted(ranks, 'rank'):34}  loss  accuracy  bytes predicted  counted  spread at end  from serial"]
+    lines = [
+        f"{pluralize(ranks, 'rank'):34}  loss  accuracy  bytes predicted  counted  spread at end  from serial"
+    ]
     for name, row in rows.items():
         away = row.get("from_serial")
         serial = "" if away is None else "within 1e-5" if away <= 1e-5 else f"{away:.0e}"
         apart = "0" if row["spread"][-1] == 0 else f"{row['spread'][-1]:.0e}"
-        sent = "not counted" if row["device"] == "cuda" and row["bytes_predicted"] else f"{row['bytes_counted']:,.0f}"
+        sent = (
+            "not counted"
+            if row["device"] == "cuda" and row["bytes_predicted"]
+            else f"{row['bytes_counted']:,.0f}"
+        )
         start = f"{name:34}  {row['loss']:.2f}  {row['test_accuracy']:8.2f}  {row['bytes_predicted']:15,.0f}"
         lines.append(f"{start}  {sent:>7}  {apart:>13}  {serial:>11}".rstrip())
     return "\n".join(lines)
 
 
 def measured(
-    rows: dict[str, dict], script: str, names: Sequence[str], flags: Sequence[object], megabits: float
+    rows: dict[str, dict],
+    script: str,
+    names: Sequence[str],
+    flags: Sequence[object],
+    megabits: float,
 ) -> None:
     """Add `link_seconds_measured` to the rows of `names`: seconds a step of `script` with a rank in each of two network
     namespaces, joined by a cable of `megabits` Mbit/s.
@@ -131,17 +153,31 @@ def measured(
     Raises UserError where there can be no such link, where nothing is to be measured, or if a rank fails.
     """
     if not names:
-        raise UserError("--measure-link: none of these strategies has ranks that a launcher starts, as ddp has.")
+        raise UserError(
+            "--measure-link: none of these strategies has ranks that a launcher starts, as ddp has."
+        )
     if rows[names[0]]["ranks"] != 2:
         raise UserError(
             f"--measure-link: a cable has two ends, and there are {rows[names[0]]['ranks']} ranks: give --ranks 2."
         )
     if why_not := slow_link.obstacle():
-        raise UserError(f"--measure-link: {why_not}. Leave it out, and the times are predicted.")
+        raise UserError(
+            f"--measure-link: {why_not}. Leave it out, and the times are predicted."
+        )
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, script, "--strategy", *names, *map(str, flags), "--out", folder]
+        command = [
+            sys.executable,
+            script,
+            "--strategy",
+            *names,
+            *map(str, flags),
+            "--out",
+            folder,
+        ]
         silent = ["sh", "-c", 'exec "$@" >/dev/null', "sh"]
-        if slow_link.run([*silent, *command], megabits, OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR"):
+        if slow_link.run(
+            [*silent, *command], megabits, OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR"
+        ):
             raise UserError("a rank on the slow link has failed: its message stands above.")
         found = json.loads((Path(folder) / "metrics.json").read_text())["strategies"]
     for name in names:
@@ -156,10 +192,16 @@ def bytes_picture(rows: dict[str, dict]) -> "Figure":
         min(filter(sent.get, sent), key=sent.get, default=""),
     )
     title = (
-        f"{least} sends {sent[most] / sent[least]:.1f} times fewer bytes than {most}" if least else "Nothing is sent"
+        f"{least} sends {sent[most] / sent[least]:.1f} times fewer bytes than {most}"
+        if least
+        else "Nothing is sent"
     )
-    bars = {name + ("" if amount else ": 0"): {"sent": amount} for name, amount in sent.items()}
-    return plots.stacked(bars, "kB a step and rank (async: a sync), counted by the kernel", title)
+    bars = {
+        name + ("" if amount else ": 0"): {"sent": amount} for name, amount in sent.items()
+    }
+    return plots.stacked(
+        bars, "kB a step and rank (async: a sync), counted by the kernel", title
+    )
 
 
 def spread_picture(rows: dict[str, dict]) -> "Figure":
@@ -169,15 +211,19 @@ def spread_picture(rows: dict[str, dict]) -> "Figure":
     axes = fig.add_subplot()
     for colour, mark, (name, spread) in zip(plots.RANKS, "os^Dv", apart.items(), strict=False):
         steps = [1 + EVERY * place for place in range(len(spread))]
-        axes.plot(steps, spread, marker=mark, markersize=3, linewidth=1, color=colour, label=name)
+        axes.plot(
+            steps, spread, marker=mark, markersize=3, linewidth=1, color=colour, label=name
+        )
     axes.set(xlabel="step", ylabel="largest distance from the mean")
     if apart:
         axes.set_yscale("log")
-        axes.set_ylim(bottom=min(map(statistics.median, apart.values())) / 5)  # just after a sync it is next to nothing
+        axes.set_ylim(
+            bottom=min(map(statistics.median, apart.values())) / 5
+        )  # just after a sync it is next to nothing
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     equal = f"of {len(rows) - len(apart)} they never are"
     axes.set_title(
-        f"The ranks of {counted(len(apart), 'strategy').replace('ys', 'ies')} are apart, and stay near; {equal}",
+        f"The ranks of {pluralize(len(apart), 'strategy').replace('ys', 'ies')} are apart, and stay near; {equal}",
         fontsize=11,
     )
     axes.spines[["top", "right"]].set_visible(False)
@@ -186,11 +232,19 @@ def spread_picture(rows: dict[str, dict]) -> "Figure":
 
 def link_picture(rows: dict[str, dict], megabits: float) -> "Figure":
     """Predicted milliseconds as bars; what was measured as a point."""
-    bars = {name: {"predicted": 1e3 * row["link_seconds_predicted"]} for name, row in rows.items()}
-    fig = plots.stacked(bars, f"ms a step at {megabits:g} Mbit/s; bars: predicted, bytes ÷ rate", "")
+    bars = {
+        name: {"predicted": 1e3 * row["link_seconds_predicted"]} for name, row in rows.items()
+    }
+    fig = plots.stacked(
+        bars, f"ms a step at {megabits:g} Mbit/s; bars: predicted, bytes ÷ rate", ""
+    )
     axes, times = (
         fig.axes[0],
-        {n: 1e3 * row["link_seconds_measured"] for n, row in rows.items() if "link_seconds_measured" in row},
+        {
+            n: 1e3 * row["link_seconds_measured"]
+            for n, row in rows.items()
+            if "link_seconds_measured" in row
+        },
     )
     title = "Predicted: on a slow link the bytes are the time"
     if times:
@@ -202,7 +256,9 @@ def link_picture(rows: dict[str, dict], megabits: float) -> "Figure":
             label="measured, computing included",
         )
         fig.legend(frameon=False, loc="outside lower right", fontsize=8)
-        axes.set_xlim(0, 1.08 * max(*times.values(), *(bar["predicted"] for bar in bars.values())))
+        axes.set_xlim(
+            0, 1.08 * max(*times.values(), *(bar["predicted"] for bar in bars.values()))
+        )
         slow, fast = max(times, key=times.get), min(times, key=times.get)
         slow = "ddp" if "ddp" in times else slow
         title = f"Measured: {fast} is {times[slow] / times[fast]:.1f} times as fast as {slow}"
@@ -211,15 +267,26 @@ def link_picture(rows: dict[str, dict], megabits: float) -> "Figure":
 
 
 def from_serial(
-    rows: dict[str, dict], found: dict[str, list[dict]], make: Any, train: TensorDataset, args: Namespace
+    rows: dict[str, dict],
+    found: dict[str, list[dict]],
+    make: Any,
+    train: TensorDataset,
+    args: Namespace,
 ) -> None:
     """Add `from_serial` to each row: the largest difference between rank 0's last weights and a serial run's.
 
     The serial run is by SGD, and by Adam with lr / 50 for bagua:qadam. `make()` gives a new model.
     """
-    same = {"epochs": args.epochs, "batch_size": args.batch_size, "lr": args.lr, "seed": args.seed}
+    same = {
+        "epochs": args.epochs,
+        "batch_size": args.batch_size,
+        "lr": args.lr,
+        "seed": args.seed,
+    }
     ends: dict[bool, torch.Tensor] = {}
-    place = torch.device("cuda" if any(row["device"] == "cuda" for row in rows.values()) else "cpu")
+    place = torch.device(
+        "cuda" if any(row["device"] == "cuda" for row in rows.values()) else "cpu"
+    )
     here = TensorDataset(*(tensor.to(place) for tensor in train.tensors))
     for name, row in rows.items():
         if (adam := name == "bagua:qadam") not in ends:
@@ -229,31 +296,64 @@ def from_serial(
         row["from_serial"] = (found[name][0]["weights"][-1] - ends[adam]).abs().max().item()
 
 
-def report(rows: dict[str, dict], exact: Sequence[str], args: Namespace, world: launch.World) -> None:
+def report(
+    rows: dict[str, dict], exact: Sequence[str], args: Namespace, world: launch.World
+) -> None:
     """Print the table; with --prove, whether those of `exact` equal the serial run; draw; write metrics.json.
 
     Its loss and accuracy are ddp's, or the first strategy's. Exit code 1 if the proof fails.
     """
     one, verdict = rows.get("ddp") or next(iter(rows.values())), None
     print(table(rows, args.ranks))
-    if away := {name: row["from_serial"] for name, row in rows.items() if name in exact and "from_serial" in row}:
+    if away := {
+        name: row["from_serial"]
+        for name, row in rows.items()
+        if name in exact and "from_serial" in row
+    }:
         verb = "equals" if len(away) == 1 else "equal"
-        what = f"{', '.join(away)} {verb} one process after {counted(args.epochs, 'epoch')}"
+        what = f"{', '.join(away)} {verb} one process after {pluralize(args.epochs, 'epoch')}"
         verdict = proof.verdict(what, max(away.values()), 1e-5)
     elif args.prove:
-        print("proof: none of these is meant to equal one process; how far away each is, says the table")
-    if times := {n: 1e3 * row["link_seconds_measured"] for n, row in rows.items() if "link_seconds_measured" in row}:
+        print(
+            "proof: none of these is meant to equal one process; how far away each is, says the table"
+        )
+    if times := {
+        n: 1e3 * row["link_seconds_measured"]
+        for n, row in rows.items()
+        if "link_seconds_measured" in row
+    }:
         slow = times.get("ddp", max(times.values()))
         each = (
-            f"{n} {ms:.0f}" + (f" ({slow / ms:.1f} times as fast)" if ms != slow else "") for n, ms in times.items()
+            f"{n} {ms:.0f}" + (f" ({slow / ms:.1f} times as fast)" if ms != slow else "")
+            for n, ms in times.items()
         )
         print(f"measured at {args.link:g} Mbit/s, ms a step: {', '.join(each)}")
-    pictures = {"bytes": bytes_picture(rows), "spread": spread_picture(rows), "link": link_picture(rows, args.link)}
-    paths = [plots.save(picture, args.out / f"{name}.png") for name, picture in pictures.items()]
+    pictures = {
+        "bytes": bytes_picture(rows),
+        "spread": spread_picture(rows),
+        "link": link_picture(rows, args.link),
+    }
+    paths = [
+        plots.save(picture, args.out / f"{name}.png") for name, picture in pictures.items()
+    ]
     print("figures:", *paths)
-    told = {"world_size": args.ranks, "nodes": world.nodes, "launcher": world.launcher, "devices": args.ranks}
-    told |= {"device": one["device"], "batch_size": args.batch_size, "link_megabits": args.link}
-    told |= {"loss": one["loss"], "test_accuracy": one["test_accuracy"], "proof": verdict, "strategies": rows}
+    told = {
+        "world_size": args.ranks,
+        "nodes": world.nodes,
+        "launcher": world.launcher,
+        "devices": args.ranks,
+    }
+    told |= {
+        "device": one["device"],
+        "batch_size": args.batch_size,
+        "link_megabits": args.link,
+    }
+    told |= {
+        "loss": one["loss"],
+        "test_accuracy": one["test_accuracy"],
+        "proof": verdict,
+        "strategies": rows,
+    }
     print(f"metrics: {write_json(args.out / 'metrics.json', told)}", flush=True)
     if verdict and not verdict["holds"]:
         sys.exit(1)

@@ -38,10 +38,15 @@ def fetch(source: str | None) -> Path:
         return path
     if "://" not in source:
         return Path(source)
-    path = _cache(f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.npz")  # two addresses can end in the same name
+    path = _cache(
+        f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.npz"
+    )  # two addresses can end in the same name
     if not path.exists():
         try:
-            with atomic(path) as temporary, urllib.request.urlopen(source, timeout=60) as answer:
+            with (
+                atomic(path) as temporary,
+                urllib.request.urlopen(source, timeout=60) as answer,
+            ):
                 temporary.write_bytes(answer.read())
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise UserError(
@@ -59,20 +64,34 @@ def load(path: str | Path) -> tuple[TensorDataset, TensorDataset]:
         with np.load(path, allow_pickle=False) as file:
             missing = [name for name in ARRAYS if name not in file]
             if missing:
-                raise UserError(f"{path} has no array {missing[0]}: expected {', '.join(ARRAYS)}, as in MNIST's npz.")
+                raise UserError(
+                    f"{path} has no array {missing[0]}: expected {', '.join(ARRAYS)}, as in MNIST's npz."
+                )
             arrays = [file[name] for name in ARRAYS]
     except FileNotFoundError:
         raise UserError(
             f"there is no data file {path}: give --data FILE.npz, or leave it out for the digits."
         ) from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError):
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        AttributeError,
+        TypeError,
+    ):
         # numpy's own words recommend allow_pickle, which would run whatever code a file brings.
         raise UserError(
             f"{path} is not a readable .npz file with arrays of numbers: give another with --data, or make it again."
         ) from None
-    train, test = (_dataset(path, part, *arrays[i : i + 2]) for part, i in (("train", 0), ("test", 2)))
+    train, test = (
+        _dataset(path, part, *arrays[i : i + 2]) for part, i in (("train", 0), ("test", 2))
+    )
     if train[0][0].shape != test[0][0].shape:
-        raise UserError(f"{path}: x_train holds images of another shape than x_test, so one model cannot take both.")
+        raise UserError(
+            f"{path}: x_train holds images of another shape than x_test, so one model cannot take both."
+        )
     return train, test
 
 
@@ -99,20 +118,28 @@ def _dataset(path: str | Path, part: str, x: np.ndarray, y: np.ndarray) -> Tenso
         raise UserError(f"{path}: x_{part} holds {x.dtype}, expected numbers.")
     images = torch.from_numpy(x.astype(np.float32) / (255 if x.dtype == np.uint8 else 1))
     if not torch.isfinite(images).all():
-        raise UserError(f"{path}: x_{part} holds values that are not finite (NaN or infinity): clean the data first.")
+        raise UserError(
+            f"{path}: x_{part} holds values that are not finite (NaN or infinity): clean the data first."
+        )
     images = images.unsqueeze(1) if images.ndim == 3 else images.movedim(3, 1).contiguous()
     return TensorDataset(images, torch.from_numpy(y.astype(np.int64)))
 
 
 def _write_digits(path: Path) -> None:
-    from sklearn.datasets import load_digits  # a slow import, and needed once: later runs read the cache
+    from sklearn.datasets import (
+        load_digits,  # a slow import, and needed once: later runs read the cache
+    )
 
     digits = load_digits()
-    order = np.random.RandomState(0).permutation(len(digits.target))  # RandomState's streams are frozen
+    order = np.random.RandomState(0).permutation(
+        len(digits.target)
+    )  # RandomState's streams are frozen
     x, y = (digits.images[order] / 16).astype(np.float32), digits.target[order]
     n = DIGITS_TRAIN
     with atomic(path) as temporary:
-        np.savez_compressed(temporary, x_train=x[:n], y_train=y[:n], x_test=x[n:], y_test=y[n:])
+        np.savez_compressed(
+            temporary, x_train=x[:n], y_train=y[:n], x_test=x[n:], y_test=y[n:]
+        )
 
 
 def _cache(name: str) -> Path:

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from multigpu.errors import UserError, counted
+from multigpu.errors import UserError, pluralize
+from multigpu.launch.world import World
 from multigpu.nested import mapped
-from multigpu.world import World
 
 CLASSROOM = "multigpu-classroom"  # the ClusterName of `multigpu slurm up`
 
@@ -24,9 +24,9 @@ def pick(world: World, exact: bool = False) -> torch.device:
         return torch.device("cpu")
     if not (mine := own(1, world)):
         raise UserError(
-            f"{world.local_size} ranks on this node but {counted(gpus, 'GPU')}, and each rank needs its own: "
+            f"{world.local_size} ranks on this node but {pluralize(gpus, 'GPU')}, and each rank needs its own: "
             f"start {gpus} (torchrun --nproc-per-node={gpus}, #SBATCH --ntasks-per-node={gpus}, --spawn {gpus}).",
-            quiet=world.local_rank != 0,
+            already_reported=world.local_rank != 0,
         )
     if exact:
         compute_exactly()
@@ -63,7 +63,7 @@ def seen(world: World) -> int:
         raise UserError(
             f"Slurm gave this node {promised} GPUs, but torch {torch.__version__} sees none: install torch's CUDA build, "
             f"look at nvidia-smi, or ask Slurm for no GPU.",
-            quiet=world.local_rank != 0,
+            already_reported=world.local_rank != 0,
         )
     return gpus
 
@@ -96,18 +96,21 @@ def amp_dtype(device: torch.device) -> torch.dtype:
     """The 16-bit type for autocast: bfloat16, or float16 on GPUs that are older than bfloat16 (V100)."""
     return (
         torch.float16
-        if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+        if device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
         else torch.bfloat16
     )
 
 
 def describe(world: World, device: torch.device, each: int = 1) -> str:
     """One line on who computes where, for the top of a log. `each` is the number of devices of a rank."""
-    started = f"{counted(world.size, 'rank')} on {counted(world.nodes, 'node')}, started by {world.launcher}"
+    started = f"{pluralize(world.size, 'rank')} on {pluralize(world.nodes, 'node')}, started by {world.launcher}"
     if device.type == "cuda":
         return f"device: {world.size * each} × {torch.cuda.get_device_name(device)}, nccl ({started})"
     if device.type == "vgpu":
-        return f"device: {world.size * each} × virtual GPU, which computes on the CPU ({started})"
+        return (
+            f"device: {world.size * each} × virtual GPU, which computes on the CPU ({started})"
+        )
     why = "no GPU found"
     if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
         why = "the classroom cluster's GPUs are pretended"

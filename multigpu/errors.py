@@ -5,7 +5,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # what gloo says
+LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+)  # what gloo says
 
 
 def lost(error: BaseException | None) -> bool:
@@ -24,39 +28,43 @@ class UserError(Exception):
     The command line and the scripts print it without a traceback and exit with code 2.
     A fault of our own is any other exception, and keeps its traceback.
 
-    `quiet` is set where another rank already says the same thing.
+    `already_reported` is True on the ranks where another rank prints the same error.
     """
 
-    def __init__(self, text: str, quiet: bool = False):
+    def __init__(self, text: str, already_reported: bool = False):
         super().__init__(text)
-        self.quiet = quiet
+        self.already_reported = already_reported
 
 
-def counted(number: int, thing: str) -> str:
+def pluralize(number: int, thing: str) -> str:
     """1 GPU, 2 GPUs."""
     return f"{number} {thing}{'s' if number != 1 else ''}"
 
 
-def meant(word: object, known: Iterable[object], cutoff: float = 0.5) -> str:
+def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.5) -> str:
     """ "did you mean 'this' or 'that'?", from the known names that look most like `word`; "" where none does."""
     near = difflib.get_close_matches(str(word), map(str, known), n=2, cutoff=cutoff)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
-ENDINGS: list[Callable[[], None]] = []  # of whoever has started further ranks: they end before a mistake is told
+ENDINGS: list[
+    Callable[[], None]
+] = []  # of whoever has started further ranks: they end before a mistake is told
 
 
 def tell(error: UserError) -> None:
     """Its sentence, once the ranks that this process has started are ended."""
     for end in ENDINGS:
         end()
-    if error.quiet:
-        time.sleep(10)  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
+    if error.already_reported:
+        time.sleep(
+            10
+        )  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
     else:
         print(f"error: {error}", file=sys.stderr, flush=True)
 
 
-def speak_plainly() -> None:
+def report_user_errors() -> None:
     """An uncaught UserError is told as its sentence, without a traceback, from here on."""
     theirs = sys.excepthook
     if getattr(theirs, "plain", False):
@@ -67,7 +75,9 @@ def speak_plainly() -> None:
             tell(error)
             return
         if lost(error) and not ENDINGS:
-            time.sleep(5)  # another rank has died, and said why: the launcher, which is not this process, ends this one
+            time.sleep(
+                5
+            )  # another rank has died, and said why: the launcher, which is not this process, ends this one
         theirs(kind, error, trace)
 
     told.plain = True

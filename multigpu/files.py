@@ -18,14 +18,18 @@ def atomic(path: str | Path) -> Iterator[Path]:
     The data reach the disk before the rename, so that a power cut cannot leave an empty file under the good name.
     """
     path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    handle, name = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
+    )
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner may read
+        temporary.chmod(
+            0o666 & ~_umask()
+        )  # mkstemp makes files that only their owner may read
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

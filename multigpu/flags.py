@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from multigpu.errors import UserError, counted
-from multigpu.world import LAUNCHERS
+from multigpu.errors import UserError, pluralize
+from multigpu.launch.world import LAUNCHERS
 
 
 class Parser(argparse.ArgumentParser):
@@ -18,13 +18,17 @@ class Parser(argparse.ArgumentParser):
         """As argparse's, and refuses flags that exclude each other."""
         found = super().parse_args(*args, **kwargs)
         if found.prove and getattr(found, "amp", False):
-            self.error("--prove compares runs in 32 bit, --amp computes in 16: leave one of them out")
+            self.error(
+                "--prove compares runs in 32 bit, --amp computes in 16: leave one of them out"
+            )
         return found
 
     def error(self, message: str) -> NoReturn:
         names = [names[0] for _, *names in LAUNCHERS] + ["SLURM_PROCID"]
         if next((os.environ[name] for name in names if name in os.environ), "0") != "0":
-            time.sleep(10)  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
+            time.sleep(
+                10
+            )  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
             sys.exit(2)
         hint = "--help lists the flags"
         if "SLURM_JOB_ID" in os.environ and message.startswith("unrecognized"):
@@ -36,13 +40,37 @@ def parser(stem: str, description: str) -> Parser:
     """A parser with --epochs --batch-size --lr --seed --data --out --prove. The lesson adds its own flags to it."""
     made = Parser(description=description, allow_abbrev=False)
     flag = made.add_argument
-    flag("--epochs", type=positive, default=10, help="passes over the training images (default: 10)")
-    flag("--batch-size", type=positive, help="global batch, split over all ranks (default: 64, or what splits evenly)")
+    flag(
+        "--epochs",
+        type=positive,
+        default=10,
+        help="passes over the training images (default: 10)",
+    )
+    flag(
+        "--batch-size",
+        type=positive,
+        help="global batch, split over all ranks (default: 64, or what splits evenly)",
+    )
     flag("--lr", type=positive_float, default=0.05, help="learning rate (default: 0.05)")
-    flag("--seed", type=int, default=0, help="of the weights and of the order of the images (default: 0)")
-    flag("--data", help=".npz with x_train, y_train, x_test, y_test, or its URL (default: scikit-learn's digits)")
-    flag("--out", type=Path, default=Path("results") / stem, help=f"folder for results (default: results/{stem})")
-    flag("--prove", action="store_true", help="train serially as well, and compare the weights")
+    flag(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the weights and of the order of the images (default: 0)",
+    )
+    flag(
+        "--data",
+        help=".npz with x_train, y_train, x_test, y_test, or its URL (default: scikit-learn's digits)",
+    )
+    flag(
+        "--out",
+        type=Path,
+        default=Path("results") / stem,
+        help=f"folder for results (default: results/{stem})",
+    )
+    flag(
+        "--prove", action="store_true", help="train serially as well, and compare the weights"
+    )
     return made
 
 
@@ -72,7 +100,9 @@ def positive_float(text: str) -> float:
     return number
 
 
-def split(batch_size: int | None, ranks: int, accumulate: int = 1, who: str = "rank") -> tuple[int, int]:
+def split(
+    batch_size: int | None, ranks: int, accumulate: int = 1, who: str = "rank"
+) -> tuple[int, int]:
     """The global batch, and the images that a rank takes in one forward: batch / (ranks × accumulate).
 
     Without a stated batch it is 64, rounded up to what splits evenly. Raises UserError if a stated one does not; it calls
@@ -83,7 +113,7 @@ def split(batch_size: int | None, ranks: int, accumulate: int = 1, who: str = "r
         batch_size = -(-64 // pieces) * pieces
     if batch_size % pieces:
         near = max(1, round(batch_size / pieces)) * pieces
-        what = counted(ranks, who) + (f" × {accumulate} pieces" if accumulate > 1 else "")
+        what = pluralize(ranks, who) + (f" × {accumulate} pieces" if accumulate > 1 else "")
         raise UserError(
             f"--batch-size {batch_size} cannot be split evenly over {what}: give {near}, or another multiple of {pieces}."
         )

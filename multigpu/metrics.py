@@ -12,9 +12,9 @@ import torch
 from tqdm import tqdm
 
 from multigpu import plots
-from multigpu.errors import UserError, counted
+from multigpu.errors import UserError, pluralize
 from multigpu.files import write_json
-from multigpu.world import World
+from multigpu.launch.world import World
 
 
 def header() -> str:
@@ -33,28 +33,41 @@ def opening(at: dict, args: Namespace, loaded: Path | None, world: World) -> str
     if args.resume is None:
         return "\n".join(lines)
     if loaded is None:
-        return "\n".join([f"--resume: no checkpoint in {args.out} yet, so the run starts anew\n", *lines])
-    done = counted(at["epoch"], "epoch") + (f" and {counted(at['step'], 'step')}" if at["step"] else "")
+        return "\n".join(
+            [f"--resume: no checkpoint in {args.out} yet, so the run starts anew\n", *lines]
+        )
+    done = pluralize(at["epoch"], "epoch") + (
+        f" and {pluralize(at['step'], 'step')}" if at["step"] else ""
+    )
     more = at["epoch"] < args.epochs
     if at["step"] and not more:
         raise UserError(
             f"{loaded} has {done} done, and --epochs {args.epochs} would end before: give --epochs {at['epoch'] + 1} or more.",
-            quiet=world.rank != 0,
+            already_reported=world.rank != 0,
         )
-    rest = f"of {args.epochs}" if more else f"and --epochs {args.epochs} asks for no more: nothing is trained"
+    rest = (
+        f"of {args.epochs}"
+        if more
+        else f"and --epochs {args.epochs} asks for no more: nothing is trained"
+    )
     return "\n".join([f"resumed from {loaded}: {done} done, {rest}\n", *lines])
 
 
 def row(epoch: dict) -> str:
     """One line of the table. `epoch` holds epoch (from 1), loss (mean over images), test_accuracy, images_per_s."""
     speed = f"{epoch['images_per_s']:>9,.0f}"
-    return f"{epoch['epoch']:>5}  {epoch['loss']:>8.4f}  {epoch['test_accuracy']:>13.4f}  {speed}"
+    return (
+        f"{epoch['epoch']:>5}  {epoch['loss']:>8.4f}  {epoch['test_accuracy']:>13.4f}  {speed}"
+    )
 
 
 def finite(loss: float, epoch: int, world: World) -> float:
     """The loss, if it is a number. Raises UserError otherwise: nothing comes back from there. `epoch` counts from 0."""
     if not math.isfinite(loss):
-        raise UserError(f"the loss is {loss} in epoch {epoch + 1}: lower --lr.", quiet=world.rank != 0)
+        raise UserError(
+            f"the loss is {loss} in epoch {epoch + 1}: lower --lr.",
+            already_reported=world.rank != 0,
+        )
     return loss
 
 
@@ -65,19 +78,36 @@ def progress(batches: Iterable, world: World) -> Iterable:
 
 
 def report(
-    out: Path, world: World, device: torch.device, epochs: list[dict], verdict: dict | None, **told: object
+    out: Path,
+    world: World,
+    device: torch.device,
+    epochs: list[dict],
+    verdict: dict | None,
+    **told: object,
 ) -> None:
     """On rank 0: print the accuracy, write training.png and metrics.json into `out`. Exit code 1 if the proof fails.
 
     `epochs` is a list of what `row` takes, `verdict` is proof.verdict's, `told` is what else the lesson wants kept.
     """
     accuracy, loss = epochs[-1]["test_accuracy"], epochs[-1]["loss"]
-    title = f"{counted(world.size, 'rank')}, {counted(len(epochs), 'epoch')}: test accuracy {accuracy:.3f}"
+    title = f"{pluralize(world.size, 'rank')}, {pluralize(len(epochs), 'epoch')}: test accuracy {accuracy:.3f}"
     print(f"test accuracy: {accuracy:.4f}")
     print(f"figure: {plots.curves(epochs, out / 'training.png', title)}")
-    place = {"world_size": world.size, "nodes": world.nodes, "launcher": world.launcher, "device": device.type}
+    place = {
+        "world_size": world.size,
+        "nodes": world.nodes,
+        "launcher": world.launcher,
+        "device": device.type,
+    }
     place["devices"] = world.size  # one a rank, unless `told` knows better
-    content = {**place, **told, "loss": loss, "test_accuracy": accuracy, "epochs": epochs, "proof": verdict}
+    content = {
+        **place,
+        **told,
+        "loss": loss,
+        "test_accuracy": accuracy,
+        "epochs": epochs,
+        "proof": verdict,
+    }
     print(f"metrics: {write_json(out / 'metrics.json', content)}", flush=True)
     if verdict and not verdict["holds"]:
         sys.exit(1)
@@ -86,6 +116,12 @@ def report(
 def line(route: str, folder: str | Path) -> str:
     """One line of the table of all routes, from the metrics.json in `folder`: rounded to what is stable everywhere."""
     told = json.loads((Path(folder) / "metrics.json").read_text())
-    proof = "not tried" if told["proof"] is None else "holds" if told["proof"]["holds"] else "fails"
+    proof = (
+        "not tried"
+        if told["proof"] is None
+        else "holds"
+        if told["proof"]["holds"]
+        else "fails"
+    )
     what = f"{told['devices']} × {told['device']}"
     return f"| {route} | {what} | loss {told['loss']:.2f} | accuracy {told['test_accuracy']:.2f} | proof {proof} |"

@@ -12,7 +12,12 @@ class CNN(nn.Module):
     the weights are far apart although neither route is wrong. No BatchNorm: it would see each rank's part alone.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10, hidden: int = 64):
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 8, 8),
+        classes: int = 10,
+        hidden: int = 64,
+    ):
         super().__init__()
         self.image_shape = image_shape
         channels, height, width = image_shape

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 
 
-def mapped(value: Any, function: Callable[[torch.Tensor], Any], rest: Callable[[Any], Any] = lambda part: part) -> Any:
+def mapped(
+    value: Any,
+    function: Callable[[torch.Tensor], Any],
+    rest: Callable[[Any], Any] = lambda part: part,
+) -> Any:
     """`value` with `function` of its tensors in their places, and `rest` of whatever else is in it. A container is new."""
 
     def each(part: Any) -> Any:
@@ -30,7 +34,11 @@ def mapped(value: Any, function: Callable[[torch.Tensor], Any], rest: Callable[[
     if hasattr(value, "to"):  # a PackedSequence, or a batch that moves itself
         return rest(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(*map(each, value)) if hasattr(value, "_fields") else type(value)(map(each, value))
+        return (
+            type(value)(*map(each, value))
+            if hasattr(value, "_fields")
+            else type(value)(map(each, value))
+        )
     if is_dataclass(value) and not isinstance(value, type):
         new = copy.copy(value)  # its __init__ may do more than to keep what it is given
         for field in fields(value):
@@ -50,7 +58,11 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
         parts = value.values()
     elif isinstance(value, Iterable):
         # An iterator would be used up. NumPy's arrays hold no tensor, and looking takes long.
-        parts = () if isinstance(value, (str, bytes, Iterator)) or hasattr(value, "__array__") else value
+        parts = (
+            ()
+            if isinstance(value, (str, bytes, Iterator)) or hasattr(value, "__array__")
+            else value
+        )
     elif is_dataclass(value) and not isinstance(value, type):
         parts = (getattr(value, field.name) for field in fields(value))
     for part in parts:

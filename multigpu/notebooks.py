@@ -50,7 +50,9 @@ def find_root() -> Path:
     for folder in (here, *here.parents, Path(__file__).resolve().parent.parent):
         if (folder / "scripts").is_dir() and (folder / "pyproject.toml").is_file():
             return folder
-    raise UserError(f"{here} is not in the course's folder, which holds scripts/ and notebooks/: change to it first.")
+    raise UserError(
+        f"{here} is not in the course's folder, which holds scripts/ and notebooks/: change to it first."
+    )
 
 
 def select(stems: Sequence[str], root: Path) -> list[str]:
@@ -59,11 +61,17 @@ def select(stems: Sequence[str], root: Path) -> list[str]:
     Raises UserError for a stem that has neither.
     """
     known = {path.stem for path in (root / "scripts").glob("*.py")}
-    known |= {path.stem for path in (root / "notebooks").glob("*.ipynb") if not path.name.startswith(".")}
+    known |= {
+        path.stem
+        for path in (root / "notebooks").glob("*.ipynb")
+        if not path.name.startswith(".")
+    }
     for stem in stems:
         if stem not in known:
             near = difflib.get_close_matches(stem, known, n=3, cutoff=0.4) or sorted(known)
-            raise UserError(f"there is no scripts/{stem}.py: did you mean {' or '.join(near) or 'another folder'}?")
+            raise UserError(
+                f"there is no scripts/{stem}.py: did you mean {' or '.join(near) or 'another folder'}?"
+            )
     return list(dict.fromkeys(stems)) or sorted(known)
 
 
@@ -78,7 +86,9 @@ def run(stem: str, root: Path | None = None) -> list[str]:
     root = root or find_root()
     script, target = root / "scripts" / f"{stem}.py", root / "notebooks" / f"{stem}.ipynb"
     if not script.is_file():
-        raise UserError(f"notebooks/{stem}.ipynb has no script: write scripts/{stem}.py, or delete the notebook.")
+        raise UserError(
+            f"notebooks/{stem}.ipynb has no script: write scripts/{stem}.py, or delete the notebook."
+        )
     notebook = _from_script(script)
     target.parent.mkdir(exist_ok=True)
     _execute(notebook, stem, target.parent)
@@ -116,7 +126,9 @@ def _check_pair(stem: str, root: Path) -> list[str]:
     try:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
-    except Exception as error:  # whatever is in the file, it is a finding: nbformat lets many kinds through
+    except (
+        Exception
+    ) as error:  # whatever is in the file, it is a finding: nbformat lets many kinds through
         return [f"{name} cannot be read: {_first_line(error)} {mend}"]
     try:
         text, own = _read_script(script)
@@ -126,7 +138,9 @@ def _check_pair(stem: str, root: Path) -> list[str]:
     if diff := _differences(text, own, own):
         # Running the script cannot mend this one.
         what = "a cell tagged active-ipynb or a magic that is not commented out?"
-        findings.append(f"scripts/{stem}.py reads otherwise after the way to a notebook and back: {what}{diff}")
+        findings.append(
+            f"scripts/{stem}.py reads otherwise after the way to a notebook and back: {what}{diff}"
+        )
     elif diff := _differences(text, own, notebook):
         findings.append(f"{name} is not in step with scripts/{stem}.py {mend}{diff}")
     return findings + [f"{name}: {finding} {mend}" for finding in _check_execution(notebook)]
@@ -140,21 +154,29 @@ def _check_execution(notebook: "NotebookNode") -> list[str]:
     for place, (number, cell) in enumerate(code, 1):
         if cell.execution_count not in (None, place):
             # The first one says it all: those after it are shifted too.
-            findings.append(f"executed out of order: cell {number} has number {cell.execution_count}, not {place}")
+            findings.append(
+                f"executed out of order: cell {number} has number {cell.execution_count}, not {place}"
+            )
             break
     for number, cell in code:
         for output in cell.outputs:
             if output.output_type == "error" and not _may_raise(cell):
-                findings.append(f"failed: cell {number} holds {output.ename}: {_first_line(output.evalue)}")
+                findings.append(
+                    f"failed: cell {number} holds {output.ename}: {_first_line(output.evalue)}"
+                )
     return findings
 
 
 def _runs(cell: "NotebookNode") -> bool:
-    return cell.cell_type == "code" and bool(cell.source.strip())  # a kernel never gets an empty cell
+    return cell.cell_type == "code" and bool(
+        cell.source.strip()
+    )  # a kernel never gets an empty cell
 
 
 def _may_raise(cell: "NotebookNode") -> bool:
-    return bool(RAISES_TAGS & set(cell.metadata.get("tags", [])) or RAISES_COMMENT.search(cell.source))
+    return bool(
+        RAISES_TAGS & set(cell.metadata.get("tags", [])) or RAISES_COMMENT.search(cell.source)
+    )
 
 
 def _first_line(text: object) -> str:
@@ -170,8 +192,12 @@ def _read_script(script: Path) -> tuple[str, "NotebookNode"]:
     try:
         text = script.read_text(encoding="utf-8")
         return text, jupytext.reads(text, FORMAT)
-    except Exception as error:  # not UTF-8, or a broken header: each has an exception of its own
-        raise UserError(f"scripts/{script.name} cannot be read as a notebook: {_first_line(error)}") from None
+    except (
+        Exception
+    ) as error:  # not UTF-8, or a broken header: each has an exception of its own
+        raise UserError(
+            f"scripts/{script.name} cannot be read as a notebook: {_first_line(error)}"
+        ) from None
 
 
 def _from_script(script: Path) -> "NotebookNode":
@@ -234,7 +260,9 @@ def _execute(notebook: "NotebookNode", stem: str, folder: Path) -> None:
         record_timing=False,
         coalesce_streams=True,  # where a stream is cut into messages depends on timing
         skip_cells_with_tag="",
-        extra_arguments=["--InteractiveShell.system_raise_on_error=True"],  # `!command` that fails
+        extra_arguments=[
+            "--InteractiveShell.system_raise_on_error=True"
+        ],  # `!command` that fails
     )
     with client.setup_kernel(cwd=str(folder), env=_environment(), cleanup_kc=True):
         for index, cell in enumerate(notebook.cells):
@@ -244,9 +272,13 @@ def _execute(notebook: "NotebookNode", stem: str, folder: Path) -> None:
             try:
                 client.execute_cell(cell, index)
             except CellExecutionError as error:
-                raise CellFailed(_story(stem, index, cell, f"{error.ename}: {error.evalue}")) from None
+                raise CellFailed(
+                    _story(stem, index, cell, f"{error.ename}: {error.evalue}")
+                ) from None
             except CellTimeoutError:
-                raise CellFailed(_story(stem, index, cell, f"still running after {SECONDS_PER_CELL} s")) from None
+                raise CellFailed(
+                    _story(stem, index, cell, f"still running after {SECONDS_PER_CELL} s")
+                ) from None
             except DeadKernelError:
                 raise CellFailed(_story(stem, index, cell, "the kernel died")) from None
             finally:
@@ -258,7 +290,9 @@ def _execute(notebook: "NotebookNode", stem: str, folder: Path) -> None:
 def _environment() -> dict[str, str]:
     environment = dict(os.environ)
     # `!torchrun` in a cell must be this environment's, also where it was not activated.
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+    environment["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+    )
     # While it is set, ipykernel drops what a cell's child processes print.
     environment.pop("PYTEST_CURRENT_TEST", None)
     return environment
@@ -267,7 +301,9 @@ def _environment() -> dict[str, str]:
 def _story(stem: str, index: int, cell: "NotebookNode", error: str) -> str:
     source = cell.source.strip().splitlines()
     printed = "".join(output.get("text", "") for output in cell.outputs).splitlines()
-    lines = [f"scripts/{stem}.py: cell {index + 1} failed, notebooks/{stem}.ipynb stays as it was"]
+    lines = [
+        f"scripts/{stem}.py: cell {index + 1} failed, notebooks/{stem}.ipynb stays as it was"
+    ]
     lines += [f"    {line}" for line in source[:4]] + ["    …"] * (len(source) > 4)
     lines += ["  printed last:"] * bool(printed) + [f"    {line}" for line in printed[-15:]]
     return "\n".join([*lines, f"  {error}"])

@@ -11,8 +11,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette (2008): told apart by colour-blind readers too.
-RANKS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-COMPUTE, TRANSFER, COLLECTIVE, UPDATE, IDLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#DDDDDD"
+RANKS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#000000",
+)
+COMPUTE, TRANSFER, COLLECTIVE, UPDATE, IDLE = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#DDDDDD",
+)
 # The parts of a step and of a device's memory: colour, and what stands out on it.
 PARTS = {
     "data": (TRANSFER, "black"), "forward": (COMPUTE, "white"), "backward": ("#56B4E9", "black"),
@@ -72,7 +87,9 @@ def curves(history: list[dict], path: str | Path, title: str) -> Path:
     return save(by_epoch([row["epoch"] for row in history], found, title), path)
 
 
-def shares(epochs: list[list[list[int]]], title: str, rows: list[str] | None = None, piece: int = 1) -> "Figure":
+def shares(
+    epochs: list[list[list[int]]], title: str, rows: list[str] | None = None, piece: int = 1
+) -> "Figure":
     """Who reads which image: epochs[epoch][rank] is the list of image numbers. One row an epoch, one cell an image.
 
     `rows` names the rows if they are no epochs; `piece` is the number of images that a rank reads in a step.
@@ -83,14 +100,32 @@ def shares(epochs: list[list[list[int]]], title: str, rows: list[str] | None = N
         for rank, images in enumerate(ranks):
             for step, image in enumerate(images):
                 axes.barh(row, 1, left=image, color=RANKS[rank], edgecolor="white", height=0.8)
-                text = "white" if rank in (0, 2, 5, 7) else "black"  # what contrasts with RANKS[rank]
-                axes.text(image + 0.5, row - 0.08, f"{rank}", ha="center", va="center", color=text, weight="bold")
+                text = (
+                    "white" if rank in (0, 2, 5, 7) else "black"
+                )  # what contrasts with RANKS[rank]
                 axes.text(
-                    image + 0.9, row + 0.36, f"{step // piece + 1}", ha="right", va="bottom", color=text, fontsize=7
+                    image + 0.5,
+                    row - 0.08,
+                    f"{rank}",
+                    ha="center",
+                    va="center",
+                    color=text,
+                    weight="bold",
+                )
+                axes.text(
+                    image + 0.9,
+                    row + 0.36,
+                    f"{step // piece + 1}",
+                    ha="right",
+                    va="bottom",
+                    color=text,
+                    fontsize=7,
                 )
     total = sum(len(images) for images in epochs[0])
     axes.set(
-        xlim=(0, total), xlabel="image (large: the rank or replica that reads it; small: in which step)", title=title
+        xlim=(0, total),
+        xlabel="image (large: the rank or replica that reads it; small: in which step)",
+        title=title,
     )
     axes.set_yticks(range(len(epochs)), rows or [f"epoch {i}" for i in range(len(epochs))])
     axes.set_xticks([i + 0.5 for i in range(total)], range(total), fontsize=7)
@@ -100,7 +135,9 @@ def shares(epochs: list[list[list[int]]], title: str, rows: list[str] | None = N
     return fig
 
 
-def stacked(bars: dict[str, dict[str, float]], unit: str, title: str, totals: bool = False) -> "Figure":
+def stacked(
+    bars: dict[str, dict[str, float]], unit: str, title: str, totals: bool = False
+) -> "Figure":
     """What things are made of: bars[thing][part] is an amount in `unit`, drawn side by side. Parts that are PARTS' keys have its
     colours; a legend names what is too narrow for its name. With `totals`, amounts stand in the parts in the place of
     names and shares, their sum at a bar's end, and the legend names all parts."""
@@ -113,22 +150,39 @@ def stacked(bars: dict[str, dict[str, float]], unit: str, title: str, totals: bo
         left = 0.0
         for part, amount in parts.items():
             colour, ink = PARTS.get(part, (RANKS[0], "white"))
-            bar = axes.barh(row, amount, left=left, color=colour, edgecolor="white", height=0.7)
+            bar = axes.barh(
+                row, amount, left=left, color=colour, edgecolor="white", height=0.7
+            )
             share = f"{amount / (sum(parts.values()) or 1):.0%}"
             texts = (f"{amount:,.0f}", "") if plain else (f"{part} {share}", part, "")
-            text = next(text for text in texts if len(text) < 85 * amount / longest or not text)  # 85 letters a figure
-            axes.text(left + amount / 2, row, text, ha="center", va="center", color=ink, fontsize=8)
+            text = next(
+                text for text in texts if len(text) < 85 * amount / longest or not text
+            )  # 85 letters a figure
+            axes.text(
+                left + amount / 2, row, text, ha="center", va="center", color=ink, fontsize=8
+            )
             left += amount
             if amount and (totals or not text):
                 narrow[part] = bar
         if totals:
-            axes.text(left + longest / 100, row, f"{left:,.0f}", va="center", weight="bold", fontsize=9)
+            axes.text(
+                left + longest / 100,
+                row,
+                f"{left:,.0f}",
+                va="center",
+                weight="bold",
+                fontsize=9,
+            )
     axes.set(xlabel=unit, title=title)
     axes.set_yticks(range(len(bars)), list(bars))
     if totals:
         axes.set_xlim(0, 1.08 * longest)  # room for the longest bar's sum
     if narrow:
-        order = [part for part in dict.fromkeys(part for parts in bars.values() for part in parts) if part in narrow]
+        order = [
+            part
+            for part in dict.fromkeys(part for parts in bars.values() for part in parts)
+            if part in narrow
+        ]
         handles = [narrow[part] for part in order]
         fig.legend(handles, order, loc="outside right center", frameon=False, fontsize=8)
     axes.invert_yaxis()
@@ -154,8 +208,16 @@ def lines(
     fig = figure(8, 3)
     axes = fig.add_subplot()
     for colour, mark, (name, values) in zip(RANKS, "os^Dv", curves.items(), strict=False):
-        over = {"linestyle": (0, (3, 5)), "markersize": 8, "markerfacecolor": "none"} if name == dashed else {}
-        axes.plot(x, values, **{"marker": mark, "markersize": 4, "color": colour, "label": name} | over)
+        over = (
+            {"linestyle": (0, (3, 5)), "markersize": 8, "markerfacecolor": "none"}
+            if name == dashed
+            else {}
+        )
+        axes.plot(
+            x,
+            values,
+            **{"marker": mark, "markersize": 4, "color": colour, "label": name} | over,
+        )
     if level is not None:
         axes.axhline(level, color="black", linestyle=":", linewidth=1)
     if powers:

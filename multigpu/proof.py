@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from multigpu.errors import counted
+from multigpu.errors import pluralize
 
 
 def serial(
@@ -35,7 +35,9 @@ def serial(
     optimizer = optimizer or torch.optim.SGD(learns, lr=lr, momentum=momentum)
     steps = 0
     for epoch in range(epochs):
-        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed + epoch))
+        order = torch.randperm(
+            len(train), generator=torch.Generator().manual_seed(seed + epoch)
+        )
         for batch in order.split(batch_size):
             optimizer.zero_grad()
             F.cross_entropy(model(images[batch]), labels[batch]).backward()
@@ -52,19 +54,30 @@ def difference(one: nn.Module, other: nn.Module) -> float:
     return max((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in pairs)
 
 
-def against_serial(what: str, trained: nn.Module, fresh: nn.Module, train: TensorDataset, args: Namespace) -> dict:
+def against_serial(
+    what: str, trained: nn.Module, fresh: nn.Module, train: TensorDataset, args: Namespace
+) -> dict:
     """Train `fresh` serially with the flags of the other run, compare it with `trained`, print and return the verdict.
 
     The limit, 1e-5, leaves room for the order of the sums to differ (5e-7 is usual) and for nothing else.
     """
     device = next(fresh.parameters()).device
     here = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
-    serial(fresh, here, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed)
-    return verdict(f"{what} after {counted(args.epochs, 'epoch')}", difference(fresh, trained), 1e-5)
+    serial(
+        fresh, here, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed
+    )
+    return verdict(
+        f"{what} after {pluralize(args.epochs, 'epoch')}", difference(fresh, trained), 1e-5
+    )
 
 
 def learns_the_same(
-    what: str, rows: list[dict], fresh: nn.Module, train: TensorDataset, test: TensorDataset, args: Namespace
+    what: str,
+    rows: list[dict],
+    fresh: nn.Module,
+    train: TensorDataset,
+    test: TensorDataset,
+    args: Namespace,
 ) -> dict:
     """For numbers too coarse to compare weights: train `fresh` serially, on the CPU in 32 bit, and compare what is learned.
 
@@ -76,17 +89,37 @@ def learns_the_same(
     def look(step: int, model: nn.Module) -> None:
         if step % -(-len(train) // args.batch_size) == 0:
             logits = model(images).detach()
-            curve.append((F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).double().mean().item()))
+            curve.append(
+                (
+                    F.cross_entropy(logits, labels).item(),
+                    (logits.argmax(1) == labels).double().mean().item(),
+                )
+            )
 
-    serial(fresh, train, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed, after_step=look)
-    apart = max(abs(row["test_loss"] - loss) for row, (loss, _) in zip(rows, curve, strict=True))
+    serial(
+        fresh,
+        train,
+        epochs=args.epochs,
+        batch_size=args.batch_size,
+        lr=args.lr,
+        seed=args.seed,
+        after_step=look,
+    )
+    apart = max(
+        abs(row["test_loss"] - loss) for row, (loss, _) in zip(rows, curve, strict=True)
+    )
     loss = verdict(f"{what}, test loss by epoch", apart, 5e-3)
-    accuracy = verdict(f"{what}, accuracy", abs(rows[-1]["test_accuracy"] - curve[-1][1]), 1e-2)
+    accuracy = verdict(
+        f"{what}, accuracy", abs(rows[-1]["test_accuracy"] - curve[-1][1]), 1e-2
+    )
     return accuracy if loss["holds"] else loss
 
 
 def verdict(what: str, found: float, limit: float) -> dict:
     """Print the line of proof; give it back for metrics.json. A `found` that is not a number never holds."""
     holds = found <= limit
-    print(f"proof: {what}: max difference {found:.1e}, limit {limit:.0e}: {'holds' if holds else 'fails'}", flush=True)
+    print(
+        f"proof: {what}: max difference {found:.1e}, limit {limit:.0e}: {'holds' if holds else 'fails'}",
+        flush=True,
+    )
     return {"what": what, "max_difference": found, "limit": limit, "holds": holds}

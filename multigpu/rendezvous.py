@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from multigpu.errors import UserError
-from multigpu.world import World, port_candidates
+from multigpu.launch.world import World, port_candidates
 
 PATIENCE = 180.0  # seconds to wait for all ranks: importing torch from a busy file system can take two minutes
 
@@ -38,7 +38,9 @@ def meet(world: World, device: torch.device, patience: float = PATIENCE) -> dist
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun, or `spawn`, has opened it. torchrun keeps it when it starts the ranks again: what they say now is new.
         store = next(dist.rendezvous("env://", world.rank, world.size))[0]
-        store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        store = dist.PrefixStore(
+            f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
+        )
     else:
         store = _own_store(world, deadline)
     _gather(store, world, device, deadline, patience)
@@ -72,7 +74,9 @@ def _open(world: World, ports: list[int]) -> dist.Store:
                 raise _clash(0) from None
             continue
         # It listens on all addresses; rank 0 itself needs none that the network knows.
-        store = dist.TCPStore("127.0.0.1", 0, world.size, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore(
+            "127.0.0.1", 0, world.size, is_master=True, wait_for_workers=False
+        )
         answer = f"{_name(world)} {store.port}\n".encode()
         threading.Thread(target=_answer, args=(door, answer), daemon=True).start()
         return store
@@ -81,7 +85,9 @@ def _open(world: World, ports: list[int]) -> dist.Store:
             f"rank 0 on {socket.gethostname()} cannot bind port {world.port}, which is in use: "
             f"give another MASTER_PORT, or none to let the run choose."
         )
-    raise UserError(f"rank 0 found none of the ports {ports[0]} … {ports[-1]} free: export MASTER_PORT=<free port>.")
+    raise UserError(
+        f"rank 0 found none of the ports {ports[0]} … {ports[-1]} free: export MASTER_PORT=<free port>."
+    )
 
 
 def _listen(port: int) -> socket.socket:
@@ -107,7 +113,9 @@ def _search(world: World, ports: list[int], deadline: float) -> dist.Store:
         for port in ports:
             if (store := _knock(world, port)) is not None:
                 return store
-            if time.monotonic() > deadline:  # a machine that does not answer takes two seconds a port
+            if (
+                time.monotonic() > deadline
+            ):  # a machine that does not answer takes two seconds a port
                 break
         time.sleep(0.1)
     raise UserError(
@@ -120,10 +128,16 @@ def _knock(world: World, port: int) -> dist.Store | None:
     """This run's store, if its rank 0 answers at the port. Nobody, or a server of somebody else's: None."""
     try:
         with socket.create_connection((world.address, port), timeout=2) as door:
-            name, _, store_port = door.makefile("rb").readline(1000).decode().strip().rpartition(" ")
+            name, _, store_port = (
+                door.makefile("rb").readline(1000).decode().strip().rpartition(" ")
+            )
     except (OSError, UnicodeDecodeError):
         return None
-    return _join(world, int(store_port)) if name == _name(world) and store_port.isdecimal() else None
+    return (
+        _join(world, int(store_port))
+        if name == _name(world) and store_port.isdecimal()
+        else None
+    )
 
 
 def _name(world: World) -> str:
@@ -132,7 +146,13 @@ def _name(world: World) -> str:
 
 def _join(world: World, port: int) -> dist.Store:
     try:
-        return dist.TCPStore(world.address, port, world.size, is_master=False, timeout=timedelta(seconds=PATIENCE))
+        return dist.TCPStore(
+            world.address,
+            port,
+            world.size,
+            is_master=False,
+            timeout=timedelta(seconds=PATIENCE),
+        )
     except RuntimeError:
         raise UserError(
             f"rank {world.rank} on {socket.gethostname()} cannot reach rank 0's store at {world.address}, port {port}: "
@@ -140,12 +160,17 @@ def _join(world: World, port: int) -> dist.Store:
         ) from None
 
 
-def _gather(store: dist.Store, world: World, device: torch.device, deadline: float, patience: float) -> None:
+def _gather(
+    store: dist.Store, world: World, device: torch.device, deadline: float, patience: float
+) -> None:
     """Each process claims its rank; nobody goes on before all ranks are claimed, each by one process.
 
     All on GPUs, or all on CPUs: NCCL and gloo would wait for each other for ever.
     """
-    pause, longest = 0.005, min(0.25, 0.005 * world.size)  # the more ranks ask, the more seldom each does
+    pause, longest = (
+        0.005,
+        min(0.25, 0.005 * world.size),
+    )  # the more ranks ask, the more seldom each does
     try:
         if store.add(f"rank {world.rank}", 1) > 1:
             store.set("clash", str(world.rank))
@@ -156,7 +181,9 @@ def _gather(store: dist.Store, world: World, device: torch.device, deadline: flo
             store.add("ranks", 1)
         while store.add("ranks", 0) < world.size and not store.check(["clash"]):
             if time.monotonic() > deadline:
-                absent = [rank for rank in range(world.size) if not store.check([f"rank {rank}"])]
+                absent = [
+                    rank for rank in range(world.size) if not store.check([f"rank {rank}"])
+                ]
                 raise UserError(
                     f"after {patience:.0f} s rank {absent[0]} has not come ({len(absent)} of {world.size} are missing): "
                     f"look for its error message further up, or for a node that cannot reach {world.address}."
@@ -180,7 +207,7 @@ def _gather(store: dist.Store, world: World, device: torch.device, deadline: flo
         raise UserError(
             f"{other} has no GPU to compute on, but other ranks do: look at nvidia-smi and at torch's build there, "
             f"or hide all GPUs with CUDA_VISIBLE_DEVICES=.",
-            quiet=world.rank != 0,
+            already_reported=world.rank != 0,
         )
 
 
@@ -191,7 +218,9 @@ def _clash(rank: int) -> UserError:
     )
 
 
-def same_everywhere(world: World, what: str, value: object, gather: Callable[[Any], list] | None = None) -> None:
+def same_everywhere(
+    world: World, what: str, value: object, gather: Callable[[Any], list] | None = None
+) -> None:
     """Raises UserError, on all ranks, if `value` is not the same on all: `what`, as "the training data", says what differs.
 
     Else the ranks would learn from different things, or wait for each other, and none of them could tell. `gather` as in
@@ -205,12 +234,13 @@ def same_everywhere(world: World, what: str, value: object, gather: Callable[[An
     others = [rank for rank in range(world.size) if told[rank] != told[0]]
     if others:
         raise UserError(
-            f"{what} of rank {others[0]} is not that of rank 0: give all nodes the same.", quiet=world.rank != 0
+            f"{what} of rank {others[0]} is not that of rank 0: give all nodes the same.",
+            already_reported=world.rank != 0,
         )
 
 
 @contextmanager
-def together(world: World, gather: Callable[[Any], list] | None = None) -> Iterator[None]:
+def fail_together(world: World, gather: Callable[[Any], list] | None = None) -> Iterator[None]:
     """All ranks leave this block, or none: a user's mistake (UserError) on one rank ends every rank, and is told once.
 
     Without it the rank that fails leaves, and the others wait for it in their next collective.
@@ -229,4 +259,7 @@ def together(world: World, gather: Callable[[Any], list] | None = None) -> Itera
         told = gather(mine)
     for rank, text in enumerate(told):
         if text is not None:
-            raise UserError(f"{text} (seen on rank {rank})" if rank else text, quiet=world.rank != 0) from None
+            raise UserError(
+                f"{text} (seen on rank {rank})" if rank else text,
+                already_reported=world.rank != 0,
+            ) from None

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from multigpu.errors import UserError
-from multigpu.ranks import Ranks
+from multigpu.launch.processes import Ranks
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 PORT = 29512
@@ -100,4 +100,6 @@ def _ip(*words: str) -> None:
 def _run(*words: str) -> None:
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"`{' '.join(words)}` failed ({done.stderr.strip()}): a slow link cannot be made here.")
+        raise UserError(
+            f"`{' '.join(words)}` failed ({done.stderr.strip()}): a slow link cannot be made here."
+        )

@@ -16,12 +16,14 @@ from torch.utils.data import TensorDataset
 
 from multigpu import models, proof
 from multigpu.devices import CLASSROOM
-from multigpu.errors import UserError, counted
-from multigpu.world import integer
+from multigpu.errors import UserError, pluralize
+from multigpu.launch.world import integer
 
 # TensorFlow reads these once, when it is imported. Level 2 leaves its errors; 0 lets it say, too, why it sees no GPU.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN announces itself, and sums in another order on each CPU
+os.environ.setdefault(
+    "TF_ENABLE_ONEDNN_OPTS", "0"
+)  # oneDNN announces itself, and sums in another order on each CPU
 
 try:
     import tensorflow as tf
@@ -53,7 +55,7 @@ def gpus(quiet: bool = False) -> list[Any]:
     promised = integer(os.environ, "SLURM_GPUS_ON_NODE", 0)
     if promised and not found:
         raise UserError(
-            f"Slurm gave this node {counted(promised, 'GPU')}, but TensorFlow {tf.__version__} sees none: install its CUDA "
+            f"Slurm gave this node {pluralize(promised, 'GPU')}, but TensorFlow {tf.__version__} sees none: install its CUDA "
             f"build in an environment of its own (lesson 07's page says how), or ask Slurm for no GPU. "
             f"TF_CPP_MIN_LOG_LEVEL=0 lets TensorFlow say what it misses.",
             quiet,
@@ -83,7 +85,7 @@ def devices(count: int | None = None, exact: bool = False) -> list[str]:
         tf.config.experimental.enable_op_determinism()
     if found and count > len(found):
         raise UserError(
-            f"{counted(count, 'device')} asked for, but TensorFlow sees {counted(len(found), 'GPU')}: "
+            f"{pluralize(count, 'device')} asked for, but TensorFlow sees {pluralize(len(found), 'GPU')}: "
             f"ask for {len(found)}, or hide all GPUs with CUDA_VISIBLE_DEVICES= and have parts of the CPU instead."
         )
     if found:
@@ -91,11 +93,13 @@ def devices(count: int | None = None, exact: bool = False) -> list[str]:
         return [f"GPU:{index}" for index in range(count)]
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * count
+        )
     except RuntimeError:
         if (have := len(tf.config.list_logical_devices("CPU"))) < count:
             raise UserError(
-                f"TensorFlow has started with {counted(have, 'CPU device')}, and cannot be given {count} any more: "
+                f"TensorFlow has started with {pluralize(have, 'CPU device')}, and cannot be given {count} any more: "
                 f"ask for devices before its first operation; in a notebook, restart the kernel."
             ) from None
     return [f"CPU:{index}" for index in range(count)]
@@ -113,7 +117,9 @@ def torch_device(places: list[str]) -> torch.device:
     return torch.device("cuda" if places[0].startswith("GPU") else "cpu")
 
 
-def cnn(image_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10, seed: int = 0) -> Any:
+def cnn(
+    image_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10, seed: int = 0
+) -> Any:
     """`multigpu.models.CNN` in Keras, with the weights that torch draws for `seed`: images (batch, height, width, channels).
 
     `image_shape` is PyTorch's: channels, height, width. At a stride of 2, Keras's "same" pads an even size on one side
@@ -129,7 +135,9 @@ def cnn(image_shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10, seed: 
             layers.Conv2D(32, kernel_size=3, strides=2, activation="tanh"),
             layers.Flatten(),
             layers.Dense(64, activation="tanh"),
-            layers.Dense(classes, dtype="float32"),  # the logits stay in 32 bit under mixed precision
+            layers.Dense(
+                classes, dtype="float32"
+            ),  # the logits stay in 32 bit under mixed precision
         ]
     )
     torch.manual_seed(seed)
@@ -144,8 +152,16 @@ def keras_weights(model: models.CNN) -> list[np.ndarray]:
     side = [(size + 1) // 2 for size in model.image_shape[1:]]
     # flatten() runs through the channels first in PyTorch, and last in Keras
     flat = fc1.weight.unflatten(1, (channels, *side)).permute(2, 3, 1, 0).flatten(0, 2)
-    tensors = [conv1.weight.permute(2, 3, 1, 0), conv1.bias, conv2.weight.permute(2, 3, 1, 0), conv2.bias]
-    return [tensor.detach().cpu().numpy() for tensor in (*tensors, flat, fc1.bias, fc2.weight.T, fc2.bias)]
+    tensors = [
+        conv1.weight.permute(2, 3, 1, 0),
+        conv1.bias,
+        conv2.weight.permute(2, 3, 1, 0),
+        conv2.bias,
+    ]
+    return [
+        tensor.detach().cpu().numpy()
+        for tensor in (*tensors, flat, fc1.bias, fc2.weight.T, fc2.bias)
+    ]
 
 
 def arrays(dataset: TensorDataset) -> tuple[np.ndarray, np.ndarray]:
@@ -175,7 +191,9 @@ def filled(dataset: TensorDataset, batch_size: int, replicas: int) -> Any:
     weights = (numbers < len(labels)).astype(np.float32) / batch
     numbers %= len(labels)
     with tf.device("CPU:0"):  # main memory
-        return tf.data.Dataset.from_tensor_slices((images[numbers], labels[numbers], weights)).batch(batch)
+        return tf.data.Dataset.from_tensor_slices(
+            (images[numbers], labels[numbers], weights)
+        ).batch(batch)
 
 
 def refuse_pieces(images: int, batch_size: int, replicas: int, fit: bool = False) -> None:
@@ -188,7 +206,7 @@ def refuse_pieces(images: int, batch_size: int, replicas: int, fit: bool = False
     last = images % batch_size or batch_size
     if -(-last // -(-last // replicas)) < replicas:
         raise UserError(
-            f"the last batch of an epoch has {counted(last, 'image')}, too few for {replicas} replicas: "
+            f"the last batch of an epoch has {pluralize(last, 'image')}, too few for {replicas} replicas: "
             f"give another --batch-size than {batch_size}, or fewer --devices."
         )
     if fit and images < batch_size and images % replicas:
@@ -200,15 +218,21 @@ def refuse_pieces(images: int, batch_size: int, replicas: int, fit: bool = False
 
 def order(images: int, epoch: int, seed: int) -> np.ndarray:
     """The order of the images in an epoch (from 0): PyTorch's DistributedSampler deals them out in the same."""
-    return torch.randperm(images, generator=torch.Generator().manual_seed(seed + epoch)).numpy()
+    return torch.randperm(
+        images, generator=torch.Generator().manual_seed(seed + epoch)
+    ).numpy()
 
 
-def serial(model: Any, train: TensorDataset, *, epochs: int, batch_size: int, lr: float, seed: int) -> list[float]:
+def serial(
+    model: Any, train: TensorDataset, *, epochs: int, batch_size: int, lr: float, seed: int
+) -> list[float]:
     """Train the Keras `model` on one device, with nothing of tf.distribute; the loss of each step. See proof.serial."""
     images, labels = arrays(train)
     optimizer = tf.keras.optimizers.SGD(lr, momentum=0.9)
     optimizer.build(model.trainable_variables)
-    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)  # the mean over the batch
+    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True
+    )  # the mean over the batch
 
     @tf.function(reduce_retracing=True)
     def step(batch_images: Any, batch_labels: Any) -> Any:
@@ -223,7 +247,9 @@ def serial(model: Any, train: TensorDataset, *, epochs: int, batch_size: int, lr
         shuffled = order(len(labels), epoch, seed)
         for start in range(0, len(labels), batch_size):
             batch = shuffled[start : start + batch_size]
-            losses.append(step(tf.constant(images[batch]), tf.constant(labels[batch])).numpy().item())
+            losses.append(
+                step(tf.constant(images[batch]), tf.constant(labels[batch])).numpy().item()
+            )
     return losses
 
 
@@ -233,7 +259,18 @@ def difference(one: Any, other: Any) -> float:
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
-def against_serial(what: str, trained: Any, fresh: Any, train: TensorDataset, args: Namespace) -> dict:
+def against_serial(
+    what: str, trained: Any, fresh: Any, train: TensorDataset, args: Namespace
+) -> dict:
     """Train the Keras model `fresh` serially with the flags of the other run, and compare: as proof.against_serial."""
-    serial(fresh, train, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed)
-    return proof.verdict(f"{what} after {counted(args.epochs, 'epoch')}", difference(fresh, trained), 1e-5)
+    serial(
+        fresh,
+        train,
+        epochs=args.epochs,
+        batch_size=args.batch_size,
+        lr=args.lr,
+        seed=args.seed,
+    )
+    return proof.verdict(
+        f"{what} after {pluralize(args.epochs, 'epoch')}", difference(fresh, trained), 1e-5
+    )

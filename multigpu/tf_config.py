@@ -19,11 +19,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from multigpu import rendezvous, world
+from multigpu import rendezvous
 from multigpu.devices import CLASSROOM
-from multigpu.errors import UserError, counted
+from multigpu.errors import UserError, pluralize
+from multigpu.launch import world
+from multigpu.launch.world import World
 from multigpu.rendezvous import PATIENCE
-from multigpu.world import World
 
 NO_PROXY = "no_grpc_proxy"  # gRPC reads it in small letters only
 EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:12345", "10.0.0.2:12345"]}, "task": {"type": "worker", "index": 0}}'
@@ -47,9 +48,11 @@ def find(environ: Mapping[str, str] = os.environ) -> World:
         raise UserError(
             f"TF_CONFIG says worker {rank} of {len(addresses)}, {started.launcher} says rank {started.rank} of {started.size}: "
             f"unset TF_CONFIG, or start the workers without {started.launcher}.",
-            quiet=started.rank != 0,
+            already_reported=started.rank != 0,
         )
-    if environ.get("MASTER_PORT", "0") in {address.rpartition(":")[2] for address in addresses}:
+    if environ.get("MASTER_PORT", "0") in {
+        address.rpartition(":")[2] for address in addresses
+    }:
         raise UserError(
             f"MASTER_PORT is {environ['MASTER_PORT']}, which TF_CONFIG gives to a worker: the workers meet at another port "
             f"than TensorFlow's, so give another MASTER_PORT, or none."
@@ -80,7 +83,9 @@ def read(text: str) -> tuple[list[str], int]:
         )
     lists = [cluster.get("chief", []), cluster.get("worker", [])]
     for kind, addresses in zip(("chief", "worker"), lists, strict=True):
-        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+        if not isinstance(addresses, list) or not all(
+            isinstance(address, str) for address in addresses
+        ):
             raise _wrong(f"has something else than a list of texts in cluster → {kind}")
         for address in addresses:
             _check_address(address)
@@ -88,7 +93,9 @@ def read(text: str) -> tuple[list[str], int]:
     if len(lists[0]) > 1:
         raise UserError(f"TF_CONFIG has {len(lists[0])} chiefs: there is one at most.")
     if twice := [address for address in addresses if addresses.count(address) > 1]:
-        raise UserError(f"TF_CONFIG gives {twice[0]} to two workers: each has a host and a port of its own.")
+        raise UserError(
+            f"TF_CONFIG gives {twice[0]} to two workers: each has a host and a port of its own."
+        )
     task = config.get("task")
     if not isinstance(task, dict) or type(task.get("index")) is not int:
         raise _wrong("does not say which worker this is: no whole number in task → index")
@@ -100,7 +107,7 @@ def read(text: str) -> tuple[list[str], int]:
     own = lists[kind == "worker"]
     if not 0 <= index < len(own):
         raise UserError(
-            f"TF_CONFIG's task is {kind} {index}, but its cluster lists {counted(len(own), kind)}, from 0 on."
+            f"TF_CONFIG's task is {kind} {index}, but its cluster lists {pluralize(len(own), kind)}, from 0 on."
         )
     return addresses, index + (len(lists[0]) if kind == "worker" else 0)
 
@@ -113,8 +120,15 @@ def _wrong(what: str) -> UserError:
 
 def _check_address(address: str) -> None:
     port = address.rpartition(":")[2]
-    if not _host(address) or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in address:
-        raise UserError(f"TF_CONFIG has the address {address!r}, expected host:port, as in 10.0.0.1:12345.")
+    if (
+        not _host(address)
+        or not port.isdecimal()
+        or not 0 < int(port) < 65536
+        or "/" in address
+    ):
+        raise UserError(
+            f"TF_CONFIG has the address {address!r}, expected host:port, as in 10.0.0.1:12345."
+        )
 
 
 def _host(address: str) -> str:
@@ -133,13 +147,15 @@ def meet(here: World, gpus: int, environ: Mapping[str, str] = os.environ) -> lis
     except UserError as error:
         if here.launcher != "TF_CONFIG":
             raise
-        hint = (
-            "Here TF_CONFIG says where rank 0 is (the first address of its list) and which rank this is (task → index)."
-        )
+        hint = "Here TF_CONFIG says where rank 0 is (the first address of its list) and which rank this is (task → index)."
         raise UserError(f"{error} {hint}") from None
-    patience = timedelta(seconds=PATIENCE)  # a worker that stands still is missed in what they say to each other, too
+    patience = timedelta(
+        seconds=PATIENCE
+    )  # a worker that stands still is missed in what they say to each other, too
     try:
-        dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.size, timeout=patience)
+        dist.init_process_group(
+            "gloo", store=store, rank=here.rank, world_size=here.size, timeout=patience
+        )
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
@@ -149,7 +165,7 @@ def meet(here: World, gpus: int, environ: Mapping[str, str] = os.environ) -> lis
     rendezvous.same_everywhere(here, "the number of GPUs", gpus)
     given = read(environ["TF_CONFIG"])[0] if environ.get("TF_CONFIG") else None
     rendezvous.same_everywhere(here, "TF_CONFIG's list of workers", given)
-    with rendezvous.together(here):
+    with rendezvous.fail_together(here):
         own = given[here.rank] if given else f"{_reached_at(here)}:0"
         held = _hold(own)
     # Until all have chosen: else two workers on a machine could choose the same port. TensorFlow binds it moments later.
@@ -157,7 +173,9 @@ def meet(here: World, gpus: int, environ: Mapping[str, str] = os.environ) -> lis
         told = [""] * here.size
         dist.all_gather_object(told, f"{_host(own)}:{held.getsockname()[1]}")
     # gRPC would ask a cluster's web proxy for the way to the other workers, and wait.
-    direct = {_host(address).strip("[]") for address in told} | set(filter(None, [os.environ.get(NO_PROXY)]))
+    direct = {_host(address).strip("[]") for address in told} | set(
+        filter(None, [os.environ.get(NO_PROXY)])
+    )
     os.environ[NO_PROXY] = ",".join(sorted(direct))
     return told
 
@@ -182,7 +200,11 @@ def _hold(address: str) -> socket.socket:
         held.listen()
     except OSError as error:
         held.close()
-        why = "is in use on" if error.errno == errno.EADDRINUSE else f"cannot be bound ({error.strerror}) on"
+        why = (
+            "is in use on"
+            if error.errno == errno.EADDRINUSE
+            else f"cannot be bound ({error.strerror}) on"
+        )
         raise UserError(
             f"TF_CONFIG gives this worker the address {address}, but the port {why} {socket.gethostname()}: "
             f"give another port to it, on all workers, or end what holds it."
@@ -218,9 +240,9 @@ def share(here: World, seen: int, environ: Mapping[str, str] = os.environ) -> ra
         return range(seen)  # srun --gpus-per-task: a task sees its own only
     if seen % here.local_size:
         raise UserError(
-            f"this node's {counted(seen, 'GPU')} cannot be shared evenly by its {here.local_size} workers: start 1 worker "
+            f"this node's {pluralize(seen, 'GPU')} cannot be shared evenly by its {here.local_size} workers: start 1 worker "
             f"(it takes all GPUs) or {seen}, or hide all GPUs with CUDA_VISIBLE_DEVICES=.",
-            quiet=here.local_rank != 0,
+            already_reported=here.local_rank != 0,
         )
     each = seen // here.local_size
     return range(each * here.local_rank, each * (here.local_rank + 1))
@@ -246,10 +268,14 @@ def company(here: World) -> Iterator[None]:
             "CancelledError",
             "DeadlineExceededError",
         )
-        if here.size == 1 or not (tensorflows or "gloo" in str(error) or isinstance(error, dist.DistError)):
+        if here.size == 1 or not (
+            tensorflows or "gloo" in str(error) or isinstance(error, dist.DistError)
+        ):
             raise
         if here.launcher != "TF_CONFIG":
-            time.sleep(5)  # time for the launcher to end this process, and to tell what the other died of
+            time.sleep(
+                5
+            )  # time for the launcher to end this process, and to tell what the other died of
         raise UserError(
             f"worker {here.rank} goes no further, because another worker is gone: look for that one's error message, then start "
             f"all workers again, with --resume to go on after the last epoch."
@@ -268,12 +294,18 @@ def deadline() -> Iterator[None]:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow took it, and scancel's would be lost
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # TensorFlow took it, and scancel's would be lost
 
 
-def describe(here: World, replicas: int, gpus: bool, environ: Mapping[str, str] = os.environ) -> str:
+def describe(
+    here: World, replicas: int, gpus: bool, environ: Mapping[str, str] = os.environ
+) -> str:
     """One line on who computes where, for the top of a log."""
     classroom = environ.get("SLURM_CLUSTER_NAME") == CLASSROOM
-    why = "the classroom cluster's GPUs are pretended" if classroom else "TensorFlow sees no GPU"
+    why = (
+        "the classroom cluster's GPUs are pretended" if classroom else "TensorFlow sees no GPU"
+    )
     kind = "GPU" if gpus else f"CPU process ({why})"
-    return f"device: {replicas} × {kind} ({counted(here.size, 'worker')} on {counted(here.nodes, 'node')}, started by {here.launcher})"
+    return f"device: {replicas} × {kind} ({pluralize(here.size, 'worker')} on {pluralize(here.nodes, 'node')}, started by {here.launcher})"

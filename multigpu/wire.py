@@ -22,14 +22,18 @@ def sent() -> int:
     Raises UserError elsewhere than on Linux.
     """
     if not sys.platform.startswith("linux"):
-        raise UserError(f"bytes are counted by the Linux kernel, and this is {sys.platform}: run this on Linux.")
+        raise UserError(
+            f"bytes are counted by the Linux kernel, and this is {sys.platform}: run this on Linux."
+        )
     libc, total, seen = ctypes.CDLL(None), 0, set()
     for fd in os.listdir("/proc/self/fd"):
         try:
             name = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:  # closed since the list was made
             continue
-        if name.startswith("socket:") and name not in seen:  # os.dup gives a socket two numbers
+        if (
+            name.startswith("socket:") and name not in seen
+        ):  # os.dup gives a socket two numbers
             seen.add(name)
             total += _of(libc, int(fd))
     return total
@@ -57,5 +61,9 @@ def counted(info: bytes) -> int:
         return struct.unpack_from("=Q", info, offset)[0]
 
     if len(info) >= BYTES_RETRANS + 8:
-        return read(BYTES_SENT) - read(BYTES_RETRANS) + struct.unpack_from("=I", info, NOT_SENT_YET)[0]
+        return (
+            read(BYTES_SENT)
+            - read(BYTES_RETRANS)
+            + struct.unpack_from("=I", info, NOT_SENT_YET)[0]
+        )
     return read(BYTES_ACKED) if len(info) >= BYTES_ACKED + 8 else 0

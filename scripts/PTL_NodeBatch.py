@@ -16,15 +16,25 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import multigpu.trainer as L
 from multigpu import data, devices, files, flags, launch, metrics, proof
-from multigpu.errors import UserError, counted
+from multigpu.errors import UserError, pluralize
 from multigpu.models import CNN
 
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("PTL_NodeBatch", "Learn to match two views of an image, with ddp2: a node's batch at once.")
-    parser.add_argument("--nodes", type=flags.positive, default=2, help="nodes that this machine plays (default: 2)")
-    parser.add_argument("--each", type=flags.positive, default=2, help="devices of a node (default: 2)")
+    parser = flags.parser(
+        "PTL_NodeBatch",
+        "Learn to match two views of an image, with ddp2: a node's batch at once.",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=flags.positive,
+        default=2,
+        help="nodes that this machine plays (default: 2)",
+    )
+    parser.add_argument(
+        "--each", type=flags.positive, default=2, help="devices of a node (default: 2)"
+    )
     return parser.parse_args(arguments)
 
 
@@ -86,8 +96,12 @@ class Pairs(L.LightningModule):
 
     def train_dataloader(self) -> DataLoader:
         parts, mine = self.trainer.strategy.shard
-        sampler = DistributedSampler(self.train_set, parts, mine, seed=self.args.seed, drop_last=True)
-        return DataLoader(self.train_set, self.args.batch_size // parts, sampler=sampler, drop_last=True)
+        sampler = DistributedSampler(
+            self.train_set, parts, mine, seed=self.args.seed, drop_last=True
+        )
+        return DataLoader(
+            self.train_set, self.args.batch_size // parts, sampler=sampler, drop_last=True
+        )
 
     def training_step(self, batch: list) -> tuple[torch.Tensor, torch.Tensor]:
         return self.cnn(batch[0]), self.cnn(moved(batch[0]))
@@ -112,16 +126,29 @@ def new_model(train: TensorDataset, args: argparse.Namespace) -> CNN:
 
 
 # %%
-def train(args: argparse.Namespace, strategy: str = "ddp2", plays_a_node: bool = True, steps: int = -1) -> dict:
+def train(
+    args: argparse.Namespace,
+    strategy: str = "ddp2",
+    plays_a_node: bool = True,
+    steps: int = -1,
+) -> dict:
     if plays_a_node:
         os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     devices.compute_exactly()
     module = Pairs(data.load(data.fetch(args.data))[0], args)
-    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+    off = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"),
+        False,
+    )
     each = args.each if strategy == "ddp2" else "auto"
-    trainer = L.Trainer(strategy=strategy, devices=each, max_epochs=args.epochs, max_steps=steps, **off)
+    trainer = L.Trainer(
+        strategy=strategy, devices=each, max_epochs=args.epochs, max_steps=steps, **off
+    )
     trainer.fit(module)
-    told = {"loss": float(trainer.callback_metrics["loss"]), "device": trainer.strategy.device.type}
+    told = {
+        "loss": float(trainer.callback_metrics["loss"]),
+        "device": trainer.strategy.device.type,
+    }
     return {**told, "model": module.cnn.cpu()}
 
 
@@ -129,11 +156,19 @@ def serial(images: TensorDataset, args: argparse.Namespace, steps: int = -1) -> 
     model = new_model(images, args)
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
     for epoch in range(args.epochs):
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(args.seed + epoch))
-        for batch in order.split(args.batch_size)[: len(images) // args.batch_size][: steps if steps > 0 else None]:
+        order = torch.randperm(
+            len(images), generator=torch.Generator().manual_seed(args.seed + epoch)
+        )
+        for batch in order.split(args.batch_size)[: len(images) // args.batch_size][
+            : steps if steps > 0 else None
+        ]:
             optimizer.zero_grad()
-            nodes = [images.tensors[0][batch[node :: args.nodes]] for node in range(args.nodes)]
-            (sum(nce(model(share), model(moved(share))) for share in nodes) / len(nodes)).backward()
+            nodes = [
+                images.tensors[0][batch[node :: args.nodes]] for node in range(args.nodes)
+            ]
+            (
+                sum(nce(model(share), model(moved(share))) for share in nodes) / len(nodes)
+            ).backward()
             optimizer.step()
     return model
 
@@ -152,17 +187,38 @@ def main(args: argparse.Namespace) -> None:
     files.writable_folder(args.out)
     images, test = data.load(data.fetch(args.data))
     if len(images) < args.batch_size:
-        raise UserError(f"{len(images)} training images fill no batch of {args.batch_size}: lower --batch-size.")
-    told = train(args, plays_a_node=False) if world.size > 1 else launch.call(train, args.nodes, args)[0]
+        raise UserError(
+            f"{len(images)} training images fill no batch of {args.batch_size}: lower --batch-size."
+        )
+    told = (
+        train(args, plays_a_node=False)
+        if world.size > 1
+        else launch.call(train, args.nodes, args)[0]
+    )
     if world.rank:
         return
-    loss, right = metrics.finite(told["loss"], args.epochs - 1, world), found_again(told["model"], test.tensors[0])
+    loss, right = (
+        metrics.finite(told["loss"], args.epochs - 1, world),
+        found_again(told["model"], test.tensors[0]),
+    )
     print(f"ddp2 on {args.nodes} × {args.each} {told['device']}: loss {loss:.2f}")
-    print(f"test images that find their other view first: {right:.2f}; by chance {1 / len(test):.3f}")
-    what, verdict = f"ddp2 equals the nodes' batches in one process after {counted(args.epochs, 'epoch')}", None
+    print(
+        f"test images that find their other view first: {right:.2f}; by chance {1 / len(test):.3f}"
+    )
+    what, verdict = (
+        f"ddp2 equals the nodes' batches in one process after {pluralize(args.epochs, 'epoch')}",
+        None,
+    )
     if args.prove:
-        verdict = proof.verdict(what, proof.difference(told["model"], serial(images, args)), 1e-5)
-    content = {"devices": args.nodes * args.each, "device": told["device"], "world_size": args.nodes, "loss": loss}
+        verdict = proof.verdict(
+            what, proof.difference(told["model"], serial(images, args)), 1e-5
+        )
+    content = {
+        "devices": args.nodes * args.each,
+        "device": told["device"],
+        "world_size": args.nodes,
+        "loss": loss,
+    }
     content |= {"test_accuracy": right, "proof": verdict}
     print(f"metrics: {files.write_json(args.out / 'metrics.json', content)}", flush=True)
     if verdict and not verdict["holds"]:

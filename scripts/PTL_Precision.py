@@ -65,17 +65,41 @@ from multigpu.trainer import Callback, LightningModule, Trainer
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("PTL_Precision", "Train a CNN with the Trainer, in the numbers that you name.")
+    parser = flags.parser(
+        "PTL_Precision", "Train a CNN with the Trainer, in the numbers that you name."
+    )
     flag = parser.add_argument
-    flag("--precision", default="32", help="32, 64, 16, bf16, or in full: 16-mixed, 16-true, … (default: 32)")
-    flag("--accelerator", default="auto", help="cpu, gpu, vgpu (virtual GPUs) or auto (default)")
-    flag("--devices", type=flags.positive, help="how many (default: 1, or one for each of the launcher's ranks)")
-    flag("--strategy", choices=("auto", "dp", "ddp", "ddp2"), default="auto", help="auto (default): ddp, for several")
+    flag(
+        "--precision",
+        default="32",
+        help="32, 64, 16, bf16, or in full: 16-mixed, 16-true, … (default: 32)",
+    )
+    flag(
+        "--accelerator", default="auto", help="cpu, gpu, vgpu (virtual GPUs) or auto (default)"
+    )
+    flag(
+        "--devices",
+        type=flags.positive,
+        help="how many (default: 1, or one for each of the launcher's ranks)",
+    )
+    flag(
+        "--strategy",
+        choices=("auto", "dp", "ddp", "ddp2"),
+        default="auto",
+        help="auto (default): ddp, for several",
+    )
     flag("--gpu", help="what virtual GPUs stand for (default: V100-16GB)")
-    flag("--loss-weight", type=flags.positive_float, default=1.0, help="multiplies the loss, and divides --lr")
+    flag(
+        "--loss-weight",
+        type=flags.positive_float,
+        default=1.0,
+        help="multiplies the loss, and divides --lr",
+    )
     args = parser.parse_args(arguments)
     if args.gpu and args.accelerator != "vgpu":
-        parser.error("--gpu says what virtual GPUs stand for: give --accelerator vgpu with it, or leave it out")
+        parser.error(
+            "--gpu says what virtual GPUs stand for: give --accelerator vgpu with it, or leave it out"
+        )
     return args
 
 
@@ -88,11 +112,20 @@ class LitCNN(LightningModule):
 
     def training_step(self, batch: list, index: int) -> torch.Tensor:
         (images, labels), n, trainer = batch, len(self.images), self.trainer
-        at = index * self.batch // trainer.world_size + torch.arange(len(labels), device=labels.device)
-        real = at * trainer.world_size + trainer.global_rank < n  # the sampler's repeated images have weight 0
+        at = index * self.batch // trainer.world_size + torch.arange(
+            len(labels), device=labels.device
+        )
+        real = (
+            at * trainer.world_size + trainer.global_rank < n
+        )  # the sampler's repeated images have weight 0
         losses = F.cross_entropy(self.cnn(images), labels, reduction="none") * real
         self.log("loss", losses.sum() / n, on_step=False, on_epoch=True, reduce_fx="sum")
-        return losses * self.args.loss_weight * trainer.world_size / min(self.batch, n - index * self.batch)
+        return (
+            losses
+            * self.args.loss_weight
+            * trainer.world_size
+            / min(self.batch, n - index * self.batch)
+        )
 
     def training_step_end(self, losses: torch.Tensor) -> torch.Tensor:
         return losses.sum()
@@ -100,21 +133,33 @@ class LitCNN(LightningModule):
     def validation_step(self, batch: list, index: int) -> None:
         logits, labels = self.cnn(batch[0]), batch[1]
         self.log("test_loss", F.cross_entropy(logits, labels), batch_size=len(labels))
-        self.log("test_accuracy", (logits.argmax(1) == labels).float().mean(), batch_size=len(labels))
+        self.log(
+            "test_accuracy",
+            (logits.argmax(1) == labels).float().mean(),
+            batch_size=len(labels),
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), self.args.lr / self.args.loss_weight, momentum=0.9)
+        return torch.optim.SGD(
+            self.parameters(), self.args.lr / self.args.loss_weight, momentum=0.9
+        )
 
     def train_dataloader(self) -> DataLoader:
         ranks, rank = self.trainer.world_size, self.trainer.global_rank
         sampler = DistributedSampler(self.images, ranks, rank, seed=self.args.seed)
-        return DataLoader(self.images, self.batch // ranks, sampler=sampler, generator=torch.Generator())
+        return DataLoader(
+            self.images, self.batch // ranks, sampler=sampler, generator=torch.Generator()
+        )
 
 
 class Table(Callback):
     def on_fit_start(self, trainer, module):
         self.rows = []
-        trainer.print(devices.describe(trainer.strategy.world, trainer.strategy.device, each=trainer.num_devices))
+        trainer.print(
+            devices.describe(
+                trainer.strategy.world, trainer.strategy.device, each=trainer.num_devices
+            )
+        )
         told = f"strategy {trainer.strategy.name}, precision {trainer.precision_plugin.name}"
         trainer.print(f"{told}, global batch {module.batch}\n\n{metrics.header()}", flush=True)
 
@@ -122,7 +167,10 @@ class Table(Callback):
         self.began = time.perf_counter()
 
     def on_train_epoch_end(self, trainer, module):
-        row = {name: float(trainer.callback_metrics[name]) for name in ("loss", "test_loss", "test_accuracy")}
+        row = {
+            name: float(trainer.callback_metrics[name])
+            for name in ("loss", "test_loss", "test_accuracy")
+        }
         metrics.finite(row["loss"], trainer.current_epoch, trainer.strategy.world)
         speed = len(module.images) / (time.perf_counter() - self.began)
         self.rows.append({"epoch": trainer.current_epoch + 1, **row, "images_per_s": speed})
@@ -130,9 +178,23 @@ class Table(Callback):
 
 
 def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -> Trainer:
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "num_sanity_val_steps")
-    what = {name: getattr(args, name) for name in ("precision", "accelerator", "strategy")} | dict.fromkeys(off, False)
-    return Trainer(devices=args.devices or "auto", max_epochs=args.epochs, callbacks=callbacks, **what, **more)
+    off = (
+        "logger",
+        "enable_checkpointing",
+        "enable_progress_bar",
+        "enable_model_summary",
+        "num_sanity_val_steps",
+    )
+    what = {
+        name: getattr(args, name) for name in ("precision", "accelerator", "strategy")
+    } | dict.fromkeys(off, False)
+    return Trainer(
+        devices=args.devices or "auto",
+        max_epochs=args.epochs,
+        callbacks=callbacks,
+        **what,
+        **more,
+    )
 
 
 # %% [markdown]
@@ -207,7 +269,9 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    args.batch_size, _ = flags.split(args.batch_size, max(launch.find().size, args.devices or 1), who="device")
+    args.batch_size, _ = flags.split(
+        args.batch_size, max(launch.find().size, args.devices or 1), who="device"
+    )
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
     if args.accelerator == "vgpu":
@@ -224,12 +288,20 @@ def main(args: argparse.Namespace) -> None:
     if args.prove and precision in ("32-true", "64-true"):
         same = TensorDataset(train.tensors[0].to(dtype), train.tensors[1])
         fresh.to(devices.home([module.device]), dtype)
-        verdict = proof.against_serial(f"{precision} equals one process", module.cnn, fresh, same, args)
+        verdict = proof.against_serial(
+            f"{precision} equals one process", module.cnn, fresh, same, args
+        )
     elif args.prove:
         what = f"{precision} learns what 32 bit learns"
         verdict = proof.learns_the_same(what, table.rows, fresh, train, test, args)
-    told = {"devices": trainer.num_devices * trainer.world_size, "batch_size": args.batch_size, "precision": precision}
-    metrics.report(args.out, trainer.strategy.world, trainer.strategy.device, table.rows, verdict, **told)
+    told = {
+        "devices": trainer.num_devices * trainer.world_size,
+        "batch_size": args.batch_size,
+        "precision": precision,
+    }
+    metrics.report(
+        args.out, trainer.strategy.world, trainer.strategy.device, table.rows, verdict, **told
+    )
 
 
 # %% tags=["active-py"]

@@ -22,19 +22,55 @@ from multigpu.models import CNN
 from multigpu.strategies import ALGORITHMS, QAdamOptimizer
 from multigpu.strategies.costs import ONE_PROCESS, by_name
 
-NAMES = ("dp", "pipeline", "ddp_spawn", "ddp", "horovod", *(f"bagua:{name}" for name in ALGORITHMS), "ddp2")
+NAMES = (
+    "dp",
+    "pipeline",
+    "ddp_spawn",
+    "ddp",
+    "horovod",
+    *(f"bagua:{name}" for name in ALGORITHMS),
+    "ddp2",
+)
 EXACT = ("dp", "pipeline", "ddp_spawn", "ddp", "horovod", "bagua:gradient_allreduce", "ddp2")
 
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("PTL_Strategies", "Train a CNN by one strategy or by all, and count what each sends.")
+    parser = flags.parser(
+        "PTL_Strategies", "Train a CNN by one strategy or by all, and count what each sends."
+    )
     flag, names = parser.add_argument, ", ".join(NAMES)
-    flag("--strategy", nargs="+", default=["all"], metavar="NAME", help=f"all (default), or some of: {names}")
-    flag("--ranks", type=flags.positive, default=2, help="processes; nodes for ddp2, devices for dp (default: 2)")
-    flag("--hidden", type=flags.positive, default=64, help="units of the model's widest layer (default: 64)")
-    flag("--link", type=flags.positive_float, default=100, metavar="MBIT", help="a link's Mbit/s (default: 100)")
-    flag("--measure-link", action="store_true", help="measure a step's time over such a link, made here (as root)")
+    flag(
+        "--strategy",
+        nargs="+",
+        default=["all"],
+        metavar="NAME",
+        help=f"all (default), or some of: {names}",
+    )
+    flag(
+        "--ranks",
+        type=flags.positive,
+        default=2,
+        help="processes; nodes for ddp2, devices for dp (default: 2)",
+    )
+    flag(
+        "--hidden",
+        type=flags.positive,
+        default=64,
+        help="units of the model's widest layer (default: 64)",
+    )
+    flag(
+        "--link",
+        type=flags.positive_float,
+        default=100,
+        metavar="MBIT",
+        help="a link's Mbit/s (default: 100)",
+    )
+    flag(
+        "--measure-link",
+        action="store_true",
+        help="measure a step's time over such a link, made here (as root)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -102,8 +138,12 @@ class Digits(L.LightningModule):
         return list(self.halves)
 
     def train_dataloader(self) -> DataLoader:
-        self.parts, self.mine = self.trainer.strategy.shard  # dp has one share, and cuts each batch itself
-        sampler = DistributedSampler(self.train_set, self.parts, self.mine, seed=self.args.seed)
+        self.parts, self.mine = (
+            self.trainer.strategy.shard
+        )  # dp has one share, and cuts each batch itself
+        sampler = DistributedSampler(
+            self.train_set, self.parts, self.mine, seed=self.args.seed
+        )
         return DataLoader(self.train_set, self.args.batch_size // self.parts, sampler=sampler)
 
     def on_train_batch_start(self, batch: list, batch_idx: int) -> None:
@@ -114,7 +154,11 @@ class Digits(L.LightningModule):
         return F.cross_entropy(logits, batch[1].to(logits.device), reduction="none")
 
     def training_step_end(self, losses: torch.Tensor) -> torch.Tensor:
-        places = self.done + torch.arange(len(losses), device=losses.device) * self.parts + self.mine
+        places = (
+            self.done
+            + torch.arange(len(losses), device=losses.device) * self.parts
+            + self.mine
+        )
         real = places < len(self.train_set)
         own, total = int(real.sum()), (losses * real).sum()
         self.log("loss", total / max(1, own), on_step=False, on_epoch=True, batch_size=own)
@@ -123,7 +167,9 @@ class Digits(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         if self.name == "bagua:qadam":
             return QAdamOptimizer(self.parameters(), self.args.lr / 50, warmup_steps=10)
-        ranks = self.trainer.world_size if self.name == "horovod" else 1  # the strategy multiplies by it
+        ranks = (
+            self.trainer.world_size if self.name == "horovod" else 1
+        )  # the strategy multiplies by it
         return torch.optim.SGD(self.parameters(), self.args.lr / ranks, momentum=0.9)
 
 
@@ -146,7 +192,13 @@ def train(names: list[str], args: argparse.Namespace) -> dict[str, list[dict]]:
         each = {"pipeline": 2, "ddp2": 2, **alone}.get(name, "auto")
         off = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
         record, quiet = Record(), dict.fromkeys(off, False)
-        trainer = L.Trainer(strategy=by_name(name), devices=each, max_epochs=args.epochs, callbacks=[record], **quiet)
+        trainer = L.Trainer(
+            strategy=by_name(name),
+            devices=each,
+            max_epochs=args.epochs,
+            callbacks=[record],
+            **quiet,
+        )
         trainer.fit(Digits(name, images, new_model(images, test, args), args))
         found[name] = record.ranks
         if name in ONE_PROCESS:
@@ -164,7 +216,9 @@ def main(args: argparse.Namespace) -> None:
     args.ranks = world.size if world.size > 1 else args.ranks
     args.batch_size, _ = flags.split(args.batch_size, args.ranks)
     by_themselves = (*ONE_PROCESS, "ddp_spawn")
-    possible = [name for name in NAMES if world.size == 1 or name not in (*by_themselves, "ddp2")]
+    possible = [
+        name for name in NAMES if world.size == 1 or name not in (*by_themselves, "ddp2")
+    ]
     names = possible if "all" in args.strategy else args.strategy
     for name in names:
         by_name(name)  # a wrong name is told before anything starts
@@ -175,17 +229,28 @@ def main(args: argparse.Namespace) -> None:
         found = train(names, args)
     else:
         found = train([name for name in names if name in by_themselves], args)
-        for group in ([n for n in names if n not in (*by_themselves, "ddp2")], [n for n in names if n == "ddp2"]):
+        for group in (
+            [n for n in names if n not in (*by_themselves, "ddp2")],
+            [n for n in names if n == "ddp2"],
+        ):
             found |= launch.call(train, args.ranks, group, args)[0] if group else {}
     if world.rank:
         return
-    rows = {n: compared(n, found[n], new_model(images, test, args), test, args.link) for n in names}
+    rows = {
+        n: compared(n, found[n], new_model(images, test, args), test, args.link) for n in names
+    }
     [metrics.finite(row["loss"], args.epochs - 1, world) for row in rows.values()]
     if args.prove:
         from_serial(rows, found, lambda: new_model(images, test, args), images, args)
     if args.measure_link:
         more = ("--epochs", 1, "--hidden", args.hidden, "--batch-size", args.batch_size)
-        measured(rows, __file__, [name for name in names if name not in (*by_themselves, "ddp2")], more, args.link)
+        measured(
+            rows,
+            __file__,
+            [name for name in names if name not in (*by_themselves, "ddp2")],
+            more,
+            args.link,
+        )
     report(rows, EXACT, args, world)  # the table, the verdict, the pictures, metrics.json
 
 

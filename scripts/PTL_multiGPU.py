@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import multigpu.trainer as L  # with `import lightning as L`, the two classes below do the same
 from multigpu import data, devices, files, flags, launch, metrics, proof
 from multigpu.models import CNN
-from multigpu.trainer.table import Table
+from multigpu.trainer.callbacks.table import Table
 
 # %% [markdown]
 # What lesson 05 has and this one has not, counted in the two scripts: prediction (1).
@@ -34,16 +34,45 @@ from multigpu.trainer.table import Table
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("PTL_multiGPU", "Train a CNN with a Trainer: it places, shares, synchronises and saves.")
-    parser.add_argument("--accelerator", choices=("auto", "cpu", "gpu", "vgpu"), default="auto")
-    parser.add_argument("--devices", default="auto", help="of a node: a number, -1 for all, or 1,3 for these two")
-    parser.add_argument("--nodes", type=flags.positive, default=1, help="on how many a launcher starts the script")
-    parser.add_argument("--strategy", choices=("auto", "ddp"), default="auto", help="lesson 10 has the others")
-    parser.add_argument("--precision", choices=("32", "bf16", "16", "64"), default="32", help="lesson 11 explains them")
-    parser.add_argument("--resume", nargs="?", const="", metavar="FILE", help="go on from FILE, or OUT/last.ckpt")
+    parser = flags.parser(
+        "PTL_multiGPU",
+        "Train a CNN with a Trainer: it places, shares, synchronises and saves.",
+    )
+    parser.add_argument(
+        "--accelerator", choices=("auto", "cpu", "gpu", "vgpu"), default="auto"
+    )
+    parser.add_argument(
+        "--devices",
+        default="auto",
+        help="of a node: a number, -1 for all, or 1,3 for these two",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=flags.positive,
+        default=1,
+        help="on how many a launcher starts the script",
+    )
+    parser.add_argument(
+        "--strategy", choices=("auto", "ddp"), default="auto", help="lesson 10 has the others"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("32", "bf16", "16", "64"),
+        default="32",
+        help="lesson 11 explains them",
+    )
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="go on from FILE, or OUT/last.ckpt",
+    )
     args = parser.parse_args(arguments)
     if args.prove and args.precision != "32":
-        parser.error("--prove compares runs in 32 bit, --precision asks for another: leave one of them out")
+        parser.error(
+            "--prove compares runs in 32 bit, --precision asks for another: leave one of them out"
+        )
     return args
 
 
@@ -68,15 +97,31 @@ class LitCNN(L.LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         ranks, digits = self.trainer.world_size, self.trainer.datamodule
-        in_batch = min(digits.batch_size, len(digits.train) - batch_idx * digits.batch_size)  # over all ranks
-        own = len(range(self.trainer.global_rank, in_batch, ranks))  # behind these come the repeated ones
+        in_batch = min(
+            digits.batch_size, len(digits.train) - batch_idx * digits.batch_size
+        )  # over all ranks
+        own = len(
+            range(self.trainer.global_rank, in_batch, ranks)
+        )  # behind these come the repeated ones
         loss = F.cross_entropy(self.net(batch[0][:own]), batch[1][:own], reduction="sum")
-        self.log("loss", loss / len(digits.train), on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
+        self.log(
+            "loss",
+            loss / len(digits.train),
+            on_step=False,
+            on_epoch=True,
+            reduce_fx="sum",
+            sync_dist=True,
+        )
         return loss * ranks / in_batch
 
     def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         hits = (self.net(batch[0]).argmax(1) == batch[1]).sum()
-        self.log("test_accuracy", hits / len(self.trainer.datamodule.test), reduce_fx="sum", sync_dist=True)
+        self.log(
+            "test_accuracy",
+            hits / len(self.trainer.datamodule.test),
+            reduce_fx="sum",
+            sync_dist=True,
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), self.hparams.lr, momentum=0.9)
@@ -104,7 +149,11 @@ class DigitsData(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         place = self.trainer.world_size, self.trainer.global_rank
-        return DataLoader(self.train, self.share, sampler=DistributedSampler(self.train, *place, seed=self.seed))
+        return DataLoader(
+            self.train,
+            self.share,
+            sampler=DistributedSampler(self.train, *place, seed=self.seed),
+        )
 
     def val_dataloader(self) -> DataLoader:
         return DataLoader(self.test, batch_size=256)
@@ -201,8 +250,13 @@ def main(args: argparse.Namespace) -> None:
         devices.compute_exactly()
     own = args.out / "last.ckpt"
     loaded = args.resume or (own if args.resume == "" and own.exists() else None)
-    warnings.filterwarnings("ignore", "Checkpoint directory|the checkpoints' folder")  # --resume is meant
-    digits, model = DigitsData(args.data, args.batch_size, args.seed), LitCNN(args.lr, args.seed)
+    warnings.filterwarnings(
+        "ignore", "Checkpoint directory|the checkpoints' folder"
+    )  # --resume is meant
+    digits, model = (
+        DigitsData(args.data, args.batch_size, args.seed),
+        LitCNN(args.lr, args.seed),
+    )
     table = Table(args, loaded)  # a callback: a row an epoch
     trainer = L.Trainer(
         accelerator=args.accelerator, devices=args.devices, num_nodes=args.nodes, strategy=args.strategy,
@@ -212,12 +266,24 @@ def main(args: argparse.Namespace) -> None:
     )  # fmt: skip
     trainer.fit(model, datamodule=digits, ckpt_path=loaded)
     if trainer.is_global_zero:
-        args.batch_size, args.epochs, verdict, world = digits.batch_size, len(table.rows), None, trainer.strategy.world
+        args.batch_size, args.epochs, verdict, world = (
+            digits.batch_size,
+            len(table.rows),
+            None,
+            trainer.strategy.world,
+        )
         if args.prove:
             torch.manual_seed(args.seed)
-            fresh, what = CNN(*digits.sizes).to(model.device), f"the Trainer with world size {world.size}"
-            verdict = proof.against_serial(f"{what} equals one process", model.net, fresh, digits.train, args)
-        metrics.report(args.out, world, model.device, table.rows, verdict, batch_size=args.batch_size)
+            fresh, what = (
+                CNN(*digits.sizes).to(model.device),
+                f"the Trainer with world size {world.size}",
+            )
+            verdict = proof.against_serial(
+                f"{what} equals one process", model.net, fresh, digits.train, args
+            )
+        metrics.report(
+            args.out, world, model.device, table.rows, verdict, batch_size=args.batch_size
+        )
 
 
 # %% tags=["active-py"]

@@ -26,9 +26,13 @@ from multigpu.models import CNN
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("PT_CNN_DDPSpawn", "Train a CNN with DDP on processes that this program starts itself.")
+    parser = flags.parser(
+        "PT_CNN_DDPSpawn", "Train a CNN with DDP on processes that this program starts itself."
+    )
     help_ = "processes to start, one a GPU (default: as many as there are GPUs, or 2)"
-    parser.add_argument("--nprocs", type=flags.positive, default=torch.cuda.device_count() or 2, help=help_)
+    parser.add_argument(
+        "--nprocs", type=flags.positive, default=torch.cuda.device_count() or 2, help=help_
+    )
     return parser.parse_args(arguments)
 
 
@@ -42,14 +46,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def train(rank: int, nprocs: int, port: int, args: argparse.Namespace, result: str) -> None:
     world = launch.World(rank, nprocs, rank, nprocs, launcher="mp.spawn")
     device = devices.pick(world, exact=args.prove)  # cuda:RANK, or the CPU
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # the parent holds it, so the port cannot be taken
+    store = dist.TCPStore(
+        "127.0.0.1", port, is_master=False
+    )  # the parent holds it, so the port cannot be taken
     dist.init_process_group(devices.backend(device), store=store, rank=rank, world_size=nprocs)
 
     train_set, test = data.load(data.fetch(args.data))
     torch.manual_seed(args.seed)  # the same weights on all ranks; DDP would see to it, too
-    model = DDP(new_model(train_set, test, device), device_ids=[device.index] if device.type == "cuda" else None)
+    model = DDP(
+        new_model(train_set, test, device),
+        device_ids=[device.index] if device.type == "cuda" else None,
+    )
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
-    sampler = DistributedSampler(train_set, nprocs, rank, seed=args.seed)  # each rank sees its part only
+    sampler = DistributedSampler(
+        train_set, nprocs, rank, seed=args.seed
+    )  # each rank sees its part only
     share = args.batch_size // nprocs
     history = []
     if rank == 0:
@@ -63,7 +74,9 @@ def train(rank: int, nprocs: int, port: int, args: argparse.Namespace, result: s
             # The sampler repeats some images to come out even: they get weight 0. DDP averages over ranks, we want the
             # mean over images. Lesson 05 explains both.
             batch = min(args.batch_size, len(train_set) - i * args.batch_size)
-            real = (i * share + torch.arange(len(labels), device=device)) * nprocs + rank < len(train_set)
+            real = (
+                i * share + torch.arange(len(labels), device=device)
+            ) * nprocs + rank < len(train_set)
             loss = (F.cross_entropy(model(images), labels, reduction="none") * real).sum()
             optimizer.zero_grad()
             (loss * nprocs / batch).backward()
@@ -72,24 +85,38 @@ def train(rank: int, nprocs: int, port: int, args: argparse.Namespace, result: s
         dist.all_reduce(total)
         speed = len(train_set) / (time.perf_counter() - began)
         loss = metrics.finite(total.item() / len(train_set), epoch, world)
-        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": accuracy(model.module, test), "images_per_s": speed}
+        row = {
+            "epoch": epoch + 1,
+            "loss": loss,
+            "test_accuracy": accuracy(model.module, test),
+            "images_per_s": speed,
+        }
         history.append(row)
         if rank == 0:
             print(metrics.row(row), flush=True)
 
-    if rank == 0:  # a spawned function returns nothing to its parent: what shall last goes to a file
+    if (
+        rank == 0
+    ):  # a spawned function returns nothing to its parent: what shall last goes to a file
         torch.save({"model": model.module.state_dict(), "history": history}, result)
     dist.destroy_process_group()
 
 
-def new_model(train_set: TensorDataset, test: TensorDataset, device: torch.device) -> torch.nn.Module:
+def new_model(
+    train_set: TensorDataset, test: TensorDataset, device: torch.device
+) -> torch.nn.Module:
     return CNN(tuple(train_set[0][0].shape), data.classes(train_set, test)).to(device)
 
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, test: TensorDataset) -> float:
     device = next(model.parameters()).device
-    return (model(test.tensors[0].to(device)).argmax(1).cpu() == test.tensors[1]).double().mean().item()
+    return (
+        (model(test.tensors[0].to(device)).argmax(1).cpu() == test.tensors[1])
+        .double()
+        .mean()
+        .item()
+    )
 
 
 # %% [markdown]
@@ -115,7 +142,9 @@ def main(args: argparse.Namespace) -> None:
     model.load_state_dict(trained["model"])
     what = f"DDP on {args.nprocs} spawned processes equals one process"
     verdict = proof.against_serial(what, model, fresh, train_set, args) if args.prove else None
-    metrics.report(args.out, world, device, trained["history"], verdict, batch_size=args.batch_size)
+    metrics.report(
+        args.out, world, device, trained["history"], verdict, batch_size=args.batch_size
+    )
 
 
 # %% [markdown]
@@ -213,7 +242,9 @@ def main(args: argparse.Namespace) -> None:
 # print(f"{len(mine)} and {len(other)} images, {len({*mine} & {*other})} in both: the sampler makes the parts even")
 
 # %% tags=["active-py"]
-if __name__ == "__main__":  # a spawned process imports this file again: without this line it would spawn, too
+if (
+    __name__ == "__main__"
+):  # a spawned process imports this file again: without this line it would spawn, too
     launch.start(main, parse())
 
 # %% [markdown]

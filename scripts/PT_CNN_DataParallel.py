@@ -26,9 +26,13 @@ from multigpu.models import CNN
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("PT_CNN_DataParallel", "Train a CNN with nn.DataParallel: one process, several GPUs.")
+    parser = flags.parser(
+        "PT_CNN_DataParallel", "Train a CNN with nn.DataParallel: one process, several GPUs."
+    )
     help_ = "GPUs to use, virtual ones where there are not as many (default: all, at least 2)"
-    parser.add_argument("--devices", type=flags.positive, default=max(2, torch.cuda.device_count()), help=help_)
+    parser.add_argument(
+        "--devices", type=flags.positive, default=max(2, torch.cuda.device_count()), help=help_
+    )
     return parser.parse_args(arguments)
 
 
@@ -42,12 +46,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %%
-def by_hand(model: nn.Module, images: torch.Tensor, places: list[torch.device]) -> torch.Tensor:
+def by_hand(
+    model: nn.Module, images: torch.Tensor, places: list[torch.device]
+) -> torch.Tensor:
     """The model's outputs for the images, each device computing its piece; gathered on the first device."""
     outputs = []
     for place, piece in zip(places, images.chunk(len(places)), strict=False):  # scatter
-        replica = {name: weight.to(place) for name, weight in model.named_parameters()}  # replicate
-        outputs.append(functional_call(model, replica, piece.to(place)))  # apply; the real one has a thread a device
+        replica = {
+            name: weight.to(place) for name, weight in model.named_parameters()
+        }  # replicate
+        outputs.append(
+            functional_call(model, replica, piece.to(place))
+        )  # apply; the real one has a thread a device
     return torch.cat([output.to(places[0]) for output in outputs])  # gather
 
 
@@ -82,7 +92,9 @@ def by_hand(model: nn.Module, images: torch.Tensor, places: list[torch.device]) 
 
 
 # %%
-def train_epoch(model: nn.DataParallel, optimizer: torch.optim.Optimizer, loader: DataLoader) -> float:
+def train_epoch(
+    model: nn.DataParallel, optimizer: torch.optim.Optimizer, loader: DataLoader
+) -> float:
     """One epoch. Returns the mean loss over its images."""
     first = next(model.parameters()).device
     total = torch.zeros((), dtype=torch.float64, device=first)
@@ -99,7 +111,12 @@ def train_epoch(model: nn.DataParallel, optimizer: torch.optim.Optimizer, loader
 @torch.no_grad()
 def accuracy(model: nn.Module, test: TensorDataset) -> float:
     first = next(model.parameters()).device
-    return (model(test.tensors[0].to(first)).argmax(1).cpu() == test.tensors[1]).double().mean().item()
+    return (
+        (model(test.tensors[0].to(first)).argmax(1).cpu() == test.tensors[1])
+        .double()
+        .mean()
+        .item()
+    )
 
 
 # %% [markdown]
@@ -208,18 +225,37 @@ def main(args: argparse.Namespace) -> None:
     print(metrics.header(), flush=True)
     for epoch in range(args.epochs):
         began = time.perf_counter()
-        order = RandomSampler(train, generator=torch.Generator().manual_seed(args.seed + epoch))
+        order = RandomSampler(
+            train, generator=torch.Generator().manual_seed(args.seed + epoch)
+        )
         loss = train_epoch(model, optimizer, DataLoader(train, args.batch_size, sampler=order))
         speed = len(train) / (time.perf_counter() - began)
         metrics.finite(loss, epoch, launch.World())
-        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": accuracy(model, test), "images_per_s": speed}
+        row = {
+            "epoch": epoch + 1,
+            "loss": loss,
+            "test_accuracy": accuracy(model, test),
+            "images_per_s": speed,
+        }
         print(metrics.row(row), flush=True)
         history.append(row)
     with files.atomic(args.out / "model.pt") as temporary:
-        torch.save({name: weight.cpu() for name, weight in model.module.state_dict().items()}, temporary)
-    what, size = f"DataParallel on {args.devices} GPUs equals one process", {"batch_size": args.batch_size}
-    verdict = proof.against_serial(what, model.module, new_model(home), train, args) if args.prove else None
-    metrics.report(args.out, launch.World(), places[0], history, verdict, devices=args.devices, **size)
+        torch.save(
+            {name: weight.cpu() for name, weight in model.module.state_dict().items()},
+            temporary,
+        )
+    what, size = (
+        f"DataParallel on {args.devices} GPUs equals one process",
+        {"batch_size": args.batch_size},
+    )
+    verdict = (
+        proof.against_serial(what, model.module, new_model(home), train, args)
+        if args.prove
+        else None
+    )
+    metrics.report(
+        args.out, launch.World(), places[0], history, verdict, devices=args.devices, **size
+    )
 
 
 # %% tags=["active-py"]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 
 import multigpu
 from multigpu import data, devices, files, flags, launch, metrics, proof, rendezvous
-from multigpu.errors import counted
+from multigpu.errors import pluralize
 from multigpu.models import CNN
 
 # %% [markdown]
@@ -26,8 +26,15 @@ from multigpu.models import CNN
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("PT_CNN_HybridParallel", "Train a CNN with DDP; each rank has its copy on two GPUs.")
-    parser.add_argument("--pieces", type=flags.positive, default=2, help="micro-batches of a rank's share (default: 2)")
+    parser = flags.parser(
+        "PT_CNN_HybridParallel", "Train a CNN with DDP; each rank has its copy on two GPUs."
+    )
+    parser.add_argument(
+        "--pieces",
+        type=flags.positive,
+        default=2,
+        help="micro-batches of a rank's share (default: 2)",
+    )
     parser.add_argument("--spawn", metavar="N", help="start N ranks on this machine")
     return parser.parse_args(arguments)
 
@@ -40,7 +47,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %%
 class Halves(CNN):
-    def __init__(self, first: torch.device, second: torch.device, pieces: int, *args, **kwargs):
+    def __init__(
+        self, first: torch.device, second: torch.device, pieces: int, *args, **kwargs
+    ):
         super().__init__(*args, **kwargs)
         self.first, self.second, self.pieces = first, second, pieces
         self.conv1.to(first), self.conv2.to(first)
@@ -65,7 +74,9 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
     world = launch.find(gpus_each=2)
     places = multigpu.gpus(2, world)
     store = rendezvous.meet(world, places[0])
-    dist.init_process_group(devices.backend(places[0]), store=store, rank=world.rank, world_size=world.size)
+    dist.init_process_group(
+        devices.backend(places[0]), store=store, rank=world.rank, world_size=world.size
+    )
     return world, places
 
 
@@ -152,7 +163,9 @@ def train_epoch(model: DDP, optimizer, loader: DataLoader, world: launch.World) 
     for i, (images, labels) in enumerate(metrics.progress(loader, world)):
         # DDP averages over ranks, we want the mean over images; the sampler's repeated images have weight 0
         batch = min(world.size * share, images_in_all - i * world.size * share)
-        real = (i * share + torch.arange(len(labels))) * world.size + world.rank < images_in_all
+        real = (
+            i * share + torch.arange(len(labels))
+        ) * world.size + world.rank < images_in_all
         losses = F.cross_entropy(model(images.to(first)), labels.to(second), reduction="none")
         loss = (losses * real.to(second)).sum()
         optimizer.zero_grad()
@@ -166,7 +179,9 @@ def train_epoch(model: DDP, optimizer, loader: DataLoader, world: launch.World) 
 @torch.no_grad()
 def accuracy(model: Halves, test: TensorDataset, world: launch.World) -> float:
     hits = torch.zeros((), dtype=torch.float64, device=model.second)
-    for images, labels in DataLoader(Subset(test, range(world.rank, len(test), world.size)), batch_size=256):
+    for images, labels in DataLoader(
+        Subset(test, range(world.rank, len(test), world.size)), batch_size=256
+    ):
         hits += (model(images.to(model.first)).argmax(1) == labels.to(model.second)).sum()
     dist.all_reduce(hits)
     return hits.item() / len(test)
@@ -180,13 +195,13 @@ def accuracy(model: Halves, test: TensorDataset, world: launch.World) -> float:
 def main(args: argparse.Namespace) -> None:
     world, places = set_up(args)
     home = devices.home(places, exact=args.prove)  # where the serial run computes
-    with rendezvous.together(world):
+    with rendezvous.fail_together(world):
         args.batch_size, piece = flags.split(args.batch_size, world.size, args.pieces)
         if world.rank == 0:
             files.writable_folder(args.out)
         if world.local_rank == 0:
             data.fetch(args.data)  # one rank a node fetches …
-    with rendezvous.together(world):
+    with rendezvous.fail_together(world):
         train, test = data.load(data.fetch(args.data))  # … and the others find it there
     rendezvous.same_everywhere(world, "the training data", data.checksum(train))
 
@@ -200,23 +215,48 @@ def main(args: argparse.Namespace) -> None:
     say, history = print if world.rank == 0 else lambda *_, **__: None, []
     say(devices.describe(world, places[0], each=2))
     split = f"global batch {args.batch_size} = {world.size} (replicas) × {args.pieces} (pieces) × {piece} (images)"
-    say(f"{counted(world.size, 'replica')} of 2 stages; {split}\n\n{metrics.header()}", flush=True)
+    say(
+        f"{pluralize(world.size, 'replica')} of 2 stages; {split}\n\n{metrics.header()}",
+        flush=True,
+    )
     for epoch in range(args.epochs):
         began = time.perf_counter()
         sampler.set_epoch(epoch)
-        loss = train_epoch(model, optimizer, DataLoader(train, args.pieces * piece, sampler=sampler), world)
+        loss = train_epoch(
+            model, optimizer, DataLoader(train, args.pieces * piece, sampler=sampler), world
+        )
         metrics.finite(loss, epoch, world)
         speed = len(train) / (time.perf_counter() - began)
         right = accuracy(model.module, test, world)
-        history.append({"epoch": epoch + 1, "loss": loss, "test_accuracy": right, "images_per_s": speed})
+        history.append(
+            {"epoch": epoch + 1, "loss": loss, "test_accuracy": right, "images_per_s": speed}
+        )
         say(metrics.row(history[-1]), flush=True)
     dist.destroy_process_group()
     if world.rank == 0:
         with files.atomic(args.out / "model.pt") as temporary:
-            torch.save({name: weight.cpu() for name, weight in model.module.state_dict().items()}, temporary)
-        what, all_gpus = f"DDP of {counted(world.size, 'replica')} of 2 stages equals one process", 2 * world.size
-        verdict = proof.against_serial(what, model.module, new_model(CNN).to(home), train, args) if args.prove else None
-        metrics.report(args.out, world, places[0], history, verdict, devices=all_gpus, batch_size=args.batch_size)
+            torch.save(
+                {name: weight.cpu() for name, weight in model.module.state_dict().items()},
+                temporary,
+            )
+        what, all_gpus = (
+            f"DDP of {pluralize(world.size, 'replica')} of 2 stages equals one process",
+            2 * world.size,
+        )
+        verdict = (
+            proof.against_serial(what, model.module, new_model(CNN).to(home), train, args)
+            if args.prove
+            else None
+        )
+        metrics.report(
+            args.out,
+            world,
+            places[0],
+            history,
+            verdict,
+            devices=all_gpus,
+            batch_size=args.batch_size,
+        )
 
 
 # %% tags=["active-py"]

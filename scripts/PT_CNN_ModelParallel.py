@@ -24,8 +24,15 @@ from multigpu.models import CNN
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("PT_CNN_ModelParallel", "Train a CNN whose halves are on two GPUs, by one process.")
-    parser.add_argument("--pieces", type=flags.positive, default=4, help="micro-batches a batch; 1: naive (default: 4)")
+    parser = flags.parser(
+        "PT_CNN_ModelParallel", "Train a CNN whose halves are on two GPUs, by one process."
+    )
+    parser.add_argument(
+        "--pieces",
+        type=flags.positive,
+        default=4,
+        help="micro-batches a batch; 1: naive (default: 4)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -35,7 +42,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %%
-def step(model: nn.Module, optimizer, images: torch.Tensor, labels: torch.Tensor, pieces: int = 1) -> torch.Tensor:
+def step(
+    model: nn.Module, optimizer, images: torch.Tensor, labels: torch.Tensor, pieces: int = 1
+) -> torch.Tensor:
     """One step of the optimizer. Returns the mean loss, on the labels' device."""
     optimizer.zero_grad()
     outputs = [model(piece) for piece in images.chunk(pieces)]
@@ -182,7 +191,9 @@ class Halves(CNN):
 
 
 # %%
-def train_epoch(model: Halves, optimizer: torch.optim.Optimizer, loader: DataLoader, pieces: int) -> float:
+def train_epoch(
+    model: Halves, optimizer: torch.optim.Optimizer, loader: DataLoader, pieces: int
+) -> float:
     """One epoch. Returns the mean loss over its images."""
     total = torch.zeros((), dtype=torch.float64, device=model.second)
     for images, labels in metrics.progress(loader, launch.World()):
@@ -193,7 +204,12 @@ def train_epoch(model: Halves, optimizer: torch.optim.Optimizer, loader: DataLoa
 
 @torch.no_grad()
 def accuracy(model: Halves, test: TensorDataset) -> float:
-    return (model(test.tensors[0].to(model.first)).argmax(1).cpu() == test.tensors[1]).double().mean().item()
+    return (
+        (model(test.tensors[0].to(model.first)).argmax(1).cpu() == test.tensors[1])
+        .double()
+        .mean()
+        .item()
+    )
 
 
 # %% [markdown]
@@ -220,18 +236,41 @@ def main(args: argparse.Namespace) -> None:
     print(metrics.header(), flush=True)
     for epoch in range(args.epochs):
         began = time.perf_counter()
-        order = RandomSampler(train, generator=torch.Generator().manual_seed(args.seed + epoch))
-        loss = train_epoch(model, optimizer, DataLoader(train, args.batch_size, sampler=order), args.pieces)
+        order = RandomSampler(
+            train, generator=torch.Generator().manual_seed(args.seed + epoch)
+        )
+        loss = train_epoch(
+            model, optimizer, DataLoader(train, args.batch_size, sampler=order), args.pieces
+        )
         speed = len(train) / (time.perf_counter() - began)
         metrics.finite(loss, epoch, launch.World())
-        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": accuracy(model, test), "images_per_s": speed}
+        row = {
+            "epoch": epoch + 1,
+            "loss": loss,
+            "test_accuracy": accuracy(model, test),
+            "images_per_s": speed,
+        }
         print(metrics.row(row), flush=True)
         history.append(row)
     with files.atomic(args.out / "model.pt") as temporary:
-        torch.save({name: weight.cpu() for name, weight in model.state_dict().items()}, temporary)
+        torch.save(
+            {name: weight.cpu() for name, weight in model.state_dict().items()}, temporary
+        )
     what = f"two halves on two GPUs, {args.pieces} pieces a batch, equals one process"
-    verdict = proof.against_serial(what, model, new_model(CNN).to(home), train, args) if args.prove else None
-    metrics.report(args.out, launch.World(), places[0], history, verdict, devices=2, batch_size=args.batch_size)
+    verdict = (
+        proof.against_serial(what, model, new_model(CNN).to(home), train, args)
+        if args.prove
+        else None
+    )
+    metrics.report(
+        args.out,
+        launch.World(),
+        places[0],
+        history,
+        verdict,
+        devices=2,
+        batch_size=args.batch_size,
+    )
 
 
 # %% tags=["active-py"]

@@ -17,9 +17,25 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    Subset,
+    TensorDataset,
+)
 
-from multigpu import checkpoint, data, devices, files, flags, launch, metrics, proof, rendezvous
+from multigpu import (
+    checkpoint,
+    data,
+    devices,
+    files,
+    flags,
+    launch,
+    metrics,
+    proof,
+    rendezvous,
+)
 from multigpu.models import CNN
 
 # %% [markdown]
@@ -30,12 +46,34 @@ from multigpu.models import CNN
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("PT_CNN_MultiGPU", "Train a CNN with DDP: one process or many, one node or many.")
-    parser.add_argument("--accumulate", type=flags.positive, default=1, help="pieces that a rank's share is cut into")
-    parser.add_argument("--amp", action="store_true", help="compute in 16 bit where that is safe")
-    parser.add_argument("--save-every", type=flags.positive, metavar="STEPS", help="checkpoint within an epoch, too")
-    parser.add_argument("--resume", nargs="?", const="", metavar="FILE", help="go on from FILE, or OUT/last.pt if any")
-    parser.add_argument("--spawn", metavar="N", help="start N ranks on this machine; 'auto': one a GPU, or two")
+    parser = flags.parser(
+        "PT_CNN_MultiGPU", "Train a CNN with DDP: one process or many, one node or many."
+    )
+    parser.add_argument(
+        "--accumulate",
+        type=flags.positive,
+        default=1,
+        help="pieces that a rank's share is cut into",
+    )
+    parser.add_argument(
+        "--amp", action="store_true", help="compute in 16 bit where that is safe"
+    )
+    parser.add_argument(
+        "--save-every",
+        type=flags.positive,
+        metavar="STEPS",
+        help="checkpoint within an epoch, too",
+    )
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="go on from FILE, or OUT/last.pt if any",
+    )
+    parser.add_argument(
+        "--spawn", metavar="N", help="start N ranks on this machine; 'auto': one a GPU, or two"
+    )
     return parser.parse_args(arguments)
 
 
@@ -60,7 +98,9 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
     world = launch.find()  # .rank, .size, .local_rank
     device = devices.pick(world, exact=args.prove)  # cuda:LOCAL_RANK, or the CPU
     store = rendezvous.meet(world, device)
-    dist.init_process_group(devices.backend(device), store=store, rank=world.rank, world_size=world.size)
+    dist.init_process_group(
+        devices.backend(device), store=store, rank=world.rank, world_size=world.size
+    )
     return world, device
 
 
@@ -81,11 +121,15 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
 
 
 # %%
-def read_data(args: argparse.Namespace, world: launch.World) -> tuple[TensorDataset, TensorDataset]:
-    with rendezvous.together(world):  # all ranks leave this block, or none: nobody waits for a rank that gave up
+def read_data(
+    args: argparse.Namespace, world: launch.World
+) -> tuple[TensorDataset, TensorDataset]:
+    with rendezvous.fail_together(
+        world
+    ):  # all ranks leave this block, or none: nobody waits for a rank that gave up
         if world.local_rank == 0:
             data.fetch(args.data)  # one rank a node fetches …
-    with rendezvous.together(world):
+    with rendezvous.fail_together(world):
         return data.load(data.fetch(args.data))  # … and the others find it there
 
 
@@ -117,16 +161,32 @@ def train_epoch(run: Run, train: TensorDataset, at: dict) -> float:
     pieces = list(BatchSampler(sampler, args.piece, drop_last=False))
     done = at["step"] * args.accumulate
     own = torch.Generator()  # a loader draws a number when it starts: from the global stream, it would shift --resume
-    loader = DataLoader(train, batch_sampler=pieces[done:], pin_memory=device.type == "cuda", generator=own)
-    seen = torch.tensor(at["seen"] if world.rank == 0 else [0.0, 0.0], dtype=torch.float64, device=device)
+    loader = DataLoader(
+        train, batch_sampler=pieces[done:], pin_memory=device.type == "cuda", generator=own
+    )
+    seen = torch.tensor(
+        at["seen"] if world.rank == 0 else [0.0, 0.0], dtype=torch.float64, device=device
+    )
     for i, (images, labels) in enumerate(metrics.progress(loader, world), start=done):
-        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        step, last = i // args.accumulate, (i + 1) % args.accumulate == 0 or i + 1 == len(pieces)
-        batch = min(args.batch_size, len(train) - step * args.batch_size)  # images in this global batch
-        real = (i * args.piece + torch.arange(len(labels), device=device)) * world.size + world.rank < len(train)
+        images, labels = (
+            images.to(device, non_blocking=True),
+            labels.to(device, non_blocking=True),
+        )
+        step, last = (
+            i // args.accumulate,
+            (i + 1) % args.accumulate == 0 or i + 1 == len(pieces),
+        )
+        batch = min(
+            args.batch_size, len(train) - step * args.batch_size
+        )  # images in this global batch
+        real = (
+            i * args.piece + torch.arange(len(labels), device=device)
+        ) * world.size + world.rank < len(train)
         with nullcontext() if last else run.model.no_sync():
             with torch.autocast(device.type, devices.amp_dtype(device), enabled=args.amp):
-                loss = (F.cross_entropy(run.model(images), labels, reduction="none") * real).sum()
+                loss = (
+                    F.cross_entropy(run.model(images), labels, reduction="none") * real
+                ).sum()
             run.scaler.scale(loss * world.size / batch).backward()
         seen += torch.stack([loss.detach(), real.sum()])
         if last:
@@ -157,7 +217,9 @@ def evaluate(run: Run, test: TensorDataset) -> float:
     """The accuracy on the whole test set, the same number on every rank."""
     model = run.model.module.eval()  # no dropout from here on; train_epoch puts it back
     right = torch.zeros(2, dtype=torch.float64, device=run.device)
-    for images, labels in DataLoader(Subset(test, range(run.world.rank, len(test), run.world.size)), batch_size=256):
+    for images, labels in DataLoader(
+        Subset(test, range(run.world.rank, len(test), run.world.size)), batch_size=256
+    ):
         hits = model(images.to(run.device)).argmax(1).cpu() == labels
         right += torch.tensor([hits.sum(), len(hits)], device=run.device)
     hits, images = everywhere(right)
@@ -172,27 +234,40 @@ def evaluate(run: Run, test: TensorDataset) -> float:
 def main(args: argparse.Namespace) -> None:
     world, device = set_up(args)
     say = print if world.rank == 0 else lambda *_, **__: None  # one voice: rank 0's
-    with rendezvous.together(world):
+    with rendezvous.fail_together(world):
         args.batch_size, args.piece = flags.split(args.batch_size, world.size, args.accumulate)
         if world.rank == 0:
             files.writable_folder(args.out)
     train, test = read_data(args, world)
     say(devices.describe(world, device))
-    say(f"global batch {args.batch_size} = {world.size} (ranks) × {args.accumulate} (pieces) × {args.piece} (images)\n")
+    say(
+        f"global batch {args.batch_size} = {world.size} (ranks) × {args.accumulate} (pieces) × {args.piece} (images)\n"
+    )
 
     def new_model() -> torch.nn.Module:
         torch.manual_seed(args.seed)
         return CNN(tuple(train[0][0].shape), data.classes(train, test)).to(device)
 
     model = DDP(new_model(), device_ids=[device.index] if device.type == "cuda" else None)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], args.lr, momentum=0.9)
-    scaler = torch.amp.GradScaler(device.type, enabled=args.amp and devices.amp_dtype(device) == torch.float16)
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], args.lr, momentum=0.9
+    )
+    scaler = torch.amp.GradScaler(
+        device.type, enabled=args.amp and devices.amp_dtype(device) == torch.float16
+    )
     parts = {"model": model.module, "optimizer": optimizer, "scaler": scaler}
-    same = {"--batch-size": args.batch_size, "--seed": args.seed, "--lr": args.lr, "--amp": args.amp}
+    same = {
+        "--batch-size": args.batch_size,
+        "--seed": args.seed,
+        "--lr": args.lr,
+        "--amp": args.amp,
+    }
     same["--data (its checksum)"] = data.checksum(train)
     last = checkpoint.Checkpoint(args.out / "last.pt", parts, same, world)
     run = Run(args, world, device, model, optimizer, scaler, last)
-    torch.manual_seed(args.seed + world.rank)  # the weights are made; from here on, a rank has numbers of its own
+    torch.manual_seed(
+        args.seed + world.rank
+    )  # the weights are made; from here on, a rank has numbers of its own
 
     start = {"epoch": 0, "step": 0, "seen": [0.0, 0.0], "history": []}
     at = run.checkpoint.load(args.resume) or start
@@ -202,7 +277,12 @@ def main(args: argparse.Namespace) -> None:
         began, images = time.perf_counter(), max(0, len(train) - at["step"] * args.batch_size)
         loss = train_epoch(run, train, at)
         speed = images / (time.perf_counter() - began)
-        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": evaluate(run, test), "images_per_s": speed}
+        row = {
+            "epoch": epoch + 1,
+            "loss": loss,
+            "test_accuracy": evaluate(run, test),
+            "images_per_s": speed,
+        }
         say(metrics.row(row), flush=True)
         at = {**start, "epoch": epoch + 1, "history": [*at["history"], row]}
         run.checkpoint.save(at)
@@ -210,8 +290,14 @@ def main(args: argparse.Namespace) -> None:
     dist.destroy_process_group()
     if world.rank == 0:
         what = f"DDP with world size {world.size} equals one process"
-        verdict = proof.against_serial(what, model.module, new_model(), train, args) if args.prove else None
-        metrics.report(args.out, world, device, at["history"], verdict, batch_size=args.batch_size)
+        verdict = (
+            proof.against_serial(what, model.module, new_model(), train, args)
+            if args.prove
+            else None
+        )
+        metrics.report(
+            args.out, world, device, at["history"], verdict, batch_size=args.batch_size
+        )
 
 
 # %% tags=["active-py"]

@@ -30,11 +30,19 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("PT_CNN_Pipeline", "Train a CNN that is cut into stages, a process each: 2, 3 or 4.")
-    parser.add_argument("--pieces", type=flags.positive, default=4, help="micro-batches a batch (default: 4)")
+    parser = flags.parser(
+        "PT_CNN_Pipeline", "Train a CNN that is cut into stages, a process each: 2, 3 or 4."
+    )
+    parser.add_argument(
+        "--pieces", type=flags.positive, default=4, help="micro-batches a batch (default: 4)"
+    )
     help_ = "who goes backward when: gpipe or 1f1b (default: 1f1b)"
-    parser.add_argument("--schedule", type=str.lower, choices=SCHEDULES, default="1f1b", help=help_)
-    parser.add_argument("--spawn", metavar="N", help="start N ranks on this machine; 'auto': one a GPU, or two")
+    parser.add_argument(
+        "--schedule", type=str.lower, choices=SCHEDULES, default="1f1b", help=help_
+    )
+    parser.add_argument(
+        "--spawn", metavar="N", help="start N ranks on this machine; 'auto': one a GPU, or two"
+    )
     return parser.parse_args(arguments)
 
 
@@ -56,9 +64,15 @@ def stage(model: CNN, rank: int, ranks: int) -> nn.Sequential:
     return nn.Sequential(*layers[4 * rank // ranks : 4 * (rank + 1) // ranks])
 
 
-def schedule(name: str, own: nn.Module, rank: int, ranks: int, device: torch.device, pieces: int):
-    loss = nn.CrossEntropyLoss(reduction="sum")  # train_epoch divides by the images; the schedule would, by the pieces
-    return SCHEDULES[name](PipelineStage(own, rank, ranks, device), pieces, loss_fn=loss, scale_grads=False)
+def schedule(
+    name: str, own: nn.Module, rank: int, ranks: int, device: torch.device, pieces: int
+):
+    loss = nn.CrossEntropyLoss(
+        reduction="sum"
+    )  # train_epoch divides by the images; the schedule would, by the pieces
+    return SCHEDULES[name](
+        PipelineStage(own, rank, ranks, device), pieces, loss_fn=loss, scale_grads=False
+    )
 
 
 # %% [markdown]
@@ -69,7 +83,13 @@ def schedule(name: str, own: nn.Module, rank: int, ranks: int, device: torch.dev
 
 
 # %%
-def handed(images: torch.Tensor, labels: torch.Tensor, size: int, world: launch.World, device: torch.device):
+def handed(
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    size: int,
+    world: launch.World,
+    device: torch.device,
+):
     """What this rank hands to the schedule, filled up to `size`: a tuple with the images or without, labels or None."""
     missing = size - len(labels)
     first, last = world.rank == 0, world.rank == world.size - 1
@@ -77,7 +97,14 @@ def handed(images: torch.Tensor, labels: torch.Tensor, size: int, world: launch.
     return inputs, F.pad(labels, (0, missing), value=-100).to(device) if last else None
 
 
-def train_epoch(run, own: nn.Module, optimizer, loader: DataLoader, world: launch.World, device: torch.device) -> float:
+def train_epoch(
+    run,
+    own: nn.Module,
+    optimizer,
+    loader: DataLoader,
+    world: launch.World,
+    device: torch.device,
+) -> float:
     """One epoch on this rank's layers. Returns the mean loss over its images, on the last rank, and 0 on the others."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     for images, labels in metrics.progress(loader, world):
@@ -99,7 +126,9 @@ def accuracy(run, test: DataLoader, world: launch.World, device: torch.device) -
     for images, labels in test:
         inputs, target = handed(images, labels, test.batch_size, world, device)
         outputs = run.eval(*inputs, target=target)
-        hits += (outputs.argmax(1) == target).sum().item() if world.rank == world.size - 1 else 0
+        hits += (
+            (outputs.argmax(1) == target).sum().item() if world.rank == world.size - 1 else 0
+        )
     return hits / len(test.dataset)
 
 
@@ -154,8 +183,10 @@ def main(args: argparse.Namespace) -> None:
     world = launch.find()
     device = devices.pick(world, exact=args.prove)
     store = rendezvous.meet(world, device)
-    dist.init_process_group(devices.backend(device), store=store, rank=world.rank, world_size=world.size)
-    with rendezvous.together(world):
+    dist.init_process_group(
+        devices.backend(device), store=store, rank=world.rank, world_size=world.size
+    )
+    with rendezvous.fail_together(world):
         if not 2 <= world.size <= 4:
             raise UserError(
                 f"the CNN's 4 layers make 2, 3 or 4 stages, not {world.size}: start 2, 3 or 4 ranks (--spawn 2)."
@@ -169,7 +200,7 @@ def main(args: argparse.Namespace) -> None:
             files.writable_folder(args.out)
         if world.local_rank == 0:
             data.fetch(args.data)
-    with rendezvous.together(world):
+    with rendezvous.fail_together(world):
         train, test = data.load(data.fetch(args.data))
     rendezvous.same_everywhere(world, "the training data", data.checksum(train))
 
@@ -187,15 +218,26 @@ def main(args: argparse.Namespace) -> None:
     say(f"{world.size} stages, {args.schedule}; {split}\n\n{metrics.header()}", flush=True)
     for epoch in range(args.epochs):
         began = time.perf_counter()
-        order = RandomSampler(train, generator=torch.Generator().manual_seed(args.seed + epoch))
-        loss = train_epoch(run, own, optimizer, DataLoader(train, args.batch_size, sampler=order), world, device)
+        order = RandomSampler(
+            train, generator=torch.Generator().manual_seed(args.seed + epoch)
+        )
+        loss = train_epoch(
+            run,
+            own,
+            optimizer,
+            DataLoader(train, args.batch_size, sampler=order),
+            world,
+            device,
+        )
         right = accuracy(run, DataLoader(test, args.batch_size), world, device)
         found = torch.tensor([loss, right], dtype=torch.float64, device=device)
         dist.broadcast(found, src=world.size - 1)  # the last rank alone has outputs
         loss, right = found.tolist()
         speed = len(train) / (time.perf_counter() - began)
         metrics.finite(loss, epoch, world)
-        history.append({"epoch": epoch + 1, "loss": loss, "test_accuracy": right, "images_per_s": speed})
+        history.append(
+            {"epoch": epoch + 1, "loss": loss, "test_accuracy": right, "images_per_s": speed}
+        )
         say(metrics.row(history[-1]), flush=True)
 
     stages: list = [None] * world.size
@@ -207,7 +249,11 @@ def main(args: argparse.Namespace) -> None:
         with files.atomic(args.out / "model.pt") as temporary:
             torch.save(model.state_dict(), temporary)
         what = f"{args.schedule} with {world.size} stages equals one process"
-        verdict = proof.against_serial(what, model, new_model().to(device), train, args) if args.prove else None
+        verdict = (
+            proof.against_serial(what, model, new_model().to(device), train, args)
+            if args.prove
+            else None
+        )
         metrics.report(args.out, world, device, history, verdict, batch_size=args.batch_size)
 
 

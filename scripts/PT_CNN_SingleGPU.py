@@ -26,9 +26,17 @@ from multigpu.models import CNN
 # The same ones in every lesson. Here `--batch-size` is what the one GPU takes in a step.
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("PT_CNN_SingleGPU", "Train a CNN on one GPU: what all other lessons are compared with.")
-    parser.add_argument("--workers", type=flags.count, default=0, help="processes that load data (default: 0)")
-    parser.add_argument("--profile", action="store_true", help="tell where a step's time goes, and write a trace")
+    parser = flags.parser(
+        "PT_CNN_SingleGPU", "Train a CNN on one GPU: what all other lessons are compared with."
+    )
+    parser.add_argument(
+        "--workers", type=flags.count, default=0, help="processes that load data (default: 0)"
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="tell where a step's time goes, and write a trace",
+    )
     return parser.parse_args(arguments)
 
 
@@ -49,8 +57,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %%
 def loader_of(train: Dataset, args: argparse.Namespace, epoch: int, pin: bool) -> DataLoader:
     order = RandomSampler(train, generator=torch.Generator().manual_seed(args.seed + epoch))
-    own = torch.Generator()  # a loader draws a number when it starts: not from the stream that the model draws from
-    return DataLoader(train, args.batch_size, sampler=order, num_workers=args.workers, pin_memory=pin, generator=own)
+    own = (
+        torch.Generator()
+    )  # a loader draws a number when it starts: not from the stream that the model draws from
+    return DataLoader(
+        train,
+        args.batch_size,
+        sampler=order,
+        num_workers=args.workers,
+        pin_memory=pin,
+        generator=own,
+    )
 
 
 # %% [markdown]
@@ -59,13 +76,18 @@ def loader_of(train: Dataset, args: argparse.Namespace, epoch: int, pin: bool) -
 
 
 # %%
-def train_epoch(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader) -> float:
+def train_epoch(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader
+) -> float:
     """One epoch. Returns the mean loss over its images."""
     device = next(model.parameters()).device
     model.train()
     total, images_seen = torch.zeros((), dtype=torch.float64, device=device), 0
     for images, labels in metrics.progress(loader, launch.World()):
-        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        images, labels = (
+            images.to(device, non_blocking=True),
+            labels.to(device, non_blocking=True),
+        )
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), labels)
         loss.backward()
@@ -85,7 +107,10 @@ def evaluate(model: torch.nn.Module, test: TensorDataset) -> float:
     """The accuracy on the whole test set."""
     device = next(model.parameters()).device
     model.eval()
-    hits = [(model(x.to(device)).argmax(1).cpu() == y).sum() for x, y in DataLoader(test, batch_size=256)]
+    hits = [
+        (model(x.to(device)).argmax(1).cpu() == y).sum()
+        for x, y in DataLoader(test, batch_size=256)
+    ]
     return sum(hits).item() / len(test)
 
 
@@ -103,7 +128,12 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def phases(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable, warm_up: int = 3) -> dict:
+def phases(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Iterable,
+    warm_up: int = 3,
+) -> dict:
     """The median seconds that a step spends on data, forward, backward and update."""
     device = next(model.parameters()).device
     model.train()
@@ -122,7 +152,12 @@ def phases(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Ite
         optimizer.zero_grad()
         mark.append(now(device))
         marks.append(mark)
-    spent = torch.tensor(marks[min(warm_up, len(marks) - 1) :], dtype=torch.float64).diff(dim=1).median(dim=0).values
+    spent = (
+        torch.tensor(marks[min(warm_up, len(marks) - 1) :], dtype=torch.float64)
+        .diff(dim=1)
+        .median(dim=0)
+        .values
+    )
     return dict(zip(("data", "forward", "backward", "update"), spent.tolist(), strict=True))
 
 
@@ -147,7 +182,9 @@ def phases(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Ite
 
 
 # %%
-def profiled(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable, trace: Path) -> str:
+def profiled(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable, trace: Path
+) -> str:
     """A table of the operations that take longest. Trains with all of the loader; writes a trace for ui.perfetto.dev."""
     with profile() as recorded:
         phases(model, optimizer, loader)
@@ -215,18 +252,34 @@ def main(args: argparse.Namespace) -> None:
     print(metrics.header(), flush=True)
     for epoch in range(args.epochs):
         began = time.perf_counter()
-        loss = train_epoch(model, optimizer, loader_of(train, args, epoch, pin=device.type == "cuda"))
+        loss = train_epoch(
+            model, optimizer, loader_of(train, args, epoch, pin=device.type == "cuda")
+        )
         speed = len(train) / (time.perf_counter() - began)
         metrics.finite(loss, epoch, world)
-        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": evaluate(model, test), "images_per_s": speed}
+        row = {
+            "epoch": epoch + 1,
+            "loss": loss,
+            "test_accuracy": evaluate(model, test),
+            "images_per_s": speed,
+        }
         print(metrics.row(row), flush=True)
         history.append(row)
     with files.atomic(args.out / "model.pt") as temporary:
         torch.save(model.state_dict(), temporary)
     what = "training with a DataLoader equals the plain loop"
-    verdict = proof.against_serial(what, model, new_model(), train, args) if args.prove else None
+    verdict = (
+        proof.against_serial(what, model, new_model(), train, args) if args.prove else None
+    )
     if args.profile:  # an epoch more, after all else: it changes the weights
-        print(profiled(model, optimizer, loader_of(train, args, 0, pin=device.type == "cuda"), args.out / "trace.json"))
+        print(
+            profiled(
+                model,
+                optimizer,
+                loader_of(train, args, 0, pin=device.type == "cuda"),
+                args.out / "trace.json",
+            )
+        )
     metrics.report(args.out, world, device, history, verdict, batch_size=args.batch_size)
 
 

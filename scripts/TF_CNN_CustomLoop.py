@@ -17,8 +17,14 @@ from multigpu.tf_common import tf  # TensorFlow, without the messages of its sta
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("TF_CNN_CustomLoop", "Train a CNN with MirroredStrategy and a loop by hand.")
-    parser.add_argument("--devices", type=flags.positive, help="replicas (default: all GPUs, or two parts of the CPU)")
+    parser = flags.parser(
+        "TF_CNN_CustomLoop", "Train a CNN with MirroredStrategy and a loop by hand."
+    )
+    parser.add_argument(
+        "--devices",
+        type=flags.positive,
+        help="replicas (default: all GPUs, or two parts of the CPU)",
+    )
     return parser.parse_args(arguments)
 
 
@@ -68,7 +74,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %%
-def make(strategy: tf.distribute.Strategy, args: argparse.Namespace, shape: tuple, classes: int):
+def make(
+    strategy: tf.distribute.Strategy, args: argparse.Namespace, shape: tuple, classes: int
+):
     """The model and its optimizer, a copy of each variable on each replica."""
     with strategy.scope():
         model = tf_common.cnn(shape, classes, args.seed)
@@ -84,7 +92,9 @@ def make(strategy: tf.distribute.Strategy, args: argparse.Namespace, shape: tupl
 
 
 # %%
-def read_data(images: tf.Tensor, labels: tf.Tensor, epoch: int, args: argparse.Namespace) -> tf.data.Dataset:
+def read_data(
+    images: tf.Tensor, labels: tf.Tensor, epoch: int, args: argparse.Namespace
+) -> tf.data.Dataset:
     """Batches of images, labels and weights: an image weighs one over the images of its global batch."""
 
     def batch(numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -92,7 +102,12 @@ def read_data(images: tf.Tensor, labels: tf.Tensor, epoch: int, args: argparse.N
         return tf.gather(images, numbers), tf.gather(labels, numbers), weights
 
     order = tf_common.order(len(labels), epoch, args.seed)
-    return tf.data.Dataset.from_tensor_slices(order).batch(args.batch_size).map(batch).prefetch(tf.data.AUTOTUNE)
+    return (
+        tf.data.Dataset.from_tensor_slices(order)
+        .batch(args.batch_size)
+        .map(batch)
+        .prefetch(tf.data.AUTOTUNE)
+    )
 
 
 # %% [markdown]
@@ -108,7 +123,9 @@ def train_step(strategy: tf.distribute.Strategy, model: tf.keras.Model, optimize
     def replica_step(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
-            losses = tf.keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+            losses = tf.keras.losses.sparse_categorical_crossentropy(
+                labels, logits, from_logits=True
+            )
             loss = tf.reduce_sum(losses * weights)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
@@ -121,9 +138,13 @@ def train_step(strategy: tf.distribute.Strategy, model: tf.keras.Model, optimize
     return step
 
 
-def train_epoch(strategy: tf.distribute.Strategy, step: Callable, batches: tf.data.Dataset) -> list[float]:
+def train_epoch(
+    strategy: tf.distribute.Strategy, step: Callable, batches: tf.data.Dataset
+) -> list[float]:
     """One epoch; the sum of the losses of each step's images."""
-    return [float(step(pieces)) for pieces in strategy.experimental_distribute_dataset(batches)]
+    return [
+        float(step(pieces)) for pieces in strategy.experimental_distribute_dataset(batches)
+    ]
 
 
 # %% [markdown]
@@ -174,12 +195,18 @@ def test_step(strategy: tf.distribute.Strategy, model: tf.keras.Model) -> Callab
         right = tf.argmax(model(images), axis=1) == labels
         return tf.reduce_sum(tf.cast(right & (weights > 0), tf.float32))
 
-    return tf.function(lambda pieces: strategy.reduce("SUM", strategy.run(replica_step, args=pieces), axis=None))
+    return tf.function(
+        lambda pieces: strategy.reduce(
+            "SUM", strategy.run(replica_step, args=pieces), axis=None
+        )
+    )
 
 
 def hits(strategy: tf.distribute.Strategy, step: Callable, test: tf.data.Dataset) -> float:
     """How many of the test images are classified rightly."""
-    return sum(float(step(pieces)) for pieces in strategy.experimental_distribute_dataset(test))
+    return sum(
+        float(step(pieces)) for pieces in strategy.experimental_distribute_dataset(test)
+    )
 
 
 # %% [markdown]
@@ -198,22 +225,42 @@ def main(args: argparse.Namespace) -> None:
     strategy = tf.distribute.MirroredStrategy(places)
     shape = tuple(train[0][0].shape), data.classes(train, test)
     model, optimizer = make(strategy, args, *shape)
-    step, count, history = train_step(strategy, model, optimizer), test_step(strategy, model), []
-    images, labels, filled = *tf_common.tensors(train), tf_common.filled(test, 256, len(places))
+    step, count, history = (
+        train_step(strategy, model, optimizer),
+        test_step(strategy, model),
+        [],
+    )
+    images, labels, filled = (
+        *tf_common.tensors(train),
+        tf_common.filled(test, 256, len(places)),
+    )
     for epoch in range(args.epochs):
         began = time.perf_counter()
-        loss = sum(train_epoch(strategy, step, read_data(images, labels, epoch, args))) / len(train)
+        loss = sum(train_epoch(strategy, step, read_data(images, labels, epoch, args))) / len(
+            train
+        )
         speed = len(train) / (time.perf_counter() - began)
         metrics.finite(loss, epoch, launch.World())
         accuracy = hits(strategy, count, filled) / len(test)
-        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": accuracy, "images_per_s": speed}
+        row = {
+            "epoch": epoch + 1,
+            "loss": loss,
+            "test_accuracy": accuracy,
+            "images_per_s": speed,
+        }
         print(metrics.row(row), flush=True)
         history.append(row)
     with files.atomic(args.out / "model.keras") as temporary:
         model.save(temporary)
-    what, fresh = f"a loop by hand on {len(places)} replicas equals one device", tf_common.cnn(*shape, args.seed)
+    what, fresh = (
+        f"a loop by hand on {len(places)} replicas equals one device",
+        tf_common.cnn(*shape, args.seed),
+    )
     verdict = tf_common.against_serial(what, model, fresh, train, args) if args.prove else None
-    told, device = {"devices": len(places), "batch_size": args.batch_size}, tf_common.torch_device(places)
+    told, device = (
+        {"devices": len(places), "batch_size": args.batch_size},
+        tf_common.torch_device(places),
+    )
     metrics.report(args.out, launch.World(), device, history, verdict, **told)
 
 

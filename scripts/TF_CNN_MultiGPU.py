@@ -21,9 +21,17 @@ from multigpu.tf_common import tf  # TensorFlow, without the messages of its sta
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("TF_CNN_MultiGPU", "Train a CNN with MirroredStrategy: one process, several GPUs.")
-    parser.add_argument("--devices", type=flags.positive, help="replicas (default: all GPUs, or two parts of the CPU)")
-    parser.add_argument("--amp", action="store_true", help="compute in 16 bit where that is safe")
+    parser = flags.parser(
+        "TF_CNN_MultiGPU", "Train a CNN with MirroredStrategy: one process, several GPUs."
+    )
+    parser.add_argument(
+        "--devices",
+        type=flags.positive,
+        help="replicas (default: all GPUs, or two parts of the CPU)",
+    )
+    parser.add_argument(
+        "--amp", action="store_true", help="compute in 16 bit where that is safe"
+    )
     return parser.parse_args(arguments)
 
 
@@ -51,9 +59,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %%
-def read_data(train: TensorDataset, epochs: int, batch_size: int, seed: int) -> tf.data.Dataset:
+def read_data(
+    train: TensorDataset, epochs: int, batch_size: int, seed: int
+) -> tf.data.Dataset:
     """All epochs, one after the other, in PyTorch's order: batches of (images, labels, weights)."""
-    images, labels = tf_common.tensors(train)  # in main memory: arrays would be copied into the graph
+    images, labels = tf_common.tensors(
+        train
+    )  # in main memory: arrays would be copied into the graph
 
     def batch(numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         weights = tf.fill(tf.shape(numbers), 1 / tf.cast(tf.size(numbers), tf.float32))
@@ -101,13 +113,21 @@ def read_data(train: TensorDataset, epochs: int, batch_size: int, seed: int) -> 
 
 
 # %%
-def make(strategy: tf.distribute.Strategy, args: argparse.Namespace, shape: tuple, classes: int) -> tf.keras.Model:
+def make(
+    strategy: tf.distribute.Strategy, args: argparse.Namespace, shape: tuple, classes: int
+) -> tf.keras.Model:
     with strategy.scope():
         model = tf_common.cnn(shape, classes, args.seed)
         model.compile(
             tf.keras.optimizers.SGD(args.lr, momentum=0.9),
-            tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"),  # of loss × weight
-            metrics=[tf.keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="mean_loss")],  # over images
+            tf.keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True, reduction="sum"
+            ),  # of loss × weight
+            metrics=[
+                tf.keras.metrics.SparseCategoricalCrossentropy(
+                    from_logits=True, name="mean_loss"
+                )
+            ],  # over images
             weighted_metrics=["accuracy"],  # so what fills up counts nothing
         )
     return model
@@ -187,7 +207,12 @@ class Table(tf.keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         loss = metrics.finite(logs["mean_loss"], epoch, launch.World())
-        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": logs["val_accuracy"], "images_per_s": self.speed}
+        row = {
+            "epoch": epoch + 1,
+            "loss": loss,
+            "test_accuracy": logs["val_accuracy"],
+            "images_per_s": self.speed,
+        }
         print(metrics.row(row), flush=True)
         self.history.append(row)
 
@@ -206,7 +231,9 @@ def main(args: argparse.Namespace) -> None:
     tf_common.refuse_pieces(len(train), args.batch_size, len(places), fit=True)
     print(f"{tf_common.describe(places)}\n\n{metrics.header()}", flush=True)
     if args.amp:
-        tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")  # not float16: see the lesson's page
+        tf.keras.mixed_precision.set_global_policy(
+            "mixed_bfloat16"
+        )  # not float16: see the lesson's page
     strategy = tf.distribute.MirroredStrategy(places)
     shape = tuple(train[0][0].shape), data.classes(train, test)
     model = make(strategy, args, *shape)
@@ -217,13 +244,29 @@ def main(args: argparse.Namespace) -> None:
         read_data(train, args.epochs, args.batch_size, args.seed),
         tf_common.filled(test, 256, len(places)),
     )
-    how = {"steps_per_epoch": -(-len(train) // args.batch_size), "shuffle": False, "verbose": 0}  # tf.data has shuffled
-    model.fit(batches, epochs=args.epochs, validation_data=filled, callbacks=[table := Table(len(train)), board], **how)
+    how = {
+        "steps_per_epoch": -(-len(train) // args.batch_size),
+        "shuffle": False,
+        "verbose": 0,
+    }  # tf.data has shuffled
+    model.fit(
+        batches,
+        epochs=args.epochs,
+        validation_data=filled,
+        callbacks=[table := Table(len(train)), board],
+        **how,
+    )
     with files.atomic(args.out / "model.keras") as temporary:
         model.save(temporary)
-    what, fresh = f"MirroredStrategy with {len(places)} replicas equals one device", tf_common.cnn(*shape, args.seed)
+    what, fresh = (
+        f"MirroredStrategy with {len(places)} replicas equals one device",
+        tf_common.cnn(*shape, args.seed),
+    )
     verdict = tf_common.against_serial(what, model, fresh, train, args) if args.prove else None
-    told, device = {"devices": len(places), "batch_size": args.batch_size}, tf_common.torch_device(places)
+    told, device = (
+        {"devices": len(places), "batch_size": args.batch_size},
+        tf_common.torch_device(places),
+    )
     metrics.report(args.out, launch.World(), device, table.history, verdict, **told)
 
 

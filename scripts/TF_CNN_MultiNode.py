@@ -15,15 +15,34 @@ import time
 import numpy as np
 import torch
 
-from multigpu import checkpoint, data, files, flags, launch, metrics, rendezvous, tf_common, tf_config
-from multigpu.errors import counted
+from multigpu import (
+    checkpoint,
+    data,
+    files,
+    flags,
+    launch,
+    metrics,
+    rendezvous,
+    tf_common,
+    tf_config,
+)
+from multigpu.errors import pluralize
 from multigpu.tf_common import tf  # TensorFlow, without the messages of its start
 
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = flags.parser("TF_CNN_MultiNode", "Train a CNN with MultiWorkerMirroredStrategy: one process a worker.")
-    parser.add_argument("--resume", nargs="?", const="", metavar="FILE", help="go on from FILE, or OUT/last.pt if any")
+    parser = flags.parser(
+        "TF_CNN_MultiNode",
+        "Train a CNN with MultiWorkerMirroredStrategy: one process a worker.",
+    )
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="go on from FILE, or OUT/last.pt if any",
+    )
     parser.add_argument("--spawn", metavar="N", help="start N workers on this machine")
     return parser.parse_args(arguments)
 
@@ -36,17 +55,23 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %%
-def set_up(args: argparse.Namespace, world: launch.World) -> tuple[tf.distribute.Strategy, torch.device]:
+def set_up(
+    args: argparse.Namespace, world: launch.World
+) -> tuple[tf.distribute.Strategy, torch.device]:
     gpus = tf_common.gpus(quiet=world.local_rank != 0)
     mine = tf_config.share(world, len(gpus))  # several workers on a node: each takes its share
     workers = tf_config.meet(world, gpus=len(mine))  # ["10.0.0.1:41763", "10.0.0.2:38233"]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": world.rank}}
     os.environ["TF_CONFIG"] = json.dumps(config)
     tf.config.set_visible_devices([gpus[number] for number in mine], "GPU")
-    tf.config.threading.set_intra_op_parallelism_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
+    tf.config.threading.set_intra_op_parallelism_threads(
+        max(1, len(os.sched_getaffinity(0)) // world.local_size)
+    )
     tf.config.experimental.enable_tensor_float_32_execution(not args.prove)
     with tf_config.deadline():  # should one die just now
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()  # all GPUs that it sees, or the CPU as one device
+        strategy = (
+            tf.distribute.MultiWorkerMirroredStrategy()
+        )  # all GPUs that it sees, or the CPU as one device
     return strategy, torch.device("cuda" if mine else "cpu")
 
 
@@ -89,17 +114,27 @@ def set_up(args: argparse.Namespace, world: launch.World) -> tuple[tf.distribute
 
 
 # %%
-def deal(strategy: tf.distribute.Strategy, images, labels, order, batch: int) -> tf.distribute.DistributedDataset:
+def deal(
+    strategy: tf.distribute.Strategy, images, labels, order, batch: int
+) -> tf.distribute.DistributedDataset:
     """One pass over the images in this order: global batches of (images, labels, weights), a piece for each replica."""
     steps, piece = -(-len(order) // batch), batch // strategy.num_replicas_in_sync
-    numbers, place = np.resize(order, steps * batch), np.arange(steps * batch)  # filled up from the beginning
+    numbers, place = (
+        np.resize(order, steps * batch),
+        np.arange(steps * batch),
+    )  # filled up from the beginning
     weights = (place < len(order)) / np.minimum(batch, len(order) - place // batch * batch)
 
     def own(context: tf.distribute.InputContext) -> tf.data.Dataset:
         shape = steps, context.num_input_pipelines, -1, piece
-        mine = [a.reshape(shape)[:, context.input_pipeline_id].reshape(-1, piece) for a in (numbers, weights)]
+        mine = [
+            a.reshape(shape)[:, context.input_pipeline_id].reshape(-1, piece)
+            for a in (numbers, weights)
+        ]
         cut = tf.data.Dataset.from_tensor_slices((mine[0], mine[1].astype(np.float32)))
-        return cut.map(lambda n, weight: (tf.gather(images, n), tf.gather(labels, n), weight)).prefetch(2)
+        return cut.map(
+            lambda n, weight: (tf.gather(images, n), tf.gather(labels, n), weight)
+        ).prefetch(2)
 
     return strategy.distribute_datasets_from_function(own)
 
@@ -113,17 +148,25 @@ def deal(strategy: tf.distribute.Strategy, images, labels, order, batch: int) ->
 # %%
 def everywhere(strategy: tf.distribute.Strategy, replica):
     """A function of a batch that runs `replica` on each piece, and returns the sum of what the replicas returned."""
-    return tf.function(lambda *batch: strategy.reduce("SUM", strategy.run(replica, args=batch), axis=None))
+    return tf.function(
+        lambda *batch: strategy.reduce("SUM", strategy.run(replica, args=batch), axis=None)
+    )
 
 
-def train_step(strategy: tf.distribute.Strategy, model: tf.keras.Model, optimizer: tf.keras.Optimizer):
+def train_step(
+    strategy: tf.distribute.Strategy, model: tf.keras.Model, optimizer: tf.keras.Optimizer
+):
     def replica(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
-            losses = tf.keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+            losses = tf.keras.losses.sparse_categorical_crossentropy(
+                labels, logits, from_logits=True
+            )
             loss = tf.reduce_sum(losses * weights)
         gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply(gradients, model.trainable_variables)  # adds up over all replicas, then updates
+        optimizer.apply(
+            gradients, model.trainable_variables
+        )  # adds up over all replicas, then updates
         return loss
 
     return everywhere(strategy, replica)
@@ -170,7 +213,9 @@ def test_step(strategy: tf.distribute.Strategy, model: tf.keras.Model):
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    world = tf_config.find()  # TF_CONFIG's, if somebody has written it; else torchrun's, srun's or mpirun's
+    world = (
+        tf_config.find()
+    )  # TF_CONFIG's, if somebody has written it; else torchrun's, srun's or mpirun's
     with tf_config.company(world):  # a worker that is gone is one sentence on the others
         train(args, world)
 
@@ -179,13 +224,13 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
     strategy, device = set_up(args, world)
     replicas, chief = strategy.num_replicas_in_sync, world.rank == 0
     say = print if chief else lambda *_, **__: None  # one voice
-    with rendezvous.together(world):  # all workers leave this block, or none
+    with rendezvous.fail_together(world):  # all workers leave this block, or none
         args.batch_size, piece = flags.split(args.batch_size, replicas, who="replica")
         if chief:
             files.writable_folder(args.out)
         if world.local_rank == 0:
             data.fetch(args.data)  # one worker a node fetches …
-    with rendezvous.together(world):
+    with rendezvous.fail_together(world):
         learn, test = data.load(data.fetch(args.data))  # … and the others find it there
     same = {"--batch-size": args.batch_size, "--seed": args.seed, "--lr": args.lr}
     same["--data (its checksum)"] = data.checksum(learn)
@@ -195,32 +240,70 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
     with strategy.scope():
         model, optimizer = tf_common.cnn(*like), tf.keras.optimizers.SGD(args.lr, momentum=0.9)
         optimizer.build(model.trainable_variables)
-    parts = {"model": checkpoint.Variables(model.variables), "optimizer": checkpoint.Variables(optimizer.variables)}
-    last = checkpoint.Checkpoint(args.out / "last.pt", parts, same, world)  # the chief reads and writes the file
+    parts = {
+        "model": checkpoint.Variables(model.variables),
+        "optimizer": checkpoint.Variables(optimizer.variables),
+    }
+    last = checkpoint.Checkpoint(
+        args.out / "last.pt", parts, same, world
+    )  # the chief reads and writes the file
     at = last.load(args.resume) or {"epoch": 0, "step": 0, "history": []}
     say(tf_config.describe(world, replicas, device.type == "cuda"))
     say(f"global batch {args.batch_size} = {replicas} (replicas) × {piece} (images)\n")
     say(metrics.opening(at, args, last.loaded, world), flush=True)
     args.epochs = max(args.epochs, at["epoch"])
-    learned, tested = tf_common.tensors(learn), tf_common.tensors(test)  # not copied into each data set's graph
+    learned, tested = (
+        tf_common.tensors(learn),
+        tf_common.tensors(test),
+    )  # not copied into each data set's graph
     step, count = train_step(strategy, model, optimizer), test_step(strategy, model)
     for epoch in range(at["epoch"], args.epochs):
         began, total = time.perf_counter(), 0.0
         order = tf_common.order(len(learn), epoch, args.seed)
         for number, batch in enumerate(deal(strategy, *learned, order, args.batch_size)):
-            total += float(step(*batch)) * min(args.batch_size, len(learn) - number * args.batch_size)
-        speed, loss = len(learn) / (time.perf_counter() - began), metrics.finite(total / len(learn), epoch, world)
-        right = sum(float(count(*batch)) for batch in deal(strategy, *tested, np.arange(len(test)), 256 * replicas))
-        row = {"epoch": epoch + 1, "loss": loss, "test_accuracy": right / len(test), "images_per_s": speed}
+            total += float(step(*batch)) * min(
+                args.batch_size, len(learn) - number * args.batch_size
+            )
+        speed, loss = (
+            len(learn) / (time.perf_counter() - began),
+            metrics.finite(total / len(learn), epoch, world),
+        )
+        right = sum(
+            float(count(*batch))
+            for batch in deal(strategy, *tested, np.arange(len(test)), 256 * replicas)
+        )
+        row = {
+            "epoch": epoch + 1,
+            "loss": loss,
+            "test_accuracy": right / len(test),
+            "images_per_s": speed,
+        }
         say(metrics.row(row), flush=True)
         at = {**at, "epoch": epoch + 1, "history": [*at["history"], row]}
         last.save(at)
-    what = f"MultiWorkerMirroredStrategy with {counted(replicas, 'replica')} equals one device"
-    with tf_config.patient(), rendezvous.together(world):  # the others wait: a worker that leaves early counts as dead
+    what = (
+        f"MultiWorkerMirroredStrategy with {pluralize(replicas, 'replica')} equals one device"
+    )
+    with (
+        tf_config.patient(),
+        rendezvous.fail_together(world),
+    ):  # the others wait: a worker that leaves early counts as dead
         prove = chief and args.prove
-        verdict = tf_common.against_serial(what, model, tf_common.cnn(*like), learn, args) if prove else None
+        verdict = (
+            tf_common.against_serial(what, model, tf_common.cnn(*like), learn, args)
+            if prove
+            else None
+        )
     if chief:
-        metrics.report(args.out, world, device, at["history"], verdict, devices=replicas, batch_size=args.batch_size)
+        metrics.report(
+            args.out,
+            world,
+            device,
+            at["history"],
+            verdict,
+            devices=replicas,
+            batch_size=args.batch_size,
+        )
 
 
 # %% tags=["active-py"]

@@ -20,4 +20,8 @@ with vgpu.running(2, compute=False) as places:
         F.cross_entropy(model(images.to(places[0])), labels.to(places[0])).backward()
         optimizer.step()
     title = "Two steps, batch 1,024: GPU 1 waits for its share, and while GPU 0 updates"
-    print(vgpu.timeline(since=began).plot(Path(__file__).with_name("two-steps.png"), title=title).name)
+    print(
+        vgpu.timeline(since=began)
+        .plot(Path(__file__).with_name("two-steps.png"), title=title)
+        .name
+    )

@@ -22,7 +22,10 @@ def one_step() -> vgpu.Timeline:
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     for _ in range(3):
         optimizer.zero_grad()
-        images, labels = torch.empty(4096, 1, 28, 28, device=first), torch.empty(4096, dtype=torch.long, device=second)
+        images, labels = (
+            torch.empty(4096, 1, 28, 28, device=first),
+            torch.empty(4096, dtype=torch.long, device=second),
+        )
         began = vgpu.elapsed()
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()

@@ -8,13 +8,17 @@ fig = plots.figure(9, 3.4)
 axes = fig.add_subplot()
 
 
-def box(lane: int, left: float, width: float, text: str, colour: str, ink: str = "white") -> None:
+def box(
+    lane: int, left: float, width: float, text: str, colour: str, ink: str = "white"
+) -> None:
     axes.barh(lane, width, left=left, color=colour, height=0.5, edgecolor="white")
     axes.text(left + width / 2, lane, text, ha="center", va="center", fontsize=8, color=ink)
 
 
 def arrow(start: tuple[float, float], end: tuple[float, float]) -> None:
-    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "black", "linewidth": 1})
+    axes.annotate(
+        "", end, start, arrowprops={"arrowstyle": "->", "color": "black", "linewidth": 1}
+    )
 
 
 box(0, 0, 1.4, "read batch 1:\n64 images", plots.TRANSFER, "black")
@@ -29,7 +33,12 @@ for step in (1, 2):
         box(lane, left + 2.5, 1.1, "update its\ncopy", plots.UPDATE, "black")
         arrow((left - 0.2, 0.27), (left, lane - 0.27))
     x = left + 2.2
-    axes.annotate("", (x, 2.2), (x, 0.8), arrowprops={"arrowstyle": "<->", "color": plots.COLLECTIVE, "linewidth": 3})
+    axes.annotate(
+        "",
+        (x, 2.2),
+        (x, 0.8),
+        arrowprops={"arrowstyle": "<->", "color": plots.COLLECTIVE, "linewidth": 3},
+    )
     axes.text(x, 2.48, "sum of the\ngradients", fontsize=8, ha="center", va="center")
 axes.set(xlim=(-0.05, 9.1), ylim=(2.7, -0.4), xticks=[],
          xlabel="time →   (a schematic, nothing here is measured)",

@@ -30,7 +30,10 @@ def swapped() -> types.ModuleType:
 
 def train(lesson: types.ModuleType, library: object, **more: object):
     """Two epochs, in `library`'s Trainer."""
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"),
+        False,
+    )
     trainer = library.Trainer(accelerator="cpu", max_epochs=2, **{"devices": 1} | quiet | more)
     model = lesson.LitCNN(0.05, seed=0)
     trainer.fit(model, datamodule=lesson.DigitsData(None, 64, seed=0))
@@ -50,11 +53,15 @@ def main() -> None:
     (one, trainer), (other, twin) = train(ours, ours.L), train(theirs, theirs.L)
     numbers = [f"{float(each.callback_metrics['loss']):.4f}" for each in (trainer, twin)]
     apart = proof.difference(one.net, other.net)
-    print(f"two epochs: loss {numbers[0]} here, {numbers[1]} in Lightning, weights within 1e-6: {apart <= 1e-6}")
+    print(
+        f"two epochs: loss {numbers[0]} here, {numbers[1]} in Lightning, weights within 1e-6: {apart <= 1e-6}"
+    )
     if len(sys.argv) > 1:
         opened = theirs.LitCNN.load_from_checkpoint(sys.argv[1], map_location="cpu")
         stored = torch.load(sys.argv[1], weights_only=True)["state_dict"]
-        same = all(torch.equal(value, stored[name]) for name, value in opened.state_dict().items())
+        same = all(
+            torch.equal(value, stored[name]) for name, value in opened.state_dict().items()
+        )
         print(
             f"Lightning opens the checkpoint: {type(opened).__name__}, lr {opened.hparams.lr}, the same weights: {same}"
         )

@@ -10,7 +10,14 @@ from multigpu import launch, plots
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 YOURS, TRAINERS, TOGETHER = plots.COMPUTE, "#DDDDDD", plots.COLLECTIVE
-MINE = ("prepare_data", "setup", "configure_model", "configure_optimizers", "training_step", "validation_step")
+MINE = (
+    "prepare_data",
+    "setup",
+    "configure_model",
+    "configure_optimizers",
+    "training_step",
+    "validation_step",
+)
 # Who does it, and what is written into the box: by the name under which it is recorded.
 HOOKS = {
     "on_fit_start": ("DDP: rank 0's\nweights for all", TOGETHER),
@@ -40,9 +47,17 @@ def recorded() -> list[str]:
     spy = lesson.L.Callback()
     for name in HOOKS:
         setattr(spy, name, lambda *_, name=name: order.append(name))
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"),
+        False,
+    )
     lesson.L.Trainer(
-        strategy="ddp", max_epochs=1, limit_train_batches=1, num_sanity_val_steps=0, callbacks=[spy], **quiet
+        strategy="ddp",
+        max_epochs=1,
+        limit_train_batches=1,
+        num_sanity_val_steps=0,
+        callbacks=[spy],
+        **quiet,
     ).fit(module, datamodule=digits)
     return order
 
@@ -57,19 +72,39 @@ def draw(ranks: list[list[str]], path: Path) -> Path:
     longest = max(ranks, key=len)
     seen = {}
     for lane, order in enumerate(ranks):
-        left = len(longest) - len(order)  # a rank that lacks the first call waits for the others
+        left = len(longest) - len(
+            order
+        )  # a rank that lacks the first call waits for the others
         if left:
-            axes.text(0.5 * left, lane, "waits", ha="center", va="center", fontsize=8, style="italic")
+            axes.text(
+                0.5 * left, lane, "waits", ha="center", va="center", fontsize=8, style="italic"
+            )
         for place, name in enumerate(order, start=left):
             text, colour = box(name)
             seen[colour] = axes.barh(lane, 0.94, left=place + 0.03, height=0.8, color=colour)
             ink = "black" if colour == TRAINERS else "white"
-            axes.text(place + 0.5, lane, text, ha="center", va="center", color=ink, fontsize=7.5)
-    steps = [place for place, name in enumerate(longest) if name in ("training_step", "on_before_optimizer_step")]
-    axes.annotate("", (steps[0], -0.62), (steps[1] + 1, -0.62), arrowprops={"arrowstyle": "-"}, annotation_clip=False)
-    axes.text(sum(steps) / 2 + 0.5, -0.7, "for each batch", ha="center", va="bottom", fontsize=8)
+            axes.text(
+                place + 0.5, lane, text, ha="center", va="center", color=ink, fontsize=7.5
+            )
+    steps = [
+        place
+        for place, name in enumerate(longest)
+        if name in ("training_step", "on_before_optimizer_step")
+    ]
+    axes.annotate(
+        "",
+        (steps[0], -0.62),
+        (steps[1] + 1, -0.62),
+        arrowprops={"arrowstyle": "-"},
+        annotation_clip=False,
+    )
+    axes.text(
+        sum(steps) / 2 + 0.5, -0.7, "for each batch", ha="center", va="bottom", fontsize=8
+    )
     axes.set(xlim=(0, len(longest)), ylim=(len(ranks) - 0.5, -1.1), xticks=[])
-    axes.set_xlabel("order of the calls, as recorded; the widths mean nothing", loc="right", fontsize=8)
+    axes.set_xlabel(
+        "order of the calls, as recorded; the widths mean nothing", loc="right", fontsize=8
+    )
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in range(len(ranks))])
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
@@ -79,9 +114,16 @@ def draw(ranks: list[list[str]], path: Path) -> Path:
         TOGETHER: "the Trainer does it, all ranks together",
     }
     figure.legend(
-        [seen[c] for c in names], names.values(), loc="outside lower left", ncols=3, frameon=False, fontsize=8
+        [seen[c] for c in names],
+        names.values(),
+        loc="outside lower left",
+        ncols=3,
+        frameon=False,
+        fontsize=8,
     )
-    axes.set_title("trainer.fit on two ranks: you write the blue parts, and the same on one device or on many")
+    axes.set_title(
+        "trainer.fit on two ranks: you write the blue parts, and the same on one device or on many"
+    )
     return plots.save(figure, path)
 
 

@@ -16,7 +16,7 @@ WHO = {
     "sums over ranks: all_reduce": (("all_reduce", "everywhere"), "self.log(…, sync_dist=True)"),
     "train and eval mode, no_grad": ((".train()", ".eval()", "no_grad"), "Trainer's loops"),
     "checkpoints": (("heckpoint",), "ModelCheckpoint, Trainer.fit(ckpt_path)"),
-    "the table of epochs": (("say(", "row", "perf_counter", "table", "Table"), "a callback: multigpu/trainer/table.py"),
+    "the table of epochs": (("say(", "row", "perf_counter", "table", "Table"), "a callback: multigpu/trainer/callbacks/table.py"),
     "uneven batches: mean over images": (("in_batch", "own]", "real", "batch = min"), "you, still"),
 }  # fmt: skip
 
@@ -30,7 +30,11 @@ def code(stem: str) -> list[str]:
         alone = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(node, (ast.Import, ast.ImportFrom)) or alone:
             skipped.update(range(node.lineno, node.end_lineno + 1))
-    lines = [line.partition("  # ")[0].strip() for n, line in enumerate(text.splitlines(), 1) if n not in skipped]
+    lines = [
+        line.partition("  # ")[0].strip()
+        for n, line in enumerate(text.splitlines(), 1)
+        if n not in skipped
+    ]
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -38,7 +42,10 @@ def table() -> str:
     before, after = code("PT_CNN_MultiGPU"), code("PTL_multiGPU")
     rows = [f"{'lines about':<44}{'05':>4}{'09':>4}   who does it now"]
     for what, (words, who) in WHO.items():
-        counts = [sum(any(word in line for word in words) for line in lines) for lines in (before, after)]
+        counts = [
+            sum(any(word in line for word in words) for line in lines)
+            for lines in (before, after)
+        ]
         rows.append(f"{what:<44}{counts[0]:>4}{counts[1]:>4}   {who}")
     rows.append(f"{'all lines of code':<44}{len(before):>4}{len(after):>4}")
     return "\n".join(rows)

@@ -10,7 +10,7 @@ from multigpu import launch, plots, vgpu
 from multigpu.models import CNN
 from multigpu.strategies.accelerators import resolve
 from multigpu.strategies.costs import by_name
-from multigpu.vgpu.presets import Link
+from multigpu.vgpu.sim.presets import Link
 
 ETHERNET = Link("10 Gbit/s", bandwidth=1.25e9, latency=30e-6)
 NAMES = {
@@ -31,7 +31,10 @@ def one_step(name: str) -> vgpu.Timeline:
     strategy.connect()
     model = strategy.place(CNN((1, 28, 28), hidden=320))
     model, optimizer = strategy.setup(model, torch.optim.SGD(model.parameters(), 0.05))
-    images, labels = torch.empty(1024, 1, 28, 28, device=place), torch.empty(1024, dtype=torch.long, device=place)
+    images, labels = (
+        torch.empty(1024, 1, 28, 28, device=place),
+        torch.empty(1024, dtype=torch.long, device=place),
+    )
     for _ in range(3):
         dist.barrier()
         began = vgpu.elapsed()
@@ -48,22 +51,44 @@ def main() -> None:
         axes = figure.add_subplot(len(NAMES), 1, place + 1)
         timeline.lanes[:] = ["rank 0"]
         timeline.plot(axes)
-        axes.set_title(f"{NAMES[name]}: {1e3 * (timeline.end - timeline.start):.1f} ms", fontsize=10, loc="left")
+        axes.set_title(
+            f"{NAMES[name]}: {1e3 * (timeline.end - timeline.start):.1f} ms",
+            fontsize=10,
+            loc="left",
+        )
     known = {}  # forward … collective of the first, transfer of those that swap
     for axes in figure.axes:
         legend = axes.get_legend()
-        known |= dict(zip((text.get_text() for text in legend.get_texts()), legend.legend_handles, strict=True))
+        known |= dict(
+            zip(
+                (text.get_text() for text in legend.get_texts()),
+                legend.legend_handles,
+                strict=True,
+            )
+        )
         legend.remove()
     known["idle"] = known.pop("idle")
-    figure.legend(known.values(), known, loc="outside lower center", ncols=6, frameon=False, fontsize=8, handlelength=1)
+    figure.legend(
+        known.values(),
+        known,
+        loc="outside lower center",
+        ncols=6,
+        frameon=False,
+        fontsize=8,
+        handlelength=1,
+    )
     for axes in figure.axes[:-1]:
         axes.set_xlabel("")
         axes.texts[-1].remove()
     for axes in figure.axes:
         axes.set_xlim(0, 1.02 * max(1e3 * (t.end - t.start) for t in steps.values()))
-    figure.axes[-1].texts[-1].set_text("simulated: 2 ranks, V100, 10 Gbit/s, 30 µs, 1,024 images a rank")
+    figure.axes[-1].texts[-1].set_text(
+        "simulated: 2 ranks, V100, 10 Gbit/s, 30 µs, 1,024 images a rank"
+    )
     ms = {name: 1e3 * (t.end - t.start) for name, t in steps.items()}
-    figure.suptitle(f"Over 10 Gbit/s: bytegrad's step takes {ms['bagua:bytegrad']:.1f} ms, ddp's {ms['ddp']:.1f}")
+    figure.suptitle(
+        f"Over 10 Gbit/s: bytegrad's step takes {ms['bagua:bytegrad']:.1f} ms, ddp's {ms['ddp']:.1f}"
+    )
     print(plots.save(figure, Path(__file__).with_name("what-moves-when.png")).name)
     for name, timeline in steps.items():
         print(f"{name:34} {1e3 * (timeline.end - timeline.start):5.2f} ms (simulated)")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from multigpu import devices as places
-from multigpu.errors import UserError, counted
-from multigpu.world import World
+from multigpu.errors import UserError, pluralize
+from multigpu.launch.world import World
 
 KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "vgpu": "vgpu"}
 
@@ -54,7 +54,7 @@ class Accelerator:
             there = virtual(count)
             if len(there) < count:
                 raise UserError(
-                    f"{count} devices were asked for, and {counted(len(there), 'virtual GPU')} run in this process: "
+                    f"{count} devices were asked for, and {pluralize(len(there), 'virtual GPU')} run in this process: "
                     f"call vgpu.stop() first, or ask for {len(there)}."
                 )
             return there[:count]
@@ -78,7 +78,9 @@ def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") 
     Raises UserError for a name that is unknown, a number that makes no sense, or more GPUs than there are.
     """
     if accelerator not in (*KINDS, "auto"):
-        raise UserError(f"accelerator is {accelerator!r}: expected 'cpu', 'gpu', 'vgpu' (virtual GPUs) or 'auto'.")
+        raise UserError(
+            f"accelerator is {accelerator!r}: expected 'cpu', 'gpu', 'vgpu' (virtual GPUs) or 'auto'."
+        )
     pretended = os.environ.get("SLURM_CLUSTER_NAME") == places.CLASSROOM
     gpus = 0 if pretended else torch.cuda.device_count()
     kind = KINDS.get(accelerator) or ("cuda" if gpus else "vgpu" if virtual() else "cpu")
@@ -89,17 +91,21 @@ def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") 
         return Accelerator(kind, count if count != -1 else len(virtual()) or 1)
     if not gpus:
         why = "the classroom cluster's GPUs are pretended" if pretended else "torch sees none"
-        raise UserError(f"accelerator='gpu', but {why}: give accelerator='vgpu' for virtual ones, 'cpu', or 'auto'.")
+        raise UserError(
+            f"accelerator='gpu', but {why}: give accelerator='vgpu' for virtual ones, 'cpu', or 'auto'."
+        )
     highest = max(indices, default=(count or 1) - 1)
     if count != -1 and highest >= gpus:
         raise UserError(
-            f"devices={devices!r} asks for GPU {highest}, and this machine has {counted(gpus, 'GPU')}, numbered from 0: "
+            f"devices={devices!r} asks for GPU {highest}, and this machine has {pluralize(gpus, 'GPU')}, numbered from 0: "
             f"ask for at most {gpus}, or give accelerator='vgpu'."
         )
     return Accelerator(kind, gpus if count == -1 else count, indices)
 
 
-def _counted(devices: int | str | list[int] | tuple[int, ...]) -> tuple[int | None, tuple[int, ...]]:
+def _counted(
+    devices: int | str | list[int] | tuple[int, ...],
+) -> tuple[int | None, tuple[int, ...]]:
     """How many, and which: 2, "2", -1 (all), [0, 2], "0,2", "auto"."""
     wrong = UserError(
         f"devices is {devices!r}: expected a number from 1 up, -1 for all, a list of GPUs such as [0, 2], or 'auto'."
@@ -112,7 +118,11 @@ def _counted(devices: int | str | list[int] | tuple[int, ...]) -> tuple[int | No
             raise wrong
         devices = [int(part) for part in parts] if "," in devices else int(devices)
     if isinstance(devices, (list, tuple)):
-        if not devices or len(set(devices)) < len(devices) or not all(type(d) is int and d >= 0 for d in devices):
+        if (
+            not devices
+            or len(set(devices)) < len(devices)
+            or not all(type(d) is int and d >= 0 for d in devices)
+        ):
             raise wrong
         return len(devices), tuple(devices)
     if type(devices) is not int or (devices < 1 and devices != -1):

@@ -22,9 +22,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from multigpu.errors import UserError
+from multigpu.launch.world import World, find
 from multigpu.strategies.accelerators import Accelerator, resolve
 from multigpu.strategies.gather import Gather, stacked
-from multigpu.world import World, find
 
 
 class Strategy:
@@ -76,11 +76,13 @@ class Strategy:
         """The devices of a run that is one process. Raises UserError where a launcher has started several."""
         self.accelerator = self.accelerator or resolve()
         outer = find()
-        if outer.size > 1 and not Strategy.met:  # else they may go on alone: rank 0 tests what all have trained
+        if (
+            outer.size > 1 and not Strategy.met
+        ):  # else they may go on alone: rank 0 tests what all have trained
             raise UserError(
                 f"strategy {self.name!r} is one process, and {outer.launcher} has started {outer.size}, which would all do the "
                 f"same: start one, or give strategy='ddp'.",
-                quiet=outer.rank != 0,
+                already_reported=outer.rank != 0,
             )
         return self.accelerator.of_process(self.world)
 
@@ -137,9 +139,9 @@ class Strategy:
 
     def close(self) -> None:
         """The end, on all ranks: what they have begun together is finished, and what hangs on the model is taken off."""
-        self.let_go()
+        self.detach()
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Take off what hangs on the model and its optimizers. It waits for nobody: a run that has failed calls it, too."""
 
     # ---- the ranks agree ----------------------------------------------------------------------------------------
@@ -189,18 +191,26 @@ class Strategy:
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """True if all ranks say so; with all=False, if one does."""
-        return not self.largest([int(not decision)])[0] if all else bool(self.largest([int(decision)])[0])
+        return (
+            not self.largest([int(not decision)])[0]
+            if all
+            else bool(self.largest([int(decision)])[0])
+        )
 
     def reduce(self, tensor: torch.Tensor, reduce_op: str = "mean") -> torch.Tensor:
         """The mean (or sum, max, min) of a tensor over all ranks, on all ranks; a new tensor."""
         if self.control is None:
             return tensor
         result = tensor.detach().clone()
-        kind = {"mean": "SUM", "avg": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}[reduce_op.lower()]
+        kind = {"mean": "SUM", "avg": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}[
+            reduce_op.lower()
+        ]
         dist.all_reduce(result, getattr(dist.ReduceOp, kind))
         return result / self.world.size if reduce_op.lower() in ("mean", "avg") else result
 
-    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+    def all_gather(
+        self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False
+    ) -> torch.Tensor:
         """The tensors of one shape of all ranks, or of a group's, stacked: (ranks, …). With sync_grads gradients flow back.
 
         They are summed over the ranks, whose losses all depend on the tensor.

@@ -9,10 +9,10 @@
 What carries the bytes adds its own: gloo a header to each message.
 """
 
-from multigpu.strategies.bagua import BaguaStrategy
+from multigpu.strategies.bagua.strategy import BaguaStrategy
 from multigpu.strategies.base import Strategy
-from multigpu.strategies.names import named
 from multigpu.strategies.pipeline import PipelineStrategy
+from multigpu.strategies.registry import named
 
 ONE_PROCESS = ("dp", "pipeline")
 

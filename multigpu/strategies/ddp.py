@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from multigpu import devices, rendezvous
-from multigpu.errors import UserError, counted
-from multigpu.strategies import launchers
+from multigpu.errors import UserError, pluralize
+from multigpu.launch import relaunch
+from multigpu.launch.world import World, find
 from multigpu.strategies.accelerators import resolve
 from multigpu.strategies.base import Strategy
-from multigpu.world import World, find
 
 # How each launcher is told the number of ranks on a node, and of nodes.
 RANKS_FLAG = {"torchrun": "--nproc-per-node={}", "srun": "#SBATCH --ntasks-per-node={}"}
@@ -57,13 +57,17 @@ class DDPStrategy(Strategy):
         self.connected = False
         self._control: dist.ProcessGroup | None = None
         self.after_forward: Callable[[], None] | None = None
-        self.averaged: dict[nn.Parameter, str] = {}  # whose gradients are averaged, with their names
+        self.averaged: dict[
+            nn.Parameter, str
+        ] = {}  # whose gradients are averaged, with their names
 
     # ---- the processes ------------------------------------------------------------------------------------------
 
     def ranks_on_node(self) -> int | None:
         """How many ranks this strategy wants on a node; None: as many as the launcher started."""
-        return self.processes_per_node or (self.accelerator.count if self.accelerator else None)
+        return self.processes_per_node or (
+            self.accelerator.count if self.accelerator else None
+        )
 
     def launch(self, function: Callable[..., Any], *args: Any) -> Any:
         wanted = self.ranks_on_node() or 1
@@ -73,7 +77,11 @@ class DDPStrategy(Strategy):
 
     def find(self) -> World:
         """This process's place. Slurm must have given the node as many GPUs as its processes take together."""
-        return find(gpus_each=self.accelerator.count or 1 if self.processes_per_node and self.accelerator else 1)
+        return find(
+            gpus_each=self.accelerator.count or 1
+            if self.processes_per_node and self.accelerator
+            else 1
+        )
 
     def start(self, processes: int) -> None:
         """Without a launcher: this process becomes rank 0, and the script is started again for the others."""
@@ -82,7 +90,7 @@ class DDPStrategy(Strategy):
                 f"num_nodes={self.num_nodes}, and no launcher has started ranks on other nodes: start the script on each with "
                 f"`torchrun --nnodes={self.num_nodes} --nproc-per-node={processes} …`, or with srun in a Slurm job."
             )
-        launchers.start_again(processes)
+        relaunch.start_again(processes)
 
     def connect(self) -> None:
         if self.connected and dist.is_initialized():
@@ -111,19 +119,23 @@ class DDPStrategy(Strategy):
     def _refuse_a_mismatch(self, world: World) -> None:
         """What the Trainer was told and what the launcher did must agree: else ranks wait for ranks that nobody starts."""
         quiet, wanted = world.rank != 0, self.ranks_on_node()
-        what = counted(wanted or 0, "rank") + " a node" if self.processes_per_node else counted(wanted or 0, "device")
+        what = (
+            pluralize(wanted or 0, "rank") + " a node"
+            if self.processes_per_node
+            else pluralize(wanted or 0, "device")
+        )
         if wanted is not None and wanted != world.local_size:
             flag = RANKS_FLAG.get(world.launcher, "-np {}").format(wanted * (world.nodes if "-np" in RANKS_FLAG.get(world.launcher, "-np") else 1))  # fmt: skip
             other = "" if self.processes_per_node else f", or devices={world.local_size}"
             raise UserError(
-                f"strategy {self.name!r} wants {what}, but {world.launcher} started {counted(world.local_size, 'rank')} "
+                f"strategy {self.name!r} wants {what}, but {world.launcher} started {pluralize(world.local_size, 'rank')} "
                 f"on this node: write '{flag}'{other}.",
                 quiet,
             )
         if self.num_nodes > 1 and self.num_nodes != world.nodes:
             flag = NODES_FLAG.get(world.launcher, "ranks on {} nodes").format(self.num_nodes)
             raise UserError(
-                f"num_nodes={self.num_nodes}, but {world.launcher} started ranks on {counted(world.nodes, 'node')}: "
+                f"num_nodes={self.num_nodes}, but {world.launcher} started ranks on {pluralize(world.nodes, 'node')}: "
                 f"write '{flag}', or num_nodes={world.nodes}.",
                 quiet,
             )
@@ -143,7 +155,9 @@ class DDPStrategy(Strategy):
         """The model in DistributedDataParallel; as it is if nothing in it learns."""
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        wrapped = self.configure_ddp(model, [self.device.index] if self.device.type == "cuda" else None)
+        wrapped = self.configure_ddp(
+            model, [self.device.index] if self.device.type == "cuda" else None
+        )
         if self.ddp_comm_hook is not None:
             wrapped.register_comm_hook(self.ddp_comm_state, self.ddp_comm_hook)
         if isinstance(wrapped, DistributedDataParallel):
@@ -156,14 +170,22 @@ class DDPStrategy(Strategy):
     def start_epoch(self, model: nn.Module) -> None:
         """Raises UserError if other parameters learn than when `wrap` was called: those are averaged, and DDP waits for them."""
         wrapped = isinstance(model, DistributedDataParallel)
-        if not self.averaged or self.world.size == 1 or (wrapped and not model.require_backward_grad_sync):
+        if (
+            not self.averaged
+            or self.world.size == 1
+            or (wrapped and not model.require_backward_grad_sync)
+        ):
             return
         now = learning(model)
         thawed = [name for parameter, name in now.items() if parameter not in self.averaged]
         frozen = [name for parameter, name in self.averaged.items() if parameter not in now]
         quiet = self.world.rank != 0
         if thawed:
-            also = ", or with find_unused_parameters=True freeze it in on_train_start" if wrapped else ""
+            also = (
+                ", or with find_unused_parameters=True freeze it in on_train_start"
+                if wrapped
+                else ""
+            )
             raise UserError(
                 f"{self.name} averages the gradients of what learned when fit began, and {_first(thawed)} learns only since then, "
                 f"so each rank would learn it alone: let it learn from the start, with the learning rate 0 until its time{also}; "
@@ -186,13 +208,15 @@ class DDPStrategy(Strategy):
             wrapped.require_backward_grad_sync = False
 
         def go_on(*_: Any) -> None:
-            wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = synchronised.pop()
+            wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = (
+                synchronised.pop()
+            )
 
         wrapped.module.register_forward_hook(pause)
         wrapped.register_forward_hook(go_on)
         self.after_forward = go_on
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         self.after_forward, self.averaged = None, {}  # they hold the wrapper, and the model
 
     def configure_ddp(self, model: nn.Module, device_ids: list[int] | None) -> nn.Module:
@@ -222,11 +246,15 @@ class DDPStrategy(Strategy):
     def _refuse_unused(self, told: str) -> None:
         """torch's error names a keyword that nobody writes here, and the parameters by their numbers."""
         numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", told)
-        names = [list(self.averaged.values())[int(number)] for number in numbers[1].split()] if numbers else ["one"]
+        names = (
+            [list(self.averaged.values())[int(number)] for number in numbers[1].split()]
+            if numbers
+            else ["one"]
+        )
         raise UserError(
             f"{self.name} waits for the gradients of all parameters that learn, and {_first(names)} got none in the last step: "
             f"freeze what the loss does not use, or give strategy='ddp_find_unused_parameters_true'.",
-            quiet=self.world.rank != 0,
+            already_reported=self.world.rank != 0,
         ) from None
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager:
@@ -235,7 +263,11 @@ class DDPStrategy(Strategy):
 
 def learning(model: nn.Module) -> dict[nn.Parameter, str]:
     """The parameters that learn, with their names as the user knows them."""
-    return {p: re.sub(r"^(module\.)+", "", name) for name, p in model.named_parameters() if p.requires_grad}
+    return {
+        p: re.sub(r"^(module\.)+", "", name)
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    }
 
 
 def _first(names: list[str]) -> str:

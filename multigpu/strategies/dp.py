@@ -62,7 +62,10 @@ class Replicated(nn.DataParallel):
     def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> list:
         kind = self.src_device_obj.type
         if torch.is_autocast_enabled(kind):
-            replicas = [_within_autocast(replica, kind, torch.get_autocast_dtype(kind)) for replica in replicas]
+            replicas = [
+                _within_autocast(replica, kind, torch.get_autocast_dtype(kind))
+                for replica in replicas
+            ]
         return super().parallel_apply(replicas, inputs, kwargs)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from multigpu.errors import UserError, counted
+from multigpu.errors import UserError, pluralize
 from multigpu.nested import mapped, tensors
 from multigpu.strategies.base import Strategy
 
@@ -31,27 +31,34 @@ class PipelineStrategy(Strategy):
     def __init__(self, micro_batches: int = 4):
         super().__init__()
         if type(micro_batches) is not int or micro_batches < 1:
-            raise UserError(f"micro_batches is {micro_batches!r}: expected a whole number from 1 up.")
+            raise UserError(
+                f"micro_batches is {micro_batches!r}: expected a whole number from 1 up."
+            )
         self.micro_batches = micro_batches
         self.handles: list = []
 
     def place(self, model: nn.Module) -> nn.Module:
         stages = self._stages(model)
-        self.let_go()
+        self.detach()
         model.to(self.device)
         for stage, device in zip(stages, self.devices, strict=True):
             stage.to(device)
-            self.handles.append(stage.register_forward_pre_hook(_fetch(device), with_kwargs=True))
+            self.handles.append(
+                stage.register_forward_pre_hook(_fetch(device), with_kwargs=True)
+            )
         return model
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """The stages take what they are given, wherever it lies."""
         for handle in self.handles:
             handle.remove()
         self.handles = []
 
     def _stages(self, model: nn.Module) -> Sequence[nn.Module]:
-        inner = next((part for part in (model, *model.children()) if hasattr(part, "pipeline_stages")), model)
+        inner = next(
+            (part for part in (model, *model.children()) if hasattr(part, "pipeline_stages")),
+            model,
+        )
         if not hasattr(inner, "pipeline_stages"):
             raise UserError(
                 f"strategy 'pipeline' places a module's stages, and {type(inner).__name__} names none: "
@@ -60,8 +67,8 @@ class PipelineStrategy(Strategy):
         stages = list(inner.pipeline_stages())
         if len(stages) != len(self.devices):
             raise UserError(
-                f"{type(inner).__name__}.pipeline_stages() gives {counted(len(stages), 'stage')}, and there are "
-                f"{counted(len(self.devices), 'device')}: one stage a device, so give devices={len(stages)}."
+                f"{type(inner).__name__}.pipeline_stages() gives {pluralize(len(stages), 'stage')}, and there are "
+                f"{pluralize(len(self.devices), 'device')}: one stage a device, so give devices={len(stages)}."
             )
         return stages
 
@@ -97,8 +104,12 @@ class PipelineStrategy(Strategy):
 
 def _fetch(device: torch.device) -> Any:
     def hook(stage: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        moved = tuple(a.to(device, non_blocking=True) if isinstance(a, torch.Tensor) else a for a in args)
-        return moved, {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
+        moved = tuple(
+            a.to(device, non_blocking=True) if isinstance(a, torch.Tensor) else a for a in args
+        )
+        return moved, {
+            k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()
+        }
 
     return hook
 

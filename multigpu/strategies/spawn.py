@@ -10,8 +10,8 @@ from typing import Any
 
 from multigpu import launch
 from multigpu.errors import UserError
+from multigpu.launch.world import find
 from multigpu.strategies.ddp import DDPStrategy
-from multigpu.world import find
 
 
 class DDPSpawnStrategy(DDPStrategy):
@@ -30,7 +30,7 @@ class DDPSpawnStrategy(DDPStrategy):
             raise UserError(
                 f"strategy {self.name!r} imports this script again in each rank, and it trains there, too: put what it runs under "
                 f"`if __name__ == '__main__':`.",
-                quiet=not multiprocessing.current_process().name.endswith("-1"),
+                already_reported=not multiprocessing.current_process().name.endswith("-1"),
             )
         processes = self.ranks_on_node() or 1
         if self.num_nodes > 1:

@@ -29,4 +29,6 @@ __all__ = [
 ]
 
 pytorch = sys.modules[__name__]  # L.pytorch.callbacks…, as in Lightning
-sys.modules[f"{__name__}.strategies"] = strategies  # from multigpu.trainer.strategies import DDPStrategy
+sys.modules[f"{__name__}.strategies"] = (
+    strategies  # from multigpu.trainer.strategies import DDPStrategy
+)

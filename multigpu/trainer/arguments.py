@@ -5,10 +5,10 @@ import sys
 from typing import Any
 
 from multigpu import devices as places
-from multigpu.errors import UserError, counted, meant
+from multigpu.errors import UserError, did_you_mean, pluralize
+from multigpu.launch.world import World, find, is_rank_zero
 from multigpu.strategies import Strategy, named
 from multigpu.strategies.accelerators import Accelerator, resolve
-from multigpu.world import World, find, speaks
 
 # Lightning's arguments, of today and of old, that this Trainer does not have, and what does the same.
 NOT_HERE = {
@@ -33,7 +33,11 @@ NOT_HERE = {
     "stochastic_weight_avg": "use torch.optim.swa_utils",
     "truncated_bptt_steps": "use manual optimization",
 }
-OLD = {"replace_sampler_ddp": "use_distributed_sampler", "nb_gpu_nodes": "num_nodes", "num_processes": "devices"}
+OLD = {
+    "replace_sampler_ddp": "use_distributed_sampler",
+    "nb_gpu_nodes": "num_nodes",
+    "num_processes": "devices",
+}
 
 
 def understand_old_names(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +49,9 @@ def understand_old_names(old: dict[str, Any], new: dict[str, Any]) -> dict[str, 
     for name, value in old.items():
         if name == "gpus":
             if new["accelerator"] not in ("auto", "gpu", "cuda") or new["devices"] != "auto":
-                raise UserError(f"gpus={value!r} and today's accelerator or devices contradict: leave gpus out.")
+                raise UserError(
+                    f"gpus={value!r} and today's accelerator or devices contradict: leave gpus out."
+                )
             if value not in (None, 0):
                 understood |= {"accelerator": "gpu", "devices": value}
         elif name == "distributed_backend":
@@ -53,10 +59,14 @@ def understand_old_names(old: dict[str, Any], new: dict[str, Any]) -> dict[str, 
         elif name in OLD:
             understood[OLD[name]] = value
         elif name in NOT_HERE:
-            raise UserError(f"this Trainer has no argument {name!r}, unlike Lightning's: {NOT_HERE[name]}.")
+            raise UserError(
+                f"this Trainer has no argument {name!r}, unlike Lightning's: {NOT_HERE[name]}."
+            )
         else:
-            raise UserError(f"the Trainer has no argument {name!r}: {meant(name, new) or 'see help(Trainer).'}")
-    if understood and speaks():
+            raise UserError(
+                f"the Trainer has no argument {name!r}: {did_you_mean(name, new) or 'see help(Trainer).'}"
+            )
+    if understood and is_rank_zero():
         was = ", ".join(f"{name}={value!r}" for name, value in old.items())
         now = ", ".join(f"{name}={value!r}" for name, value in understood.items())
         virtual = ""
@@ -71,7 +81,11 @@ def understand_old_names(old: dict[str, Any], new: dict[str, Any]) -> dict[str, 
 def _gpus() -> int:
     import torch
 
-    return 0 if os.environ.get("SLURM_CLUSTER_NAME") == places.CLASSROOM else torch.cuda.device_count()
+    return (
+        0
+        if os.environ.get("SLURM_CLUSTER_NAME") == places.CLASSROOM
+        else torch.cuda.device_count()
+    )
 
 
 def choose(
@@ -82,16 +96,23 @@ def choose(
         raise UserError(f"num_nodes is {num_nodes!r}: expected a whole number from 1 up.")
     name = strategy if isinstance(strategy, str) else strategy.name
     several = type(devices) is int and devices > 1
-    if accelerator == "auto" and several and name in ("dp", "ddp2", "pipeline") and not _gpus():
+    if (
+        accelerator == "auto"
+        and several
+        and name in ("dp", "ddp2", "pipeline")
+        and not _gpus()
+    ):
         accelerator = "vgpu"  # they want several devices in one process, and there is one CPU
     found = resolve(accelerator, devices)
     if strategy == "auto":
         strategy, why = _pick(found, num_nodes or 1, find())
-        if why and speaks():
+        if why and is_rank_zero():
             print(f"strategy: {strategy}, since {why}")
     cores = len(os.sched_getaffinity(0))
-    if found.kind != "cuda" and (found.count or 1) > 4 * cores and speaks():
-        print(f"hint: {found.count} devices compute on {counted(cores, 'core')} of the CPU, and share them")
+    if found.kind != "cuda" and (found.count or 1) > 4 * cores and is_rank_zero():
+        print(
+            f"hint: {found.count} devices compute on {pluralize(cores, 'core')} of the CPU, and share them"
+        )
     chosen = named(strategy)
     chosen.configure(found, num_nodes or 1)
     return chosen, found
@@ -106,7 +127,10 @@ def _pick(accelerator: Accelerator, num_nodes: int, world: World) -> tuple[str, 
         return "single_device", ""
     what = f"devices={accelerator.count}"
     if "ipykernel" in sys.modules or hasattr(sys, "ps1"):
-        return "ddp_notebook", f"{what}, and there is no script that could be started again for each"
+        return (
+            "ddp_notebook",
+            f"{what}, and there is no script that could be started again for each",
+        )
     return "ddp", f"{what}: a process each, which start this script again"
 
 
@@ -132,7 +156,9 @@ def check_numbers(trainer: Any) -> None:
     for name in ("max_epochs", "min_epochs", "max_steps", "min_steps"):
         value = getattr(trainer, name)
         if value is not None and (type(value) is not int or value < -1):
-            raise UserError(f"{name} is {value!r}: expected a whole number from 0 up, or -1 for no limit.")
+            raise UserError(
+                f"{name} is {value!r}: expected a whole number from 0 up, or -1 for no limit."
+            )
     for name in ("accumulate_grad_batches", "log_every_n_steps"):
         value = getattr(trainer, name)
         least = 0 if name.startswith("log") else 1  # 0: never
@@ -144,11 +170,20 @@ def check_numbers(trainer: Any) -> None:
         if value is None:
             continue
         none = value == 0 and name == "val_check_interval"
-        if none or type(value) not in (int, float) or value < 0 or (type(value) is float and value > 1):
-            raise UserError(f"{name} is {value!r}: expected a number of batches, or a share of them, 0.0 to 1.0.")
+        if (
+            none
+            or type(value) not in (int, float)
+            or value < 0
+            or (type(value) is float and value > 1)
+        ):
+            raise UserError(
+                f"{name} is {value!r}: expected a number of batches, or a share of them, 0.0 to 1.0."
+            )
     clip, how = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
     if clip is not None and (type(clip) not in (int, float) or clip < 0):
-        raise UserError(f"gradient_clip_val is {clip!r}: expected a number from 0 up, or None.")
+        raise UserError(
+            f"gradient_clip_val is {clip!r}: expected a number from 0 up, or None."
+        )
     if how not in (None, "norm", "value"):
         raise UserError(f"gradient_clip_algorithm is {how!r}: expected 'norm' or 'value'.")
     if trainer.check_val_every_n_epoch is None and type(trainer.val_check_interval) is not int:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from multigpu.trainer.checkpointing.hyperparameters import HyperparametersMixin
 from multigpu.trainer.hooks import DataHooks
-from multigpu.trainer.hyperparameters import HyperparametersMixin
 
 
 class LightningDataModule(DataHooks, HyperparametersMixin):
@@ -33,20 +33,31 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
         batch_size: int = 1, num_workers: int = 0, **kwargs: Any,
     ) -> "LightningDataModule":  # fmt: skip
         """One whose dataloaders are made of these data sets, each one or a list; only the training's is shuffled."""
-        given = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
+        given = {
+            "train": train_dataset,
+            "val": val_dataset,
+            "test": test_dataset,
+            "predict": predict_dataset,
+        }
         datamodule = cls(**kwargs)
         for stage, datasets in given.items():
             if datasets is not None:
-                loaders = partial(_loaders, datasets, stage == "train", batch_size, num_workers)
+                loaders = partial(
+                    _loaders, datasets, stage == "train", batch_size, num_workers
+                )
                 setattr(datamodule, f"{stage}_dataloader", loaders)
         return datamodule
 
     @classmethod
     def load_from_checkpoint(
-        cls, checkpoint_path: str | Path, map_location: Any = None, weights_only: bool | None = None, **kwargs: Any
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
     ) -> "LightningDataModule":
         """One made with the hyperparameters in the checkpoint, overridden by `kwargs`, in the state that it kept."""
-        from multigpu.trainer.checkpoint_io import made, read
+        from multigpu.trainer.checkpointing.checkpoint_io import made, read
 
         content = read(checkpoint_path, map_location or "cpu", weights_only)
         datamodule = made(cls, content, checkpoint_path, kwargs)
@@ -60,7 +71,10 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
 
 def _loaders(datasets: Any, shuffle: bool, batch_size: int, workers: int) -> Any:
     if isinstance(datasets, Mapping):
-        return {name: _loaders(dataset, shuffle, batch_size, workers) for name, dataset in datasets.items()}
+        return {
+            name: _loaders(dataset, shuffle, batch_size, workers)
+            for name, dataset in datasets.items()
+        }
     if isinstance(datasets, (list, tuple)):
         return [_loaders(dataset, shuffle, batch_size, workers) for dataset in datasets]
     shuffle = shuffle and not isinstance(datasets, IterableDataset)

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from multigpu.errors import UserError
+from multigpu.trainer.checkpointing.hyperparameters import HyperparametersMixin
 from multigpu.trainer.hooks import ModuleHooks
-from multigpu.trainer.hyperparameters import HyperparametersMixin
 
 
 class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
@@ -31,7 +31,9 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         self.__dict__["_trainer"] = None  # not a submodule, and cheap to read
 
     @property
-    def automatic_optimization(self) -> bool:  # a property, so that a class may say `automatic_optimization = False`
+    def automatic_optimization(
+        self,
+    ) -> bool:  # a property, so that a class may say `automatic_optimization = False`
         return self._automatic_optimization
 
     @automatic_optimization.setter
@@ -103,7 +105,9 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     def manual_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """In the place of loss.backward() in manual optimization: a 16-bit loss must be scaled."""
         if self.automatic_optimization:
-            raise UserError("manual_backward is for manual optimization: set self.automatic_optimization = False.")
+            raise UserError(
+                "manual_backward is for manual optimization: set self.automatic_optimization = False."
+            )
         self.trainer.run_backward(loss, *args, **kwargs)
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
@@ -116,7 +120,9 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         if strategy.world.size == 1:
             return data
         if isinstance(data, Mapping):
-            return {key: self.all_gather(value, group, sync_grads) for key, value in data.items()}
+            return {
+                key: self.all_gather(value, group, sync_grads) for key, value in data.items()
+            }
         if isinstance(data, (list, tuple)):
             parts = [self.all_gather(value, group, sync_grads) for value in data]
             return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
@@ -156,7 +162,9 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         loss.backward(*args, **kwargs)
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
         """`optimizer_closure` computes loss and gradients: an override must hand it on."""
         optimizer.step(closure=optimizer_closure)
 
@@ -171,12 +179,18 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         scheduler.step() if metric is None else scheduler.step(metric)
 
     def configure_gradient_clipping(
-        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def clip_gradients(
-        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         """To a norm over all of the optimizer's gradients, or each number to ± the value."""
         if not gradient_clip_val:
@@ -205,7 +219,10 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the first of its parameters or buffers is."""
-        return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+        return next(
+            (tensor.device for tensor in (*self.parameters(), *self.buffers())),
+            torch.device("cpu"),
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -228,10 +245,13 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         Ours, and those of the real Lightning. weights_only=False reads any object, and so runs whatever code the file
         holds: for files that you trust. Raises UserError if the checkpoint does not fit this class.
         """
-        from multigpu.trainer.checkpoint_io import construct, read
+        from multigpu.trainer.checkpointing.checkpoint_io import construct, read
 
         checkpoint = read(checkpoint_path, map_location or "cpu", weights_only)
         return construct(cls, checkpoint, checkpoint_path, strict, kwargs)
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_trainer": None}  # a copy in another process has a Trainer of its own
+        return {
+            **self.__dict__,
+            "_trainer": None,
+        }  # a copy in another process has a Trainer of its own

@@ -19,9 +19,15 @@ class PassThroughProfiler:
         self._stage: str | None = None
         self._local_rank: int | None = None
 
-    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+    def setup(
+        self, stage: str, local_rank: int | None = None, log_dir: str | None = None
+    ) -> None:
         """Called before a run: its stage ("fit", ...), this process's rank on its node, where files may be written."""
-        self._stage, self._local_rank, self.dirpath = stage, local_rank, self.dirpath or log_dir
+        self._stage, self._local_rank, self.dirpath = (
+            stage,
+            local_rank,
+            self.dirpath or log_dir,
+        )
 
     def teardown(self, stage: str | None) -> None: ...
     def start(self, action_name: str) -> None: ...
@@ -47,7 +53,9 @@ class PassThroughProfiler:
         parts = (self._stage, self.filename, self._local_rank)
         name = "-".join(str(part) for part in parts if part is not None)
         os.makedirs(self.dirpath, exist_ok=True)
-        with open(os.path.join(self.dirpath, re.sub(r'[\\/:*?"<>|\s]+', "_", name) + ".txt"), "a") as file:
+        with open(
+            os.path.join(self.dirpath, re.sub(r'[\\/:*?"<>|\s]+', "_", name) + ".txt"), "a"
+        ) as file:
             file.write(text)
 
 
@@ -61,7 +69,12 @@ class SimpleProfiler(PassThroughProfiler):
     GPUs run behind Python: an action's time is what Python waited, not what the GPU worked.
     """
 
-    def __init__(self, dirpath: str | os.PathLike | None = None, filename: str | None = None, extended: bool = True):
+    def __init__(
+        self,
+        dirpath: str | os.PathLike | None = None,
+        filename: str | None = None,
+        extended: bool = True,
+    ):
         super().__init__(dirpath, filename)
         self.extended = extended
         self.current_actions: dict[str, float] = {}
@@ -71,7 +84,9 @@ class SimpleProfiler(PassThroughProfiler):
     def start(self, action_name: str) -> None:
         """Begin an action. Raises UserError if it runs already."""
         if action_name in self.current_actions:
-            raise UserError(f"the profiler's action {action_name!r} has started already: stop it first.")
+            raise UserError(
+                f"the profiler's action {action_name!r} has started already: stop it first."
+            )
         self.current_actions[action_name] = time.perf_counter()
 
     def stop(self, action_name: str) -> None:
@@ -100,10 +115,16 @@ class SimpleProfiler(PassThroughProfiler):
         calls = sum(n for n, _ in self.totals.values())
         rows = [("Action", "Mean duration (s)", "Num calls", "Total time (s)", "Percentage %")]
         rows.append(("Total", "-", f"{calls:.0f}", f"{spent:.5g}", "100 %"))
-        rows += [(a, f"{s / n:.5g}", f"{n:.0f}", f"{s:.5g}", f"{100 * s / spent:.5g}") for a, (n, s) in actions]
+        rows += [
+            (a, f"{s / n:.5g}", f"{n:.0f}", f"{s:.5g}", f"{100 * s / spent:.5g}")
+            for a, (n, s) in actions
+        ]
         if not self.extended:
             rows = [(row[0], row[1], row[3]) for row in rows[:1] + rows[2:]]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["| " + " | ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) + " |" for row in rows]
+        lines = [
+            "| " + " | ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) + " |"
+            for row in rows
+        ]
         rule = "-" * len(lines[0])
         return "\n".join([title, rule, lines[0], rule, *lines[1:], rule]) + "\n"

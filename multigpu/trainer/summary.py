@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from multigpu.errors import counted
+from multigpu.errors import pluralize
 
 
 def introduce(trainer: Any) -> None:
@@ -11,7 +11,9 @@ def introduce(trainer: Any) -> None:
         sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
         total, learn = sum(n for n, _ in sizes), sum(n for n, learns in sizes if learns)
         still = "" if total == learn else f", of which {learn:,} learn"
-        trainer.print(f"{type(model).__name__}: {total:,} parameters{still}; {_where(trainer)}")
+        trainer.print(
+            f"{type(model).__name__}: {total:,} parameters{still}; {_where(trainer)}"
+        )
     hyper: dict[str, Any] = {}
     for part in (model, trainer.datamodule):
         if part is not None and getattr(part, "_log_hyperparams", False):
@@ -26,4 +28,4 @@ def introduce(trainer: Any) -> None:
 def _where(trainer: Any) -> str:
     strategy = trainer.strategy
     kind = strategy.device.type
-    return f"{strategy.name} on {counted(trainer.world_size, 'rank')}, {kind}, {trainer.precision_plugin.name}"
+    return f"{strategy.name} on {pluralize(trainer.world_size, 'rank')}, {kind}, {trainer.precision_plugin.name}"

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from multigpu.errors import speak_plainly
+from multigpu.errors import report_user_errors
 from multigpu.strategies import Strategy
-from multigpu.trainer import arguments, checkpoint_io, dataloaders, hooking, optimizers, parts, seed, spawned, stages
+from multigpu.trainer import arguments, defaults, seed
 from multigpu.trainer.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
+from multigpu.trainer.checkpointing import checkpoint_io
+from multigpu.trainer.loops import call_hooks, dataloaders, optimizers, run, spawned
+from multigpu.trainer.loops.optimizers import Stepper
+from multigpu.trainer.loops.results import Results, Told
+from multigpu.trainer.loops.signals import Signals
 from multigpu.trainer.module import LightningModule
-from multigpu.trainer.optimizers import Stepper
-from multigpu.trainer.results import Results, Told
-from multigpu.trainer.signals import Signals
 
 
 class Trainer:
@@ -45,8 +47,12 @@ class Trainer:
         use_distributed_sampler: bool = True, profiler: Any = None, detect_anomaly: bool = False,
         sync_batchnorm: bool = False, default_root_dir: str | Path | None = None, **old: Any,
     ):  # fmt: skip
-        speak_plainly()
-        told = {name: value for name, value in locals().items() if name not in ("self", "old", "__class__")}
+        report_user_errors()
+        told = {
+            name: value
+            for name, value in locals().items()
+            if name not in ("self", "old", "__class__")
+        }
         told |= arguments.understand_old_names(old, told)
         settings = SimpleNamespace(**told)
         self.strategy, self.accelerator = arguments.choose(
@@ -55,25 +61,48 @@ class Trainer:
         self.num_nodes = settings.num_nodes or 1
         self.precision = precision or "32-true"
         self.fast_dev_run = int(fast_dev_run)
-        self.max_epochs, self.min_epochs, self.max_steps, self.min_steps = max_epochs, min_epochs, max_steps, min_steps
-        self.limit_train_batches, self.limit_val_batches = limit_train_batches, limit_val_batches
-        self.limit_test_batches, self.limit_predict_batches = limit_test_batches, limit_predict_batches
-        self.overfit_batches, self.accumulate_grad_batches = overfit_batches, accumulate_grad_batches
+        self.max_epochs, self.min_epochs, self.max_steps, self.min_steps = (
+            max_epochs,
+            min_epochs,
+            max_steps,
+            min_steps,
+        )
+        self.limit_train_batches, self.limit_val_batches = (
+            limit_train_batches,
+            limit_val_batches,
+        )
+        self.limit_test_batches, self.limit_predict_batches = (
+            limit_test_batches,
+            limit_predict_batches,
+        )
+        self.overfit_batches, self.accumulate_grad_batches = (
+            overfit_batches,
+            accumulate_grad_batches,
+        )
         self.val_check_interval = 1.0 if val_check_interval is None else val_check_interval
         self.check_val_every_n_epoch = check_val_every_n_epoch
         self.num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
         self.log_every_n_steps = 50 if log_every_n_steps is None else log_every_n_steps
-        self.gradient_clip_val, self.gradient_clip_algorithm = gradient_clip_val, gradient_clip_algorithm
-        self.deterministic, self.benchmark, self.inference_mode = deterministic, benchmark, inference_mode
+        self.gradient_clip_val, self.gradient_clip_algorithm = (
+            gradient_clip_val,
+            gradient_clip_algorithm,
+        )
+        self.deterministic, self.benchmark, self.inference_mode = (
+            deterministic,
+            benchmark,
+            inference_mode,
+        )
         self.use_distributed_sampler = settings.use_distributed_sampler
         self.detect_anomaly, self.sync_batchnorm = detect_anomaly, sync_batchnorm
         self.enable_model_summary = enable_model_summary is not False
         self.default_root_dir = str(default_root_dir or os.getcwd())
         arguments.check_numbers(self)
-        parts.set_lengths(self)
-        self.profiler = parts.profiler_for(profiler)
-        self.loggers = parts.loggers_for(self, logger)
-        self.callbacks = parts.callbacks_for(self, callbacks, enable_checkpointing, enable_progress_bar, max_time)
+        defaults.set_lengths(self)
+        self.profiler = defaults.profiler_for(profiler)
+        self.loggers = defaults.loggers_for(self, logger)
+        self.callbacks = defaults.callbacks_for(
+            self, callbacks, enable_checkpointing, enable_progress_bar, max_time
+        )
         self._fresh()
 
     def _fresh(self) -> None:
@@ -102,7 +131,9 @@ class Trainer:
         self.return_predictions, self.weights_only = True, None
         self.val_dataloaders = self.test_dataloaders = self.predict_dataloaders = None
         self.ckpt_path: str | None = None
-        self.checkpoint: dict | None = None  # brought back from spawned ranks, which this process could not make
+        self.checkpoint: dict | None = (
+            None  # brought back from spawned ranks, which this process could not make
+        )
         self.train_dataloader: Any = None
         self.signals = Signals()
         self.state = SimpleNamespace(fn=None)
@@ -119,27 +150,36 @@ class Trainer:
         weights_only=False reads a checkpoint that holds any objects: for files that you trust.
         """
         self.weights_only = weights_only
-        self._run("fit", model, datamodule, ckpt_path, train=train_dataloaders, val=val_dataloaders)
+        self._run(
+            "fit", model, datamodule, ckpt_path, train=train_dataloaders, val=val_dataloaders
+        )
 
     def validate(self, model: LightningModule | None = None, dataloaders: Any = None,
                  ckpt_path: str | Path | None = None, verbose: bool = True, datamodule: Any = None,
                  weights_only: bool | None = None) -> list[dict]:  # fmt: skip
         """The metrics over all samples, each once: a dict for each dataloader."""
         self.weights_only = weights_only
-        return self._told(self._run("validate", model, datamodule, ckpt_path, val=dataloaders), verbose)
+        return self._told(
+            self._run("validate", model, datamodule, ckpt_path, val=dataloaders), verbose
+        )
 
     def test(self, model: LightningModule | None = None, dataloaders: Any = None,
              ckpt_path: str | Path | None = None, verbose: bool = True, datamodule: Any = None,
              weights_only: bool | None = None) -> list[dict]:  # fmt: skip
         """As `validate`, by `test_step`."""
         self.weights_only = weights_only
-        return self._told(self._run("test", model, datamodule, ckpt_path, test=dataloaders), verbose)
+        return self._told(
+            self._run("test", model, datamodule, ckpt_path, test=dataloaders), verbose
+        )
 
     def predict(self, model: LightningModule | None = None, dataloaders: Any = None, datamodule: Any = None,
                 return_predictions: bool | None = None, ckpt_path: str | Path | None = None,
                 weights_only: bool | None = None) -> list | None:  # fmt: skip
         """What `predict_step` gave for each batch, in order, from all ranks, on all ranks; None if that is not wanted."""
-        self.return_predictions, self.weights_only = return_predictions is not False, weights_only
+        self.return_predictions, self.weights_only = (
+            return_predictions is not False,
+            weights_only,
+        )
         return self._run("predict", model, datamodule, ckpt_path, predict=dataloaders)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
@@ -154,25 +194,38 @@ class Trainer:
 
     # ---- a run --------------------------------------------------------------------------------------------------
 
-    def _run(self, stage: str, model: Any, datamodule: Any, ckpt_path: Any, **loaders: Any) -> Any:
+    def _run(
+        self, stage: str, model: Any, datamodule: Any, ckpt_path: Any, **loaders: Any
+    ) -> Any:
         if model is None:
             model, saver = self.lightning_module, self.checkpoint_callback
-            if ckpt_path is None and saver is not None and saver.best_model_path:  # as Lightning does
+            if (
+                ckpt_path is None and saver is not None and saver.best_model_path
+            ):  # as Lightning does
                 ckpt_path = "best"
                 self.print(f"{stage}: with the weights of {saver.best_model_path}")
         for name, loader in loaders.items():
-            if hasattr(loader, "train_dataloader") and not isinstance(loader, nn.Module):  # fit(model, datamodule)
+            if hasattr(loader, "train_dataloader") and not isinstance(
+                loader, nn.Module
+            ):  # fit(model, datamodule)
                 datamodule, loaders[name] = loader, None
-        stages.refuse(stage, model)
+        run.check_model(stage, model)
         if not getattr(self.strategy, "returns_by_value", False):
-            return self.strategy.launch(stages.run, self, stage, model, datamodule, ckpt_path, loaders)
-        return spawned.run(self, stage, model, datamodule, ckpt_path, loaders)
+            return self.strategy.launch(
+                run.run_stage, self, stage, model, datamodule, ckpt_path, loaders
+            )
+        return spawned.run_stage(self, stage, model, datamodule, ckpt_path, loaders)
 
     def _told(self, found: list[dict], verbose: bool) -> list[dict]:
         for number, metrics in enumerate(found) if verbose else ():
             if metrics:
                 where = f"dataloader {number}: " if len(found) > 1 else ""
-                self.print(where + ", ".join(f"{name} {float(value):.4f}" for name, value in metrics.items()))
+                self.print(
+                    where
+                    + ", ".join(
+                        f"{name} {float(value):.4f}" for name, value in metrics.items()
+                    )
+                )
         return found
 
     # ---- what the loops and the module call ---------------------------------------------------------------------
@@ -181,7 +234,9 @@ class Trainer:
         """This rank's share of a dataloader; the loader itself where it is not dealt out."""
         share = loader
         if self.use_distributed_sampler:
-            share = dataloaders.deal(loader, self.strategy.shard, training, in_order=bool(self.overfit_batches))
+            share = dataloaders.deal(
+                loader, self.strategy.shard, training, in_order=bool(self.overfit_batches)
+            )
         seed.workers_of(share, self.global_rank)
         return share
 
@@ -207,7 +262,7 @@ class Trainer:
             if not automatic:
                 self.strategy.synchronize(optimizer)
                 self.precision_plugin.unscale(optimizer)
-                hooking.call(self, "on_before_optimizer_step", optimizer)
+                call_hooks.call(self, "on_before_optimizer_step", optimizer)
             with self.strategy.stepping(optimizer):
                 self.precision_plugin.step(optimizer)
         if not automatic:
@@ -223,13 +278,20 @@ class Trainer:
 
     def forget(self) -> None:
         """No metric is known yet."""
-        self.last_told, self._callback_metrics, self.logged_metrics, self._bar = None, {}, {}, {}
+        self.last_told, self._callback_metrics, self.logged_metrics, self._bar = (
+            None,
+            {},
+            {},
+            {},
+        )
 
     def send(self, told: Told | None, step: int | None = None) -> None:
         """New values, for the loggers. They stand at `step`; a user who logs one named "step" has it stand there."""
         if told is None or not told.log or not self.loggers:
             return
-        numbers = {"epoch": self.current_epoch} | {name: float(value) for name, value in told.log.items()}
+        numbers = {"epoch": self.current_epoch} | {
+            name: float(value) for name, value in told.log.items()
+        }
         at = int(numbers.pop("step", self._logged_step if step is None else step))
         for logger in self.loggers:
             logger.log_metrics(dict(numbers), at)
@@ -262,21 +324,49 @@ class Trainer:
     local_rank = property(lambda self: self.strategy.world.local_rank)
     world_size = property(lambda self: self.strategy.world.size)
     is_global_zero = property(lambda self: self.strategy.is_global_zero)
-    num_devices = property(lambda self: len(getattr(self.strategy, "devices", [])) or self.accelerator.count or 1)
+    num_devices = property(
+        lambda self: len(getattr(self.strategy, "devices", [])) or self.accelerator.count or 1
+    )
     logger = property(lambda self: self.loggers[0] if self.loggers else None)
-    log_dir = property(lambda self: (self.loggers[0].log_dir if self.loggers else None) or self.default_root_dir)
-    checkpoint_callbacks = property(lambda self: [cb for cb in self.callbacks if isinstance(cb, ModelCheckpoint)])
+    log_dir = property(
+        lambda self: (
+            (self.loggers[0].log_dir if self.loggers else None) or self.default_root_dir
+        )
+    )
+    checkpoint_callbacks = property(
+        lambda self: [cb for cb in self.callbacks if isinstance(cb, ModelCheckpoint)]
+    )
     checkpoint_callback = property(lambda self: next(iter(self.checkpoint_callbacks), None))
-    early_stopping_callbacks = property(lambda self: [cb for cb in self.callbacks if isinstance(cb, EarlyStopping)])
-    early_stopping_callback = property(lambda self: next(iter(self.early_stopping_callbacks), None))
-    progress_bar_callback = property(lambda self: next((c for c in self.callbacks if isinstance(c, ProgressBar)), None))
-    progress_bar_metrics = property(lambda self: {name: float(value) for name, value in self._bar.items()})
-    validating = property(lambda self: self.evaluating is not None and self.evaluating.stage == "validate")
-    testing = property(lambda self: self.evaluating is not None and self.evaluating.stage == "test")
-    predicting = property(lambda self: self.evaluating is not None and self.evaluating.stage == "predict")
+    early_stopping_callbacks = property(
+        lambda self: [cb for cb in self.callbacks if isinstance(cb, EarlyStopping)]
+    )
+    early_stopping_callback = property(
+        lambda self: next(iter(self.early_stopping_callbacks), None)
+    )
+    progress_bar_callback = property(
+        lambda self: next((c for c in self.callbacks if isinstance(c, ProgressBar)), None)
+    )
+    progress_bar_metrics = property(
+        lambda self: {name: float(value) for name, value in self._bar.items()}
+    )
+    validating = property(
+        lambda self: self.evaluating is not None and self.evaluating.stage == "validate"
+    )
+    testing = property(
+        lambda self: self.evaluating is not None and self.evaluating.stage == "test"
+    )
+    predicting = property(
+        lambda self: self.evaluating is not None and self.evaluating.stage == "predict"
+    )
     received_sigterm = property(lambda self: bool(self.signals.asked))
-    estimated_stepping_batches = property(lambda self: stages.estimated_steps(self))
+    estimated_stepping_batches = property(lambda self: run.estimated_steps(self))
     is_last_batch = property(lambda self: self.fitting is not None and self.fitting.last)
-    node_rank = property(lambda self: self.strategy.world.rank // self.strategy.world.local_size)
-    fit_loop = property(lambda self: self)  # what Lightning's loop holds is here: trainer.fit_loop.max_epochs = 20
-    enable_validation = property(lambda self: self.fitting is not None and self.fitting.validation is not None)
+    node_rank = property(
+        lambda self: self.strategy.world.rank // self.strategy.world.local_size
+    )
+    fit_loop = property(
+        lambda self: self
+    )  # what Lightning's loop holds is here: trainer.fit_loop.max_epochs = 20
+    enable_validation = property(
+        lambda self: self.fitting is not None and self.fitting.validation is not None
+    )

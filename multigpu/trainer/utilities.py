@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from multigpu.world import find
+from multigpu.launch.world import find
 
 
 def rank_zero_only(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,9 @@ def yaml_text(values: Mapping[str, Any]) -> str:
     Numbers, texts, None, lists and dicts stay what they are; tuples and sets become lists, a tensor with one element
     a number, an Enum its name, Namespaces and dataclasses dicts, and anything else its text.
     """
-    lines = [f"{_text(str(name))}: {_value(values[name])}\n" for name in sorted(values, key=str)]
+    lines = [
+        f"{_text(str(name))}: {_value(values[name])}\n" for name in sorted(values, key=str)
+    ]
     return "".join(lines) or "{}\n"
 
 
@@ -36,7 +38,11 @@ def _value(value: Any) -> str:
     elif is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_text(str(name))}: {_value(item)}" for name, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_text(str(name))}: {_value(item)}" for name, item in value.items())
+            + "}"
+        )
     if isinstance(value, list | tuple | set | frozenset):
         return "[" + ", ".join(map(_value, value)) + "]"
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # of torch or numpy

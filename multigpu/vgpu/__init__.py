@@ -16,12 +16,13 @@ from contextlib import contextmanager
 import torch
 
 from multigpu.errors import UserError
-from multigpu.vgpu import backend, device_module, usage
-from multigpu.vgpu import machine as _machine
-from multigpu.vgpu.machine import Machine
-from multigpu.vgpu.memory import keep_freed_memory
-from multigpu.vgpu.presets import GPUS, LINKS, Gpu, Link, named, size_in_bytes
-from multigpu.vgpu.timeline import Timeline
+from multigpu.vgpu.ops import usage
+from multigpu.vgpu.patches import backend, device_module
+from multigpu.vgpu.sim import machine as _machine
+from multigpu.vgpu.sim.machine import Machine
+from multigpu.vgpu.sim.memory import keep_freed_memory
+from multigpu.vgpu.sim.presets import GPUS, LINKS, Gpu, Link, named, size_in_bytes
+from multigpu.vgpu.sim.timeline import Timeline
 
 __all__ = [
     "GPUS",
@@ -57,7 +58,9 @@ def start(
     Raises UserError for a bad argument, for a torch version that was not tried, and if virtual GPUs are running.
     """
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 128:
-        raise UserError(f"count is {count!r}: the number of virtual GPUs is a whole number from 1 to 128.")
+        raise UserError(
+            f"count is {count!r}: the number of virtual GPUs is a whole number from 1 to 128."
+        )
     model, cable = named(gpu, GPUS), named(link, LINKS)
     capacity = model.memory if memory is None else size_in_bytes(memory)
     if (there := _machine.running()) is not None:
@@ -66,7 +69,7 @@ def start(
             f"or call vgpu.stop() first; their tensors are then gone."
         )
     backend.register(device_module)
-    from multigpu.vgpu import hooks  # after registration: it needs the device type
+    from multigpu.vgpu.patches import hooks  # after registration: it needs the device type
 
     machine = Machine(count, model, cable, capacity, compute)
     if compute:
@@ -85,7 +88,7 @@ def stop() -> None:
     machine = _machine.running()
     if machine is None:
         return
-    from multigpu.vgpu import hooks
+    from multigpu.vgpu.patches import hooks
 
     hooks.remove()
     for meter in machine.meters:
@@ -123,7 +126,9 @@ def timeline(since: float = 0.0) -> Timeline:
     """What the devices have done from `since` (simulated seconds, as `elapsed` gives them) until now."""
     machine = _current()
     end = machine.clock.synchronize()
-    return Timeline(machine.clock.events(), list(map(str, machine.devices)), since, end, machine.label())
+    return Timeline(
+        machine.clock.events(), list(map(str, machine.devices)), since, end, machine.label()
+    )
 
 
 def memory_held(

@@ -5,8 +5,8 @@ import os
 import torch
 
 from multigpu import devices, vgpu
-from multigpu.errors import UserError, counted
-from multigpu.world import World
+from multigpu.errors import UserError, pluralize
+from multigpu.launch.world import World
 
 
 def gpus(count: int = 2, world: World | None = None) -> list[torch.device]:
@@ -15,12 +15,14 @@ def gpus(count: int = 2, world: World | None = None) -> list[torch.device]:
     With `world` each rank of the node gets `count` GPUs of its own: local rank 1 gets cuda:2 and cuda:3 if count is 2.
     Raises UserError if fewer virtual GPUs are running than were asked for, or if torch does not see the GPUs of a Slurm job.
     """
-    world = world or World(rank=int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))))
+    world = world or World(
+        rank=int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+    )
     if real := devices.own(count, world):
         return real
     if (already := vgpu.devices()) and len(already) < count:
         raise UserError(
-            f"{count} GPUs were asked for, and only {counted(len(already), 'virtual one')} {'is' if len(already) == 1 else 'are'} running: "
+            f"{count} GPUs were asked for, and only {pluralize(len(already), 'virtual one')} {'is' if len(already) == 1 else 'are'} running: "
             f"call vgpu.stop() first."
         )
     places = already or vgpu.start(count)
@@ -28,7 +30,7 @@ def gpus(count: int = 2, world: World | None = None) -> list[torch.device]:
         devices.share_cores(world)
     if world.rank == 0:  # one rank speaks for all
         there = devices.seen(world)
-        has = counted(there, "GPU") if there else "no GPU"
+        has = pluralize(there, "GPU") if there else "no GPU"
         ones = f"{count} virtual GPUs compute" if count > 1 else "a virtual GPU computes"
         ones = f"in each of {world.size} processes {ones}" if world.size > 1 else ones
         print(f"This machine has {has}: {ones} on the CPU instead ({vgpu.label()}).")

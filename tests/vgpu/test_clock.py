@@ -2,18 +2,15 @@
 
 import pytest
 import torch
-from beside import pipeline
+from beside import CABLE, ROUND, last, pipeline
 from torch import nn
 
 from multigpu import vgpu
 from multigpu.vgpu import GPUS, LINKS, Gpu, Link
-from multigpu.vgpu.clock import Event
-from multigpu.vgpu.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
-from multigpu.vgpu.process_group import ring_seconds
+from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.network import ring_seconds
+from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
 
-# Round numbers: 1 TFLOP/s and 1 GB/s of memory bandwidth; 1 GB/s and 1 ms between devices; PCIe 3 to the host.
-ROUND = Gpu("round", 2**34, bandwidth=1e9, fp64=1e11, fp32=1e12, tf32=2e12, fp16=4e12, host="PCIe3")
-CABLE = Link("cable", bandwidth=1e9, latency=1e-3)
 PCIE = LINKS["PCIe3"]
 
 
@@ -23,20 +20,23 @@ def round_gpus():
         yield devices
 
 
-def last(kind: str = "compute") -> Event:
-    """The last event of that kind; without vgpu.timeline(), which makes the host wait."""
-    return [event for event in vgpu._current().clock.events() if event.kind == kind][-1]
-
-
 def seconds(event: Event) -> float:
     return event.end - event.start
 
 
 @pytest.mark.parametrize(
-    ("dtype", "peak"), [(torch.float32, 1e12), (torch.float64, 1e11), (torch.float16, 4e12), (torch.bfloat16, 4e12)]
+    ("dtype", "peak"),
+    [
+        (torch.float32, 1e12),
+        (torch.float64, 1e11),
+        (torch.float16, 4e12),
+        (torch.bfloat16, 4e12),
+    ],
 )
 def test_a_matrix_product_is_bound_by_arithmetic_or_by_memory(dtype, peak):
-    with vgpu.running(count=1, gpu=Gpu("x", 2**40, 1e12, 1e11, 1e12, 2e12, 4e12, "PCIe3"), compute=False) as (device,):
+    with vgpu.running(
+        count=1, gpu=Gpu("x", 2**40, 1e12, 1e11, 1e12, 2e12, 4e12, "PCIe3"), compute=False
+    ) as (device,):
         n = 16384
         a = torch.empty(n, n, dtype=dtype, device=device)
         a @ a
@@ -44,19 +44,29 @@ def test_a_matrix_product_is_bound_by_arithmetic_or_by_memory(dtype, peak):
         thin = torch.empty(n, 1, dtype=dtype, device=device)
         a @ thin
         traffic = (n * n + 2 * n) * dtype.itemsize
-        assert seconds(last()) == pytest.approx(KERNEL_OVERHEAD + max(traffic / 1e12, 2 * n * n / peak))
+        assert seconds(last()) == pytest.approx(
+            KERNEL_OVERHEAD + max(traffic / 1e12, 2 * n * n / peak)
+        )
 
 
 def test_flops_of_a_convolution_and_its_derivatives():
-    with vgpu.running(count=1, gpu=Gpu("x", 2**40, 1e15, 1e11, 1e12, 2e12, 4e12, "PCIe3"), compute=False) as (device,):
+    with vgpu.running(
+        count=1, gpu=Gpu("x", 2**40, 1e15, 1e11, 1e12, 2e12, 4e12, "PCIe3"), compute=False
+    ) as (device,):
         layer = nn.Conv2d(16, 32, 3, padding=1, bias=False, device=device)
         x = torch.empty(8, 16, 64, 64, device=device, requires_grad=True)
         out = layer(x)
         forward = 2 * 8 * 32 * 64 * 64 * 16 * 9
-        assert seconds(last()) == pytest.approx(KERNEL_OVERHEAD + forward / 2e12, rel=1e-6)  # TF32
+        assert seconds(last()) == pytest.approx(
+            KERNEL_OVERHEAD + forward / 2e12, rel=1e-6
+        )  # TF32
         out.backward(torch.empty_like(out))
-        events = [event for event in vgpu.timeline().events if event.name == "convolution_backward"]
-        assert seconds(events[0]) == pytest.approx(KERNEL_OVERHEAD + 2 * forward / 2e12, rel=1e-6)
+        events = [
+            event for event in vgpu.timeline().events if event.name == "convolution_backward"
+        ]
+        assert seconds(events[0]) == pytest.approx(
+            KERNEL_OVERHEAD + 2 * forward / 2e12, rel=1e-6
+        )
 
 
 def test_the_host_goes_on_and_the_device_runs_in_order(round_gpus):
@@ -83,7 +93,12 @@ def test_item_cpu_and_synchronize_make_the_host_wait(round_gpus):
     assert clock.main.time < clock.free[0]
     torch.vgpu.synchronize(first)
     assert clock.main.time == clock.free[0]
-    for wait in (lambda: x[0].item(), lambda: x.cpu(), lambda: x.nonzero(), lambda: bool((x == 0).all())):
+    for wait in (
+        lambda: x[0].item(),
+        lambda: x.cpu(),
+        lambda: x.nonzero(),
+        lambda: bool((x == 0).all()),
+    ):
         x.add_(1)
         busy_until = clock.free[0]
         wait()
@@ -106,7 +121,9 @@ def test_a_launch_bound_device_idles(round_gpus):
     for _ in range(100):
         x.add_(1)
     assert vgpu.elapsed() - start == pytest.approx(100 * LAUNCH_OVERHEAD, rel=0.05)
-    assert vgpu.timeline(since=start).busy(0) == pytest.approx(KERNEL_OVERHEAD / LAUNCH_OVERHEAD, rel=0.1)
+    assert vgpu.timeline(since=start).busy(0) == pytest.approx(
+        KERNEL_OVERHEAD / LAUNCH_OVERHEAD, rel=0.1
+    )
 
 
 def test_views_take_no_time(round_gpus):
@@ -122,9 +139,13 @@ def test_transfers(round_gpus):
     before = vgpu.elapsed()
     x = data.to(first)
     there = last("transfer")
-    assert there.name == "host → vgpu:0" and seconds(there) == pytest.approx(PCIE.latency + 1e6 / PCIE.bandwidth)
+    assert there.name == "host → vgpu:0" and seconds(there) == pytest.approx(
+        PCIE.latency + 1e6 / PCIE.bandwidth
+    )
     assert there.start == pytest.approx(before + LAUNCH_OVERHEAD)
-    assert vgpu._current().clock.main.time == there.end  # the host waits for a copy from pageable memory
+    assert (
+        vgpu._current().clock.main.time == there.end
+    )  # the host waits for a copy from pageable memory
     x.add_(1)
     y = x.to(second)
     across = last("transfer")
@@ -143,9 +164,17 @@ def test_non_blocking_lets_the_host_go_on_if_the_memory_is_pinned(round_gpus):
     data.to(round_gpus[0], non_blocking=True)  # from pageable memory: the host waits
     assert clock.main.time == clock.free[0]
     pinned, before = data.pin_memory(), clock.main.time
-    assert pinned.is_pinned() and pinned[5:].is_pinned() and not data.is_pinned() and pinned.pin_memory() is pinned
+    assert (
+        pinned.is_pinned()
+        and pinned[5:].is_pinned()
+        and not data.is_pinned()
+        and pinned.pin_memory() is pinned
+    )
     pinned.to(round_gpus[0], non_blocking=True)
-    assert clock.main.time == pytest.approx(before + LAUNCH_OVERHEAD) and clock.free[0] > clock.main.time
+    assert (
+        clock.main.time == pytest.approx(before + LAUNCH_OVERHEAD)
+        and clock.free[0] > clock.main.time
+    )
     with pytest.raises(RuntimeError, match="cannot pin 'vgpu'"):
         data.to(round_gpus[0]).pin_memory()
 
@@ -194,7 +223,9 @@ def test_naive_model_parallelism_blocks_and_micro_batches_overlap():
     assert naive.busy(0) + naive.busy(1) < 1.02  # never both at once
     # The bubble of p = 2 stages and m = 4 micro-batches: each is busy m / (m + p − 1) of the time that the transfers leave.
     for device in (0, 1):
-        assert piped.busy(device) == pytest.approx(4 / 5 * (1 - piped.busy(device, "transfer")), abs=0.03)
+        assert piped.busy(device) == pytest.approx(
+            4 / 5 * (1 - piped.busy(device, "transfer")), abs=0.03
+        )
     assert piped.end - piped.start < naive.end - naive.start
 
 
@@ -217,12 +248,30 @@ def test_ring_times():
 
 def test_presets_are_the_sheets_figures():
     v100, a100, h100 = GPUS["V100-16GB"], GPUS["A100-40GB"], GPUS["H100-80GB"]
-    assert (v100.memory, v100.bandwidth, v100.fp32, v100.fp16) == (2**34, 900e9, 15.7e12, 125e12)
-    assert (a100.bandwidth, a100.fp32, a100.tf32, a100.fp16) == (1555e9, 19.5e12, 156e12, 312e12)
+    assert (v100.memory, v100.bandwidth, v100.fp32, v100.fp16) == (
+        2**34,
+        900e9,
+        15.7e12,
+        125e12,
+    )
+    assert (a100.bandwidth, a100.fp32, a100.tf32, a100.fp16) == (
+        1555e9,
+        19.5e12,
+        156e12,
+        312e12,
+    )
     assert (GPUS["A100-80GB"].memory, GPUS["A100-80GB"].bandwidth) == (80 * 2**30, 2039e9)
     assert (h100.bandwidth, h100.fp64, h100.fp32) == (3350e9, 34e12, 67e12)
-    assert [LINKS[name].bandwidth for name in ("NVLink2", "NVLink3", "NVLink4")] == [150e9, 300e9, 450e9]
-    assert LINKS["PCIe4"].bandwidth == 2 * LINKS["PCIe3"].bandwidth and set(LINKS) >= {"PCIe3", "PCIe4", "PCIe5"}
+    assert [LINKS[name].bandwidth for name in ("NVLink2", "NVLink3", "NVLink4")] == [
+        150e9,
+        300e9,
+        450e9,
+    ]
+    assert LINKS["PCIe4"].bandwidth == 2 * LINKS["PCIe3"].bandwidth and set(LINKS) >= {
+        "PCIe3",
+        "PCIe4",
+        "PCIe5",
+    }
 
 
 def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(round_gpus):
@@ -232,7 +281,9 @@ def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(round_gpus
     x = torch.zeros(10, device=round_gpus[0])
     clock, start = vgpu._current().clock, vgpu.elapsed()
     clock.sharing = 2
-    threads = [Thread(target=lambda n=n: [x.detach().add(1) for _ in range(n)]) for n in (3, 5)]
+    threads = [
+        Thread(target=lambda n=n: [x.detach().add(1) for _ in range(n)]) for n in (3, 5)
+    ]
     for thread in threads:
         thread.start()
         thread.join()  # one after the other, and still both at the same simulated time

@@ -5,14 +5,16 @@ import textwrap
 
 import pytest
 import torch
+from commands import run
 
-from conftest import run
 from multigpu.vgpu import LINKS
 
 
 def batch(n: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     source = torch.Generator().manual_seed(5)
-    return torch.randn(n, 1, 8, 8, generator=source, dtype=torch.double), torch.randint(0, 10, (n,), generator=source)
+    return torch.randn(n, 1, 8, 8, generator=source, dtype=torch.double), torch.randint(
+        0, 10, (n,), generator=source
+    )
 
 
 WORKER = """
@@ -200,7 +202,10 @@ def test_ddp_over_two_devices_in_two_processes_equals_the_serial_run(tmp_path, w
     ranks = two_processes(what, tmp_path)
     assert all(rank["difference"] <= 1e-6 for rank in ranks)
     # both ranks see the same collectives, at the same simulated times
-    assert ranks[0]["collectives"] == ranks[1]["collectives"] and len(ranks[0]["collectives"]) >= 10
+    assert (
+        ranks[0]["collectives"] == ranks[1]["collectives"]
+        and len(ranks[0]["collectives"]) >= 10
+    )
     assert {device for device, _, _ in ranks[0]["collectives"]} == {0, 1}
 
 
@@ -208,9 +213,15 @@ def test_a_message_takes_the_same_time_on_both_sides(tmp_path):
     """It starts when both are there, as with NCCL; what was sent is what stood there when it was sent."""
     sender, receiver = two_processes("messages", tmp_path)
     start, end = sender["spans"][0]
-    assert sender["spans"] == receiver["spans"] and len(sender["spans"]) == 1 and receiver["got"] == 1e6
+    assert (
+        sender["spans"] == receiver["spans"]
+        and len(sender["spans"]) == 1
+        and receiver["got"] == 1e6
+    )
     assert start >= receiver["called"] > 0
-    assert end - start == pytest.approx(LINKS["NVLink2"].latency + 4e6 / LINKS["NVLink2"].bandwidth)
+    assert end - start == pytest.approx(
+        LINKS["NVLink2"].latency + 4e6 / LINKS["NVLink2"].bandwidth
+    )
 
 
 def test_what_was_sent_is_given_back(tmp_path):
@@ -254,17 +265,33 @@ def test_torchs_pipelines_equal_the_serial_run(tmp_path):
     ranks = two_processes("pipeline", tmp_path)
     for rank in ranks:
         assert rank["ScheduleGPipe"] <= 1e-7 and rank["Schedule1F1B"] <= 1e-7
-        assert rank["sends"][0] >= 8 and rank["sends"][1] >= 8 and rank["spans"] == ranks[0]["spans"]
+        assert (
+            rank["sends"][0] >= 8
+            and rank["sends"][1] >= 8
+            and rank["spans"] == ranks[0]["spans"]
+        )
 
 
 def test_collectives_between_processes(tmp_path):
     for rank, told in enumerate(two_processes("collectives", tmp_path)):
         assert told["sum"] == [3.0] * 4
-        assert told["gathered"] == [[3.0] * 4, [4.0] * 4] and told["gathered whole"] == [3.0] * 4 + [4.0] * 4
+        assert (
+            told["gathered"] == [[3.0] * 4, [4.0] * 4]
+            and told["gathered whole"] == [3.0] * 4 + [4.0] * 4
+        )
         assert told["scattered"] == [6.0] * 4 if rank == 0 else told["scattered"] == [8.0] * 4
-        assert told["broadcast"] == [1.0, 1.0] and told["host"] == [3] and told["objects"] == [{"rank": 0}, {"rank": 1}]
-        assert told.get("reduced", [2.0, 2.0]) == [2.0, 2.0] == told.get("received", [2.0, 2.0])
-        assert told["error"] == "Tensors of one collective must be on one device, but found vgpu:0 and vgpu:1"
+        assert (
+            told["broadcast"] == [1.0, 1.0]
+            and told["host"] == [3]
+            and told["objects"] == [{"rank": 0}, {"rank": 1}]
+        )
+        assert (
+            told.get("reduced", [2.0, 2.0]) == [2.0, 2.0] == told.get("received", [2.0, 2.0])
+        )
+        assert (
+            told["error"]
+            == "Tensors of one collective must be on one device, but found vgpu:0 and vgpu:1"
+        )
 
 
 def test_a_collective_starts_when_the_last_rank_arrives(tmp_path):

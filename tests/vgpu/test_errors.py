@@ -7,15 +7,17 @@ import pickle
 
 import pytest
 import torch
+from commands import run
 from torch import nn
 
 import multigpu
-from conftest import run
 from multigpu import vgpu
 from multigpu.devices import CLASSROOM
 from multigpu.errors import UserError
 
-MISMATCH = "Expected all tensors to be on the same device, but found at least two devices, {} and {}!"
+MISMATCH = (
+    "Expected all tensors to be on the same device, but found at least two devices, {} and {}!"
+)
 
 
 def test_two_devices_in_one_operation(two):
@@ -71,8 +73,14 @@ def test_numpy_needs_the_host(two):
 
 def test_reading_and_printing(two):
     x = torch.tensor([[1.5, 2.0], [-3.0, 4.25]], device=two[1])
-    assert x.sum().item() == 4.75 and x.tolist() == [[1.5, 2.0], [-3.0, 4.25]] and float(x[0, 0]) == 1.5
-    assert repr(x) == "tensor([[ 1.5000,  2.0000],\n        [-3.0000,  4.2500]], device='vgpu:1')"
+    assert (
+        x.sum().item() == 4.75
+        and x.tolist() == [[1.5, 2.0], [-3.0, 4.25]]
+        and float(x[0, 0]) == 1.5
+    )
+    assert (
+        repr(x) == "tensor([[ 1.5000,  2.0000],\n        [-3.0000,  4.2500]], device='vgpu:1')"
+    )
     assert f"{x[0, 0]:.2f}" == "1.50" and bool((x == x).all()) and len(x) == 2
     assert "grad_fn=<MulBackward0>" in repr(x.requires_grad_() * 2)
     assert (
@@ -89,15 +97,23 @@ def test_saved_and_loaded(two, tmp_path, weights_only):
     update = torch.optim.AdamW(model.parameters())
     model(torch.ones(4, 3, device=two[1])).sum().backward()
     update.step()
-    torch.save({"model": model.state_dict(), "optimizer": update.state_dict()}, tmp_path / "last.pt")
+    torch.save(
+        {"model": model.state_dict(), "optimizer": update.state_dict()}, tmp_path / "last.pt"
+    )
     for place in (None, "cpu", "vgpu:0", {"vgpu:1": "vgpu:0"}):
-        loaded = torch.load(tmp_path / "last.pt", map_location=place, weights_only=weights_only)
+        loaded = torch.load(
+            tmp_path / "last.pt", map_location=place, weights_only=weights_only
+        )
         weight = loaded["model"]["0.weight"]
-        assert str(weight.device) == ("vgpu:1" if place is None else place if isinstance(place, str) else "vgpu:0")
+        assert str(weight.device) == (
+            "vgpu:1" if place is None else place if isinstance(place, str) else "vgpu:0"
+        )
         assert torch.equal(weight.cpu(), model[0].weight.detach().cpu())
     fresh = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     fresh.load_state_dict(loaded["model"])
-    assert fresh[0].weight.device.type == "cpu" and torch.equal(fresh[0].weight, model[0].weight.cpu())
+    assert fresh[0].weight.device.type == "cpu" and torch.equal(
+        fresh[0].weight, model[0].weight.cpu()
+    )
     torch.optim.AdamW(fresh.to(two[0]).parameters()).load_state_dict(loaded["optimizer"])
 
 
@@ -114,8 +130,15 @@ def test_pickle_and_deepcopy(two):
     model = nn.Linear(3, 2).to(two[1])
     model.weight.grad = torch.ones_like(model.weight)
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert isinstance(other.weight, nn.Parameter) and other.weight.device == two[1] and other.weight.requires_grad
-        assert torch.equal(other.weight.cpu(), model.weight.cpu()) and other.weight is not model.weight
+        assert (
+            isinstance(other.weight, nn.Parameter)
+            and other.weight.device == two[1]
+            and other.weight.requires_grad
+        )
+        assert (
+            torch.equal(other.weight.cpu(), model.weight.cpu())
+            and other.weight is not model.weight
+        )
         with torch.no_grad():
             other.weight.zero_()
         assert model.weight.abs().sum() > 0
@@ -125,7 +148,9 @@ def test_pickle_and_deepcopy(two):
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
-    assert torch.load(buffer, weights_only=False, map_location="cpu").weight.device.type == "cpu"
+    assert (
+        torch.load(buffer, weights_only=False, map_location="cpu").weight.device.type == "cpu"
+    )
 
 
 def test_to_keeps_ties_identity_and_hooks(two):
@@ -134,7 +159,9 @@ def test_to_keeps_ties_identity_and_hooks(two):
     weight, update = model[0].weight, torch.optim.SGD(model.parameters(), lr=0.1)
     for place in (two[0], two[1], torch.device("cpu")):
         model.to(place)
-        assert model[0].weight is weight and model[1].weight is weight and weight.device == place
+        assert (
+            model[0].weight is weight and model[1].weight is weight and weight.device == place
+        )
         assert update.param_groups[0]["params"][0] is weight
     assert model.to(two[0]).half()[0].weight.dtype is torch.float16
     assert model.vgpu(1)[0].weight.device == two[1]
@@ -188,7 +215,9 @@ def test_an_exception_in_backward_comes_out_as_it_is(two):
 def test_an_operation_that_the_backend_cannot_do(two):
     library = torch.library.Library("vgputest", "DEF")
     library.define("nowhere(Tensor x) -> Tensor")
-    with pytest.raises(NotImplementedError, match=r"Virtual GPUs cannot run the operation .*nowhere"):
+    with pytest.raises(
+        NotImplementedError, match=r"Virtual GPUs cannot run the operation .*nowhere"
+    ):
         torch.ops.vgputest.nowhere(torch.ones(2, device=two[0]))
 
 
@@ -207,7 +236,13 @@ def test_starting_twice_and_stopping():
     with pytest.raises(RuntimeError, match="No virtual GPUs are running"):
         torch.ones(2, device="vgpu:0")
     with vgpu.running(count=1):
-        for use in (lambda: x + 1, lambda: x.cpu(), lambda: x.view(2, 1), lambda: x[0].item(), lambda: x.add_(1)):
+        for use in (
+            lambda: x + 1,
+            lambda: x.cpu(),
+            lambda: x.view(2, 1),
+            lambda: x[0].item(),
+            lambda: x.add_(1),
+        ):
             with pytest.raises(RuntimeError, match="have been stopped"):
                 use()
         assert repr(x) == "tensor(..., size=(2,), device='vgpu:0')"
@@ -217,10 +252,18 @@ def test_starting_twice_and_stopping():
 def test_stopping_puts_torch_back():
     from torch.nn.parallel import comm
 
-    before = (torch.__future__.get_swap_module_params_on_conversion(), torch.utils.swap_tensors, comm.gather)
+    before = (
+        torch.__future__.get_swap_module_params_on_conversion(),
+        torch.utils.swap_tensors,
+        comm.gather,
+    )
     with vgpu.running(count=1):
         assert comm.gather is not before[2]
-    assert before == (torch.__future__.get_swap_module_params_on_conversion(), torch.utils.swap_tensors, comm.gather)
+    assert before == (
+        torch.__future__.get_swap_module_params_on_conversion(),
+        torch.utils.swap_tensors,
+        comm.gather,
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,10 +285,12 @@ def test_bad_arguments(arguments, words):
 
 
 def test_an_unsupported_torch():
-    from multigpu.vgpu.backend import check_version
+    from multigpu.vgpu.patches.backend import check_version
 
     for version in ("2.10.1", "2.14.0", "3.0.0"):
-        with pytest.raises(UserError, match=f"tried with torch 2.11 to 2.13, and this is torch {version}"):
+        with pytest.raises(
+            UserError, match=f"tried with torch 2.11 to 2.13, and this is torch {version}"
+        ):
             check_version(version)
     for version in ("2.11.0", "2.12.1+cu128", "2.13.0+cpu"):
         check_version(version)
@@ -262,7 +307,10 @@ def test_a_fork_after_start():
         "    except RuntimeError as error: print(error); sys.stdout.flush(); os._exit(3)",
         "print('child', os.waitstatus_to_exitcode(os.wait()[1]))",
     )))  # fmt: skip
-    assert "Cannot re-initialize virtual GPUs in forked subprocess" in done.stdout and "child 3" in done.stdout
+    assert (
+        "Cannot re-initialize virtual GPUs in forked subprocess" in done.stdout
+        and "child 3" in done.stdout
+    )
 
 
 def test_gpus(capsys):
@@ -270,9 +318,19 @@ def test_gpus(capsys):
     try:
         first, second = multigpu.gpus(2)
         said = capsys.readouterr().out
-        assert said.count("\n") == 1 and "no GPU" in said and "simulated: 2 × V100-16GB, NVLink2" in said
-        assert [str(first), str(second)] == ["vgpu:0", "vgpu:1"] == [str(device) for device in multigpu.gpus(2)]
-        with pytest.raises(UserError, match="3 GPUs were asked for, and only 2 virtual ones are running"):
+        assert (
+            said.count("\n") == 1
+            and "no GPU" in said
+            and "simulated: 2 × V100-16GB, NVLink2" in said
+        )
+        assert (
+            [str(first), str(second)]
+            == ["vgpu:0", "vgpu:1"]
+            == [str(device) for device in multigpu.gpus(2)]
+        )
+        with pytest.raises(
+            UserError, match="3 GPUs were asked for, and only 2 virtual ones are running"
+        ):
             multigpu.gpus(3)
     finally:
         vgpu.stop()

@@ -10,8 +10,8 @@ from torch import nn
 
 from multigpu import vgpu
 from multigpu.errors import UserError
-from multigpu.vgpu import memory
-from multigpu.vgpu.presets import size_in_bytes
+from multigpu.vgpu.sim import memory
+from multigpu.vgpu.sim.presets import size_in_bytes
 
 KIB, MIB = 2**10, 2**20
 
@@ -91,7 +91,10 @@ def test_peak(small):
     assert torch.vgpu.max_memory_allocated(small[0]) == MIB
     assert torch.vgpu.mem_get_info(small[0]) == (63 * MIB, 64 * MIB)
     assert torch.vgpu.memory_stats(0)["allocated_bytes.all.peak"] == MIB
-    assert torch.vgpu.memory_reserved(0) == MIB and torch.vgpu.get_device_properties(0).total_memory == 64 * MIB
+    assert (
+        torch.vgpu.memory_reserved(0) == MIB
+        and torch.vgpu.get_device_properties(0).total_memory == 64 * MIB
+    )
     torch.vgpu.empty_cache()
     with torch.vgpu.device(1):
         assert torch.vgpu.current_device() == 1 and torch.vgpu.memory_allocated() == 0
@@ -126,7 +129,9 @@ def test_out_of_memory_in_cudas_words(small):
         lambda: torch.empty(65 * MIB, dtype=torch.uint8, device=small[0]),
         lambda: torch.zeros(65 * MIB // 4).to(small[0]),
     ):
-        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 65.00 MiB. GPU 0"):
+        with pytest.raises(
+            torch.OutOfMemoryError, match=r"Tried to allocate 65.00 MiB. GPU 0"
+        ):
             call()
     assert held(small[0]) == 0
 
@@ -151,16 +156,22 @@ def test_out_of_memory_in_backward_is_given_back_and_training_goes_on():
         update.step()
         torch.optim.SGD(plain.parameters(), lr=0.1).step()
         assert all(
-            torch.equal(ours.cpu(), theirs) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True)
+            torch.equal(ours.cpu(), theirs)
+            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True)
         )
 
 
 def test_a_model_too_large_for_one_fits_on_two():
-    halves = [nn.Sequential(*(nn.Linear(512, 512) for _ in range(3))) for _ in range(2)]  # 3 MiB of weights each
+    halves = [
+        nn.Sequential(*(nn.Linear(512, 512) for _ in range(3))) for _ in range(2)
+    ]  # 3 MiB of weights each
     with vgpu.running(count=2, memory="8MiB") as (first, second):
 
         def step(places):
-            copies = [copy.deepcopy(half).to(place) for half, place in zip(halves, places, strict=True)]
+            copies = [
+                copy.deepcopy(half).to(place)
+                for half, place in zip(halves, places, strict=True)
+            ]
             x = torch.ones(4, 512, device=first)
             for half, place in zip(copies, places, strict=True):
                 x = half(x.to(place))
@@ -169,7 +180,10 @@ def test_a_model_too_large_for_one_fits_on_two():
         with pytest.raises(torch.OutOfMemoryError, match="GPU 0"):
             step((first, first))
         step((first, second))
-        assert torch.vgpu.max_memory_allocated(first) <= 8 * MIB and torch.vgpu.max_memory_allocated(second) <= 8 * MIB
+        assert (
+            torch.vgpu.max_memory_allocated(first) <= 8 * MIB
+            and torch.vgpu.max_memory_allocated(second) <= 8 * MIB
+        )
 
 
 def test_more_than_the_host_has(monkeypatch):
@@ -192,7 +206,9 @@ def test_more_than_the_host_has(monkeypatch):
 
 def test_who_holds_the_memory(small):
     """Weights, gradients, optimizer and the rest; tied weights once; together what is allocated."""
-    model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Tanh(), nn.Linear(256, 256, bias=False)).to(small[0])
+    model = nn.Sequential(
+        nn.Linear(256, 256, bias=False), nn.Tanh(), nn.Linear(256, 256, bias=False)
+    ).to(small[0])
     model[2].weight = model[0].weight
     model.register_buffer("again", model[0].weight.detach())  # the same storage
     update = torch.optim.Adam(model.parameters())
@@ -226,7 +242,11 @@ def test_stopping_forgets_and_the_next_start_is_empty():
 
 
 def test_sizes():
-    assert size_in_bytes("64MiB") == 64 * MIB and size_in_bytes("1.5 GiB") == 3 * 2**29 and size_in_bytes(7) == 7
+    assert (
+        size_in_bytes("64MiB") == 64 * MIB
+        and size_in_bytes("1.5 GiB") == 3 * 2**29
+        and size_in_bytes(7) == 7
+    )
     assert size_in_bytes("100B") == 100 and size_in_bytes("2KiB") == 2048
     for bad in ("64", "MiB", "1,5GiB", "-1MiB", 0, 1.5, None):
         with pytest.raises(UserError):

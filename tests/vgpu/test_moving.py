@@ -14,7 +14,9 @@ def test_a_moved_module_keeps_what_a_program_has_put_on_its_parameters(two):
     weight, calls = model.weight, []
     weight.mark, reference = "mine", weakref.ref(weight)
     weight.register_hook(lambda grad: calls.append(("hook", str(grad.device))))
-    weight.register_post_accumulate_grad_hook(lambda parameter: calls.append(("after", str(parameter.grad.device))))
+    weight.register_post_accumulate_grad_hook(
+        lambda parameter: calls.append(("after", str(parameter.grad.device)))
+    )
     for move, place in (
         (lambda: model.to(two[0]), "vgpu:0"),
         (lambda: model.to(two[1]), "vgpu:1"),
@@ -22,7 +24,11 @@ def test_a_moved_module_keeps_what_a_program_has_put_on_its_parameters(two):
         (lambda: model.double(), "cpu"),
     ):
         move()
-        assert model.weight is weight is reference() and isinstance(weight, nn.Parameter) and weight.mark == "mine"
+        assert (
+            model.weight is weight is reference()
+            and isinstance(weight, nn.Parameter)
+            and weight.mark == "mine"
+        )
         model.zero_grad()
         model(torch.ones(1, 2, device=place, dtype=weight.dtype)).sum().backward()
         assert calls == [("hook", place), ("after", place)] and str(weight.device) == place
@@ -31,7 +37,9 @@ def test_a_moved_module_keeps_what_a_program_has_put_on_its_parameters(two):
     assert nn.Linear(2, 2).to("meta").to_empty(device=two[1]).weight.device == two[1]
     flat = weight.data.view(-1)
     model.load_state_dict(nn.Linear(2, 2).state_dict())
-    assert torch.equal(flat, weight.data.view(-1)), "load_state_dict copies into the parameter, as without virtual GPUs"
+    assert torch.equal(flat, weight.data.view(-1)), (
+        "load_state_dict copies into the parameter, as without virtual GPUs"
+    )
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, nn.LSTM])
@@ -59,7 +67,9 @@ def test_modules_that_move_without_a_graph(two):
     sparse = nn.Module()
     sparse.weight = nn.Parameter(torch.eye(3).to_sparse())
     assert inside.weight.device == two[0] and outside.weight.device == two[1]
-    assert sparse.to(two[0]).weight.device == two[0] and sparse.cpu().weight.device.type == "cpu"
+    assert (
+        sparse.to(two[0]).weight.device == two[0] and sparse.cpu().weight.device.type == "cpu"
+    )
     assert torch.equal(sparse.weight.to_dense(), torch.eye(3))
 
 

@@ -44,9 +44,9 @@ def indexing(x, weight):
 def attention(x, weight):
     q, k, v = (x @ weight).reshape(4, 7, 3, 3, 4).permute(2, 0, 3, 1, 4)
     mask = torch.ones(7, 7, dtype=torch.bool, device=x.device).tril()
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True) + F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask
-    )
+    return F.scaled_dot_product_attention(
+        q, k, v, is_causal=True
+    ) + F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 class Tied(nn.Module):
@@ -106,7 +106,10 @@ SAME_KERNELS = {
 }  # fmt: skip
 # A GPU's kernel has its sums or its dropout in another order than the CPU's: equal to the last bits.
 OTHER_KERNELS = {
-    "dropout": (lambda: nn.Sequential(nn.Linear(12, 50), nn.Dropout(0.5), nn.Linear(50, 3)), sequences),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(12, 50), nn.Dropout(0.5), nn.Linear(50, 3)),
+        sequences,
+    ),
     "transformer encoder with dropout": (lambda: encoder(0.1), sequences),
     "multi-head attention": (
         lambda: Function(lambda x, w: nn.functional.softmax(x @ w @ x.mT, -1) @ x, 12, 12),

@@ -41,23 +41,38 @@ def beside(function, *inputs: torch.Tensor, device) -> None:
     ],
 )
 def test_complex_numbers(two, function):
-    beside(function, torch.randn(5, dtype=torch.cfloat, generator=torch.Generator().manual_seed(0)), device=two[1])
+    beside(
+        function,
+        torch.randn(5, dtype=torch.cfloat, generator=torch.Generator().manual_seed(0)),
+        device=two[1],
+    )
 
 
 def test_forward_mode_over_backward(two):
-    assert torch.equal(torch.func.hessian(lambda x: (x**3).sum())(torch.ones(2, device=two[0])).cpu(), 6 * torch.eye(2))
+    assert torch.equal(
+        torch.func.hessian(lambda x: (x**3).sum())(torch.ones(2, device=two[0])).cpu(),
+        6 * torch.eye(2),
+    )
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 def test_packed_sequences(two, kind):
     torch.manual_seed(0)
-    layer, rows, lengths = kind(4, 3, batch_first=True), torch.randn(3, 5, 4), torch.tensor([5, 3, 2])
+    layer, rows, lengths = (
+        kind(4, 3, batch_first=True),
+        torch.randn(3, 5, 4),
+        torch.tensor([5, 3, 2]),
+    )
     outputs = []
     for place in ("cpu", two[1]):
         packed = pack_padded_sequence(rows.to(place), lengths, batch_first=True)
         output = pad_packed_sequence(layer.to(place)(packed)[0], batch_first=True)[0]
         output.square().sum().backward()
-        outputs.append(torch.cat([output.detach().cpu().flatten(), layer.weight_hh_l0.grad.cpu().flatten()]))
+        outputs.append(
+            torch.cat(
+                [output.detach().cpu().flatten(), layer.weight_hh_l0.grad.cpu().flatten()]
+            )
+        )
         layer.zero_grad()
         del output
     assert torch.allclose(*outputs, atol=1e-6)
@@ -67,18 +82,30 @@ def test_packed_sequences(two, kind):
 
 def test_a_transformer_with_its_defaults_and_a_padding_mask(two):
     torch.manual_seed(0)
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
-    rows, padding = torch.randn(2, 4, 8), torch.tensor([[False] * 4, [False, False, True, True]])
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1
+    ).eval()
+    rows, padding = (
+        torch.randn(2, 4, 8),
+        torch.tensor([[False] * 4, [False, False, True, True]]),
+    )
     with torch.no_grad():
         expected = model(rows, src_key_padding_mask=padding)
-        found = model.to(two[1])(rows.to(two[1]), src_key_padding_mask=padding.to(two[1])).cpu()
+        found = model.to(two[1])(
+            rows.to(two[1]), src_key_padding_mask=padding.to(two[1])
+        ).cpu()
     assert torch.allclose(found[~padding], expected[~padding], atol=1e-5)
 
 
 def test_a_mask_that_learns(two):
     rows = torch.randn(4, 1, 2, 4, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
     mask = torch.zeros(2, 4, 4)
-    beside(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), *rows[:3], mask, device=two[0])
+    beside(
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
+        *rows[:3],
+        mask,
+        device=two[0],
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +115,9 @@ def test_a_mask_that_learns(two):
         lambda a, b: torch.add(torch.ones((), device=a), 1, out=torch.zeros(())),
         lambda a, b: torch.stack([torch.ones((), device=a), torch.zeros(())]),
         lambda a, b: F.embedding(torch.tensor(1), torch.ones(3, 2, device=a)),
-        lambda a, b: torch.ones(4, device=a).index_put_((torch.tensor([0, 1]),), torch.zeros(2)),
+        lambda a, b: torch.ones(4, device=a).index_put_(
+            (torch.tensor([0, 1]),), torch.zeros(2)
+        ),
         lambda a, b: torch._foreach_add([torch.ones(2, device=a)], [torch.ones(2, device=b)]),
         lambda a, b: torch._foreach_add_([torch.ones(2, device=a)], [torch.ones(2)]),
     ],
@@ -99,15 +128,23 @@ def test_what_passed_unseen(two, wrong):
 
 
 def test_indices_of_a_device_for_a_tensor_of_the_host(two):
-    with pytest.raises(RuntimeError, match="indices should be either on cpu or on the same device"):
+    with pytest.raises(
+        RuntimeError, match="indices should be either on cpu or on the same device"
+    ):
         torch.arange(5.0)[torch.tensor([1, 2], device=two[0])]
-    assert torch.arange(5.0, device=two[0])[torch.tensor([1, 2])].tolist() == [1, 2], "the other way is allowed"
+    assert torch.arange(5.0, device=two[0])[torch.tensor([1, 2])].tolist() == [1, 2], (
+        "the other way is allowed"
+    )
 
 
 def test_numbers_of_the_host_are_taken(two):
     x = torch.ones(3, device=two[1])
     assert (x * torch.tensor(2.0) + torch.tensor(1)).tolist() == [3, 3, 3]
-    assert x.masked_fill(x > 0, torch.tensor(5.0)).fill_(torch.tensor(4.0)).tolist() == [4, 4, 4]
+    assert x.masked_fill(x > 0, torch.tensor(5.0)).fill_(torch.tensor(4.0)).tolist() == [
+        4,
+        4,
+        4,
+    ]
 
 
 def test_a_foreach_result_lies_where_its_argument_does(two):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_clock import CABLE, ROUND, last
+from beside import CABLE, ROUND, last
 from torch import nn
 
 from multigpu import vgpu

@@ -23,12 +23,23 @@ def test_every_optimizer(two, name):
     """In its default form, which is foreach on a GPU; and foreach and fused as the CPU has them, to the bit."""
     kind = getattr(torch.optim, name)
     make = (
-        (lambda: nn.Sequential(nn.Linear(12, 16, bias=False), nn.Linear(16, 3, bias=False))) if name == "Muon" else mlp
+        (lambda: nn.Sequential(nn.Linear(12, 16, bias=False), nn.Linear(16, 3, bias=False)))
+        if name == "Muon"
+        else mlp
     )
-    assert train(make, sequences(), device=two[1], optimizer=lambda p: kind(p, lr=1e-2))[0] <= 1e-6
+    assert (
+        train(make, sequences(), device=two[1], optimizer=lambda p: kind(p, lr=1e-2))[0]
+        <= 1e-6
+    )
     for form in {"foreach", "fused"} & set(inspect.signature(kind).parameters):
         assert (
-            train(make, sequences(), device=two[1], optimizer=lambda p, f=form: kind(p, lr=1e-2, **{f: True}))[0] == 0
+            train(
+                make,
+                sequences(),
+                device=two[1],
+                optimizer=lambda p, f=form: kind(p, lr=1e-2, **{f: True}),
+            )[0]
+            == 0
         )
 
 
@@ -37,7 +48,10 @@ def test_lbfgs(two):
     plain = mlp()
     there = copy.deepcopy(plain).to(two[1])
     for model, place in ((plain, "cpu"), (there, two[1])):
-        data, update = sequences().to(place), torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5)
+        data, update = (
+            sequences().to(place),
+            torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5),
+        )
 
         def closure(model=model, data=data, update=update):
             update.zero_grad()
@@ -91,7 +105,9 @@ def test_clipping_schedulers_and_hooks(two):
     def make():
         model = mlp()
         model[0].register_forward_hook(lambda module, args, out: out * 2)
-        model[2].register_full_backward_hook(lambda module, given, got: tuple(g * 3 for g in given))
+        model[2].register_full_backward_hook(
+            lambda module, given, got: tuple(g * 3 for g in given)
+        )
         model[0].weight.register_hook(lambda grad: grad * 0.5)
         return model
 
@@ -116,7 +132,9 @@ def test_clipping_schedulers_and_hooks(two):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(two, dtype):
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, 3))
+    plain = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, 3)
+    )
     there = copy.deepcopy(plain).to(two[1])
     outs = []
     for model, place in ((plain, torch.device("cpu")), (there, two[1])):
@@ -147,7 +165,9 @@ def test_no_grad_inference_and_eval(two):
     plain = copy.deepcopy(model).cpu()
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            assert torch.allclose(model(sequences().to(two[1])).cpu(), plain(sequences()), atol=1e-6)
+            assert torch.allclose(
+                model(sequences().to(two[1])).cpu(), plain(sequences()), atol=1e-6
+            )
 
 
 def test_random_numbers_are_the_devices_own(two):
@@ -162,7 +182,9 @@ def test_random_numbers_are_the_devices_own(two):
     one = torch.rand(4, device=first).cpu()
     torch.vgpu.set_rng_state(state, first)
     assert torch.equal(torch.rand(4, device=first).cpu(), one)
-    with pytest.raises(RuntimeError, match="Expected a 'vgpu' device type for generator but found 'cpu'"):
+    with pytest.raises(
+        RuntimeError, match="Expected a 'vgpu' device type for generator but found 'cpu'"
+    ):
         torch.randn(2, device=first, generator=torch.Generator())
 
 
@@ -174,7 +196,9 @@ def test_a_step_across_two_devices(two):
     there[0].to(two[0])
     there[2].to(two[1])
     plain(sequences()).square().mean().backward()
-    there[2](torch.tanh(there[0](sequences().to(two[0]))).to(two[1])).square().mean().backward()
+    there[2](
+        torch.tanh(there[0](sequences().to(two[0]))).to(two[1])
+    ).square().mean().backward()
     assert difference(plain, there) == 0
     assert there[0].weight.grad.device == two[0] and there[2].weight.grad.device == two[1]
 

@@ -1,0 +1,167 @@
+"""The command `multigpu`: doctor, slurm, horovodrun, notebooks. Each command calls one module and prints what it returns."""
+
+import json
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from multigpu import classroom
+from multigpu.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="The course on training with many GPUs."
+)
+
+
+# ---- multigpu slurm: a real Slurm on this machine ----------------------------------------------------------------
+
+slurm = typer.Typer(
+    no_args_is_help=True, help="A real Slurm cluster on this machine, to practise on."
+)
+app.add_typer(slurm, name="slurm")
+
+
+@slurm.command("up")
+def slurm_up(
+    nodes: Annotated[int, typer.Option(help="How many nodes to pretend.")] = 2,
+    gpus_per_node: Annotated[
+        int, typer.Option(help="How many GPUs each of them pretends to have.")
+    ] = 2,
+) -> None:
+    """Start the cluster; does nothing where it is up already."""
+    print(classroom.up(nodes, gpus_per_node))
+
+
+@slurm.command("down")
+def slurm_down() -> None:
+    """Cancel everybody's jobs on it, end its daemons and remove its files; does nothing where it is down already."""
+    print(classroom.down())
+
+
+@slurm.command("status")
+def slurm_status() -> None:
+    """Say what runs and what to do about what does not; exit code 1 where the cluster is not up."""
+    running, text = classroom.status()
+    print(text)
+    if not running:
+        raise SystemExit(1)
+
+
+@slurm.command("env")
+def slurm_env() -> None:
+    """Print the line an ordinary user's shell needs: eval "$(multigpu slurm env)"."""
+    print(classroom.env())
+
+
+@slurm.command("install")
+def slurm_install(
+    with_mpi: Annotated[
+        bool, typer.Option("--with-mpi", help="Open MPI too, for mpirun.")
+    ] = False,
+) -> None:
+    """Install Slurm with apt-get, as root on Debian or Ubuntu; say the command elsewhere."""
+    print(classroom.install(with_mpi))
+
+
+# ---- multigpu doctor: what this machine can run ------------------------------------------------------------------
+
+
+@app.command("doctor")
+def doctor_command(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object with fixed keys, nothing else.")
+    ] = False,
+) -> None:
+    """Say what this machine can run, and what to do about the rest; exit code 1 if the lessons cannot run at all."""
+    from multigpu.cli import doctor
+
+    checks = doctor.examine()
+    if as_json:
+        print(json.dumps(doctor.as_dict(checks), indent=2))
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(doctor.as_table(checks))
+    if not doctor.works(checks):
+        raise SystemExit(1)
+
+
+# ---- multigpu horovodrun: ranks by Horovod's variables -------------------------------------------------------------
+
+
+@app.command(
+    "horovodrun",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    add_help_option=False,
+)
+def horovodrun_command(
+    arguments: Annotated[list[str], typer.Argument(metavar="-np N COMMAND...")],
+) -> None:
+    """Start N ranks of a command on this machine, as Horovod's own horovodrun does: -np 4 python train.py."""
+    from multigpu.launch import horovodrun
+
+    raise SystemExit(horovodrun.run(arguments))
+
+
+# ---- multigpu notebooks: a notebook and its script say the same ---------------------------------------------------
+
+notebooks = typer.Typer(
+    no_args_is_help=True, help="Run the scripts into their notebooks, and check the pairs."
+)
+app.add_typer(notebooks, name="notebooks")
+Stems = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[STEM]...", help="As in scripts/STEM.py; all if none."),
+]
+
+
+@notebooks.command("run")
+def notebooks_run(stems: Stems = None) -> None:
+    """Execute scripts into their notebooks; exit code 1 if a cell failed, its notebook then stays as it was."""
+    from multigpu import notebooks as pairs
+
+    root, failed = pairs.find_root(), False
+    for stem in pairs.select(stems or (), root):
+        print(f"{stem}: running", flush=True)
+        started = time.perf_counter()
+        try:
+            remarks = pairs.run(stem, root)
+        except pairs.CellFailed as error:
+            failed = True
+            print(error, file=sys.stderr)
+            continue
+        print(
+            f"{stem}: notebooks/{stem}.ipynb written after {time.perf_counter() - started:.0f} s"
+        )
+        for remark in remarks:
+            print(f"{stem}: {remark}")
+    if failed:
+        raise SystemExit(1)
+
+
+@notebooks.command("check")
+def notebooks_check(stems: Stems = None) -> None:
+    """Say where pairs differ, and which cells are unexecuted, out of order or failed; exit code 1 if any."""
+    from multigpu import notebooks as pairs
+
+    findings = pairs.check(stems or ())
+    for finding in findings:
+        print(finding)
+    if findings:
+        raise SystemExit(1)
+    print("every notebook is in step with its script, and executed")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one sentence on stderr and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Bagua's algorithms: BaguaStrategy gives DDP one of them, by its name."""

@@ -1,0 +1,44 @@
+"""Which callbacks are there? One place to import them from, as with Lightning."""
+
+from typing import NoReturn
+
+from multigpu.errors import UserError
+from multigpu.trainer.callbacks.callback import Callback
+from multigpu.trainer.callbacks.early_stopping import EarlyStopping
+from multigpu.trainer.callbacks.lr_monitor import LearningRateMonitor
+from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
+from multigpu.trainer.callbacks.progress import ProgressBar, TQDMProgressBar
+from multigpu.trainer.callbacks.timer import Timer
+
+__all__ = [
+    "Callback",
+    "EarlyStopping",
+    "LearningRateMonitor",
+    "ModelCheckpoint",
+    "ProgressBar",
+    "TQDMProgressBar",
+    "Timer",
+]
+
+# Lightning's others, and what does the same here.
+NOT_HERE = {
+    "LambdaCallback": "write a Callback with that one hook",
+    "ModelSummary": "give Trainer(enable_model_summary=True), the default",
+    "RichProgressBar": "take TQDMProgressBar",
+    "RichModelSummary": "give Trainer(enable_model_summary=True), the default",
+    "BasePredictionWriter": "trainer.predict gives all predictions on all ranks: write them from rank 0",
+    "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches in on_train_epoch_start",
+    "StochasticWeightAveraging": "use torch.optim.swa_utils",
+    "BaseFinetuning": "set requires_grad in on_train_epoch_start, on one device",
+    "BackboneFinetuning": "set requires_grad in on_train_epoch_start, on one device",
+    "DeviceStatsMonitor": "look at torch.cuda.memory_summary(), or vgpu.memory_held()",
+    "ModelPruning": "use torch.nn.utils.prune",
+}
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in NOT_HERE:
+        raise UserError(
+            f"multigpu.trainer.callbacks has no {name}, unlike Lightning's: {NOT_HERE[name]}."
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Lightning's checkpoint form: write it, read it, build a module from its hyperparameters."""

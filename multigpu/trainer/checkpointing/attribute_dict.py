@@ -1,0 +1,33 @@
+"""How are hyperparameters kept? In a dict whose items are attributes too, which prints as a table."""
+
+from typing import Any
+
+from multigpu.errors import did_you_mean
+
+
+class AttributeDict(dict):
+    """A dict whose items are attributes too: hparams.lr is hparams["lr"]."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            if name.startswith("__"):  # copy and pickle look for methods
+                raise AttributeError(name) from None
+            hint = (
+                did_you_mean(name, self) or f"there are {', '.join(map(str, self)) or 'none'}"
+            )
+            raise AttributeError(f"there is no hyperparameter {name!r}; {hint}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self[name]
+
+    def __repr__(self) -> str:
+        width = max((len(str(name)) for name in self), default=0) + 3
+        return "\n".join(
+            f"{f'{chr(34)}{name}{chr(34)}:':<{width}} {self[name]}"
+            for name in sorted(self, key=str)
+        )

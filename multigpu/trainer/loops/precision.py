@@ -1,0 +1,109 @@
+"""In which numbers is computed? 32 or 64 bit, 16 bit where that is safe (mixed), or 16 bit throughout (true)."""
+
+import warnings
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from multigpu.errors import UserError
+from multigpu.launch.world import is_rank_zero
+from multigpu.nested import mapped
+
+# What users write → Lightning's name today. Plain 16 means mixed: the weights stay in 32 bit.
+NAMES = {
+    "32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed",
+    **{name: name for name in ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")},
+}  # fmt: skip
+TYPES = {"32": torch.float32, "64": torch.float64, "16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Precision:
+    """One run's numbers on one kind of device.
+
+    name     "32-true", "bf16-mixed", …
+    dtype    the type that is computed in; for mixed, where autocast deems it safe
+    mixed    weights in 32 bit, autocast around the forward
+    plain    nothing to do: no context, no scaler
+    scaler   16-mixed: the loss times a large number, so that small gradients do not become 0 in 16 bit; else None
+
+    Raises UserError for a name that is unknown, or numbers that the device cannot do.
+    """
+
+    def __init__(self, precision: str | int = "32-true", device: torch.device | None = None):
+        device = device or torch.device("cpu")
+        if str(precision) not in NAMES:
+            raise UserError(f"precision is {precision!r}: expected one of {', '.join(NAMES)}.")
+        self.name = NAMES[str(precision)]
+        if self.name == "16-mixed" and device.type == "cpu":
+            if is_rank_zero():
+                warnings.warn(
+                    "precision 16-mixed on the CPU: bf16-mixed is used instead.", stacklevel=3
+                )
+            self.name = "bf16-mixed"
+        stem, _, how = self.name.partition("-")
+        self.dtype, self.mixed, self.device = TYPES[stem], how == "mixed", device
+        self.plain = self.dtype == torch.float32 and not self.mixed
+        if stem == "bf16" and device.type != "cpu":
+            gpus = torch.get_device_module(device)
+            if not gpus.is_bf16_supported(including_emulation=False):
+                name = gpus.get_device_name(device)
+                other = (
+                    ", or start another one before: vgpu.start(1, gpu='A100-40GB')"
+                    if device.type == "vgpu"
+                    else ""
+                )
+                raise UserError(
+                    f"precision {self.name}: {name} has no bfloat16. Give precision='16-mixed'{other}."
+                )
+        self.scaler = torch.amp.GradScaler(device.type) if self.name == "16-mixed" else None
+
+    def convert_module(self, model: nn.Module) -> nn.Module:
+        """The weights in the true type; mixed leaves them alone."""
+        return model if self.mixed or self.dtype == torch.float32 else model.to(self.dtype)
+
+    def convert_batch(self, batch: Any) -> Any:
+        """The batch's floating numbers in the true type."""
+        if self.mixed or self.dtype == torch.float32:
+            return batch
+        return mapped(
+            batch,
+            lambda tensor: tensor.to(self.dtype) if tensor.is_floating_point() else tensor,
+        )
+
+    def context(self) -> AbstractContextManager:
+        """Around each step's forward: autocast; or new tensors in the true type."""
+        if self.plain:
+            return nullcontext()
+        if self.mixed:
+            return torch.autocast(self.device.type, self.dtype)
+        return default_type(self.dtype)
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """The gradients' true size again, before they are clipped; infinite ones are noted."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """A step; with a scaler none, and a smaller factor, if a gradient is not finite."""
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+
+@contextmanager
+def default_type(dtype: torch.dtype) -> Any:
+    """New floating tensors are of `dtype` in here."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,1 @@
+"""Operations on virtual tensors: what each costs, where its result lies, which errors it raises."""

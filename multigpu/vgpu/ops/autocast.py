@@ -1,0 +1,183 @@
+"""What does torch.autocast("vgpu") do? Torch's own lists of operations, which it has for its devices only.
+
+The lists are those of ATen/autocast_mode.h in torch 2.13: matrix products and convolutions compute in the 16-bit type,
+sums, losses and norms in float32, and a few take the widest type among their arguments.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+LOWER = [
+    "_convolution.deprecated",
+    "_convolution",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_tbc",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "convolution",
+    "prelu",
+    "addmm",
+    "addmv",
+    "addr",
+    "matmul",
+    "einsum",
+    "mm",
+    "mv",
+    "linalg_vecdot",
+    "linear",
+    "addbmm",
+    "baddbmm",
+    "bmm",
+    "chain_matmul",
+    "linalg_multi_dot",
+    "_thnn_fused_lstm_cell",
+    "_thnn_fused_gru_cell",
+    "lstm_cell",
+    "gru_cell",
+    "rnn_tanh_cell",
+    "rnn_relu_cell",
+    "scaled_dot_product_attention",
+]
+FULL = [
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log2",
+    "log1p",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "pow.Scalar",
+    "softplus",
+    "layer_norm",
+    "native_layer_norm",
+    "rms_norm",
+    "group_norm",
+    "frobenius_norm.dim",
+    "nuclear_norm",
+    "nuclear_norm.dim",
+    "cosine_similarity",
+    "poisson_nll_loss",
+    "cosine_embedding_loss",
+    "nll_loss",
+    "nll_loss2d",
+    "hinge_embedding_loss",
+    "kl_div",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "mse_loss",
+    "margin_ranking_loss",
+    "multilabel_margin_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "multi_margin_loss",
+    "binary_cross_entropy_with_logits",
+    "dist",
+    "pdist",
+    "cdist",
+    "renorm",
+    "logsumexp",
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+    "prod",
+    "prod.dim_int",
+    "softmax.int",
+    "log_softmax.int",
+    "cumprod",
+    "cumsum",
+    "linalg_vector_norm",
+    "linalg_matrix_norm",
+    "linalg_matrix_norm.str_ord",
+    "sum",
+    "sum.dim_IntList",
+    "norm.Scalar",
+    "norm.ScalarOpt_dim",
+]
+WIDEST = [
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "vdot",
+    "grid_sampler",
+    "index_put",
+    "tensordot",
+    "scatter_add",
+]
+_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+
+def register(everything: torch.library.Library, aten: torch.library.Library) -> None:
+    """Give the device type its autocast: the lists, and nothing to do for all other operations."""
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for names, dtype in ((LOWER, _lower), (FULL, _full), (WIDEST, _widest)):
+        for name in names:
+            packet, _, overload = name.partition(".")
+            func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            aten.impl(name, _casting(func, dtype), "AutocastPrivateUse1")
+
+
+def _casting(func: Callable, choose: Callable) -> Callable:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+            dtype = choose([*args, *kwargs.values()])
+            return func(
+                *(_cast(value, dtype) for value in args),
+                **{key: _cast(value, dtype) for key, value in kwargs.items()},
+            )
+
+    return kernel
+
+
+def _lower(values: list) -> torch.dtype:
+    return torch.get_autocast_dtype("vgpu")
+
+
+def _full(values: list) -> torch.dtype:
+    return torch.float32
+
+
+def _widest(values: list) -> torch.dtype:
+    found = [
+        value.dtype
+        for value in values
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+    return torch.float32 if torch.float32 in found else torch.get_autocast_dtype("vgpu")
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        castable = (
+            value.is_floating_point()
+            and value.dtype is not torch.float64
+            and value.device.type == "vgpu"
+        )
+        return value.to(dtype) if castable and value.dtype is not dtype else value
+    return (
+        type(value)(_cast(part, dtype) for part in value)
+        if type(value) in (list, tuple)
+        else value
+    )

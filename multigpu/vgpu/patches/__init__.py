@@ -1,0 +1,1 @@
+"""What is replaced in torch while virtual GPUs run, and put back when they stop."""

@@ -1,0 +1,1 @@
+"""The simulated machine: its clock, memory meters, kernel costs, network and timeline. No tensor here."""

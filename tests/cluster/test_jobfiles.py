@@ -1,0 +1,292 @@
+"""Do the job files do what they say, on a real Slurm?"""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from commands import ROOT, SCRIPT, clean_environment, torchrun
+
+pytestmark = pytest.mark.classroom
+
+JOB_FILES = sorted((ROOT / "slurm").glob("*.slurm"))
+LESSON = "slurm/PT_CNN_MultiGPU.slurm"
+
+# Stands in for the lesson's script where only the launch is looked at: says where it runs, then does what it is told.
+STAND_IN = """
+import os, sys, time
+rank = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
+names = ("WORLD_SIZE", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+line = " ".join(["rank", rank, *(f"{name}={os.environ.get(name)}" for name in names), str(sys.argv[1:])])
+os.write(1, (line + chr(10)).encode())  # at one go, so that no other rank writes in between
+open("up-" + rank, "w").close()
+if "--all-fail" in sys.argv:
+    sys.exit(5)
+if "--one-dies" in sys.argv:
+    if rank == "3":
+        while not all(os.path.exists(f"up-{other}") for other in range(4)):  # or it ends one that has not spoken yet
+            time.sleep(0.01)
+        sys.exit(7)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A repository's root with the real job files and a stand-in for the lesson's script."""
+    shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/PT_CNN_MultiGPU.py").write_text(STAND_IN)
+    return tmp_path
+
+
+def one_task_a_rank(text: str) -> str:
+    """The job file's other way, made as its comment says."""
+    text, tasks = re.subn(r"(?m)^(#SBATCH --ntasks-per-node=)1", r"\g<1>2", text)
+    text, cores = re.subn(r"(?m)^(#SBATCH --cpus-per-task=)2", r"\g<1>1", text)
+    text, command = re.subn(
+        r'(?ms)^"\$\{step\[@\]\}" --ntasks-per-node.*?--out "\$out" "\$@"\n', "", text
+    )
+    text, lines = re.subn(r'(?m)^#(export MASTER_ADDR|"\$\{step)', r"\1", text)
+    assert (tasks, cores, command, lines) == (1, 1, 1, 2)
+    return text
+
+
+def ranks(log: str) -> list[list[str]]:
+    return sorted(line.split() for line in log.splitlines() if line.startswith("rank "))
+
+
+# ---- what is written in them ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.name)
+def test_every_sbatch_line_is_valid_and_commented_on(path: Path, cluster):
+    lines = path.read_text().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    sbatch = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
+    commands = [
+        number for number, line in enumerate(lines) if line and not line.startswith("#")
+    ]
+    assert sbatch and max(sbatch) < min(commands), (
+        "sbatch ignores what comes after the first command"
+    )
+    for number in sbatch:
+        assert re.fullmatch(r"#SBATCH --[a-z-]+=\S+ +# \S.*", lines[number]), lines[number]
+    almost = [
+        line
+        for line in lines
+        if re.match(r"#\s*SBATCH", line) and not line.startswith("#SBATCH ")
+    ]
+    assert not almost, "sbatch ignores these"
+    tried = cluster.run("sbatch", "--test-only", path, cwd=ROOT)
+    assert tried.returncode == 0 and "to start at" in tried.stderr, tried.stderr
+    assert subprocess.run(["bash", "-n", path]).returncode == 0
+
+
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.name)
+def test_what_a_job_file_calls_is_there(path: Path):
+    text = path.read_text()
+    for script in re.findall(r"scripts/\w+\.py", text):
+        assert (ROOT / script).exists(), script
+    assert "source slurm/activate.sh || exit" in text
+
+
+# ---- the lesson's job -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    out = tmp_path_factory.mktemp("torchrun")
+    done = torchrun(4, SCRIPT, "--epochs", 3, "--out", out)
+    assert done.returncode == 0, done.stdout
+    return losses(out)
+
+
+def losses(out: Path) -> list[float]:
+    return [
+        epoch["loss"] for epoch in json.loads((out / "metrics.json").read_text())["epochs"]
+    ]
+
+
+@pytest.mark.parametrize("way", ["torchrun", "one task a rank"])
+def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(
+    way: str, cluster, by_torchrun, tmp_path: Path
+):
+    path = ROOT / LESSON
+    if way == "one task a rank":
+        path = tmp_path / "job.slurm"
+        path.write_text(one_task_a_rank((ROOT / LESSON).read_text()))
+    job = cluster.job(
+        f"--output={tmp_path}/log", path, "--epochs", 3, "--out", tmp_path / "out", cwd=ROOT
+    )
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.log
+    assert "4 ranks on 2 nodes" in job.log
+    # The same four shards, reduced by the same gloo: only the order of a sum may differ.
+    assert losses(tmp_path / "out") == pytest.approx(by_torchrun, rel=0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("stem", "words"),
+    [
+        ("PT_CNN_SingleGPU", "1 rank on 1 node, started by python"),
+        ("PT_CNN_DataParallel", "devices: vgpu:0, vgpu:1"),
+        ("PT_CNN_ModelParallel", "global batch 64 = 4 (pieces) × 16 (images)"),
+        ("PT_CNN_Pipeline", "2 ranks on 2 nodes, started by srun"),
+        ("PT_CNN_DDPSpawn", "2 ranks on 1 node, started by mp.spawn"),
+        (
+            "PT_CNN_HybridParallel",
+            "4 × virtual GPU, which computes on the CPU (2 ranks on 2 nodes, started by srun)",
+        ),
+        ("TF_CNN_MultiGPU", "MirroredStrategy with 2 replicas equals one device"),
+        ("TF_CNN_CustomLoop", "a loop by hand on 2 replicas equals one device"),
+        ("TF_CNN_MultiNode", "are pretended) (2 workers on 2 nodes, started by srun)"),
+        ("PTL_multiGPU", "the Trainer with world size 4 equals one process"),
+        ("PTL_Precision", "strategy ddp, precision 32-true, global batch 64"),
+        ("PTL_Strategies", "ddp, horovod, bagua:gradient_allreduce equal one process"),
+        ("PTL_NodeBatch", "ddp2 on 2 × 2 vgpu"),
+    ],
+)
+def test_the_other_lessons_jobs(cluster, tmp_path: Path, stem: str, words: str):
+    path, out = f"slurm/{stem}.slurm", tmp_path / "out"
+    job = cluster.job(
+        f"--output={tmp_path}/log", path, "--epochs", 1, "--prove", "--out", out, cwd=ROOT
+    )
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.log
+    assert words in job.log and "limit 1e-05: holds" in job.log, job.log
+
+
+def test_sbatch_wait_hands_on_success_and_log_name(cluster, house: Path):
+    done = cluster.run("sbatch", "--wait", LESSON, "--epochs", "3", cwd=house, timeout=120)
+    assert done.returncode == 0, done.stderr
+    number = done.stdout.split()[-1]
+    log = (house / f"PT_CNN_MultiGPU-{number}.out").read_text()
+    assert f"rendezvous: 127.0.0.1:{15000 + int(number) % 10000}\n" in log
+    assert [line[1:3] for line in ranks(log)] == [
+        [str(rank), "WORLD_SIZE=4"] for rank in range(4)
+    ], log
+    assert sorted(line[3] for line in ranks(log)) == [
+        f"SLURMD_NODENAME={node}" for node in ("n1", "n1", "n2", "n2")
+    ]
+    assert {tuple(line[4:6]) for line in ranks(log)} == {
+        ("CUDA_VISIBLE_DEVICES=0,1", "OMP_NUM_THREADS=1")
+    }
+    assert f"['--out', 'results/PT_CNN_MultiGPU-{number}', '--epochs', '3']" in log, (
+        "flags after the file's name"
+    )
+
+
+def test_numbers_on_the_command_line_change_everything(cluster, house: Path):
+    job = cluster.job("--nodes=1", "--gpus-per-node=1", "--cpus-per-task=3", LESSON, cwd=house)
+    assert [line[:3] for line in ranks(job.log)] == [["rank", "0", "WORLD_SIZE=1"]], job.log
+    assert "OMP_NUM_THREADS=3" in job.log
+
+
+def test_a_site_that_wants_gres(cluster, house: Path):
+    path = house / LESSON
+    path.write_text(path.read_text().replace("--gpus-per-node=2 ", "--gres=gpu:2 "))
+    job = cluster.job(LESSON, cwd=house)
+    assert len(ranks(job.log)) == 4 and "--gres" in path.read_text(), job.log
+
+
+def test_a_port_that_is_taken_is_passed_over(cluster, house: Path):
+    number = cluster.submit("--hold", LESSON, cwd=house)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 15000 + number % 10000))
+        other.listen()
+        assert cluster.run("scontrol", "release", number).returncode == 0
+        job = cluster.wait(number)
+    assert job.exit_code == 0 and len(ranks(job.log)) == 4, job.log
+    assert f"rendezvous: 127.0.0.1:{15001 + number % 10000}\n" in job.log
+
+
+# ---- when it goes wrong -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["torchrun", "one task a rank"])
+def test_a_rank_that_dies_ends_the_job_at_once(way: str, cluster, house: Path):
+    path = house / LESSON
+    if way == "one task a rank":
+        path.write_text(one_task_a_rank(path.read_text()))
+    job = cluster.job(
+        LESSON, "--one-dies", cwd=house, timeout=90
+    )  # the other ranks would sleep for ten minutes
+    assert job.state == "FAILED" and job.exit_code != 0, job.log
+    assert len(ranks(job.log)) == 4
+
+
+@pytest.mark.parametrize("way, code", [("torchrun", 1), ("one task a rank", 5)])
+def test_a_script_that_fails_fails_the_job(way: str, code: int, cluster, house: Path):
+    path = house / LESSON
+    if way == "one task a rank":
+        path.write_text(one_task_a_rank(path.read_text()))
+    job = cluster.job(LESSON, "--all-fail", cwd=house)
+    # 143 where srun, told of the first failure, ended another task before it had failed by itself.
+    assert job.state == "FAILED" and job.exit_code in (code, 143), job.log
+
+
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.name)
+def test_started_without_slurm(path: Path):
+    done = subprocess.run(
+        ["bash", path], env=clean_environment(), cwd=ROOT, capture_output=True, text=True
+    )
+    assert (
+        done.returncode == 2
+        and done.stderr.count("\n") == 1
+        and f"sbatch slurm/{path.name}" in done.stderr
+    )
+
+
+def test_an_option_of_sbatch_after_the_files_name(cluster, tmp_path: Path):
+    job = cluster.job(
+        f"--output={tmp_path}/log", "slurm/PT_CNN_SingleGPU.slurm", "--nodes=2", cwd=ROOT
+    )
+    assert (
+        job.exit_code == 2 and "options of sbatch go before the job file's name" in job.log
+    ), job.log
+
+
+def test_submitted_from_elsewhere(cluster, house: Path):
+    job = cluster.job(house / LESSON, cwd=house / "slurm")
+    assert job.exit_code == 2
+    assert job.log.splitlines() == [
+        f"error: {house}/slurm is not the repository's root: cd to it, then sbatch {LESSON}."
+    ]
+
+
+def test_a_job_without_gpus(cluster, house: Path):
+    job = cluster.job("--gpus-per-node=0", LESSON, cwd=house)
+    assert (job.exit_code, job.log.count("\n")) == (2, 1) and job.log.startswith(
+        "error: Slurm gave this job no GPU"
+    )
+
+
+def test_more_tasks_than_torchrun_needs(cluster, house: Path):
+    """One torchrun a node, whatever --ntasks-per-node says on the command line."""
+    job = cluster.job("--ntasks-per-node=2", LESSON, cwd=house)
+    assert [line[2] for line in ranks(job.log)] == ["WORLD_SIZE=4"] * 4, job.log
+    assert job.log.count("OMP_NUM_THREADS=1 ") == 4, (
+        "torchrun's task has two cores, for two ranks"
+    )
+
+
+def test_a_site_that_exports_nothing(cluster, house: Path):
+    job = cluster.job(f"--export=COURSE_ENV={ROOT}/.venv", LESSON, cwd=house)
+    assert len(ranks(job.log)) == 4, job.log
+
+
+def test_one_torchrun_is_told_that_it_is_the_host(cluster, house: Path):
+    """torchrun would guess it from names and addresses, and guess wrong where a node's own name means 127.0.1.1."""
+    (house / "bin").mkdir()
+    (house / "bin/torchrun").write_text('#!/bin/sh\necho "rank $SLURM_NODEID $*"\n')
+    (house / "bin/torchrun").chmod(0o755)
+    path = house / LESSON
+    path.write_text(
+        path.read_text().replace("\nstep=", f"\nexport PATH={house}/bin:$PATH\nstep=")
+    )
+    job = cluster.job(LESSON, cwd=house)
+    assert [[line[1], line[3]] for line in ranks(job.log)] == [
+        ["0", "--rdzv-conf=is_host=1,read_timeout=300"], ["1", "--rdzv-conf=is_host=0,read_timeout=300"],
+    ], job.log  # fmt: skip

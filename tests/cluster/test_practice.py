@@ -1,0 +1,227 @@
+"""Can a learner practise on the classroom cluster what is done on a real one, as root and as an ordinary user?"""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, alive, files_below, wait_until
+from commands import ROOT, clean_environment
+
+from multigpu import classroom
+
+pytestmark = pytest.mark.classroom
+
+
+def test_a_plain_sbatch_finds_the_cluster(cluster: Cluster, tmp_path: Path):
+    """As root in any new shell; as an ordinary user after eval "$(multigpu slurm env)"."""
+    line = 'eval "$(multigpu slurm env)" && sbatch --wait --output=log --wrap="hostname; exit 3"; echo "code $?"'
+    done = subprocess.run(
+        ["bash", "-c", line],
+        env=clean_environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.endswith("code 3\n"), done
+    assert (tmp_path / "log").read_text().strip() == socket.gethostname()
+
+
+def test_an_array(cluster: Cluster, tmp_path: Path):
+    script = cluster.script(
+        tmp_path, "echo task $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT"
+    )
+    number = cluster.submit("--array=0-2", script, cwd=tmp_path)
+    wait_until(
+        lambda: not cluster.run("squeue", "--noheader", f"--jobs={number}").stdout.strip(), 60
+    )
+    logs = sorted(
+        Path(path).read_text() for path in files_below(tmp_path) if path.endswith(".out")
+    )
+    assert logs == ["task 0 of 3\n", "task 1 of 3\n", "task 2 of 3\n"]
+
+
+def test_dependencies(cluster: Cluster, tmp_path: Path):
+    first = cluster.submit(
+        "--hold",
+        cluster.script(tmp_path, "sleep 1; date +%s.%N > first; exit 1", "a.sh"),
+        cwd=tmp_path,
+    )
+    second = cluster.script(tmp_path, "date +%s.%N > second", "b.sh")
+    after = cluster.submit(f"--dependency=afterany:{first}", second, cwd=tmp_path)
+    never = cluster.submit(
+        f"--dependency=afterok:{first}", "--kill-on-invalid-dep=yes", second, cwd=tmp_path
+    )
+    cluster.run("scontrol", "release", first)
+    assert (cluster.wait(first).exit_code, cluster.wait(after).exit_code) == (1, 0)
+    assert float((tmp_path / "first").read_text()) < float((tmp_path / "second").read_text())
+    assert cluster.wait(never).state == "CANCELLED"
+
+
+def test_squeue_and_scancel(cluster: Cluster, tmp_path: Path):
+    number = cluster.submit(cluster.script(tmp_path, "touch began; sleep 600"), cwd=tmp_path)
+    wait_until((tmp_path / "began").exists)
+    assert (
+        cluster.run("squeue", "--noheader", f"--jobs={number}", "--format=%T").stdout.strip()
+        == "RUNNING"
+    )
+    assert cluster.run("scancel", number).returncode == 0
+    job = cluster.wait(number, timeout=60)
+    assert job.state == "CANCELLED" and "CANCELLED" in job.log
+
+
+def test_salloc_and_srun(cluster: Cluster):
+    line = 'echo "$SLURM_PROCID $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"'
+    asked = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2")
+    done = cluster.run("salloc", *asked, "srun", "bash", "-c", line)
+    assert sorted(done.stdout.splitlines()) == [
+        "0 n1 0,1",
+        "1 n1 0,1",
+        "2 n2 0,1",
+        "3 n2 0,1",
+    ], done.stderr
+    done = cluster.run("srun", *asked, "--gpus-per-task=1", "bash", "-c", line)
+    assert sorted(done.stdout.splitlines()) == ["0 n1 0", "1 n1 1", "2 n2 0", "3 n2 1"], (
+        done.stderr
+    )
+
+
+def test_two_jobs_on_a_node_get_different_gpus(cluster: Cluster, tmp_path: Path):
+    script = cluster.script(
+        tmp_path,
+        "echo $CUDA_VISIBLE_DEVICES > $SLURM_JOB_ID; until [ -e go ]; do sleep 0.1; done",
+    )
+    flags = ("--nodelist=n1", "--gres=gpu:1")
+    first, second, third = (cluster.submit(*flags, script, cwd=tmp_path) for _ in range(3))
+    wait_until(
+        lambda: all(
+            (tmp_path / str(job)).exists() and (tmp_path / str(job)).read_text()
+            for job in (first, second)
+        )
+    )
+    assert {(tmp_path / str(job)).read_text().strip() for job in (first, second)} == {"0", "1"}
+    assert (
+        cluster.run("squeue", "--noheader", f"--jobs={third}", "--format=%T").stdout.strip()
+        == "PENDING"
+    )
+    (tmp_path / "go").touch()
+    assert [cluster.wait(job).exit_code for job in (first, second, third)] == [0, 0, 0]
+
+
+def test_more_than_there_is(cluster: Cluster):
+    done = cluster.run("srun", "--nodes=1", "--gpus-per-node=99", "true")
+    assert done.returncode != 0 and "configuration is not available" in done.stderr
+
+
+def test_sacct_lists_the_jobs_that_ended(cluster: Cluster, tmp_path: Path):
+    job = cluster.job(
+        "--job-name=remembered", cluster.script(tmp_path, "exit 4"), cwd=tmp_path
+    )
+    listed = cluster.run(
+        "sacct", "-c", "--noheader", "--parsable2", "--format=jobid,jobname,state"
+    ).stdout.splitlines()
+    assert f"{job.number}|remembered|FAILED" in listed
+
+
+# ---- as an ordinary user ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ordinary_user():
+    """A user of this machine who is nobody special, gone after the test; skips where none can be made."""
+    if os.geteuid() != 0 or not shutil.which("useradd"):
+        pytest.skip("only root can make a user for this test, with useradd (package passwd)")
+    if why_not := classroom.obstacle():
+        pytest.skip(why_not)
+    name, home = f"course{os.getpid()}", Path(tempfile.mkdtemp(prefix="course-"))
+    subprocess.run(
+        ["useradd", "--no-create-home", "--home-dir", home, "--shell", "/bin/bash", name],
+        check=True,
+    )
+    try:
+        user = pwd.getpwnam(name)
+        shutil.copytree(
+            ROOT / "multigpu", home / "multigpu", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        for path in (home, *home.rglob("*")):
+            os.chown(path, user.pw_uid, user.pw_gid)
+        yield user
+    finally:
+        subprocess.run(["userdel", name], check=True)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def test_as_an_ordinary_user(ordinary_user):
+    """The same, by somebody without privileges, next to whatever cluster root has up."""
+    home = ordinary_user.pw_dir
+
+    def as_user(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=home, user=ordinary_user.pw_uid, group=ordinary_user.pw_gid, extra_groups=[],
+            env={"HOME": home, "USER": ordinary_user.pw_name, "PATH": "/usr/local/bin:/usr/bin:/bin"},
+            capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    pythons = [
+        sys.executable,
+        *filter(None, [shutil.which("python3", path="/usr/local/bin:/usr/bin")]),
+    ]
+
+    def works(python: str) -> bool:
+        try:
+            return (
+                as_user(
+                    python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"
+                ).returncode
+                == 0
+            )
+        except PermissionError:
+            return False
+
+    python = next(filter(works, pythons), None)
+    if not python:
+        pytest.skip(
+            "an ordinary user can run no python ≥ 3.11 here (this environment's lies in root's home)"
+        )
+
+    def course(what: str) -> str:
+        done = as_user(python, "-c", f"from multigpu import classroom; print({what})")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert "The cluster is up: 2 nodes" in course("classroom.up()")
+    try:
+        assert "already up" in course("classroom.up()")
+        line = course("classroom.env()")
+        assert line == f"export SLURM_CONF={home}/.local/state/multigpu/slurm/slurm.conf"
+        job = "#SBATCH --nodes=2 --ntasks-per-node=2 --gres=gpu:2 --output=log\nsrun bash -c 'echo $(id -un) $SLURMD_NODENAME'"
+        Path(home, "job.sh").write_text(f"#!/bin/bash\n{job}\nexit 6\n")
+        done = as_user(
+            "bash",
+            "-c",
+            f"{line} && sbatch --wait job.sh; echo code $?; sacct -c -n -P -o state",
+        )
+        assert done.stdout.splitlines()[1:] == ["code 6", "FAILED"], done
+        me = ordinary_user.pw_name
+        assert sorted(Path(home, "log").read_text().splitlines()) == [
+            f"{me} n1",
+            f"{me} n1",
+            f"{me} n2",
+            f"{me} n2",
+        ]
+        assert course("classroom.status()[0]") == "True"
+    finally:
+        said = course("classroom.down()")
+    assert "is down" in said and "nothing to do" in course("classroom.down()")
+    assert os.listdir(Path(home, ".local/state")) == []
+    mine = [
+        path
+        for path in Path("/proc").glob("[0-9]*")
+        if path.exists() and path.stat().st_uid == ordinary_user.pw_uid
+    ]
+    assert not [path for path in mine if alive(int(path.name))]

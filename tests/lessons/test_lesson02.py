@@ -1,0 +1,118 @@
+"""Lesson 02: DataParallel learns what one GPU learns, by hand and by torch's own class."""
+
+import json
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from commands import ROOT, run, torchrun
+from torch import nn
+
+from multigpu import vgpu
+from multigpu.models import CNN
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import PT_CNN_DataParallel as lesson
+
+SCRIPT = ROOT / "scripts" / "PT_CNN_DataParallel.py"
+FLAGS = ("--epochs", 2, "--batch-size", 8, "--prove")
+
+
+def gradients(model: nn.Module, outputs: torch.Tensor) -> list[torch.Tensor]:
+    F.cross_entropy(outputs, (torch.arange(len(outputs)) % 10).to(outputs.device)).backward()
+    return [p.grad.cpu() for p in model.parameters()]
+
+
+def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_by_hand_and_the_real_class_give_the_serial_gradients(count):
+    """10 rows: uneven pieces."""
+    rows = torch.randn(10, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    made = []
+    for how in ("serial", "by hand", "class", "no second piece"):
+        torch.manual_seed(0)
+        model = CNN()
+        if how == "serial":
+            made.append(gradients(model, model(rows)))
+            continue
+        with vgpu.running(count) as places:
+            model.to(places[0])
+            if how == "by hand":
+                outputs = lesson.by_hand(model, rows.to(places[0]), places)
+            elif how == "class":
+                outputs = nn.DataParallel(model, places)(rows.to(places[0]))
+            else:
+                outputs = lesson.by_hand(model, rows.to(places[0]), places).detach()
+                outputs = torch.cat([model(rows[:4].to(places[0])), outputs[4:]])
+            made.append(gradients(model, outputs))
+    serial, by_hand, real, broken = made
+    assert apart(by_hand, serial) < 1e-7 and apart(real, serial) < 1e-7 < 1e-4 < apart(
+        broken, serial
+    )
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_the_run_equals_one_process(tmp_path, npz, devices):
+    """35 images in batches of 8: the last one has 3, so a device may get one image, or none."""
+    done = run(
+        "python",
+        SCRIPT,
+        "--data",
+        npz(),
+        *FLAGS,
+        "--devices",
+        devices,
+        "--out",
+        tmp_path / "o",
+    )
+    assert done.returncode == 0 and "limit 1e-05: holds" in done.stdout, done.stdout
+    assert done.stdout.count("This machine has no GPU") == 1
+    told = json.loads((tmp_path / "o" / "metrics.json").read_text())
+    assert (told["devices"], told["device"], told["world_size"]) == (devices, "vgpu", 1)
+    assert all(
+        weight.device.type == "cpu"
+        for weight in torch.load(tmp_path / "o" / "model.pt").values()
+    )
+
+
+def test_without_the_sum_of_gradients_the_proof_fails(tmp_path, npz, monkeypatch, capsys):
+    """Only the first device's gradients count."""
+    from torch.nn.parallel import comm
+
+    try:
+        vgpu.start(2)
+        monkeypatch.setattr(comm, "reduce_add_coalesced", lambda inputs, *_: tuple(inputs[0]))
+        flags = [str(flag) for flag in ("--data", npz(), *FLAGS, "--out", tmp_path)]
+        with pytest.raises(SystemExit):
+            lesson.main(lesson.parse(flags))
+    finally:
+        vgpu.stop()
+    assert "limit 1e-05: fails" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--devices", 0), "from 1 up"),
+        (("--devices", 500), "1 to 128"),
+        (("--lr", "3e38"), "lower --lr"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path, flags, words):
+    done = run("python", SCRIPT, *flags, "--out", tmp_path / "out")
+    assert (
+        done.returncode == 2 and done.stdout.count("error: ") == 1 and words in done.stdout
+    ), done.stdout
+    assert "Traceback" not in done.stdout and not list(tmp_path.rglob("model.pt"))
+
+
+def test_a_launcher_is_refused(tmp_path):
+    done = torchrun(2, SCRIPT, "--out", tmp_path)
+    assert (
+        done.returncode != 0
+        and done.stdout.count("is one process, and torchrun started 2") == 1
+    ), done.stdout

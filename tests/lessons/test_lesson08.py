@@ -1,0 +1,356 @@
+"""Lesson 08: workers of TensorFlow learn what one device learns; one that dies or never comes ends the run with a sentence."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import ROOT, clean_environment, free_ports, planted, run
+
+pytest.importorskip("tensorflow")
+STEM = "TF_CNN_MultiNode"
+SCRIPT = ROOT / "scripts" / f"{STEM}.py"
+FLAGS = ("--epochs", 2, "--batch-size", 12)  # 35 images: the last batch has 11
+
+# A module as the lesson knows it, with one function replaced.
+OTHER = """
+class Other:
+    def __init__(self, module, **functions):
+        self.module = module
+        vars(self).update(functions)
+    def __getattr__(self, name):
+        return getattr(self.module, name)
+"""
+FAULTS = {
+    "no sum of gradients": "from keras.src.backend.tensorflow.optimizer import TFOptimizer\n"
+    "TFOptimizer._all_reduce_sum_gradients = lambda self, pairs: list(pairs)",
+    "the mean of each replica's own piece": OTHER + "tf = lesson.tf\n"
+    "lesson.tf = Other(tf, reduce_sum=lambda x: 2 * tf.reduce_sum(x) if x.dtype == tf.float32 else tf.reduce_sum(x))",
+    "an uneven batch counts as a full one": OTHER
+    + "lesson.np = Other(lesson.np, minimum=lambda batch, left: batch)",
+}
+# One worker ends with the signal just before the 5th step, which is the second of epoch 2.
+DEATH = """
+made = lesson.train_step
+def watched(*parts):
+    step, done = made(*parts), []
+    def one(*batch):
+        done.append(batch)
+        if len(done) == 5 and lesson.json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+            os.kill(os.getpid(), int(os.environ["DEATH"]))
+            lesson.time.sleep(5)
+        return step(*batch)
+    return one
+lesson.train_step = watched
+"""
+
+
+def configs(ports: list[int]) -> list[str]:
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    return [
+        json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}})
+        for i in range(len(ports))
+    ]
+
+
+# A cluster's web proxy, which does not answer: gRPC must not ask it for the way to the other workers.
+PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+
+
+def by_hand(
+    workers: int,
+    script: Path,
+    *flags: object,
+    cwd: Path,
+    last: tuple = (),
+    **environment: object,
+) -> list[subprocess.Popen]:
+    """Workers that TF_CONFIG tells their places, each in a folder of its own; `last` are flags of the last one only."""
+    started = []
+    for index, config in enumerate(configs(free_ports(workers))):
+        (cwd / f"{index}").mkdir(parents=True)
+        started.append(
+            subprocess.Popen(
+                [sys.executable, script, *map(str, flags), *last * (index == workers - 1)], cwd=cwd / f"{index}", text=True, stdin=subprocess.DEVNULL,
+                env=clean_environment(TF_CONFIG=config, **PROXY, **environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )
+        )  # fmt: skip
+    return started
+
+
+def ended(started: list[subprocess.Popen]) -> list[tuple[int, str]]:
+    """Each worker's exit code, and what it printed."""
+    try:
+        told = [worker.communicate(timeout=200)[0] for worker in started]
+    finally:
+        [worker.kill() for worker in started]
+    return [(worker.returncode, text) for worker, text in zip(started, told, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run on two workers that nothing interrupts: its flags, how each worker ended, its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    random = np.random.default_rng(0)
+    arrays = {
+        f"x_{part}": random.random((n, 8, 8), np.float32)
+        for part, n in (("train", 35), ("test", 7))
+    }
+    np.savez(
+        folder / "small.npz", **arrays, y_train=np.arange(35) % 3, y_test=np.arange(7) % 3
+    )
+    flags = ("--data", folder / "small.npz", *FLAGS)
+    workers = by_hand(2, SCRIPT, *flags, "--prove", "--out", folder / "o", cwd=folder)
+    return flags, ended(workers), folder / "o"
+
+
+def test_two_workers_equal_one_device(whole):
+    _, ((code, told), other), folder = whole
+    assert (
+        code == 0
+        and "with 2 replicas equals one device" in told
+        and "limit 1e-05: holds" in told
+    ), told
+    for noise in ("Warning", "WARNING", "TensorFlow binary", "oneDNN", "grpc"):
+        assert noise not in told
+    assert other == (0, ""), "one voice"
+    written = json.loads((folder / "metrics.json").read_text())
+    assert (written["devices"], written["world_size"], written["launcher"]) == (
+        2,
+        2,
+        "TF_CONFIG",
+    )
+
+
+def test_three_workers_equal_one_device(tmp_path, npz):
+    """The last of the batches of 12 has one image alone: two of the workers have none but what fills up."""
+    flags = (
+        "--data",
+        npz(37),
+        "--batch-size",
+        12,
+        "--epochs",
+        1,
+        "--prove",
+        "--out",
+        tmp_path / "o",
+    )
+    (code, told), *others = ended(by_hand(3, SCRIPT, *flags, cwd=tmp_path))
+    assert code == 0 and "with 3 replicas equals one device" in told, told
+    assert others == [(0, ""), (0, "")]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
+    path = planted(tmp_path, STEM, FAULTS[fault])
+    flags = (
+        "--data",
+        npz(),
+        "--batch-size",
+        12,
+        "--epochs",
+        1,
+        "--prove",
+        "--out",
+        tmp_path / "o",
+    )
+    (code, told), _ = ended(by_hand(2, path, *flags, cwd=tmp_path))
+    assert code == 1 and "limit 1e-05: fails" in told, told
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been_killed(tmp_path, whole):
+    """To the bit, the optimizer's momentum included."""
+    flags, _, uninterrupted = whole
+    flags = (*flags, "--out", tmp_path / "o")
+    killed = run("python", planted(tmp_path, STEM, DEATH), *flags, "--spawn", 2, DEATH=9)
+    assert killed.returncode == 128 + 9, killed.stdout
+    assert "error: process 1 terminated with signal SIGKILL" in killed.stdout, (
+        "who died is told, not who noticed"
+    )
+    assert "goes no further" not in killed.stdout
+    assert torch.load(tmp_path / "o" / "last.pt", weights_only=True)["position"]["epoch"] == 1
+    (code, told), _ = ended(by_hand(2, SCRIPT, *flags, "--resume", cwd=tmp_path))
+    assert code == 0 and "1 epoch done, of 2" in told, told
+    one, other = (
+        torch.load(path / "last.pt", weights_only=True)["parts"]
+        for path in (uninterrupted, tmp_path / "o")
+    )
+    assert one.keys() == other.keys() == {"model", "optimizer"} and len(one["optimizer"]) == 10
+    for part in one:
+        assert one[part].keys() == other[part].keys()
+        assert all(torch.equal(value, other[part][name]) for name, value in one[part].items())
+    rows = [
+        json.loads((path / "metrics.json").read_text())["epochs"]
+        for path in (uninterrupted, tmp_path / "o")
+    ]
+    assert [row["loss"] for row in rows[0]] == [row["loss"] for row in rows[1]]
+
+
+def test_a_worker_that_dies_is_one_sentence_on_the_other(tmp_path, npz):
+    """SIGTERM ends a worker, too: TensorFlow would have kept it."""
+    began = time.time()
+    path = planted(tmp_path, STEM, DEATH)
+    (code, told), (death, _) = ended(
+        by_hand(2, path, "--data", npz(), *FLAGS, cwd=tmp_path, DEATH=15)
+    )
+    assert (
+        (code, death) == (2, -15)
+        and told.count("error: worker 0 goes no further") == 1
+        and "--resume" in told
+    ), told
+    assert "Traceback" not in told and time.time() - began < 40
+
+
+def test_the_chief_alone_writes_and_two_runs_do_not_meet(tmp_path, npz):
+    """Each worker has a folder of its own, and --out is relative to it. Two such runs go on at the same time."""
+    runs = [
+        by_hand(
+            2,
+            SCRIPT,
+            "--data",
+            npz(),
+            *FLAGS,
+            "--prove",
+            "--out",
+            "o",
+            "--seed",
+            seed,
+            cwd=tmp_path / f"{seed}",
+        )
+        for seed in (0, 1)
+    ]
+    for seed, workers in enumerate(runs):
+        (code, told), other = ended(workers)
+        assert code == 0 and "limit 1e-05: holds" in told and other == (0, ""), (told, other)
+        assert {path.name for path in (tmp_path / f"{seed}/0/o").iterdir()} == {
+            "last.pt",
+            "metrics.json",
+            "training.png",
+        }
+        assert not list((tmp_path / f"{seed}/1").iterdir())
+
+
+def test_a_worker_that_never_comes(tmp_path):
+    path = planted(tmp_path, STEM, "lesson.tf_config.PATIENCE = 2")
+    done = run("python", path, "--out", tmp_path / "o", TF_CONFIG=configs(free_ports(2))[0])
+    assert done.returncode == 2 and done.stdout.count("error: ") == 1, done.stdout
+    assert (
+        "rank 1 has not come" in done.stdout
+        and "Traceback" not in done.stdout
+        and not (tmp_path / "o").exists()
+    )
+
+
+def test_a_worker_that_dies_between_the_meeting_and_the_strategy(tmp_path):
+    """TensorFlow would wait an hour for it, deaf to SIGTERM and to Ctrl-C."""
+    fault = "config = lesson.tf_config\nconfig.PATIENCE, meet = 8, config.meet\ndef dies(world, gpus):\n"
+    fault += "    found = meet(world, gpus)\n    return found if world.rank == 0 else os._exit(9)\nconfig.meet = dies"
+    (code, told), (death, _) = ended(by_hand(2, planted(tmp_path, STEM, fault), cwd=tmp_path))
+    assert (code, death) == (-14, 9), told
+
+
+def test_a_port_of_tf_config_that_is_taken(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        (config,) = configs([held.getsockname()[1]])
+        done = run("python", SCRIPT, "--out", tmp_path / "o", TF_CONFIG=config)
+    assert (
+        done.returncode == 2
+        and "but the port is in use" in done.stdout
+        and "Traceback" not in done.stdout
+    )
+
+
+def test_a_batch_that_the_replicas_cannot_share(tmp_path):
+    """By hand, each worker has a terminal of its own, so each of them says it."""
+    for code, told in ended(by_hand(2, SCRIPT, "--batch-size", 9, "--out", "o", cwd=tmp_path)):
+        assert code == 2 and told.startswith(
+            "error: --batch-size 9 cannot be split evenly over 2"
+        ), told
+        assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [("--epochs", "3"), ("--resume",)])
+def test_workers_that_were_given_different_flags(tmp_path, npz, flags):
+    """Else the one would wait for the other for ever."""
+    path = npz()
+    for code, told in ended(
+        by_hand(2, SCRIPT, "--data", path, "--out", "o", cwd=tmp_path, last=flags)
+    ):
+        assert (code, told.count("\n")) == (
+            2,
+            1,
+        ) and f"{flags[0]} of rank 1 is not that of rank 0" in told, told
+
+
+def test_a_loss_that_is_no_number(tmp_path):
+    done = run("python", SCRIPT, "--lr", "3e38", "--out", tmp_path)
+    assert (
+        done.returncode == 2
+        and done.stdout.count("error: ") == 1
+        and "lower --lr" in done.stdout
+    ), done.stdout
+    assert "Traceback" not in done.stdout and not list(tmp_path.iterdir())
+
+
+def test_a_tf_config_that_is_wrong(tmp_path):
+    done = run(
+        "python",
+        SCRIPT,
+        "--out",
+        tmp_path / "out",
+        TF_CONFIG='{"cluster": {"worker": ["a:1"]}}',
+    )
+    assert done.returncode == 2 and done.stdout.startswith(
+        "error: TF_CONFIG does not say which worker this is"
+    ), done.stdout
+    assert done.stdout.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--lr", 0.1), "was written with --lr 0.05, this run has 0.1"),
+        (("--data",), "6.kernel is (64, 3) there and (64, 10)"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit(tmp_path, whole, more, words):
+    """Other settings; another model, which the digits' 10 classes make. Any number of workers may read it."""
+    flags, _, folder = whole
+    flags = flags[2:] if more == ("--data",) else (*flags, *more)
+    done = run(
+        "python", SCRIPT, *flags, "--out", tmp_path / "o", "--resume", folder / "last.pt"
+    )
+    assert (
+        done.returncode == 2 and done.stdout.count("error: ") == 1 and words in done.stdout
+    ), done.stdout
+
+
+RESOLVER = {
+    "SLURM_PROCID": "0",
+    "SLURM_STEP_NODELIST": "n[2,10]",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+}
+
+
+def test_what_the_page_says_of_slurm_cluster_resolver(monkeypatch):
+    from multigpu.tf_common import tf
+
+    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver
+    for name, value in (RESOLVER | {"SLURM_STEP_NUM_TASKS": "2"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert resolver().num_accelerators() == {"GPU": 1}, "an empty list of GPUs counts as one"
+    assert resolver(auto_set_gpu=False).cluster_spec().as_dict() == {
+        "worker": ["n10:8888", "n2:8888"]
+    }
+    with pytest.raises(ValueError, match=r"range\(\) arg 3 must not be zero"):
+        resolver(gpus_per_node=0).cluster_spec()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(FileNotFoundError, match="nvidia-smi"):
+        resolver()

@@ -1,0 +1,208 @@
+"""Lesson 11: each precision trains what it says, the proof tells a broken run, and who may not use one is told why."""
+
+import json
+import sys
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+from commands import ROOT, planted, run
+from torch import nn
+
+from multigpu import data, launch, vgpu
+from multigpu.errors import UserError
+from multigpu.strategies.dp import replicated
+from multigpu.trainer.loops.precision import Precision
+
+SCRIPT = ROOT / "scripts" / "PTL_Precision.py"
+SHORT = ("--epochs", 1, "--prove")
+VGPU = ("--accelerator", "vgpu", "--precision")
+# On paper, the same training: gradients are 1e-5 of what they were, and the learning rate 1e5 times as large.
+SMALL = (*VGPU, "16", "--loss-weight", "1e-5", "--epochs", 1, "--prove")
+
+UNSCALED = "lesson.LitCNN.on_fit_start = lambda self: setattr(self.trainer.precision_plugin, 'scaler', None)"
+FAULTS = {
+    "no loss scaling": (UNSCALED, SMALL),
+    "repeated images count": (
+        "arange = torch.arange\nlesson.torch.arange = lambda *a, **k: torch.zeros_like(arange(*a, **k))",
+        (
+            "--accelerator",
+            "cpu",
+            "--devices",
+            2,
+            "--precision",
+            "32",
+            "--batch-size",
+            8,
+            *SHORT,
+        ),
+    ),
+    "another learning rate": (
+        "lesson.LitCNN.configure_optimizers = lambda self: torch.optim.SGD(self.parameters(), 0.04, momentum=0.9)",
+        ("--accelerator", "cpu", "--precision", "bf16", *SHORT),
+    ),
+}
+
+
+def told(folder) -> dict:
+    return json.loads((folder / "metrics.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "limit"),
+    [
+        (("--accelerator", "cpu"), "32-true", "limit 1e-05: holds"),
+        (
+            ("--accelerator", "cpu", "--devices", 2, "--precision", "64"),
+            "64-true",
+            "limit 1e-05: holds",
+        ),
+        (
+            ("--accelerator", "cpu", "--devices", 2, "--precision", "bf16"),
+            "bf16-mixed",
+            "limit 5e-03: holds",
+        ),
+        ((*VGPU, "32", "--devices", 2, "--strategy", "dp"), "32-true", "limit 1e-05: holds"),
+        ((*VGPU, "16"), "16-mixed", "limit 5e-03: holds"),
+        (
+            (*VGPU, "bf16", "--gpu", "A100-40GB", "--devices", 2, "--strategy", "dp"),
+            "bf16-mixed",
+            "limit 5e-03: holds",
+        ),
+        (SMALL, "16-mixed", "limit 5e-03: holds"),
+    ],
+)
+def test_a_precision_learns_what_it_should(tmp_path, flags, name, limit):
+    done = run("python", SCRIPT, *SHORT, *flags, "--out", tmp_path / "o")
+    assert done.returncode == 0 and limit in done.stdout and "fails" not in done.stdout, (
+        done.stdout
+    )
+    found = told(tmp_path / "o")
+    assert found["precision"] == name and (tmp_path / "o" / "last.ckpt").exists()
+    if "2" in map(str, flags):
+        assert found["devices"] == 2
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
+    text, flags = FAULTS[fault]
+    small = ("--data", npz()) if "images" in fault else ()
+    done = run(
+        "python",
+        planted(tmp_path, "PTL_Precision", text),
+        *flags,
+        *small,
+        "--out",
+        tmp_path / "o",
+    )
+    assert done.returncode == 1 and "fails" in done.stdout, done.stdout
+
+
+def test_weights_in_bfloat16_lose_small_steps_and_the_proof_says_so(tmp_path):
+    flags = (
+        "--accelerator",
+        "cpu",
+        "--precision",
+        "bf16-true",
+        "--lr",
+        0.01,
+        "--epochs",
+        3,
+        "--prove",
+    )
+    done = run("python", SCRIPT, *flags, "--out", tmp_path / "o")
+    assert done.returncode == 1 and "limit 5e-03: fails" in done.stdout, done.stdout
+    assert not told(tmp_path / "o")["proof"]["holds"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--precision", "8"), "precision is '8': expected one of 32, 64, 16, bf16"),
+        (
+            (*VGPU, "bf16"),
+            "precision bf16-mixed: V100-16GB (virtual) has no bfloat16. Give precision='16-mixed', or start",
+        ),
+        ((*VGPU, "16", "--gpu", "V200"), 'there is no GPU "V200"'),
+        (("--accelerator", "tpu"), "accelerator is 'tpu'"),
+        (("--accelerator", "cpu", "--gpu", "T4"), "give --accelerator vgpu with it"),
+        (("--devices", 3, "--batch-size", 8), "cannot be split evenly over 3 devices"),
+        (("--data", "no.npz"), "no data file"),
+        (("--lr", "3e38"), "lower --lr"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path, flags, words):
+    done = run("python", SCRIPT, *flags, "--out", tmp_path / "o")
+    assert (
+        done.returncode == 2 and done.stdout.count("error: ") == 1 and words in done.stdout
+    ), done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_16_on_the_cpu_becomes_bf16_with_a_warning():
+    with pytest.warns(UserWarning, match="bf16-mixed is used instead"):
+        assert Precision("16").name == "bf16-mixed"
+
+
+@pytest.mark.parametrize("gpu", vgpu.GPUS)
+def test_who_has_bfloat16(gpu):
+    with vgpu.running(1, gpu=gpu) as (place,):
+        assert torch.vgpu.is_bf16_supported() and Precision("16", place).name == "16-mixed"
+        if gpu.startswith("V100"):
+            with pytest.raises(UserError, match="has no bfloat16"):
+                Precision("bf16", place)
+        else:
+            assert Precision("bf16", place).name == "bf16-mixed"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_dp_computes_in_the_callers_autocast(two, dtype):
+    """The document's missing line, dp with 16 bit. torch's own DataParallel does not hand the caller's type on."""
+    model, rows = nn.Linear(4, 3).to(two[0]), torch.ones(4, 4, device=two[0])
+    with torch.autocast("vgpu", dtype):
+        assert replicated(model, two)(rows).dtype == dtype
+        assert nn.DataParallel(model, two)(rows).dtype == torch.float32
+    assert replicated(model, two)(rows).dtype == torch.float32
+
+
+def test_a_thread_has_an_autocast_type_of_its_own():
+    """Why torch's DataParallel computes in float16 under CUDA's bfloat16: the page says so."""
+    before, found = torch.get_autocast_dtype("cuda"), []
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    thread = threading.Thread(target=lambda: found.append(torch.get_autocast_dtype("cuda")))
+    thread.start()
+    thread.join()
+    torch.set_autocast_dtype("cuda", before)
+    assert found == [torch.float16]
+
+
+def test_the_experiments(two):
+    """Mixed precision needs more memory where the weights are large and the batch is small; a scale that is too large falls."""
+    sys.path.insert(0, str(ROOT / "lessons" / "11-precision"))
+    from experiments import scales, step
+
+    found = scales(
+        torch.rand(8, 1, 8, 8).to(two[0]),
+        torch.arange(8).to(two[0]),
+        first=2.0**26,
+        patience=2,
+        steps=12,
+    )
+    assert found[:3] == [2.0**26, 2.0**25, 2.0**24] and any(
+        b == 2 * a for a, b in pairwise(found)
+    )
+    vgpu.stop()
+    held = {
+        (name, n): sum(step(name, "A100-40GB", n)[0].values())
+        for name in ("32", "bf16")
+        for n in (64, 4096)
+    }
+    assert held["bf16", 64] > held["32", 64] and held["bf16", 4096] < held["32", 4096]
+
+
+def test_a_function_that_says_classes_reaches_its_processes():
+    """cloudpickle takes torch.classes along, for the name `classes` beside `torch`, and could not pickle it."""
+    names = {"torch": torch, "data": data}
+    exec("def function():\n    return str(torch.zeros(1)) and callable(data.classes)", names)
+    assert launch.call(names["function"], 1) == [True]

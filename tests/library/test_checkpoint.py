@@ -1,0 +1,141 @@
+"""A checkpoint holds everything that shapes the next step, and a bad one changes nothing."""
+
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from checkpoints import make
+from commands import SUPPORT, run
+
+from multigpu import files
+from multigpu.checkpoint import Checkpoint
+from multigpu.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def step(checkpoint: Checkpoint) -> list[torch.Tensor]:
+    """A step that depends on everything random there is."""
+    model, optimizer = checkpoint.parts.values()
+    optimizer.zero_grad()
+    model(torch.randn(5, 3) + np.random.rand() + random.random()).sum().backward()
+    optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_the_next_steps_are_the_same_to_the_bit(tmp_path):
+    first = make(tmp_path / "a.pt")
+    step(first)
+    first.save({"epoch": 3, "history": [0.5]})
+    expected = [step(first), step(first)]
+    second = make(tmp_path / "a.pt")
+    assert second.load("") == {"epoch": 3, "history": [0.5]}
+    found = [step(second), step(second)]
+    assert all(
+        torch.equal(a, b)
+        for one, other in zip(expected, found, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_no_file_yet(tmp_path):
+    assert make(tmp_path / "a.pt").load("") is None
+    assert make(tmp_path / "a.pt").load(None) is None
+    with pytest.raises(UserError, match="there is no checkpoint"):
+        make(tmp_path / "a.pt").load(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("keep", [0, 10, 500, -1])
+def test_truncated(tmp_path, keep):
+    make(tmp_path / "a.pt").save({})
+    content = (tmp_path / "a.pt").read_bytes()
+    (tmp_path / "a.pt").write_bytes(content[:keep])
+    fresh = make(tmp_path / "a.pt")
+    before = step(fresh)
+    with pytest.raises(UserError, match="truncated or not a checkpoint"):
+        fresh.load("")
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before, fresh.parts["model"].parameters(), strict=True)
+    ), "untouched"
+
+
+def test_another_model_and_other_settings(tmp_path):
+    make(tmp_path / "a.pt").save({})
+    with pytest.raises(
+        UserError, match=r"another model: 0.weight is \(4, 3\) there and \(5, 3\) here"
+    ):
+        make(tmp_path / "a.pt", width=5).load("")
+    with pytest.raises(UserError, match="--seed 0, this run has 1"):
+        make(tmp_path / "a.pt", settings={"--seed": 1}).load("")
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (files.write_json, (str(tmp_path / "evil"), 1))
+
+    torch.save({"format": 1, "parts": Evil()}, tmp_path / "a.pt")
+    with pytest.raises(UserError):
+        make(tmp_path / "a.pt").load("")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_kill_in_the_middle_of_a_save_leaves_the_old_file(tmp_path):
+    """At that moment half of the new file is on the disk, under another name."""
+    (tmp_path / "saver.py").write_text(
+        "import os, signal, sys\nfrom pathlib import Path\nimport torch\nimport torch.distributed as dist\n"
+        f"sys.path.insert(0, {str(SUPPORT)!r})\nfrom checkpoints import make\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "checkpoint, save = make(Path(sys.argv[1])), torch.save\ncheckpoint.save({'epoch': 1})\n"
+        "def half(content, target, **keywords):\n"
+        "    if not isinstance(target, Path):\n        return save(content, target, **keywords)\n"
+        "    target.write_bytes(b'half')\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "torch.save = half\ncheckpoint.save({'epoch': 2})\n"
+    )
+    assert (
+        run("python", tmp_path / "saver.py", tmp_path / "a.pt").returncode == -signal.SIGKILL
+    )
+    assert any(path.read_bytes() == b"half" for path in tmp_path.glob(".a.pt.*")), (
+        "the kill came where it was meant to"
+    )
+    assert make(tmp_path / "a.pt").load("") == {"epoch": 1}
+
+
+def test_the_gradient_scaler_goes_on_too(tmp_path):
+    def with_scaler(scale: float) -> Checkpoint:
+        made = make(tmp_path / "a.pt")
+        made.parts["scaler"] = torch.amp.GradScaler("cpu", init_scale=scale)
+        made.parts["scaler"].scale(torch.ones(1))  # it makes its state when it is first used
+        return made
+
+    with_scaler(1024.0).save({})
+    later = with_scaler(2.0)
+    later.load("")
+    assert later.parts["scaler"].get_scale() == 1024.0
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    checkpoint = make(tmp_path / "a.pt")
+    checkpoint.save({"epoch": 1})
+
+    def full(content, target, save=torch.save, **keywords):
+        if not isinstance(target, Path):
+            return save(content, target, **keywords)
+        target.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match="the checkpoint before it is untouched"):
+        checkpoint.save({"epoch": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+    assert make(tmp_path / "a.pt").load("") == {"epoch": 1}

@@ -1,0 +1,151 @@
+"""Which device a rank takes, on machines that this one is not."""
+
+import textwrap
+
+import pytest
+import torch
+from commands import run
+
+import multigpu
+from multigpu import devices, vgpu
+from multigpu.errors import UserError
+from multigpu.launch.world import World
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Pretend a number of GPUs; gives the list of devices that were made current."""
+
+    def pretend(count: int) -> list:
+        taken: list = []
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+        for name in ("SLURM_GPUS_ON_NODE", "SLURM_CLUSTER_NAME"):
+            monkeypatch.delenv(name, raising=False)
+        return taken
+
+    return pretend
+
+
+def test_the_local_rank_picks_the_gpu(gpus):
+    taken = gpus(2)
+    assert devices.pick(World(3, 4, 1, 2)) == torch.device("cuda:1") and taken == [
+        torch.device("cuda:1")
+    ]
+    assert devices.backend(torch.device("cuda:1")) == "nccl"
+
+
+def test_the_cpu_where_there_is_no_gpu(gpus):
+    gpus(0)
+    assert devices.pick(World(1, 2, 1, 2)) == torch.device("cpu")
+    assert devices.backend(torch.device("cpu")) == "gloo"
+
+
+def test_more_ranks_than_gpus(gpus):
+    gpus(1)
+    with pytest.raises(UserError, match=r"2 ranks on this node but 1 GPU,.*--spawn 1"):
+        devices.pick(World(0, 2, 0, 2))
+
+
+def test_a_gpu_a_task_under_srun(gpus, monkeypatch):
+    """srun --gpus-per-task=1 shows each rank one GPU, its own, as number 0."""
+    gpus(1)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
+    assert devices.pick(World(1, 2, 1, 2, "srun")) == torch.device("cuda:0")
+    with pytest.raises(UserError):
+        devices.pick(World(1, 2, 1, 2, "torchrun"))
+
+
+def test_the_classroom_clusters_gpus_are_pretended(gpus, monkeypatch):
+    gpus(2)
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", devices.CLASSROOM)
+    assert devices.pick(World(1, 4, 1, 2)) == torch.device("cpu")
+    assert "pretended" in devices.describe(World(1, 4, 1, 2), torch.device("cpu"))
+
+
+# ---- several GPUs a rank ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped():
+    yield
+    vgpu.stop()
+
+
+def test_local_rank_1_has_the_third_and_the_fourth_gpu(gpus):
+    taken = gpus(4)
+    assert multigpu.gpus(2, World(1, 2, 1, 2)) == [
+        torch.device("cuda", 2),
+        torch.device("cuda", 3),
+    ]
+    assert taken == [torch.device("cuda", 2)]
+    assert multigpu.gpus(2, World(2, 4, 0, 2)) == [
+        torch.device("cuda", 0),
+        torch.device("cuda", 1),
+    ]
+
+
+def test_too_few_gpus_for_all_ranks_of_the_node(gpus, capsys, stopped):
+    gpus(3)
+    assert multigpu.gpus(2, World(0, 2, 0, 2)) == [
+        torch.device("vgpu", 0),
+        torch.device("vgpu", 1),
+    ]
+    assert (
+        "This machine has 3 GPUs: in each of 2 processes 2 virtual GPUs compute"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_task_of_srun_that_sees_its_own_gpus_only(gpus, monkeypatch):
+    gpus(2)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    assert multigpu.gpus(2, World(1, 2, 1, 2, launcher="srun")) == [
+        torch.device("cuda", 0),
+        torch.device("cuda", 1),
+    ]
+
+
+def test_gpus_that_slurm_gave_and_torch_does_not_see(gpus, monkeypatch):
+    gpus(0)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    for ask in (lambda: multigpu.gpus(2), lambda: devices.pick(World())):
+        with pytest.raises(UserError, match=r"gave this node 4 GPUs, but torch .* sees none"):
+            ask()
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "")
+    assert devices.pick(World()) == torch.device("cpu")
+
+
+def test_ranks_share_the_cores(gpus, monkeypatch, stopped):
+    gpus(0)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    asked: list = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    multigpu.gpus(2, World(0, 4, 0, 4))
+    devices.pick(World(0, 2, 0, 2))
+    assert asked == [2, 4]
+
+
+def test_where_the_serial_run_computes():
+    """In a process of its own: torch's settings cannot all be put back."""
+    source = """
+        import torch
+        from multigpu import devices
+        one, two = torch.device("cuda", 2), torch.device("cuda", 3)
+        print(devices.home([one, two]), torch.backends.cudnn.deterministic)
+        print(devices.home([torch.device("cpu")], exact=True), torch.backends.cudnn.deterministic,
+              torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    """
+    assert (
+        run("python", "-c", textwrap.dedent(source)).stdout
+        == "cuda:2 False\ncpu True False False\n"
+    )
+
+
+def test_the_16_bit_type_of_an_old_gpu(monkeypatch):
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
+    )
+    assert devices.amp_dtype(torch.device("cuda:0")) == torch.float16
+    assert devices.amp_dtype(torch.device("cpu")) == torch.bfloat16

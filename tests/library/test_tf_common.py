@@ -1,0 +1,306 @@
+"""TensorFlow's part of the library: the same model and order as PyTorch's, devices, what is refused."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from commands import ROOT, clean_environment, run
+
+pytest.importorskip("tensorflow")
+from multigpu import data, errors, proof, tf_common
+from multigpu.models import CNN
+from multigpu.tf_common import tf
+
+PLACES = tf_common.devices(4)  # before anything else: TensorFlow starts once in a process
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 7, 10)])
+def test_the_keras_model_is_the_torch_model(shape):
+    """Channels, height and width differ, and are odd and even, so that no mixed-up axis goes unseen."""
+    torch.manual_seed(3)
+    theirs = CNN(shape, classes=7)
+    images = torch.randn(5, *shape)
+    ours = tf_common.cnn(shape, classes=7, seed=3)(images.permute(0, 2, 3, 1).numpy()).numpy()
+    assert np.abs(ours - theirs(images).detach().numpy()).max() < 1e-6
+
+
+def test_the_first_losses_are_those_of_torch():
+    train, _ = data.load(data.fetch(None))
+    settings = {"epochs": 1, "batch_size": 64, "lr": 0.05, "seed": 0}
+    theirs, before = [], [tensor.clone() for tensor in train.tensors]
+
+    class Recorded(CNN):
+        def forward(self, images):
+            self.logits = super().forward(images)
+            return self.logits
+
+    torch.manual_seed(0)
+    order = torch.as_tensor(tf_common.order(len(train), 0, 0)).split(64)
+    proof.serial(
+        Recorded(), train, **settings,
+        after_step=lambda step, model: theirs.append(F.cross_entropy(model.logits, train.tensors[1][order[step - 1]]).item()),
+    )  # fmt: skip
+    ours = tf_common.serial(tf_common.cnn(), train, **settings)
+    assert (
+        len(ours) == 23 and max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-5
+    )
+    assert all(torch.equal(a, b) for a, b in zip(before, train.tensors, strict=True))
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+def test_empty_pieces_are_what_the_strategy_makes_of_a_batch(replicas):
+    strategy = tf.distribute.MirroredStrategy(PLACES[:replicas])
+    for images in range(1, 13):
+        ((piece),) = strategy.experimental_distribute_dataset(
+            tf.data.Dataset.range(images).batch(12)
+        )
+        empty = any(len(part) == 0 for part in strategy.experimental_local_results(piece))
+        try:
+            tf_common.refuse_pieces(24 + images, 12, replicas)
+            assert not empty, images
+        except errors.UserError as error:
+            assert empty and f"{replicas} replicas" in str(error), images
+
+
+@pytest.mark.parametrize(("images", "replicas"), [(7, 3), (1, 4), (513, 2), (512, 2)])
+def test_what_fills_up_weighs_nothing_and_no_replica_goes_without(images, replicas):
+    dataset = torch.utils.data.TensorDataset(torch.rand(images, 1, 2, 2), torch.arange(images))
+    strategy, counted = tf.distribute.MirroredStrategy(PLACES[:replicas]), []
+    for batch in strategy.experimental_distribute_dataset(
+        tf_common.filled(dataset, 256, replicas)
+    ):
+        for labels, weights in zip(
+            *(strategy.experimental_local_results(part) for part in batch[1:]), strict=True
+        ):
+            assert len(labels)
+            counted += labels.numpy()[weights.numpy() > 0].tolist()
+            total = min(256, -(-images // replicas)) * replicas
+            assert set((weights.numpy() * total).round(5)) <= {0.0, 1.0}
+    assert counted == list(range(images))
+
+
+@pytest.mark.parametrize(("images", "refused"), [(11, True), (10, False), (13, False)])
+def test_fit_cannot_begin_with_an_uneven_batch(images, refused):
+    """The sentence comes where Keras's fit fails, and nowhere else: should Keras be mended, this test tells."""
+    strategy = tf.distribute.MirroredStrategy(PLACES[:2])
+    with strategy.scope():
+        model = tf_common.cnn()
+        model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    batches = tf.data.Dataset.from_tensor_slices(
+        (np.zeros((images, 8, 8, 1)), np.zeros(images))
+    ).batch(12)
+    with (
+        pytest.raises(errors.UserError, match="--batch-size 10 or less")
+        if refused
+        else nullcontext()
+    ):
+        tf_common.refuse_pieces(images, 12, 2, fit=True) if images != 13 else None
+    with pytest.raises(tf.errors.InvalidArgumentError) if refused else nullcontext():
+        model.fit(batches.take(1), shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("overflows", [0, 1])
+def test_keras_sees_a_float16_overflow_on_the_first_replica_only(overflows):
+    """Why --amp takes bfloat16 and the page warns of float16. Should Keras be mended, this test tells."""
+    strategy = tf.distribute.MirroredStrategy(PLACES[:2])
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        with strategy.scope():
+            model = tf_common.cnn()
+            optimizer = tf.keras.mixed_precision.LossScaleOptimizer(
+                tf.keras.optimizers.SGD(0.05)
+            )
+            optimizer.build(model.trainable_variables)
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+
+    @tf.function
+    def step():
+        mine = tf.distribute.get_replica_context().replica_id_in_sync_group
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(tf.ones((4, 8, 8, 1))))) * tf.where(
+                mine == overflows, 1e9, 1.0
+            )
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    strategy.run(step)
+    finite = all(np.isfinite(weights).all() for weights in model.get_weights())
+    assert finite == (overflows == 0)
+
+
+def test_devices_asked_for_too_late():
+    tf.constant(1) + 1
+    assert tf_common.devices(3) == ["CPU:0", "CPU:1", "CPU:2"], "fewer are there"
+    with pytest.raises(
+        errors.UserError,
+        match="has started with 4 CPU devices, and cannot be given 5 any more",
+    ):
+        tf_common.devices(5)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """TensorFlow with two GPUs, as far as it is asked; what it was told of them."""
+    gpus = [
+        tf.config.PhysicalDevice(f"/physical_device:GPU:{index}", "GPU") for index in (0, 1)
+    ]
+    told = {"visible": gpus, "growing": []}
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind: gpus if kind == "GPU" else []
+    )
+    monkeypatch.setattr(
+        tf.config, "set_visible_devices", lambda seen, kind: told.update(visible=seen)
+    )
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "set_memory_growth",
+        lambda gpu, how: told["growing"].append((gpu, how)),
+    )
+    return gpus, told
+
+
+def test_gpus_are_taken_and_the_others_left_alone(two_gpus):
+    gpus, told = two_gpus
+    assert tf_common.devices() == ["GPU:0", "GPU:1"] and told["visible"] == gpus
+    assert told["growing"] == [(gpu, True) for gpu in gpus]
+    assert tf_common.devices(1) == ["GPU:0"] and told["visible"] == gpus[:1]
+    assert (
+        tf_common.torch_device(["GPU:0"]).type == "cuda"
+        and tf_common.torch_device(["CPU:0"]).type == "cpu"
+    )
+    with pytest.raises(
+        errors.UserError, match="3 devices asked for, but TensorFlow sees 2 GPUs: ask for 2"
+    ):
+        tf_common.devices(3)
+
+
+def test_too_late_to_tell_it_of_gpus_is_no_harm(two_gpus, monkeypatch):
+    def late(*_):
+        raise RuntimeError("Physical devices cannot be modified after being initialized")
+
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", late)
+    monkeypatch.setattr(tf.config, "set_visible_devices", late)
+    assert tf_common.devices(2) == ["GPU:0", "GPU:1"]
+
+
+def test_the_classroom_hides_real_gpus(two_gpus, monkeypatch):
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "multigpu-classroom")
+    assert tf_common.gpus() == [] and two_gpus[1]["visible"] == []
+
+
+def test_exact_means_no_tf32_and_the_same_way_each_time():
+    code = """
+from tensorflow.python.framework.config import is_op_determinism_enabled as same
+from multigpu.tf_common import devices, tf
+fast = tf.config.experimental.tensor_float_32_execution_enabled
+devices(2), print(fast(), same())
+devices(2, exact=True), print(fast(), same())
+"""
+    assert run("python", "-c", code).stdout.split() == ["True", "False", "False", "True"]
+
+
+def test_logits_stay_in_32_bit():
+    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        assert tf_common.cnn()(np.zeros((1, 8, 8, 1))).dtype == tf.float32
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.mark.parametrize("onednn", [0, 1])
+def test_a_convolution_of_onednn_does_not_take_an_empty_piece(onednn):
+    """Why an empty piece is refused, although the convolutions that this course uses on a CPU would take it."""
+    code = """
+from multigpu.tf_common import tf
+layers = [tf.keras.layers.Conv2D(4, 3, activation="tanh") for _ in range(2)]
+model = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), *layers])
+tf.function(model, input_signature=[tf.TensorSpec((None, 8, 8, 1))])(tf.ones((0, 8, 8, 1)))
+"""
+    done = run("python", "-c", code, TF_ENABLE_ONEDNN_OPTS=onednn)
+    assert ("input depth must be evenly divisible by filter depth" in done.stdout) == bool(
+        onednn
+    )
+    assert done.returncode == onednn
+
+
+def test_gpus_that_slurm_gave_and_tensorflow_does_not_see(monkeypatch):
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
+    with pytest.raises(
+        errors.UserError, match=r"gave this node 2 GPUs, but TensorFlow \S+ sees none"
+    ):
+        tf_common.gpus()
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "multigpu-classroom")  # which pretends them
+    assert tf_common.gpus() == []
+
+
+def test_the_library_does_without_tensorflow():
+    names = "cli, data, devices, launch, metrics, models, proof, vgpu"
+    done = run(
+        "python",
+        "-c",
+        f"import sys, multigpu\nfrom multigpu import {names}\nassert 'tensorflow' not in sys.modules",
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def without_tensorflow(tmp_path):
+    (tmp_path / "tensorflow.py").write_text(
+        "raise ModuleNotFoundError('hidden', name='tensorflow')\n"
+    )
+    return {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+
+def test_a_tensorflow_that_does_not_load_says_why(tmp_path):
+    (tmp_path / "tensorflow.py").write_text(
+        "raise ImportError('libcudart.so.12: cannot open')\n"
+    )
+    done = run(
+        "python", ROOT / "scripts" / "TF_CNN_MultiGPU.py", PYTHONPATH=f"{tmp_path}:{ROOT}"
+    )
+    assert "libcudart.so.12: cannot open" in done.stdout and "pip install" not in done.stdout
+
+
+def test_scripts_without_tensorflow_say_what_to_install(without_tensorflow, tmp_path):
+    for script in sorted((ROOT / "scripts").glob("TF_*.py")):
+        done = run("python", script, "--out", tmp_path / "out", **without_tensorflow)
+        assert done.returncode == 2 and done.stdout.startswith(
+            "error: TensorFlow is not there"
+        ), done.stdout
+        assert done.stdout.count("\n") == 1 and "'.[tensorflow]'" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_lessons_run_without_it(without_tensorflow, npz, tmp_path):
+    script = ROOT / "scripts" / "PT_CNN_MultiGPU.py"
+    done = run(
+        "python",
+        script,
+        "--data",
+        npz(),
+        "--epochs",
+        1,
+        "--out",
+        tmp_path / "out",
+        **without_tensorflow,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_start_prints_nothing():
+    done = run(
+        "python",
+        "-c",
+        "from multigpu.tf_common import *\ntf.reduce_sum(tf.ones((8, 8)) @ tf.ones((8, 8)))",
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_whoever_wants_the_messages_gets_them():
+    wanted = clean_environment(TF_CPP_MIN_LOG_LEVEL=0)
+    done = run("python", "-c", "from multigpu.tf_common import tf\ntf.ones(1) + 1", **wanted)
+    assert "cpu_feature_guard" in done.stdout

@@ -1,0 +1,329 @@
+"""Does `notebooks check` find every way in which a notebook can stray from its script, and does `run` mend it?"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from commands import ROOT
+
+from multigpu import notebooks
+from multigpu.errors import UserError
+
+SCRIPT = """\
+# ---
+# jupyter:
+#   jupytext:
+#     formats: notebooks//ipynb,scripts//py:percent
+# ---
+
+# %% [markdown]
+# # A lesson
+#
+# With two paragraphs.
+
+# %%
+import os
+
+
+def double(x):
+    return 2 * x
+
+
+# %% tags=["active-ipynb"]
+# # explore
+# print("twice 21 is", double(21))
+
+# %%
+# !printf 'from %s\\\\n' "$(basename "$PWD")" \\\\
+#     && dirname "$(command -v python)"
+print("PYTEST_CURRENT_TEST" in os.environ)
+
+# %% tags=["raises-exception"]
+1 / 0
+
+# %%
+# NBVAL_RAISES_EXCEPTION
+raise KeyError("announced")
+
+# %%
+
+# %% tags=["active-py"]
+if __name__ == "__main__":
+    print(double(4))
+""".replace("\\\\", "\\")
+
+
+def folder(at: Path, **scripts: str) -> Path:
+    (at / "scripts").mkdir(exist_ok=True)
+    (at / "notebooks").mkdir(exist_ok=True)
+    (at / "pyproject.toml").touch()
+    for stem, text in scripts.items():
+        (at / "scripts" / f"{stem}.py").write_text(text)
+    return at
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory) -> str:
+    """The notebook of SCRIPT, made once."""
+    root = folder(tmp_path_factory.mktemp("stored"), A=SCRIPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "/usr/bin:/bin")  # as if the environment were not activated
+        assert notebooks.run("A", root) == []
+    return (root / "notebooks" / "A.ipynb").read_text()
+
+
+@pytest.fixture
+def pair(tmp_path, stored) -> Path:
+    root = folder(tmp_path, A=SCRIPT)
+    (root / "notebooks" / "A.ipynb").write_text(stored)
+    return root
+
+
+def edit(root: Path, change) -> None:
+    path = root / "notebooks" / "A.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    change(notebook)
+    nbformat.write(notebook, path)
+
+
+def test_the_repositorys_own_pairs_are_in_step():
+    assert notebooks.check(root=ROOT) == []
+
+
+# ---- run ---------------------------------------------------------------------------------------------------------
+
+
+def test_run_makes_a_pair_in_step(pair, stored):
+    assert notebooks.check(root=pair) == []
+    notebook = nbformat.reads(stored, as_version=4)
+    nbformat.validate(notebook)
+    kinds = [cell.cell_type for cell in notebook.cells]
+    assert kinds == ["markdown", "code", "code", "code", "code", "code", "code", "raw"]
+    assert notebook.cells[2].source == '# explore\nprint("twice 21 is", double(21))'
+    assert notebook.cells[2].outputs[0].text == "twice 21 is 42\n"
+    shell = notebook.cells[3].outputs[0].text.replace("\r", "").splitlines()
+    assert shell == ["from notebooks", str(Path(sys.executable).parent), "False"]
+    assert [cell.get("execution_count") for cell in notebook.cells] == [
+        None,
+        1,
+        2,
+        3,
+        4,
+        5,
+        None,
+        None,
+    ]
+
+
+def test_run_again_changes_nothing(pair, stored):
+    notebooks.run("A", pair)
+    assert (pair / "notebooks" / "A.ipynb").read_text() == stored
+    assert "version" not in nbformat.reads(stored, as_version=4).metadata.language_info
+    assert os.listdir(pair / "notebooks") == ["A.ipynb"]
+
+
+def test_run_mends_a_changed_script(pair):
+    script = pair / "scripts" / "A.py"
+    script.write_text(SCRIPT.replace("twice 21", "two times 21"))
+    assert "not in step" in notebooks.check(root=pair)[0]
+    notebooks.run("A", pair)
+    assert notebooks.check(root=pair) == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        (
+            "values = []\nvalues[3]",
+            ["cell 2", "values = []", "IndexError: list index out of range"],
+        ),
+        ("# !echo the cause; exit 3", ["cell 2", "the cause", "non-zero exit status 3"]),
+        ("import os\nos._exit(1)", ["cell 2", "the kernel died"]),
+        ("import time\ntime.sleep(60)", ["cell 2", "still running after 4 s"]),
+        ("input()", ["cell 2", "StdinNotImplementedError"]),
+    ],
+)
+def test_run_leaves_the_old_notebook_if_a_cell_fails(tmp_path, monkeypatch, cell, told):
+    monkeypatch.setattr(notebooks, "SECONDS_PER_CELL", 4 if "sleep" in cell else 30)
+    root = folder(tmp_path, A=f"# %%\nprint(1)\n\n# %%\n{cell}\n")
+    old = root / "notebooks" / "A.ipynb"
+    old.write_text("the old one")
+    with pytest.raises(notebooks.CellFailed) as failure:
+        notebooks.run("A", root)
+    for part in told:
+        assert part in str(failure.value)
+    assert old.read_text() == "the old one"
+    assert os.listdir(old.parent) == ["A.ipynb"]
+
+
+def test_run_remarks_on_this_machines_path(tmp_path):
+    root = folder(tmp_path, A="# %%\nimport os\nprint(os.getcwd())\n")
+    assert [remark[:6] for remark in notebooks.run("A", root)] == ["cell 1"]
+
+
+def test_equal_cells_get_different_ids(tmp_path):
+    root = folder(tmp_path, A="# %%\nprint(1)\n\n# %%\nprint(1)\n")
+    notebooks.run("A", root)
+    assert notebooks.check(root=root) == []
+
+
+def test_run_explains_an_unreadable_script(tmp_path):
+    root = folder(tmp_path, A="")
+    (root / "scripts" / "A.py").write_bytes(b"# %%\nx = '\xff'\n")
+    with pytest.raises(UserError, match=r"scripts/A\.py cannot be read"):
+        notebooks.run("A", root)
+
+
+def test_unknown_stem_names_the_near_ones(pair):
+    with pytest.raises(UserError, match="did you mean A"):
+        notebooks.select(["AA"], pair)
+    with pytest.raises(UserError, match="did you mean A"):
+        notebooks.check(["PT_nothing_like_it"], pair)
+
+
+# ---- check: each of these mutations must be found -----------------------------------------------------------------
+
+
+def only(findings: list[str], *parts: str) -> None:
+    assert len(findings) == 1, findings
+    for part in parts:
+        assert part in findings[0]
+
+
+def test_a_changed_script(pair):
+    (pair / "scripts" / "A.py").write_text(SCRIPT.replace("return 2 * x", "return x + x"))
+    only(notebooks.check(root=pair), "not in step", "-    return 2 * x", "+    return x + x")
+
+
+def test_a_changed_notebook(pair):
+    edit(pair, lambda n: n.cells[0].update(source="# Another lesson"))
+    only(notebooks.check(root=pair), "not in step", "-# # Another lesson")
+
+
+@pytest.mark.parametrize("cell", [0, 1])
+def test_a_lost_blank_line_within_a_cell(pair, cell):
+    """In Markdown it joins two paragraphs, in a string it changes what is printed."""
+    edit(
+        pair,
+        lambda n: n.cells[cell].update(source=n.cells[cell].source.replace("\n\n", "\n", 1)),
+    )
+    only(notebooks.check(root=pair), "not in step")
+
+
+def test_blank_lines_between_cells_do_not_count(pair):
+    """ruff leaves two of them after a function, jupytext sometimes one."""
+    for blank in ("\n\n", "\n\n\n"):
+        header, first, rest = SCRIPT.partition("# %%")
+        rest = re.sub(r"\n+# %%", f"{blank}# %%", rest)
+        (pair / "scripts" / "A.py").write_text(header + first + rest)
+        assert notebooks.check(root=pair) == []
+
+
+def test_two_cells_swapped(pair):
+    def swap(notebook):
+        notebook.cells[1], notebook.cells[2] = notebook.cells[2], notebook.cells[1]
+
+    edit(pair, swap)
+    findings = notebooks.check(root=pair)
+    assert "not in step" in findings[0]
+    assert "out of order: cell 2 has number 2, not 1" in findings[1]
+
+
+def test_a_cell_deleted(pair):
+    edit(pair, lambda n: n.cells.pop(3))
+    findings = notebooks.check(root=pair)
+    assert "not in step" in findings[0]
+    assert "out of order" in findings[1]
+
+
+def test_a_cell_never_executed(pair):
+    edit(pair, lambda n: n.cells[2].update(execution_count=None, outputs=[]))
+    only(notebooks.check(root=pair), "not executed: cell 3")
+
+
+def test_a_cell_executed_twice(pair):
+    edit(pair, lambda n: n.cells[5].update(execution_count=9))
+    only(notebooks.check(root=pair), "out of order: cell 6 has number 9, not 5")
+
+
+def test_a_stored_error(pair):
+    error = nbformat.v4.new_output(
+        "error", ename="ValueError", evalue="no\nsecond line", traceback=[]
+    )
+    edit(pair, lambda n: n.cells[1].outputs.append(error))
+    only(notebooks.check(root=pair), "failed: cell 2 holds ValueError: no (")
+
+
+def test_an_error_no_longer_announced(pair):
+    edit(pair, lambda n: n.cells[4].metadata.pop("tags"))
+    findings = notebooks.check(root=pair)
+    assert "not in step" in findings[0]
+    assert "failed: cell 5 holds ZeroDivisionError" in findings[1]
+
+
+def test_a_tag_changed_to_active_ipynb(pair):
+    """The script would then run what only the notebook is meant to."""
+    script = pair / "scripts" / "A.py"
+    script.write_text(SCRIPT.replace('# # explore\n# print("twice', '# explore\nprint("twice'))
+    only(
+        notebooks.check(root=pair),
+        "scripts/A.py reads otherwise",
+        '-# print("twice 21',
+        '+print("twice 21',
+    )
+
+
+def test_a_magic_not_commented_out(pair):
+    script = pair / "scripts" / "A.py"
+    script.write_text(SCRIPT.replace("import os\n", "%pwd\nimport os\n"))
+    assert "scripts/A.py reads otherwise" in notebooks.check(root=pair)[0]
+
+
+def test_halves_of_a_pair(pair):
+    (pair / "scripts" / "B.py").write_text(SCRIPT)
+    (pair / "notebooks" / "A.ipynb").rename(pair / "notebooks" / "C.ipynb")
+    first, second, third = notebooks.check(root=pair)
+    assert "scripts/A.py has no notebook" in first
+    assert "scripts/B.py has no notebook" in second
+    assert "notebooks/C.ipynb has no script" in third
+    with pytest.raises(UserError, match="has no script"):
+        notebooks.run("C", pair)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"cells": 3, "nbformat": 4, "nbformat_minor": 5}', "\x00"]
+)
+def test_a_broken_notebook(pair, text):
+    (pair / "notebooks" / "A.ipynb").write_text(text)
+    only(notebooks.check(root=pair), "notebooks/A.ipynb cannot be read")
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def multigpu(root: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "multigpu.cli", "notebooks", *arguments]
+    return subprocess.run(command, cwd=root, text=True, capture_output=True, timeout=120)
+
+
+def test_the_command(pair):
+    done = multigpu(pair / "notebooks", "check")  # from a folder below, too
+    assert (done.returncode, done.stderr) == (0, "")
+    (pair / "scripts" / "A.py").write_text("# %%\n1 / 0\n")
+    done = multigpu(pair, "check", "A")
+    assert done.returncode == 1
+    assert done.stdout.startswith(
+        "notebooks/A.ipynb is not in step with scripts/A.py (multigpu notebooks run A)\n"
+    )
+    done = multigpu(pair, "run")
+    assert done.returncode == 1
+    assert "scripts/A.py: cell 1 failed" in done.stderr and "Traceback" not in done.stderr
+    done = multigpu(pair, "run", "a")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: there is no scripts/a.py: did you mean A?\n",
+    )

@@ -1,0 +1,39 @@
+"""Does the table of all routes say what the notebooks and the simulation say?"""
+
+import re
+import sys
+
+import pytest
+from commands import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import routes
+
+
+def rows() -> dict[str, str]:
+    found = [
+        line for line in routes.PAGE.read_text().splitlines() if re.match(r"\| \d\d ", line)
+    ]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in found}
+
+
+def test_every_script_is_a_route_and_every_route_a_row():
+    assert sorted(stem for _, stem, _ in routes.ROUTES.values()) == sorted(
+        p.stem for p in (ROOT / "scripts").glob("*.py") if p.stem not in routes.NO_ROUTES
+    )
+    assert list(rows()) == list(routes.ROUTES)
+
+
+@pytest.mark.parametrize("name", routes.ROUTES)
+def test_a_row_begins_with_the_notebooks_last_line(name):
+    line = routes.stored_line(routes.ROUTES[name][1])
+    assert rows()[name].startswith(line) and line.endswith("| proof holds |")
+
+
+def test_all_routes_agree():
+    assert len({tuple(row.split(" | ")[2:5]) for row in rows().values()}) == 1
+
+
+def test_the_page_is_what_the_command_writes():
+    """But for the measured column, which is kept. What is simulated is the same on every machine."""
+    assert routes.page(0) == routes.PAGE.read_text()

@@ -1,0 +1,102 @@
+"""How do the tests talk to the classroom cluster? Submit a job, wait for its end, read what it left."""
+
+import os
+import re
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from commands import clean_environment
+
+from multigpu.classroom import conf
+
+
+@dataclass
+class Job:
+    """A job that has ended: its state, the exit code that Slurm keeps, its log."""
+
+    number: int
+    state: str
+    exit_code: int
+    log: str
+
+
+class Cluster:
+    """Slurm's commands, run with the cluster's slurm.conf and without what a launcher left in our environment."""
+
+    def __init__(self) -> None:
+        self.conf = conf.conf_path()
+
+    def run(
+        self, *command: object, timeout: float = 60, **more: object
+    ) -> subprocess.CompletedProcess[str]:
+        environment = clean_environment() | {"SLURM_CONF": str(self.conf)}
+        environment.pop("OMP_NUM_THREADS", None)  # the job file has to set it
+        return subprocess.run(
+            [str(part) for part in command],
+            env=environment,
+            text=True,
+            timeout=timeout,
+            capture_output=True,
+            **more,
+        )
+
+    def submit(self, *arguments: object, cwd: Path) -> int:
+        done = self.run("sbatch", "--parsable", *arguments, cwd=cwd)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    def wait(self, number: int, timeout: float = 240) -> Job:
+        """Wait for a job's end. `sbatch --wait` asks ever more rarely, so that it notices an end up to 32 s late."""
+        deadline = time.monotonic() + timeout
+        while True:
+            text = self.run("scontrol", "--oneliner", "show", "job", number).stdout
+            field = dict(re.findall(r"(\w+)=(\S*)", text))
+            if field.get("JobState") not in (
+                "PENDING",
+                "RUNNING",
+                "COMPLETING",
+                "CONFIGURING",
+            ):
+                break
+            if time.monotonic() > deadline:
+                self.run("scancel", number)
+                log = Path(field["StdOut"])
+                raise AssertionError(
+                    f"{text}\n{log.read_text() if log.exists() else 'no log'}"
+                )
+            time.sleep(0.1)
+        log = Path(field["StdOut"])
+        text = log.read_text() if log.exists() else ""
+        return Job(number, field["JobState"], int(field["ExitCode"].split(":")[0]), text)
+
+    def job(self, *arguments: object, cwd: Path, timeout: float = 240) -> Job:
+        return self.wait(self.submit(*arguments, cwd=cwd), timeout)
+
+    def script(self, folder: Path, text: str, name: str = "job.sh") -> Path:
+        """Write a batch script; its log goes to the folder."""
+        path = folder / name
+        path.write_text(f"#!/bin/bash\n#SBATCH --output={folder}/%A-%a-%j.out\n{text}\n")
+        return path
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be collected by its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(
+        os.path.join(place, name) for place, _, names in os.walk(folder) for name in names
+    )
+
+
+def wait_until(done, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

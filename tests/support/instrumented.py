@@ -1,0 +1,105 @@
+"""Lesson 05's script with something planted in it, by the variable PLANT: used by the tests, started like the script.
+
+record=FOLDER     after every step, each rank writes its parameters to FOLDER/RANK-STEP.pt
+nosync            DDP never averages the gradients
+tied, frozen, dropout   the model has a weight that two layers share; a layer that does not learn; a random part
+raise=RANK:STEP   that rank raises an exception after that step; kill= kills it instead; both note the time in $DEATH
+count=FILE        rank 0 writes how many gradient all-reduces there were
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import PT_CNN_MultiGPU as lesson
+
+from multigpu import launch
+from multigpu.models import CNN
+
+PLANT = dict(
+    [*item.split("="), ""][:2] for item in os.environ.get("PLANT", "").split(",") if item
+)
+
+
+class Tied(CNN):
+    """conv2's input has as many channels as its output, so conv3 can share its weight."""
+
+    def __init__(self, image_shape=(1, 8, 8), classes=10):
+        super().__init__(image_shape, classes)
+        self.conv3 = torch.nn.Conv2d(32, 32, 3, padding=1)
+        self.conv4 = torch.nn.Conv2d(32, 32, 3, padding=1)
+        self.conv4.weight = self.conv3.weight
+
+    def forward(self, images):
+        x = torch.tanh(self.conv2(torch.tanh(self.conv1(images))))
+        x = torch.tanh(self.conv4(torch.tanh(self.conv3(x))))
+        return self.fc2(torch.tanh(self.fc1(x.flatten(1))))
+
+
+class Frozen(CNN):
+    def __init__(self, image_shape=(1, 8, 8), classes=10):
+        super().__init__(image_shape, classes)
+        self.conv2.requires_grad_(False)
+
+
+class Dropout(CNN):
+    def forward(self, images):
+        return super().forward(F.dropout(images, 0.2, self.training))
+
+
+MODELS = {"plain": CNN, "tied": Tied, "frozen": Frozen, "dropout": Dropout}
+steps = 0
+
+
+def after_step(optimizer, *_):
+    global steps
+    steps += 1
+    rank = int(os.environ.get("RANK", 0))
+    if "record" in PLANT:
+        values = [
+            p.detach().clone() for group in optimizer.param_groups for p in group["params"]
+        ]
+        torch.save(values, f"{PLANT['record']}/{rank}-{steps}.pt")
+    for how in ("raise", "kill"):
+        if PLANT.get(how) == f"{rank}:{steps}":
+            Path(os.environ["DEATH"]).write_text(str(time.time()))
+            if how == "raise":
+                raise RuntimeError("planted fault")
+            os.kill(os.getpid(), signal.SIGKILL)
+    if "count" in PLANT and rank == 0:
+        Path(PLANT["count"]).write_text(str(reductions))
+
+
+reductions = 0
+
+
+def counting_hook(state, bucket):
+    global reductions
+    reductions += 1
+    return allreduce_hook(state, bucket)
+
+
+class PlantedDDP(DistributedDataParallel):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if "count" in PLANT:
+            self.register_comm_hook(None, counting_hook)
+        if "nosync" in PLANT:
+            self.require_backward_grad_sync = False
+
+
+register_optimizer_step_post_hook(after_step)
+lesson.DDP = PlantedDDP
+lesson.CNN = next((MODELS[name] for name in MODELS if name in PLANT), CNN)
+
+if __name__ == "__main__":
+    launch.start(lesson.main, lesson.parse())

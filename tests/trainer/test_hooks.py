@@ -1,0 +1,301 @@
+"""Is every hook called when Lightning calls it? The hooks of the module and of a callback, as one list of names."""
+
+import lightnings
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from trainer_user import data, trainer
+
+import multigpu.trainer as ours
+from multigpu.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# Without on_predict_model_train, which Lightning declares and never calls.
+MODULE = (
+    *("prepare_data", "setup", "teardown", "configure_callbacks", "configure_model", "configure_optimizers"),
+    *("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
+    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
+    *("training_step", "validation_step", "test_step", "predict_step", "backward", "optimizer_step"),
+    *("optimizer_zero_grad", "lr_scheduler_step", "configure_gradient_clipping", "on_validation_model_zero_grad"),
+    *("on_save_checkpoint", "on_load_checkpoint", "on_before_backward", "on_after_backward"),
+    *("on_before_optimizer_step", "on_before_zero_grad", "on_fit_start", "on_fit_end"),
+    *(f"on_{kind}_{when}" for kind in ("train", "validation", "test", "predict") for when in (
+        "start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end", "model_eval", "model_train")
+      if (kind, when) not in (("train", "model_eval"), ("train", "model_train"), ("predict", "model_train"))),
+)  # fmt: skip
+CALLBACK = sorted(
+    name
+    for name in vars(ours.Callback)
+    if name.startswith("on_") or name in ("setup", "teardown", "state_dict")
+)
+
+
+def recorded(base, names, calls, who):
+    """A class whose methods write their name down, and then do what the base's do."""
+
+    def method(name):
+        def call(self, *args, **keywords):
+            calls.append(f"{who}.{name}")
+            return getattr(super(made, self), name)(*args, **keywords)
+
+        return call
+
+    made = type(who, (base,), {name: method(name) for name in names if hasattr(base, name)})
+    return made
+
+
+def user(L, **methods):
+    """A small module; `methods` replace its own."""
+
+    class Net(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(x)
+
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self(batch[0]), batch[1])
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+        def test_step(self, batch, batch_idx):
+            self.log("test_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+        def predict_step(self, batch, batch_idx):
+            return self(batch[0])
+
+        def loader(self):
+            return DataLoader(data(10, 1), batch_size=4)
+
+        train_dataloader = val_dataloader = test_dataloader = predict_dataloader = loader
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 0.1)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    return type("Net", (Net,), methods)
+
+
+RUNS = {
+    "fit, accumulated": ("fit", {"accumulate_grad_batches": 2}),
+    "fit, validated in between": (
+        "fit",
+        {"val_check_interval": 1, "max_epochs": 1, "gradient_clip_val": 0.1},
+    ),
+    "fit, with checkpoints": ("fit", {"enable_checkpointing": True, "max_epochs": 1}),
+    "fit, max_steps": (
+        "fit",
+        {"max_steps": 2, "accumulate_grad_batches": 2, "num_sanity_val_steps": 0},
+    ),
+    "fit without validation": ("fit", {"limit_val_batches": 0, "max_epochs": 1}),
+    "validate": ("validate", {}),
+    "test": ("test", {}),
+    "predict": ("predict", {}),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_order_of_all_hooks_is_lightnings(tmp_path, run):
+    stage, arguments = RUNS[run]
+    orders = []
+    for L in (ours, lightnings.package()):
+        calls = []
+        module = recorded(user(L), MODULE, calls, "module")()
+        callback = recorded(L.Callback, CALLBACK, calls, "callback")()
+        getattr(trainer(L, tmp_path, callbacks=[callback], **arguments), stage)(module)
+        orders.append(calls)
+    if (
+        stage == "fit"
+    ):  # ours asks for the loaders before configure_optimizers, which may ask how many batches there are
+        for order in orders:
+            found = [
+                order.remove(f"module.{name}")
+                for name in ("train_dataloader", "val_dataloader")
+                if name in str(order)
+            ]
+            assert found and "_dataloader" not in str(order), "each loader is asked for once"
+    assert len(orders[1]) > 20
+    assert orders[0] == orders[1]
+
+
+def both(tmp_path, **methods):
+    """What the module's `told` holds after a fit of two epochs, in ours and in Lightning."""
+    found = []
+    for L in (ours, lightnings.package()):
+        L.seed_everything(1, verbose=False)
+        module = user(L, **methods)()
+        module.told = []
+        run = trainer(L, tmp_path)
+        run.fit(module)
+        found.append((module.told, run.global_step, [w.tolist() for w in module.parameters()]))
+    assert found[0] == found[1]
+    return found[0]
+
+
+def sgd(module, lr=0.1):
+    return torch.optim.SGD(module.parameters(), lr)
+
+
+def stepped(optimizer):
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+def with_scheduler(module, **more):
+    optimizer = sgd(module)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": stepped(optimizer), **more}}
+
+
+def in_two_lists(module, wrap=lambda scheduler: scheduler):
+    optimizer = sgd(module)
+    return [optimizer], [wrap(stepped(optimizer))]
+
+
+def bare(module):
+    optimizer = sgd(module)
+    return {"optimizer": optimizer, "lr_scheduler": stepped(optimizer)}
+
+
+def watching(module):
+    optimizer = sgd(module)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0)
+    return {"optimizer": optimizer, "lr_scheduler": plateau, "monitor": "val_loss"}
+
+
+FORMS = {
+    "an optimizer": sgd,
+    "a list": lambda module: [sgd(module)],
+    "a tuple": lambda module: (sgd(module),),
+    "two lists": in_two_lists,
+    "two lists, a dict": lambda module: in_two_lists(
+        module, lambda s: {"scheduler": s, "interval": "step"}
+    ),
+    "a dict": lambda module: {"optimizer": sgd(module)},
+    "a dict, a scheduler": bare,
+    "a dict of dicts": lambda module: with_scheduler(
+        module, interval="step", frequency=2, name="mine"
+    ),
+    "a dict in a list": lambda module: [with_scheduler(module)],
+    "a metric": watching,
+    "none": lambda module: None,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_configure_optimizers_means_what_it_means_in_lightning(tmp_path, form):
+    def note(self, *_):
+        self.told.append(
+            [
+                group["lr"]
+                for optimizer in self.trainer.optimizers
+                for group in optimizer.param_groups
+            ]
+        )
+
+    told, steps, _ = both(
+        tmp_path, configure_optimizers=FORMS[form], on_train_batch_end=note, on_train_end=note
+    )
+    assert len(told) == 7 and steps == 6
+    assert (told[0] == told[-1]) == (
+        form in ("an optimizer", "a list", "a tuple", "a dict", "none")
+    )
+
+
+def test_several_optimizers_are_for_manual_optimization(tmp_path):
+    module = user(ours, configure_optimizers=lambda self: [sgd(self), sgd(self)])()
+    with pytest.raises(
+        UserError, match=r"gives 2 optimizers: set self.automatic_optimization = False"
+    ):
+        trainer(ours, tmp_path).fit(module)
+
+
+@pytest.mark.parametrize("wrong", ["sgd", 3, [1, 2], {"lr_scheduler": 1}, ()], ids=repr)
+def test_another_form_of_configure_optimizers_is_refused(tmp_path, wrong):
+    with pytest.raises(UserError, match="configure_optimizers returned"):
+        trainer(ours, tmp_path).fit(user(ours, configure_optimizers=lambda self: wrong)())
+
+
+def test_on_train_batch_start_can_end_the_epoch(tmp_path):
+    def begin(self, batch, batch_idx):
+        self.told.append(batch_idx)
+        return -1 if batch_idx == 1 and self.current_epoch == 0 else None
+
+    def note(self):
+        self.told.append("end")
+
+    told, steps, _ = both(tmp_path, on_train_batch_start=begin, on_train_epoch_end=note)
+    assert told == [0, 1, "end", 0, 1, 2, "end"] and steps == 4
+
+
+def test_a_step_that_returns_nothing_skips_the_batch_on_one_device(tmp_path):
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx == 1 else F.cross_entropy(self(batch[0]), batch[1])
+
+    def note(self, outputs, batch, batch_idx):
+        self.told.append(bool(outputs))
+
+    told, steps, _ = both(tmp_path, training_step=training_step, on_train_batch_end=note)
+    assert told == [True, False, True] * 2 and steps == 6
+
+
+def test_a_dict_reaches_the_end_of_the_batch(tmp_path):
+    def training_step(self, batch, batch_idx):
+        return {"loss": F.cross_entropy(self(batch[0]), batch[1]), "rows": len(batch[0])}
+
+    def note(self, outputs, batch, batch_idx):
+        self.told.append((outputs["rows"], outputs["loss"].requires_grad))
+
+    assert (
+        both(tmp_path, training_step=training_step, on_train_batch_end=note)[0]
+        == [(4, False), (4, False), (2, False)] * 2
+    )
+
+
+def test_an_optimizer_step_of_the_users_own(tmp_path):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        self.told.append((epoch, batch_idx))
+        optimizer.step(closure=optimizer_closure)
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+
+    told, steps, _ = both(tmp_path, optimizer_step=optimizer_step)
+    assert told == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] and steps == 6
+
+
+def test_lbfgs_gets_its_closure(tmp_path):
+    def training_step(self, batch, batch_idx):
+        self.told.append(batch_idx)
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    told, steps, _ = both(
+        tmp_path, training_step=training_step,
+        configure_optimizers=lambda self: torch.optim.LBFGS(self.parameters(), 0.1, max_iter=3),
+    )  # fmt: skip
+    assert len(told) > 6 and steps == 6
+
+
+def test_predict_step_is_the_forward_by_default(tmp_path):
+    module = user(
+        ours,
+        predict_step=ours.LightningModule.predict_step,
+        forward=lambda self, batch: self.layer(batch[0]),
+    )()
+    found = trainer(ours, tmp_path).predict(module)
+    assert [len(rows) for rows in found] == [4, 4, 2] and torch.equal(
+        found[0], module([data(10, 1).tensors[0][:4]])
+    )
+
+
+def test_a_modules_own_callbacks_replace_the_trainers_of_their_class(tmp_path):
+    for L in (ours, lightnings.package()):
+        stop = L.pytorch.callbacks.EarlyStopping
+        module = user(
+            L, configure_callbacks=lambda self, stop=stop: [stop("val_loss", patience=7)]
+        )()
+        run = trainer(L, tmp_path, callbacks=[stop("val_loss", patience=1)])
+        run.fit(module)
+        assert [cb.patience for cb in run.callbacks if isinstance(cb, stop)] == [7]

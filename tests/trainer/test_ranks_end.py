@@ -1,0 +1,52 @@
+"""How does a run end that has started its own ranks? By what the last of them did; the rank that failed is the one that is told."""
+
+import os
+import sys
+import time
+
+import pytest
+from commands import ROOT, run
+
+
+def ended(mode, folder):
+    """The exit code, what was printed, and the seconds from rank 1's last word on."""
+    done = run(
+        sys.executable,
+        ROOT / "tests" / "support" / "ranks_end_script.py",
+        mode,
+        folder,
+        PYTHONPATH=ROOT,
+    )
+    return done.returncode, done.stdout, time.time() - (folder / "rank 1").stat().st_mtime
+
+
+def test_a_rank_that_fails_when_rank_0_is_done_fails_the_run(tmp_path):
+    code, told, _ = ended("raise", tmp_path)
+    assert code == 1 and "error: rank 1 ended with exit code 1" in told
+    assert told.count("ZeroDivisionError: planted in rank 1") == told.count("Traceback") == 1
+
+
+def test_a_rank_that_is_later_than_rank_0_is_waited_for(tmp_path):
+    code, told, _ = ended("late", tmp_path)
+    assert code == 0 and (tmp_path / "done").exists()
+    assert told.count("rank 0 is done, and waits for rank 1. Ctrl-C ends the run.") == 1
+
+
+def test_a_sigterm_to_rank_0_that_waits_ends_all(tmp_path):
+    code, _, seconds = ended("stopped", tmp_path)
+    assert code == 143 and seconds < 30
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "rank 1").read_text()), 0)
+
+
+def test_a_rank_0_that_exits_early_does_not_wait_for_one_that_waits_for_it(tmp_path):
+    code, told, seconds = ended("exit", tmp_path)
+    assert code == 1 and "by peer" in told and seconds < 30
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("slow raise", 1), ("slow exit", 3)])
+def test_a_rank_that_takes_long_to_die_is_the_one_that_is_told(tmp_path, mode, expected):
+    code, told, seconds = ended(mode, tmp_path)
+    assert code == expected and f"error: rank 1 ended with exit code {expected}" in told
+    assert told.count("Traceback") == ("raise" in mode) and "peer" not in told
+    assert seconds < 15

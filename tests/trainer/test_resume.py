@@ -1,0 +1,236 @@
+"""Does a run go on from a checkpoint as if it had never stopped? Ours to the bit, even within an epoch; and Lightning's."""
+
+import lightnings
+import pytest
+import torch
+import trainer_user
+from trainer_user import trainer
+
+import multigpu.trainer as ours
+from multigpu.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def fit(L, root, epochs=3, ckpt_path=None, callbacks=(), data=None, **of_module):
+    """The losses of a run, its weights and its trainer."""
+    L.seed_everything(3, verbose=False)
+    module = trainer_user.net(L, **of_module)
+    run = trainer(
+        L,
+        root,
+        max_epochs=epochs,
+        callbacks=list(callbacks),
+        enable_checkpointing=bool(callbacks) or None,
+    )
+    run.fit(module, *trainer_user.loaders(**data or {}), ckpt_path=ckpt_path)
+    return module.losses, {name: w.clone() for name, w in module.state_dict().items()}, run
+
+
+def packages():
+    return {"ours": ours, "lightning": lightnings.package()}
+
+
+@pytest.mark.parametrize("schedule", ["step", "epoch", "plateau"])
+@pytest.mark.parametrize(
+    "way", [("ours", "lightning"), ("lightning", "ours")], ids=" to ".join
+)
+def test_a_checkpoint_at_an_epochs_end_goes_on_in_the_other(tmp_path, way, schedule):
+    first, second = (packages()[name] for name in way)
+    whole, weights, _ = fit(ours, tmp_path, schedule=schedule)
+    started, _, run = fit(first, tmp_path, epochs=1, schedule=schedule)
+    run.save_checkpoint(tmp_path / "one.ckpt")
+    continued, reached, other = fit(
+        second, tmp_path, ckpt_path=tmp_path / "one.ckpt", schedule=schedule
+    )
+    assert len(started) == 5 and len(continued) == 10
+    assert started + continued == pytest.approx(whole, abs=1e-6)
+    assert (other.current_epoch, other.global_step) == (3, 15)
+    for name, weight in weights.items():
+        torch.testing.assert_close(reached[name], weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "way", [("ours", "lightning"), ("lightning", "ours")], ids=" to ".join
+)
+def test_a_modelcheckpoints_file_goes_on_in_the_other(tmp_path, way):
+    first, second = (packages()[name] for name in way)
+    whole, _, _ = fit(ours, tmp_path)
+    saver = first.pytorch.callbacks.ModelCheckpoint(
+        tmp_path, filename="{epoch}", save_top_k=-1
+    )
+    fit(first, tmp_path, callbacks=[saver])
+    continued, _, run = fit(second, tmp_path, ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert continued == pytest.approx(whole[10:], abs=1e-6) and run.global_step == 15
+
+
+@pytest.mark.parametrize(
+    "way", [("ours", "lightning"), ("lightning", "ours")], ids=" to ".join
+)
+def test_load_from_checkpoint_reads_the_others(tmp_path, way):
+    first, second = (packages()[name] for name in way)
+    _, weights, run = fit(first, tmp_path, epochs=1, schedule="epoch", dropout=0.25)
+    run.save_checkpoint(tmp_path / "one.ckpt")
+    kind = type(trainer_user.net(second))
+    module = kind.load_from_checkpoint(tmp_path / "one.ckpt", manual=True)
+    assert dict(module.hparams) == {"schedule": "epoch", "manual": True, "dropout": 0.25}
+    assert all(torch.equal(weights[name], w) for name, w in module.state_dict().items())
+
+
+class Saver(ours.Callback):
+    """Save after so many batches of the whole run."""
+
+    def __init__(self, path, after):
+        self.path, self.after, self.seen = path, after, 0
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen += 1
+        if self.seen == self.after:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize(("after", "schedule", "more"), [(1, "step", {}), (7, "step", {"num_workers": 1}), (9, "plateau", {}),
+                                                        (5, "plateau", {}), (10, "epoch", {})])  # fmt: skip
+def test_a_run_that_stops_within_an_epoch_goes_on_to_the_bit(tmp_path, after, schedule, more):
+    """Shuffled data and dropout: the order of the rest and the masks are those of the run that never stopped.
+
+    An epoch has 5 batches: what is saved at the end of the last, before the validation, goes on with the validation.
+    """
+    keywords = {"data": {"shuffle": True, **more}, "dropout": 0.5, "schedule": schedule}
+    path = tmp_path / "within.ckpt"
+    whole, weights, _ = fit(ours, tmp_path, callbacks=[Saver(path, after)], **keywords)
+    ours.seed_everything(99, verbose=False)
+    continued, reached, run = fit(ours, tmp_path, ckpt_path=path, **keywords)
+    assert continued == whole[after:] and run.global_step == 15
+    assert all(torch.equal(weights[name], w) for name, w in reached.items())
+
+
+@pytest.mark.parametrize("after_validation", [True, False])
+def test_a_modelcheckpoints_file_goes_on_to_the_bit(tmp_path, after_validation):
+    """A scheduler that watches val_loss steps after the file was written: that is made up for."""
+    keywords = {"data": {"shuffle": True}, "dropout": 0.5, "schedule": "plateau", "epochs": 4}
+    save = {
+        "save_top_k": -1,
+        "filename": "{epoch}",
+        "save_on_train_epoch_end": not after_validation,
+    }
+    whole, weights, run = fit(
+        ours,
+        tmp_path,
+        callbacks=[ours.callbacks.ModelCheckpoint(tmp_path, **save)],
+        **keywords,
+    )
+    assert run.optimizers[0].param_groups[0]["lr"] < 0.5
+    for epoch in range(3):
+        continued, reached, _ = fit(
+            ours, tmp_path, ckpt_path=tmp_path / f"epoch={epoch}.ckpt", **keywords
+        )
+        assert continued == whole[5 * (epoch + 1) :]
+        assert all(torch.equal(weights[name], w) for name, w in reached.items())
+
+
+def test_a_checkpoint_has_lightnings_keys_and_one_of_our_own(tmp_path):
+    files = []
+    for name, L in packages().items():
+        _, _, run = fit(L, tmp_path, epochs=1, schedule="epoch")
+        run.save_checkpoint(tmp_path / name)
+        files.append(torch.load(tmp_path / name, weights_only=name == "ours"))
+    mine, theirs = files
+    assert mine.keys() - theirs.keys() == {"multigpu"}
+    assert theirs.keys() - mine.keys() <= {"hparams_name"}
+    assert (mine["epoch"], mine["global_step"]) == (theirs["epoch"], theirs["global_step"])
+    assert mine["hyper_parameters"] == theirs["hyper_parameters"]
+    assert mine["lr_schedulers"] == theirs["lr_schedulers"]
+
+
+class Wider(type(trainer_user.net(ours))):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(8, 4)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    _, _, run = fit(ours, folder, epochs=1)
+    run.save_checkpoint(folder / "whole.ckpt")
+    run.save_checkpoint(folder / "weights.ckpt", weights_only=True)
+    (folder / "half.ckpt").write_bytes((folder / "whole.ckpt").read_bytes()[:1500])
+    (folder / "text.ckpt").write_text("no checkpoint")
+    torch.save({"weights": 1}, folder / "other.ckpt")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("half.ckpt", "half.ckpt is truncated or not a checkpoint: give another."),
+        ("text.ckpt", "text.ckpt is truncated or not a checkpoint: give another."),
+        ("none.ckpt", "none.ckpt: give another path."),
+        ("", "is a folder: give a checkpoint in it."),
+        ("other.ckpt", "other.ckpt holds no 'state_dict': it is not a Trainer's checkpoint."),
+        (
+            "weights.ckpt",
+            "holds weights only, so training cannot go on from it: load it with load_from_checkpoint.",
+        ),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_one_sentence(tmp_path, checkpoint, file, sentence):
+    with pytest.raises(UserError) as refusal:
+        fit(ours, tmp_path, ckpt_path=checkpoint / file)
+    assert str(refusal.value).endswith(sentence) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "load_from_checkpoint"])
+def test_another_classs_checkpoint_changes_nothing(tmp_path, checkpoint, stage):
+    module = Wider()
+    before = {name: w.clone() for name, w in module.state_dict().items()}
+    train, val = trainer_user.loaders()
+    with pytest.raises(
+        UserError,
+        match=r"does not fit Wider: head.weight is \(3, 8\) there and \(4, 8\) here.$",
+    ):
+        if stage == "fit":
+            trainer(ours, tmp_path).fit(
+                module, train, val, ckpt_path=checkpoint / "whole.ckpt"
+            )
+        elif stage == "validate":
+            trainer(ours, tmp_path).validate(module, val, ckpt_path=checkpoint / "whole.ckpt")
+        else:
+            Wider.load_from_checkpoint(checkpoint / "whole.ckpt")
+    assert all(torch.equal(before[name], w) for name, w in module.state_dict().items())
+
+
+def test_the_number_of_optimizers_must_be_the_same(tmp_path, checkpoint):
+    with pytest.raises(UserError, match="holds 1 optimizers, this run has 2"):
+        fit(ours, tmp_path, ckpt_path=checkpoint / "whole.ckpt", manual=True)
+
+
+def test_weights_of_a_weights_only_file_can_be_validated(tmp_path, checkpoint):
+    module = trainer_user.net(ours)
+    told = trainer(ours, tmp_path).validate(
+        module, trainer_user.loaders()[1], ckpt_path=checkpoint / "weights.ckpt", verbose=False
+    )
+    kept = torch.load(checkpoint / "weights.ckpt")["state_dict"]
+    assert told[0]["val_loss"] > 0 and all(
+        torch.equal(kept[name], w) for name, w in module.state_dict().items()
+    )
+
+
+def test_a_checkpoint_is_written_beside_and_renamed(tmp_path, monkeypatch):
+    """What fails while it is written leaves the old file as it was, and no rubbish."""
+    _, _, run = fit(ours, tmp_path, epochs=1)
+    path = tmp_path / "folder" / "kept.ckpt"
+    run.save_checkpoint(path)
+    before = path.read_bytes()
+
+    def broken(content, file):
+        file.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", broken)
+    with pytest.raises(UserError, match=r"cannot write .*kept.ckpt \(No space left"):
+        run.save_checkpoint(path)
+    assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == [
+        "kept.ckpt"
+    ]

@@ -1,0 +1,72 @@
+"""Sentences for what this Trainer lacks, or cannot do, and people try."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small_net import cpu, made, rows
+from torch.utils.data import DataLoader
+
+import multigpu.trainer as L
+from multigpu import vgpu
+from multigpu.errors import UserError
+
+
+def test_a_compiled_module_is_refused_with_a_way_out():
+    with pytest.raises(
+        UserError, match="a compiled module hides its steps: compile its layers"
+    ):
+        cpu().fit(torch.compile(made()), DataLoader(rows(8), 2))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "expected"),
+    [
+        (L.callbacks, "RichProgressBar", "take TQDMProgressBar"),
+        (L.loggers, "WandbLogger", "take CSVLogger or TensorBoardLogger"),
+    ],
+)
+def test_what_is_not_here_says_what_is(module, name, expected):
+    with pytest.raises(UserError, match=f"has no {name}, unlike Lightning's: {expected}"):
+        getattr(module, name)
+    with pytest.raises(AttributeError, match="has no attribute 'Nonsense'"):
+        _ = module.Nonsense
+
+
+def test_the_names_of_lightning_s_modules():
+    from multigpu.trainer.strategies import DDPStrategy
+
+    from multigpu.trainer.utilities import rank_zero_only
+
+    assert DDPStrategy is L.strategies.DDPStrategy and rank_zero_only(lambda x: x + 1)(1) == 2
+
+
+def test_nothing_to_validate_with_is_said():
+    with pytest.warns(
+        UserWarning, match="has a validation_step, and there are no validation dataloaders"
+    ):
+        cpu().fit(made(), DataLoader(rows(8), 2))
+
+
+def test_bfloat16_on_an_old_virtual_gpu_names_another(request):
+    request.addfinalizer(vgpu.stop)
+    with pytest.raises(
+        UserError, match=r"or start another one before: vgpu.start\(1, gpu='A100-40GB'\)"
+    ):
+        cpu(accelerator="vgpu", precision="bf16", devices=1).fit(
+            made(), DataLoader(rows(8), 2)
+        )
+
+
+def test_fewer_batches_than_ranks_is_said(monkeypatch):
+    from multigpu.trainer.loops.dataloaders import deal
+
+    with pytest.warns(UserWarning, match="1 batch to evaluate for 2 ranks, so some get none"):
+        deal(DataLoader(rows(4), 4), (2, 0), training=False)
+    lengthless = DataLoader(
+        rows(4), batch_sampler=SimpleNamespace(__iter__=lambda: iter([[0]]))
+    )
+    with pytest.raises(
+        UserError, match="whose batch_sampler has no length cannot be shared by 2 ranks"
+    ):
+        deal(lengthless, (2, 0), training=False)
