@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from multigpu.data import Batch
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import LAUNCHERS
 
@@ -98,6 +99,28 @@ def positive_float(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number greater than 0")
     return number
+
+
+def split_batch(
+    batch_size: int | None, ranks: int, micro_batches: int = 1, who: str = "rank"
+) -> Batch:
+    """Split `--batch-size` evenly over ranks and micro-batches.
+
+    Without `--batch-size` the global batch is 64, rounded up to a size that splits evenly. Raises UserError if
+    the given size does not split evenly; the message calls those who share the batch `who`.
+    """
+    parts = ranks * micro_batches
+    size = -(-64 // parts) * parts if batch_size is None else batch_size
+    if size % parts:
+        near = max(1, round(size / parts)) * parts
+        over = pluralize(ranks, who)
+        if micro_batches > 1:
+            over += f" × {micro_batches} micro-batches"
+        raise UserError(
+            f"--batch-size {size} cannot be split evenly over {over}: "
+            f"give {near}, or another multiple of {parts}."
+        )
+    return Batch(size, ranks, micro_batches, size // parts)
 
 
 def split(
