@@ -1,35 +1,63 @@
-# Two commands on a fresh machine: `make run` and `make test`. Each target calls one command.
-VENV := .venv
-# torchrun and multigpu must be found by name, as in a shell where the environment is active.
-export PIP_DISABLE_PIP_VERSION_CHECK := 1
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# `make run` and `make test` are the two commands for a fresh machine. Each target calls one command.
+#   VENV=folder     the virtual environment, also an absolute path (a cluster's scratch disk, say)
+#   PYTHON=program  the Python that makes it
+#   TORCH=cpu       install PyTorch's CPU build from PyTorch's own index
+VENV ?= .venv
+PYTHON ?= python3
+TORCH ?=
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+PACKAGES ?= --editable '.[lab,tensorflow,test]'
 
-.PHONY: help run test lab bench slurm-up slurm-down clean
+BIN := $(abspath $(VENV))/bin
+INSTALLED := $(abspath $(VENV))/installed
+# `torchrun` and `multigpu` are found by name, as in a shell in which the environment is active.
+export PATH := $(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# An index that the user has set wins.
+ifeq ($(TORCH),cpu)
+export PIP_EXTRA_INDEX_URL ?= $(TORCH_CPU_INDEX)
+BUILD := PyTorch's CPU build, 0.2 GB, from $(PIP_EXTRA_INDEX_URL)
+else ifneq ($(PIP_EXTRA_INDEX_URL),)
+BUILD := the build of PyTorch that pip prefers, also from $(PIP_EXTRA_INDEX_URL)
+else
+BUILD := the build of PyTorch that pip prefers: on Linux x86_64 the CUDA build, 2.8 GB (TORCH=cpu takes the CPU build, 0.2 GB)
+endif
+
+.PHONY: help install run test test-quick lint lab bench slurm-up slurm-down clean
 
 help:
-	@echo "make run         train lesson 05 here, on all GPUs or on two CPU processes"
+	@echo "make install     install into .venv; VENV=folder takes another, TORCH=cpu the CPU build of PyTorch"
+	@echo "make run         install, then train lesson 05 on all GPUs or on two CPU processes"
 	@echo "make test        run all tests"
+	@echo "make test-quick  run what needs under two minutes, before a commit"
 	@echo "make lab         open the course in JupyterLab"
-	@echo "make bench       measure what the README's figures say"
-	@echo "make slurm-up    start the classroom cluster: a real Slurm on this machine"
-	@echo "make slurm-down  end it"
+	@echo "make bench       measure the figures of the README"
+	@echo "make slurm-up    start the classroom cluster, a real Slurm on this machine"
+	@echo "make slurm-down  stop it"
 
-run: $(VENV)/installed
-	python scripts/PT_CNN_MultiGPU.py --spawn auto --prove
+install: $(INSTALLED)
 
-# Two workers, a file each; what needs the one classroom cluster, and the notebooks, have the machine for themselves.
-test: $(VENV)/installed
-	multigpu slurm install --with-mpi || true
+run: $(INSTALLED)
+	@echo "training lesson 05, then the same in one process to compare: about 10 seconds on 2 cores"
+	@python scripts/PT_CNN_MultiGPU.py --spawn auto --prove
+
+lint: $(INSTALLED)
 	ruff check . && ruff format --check .
+	lint-imports
 	multigpu notebooks check
+
+# Two workers take a file each. Tests that need the one classroom cluster, and notebooks, run alone.
+test: lint
+	multigpu slurm install --with-mpi || true
 	pytest tests -m "not classroom" --numprocesses=2 --dist=loadfile
 	pytest tests -m classroom
 	pytest notebooks
 
-lab: $(VENV)/installed
+lab: $(INSTALLED)
 	python -m jupyterlab --config=lessons/.jupyter/lab.py
 
-bench: $(VENV)/installed
+bench: $(INSTALLED)
 	python benchmarks/lesson05.py
 	python benchmarks/vgpu_speed.py
 	python benchmarks/vgpu_fidelity.py
@@ -38,19 +66,19 @@ bench: $(VENV)/installed
 	python benchmarks/link.py
 	python benchmarks/swap.py
 
-slurm-up: $(VENV)/installed
+slurm-up: $(INSTALLED)
 	multigpu slurm up
 
-slurm-down: $(VENV)/installed
+slurm-down: $(INSTALLED)
 	multigpu slurm down
 
-# Made anew when what is needed changes. The stamp comes last, so a broken install is repeated.
-$(VENV)/installed: pyproject.toml constraints.txt
-	@python3 -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, this is %d.%d." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	@test -x $(VENV)/bin/pip || python3 -m venv $(VENV) || { rm -rf $(VENV); \
-		echo "error: python3 cannot make virtual environments: apt-get install python3-venv"; exit 1; }
-	@echo "installing into $(VENV): torch, TensorFlow and the rest take some minutes"
-	@$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[lab,tensorflow,test]'
+# pip runs again when the requirements change. The file comes last, so that a failed install is repeated.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, and $(PYTHON) is %d.%d: give another with PYTHON=." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "error: $(PYTHON) cannot make virtual environments: apt-get install python3-venv"; exit 1; }
+	@echo "installing into $(VENV): $(BUILD), then TensorFlow, JupyterLab and the rest, 0.5 GB; 3 GB on disk with the CPU build"
+	@$(BIN)/pip install --quiet --constraint constraints.txt $(PACKAGES)
 	@touch $@
 
 clean:
