@@ -24,7 +24,7 @@ else
 BUILD := the build of PyTorch that pip prefers: on Linux x86_64 the CUDA build, 2.8 GB (TORCH=cpu takes the CPU build, 0.2 GB)
 endif
 
-.PHONY: help install run test test-quick lint lab bench slurm-up slurm-down clean
+.PHONY: help install run test test-quick test-mutations lint lab bench slurm-up slurm-down clean
 
 help:
 	@echo "make install     install into .venv; VENV=folder takes another, TORCH=cpu the CPU build of PyTorch"
@@ -56,6 +56,9 @@ test: lint
 
 lab: $(INSTALLED)
 	python -m jupyterlab --config=lessons/.jupyter/lab.py
+
+test-mutations: $(INSTALLED)
+	python tests/mutations/run.py
 
 bench: $(INSTALLED)
 	python benchmarks/lesson05.py
