@@ -288,7 +288,9 @@ def _create(info: OpInfo, func: OpOverload, args: list, kwargs: dict, meter: Met
         meter.check_host(count * dtype.itemsize)
     out = _random(func, args, kwargs, meter) if info.random else func(*args, **kwargs)
     if not isinstance(out, Tensor):
-        raise unsupported(info, "it makes more than one tensor from none")
+        raise unsupported(
+            info, "it returns several tensors and has no virtual tensor as an argument"
+        )
     if not info.name.startswith(("empty", "new_empty")):
         seconds = meter.machine.costs.seconds(func, args, kwargs, [], out)
         meter.machine.clock.compute(meter.index, info.name, seconds)

@@ -16,8 +16,8 @@ def check_has_numbers(info: OpInfo, tensors: list[VirtualTensor]) -> None:
     """Raise RuntimeError if a tensor is a shape without numbers, as with compute=False."""
     if any(tensor._payload.is_meta for tensor in tensors):
         raise RuntimeError(
-            f"{info.name} needs numbers, and the virtual GPUs were started with "
-            f"compute=False: their tensors have shapes and no numbers."
+            f"{info.name} needs numbers, but with compute=False the tensors of virtual GPUs "
+            f"have only shapes: start the virtual GPUs with compute=True."
         )
 
 
@@ -117,8 +117,8 @@ def check_foreach_devices(info: OpInfo, func: torch._ops.OpOverload, args: tuple
 def host_out_of_memory(info: OpInfo, device: torch.device) -> torch.OutOfMemoryError:
     """The error for a kernel whose memory the host cannot allocate."""
     return torch.OutOfMemoryError(
-        f"{device.type} out of memory. {info.name} on {device} needs more than this machine's "
-        f"own memory, where the numbers are."
+        f"{device.type} out of memory. {info.name} on {device} needs more memory than the host "
+        f"has, where the numbers are. Use smaller tensors, or vgpu.start(compute=False)."
     )
 
 
@@ -127,8 +127,8 @@ def stopped(tensor: VirtualTensor) -> RuntimeError:
     if tensor._block.meter.machine.process != os.getpid():
         return RuntimeError(FORKED)
     return RuntimeError(
-        f"This tensor was on {tensor.device} of virtual GPUs that have been stopped: its "
-        f"numbers are gone. Make the tensor again after vgpu.start()."
+        f"This tensor was on {tensor.device} of virtual GPUs that have been stopped, so its "
+        f"numbers are lost: create it again after vgpu.start()."
     )
 
 

@@ -207,7 +207,7 @@ def wrap_new(payload: torch.Tensor, meter: Meter) -> VirtualTensor:
 def storage_id(payload: torch.Tensor) -> tuple[int, int]:
     """(an id of the payload's storage, the storage's bytes)."""
     if payload.is_sparse:
-        parts = (payload._indices(), payload._values())
-        return id(payload), sum(part.untyped_storage().nbytes() for part in parts)
+        tensors = (payload._indices(), payload._values())
+        return id(payload), sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     storage = payload.untyped_storage()
     return storage._cdata, storage.nbytes()

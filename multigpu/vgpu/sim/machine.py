@@ -58,8 +58,8 @@ class Machine:
             raise torch.AcceleratorError(
                 f"vgpu error: invalid device ordinal\n"
                 f"GPU device may be out of range, do you have enough GPUs?\n"
-                f"vgpu:{index} was asked for, and there {existing}: "
-                f"vgpu.start(count={index + 1}) makes more."
+                f"There is no vgpu:{index}, because there {existing}: "
+                f"start more with vgpu.start(count={index + 1})."
             )
         return self.meters[index]
 

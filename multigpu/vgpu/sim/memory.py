@@ -90,9 +90,9 @@ class Meter:
         if nbytes > available:
             raise torch.OutOfMemoryError(
                 f"The host is out of memory. Tried to allocate {readable(nbytes)} on "
-                f"vgpu:{self.index}, whose numbers live in the host's memory, of which "
+                f"vgpu:{self.index}, whose numbers are in the host's memory, of which "
                 f"{readable(available)} is available. Use smaller tensors, or "
-                f"vgpu.start(compute=False), which needs none."
+                f"vgpu.start(compute=False)."
             )
 
     def reserve(self, nbytes: int) -> None:
