@@ -117,8 +117,8 @@ def check_foreach_devices(info: OpInfo, func: torch._ops.OpOverload, args: tuple
 def host_out_of_memory(info: OpInfo, device: torch.device) -> torch.OutOfMemoryError:
     """The error for a kernel whose memory the host cannot allocate."""
     return torch.OutOfMemoryError(
-        f"{device.type} out of memory. {info.name} on {device} needs more memory than the host "
-        f"has, where the numbers are. Use smaller tensors, or vgpu.start(compute=False)."
+        f"{device.type} out of memory. {info.name} on {device} needs more memory than the "
+        f"host has, where the numbers are. Use smaller tensors, or vgpu.start(compute=False)."
     )
 
 
