@@ -10,7 +10,7 @@ from multigpu import vgpu
 from multigpu.vgpu import GPUS, LINKS, Gpu, Link
 from multigpu.vgpu.sim import machine
 from multigpu.vgpu.sim.clock import Event
-from multigpu.vgpu.sim.network import ring_seconds
+from multigpu.vgpu.sim.network import ring_seconds, transfer_seconds
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
 
 PCIE = LINKS["PCIe3"]
@@ -243,8 +243,9 @@ def test_times_are_the_same_in_each_run_and_without_numbers():
     assert runs[0] == runs[1]
 
 
-def test_ring_times():
+def test_times_of_transfers_and_collectives():
     link = Link("x", 1e9, 1e-5)
+    assert transfer_seconds(10**6, link) == pytest.approx(1e-5 + 1e-3)
     assert ring_seconds("allreduce", 10**6, 4, link) == pytest.approx(6 * (1e-5 + 0.25e-3))
     assert ring_seconds("allgather", 10**6, 4, link) == pytest.approx(3 * (1e-5 + 0.25e-3))
     assert ring_seconds("broadcast", 10**6, 4, link) == pytest.approx(3e-5 + 1e-3)

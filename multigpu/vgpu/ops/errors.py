@@ -30,7 +30,7 @@ def device_mismatch(
 ) -> RuntimeError:
     """CUDA's error for tensors of two devices in one operation.
 
-    Pointwise operations have TensorIterator's message; the others name the argument that lies
+    Pointwise operations have TensorIterator's message; the others name the argument that is
     on the `second` device, as kernels do.
     """
     text = (

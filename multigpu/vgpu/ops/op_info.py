@@ -10,7 +10,7 @@ Kernel = Callable[..., Any]
 # Runs an operation instead of dispatch's own steps: handler(func, args, kwargs).
 Handler = Callable[[torch._ops.OpOverload, tuple, dict], Any]
 
-# Their indices may lie on the host, as on CUDA.
+# Their indices may be on the host, as on CUDA.
 INDEXING = {
     aten.index,
     aten.index_put,
@@ -18,7 +18,7 @@ INDEXING = {
     aten._index_put_impl_,
     aten._unsafe_index_put,
 }
-# The lengths of packed sequences must lie on the host.
+# The lengths of packed sequences must be on the host.
 TAKES_HOST_TENSORS = INDEXING | {aten._pack_padded_sequence_backward}
 # They take a host tensor without dimensions as a number, as all pointwise operations do.
 TAKES_HOST_NUMBERS = {

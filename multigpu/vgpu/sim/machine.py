@@ -24,7 +24,7 @@ FORKED = (
 class Machine:
     """`count` virtual GPUs from vgpu.start to vgpu.stop, each with `memory` bytes.
 
-    With compute=False payloads are shapes (device "meta"); otherwise they lie on the CPU.
+    With compute=False payloads are shapes (device "meta"); otherwise they are on the CPU.
     """
 
     def __init__(self, count: int, gpu: Gpu, link: Link, memory: int, compute: bool):
