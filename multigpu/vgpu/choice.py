@@ -1,4 +1,4 @@
-"""Which devices does a lesson use? The machine's GPUs if it has enough, else virtual ones, and one line that says so."""
+"""The devices of a lesson: the machine's GPUs if it has enough, otherwise virtual GPUs."""
 
 import os
 
@@ -10,28 +10,40 @@ from multigpu.launch.world import World
 
 
 def gpus(count: int = 2, world: World | None = None) -> list[torch.device]:
-    """`count` devices for this process: cuda:0 … where the machine has as many, else vgpu:0 …, started if none are running.
+    """`count` devices for this process: cuda:0, … if there are enough, otherwise vgpu:0, …
 
-    With `world` each rank of the node gets `count` GPUs of its own: local rank 1 gets cuda:2 and cuda:3 if count is 2.
-    Raises UserError if fewer virtual GPUs are running than were asked for, or if torch does not see the GPUs of a Slurm job.
+    Virtual GPUs are started if none are running, and rank 0 prints one line that says so. With
+    `world` each rank of a node gets `count` GPUs of its own: with count=2, local rank 1 gets
+    cuda:2 and cuda:3.
+
+    Raises UserError if fewer than `count` virtual GPUs are running, or if torch does not see
+    the GPUs of a Slurm job.
     """
-    world = world or World(
-        rank=int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
-    )
-    if real := devices.own(count, world):
+    if world is None:
+        rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+        world = World(rank=int(rank))
+    real = devices.own(count, world)
+    if real:
         return real
-    if (already := vgpu.devices()) and len(already) < count:
+    virtual = vgpu.devices()
+    if virtual and len(virtual) < count:
+        are = "is" if len(virtual) == 1 else "are"
         raise UserError(
-            f"{count} GPUs were asked for, and only {pluralize(len(already), 'virtual one')} {'is' if len(already) == 1 else 'are'} running: "
-            f"call vgpu.stop() first."
+            f"{count} GPUs were requested, and only {pluralize(len(virtual), 'virtual GPU')} "
+            f"{are} running: call vgpu.stop() first."
         )
-    places = already or vgpu.start(count)
+    virtual = virtual or vgpu.start(count)
     if world.local_size > 1:
         devices.share_cores(world)
-    if world.rank == 0:  # one rank speaks for all
-        there = devices.seen(world)
-        has = pluralize(there, "GPU") if there else "no GPU"
-        ones = f"{count} virtual GPUs compute" if count > 1 else "a virtual GPU computes"
-        ones = f"in each of {world.size} processes {ones}" if world.size > 1 else ones
-        print(f"This machine has {has}: {ones} on the CPU instead ({vgpu.label()}).")
-    return places[:count]
+    if world.rank == 0:
+        print(_announcement(count, world))
+    return virtual[:count]
+
+
+def _announcement(count: int, world: World) -> str:
+    real = devices.seen(world)
+    has = pluralize(real, "GPU") if real else "no GPU"
+    compute = f"{count} virtual GPUs compute" if count > 1 else "a virtual GPU computes"
+    if world.size > 1:
+        compute = f"in each of {world.size} processes {compute}"
+    return f"This machine has {has}: {compute} on the CPU instead ({vgpu.label()})."

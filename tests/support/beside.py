@@ -1,47 +1,57 @@
-"""Train the same thing on the CPU and on a virtual GPU, and compare what comes out."""
+"""Train the same model on the CPU and on a virtual GPU, and compare the results."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
 
 from multigpu import vgpu
 from multigpu.vgpu import Gpu, Link
+from multigpu.vgpu.sim import machine
 from multigpu.vgpu.sim.clock import Event
 
 Tensor = torch.Tensor
 
 
-def difference(ours: nn.Module, theirs: nn.Module) -> float:
+def difference(one: nn.Module, other: nn.Module) -> float:
     """The largest difference of two modules' parameters, buffers and gradients."""
-    pairs = list(zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True))
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert (mine.grad is None) == (other.grad is None)
-        if mine.grad is not None:
-            pairs.append((mine.grad, other.grad))
+    pairs = list(zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    for parameter, counterpart in zip(one.parameters(), other.parameters(), strict=True):
+        assert (parameter.grad is None) == (counterpart.grad is None)
+        if parameter.grad is not None:
+            pairs.append((parameter.grad, counterpart.grad))
     return max(
-        (mine.detach().cpu().double() - other.detach().cpu().double()).abs().max().item()
-        for mine, other in pairs
+        (a.detach().cpu().double() - b.detach().cpu().double()).abs().max().item()
+        for a, b in pairs
     )
+
+
+def sgd(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+def mean_square(out: Tensor) -> Tensor:
+    return out.float().square().mean()
 
 
 def train(
     make: Callable[[], nn.Module],
     *inputs: Tensor,
     device: torch.device,
-    optimizer: Callable = lambda parameters: torch.optim.SGD(
-        parameters, lr=0.01, momentum=0.9
-    ),
-    loss: Callable[[Tensor], Tensor] = lambda out: out.float().square().mean(),
+    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer] = sgd,
+    loss: Callable[[Tensor], Tensor] = mean_square,
     steps: int = 3,
     after_backward: Callable[[nn.Module], object] = lambda model: None,
 ) -> tuple[float, float]:
-    """Three steps on the CPU and on the device from the same weights and seeds: (the difference, the last loss)."""
+    """Train on the CPU and on the device from the same weights and seeds.
+
+    Returns (the difference of the two models, the last loss).
+    """
     torch.manual_seed(0)
-    plain = make()
-    there = copy.deepcopy(plain).to(device)
-    for model, place in ((plain, torch.device("cpu")), (there, device)):
+    on_cpu = make()
+    on_device = copy.deepcopy(on_cpu).to(device)
+    for model, place in ((on_cpu, torch.device("cpu")), (on_device, device)):
         torch.manual_seed(1)
         update = optimizer(model.parameters())
         for _ in range(steps):
@@ -53,19 +63,21 @@ def train(
             value.backward()
             after_backward(model)
             update.step()
-    assert all(parameter.device == device for parameter in there.parameters())
+    assert all(parameter.device == device for parameter in on_device.parameters())
     assert torch.isfinite(value).item()
-    return difference(plain, there), value.item()
+    return difference(on_cpu, on_device), value.item()
 
 
-def pipeline(devices, parts):
-    halves = [
+def pipeline(devices: Sequence[torch.device], micro_batches: int) -> vgpu.Timeline:
+    """Forward of eight layers on two devices; each micro-batch goes through both."""
+    stages = [
         nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))).to(device)
         for device in devices
     ]
     start = vgpu.elapsed()
-    for part in torch.ones(4096, 1024, device=devices[0]).chunk(parts):
-        halves[1](halves[0](part).to(devices[1]))
+    batch = torch.ones(4096, 1024, device=devices[0])
+    for micro_batch in batch.chunk(micro_batches):
+        stages[1](stages[0](micro_batch).to(devices[1]))
     return vgpu.timeline(since=start)
 
 
@@ -85,18 +97,19 @@ def tokens() -> torch.Tensor:
     return torch.randint(0, 20, (4, 7), generator=torch.Generator().manual_seed(4))
 
 
-def encoder(dropout):
+def encoder(dropout: float) -> nn.Module:
     layer = nn.TransformerEncoderLayer(12, 3, 24, dropout=dropout, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
-# Round numbers: 1 TFLOP/s and 1 GB/s of memory bandwidth; 1 GB/s and 1 ms between devices; PCIe 3 to the host.
+# Round numbers: 1 TFLOP/s in fp32 and 1 GB/s of memory bandwidth; PCIe 3 to the host.
 ROUND = Gpu(
     "round", 2**34, bandwidth=1e9, fp64=1e11, fp32=1e12, tf32=2e12, fp16=4e12, host="PCIe3"
 )
+# 1 GB/s and 1 ms between devices.
 CABLE = Link("cable", bandwidth=1e9, latency=1e-3)
 
 
 def last(kind: str = "compute") -> Event:
-    """The last event of that kind; without vgpu.timeline(), which makes the host wait."""
-    return [event for event in vgpu._current().clock.events() if event.kind == kind][-1]
+    """The last event of that kind. The host does not wait for it, as vgpu.timeline() would."""
+    return [event for event in machine.current().clock.events() if event.kind == kind][-1]

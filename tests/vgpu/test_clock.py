@@ -1,4 +1,5 @@
-"""Points 4, 5 and 7: simulated time follows its rules, is the same in each run, and its pictures say what they show."""
+"""Simulated times follow the rules of sim/clock.py and sim/cost.py, and are the same in each
+run."""
 
 import pytest
 import torch
@@ -7,11 +8,13 @@ from torch import nn
 
 from multigpu import vgpu
 from multigpu.vgpu import GPUS, LINKS, Gpu, Link
+from multigpu.vgpu.sim import machine
 from multigpu.vgpu.sim.clock import Event
-from multigpu.vgpu.sim.network import ring_seconds
+from multigpu.vgpu.sim.network import ring_seconds, transfer_seconds
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
 
 PCIE = LINKS["PCIe3"]
+KIB = 2**10
 
 
 @pytest.fixture
@@ -34,9 +37,8 @@ def seconds(event: Event) -> float:
     ],
 )
 def test_a_matrix_product_is_bound_by_arithmetic_or_by_memory(dtype, peak):
-    with vgpu.running(
-        count=1, gpu=Gpu("x", 2**40, 1e12, 1e11, 1e12, 2e12, 4e12, "PCIe3"), compute=False
-    ) as (device,):
+    gpu = Gpu("x", 2**40, 1e12, 1e11, 1e12, 2e12, 4e12, "PCIe3")
+    with vgpu.running(count=1, gpu=gpu, compute=False) as (device,):
         n = 16384
         a = torch.empty(n, n, dtype=dtype, device=device)
         a @ a
@@ -44,55 +46,53 @@ def test_a_matrix_product_is_bound_by_arithmetic_or_by_memory(dtype, peak):
         thin = torch.empty(n, 1, dtype=dtype, device=device)
         a @ thin
         traffic = (n * n + 2 * n) * dtype.itemsize
-        assert seconds(last()) == pytest.approx(
-            KERNEL_OVERHEAD + max(traffic / 1e12, 2 * n * n / peak)
-        )
+        roofline = max(traffic / 1e12, 2 * n * n / peak)
+        assert seconds(last()) == pytest.approx(KERNEL_OVERHEAD + roofline)
 
 
 def test_flops_of_a_convolution_and_its_derivatives():
-    with vgpu.running(
-        count=1, gpu=Gpu("x", 2**40, 1e15, 1e11, 1e12, 2e12, 4e12, "PCIe3"), compute=False
-    ) as (device,):
+    tf32 = 2e12
+    gpu = Gpu("x", 2**40, 1e15, 1e11, 1e12, tf32, 4e12, "PCIe3")
+    with vgpu.running(count=1, gpu=gpu, compute=False) as (device,):
         layer = nn.Conv2d(16, 32, 3, padding=1, bias=False, device=device)
         x = torch.empty(8, 16, 64, 64, device=device, requires_grad=True)
         out = layer(x)
         forward = 2 * 8 * 32 * 64 * 64 * 16 * 9
-        assert seconds(last()) == pytest.approx(
-            KERNEL_OVERHEAD + forward / 2e12, rel=1e-6
-        )  # TF32
+        expected = KERNEL_OVERHEAD + forward / tf32
+        assert seconds(last()) == pytest.approx(expected, rel=1e-6)
         out.backward(torch.empty_like(out))
-        events = [
-            event for event in vgpu.timeline().events if event.name == "convolution_backward"
-        ]
-        assert seconds(events[0]) == pytest.approx(
-            KERNEL_OVERHEAD + 2 * forward / 2e12, rel=1e-6
-        )
+        events = vgpu.timeline().events
+        backward = next(event for event in events if event.name == "convolution_backward")
+        expected = KERNEL_OVERHEAD + 2 * forward / tf32
+        assert seconds(backward) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_host_goes_on_and_the_device_runs_in_order(round_gpus):
+def test_the_host_continues_and_the_device_executes_in_order(round_gpus):
     first, _ = round_gpus
-    x = torch.zeros(250_000, device=first)  # 1 MB written, 1 ms
+    x = torch.zeros(250_000, device=first)
     start = vgpu.elapsed()
     for _ in range(3):
-        x.add_(1)  # 1 MB read, 1 MB written: 2 ms each, launched within 30 µs
-    host = vgpu._current().clock.main.time
+        # 1 MB read and 1 MB written: 2 ms each, launched within 30 µs.
+        x.add_(1)
+    host = machine.current().clock.main_thread.time
     assert host - start == pytest.approx(3 * LAUNCH_OVERHEAD)
     events = vgpu.timeline(since=start).events
     assert [seconds(event) for event in events] == pytest.approx([2e-3 + KERNEL_OVERHEAD] * 3)
     assert events[0].start == pytest.approx(start + LAUNCH_OVERHEAD)
-    assert events[1].start == events[0].end and events[2].start == events[1].end
+    assert events[1].start == events[0].end
+    assert events[2].start == events[1].end
     assert vgpu.elapsed() == events[2].end
 
 
 def test_item_cpu_and_synchronize_make_the_host_wait(round_gpus):
     first, second = round_gpus
-    clock = vgpu._current().clock
+    clock = machine.current().clock
     x = torch.zeros(250_000, device=first)
-    assert clock.main.time < clock.free[0]
+    assert clock.main_thread.time < clock.device_free_at[0]
     torch.vgpu.synchronize(second)
-    assert clock.main.time < clock.free[0]
+    assert clock.main_thread.time < clock.device_free_at[0]
     torch.vgpu.synchronize(first)
-    assert clock.main.time == clock.free[0]
+    assert clock.main_thread.time == clock.device_free_at[0]
     for wait in (
         lambda: x[0].item(),
         lambda: x.cpu(),
@@ -100,19 +100,21 @@ def test_item_cpu_and_synchronize_make_the_host_wait(round_gpus):
         lambda: bool((x == 0).all()),
     ):
         x.add_(1)
-        busy_until = clock.free[0]
+        busy_until = clock.device_free_at[0]
         wait()
-        assert clock.main.time >= busy_until
+        assert clock.main_thread.time >= busy_until
 
 
 def test_indices_do_not_make_the_host_wait_and_masks_do(round_gpus):
     x = torch.zeros(250_000, device=round_gpus[0])
-    indices, mask, clock = torch.arange(3, device=round_gpus[0]), x > 0, vgpu._current().clock
+    indices = torch.arange(3, device=round_gpus[0])
+    mask = x > 0
+    clock = machine.current().clock
     x.add_(1)
     x[indices]
-    assert clock.main.time < clock.free[0] - 1e-3
+    assert clock.main_thread.time < clock.device_free_at[0] - 1e-3
     x[mask]
-    assert clock.main.time > clock.free[0] - 1e-3
+    assert clock.main_thread.time > clock.device_free_at[0] - 1e-3
 
 
 def test_a_launch_bound_device_idles(round_gpus):
@@ -121,88 +123,91 @@ def test_a_launch_bound_device_idles(round_gpus):
     for _ in range(100):
         x.add_(1)
     assert vgpu.elapsed() - start == pytest.approx(100 * LAUNCH_OVERHEAD, rel=0.05)
-    assert vgpu.timeline(since=start).busy(0) == pytest.approx(
-        KERNEL_OVERHEAD / LAUNCH_OVERHEAD, rel=0.1
-    )
+    busy = KERNEL_OVERHEAD / LAUNCH_OVERHEAD
+    assert vgpu.timeline(since=start).busy(0) == pytest.approx(busy, rel=0.1)
 
 
 def test_views_take_no_time(round_gpus):
     x = torch.zeros(4, 4, device=round_gpus[0])
     before = vgpu.elapsed()
-    x.view(16), x.t(), x[1:], x.detach(), x.expand(2, 4, 4)
+    views = [x.view(16), x.t(), x[1:], x.detach(), x.expand(2, 4, 4)]
+    assert len(views) == 5
     assert vgpu.elapsed() == before
 
 
 def test_transfers(round_gpus):
     first, second = round_gpus
-    data = torch.zeros(250_000)  # 1 MB
+    megabyte = torch.zeros(250_000)
     before = vgpu.elapsed()
-    x = data.to(first)
-    there = last("transfer")
-    assert there.name == "host → vgpu:0" and seconds(there) == pytest.approx(
-        PCIE.latency + 1e6 / PCIE.bandwidth
-    )
-    assert there.start == pytest.approx(before + LAUNCH_OVERHEAD)
-    assert (
-        vgpu._current().clock.main.time == there.end
-    )  # the host waits for a copy from pageable memory
+    x = megabyte.to(first)
+    upload = last("transfer")
+    assert upload.name == "host → vgpu:0"
+    assert seconds(upload) == pytest.approx(PCIE.latency + 1e6 / PCIE.bandwidth)
+    assert upload.start == pytest.approx(before + LAUNCH_OVERHEAD)
+    # The host waits for a copy from pageable memory.
+    assert machine.current().clock.main_thread.time == upload.end
     x.add_(1)
     y = x.to(second)
     across = last("transfer")
-    assert across.name == "vgpu:0 → vgpu:1" and seconds(across) == pytest.approx(1e-3 + 1e-3)
-    assert across.start == last().end  # when its source is ready
+    assert across.name == "vgpu:0 → vgpu:1"
+    assert seconds(across) == pytest.approx(1e-3 + 1e-3)
+    assert across.start == last().end, "it starts when its source is ready"
     y.add_(1)
-    assert last().start == across.end  # what the destination runs later waits
+    assert last().start == across.end, "later work of the destination waits"
     x.add_(1)
-    assert last().device == 0 and last().start == across.end  # and what the source runs later
+    assert last().device == 0
+    assert last().start == across.end, "later work of the source waits"
     y.cpu()
     assert last("transfer").name == "vgpu:1 → host"
 
 
-def test_non_blocking_lets_the_host_go_on_if_the_memory_is_pinned(round_gpus):
-    clock, data = vgpu._current().clock, torch.zeros(250_000)
-    data.to(round_gpus[0], non_blocking=True)  # from pageable memory: the host waits
-    assert clock.main.time == clock.free[0]
-    pinned, before = data.pin_memory(), clock.main.time
-    assert (
-        pinned.is_pinned()
-        and pinned[5:].is_pinned()
-        and not data.is_pinned()
-        and pinned.pin_memory() is pinned
-    )
+def test_non_blocking_lets_the_host_continue_if_the_memory_is_pinned(round_gpus):
+    clock = machine.current().clock
+    data = torch.zeros(250_000)
+    data.to(round_gpus[0], non_blocking=True)
+    # The host waits for a copy from pageable memory.
+    assert clock.main_thread.time == clock.device_free_at[0]
+    pinned = data.pin_memory()
+    before = clock.main_thread.time
+    assert pinned.is_pinned()
+    assert pinned[5:].is_pinned()
+    assert not data.is_pinned()
+    assert pinned.pin_memory() is pinned
     pinned.to(round_gpus[0], non_blocking=True)
-    assert (
-        clock.main.time == pytest.approx(before + LAUNCH_OVERHEAD)
-        and clock.free[0] > clock.main.time
-    )
+    assert clock.main_thread.time == pytest.approx(before + LAUNCH_OVERHEAD)
+    assert clock.device_free_at[0] > clock.main_thread.time
     with pytest.raises(RuntimeError, match="cannot pin 'vgpu'"):
         data.to(round_gpus[0]).pin_memory()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_data_loader_that_pins(two, workers):
+def test_a_data_loader_with_pinned_memory(two, workers):
     from torch.utils.data import DataLoader, TensorDataset
 
     data = TensorDataset(torch.arange(6.0), torch.arange(6))
     for x, y in DataLoader(data, 3, pin_memory=True, num_workers=workers):
-        assert x.is_pinned() and torch.equal(x.to(two[0], non_blocking=True).cpu(), y.float())
+        assert x.is_pinned()
+        assert torch.equal(x.to(two[0], non_blocking=True).cpu(), y.float())
 
 
 def test_one_copy_engine_carries_one_transfer_at_a_time(round_gpus):
     first, second = round_gpus
-    a, b = torch.zeros(250_000, device=first), torch.zeros(250_000, device=first)
-    a.to(second), b.to(second)
+    a = torch.zeros(250_000, device=first)
+    b = torch.zeros(250_000, device=first)
+    a.to(second)
+    b.to(second)
     one, two = [event for event in vgpu.timeline().events if event.kind == "transfer"]
     assert two.start == one.end
 
 
 def test_two_devices_work_at_the_same_time(round_gpus):
-    parts = [torch.zeros(2_500_000, device=device) for device in round_gpus]
+    tensors = [torch.zeros(2_500_000, device=device) for device in round_gpus]
     start = vgpu.elapsed()
-    for part in parts:
-        part.add_(1)
+    for tensor in tensors:
+        tensor.add_(1)
     timeline = vgpu.timeline(since=start)
-    assert timeline.busy(0) > 0.95 and timeline.busy("vgpu:1") > 0.95
+    assert timeline.busy(0) > 0.95
+    assert timeline.busy("vgpu:1") > 0.95
 
 
 def test_phases(round_gpus):
@@ -220,84 +225,80 @@ def test_naive_model_parallelism_blocks_and_micro_batches_overlap():
         naive = pipeline(devices, 1)
     with vgpu.running(count=2, compute=False) as devices:
         piped = pipeline(devices, 4)
-    assert naive.busy(0) + naive.busy(1) < 1.02  # never both at once
-    # The bubble of p = 2 stages and m = 4 micro-batches: each is busy m / (m + p − 1) of the time that the transfers leave.
+    assert naive.busy(0) + naive.busy(1) < 1.02, "one device at a time computes"
+    # The bubble of p = 2 stages and m = 4 micro-batches: a stage computes m / (m + p − 1) of
+    # the time without transfers.
     for device in (0, 1):
-        assert piped.busy(device) == pytest.approx(
-            4 / 5 * (1 - piped.busy(device, "transfer")), abs=0.03
-        )
+        expected = 4 / 5 * (1 - piped.busy(device, "transfer"))
+        assert piped.busy(device) == pytest.approx(expected, abs=0.03)
     assert piped.end - piped.start < naive.end - naive.start
 
 
 def test_times_are_the_same_in_each_run_and_without_numbers():
     runs = []
-    for compute in (True, False):  # with numbers and without
+    for compute in (True, False):
         with vgpu.running(count=2, compute=compute) as devices:
             pipeline(devices, 4)
             runs.append((vgpu.elapsed(), vgpu.timeline().events))
     assert runs[0] == runs[1]
 
 
-def test_ring_times():
+def test_times_of_transfers_and_collectives():
     link = Link("x", 1e9, 1e-5)
+    assert transfer_seconds(10**6, link) == pytest.approx(1e-5 + 1e-3)
     assert ring_seconds("allreduce", 10**6, 4, link) == pytest.approx(6 * (1e-5 + 0.25e-3))
     assert ring_seconds("allgather", 10**6, 4, link) == pytest.approx(3 * (1e-5 + 0.25e-3))
     assert ring_seconds("broadcast", 10**6, 4, link) == pytest.approx(3e-5 + 1e-3)
     assert ring_seconds("allreduce", 10**6, 1, link) == 0
 
 
-def test_presets_are_the_sheets_figures():
-    v100, a100, h100 = GPUS["V100-16GB"], GPUS["A100-40GB"], GPUS["H100-80GB"]
-    assert (v100.memory, v100.bandwidth, v100.fp32, v100.fp16) == (
-        2**34,
-        900e9,
-        15.7e12,
-        125e12,
-    )
-    assert (a100.bandwidth, a100.fp32, a100.tf32, a100.fp16) == (
-        1555e9,
-        19.5e12,
-        156e12,
-        312e12,
-    )
-    assert (GPUS["A100-80GB"].memory, GPUS["A100-80GB"].bandwidth) == (80 * 2**30, 2039e9)
+def test_presets_are_the_figures_of_the_datasheets():
+    v100 = GPUS["V100-16GB"]
+    a100 = GPUS["A100-40GB"]
+    h100 = GPUS["H100-80GB"]
+    assert v100.memory == 2**34
+    assert (v100.bandwidth, v100.fp32, v100.fp16) == (900e9, 15.7e12, 125e12)
+    assert (a100.bandwidth, a100.fp32) == (1555e9, 19.5e12)
+    assert (a100.tf32, a100.fp16) == (156e12, 312e12)
+    assert GPUS["A100-80GB"].memory == 80 * 2**30
+    assert GPUS["A100-80GB"].bandwidth == 2039e9
     assert (h100.bandwidth, h100.fp64, h100.fp32) == (3350e9, 34e12, 67e12)
-    assert [LINKS[name].bandwidth for name in ("NVLink2", "NVLink3", "NVLink4")] == [
-        150e9,
-        300e9,
-        450e9,
-    ]
-    assert LINKS["PCIe4"].bandwidth == 2 * LINKS["PCIe3"].bandwidth and set(LINKS) >= {
-        "PCIe3",
-        "PCIe4",
-        "PCIe5",
-    }
+    nvlinks = [LINKS[name].bandwidth for name in ("NVLink2", "NVLink3", "NVLink4")]
+    assert nvlinks == [150e9, 300e9, 450e9]
+    assert LINKS["PCIe4"].bandwidth == 2 * LINKS["PCIe3"].bandwidth
+    assert set(LINKS) >= {"PCIe3", "PCIe4", "PCIe5"}
 
 
 def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(round_gpus):
-    """Two replicas' threads start at the main thread's time and each pays for both; the main thread waits for the later."""
+    """Two replicas' threads start at the main thread's time, and each pays for both threads.
+
+    The main thread waits for the later one.
+    """
     from threading import Thread
 
     x = torch.zeros(10, device=round_gpus[0])
-    clock, start = vgpu._current().clock, vgpu.elapsed()
+    clock = machine.current().clock
+    start = vgpu.elapsed()
     clock.sharing = 2
     threads = [
         Thread(target=lambda n=n: [x.detach().add(1) for _ in range(n)]) for n in (3, 5)
     ]
     for thread in threads:
+        # One after the other in real time, both from the same simulated time.
         thread.start()
-        thread.join()  # one after the other, and still both at the same simulated time
-    assert clock.main.time == start
+        thread.join()
+    assert clock.main_thread.time == start
     x.add(1)
-    assert clock.main.time == pytest.approx(start + (5 * 2 + 1) * LAUNCH_OVERHEAD)
+    assert clock.main_thread.time == pytest.approx(start + (5 * 2 + 1) * LAUNCH_OVERHEAD)
 
 
 def test_backward_has_a_host_thread_for_each_device(round_gpus):
-    """As autograd has for GPUs: two launch-bound backward passes at once take the time of one."""
+    """As in autograd for GPUs: two launch-bound backward passes at once take the time of
+    one."""
     weights = [torch.ones(10, device=device, requires_grad=True) for device in round_gpus]
 
-    def backward(which):
-        loss = sum(out.sum().to(round_gpus[0]) for out in which)
+    def backward_seconds(outs):
+        loss = sum(out.sum().to(round_gpus[0]) for out in outs)
         start = vgpu.elapsed()
         loss.backward()
         return vgpu.elapsed() - start
@@ -308,6 +309,29 @@ def test_backward_has_a_host_thread_for_each_device(round_gpus):
             out = out * 2
         return out
 
-    backward([chain(weights[0])])
-    one, both = backward([chain(weights[0])]), backward([chain(weight) for weight in weights])
-    assert one > 50 * LAUNCH_OVERHEAD and both < 1.3 * one + CABLE.latency * 2
+    backward_seconds([chain(weights[0])])
+    one = backward_seconds([chain(weights[0])])
+    both = backward_seconds([chain(weight) for weight in weights])
+    assert one > 50 * LAUNCH_OVERHEAD
+    assert both < 1.3 * one + CABLE.latency * 2
+
+
+def test_the_phase_update_ends_with_a_step_that_raises():
+    with vgpu.running(count=1, memory="1MiB") as (device,):
+        weight = torch.ones(100 * KIB, device=device, requires_grad=True)
+        weight.grad = torch.ones(100 * KIB, device=device)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.optim.Adam([weight]).step()
+        weight.grad = None
+        (weight[:2] * 2).sum().backward()
+        weight.detach().add_(1)
+        phases = [event.phase for event in vgpu.timeline().events]
+        assert phases[-1] == "forward"
+        assert "backward" in phases
+
+
+def test_an_expanded_tensor_takes_less_time_than_a_dense_one(two):
+    torch.ones(1, 1, 1, device=two[0]).expand(64, 1024, 1024).sum()
+    expanded = seconds(last())
+    torch.ones(64, 1024, 1024, device=two[0]).sum()
+    assert expanded < 0.1 * seconds(last())

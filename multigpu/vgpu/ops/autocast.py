@@ -1,7 +1,7 @@
-"""What does torch.autocast("vgpu") do? Torch's own lists of operations, which it has for its devices only.
+"""torch.autocast("vgpu"): the dtype in which each operation computes.
 
-The lists are those of ATen/autocast_mode.h in torch 2.13: matrix products and convolutions compute in the 16-bit type,
-sums, losses and norms in float32, and a few take the widest type among their arguments.
+The lists are those for CUDA in ATen/autocast_mode.h of torch 2.13. torch applies them to its
+own devices only, so they are registered here for the device type "vgpu".
 """
 
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 Tensor = torch.Tensor
-LOWER = [
+# Matrix products and convolutions compute in the 16-bit dtype.
+LOWER_PRECISION = [
     "_convolution.deprecated",
     "_convolution",
     "conv1d",
@@ -44,7 +45,8 @@ LOWER = [
     "rnn_relu_cell",
     "scaled_dot_product_attention",
 ]
-FULL = [
+# Losses, norms, sums and functions that overflow easily compute in float32.
+FLOAT32 = [
     "acos",
     "asin",
     "cosh",
@@ -113,6 +115,7 @@ FULL = [
     "norm.Scalar",
     "norm.ScalarOpt_dim",
 ]
+# These compute in the widest dtype among their arguments.
 WIDEST = [
     "addcdiv",
     "addcmul",
@@ -126,49 +129,58 @@ WIDEST = [
     "tensordot",
     "scatter_add",
 ]
-_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+# The dtype to compute in, for the positional and keyword arguments of a call.
+ChooseDtype = Callable[[list], torch.dtype]
 
 
 def register(everything: torch.library.Library, aten: torch.library.Library) -> None:
-    """Give the device type its autocast: the lists, and nothing to do for all other operations."""
+    """Register autocast for the device type: the lists, and no cast for all other operations.
+
+    `everything` is the library of all namespaces ("_"), `aten` that of torch's operations.
+    """
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    for names, dtype in ((LOWER, _lower), (FULL, _full), (WIDEST, _widest)):
+    lists = ((LOWER_PRECISION, _autocast_dtype), (FLOAT32, _float32), (WIDEST, _widest))
+    for names, choose_dtype in lists:
         for name in names:
             packet, _, overload = name.partition(".")
             func = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            aten.impl(name, _casting(func, dtype), "AutocastPrivateUse1")
+            aten.impl(name, _with_casts(func, choose_dtype), "AutocastPrivateUse1")
 
 
-def _casting(func: Callable, choose: Callable) -> Callable:
+def _with_casts(func: torch._ops.OpOverload, choose_dtype: ChooseDtype) -> Callable:
+    """A kernel that casts its arguments and then calls `func` without autocast."""
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_KEY):
-            dtype = choose([*args, *kwargs.values()])
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEY):
+            dtype = choose_dtype([*args, *kwargs.values()])
             return func(
                 *(_cast(value, dtype) for value in args),
-                **{key: _cast(value, dtype) for key, value in kwargs.items()},
+                **{name: _cast(value, dtype) for name, value in kwargs.items()},
             )
 
     return kernel
 
 
-def _lower(values: list) -> torch.dtype:
+def _autocast_dtype(values: list) -> torch.dtype:
     return torch.get_autocast_dtype("vgpu")
 
 
-def _full(values: list) -> torch.dtype:
+def _float32(values: list) -> torch.dtype:
     return torch.float32
 
 
 def _widest(values: list) -> torch.dtype:
-    found = [
+    dtypes = {
         value.dtype
         for value in values
         if isinstance(value, Tensor) and value.is_floating_point()
-    ]
-    return torch.float32 if torch.float32 in found else torch.get_autocast_dtype("vgpu")
+    }
+    return torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("vgpu")
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """The argument, cast to the dtype if it is a vgpu tensor in floats other than float64."""
     if isinstance(value, Tensor):
         castable = (
             value.is_floating_point()
@@ -176,8 +188,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
             and value.device.type == "vgpu"
         )
         return value.to(dtype) if castable and value.dtype is not dtype else value
-    return (
-        type(value)(_cast(part, dtype) for part in value)
-        if type(value) in (list, tuple)
-        else value
-    )
+    if type(value) in (list, tuple):
+        return type(value)(_cast(part, dtype) for part in value)
+    return value

@@ -1,37 +1,38 @@
-"""How does an operation on virtual tensors run? On their payloads, after the checks that a GPU would make.
+"""The execution of an operation on virtual tensors: the checks that a GPU makes, the kernel on
+the payloads, the memory of what is new, and the simulated time.
 
-Each operation goes through the same steps: are all tensors on one device, run the kernel on the payloads, meter the
-memory of what is new, tell the clock. Copies between devices are in transfer.py, kernels that the CPU does not have
-in kernels.py.
+Copies between devices are in transfer.py, kernels that the CPU does not have in kernels.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from multigpu.vgpu.ops.errors import (
+    check_foreach_devices,
     check_generator,
-    check_hosts,
-    host_is_full,
-    mismatch,
-    needs_numbers,
-    same_places,
+    check_has_numbers,
+    check_host_tensors,
+    device_mismatch,
+    host_out_of_memory,
     stopped,
     unsupported,
 )
-from multigpu.vgpu.ops.op_info import Plan
-from multigpu.vgpu.ops.resizing import kept, own_payloads, refresh
+from multigpu.vgpu.ops.op_info import OpInfo
+from multigpu.vgpu.ops.resizing import detach_payloads, snapshot, update_wrapper
 from multigpu.vgpu.ops.shapes import payload_device, shapes_only
-from multigpu.vgpu.ops.tensor import VirtualTensor, identity, place, wrap
+from multigpu.vgpu.ops.tensor import VirtualTensor, storage_id, wrap, wrap_new
 from multigpu.vgpu.sim.machine import current
 from multigpu.vgpu.sim.memory import Block, Meter
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-MASKS = (torch.bool, torch.uint8)
+OpOverload = torch._ops.OpOverload
+MASK_TYPES = (torch.bool, torch.uint8)
 DETACH = aten.detach.default
-PLAIN = {
+# Types of arguments that a kernel is given unchanged.
+PLAIN_TYPES = {
     int,
     float,
     bool,
@@ -43,268 +44,316 @@ PLAIN = {
     torch.memory_format,
     torch.Size,
 }
-_plans: dict[int, Plan] = {}  # by the operation's identity: its own hash is computed in Python
+# A cache of what the schemas say, for the life of the process: schemas do not change. By the
+# id of the operation, whose own hash is computed in Python.
+_infos: dict[int, OpInfo] = {}
 
 
-def plan_of(func: torch._ops.OpOverload) -> Plan:
-    plan = _plans.get(id(func))
-    if plan is None:
-        plan = _plans[id(func)] = Plan(func, view, decompose)
-    return plan
+def info_of(func: OpOverload) -> OpInfo:
+    """The operation's OpInfo, from the cache."""
+    info = _infos.get(id(func))
+    if info is None:
+        info = _infos[id(func)] = OpInfo(func, view, decompose)
+    return info
 
 
-# This is the hot path: every operation of a training step passes through it, so it is written for few steps of Python.
-def dispatch(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
-    """Run one operation that has a virtual tensor, or a virtual device, among its arguments."""
-    plan = _plans.get(id(func)) or plan_of(func)
-    if plan.handler is not None:
-        return plan.handler(func, args, kwargs)
-    if plan.resizes:
-        own_payloads((*args, *kwargs.values()))
-    found: list[VirtualTensor] = []  # the virtual tensors among the arguments
-    hosts: list[Tensor] = []  # and those of the host
-    flat = []
+# The hot path, which each operation of a training step takes: it has few steps of Python.
+def dispatch(func: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """Execute one operation that has a virtual tensor, or a virtual device, as an argument."""
+    info = _infos.get(id(func)) or info_of(func)
+    if info.handler is not None:
+        return info.handler(func, args, kwargs)
+    if info.resizes:
+        detach_payloads((*args, *kwargs.values()))
+    tensors: list[VirtualTensor] = []
+    host_tensors: list[Tensor] = []
+    payloads = []
     for value in args:
         kind = type(value)
         if kind is VirtualTensor:
-            found.append(value)
-            flat.append(value._payload)
-        elif kind in PLAIN:
-            flat.append(value)
+            tensors.append(value)
+            payloads.append(value._payload)
+        elif kind in PLAIN_TYPES:
+            payloads.append(value)
         else:
-            flat.append(_unwrap(value, found, hosts))
+            payloads.append(_unwrap(value, tensors, host_tensors))
     if kwargs:
-        kwargs = {key: _unwrap(value, found, hosts) for key, value in kwargs.items()}
-        if (device := kwargs.get("device")) is not None and (
-            not found or device != found[0].device
-        ):
-            return _elsewhere(plan, func, flat, kwargs, found)
+        kwargs = {
+            name: _unwrap(value, tensors, host_tensors) for name, value in kwargs.items()
+        }
+        device = kwargs.get("device")
         if device is not None:
-            kwargs["device"] = found[0]._payload.device
-    if not found:
-        return _elsewhere(plan, func, flat, kwargs, found)
-    meter = found[0]._block.meter
-    for tensor in found:
-        if tensor._block.meter is not meter and not plan.foreach:
-            raise mismatch(plan, func, args, meter.device, tensor.device)
-    if plan.foreach:
-        same_places(plan, func, args)
-    elif hosts:
-        check_hosts(plan, func, args, kwargs, hosts, meter.device)
-    return execute(plan, func, flat, kwargs, found, meter)
+            if not tensors or device != tensors[0].device:
+                return _on_other_device(info, func, payloads, kwargs, tensors)
+            kwargs["device"] = tensors[0]._payload.device
+    if not tensors:
+        return _on_other_device(info, func, payloads, kwargs, tensors)
+    meter = tensors[0]._block.meter
+    for tensor in tensors:
+        if tensor._block.meter is not meter and not info.foreach:
+            raise device_mismatch(info, func, args, meter.device, tensor.device)
+    if info.foreach:
+        check_foreach_devices(info, func, args)
+    elif host_tensors:
+        check_host_tensors(info, func, args, kwargs, host_tensors, meter.device)
+    return execute(info, func, payloads, kwargs, tensors, meter)
 
 
 def execute(
-    plan: Plan,
-    func: Callable,
-    flat: list,
-    named: dict,
-    found: list[VirtualTensor],
+    info: OpInfo,
+    func: OpOverload,
+    payloads: list,
+    kwargs: dict,
+    tensors: list[VirtualTensor],
     meter: Meter,
 ) -> Any:
-    """Run the kernel on payloads, meter what is new, tell the clock."""
+    """Run the kernel, allocate memory for new results, and add the operation to the clock.
+
+    `payloads` and `kwargs` are the arguments with payloads in the place of `tensors`, the
+    virtual tensors among them. `meter` is that of the device. Returns the result as virtual
+    tensors.
+    """
     machine = meter.machine
     if not meter.alive:
-        raise stopped(found[0])
+        raise stopped(tensors[0])
     if machine.clock.pending:
-        machine.clock.settle(found)
+        machine.clock.settle(tensors)
     if not machine.compute:
-        flat, named = shapes_only(plan, flat, named, found)
-    if plan.careful:
-        out = _with_care(plan, func, flat, named, found, meter)
+        payloads, kwargs = shapes_only(info, payloads, kwargs, tensors)
+    if info.special:
+        out = _run_special(info, func, payloads, kwargs, tensors, meter)
     else:
         try:
-            out = plan.kernel(*flat, **named)
+            out = info.kernel(*payloads, **kwargs)
         except NotImplementedError as error:
-            raise unsupported(plan, error) from None
+            raise unsupported(info, error) from None
         except RuntimeError as error:
             if "can't allocate memory" in str(error):
-                raise host_is_full(plan, meter.device) from None
+                raise host_out_of_memory(info, meter.device) from None
             raise
-    blocks = meter.made
+    allocations_before = meter.num_allocations
     if type(out) is Tensor:
-        result = _wrapped(out, found, meter)
+        result = _wrap_result(out, tensors, meter)
     elif isinstance(out, (tuple, list)):
-        meters = (
-            [tensor._block.meter for tensor in found[: len(out)]]
-            if plan.foreach
-            else [meter] * len(out)
-        )
-        pairs = zip(out, meters, strict=True)
+        if info.foreach:
+            meters = [tensor._block.meter for tensor in tensors[: len(out)]]
+        else:
+            meters = [meter] * len(out)
         result = type(out)(
             [
-                _wrapped(value, found, its) if isinstance(value, Tensor) else value
-                for value, its in pairs
+                _wrap_result(value, tensors, own) if isinstance(value, Tensor) else value
+                for value, own in zip(out, meters, strict=True)
             ]
         )
     else:
         result = out
-    # A view is a matter of the host: the device runs something only if there is new memory, or old memory is changed.
-    if blocks != meter.made or plan.writes:
-        machine.clock.compute(
-            meter.index, plan.name, machine.costs.seconds(func, flat, named, found, out)
-        )
+    # A view is made by the host alone: the device has work only if there is new memory, or if
+    # existing memory is written.
+    if allocations_before != meter.num_allocations or info.writes:
+        seconds = machine.costs.seconds(func, payloads, kwargs, tensors, out)
+        machine.clock.compute(meter.index, info.name, seconds)
     return result
 
 
-def _wrapped(out: Tensor, found: list[VirtualTensor], meter: Meter) -> Tensor:
-    """The virtual tensor for a result: the argument itself, a view on an argument, or a new one."""
+def _wrap_result(out: Tensor, tensors: list[VirtualTensor], meter: Meter) -> Tensor:
+    """The virtual tensor of a result: an argument itself, a view of one, or a new tensor."""
     if out.is_sparse:
-        key, nbytes = identity(out)
+        key, nbytes = storage_id(out)
     else:
         storage = out.untyped_storage()
         key, nbytes = storage._cdata, storage.nbytes()
-    for tensor in found:
+    for tensor in tensors:
         if tensor._block.key == key:
-            return tensor if out is tensor._payload else _alias(out, tensor, found)
+            return tensor if out is tensor._payload else _alias(out, tensor, tensors)
     return wrap(out, Block(meter, key, nbytes))
 
 
-def _alias(out: Tensor, tensor: VirtualTensor, found: list[VirtualTensor]) -> Tensor:
-    """A result that shares an argument's storage: another of the arguments, or a view."""
-    for other in found:
+def _alias(out: Tensor, tensor: VirtualTensor, tensors: list[VirtualTensor]) -> Tensor:
+    """A result that shares the storage of `tensor`: another of the arguments, or a view."""
+    for other in tensors:
         if out is other._payload:
             return other
     return wrap(out, tensor._block)
 
 
-def view(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """An operation that gives a view, or views, on its first argument: no new memory, nothing for the device to do."""
+def view(func: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """Handler of an operation that returns a view, or views, of its first argument.
+
+    It allocates no memory, and the device has no work.
+    """
     source = args[0]
     block = source._block
     if not block.meter.alive:
         raise stopped(source)
     if func is DETACH:
-        return wrap(source._payload, block)  # own_payloads parts them if one changes its shape
+        # Both tensors have one payload until detach_payloads separates them.
+        return wrap(source._payload, block)
     out = func._op(source._payload, *args[1:], **kwargs)
     if type(out) is Tensor:
         return wrap(out, block)
     return type(out)(wrap(value, block) for value in out)
 
 
-def _elsewhere(
-    plan: Plan, func: Callable, flat: list, kwargs: dict, found: list[VirtualTensor]
-) -> Any:
-    """The result goes to another device than the arguments' one, or there are no tensors among the arguments."""
-    target = torch.device(kwargs.get("device") or "vgpu")
-    if found and target.type != "vgpu":
-        return func(*flat, **kwargs)
-    return _create(plan, func, flat, kwargs, current().meter(target))
+def decompose(func: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """Handler of an operation that is composed of others, such as `.to` and `linear`.
 
-
-def decompose(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """An operation made of others, as `.to` and `linear`: autograd takes it apart, in inference mode it comes here."""
+    Autograd decomposes it before it comes here, except in inference mode.
+    """
     return func.decompose(*args, **kwargs)
 
 
-def _with_care(
-    plan: Plan,
-    func: Callable,
-    flat: list,
-    named: dict,
-    found: list[VirtualTensor],
+def _on_other_device(
+    info: OpInfo,
+    func: OpOverload,
+    payloads: list,
+    kwargs: dict,
+    tensors: list[VirtualTensor],
+) -> Any:
+    """Execute an operation without virtual tensors, or with a result on another device."""
+    target = torch.device(kwargs.get("device") or "vgpu")
+    if tensors and target.type != "vgpu":
+        return func(*payloads, **kwargs)
+    return _create(info, func, payloads, kwargs, current().meter(target))
+
+
+def _run_special(
+    info: OpInfo,
+    func: OpOverload,
+    payloads: list,
+    kwargs: dict,
+    tensors: list[VirtualTensor],
     meter: Meter,
 ) -> Any:
-    """Run a kernel that makes the host wait, draws random numbers or changes shapes in place."""
-    # Indexing has a result of unknown shape only with a mask.
-    if plan.waits and not (
-        func.overloadpacket is aten.index and all(t.dtype not in MASKS for t in found[1:])
-    ):
-        needs_numbers(plan, found)
+    """Run a kernel that makes the host wait, draws random numbers, or changes shapes in place.
+
+    If it raises, the arguments are restored: a GPU would be out of memory before any change.
+    """
+    if info.host_waits and not _has_known_shape(func, tensors):
+        check_has_numbers(info, tensors)
         meter.machine.clock.synchronize(meter.index)
-    outs = {id(named.get(name)) for name in plan.outs}
-    before = (
-        [kept(tensor._payload, id(tensor._payload) in outs) for tensor in found]
-        if plan.resizes
-        else []
-    )
+    restore = []
+    if info.resizes:
+        outs = {id(kwargs.get(name)) for name in info.out_names}
+        restore = [
+            snapshot(tensor._payload, with_numbers=id(tensor._payload) in outs)
+            for tensor in tensors
+        ]
     try:
-        out = (
-            _random(plan, func, flat, named, meter)
-            if plan.random
-            else plan.kernel(*flat, **named)
-        )
-        for tensor in found if plan.resizes else ():
-            refresh(tensor, found)
+        if info.random:
+            out = _random(func, payloads, kwargs, meter)
+        else:
+            out = info.kernel(*payloads, **kwargs)
+        if info.resizes:
+            for tensor in tensors:
+                update_wrapper(tensor, tensors)
     except NotImplementedError as error:
-        raise unsupported(plan, error) from None
-    except (
-        RuntimeError
-    ) as error:  # OutOfMemoryError is one: a GPU has it before it changes anything
-        for tensor, back in zip(found, before, strict=False):
-            back()
-            refresh(tensor, found)
+        raise unsupported(info, error) from None
+    except RuntimeError as error:
+        # torch.OutOfMemoryError is a RuntimeError, too.
+        for tensor, restore_payload in zip(tensors, restore, strict=False):
+            restore_payload()
+            update_wrapper(tensor, tensors)
         if "can't allocate memory" in str(error):
-            raise host_is_full(plan, meter.device) from None
+            raise host_out_of_memory(info, meter.device) from None
         raise
     return out
 
 
-def _create(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -> Any:
-    """An operation that makes tensors from none on this device: empty, ones, arange, ones_like(device=…) …"""
-    named = dict(named)
-    named.pop("pin_memory", None)
-    if (
-        func is aten._efficientzerotensor.default
-    ):  # zeros without a storage, for forward-mode derivatives
-        func, plan = aten.zeros.default, plan_of(aten.zeros.default)
-    named["device"] = meter.machine.payload
-    size = flat[0] if flat and isinstance(flat[0], (list, tuple, torch.Size)) else None
-    if size is not None and all(isinstance(n, int) for n in size):
-        dtype, count = (
-            named.get("dtype") or torch.get_default_dtype(),
-            torch.Size(size).numel(),
-        )
-        named["device"] = payload_device(meter, dtype, count)
-        meter.check(count * dtype.itemsize)
-        meter.check_host(count * dtype.itemsize)
-    out = _random(plan, func, flat, named, meter) if plan.random else func(*flat, **named)
-    if not isinstance(out, Tensor):
-        raise unsupported(plan, "it makes more than one tensor from none")
-    if not plan.name.startswith(("empty", "new_empty")):
-        meter.machine.clock.compute(
-            meter.index, plan.name, meter.machine.costs.seconds(func, flat, named, [], out)
-        )
-    return place(out, meter)
-
-
-def _random(plan: Plan, func: Callable, flat: list, named: dict, meter: Meter) -> Any:
-    machine, arguments = meter.machine, func._schema.arguments
-    place = next(
-        (i for i, argument in enumerate(arguments) if argument.name == "generator"), None
+def _has_known_shape(func: OpOverload, tensors: list[VirtualTensor]) -> bool:
+    """Whether it is indexing without a mask, whose result has a shape that the host knows."""
+    return func.overloadpacket is aten.index and all(
+        tensor.dtype not in MASK_TYPES for tensor in tensors[1:]
     )
-    if by_name := place is not None and arguments[place].kwarg_only:
-        given = named.get("generator")
+
+
+def _create(info: OpInfo, func: OpOverload, args: list, kwargs: dict, meter: Meter) -> Any:
+    """Execute an operation that makes a tensor on a device that has none of its arguments.
+
+    These are factory functions such as empty, ones and arange, also with a tensor as a model
+    (ones_like(…, device=…)). Raises torch.OutOfMemoryError.
+    """
+    kwargs = dict(kwargs)
+    kwargs.pop("pin_memory", None)
+    if func is aten._efficientzerotensor.default:
+        # Zeros without a storage, for forward-mode derivatives.
+        func = aten.zeros.default
+        info = info_of(func)
+    kwargs["device"] = meter.machine.payload_device
+    size = args[0] if args and isinstance(args[0], (list, tuple, torch.Size)) else None
+    if size is not None and all(isinstance(n, int) for n in size):
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        count = torch.Size(size).numel()
+        kwargs["device"] = payload_device(meter, dtype, count)
+        meter.check_capacity(count * dtype.itemsize)
+        meter.check_host(count * dtype.itemsize)
+    out = _random(func, args, kwargs, meter) if info.random else func(*args, **kwargs)
+    if not isinstance(out, Tensor):
+        raise unsupported(
+            info, "it returns several tensors and has no virtual tensor as an argument"
+        )
+    if not info.name.startswith(("empty", "new_empty")):
+        seconds = meter.machine.costs.seconds(func, args, kwargs, [], out)
+        meter.machine.clock.compute(meter.index, info.name, seconds)
+    return wrap_new(out, meter)
+
+
+def _random(func: OpOverload, args: list, kwargs: dict, meter: Meter) -> Any:
+    """Call an operation that draws random numbers, with its generator or the device's.
+
+    Raises RuntimeError for a generator of another device.
+    """
+    machine = meter.machine
+    position, keyword_only = _generator_argument(func)
+    if keyword_only:
+        generator = kwargs.get("generator")
+    elif position is not None and position < len(args):
+        generator = args[position]
     else:
-        given = flat[place] if place is not None and place < len(flat) else None
-    if given is not None:
-        check_generator(given, meter.device)
-    elif by_name:
-        named = {**named, "generator": machine.generators[meter.index]}
-    if by_name or given is not None or not machine.compute:
-        return func(*flat, **named)
-    return machine.random(meter.index, func, flat, named)
+        generator = None
+    if generator is not None:
+        check_generator(generator, meter.device)
+    elif keyword_only:
+        kwargs = {**kwargs, "generator": machine.generators[meter.index]}
+    if keyword_only or generator is not None or not machine.compute:
+        return func(*args, **kwargs)
+    return machine.random(meter.index, func, args, kwargs)
 
 
-def _unwrap(value: Any, found: list[VirtualTensor], hosts: list[Tensor]) -> Any:
-    """The payload for a virtual tensor, also in lists; `found` and `hosts` collect what is met."""
+def _generator_argument(func: OpOverload) -> tuple[int | None, bool]:
+    """(position of the argument `generator` or None, whether it is keyword-only)."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "generator":
+            return position, argument.kwarg_only
+    return None, False
+
+
+def _unwrap(value: Any, tensors: list[VirtualTensor], host_tensors: list[Tensor]) -> Any:
+    """An argument with payloads in the place of virtual tensors, also inside lists.
+
+    Adds the virtual tensors to `tensors` and the others to `host_tensors`.
+    """
     kind = type(value)
     if kind is VirtualTensor:
-        found.append(value)
+        tensors.append(value)
         return value._payload
-    if kind in PLAIN:
+    if kind in PLAIN_TYPES:
         return value
     if kind is list or kind is tuple:
         if value and type(value[0]) is int:
-            return value  # a shape, or a stride
-        return kind([_unwrap(part, found, hosts) for part in value])
+            # A shape, or strides.
+            return value
+        return kind([_unwrap(part, tensors, host_tensors) for part in value])
     if isinstance(value, Tensor):
-        hosts.append(value)
+        host_tensors.append(value)
     return value
 
 
 def _torch_dispatch(
-    cls: type, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    cls: type,
+    func: OpOverload,
+    types: Sequence[type],
+    args: tuple = (),
+    kwargs: dict | None = None,
 ) -> Any:
     return dispatch(func, args, kwargs or {})
 

@@ -1,113 +1,139 @@
-"""In which words does a virtual GPU refuse? In CUDA's, where CUDA has them."""
+"""The errors that a GPU raises: CUDA's wording, where CUDA has the error."""
 
 import os
-from typing import Any
 
 import torch
 
-from multigpu.vgpu.ops.generator import place_of
-from multigpu.vgpu.ops.op_info import INDEXING, Plan
+from multigpu.vgpu.ops.generator import device_of
+from multigpu.vgpu.ops.op_info import INDEXING, OpInfo
 from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.sim.machine import FORKED
 
 Tensor = torch.Tensor
 
 
-def needs_numbers(plan: Plan, tensors: list[VirtualTensor]) -> None:
+def check_has_numbers(info: OpInfo, tensors: list[VirtualTensor]) -> None:
+    """Raise RuntimeError if a tensor is a shape without numbers, as with compute=False."""
     if any(tensor._payload.is_meta for tensor in tensors):
         raise RuntimeError(
-            f"{plan.name} needs numbers, and the virtual GPUs were started with compute=False: "
-            f"their tensors have shapes and no numbers."
+            f"{info.name} needs numbers, but with compute=False the tensors of virtual GPUs "
+            f"have only shapes: start the virtual GPUs with compute=True."
         )
 
 
-def mismatch(
-    plan: Plan, func: Any, args: tuple, first: torch.device, second: torch.device
+def device_mismatch(
+    info: OpInfo,
+    func: torch._ops.OpOverload,
+    args: tuple,
+    first: torch.device,
+    second: torch.device,
 ) -> RuntimeError:
-    """CUDA's error for tensors of two devices in one operation, from TensorIterator or from a kernel's own check."""
-    text = f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
-    if not plan.pointwise:
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            values = value if isinstance(value, (list, tuple)) else (value,)
-            if any(isinstance(v, Tensor) and v.device == second for v in values):
-                text += f" (when checking argument for argument {argument.name} in method wrapper_VGPU_{plan.name})"
-                break
+    """CUDA's error for tensors of two devices in one operation.
+
+    Pointwise operations have TensorIterator's message; the others name the argument that is
+    on the `second` device, as kernels do.
+    """
+    text = (
+        f"Expected all tensors to be on the same device, but found at least two devices, "
+        f"{first} and {second}!"
+    )
+    if info.pointwise:
+        return RuntimeError(text)
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        if any(isinstance(v, Tensor) and v.device == second for v in values):
+            text += (
+                f" (when checking argument for argument {argument.name} "
+                f"in method wrapper_VGPU_{info.name})"
+            )
+            break
     return RuntimeError(text)
 
 
-def check_hosts(
-    plan: Plan, func: Any, args: tuple, kwargs: dict, hosts: list[Tensor], device: torch.device
+def check_host_tensors(
+    info: OpInfo,
+    func: torch._ops.OpOverload,
+    args: tuple,
+    kwargs: dict,
+    host_tensors: list[Tensor],
+    device: torch.device,
 ) -> None:
-    """Refuse tensors of the host where CUDA does: all but numbers that are read, indices, and lengths."""
+    """Raise RuntimeError for a tensor of the host that CUDA does not accept.
+
+    CUDA accepts numbers that it reads, indices, and lengths. `device` is that of the other
+    tensors.
+    """
     for argument, value in zip(func._schema.arguments, args, strict=False):
-        if (
-            argument.alias_info is not None
-            and argument.alias_info.is_write
-            and any(value is host for host in hosts)
-        ):
-            raise mismatch(plan, func, args, device, value.device)
-    for out in map(kwargs.get, plan.outs):
-        if any(out is host for host in hosts):
-            raise mismatch(plan, func, args, device, out.device)
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        if written and _is_in(value, host_tensors):
+            raise device_mismatch(info, func, args, device, value.device)
+    for name in info.out_names:
+        out = kwargs.get(name)
+        if _is_in(out, host_tensors):
+            raise device_mismatch(info, func, args, device, out.device)
     if func.overloadpacket in INDEXING:
         if not isinstance(args[0], VirtualTensor):
             raise RuntimeError(
-                f"indices should be either on {args[0].device} or on the same device as the indexed tensor ({args[0].device})"
+                f"indices should be either on {args[0].device} or on the same device as the "
+                f"indexed tensor ({args[0].device})"
             )
         values = args[2] if len(args) > 2 else None
-        if (
-            isinstance(values, Tensor)
-            and values.dim() > 0
-            and any(values is host for host in hosts)
-        ):
-            raise mismatch(plan, func, args, device, values.device)
-    elif not plan.host_tensors:
-        for host in hosts:
-            if host.dim() > 0 or not plan.numbers:
-                raise mismatch(plan, func, args, device, host.device)
+        if _is_in(values, host_tensors) and values.dim() > 0:
+            raise device_mismatch(info, func, args, device, values.device)
+    elif not info.takes_host_tensors:
+        for host in host_tensors:
+            if host.dim() > 0 or not info.takes_host_numbers:
+                raise device_mismatch(info, func, args, device, host.device)
 
 
-def check_generator(given: torch.Generator, device: torch.device) -> None:
-    """Refuse random numbers of another place, in torch's words."""
-    place = place_of(given)
-    if place.type != device.type:
+def _is_in(value: object, tensors: list[Tensor]) -> bool:
+    """Whether the object itself is in the list; `in` would compare the tensors' elements."""
+    return any(value is tensor for tensor in tensors)
+
+
+def check_generator(generator: torch.Generator, device: torch.device) -> None:
+    """Raise torch's RuntimeError if the generator does not belong to the device."""
+    own = device_of(generator)
+    if own.type != device.type:
         raise RuntimeError(
-            f"Expected a '{device.type}' device type for generator but found '{place.type}'"
+            f"Expected a '{device.type}' device type for generator but found '{own.type}'"
         )
-    if place != device:
-        raise RuntimeError(f"Expected a '{device}' generator device but found '{place}'")
+    if own != device:
+        raise RuntimeError(f"Expected a '{device}' generator device but found '{own}'")
 
 
-def same_places(plan: Plan, func: Any, args: tuple) -> None:
-    """A foreach operation works position by position: what stands at one position lies on one device."""
+def check_foreach_devices(info: OpInfo, func: torch._ops.OpOverload, args: tuple) -> None:
+    """Raise RuntimeError if tensors at one position of the lists are on two devices."""
     first = args[0]
     for value in args[1:]:
         if isinstance(value, (list, tuple)) and len(value) == len(first):
             for one, other in zip(first, value, strict=True):
-                if (
-                    isinstance(other, Tensor)
-                    and other.device != one.device
-                    and (not other.is_cpu or other.dim() > 0)
-                ):
-                    raise mismatch(plan, func, args, one.device, other.device)
+                if not isinstance(other, Tensor) or other.device == one.device:
+                    continue
+                if not other.is_cpu or other.dim() > 0:
+                    raise device_mismatch(info, func, args, one.device, other.device)
 
 
-def host_is_full(plan: Plan, device: torch.device) -> torch.OutOfMemoryError:
+def host_out_of_memory(info: OpInfo, device: torch.device) -> torch.OutOfMemoryError:
+    """The error for a kernel whose memory the host cannot allocate."""
     return torch.OutOfMemoryError(
-        f"{device.type} out of memory. {plan.name} on {device} needs more than this machine's own memory, where the numbers are."
+        f"{device.type} out of memory. {info.name} on {device} needs more memory than the "
+        f"host has, where the numbers are. Use smaller tensors, or vgpu.start(compute=False)."
     )
 
 
 def stopped(tensor: VirtualTensor) -> RuntimeError:
+    """The error for a tensor of a stopped machine, or of a machine of the parent process."""
     if tensor._block.meter.machine.process != os.getpid():
         return RuntimeError(FORKED)
     return RuntimeError(
-        f"This tensor was on {tensor.device} of virtual GPUs that have been stopped: its numbers are gone. Make the tensor "
-        f"again after vgpu.start()."
+        f"This tensor was on {tensor.device} of virtual GPUs that have been stopped, so its "
+        f"numbers are lost: create it again after vgpu.start()."
     )
 
 
-def unsupported(plan: Plan, why: object) -> NotImplementedError:
+def unsupported(info: OpInfo, why: object) -> NotImplementedError:
+    """The error for an operation that has no kernel on the CPU; `why` is the cause."""
     return NotImplementedError(
-        f"Virtual GPUs cannot run the operation aten::{plan.name}: {str(why).splitlines()[0]}"
+        f"Virtual GPUs cannot run the operation aten::{info.name}: {str(why).splitlines()[0]}"
     )

@@ -1,4 +1,4 @@
-"""torch.Generator(device="vgpu:1"): a generator of the CPU that reports the virtual GPU as its device."""
+"""torch.Generator(device="vgpu:1"): a CPU generator that reports a virtual GPU."""
 
 import weakref
 
@@ -6,36 +6,40 @@ import torch
 
 from multigpu.vgpu.sim.machine import current
 
-_made: weakref.WeakValueDictionary[int, "VirtualGenerator"] = weakref.WeakValueDictionary()
+# All virtual generators, by the address of the C++ generator: torch wraps a generator in a new
+# Python object on its way to a kernel, and only the address stays the same.
+_generators: weakref.WeakValueDictionary[int, "VirtualGenerator"] = (
+    weakref.WeakValueDictionary()
+)
 
 
 class VirtualGenerator(torch.Generator):
-    """Random numbers of a virtual GPU, apart from those that the device has by itself."""
+    """A generator for a virtual GPU, separate from the device's default generator."""
 
     def __new__(cls, device: torch.device) -> "VirtualGenerator":
         return super().__new__(cls, "cpu")
 
     def __init__(self, device: torch.device):
-        self.place = current().meter(device).device
-        _made[self._cdata] = self
+        self._device = current().meter(device).device
+        _generators[self._cdata] = self
 
     @property
     def device(self) -> torch.device:
-        return self.place
+        return self._device
 
     def clone_state(self) -> "VirtualGenerator":
-        return _again(self.place, self.get_state())
+        return _with_state(self._device, self.get_state())
 
     def __reduce__(self) -> tuple:
-        return _again, (self.place, self.get_state())
+        return _with_state, (self._device, self.get_state())
 
 
-def _again(place: torch.device, state: torch.Tensor) -> VirtualGenerator:
-    made = VirtualGenerator(place)
-    made.set_state(state)
-    return made
+def _with_state(device: torch.device, state: torch.Tensor) -> VirtualGenerator:
+    generator = VirtualGenerator(device)
+    generator.set_state(state)
+    return generator
 
 
-def place_of(generator: torch.Generator) -> torch.device:
-    """Its device, also of one that torch has wrapped anew on the way to a kernel."""
-    return _made.get(generator._cdata, generator).device
+def device_of(generator: torch.Generator) -> torch.device:
+    """The generator's device, also if torch has wrapped it in a new Python object."""
+    return _generators.get(generator._cdata, generator).device

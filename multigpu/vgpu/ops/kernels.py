@@ -1,18 +1,22 @@
-"""Which kernels does torch choose for a GPU that the CPU does not have? Recurrent cells and attention, given here.
+"""Kernels that torch chooses for a GPU and not for the CPU: recurrent cells, attention.
 
-For a device that is not the CPU, LSTM and GRU layers call fused cells. They are written out below from the layers' own
-formulas (torch.nn.LSTM, torch.nn.GRU), with their derivatives. Attention would take its slowest path; here it takes
-the CPU's choice, so that its numbers are the CPU's to the bit.
+For a device other than the CPU, LSTM and GRU layers call fused cells. These implement the
+formulas in the documentation of torch.nn.LSTM and torch.nn.GRU, and their derivatives.
+Attention would use its slowest kernel; here it uses the one that the CPU chooses, so its
+numbers are the CPU's to the bit.
 """
+
+from collections.abc import Sequence
 
 import torch
 
 from multigpu.vgpu.ops.errors import stopped
-from multigpu.vgpu.ops.op_info import HANDLERS, KERNELS
-from multigpu.vgpu.ops.tensor import VirtualTensor, place
+from multigpu.vgpu.ops.op_info import Handler, Kernel
+from multigpu.vgpu.ops.tensor import VirtualTensor, wrap_new
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
+OpOverload = torch._ops.OpOverload
 
 
 def lstm_cell(
@@ -22,9 +26,16 @@ def lstm_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(batch, 4·hidden) gates and (batch, hidden) cells → hidden state, cell state, and what backward needs."""
+    """One step of torch.nn.LSTM.
+
+    Gates are (batch, 4·hidden), the cell state `cx` is (batch, hidden). Returns the new hidden
+    state, the new cell state, and the workspace for backward.
+    """
     i, f, g, o = _sum(input_gates, hidden_gates, input_bias, hidden_bias).chunk(4, 1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    i = i.sigmoid()
+    f = f.sigmoid()
+    g = g.tanh()
+    o = o.sigmoid()
     cy = f * cx + i * g
     return o * cy.tanh(), cy, torch.cat((i, f, g, o), 1)
 
@@ -37,7 +48,7 @@ def lstm_cell_backward(
     workspace: Tensor,
     has_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the gates, of the old cell state, and of the biases."""
+    """Gradients of the gates, of the previous cell state, and of the biases."""
     i, f, g, o = workspace.chunk(4, 1)
     grad_hy = torch.zeros_like(cx) if grad_hy is None else grad_hy
     tanh = cy.tanh()
@@ -63,14 +74,19 @@ def gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(batch, 3·hidden) gates and (batch, hidden) states → new states, and what backward needs."""
-    ir, iz, inew = (input_gates if input_bias is None else input_gates + input_bias).chunk(
-        3, 1
-    )
-    hr, hz, hnew = (hidden_gates if hidden_bias is None else hidden_gates + hidden_bias).chunk(
-        3, 1
-    )
-    reset, update = (ir + hr).sigmoid(), (iz + hz).sigmoid()
+    """One step of torch.nn.GRU.
+
+    Gates are (batch, 3·hidden), the state `hx` is (batch, hidden). Returns the new state, and
+    the workspace for backward.
+    """
+    if input_bias is not None:
+        input_gates = input_gates + input_bias
+    if hidden_bias is not None:
+        hidden_gates = hidden_gates + hidden_bias
+    ir, iz, inew = input_gates.chunk(3, 1)
+    hr, hz, hnew = hidden_gates.chunk(3, 1)
+    reset = (ir + hr).sigmoid()
+    update = (iz + hz).sigmoid()
     new = (inew + reset * hnew).tanh()
     return (hx - new) * update + new, torch.cat((reset, update, new, hx, hnew), 1)
 
@@ -78,18 +94,17 @@ def gru_cell(
 def gru_cell_backward(
     grad_hy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, ...]:
-    """Gradients of the input's gates, of the hidden state's gates, of the old state, and of the two biases."""
+    """Gradients of input gates, hidden gates, previous state, and the two biases."""
     reset, update, new, hx, hnew = workspace.chunk(5, 1)
     grad_new = grad_hy * (1 - update) * (1 - new * new)
     grad_reset = grad_new * hnew * reset * (1 - reset)
     grad_update = grad_hy * (hx - new) * update * (1 - update)
     inputs = torch.cat((grad_reset, grad_update, grad_new), 1)
     hiddens = torch.cat((grad_reset, grad_update, grad_new * reset), 1)
-    biases = (
-        (inputs.sum(0), hiddens.sum(0))
-        if has_bias
-        else (inputs.new_empty(0), inputs.new_empty(0))
-    )
+    if has_bias:
+        biases = (inputs.sum(0), hiddens.sum(0))
+    else:
+        biases = (inputs.new_empty(0), inputs.new_empty(0))
     return inputs, hiddens, grad_hy * update, *biases
 
 
@@ -99,16 +114,6 @@ def _sum(first: Tensor, second: Tensor, *biases: Tensor | None) -> Tensor:
         if bias is not None:
             total = total + bias
     return total
-
-
-KERNELS.update(
-    {
-        aten._thnn_fused_lstm_cell: lstm_cell,
-        aten._thnn_fused_lstm_cell_backward_impl: lstm_cell_backward,
-        aten._thnn_fused_gru_cell: gru_cell,
-        aten._thnn_fused_gru_cell_backward: gru_cell_backward,
-    }
-)
 
 
 def attention(
@@ -122,12 +127,11 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention, by the CPU's flash kernel where the CPU would take it."""
+    """torch.nn.functional.scaled_dot_product_attention, with the CPU's choice of kernel."""
     if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(
-            ~attn_mask, -torch.inf
-        )
-    if _flash(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+        zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = zeros.masked_fill(~attn_mask, -torch.inf)
+    if _uses_flash(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         return aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
         )[0]
@@ -136,79 +140,112 @@ def attention(
     )[0]
 
 
-def _flash(
-    query, key, value, mask, dropout_p: float, is_causal: bool, scale: float | None, gqa: bool
+def _uses_flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
 ) -> bool:
+    """Whether the CPU would choose its flash kernel for these arguments."""
     tensors = [tensor for tensor in (query, key, value, mask) if tensor is not None]
-    if (
-        any(type(tensor) is not VirtualTensor for tensor in tensors)
-        or query.dim() != 4
-        or dropout_p > 0
-    ):
-        return False  # tensors of two devices get their error on the way
+    if any(type(tensor) is not VirtualTensor for tensor in tensors):
+        # The other kernel raises the error for tensors of two devices.
+        return False
+    if query.dim() != 4 or dropout_p > 0:
+        return False
     if mask is not None and mask.requires_grad and torch.is_grad_enabled():
-        return False  # as on the CPU: the flash kernel has no gradient for its mask
+        # The flash kernel has no gradient for its mask.
+        return False
     if not query._block.meter.machine.compute:
-        return not gqa
+        return not enable_gqa
     payloads = [
         None if tensor is None else tensor._payload for tensor in (query, key, value, mask)
     ]
-    flash = torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
-    return (
-        torch._fused_sdp_choice(*payloads, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
-        == flash
+    choice = torch._fused_sdp_choice(
+        *payloads, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
+    return choice == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
 
 
-HANDLERS[aten.scaled_dot_product_attention] = lambda func, args, kwargs: attention(
-    *args, **kwargs
-)  # inference_mode
+def _attention(func: OpOverload, args: tuple, kwargs: dict) -> Tensor:
+    """Handler of attention in inference mode, which does not use the kernel of `register`."""
+    return attention(*args, **kwargs)
 
 
-def pack(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:
-    """Rows packed by time step, on the device; and the number of rows in each step, on the host, as on CUDA."""
+def pack(func: OpOverload, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:
+    """aten::_pack_padded_sequence(rows, lengths, batch_first).
+
+    Returns the rows packed by time step, on the device, and the number of rows in each step,
+    on the host, as on CUDA. Raises RuntimeError if `lengths` is not on the host.
+    """
     rows, lengths, _ = args
     if type(rows) is not VirtualTensor or type(lengths) is VirtualTensor:
         raise RuntimeError(
-            f"'lengths' argument should be a 1D CPU int64 tensor, but got a tensor on {lengths.device}"
+            f"'lengths' argument should be a 1D CPU int64 tensor, but got a tensor on "
+            f"{lengths.device}"
         )
     meter = rows._block.meter
     if not meter.alive:
         raise stopped(rows)
-    data, sizes = func(rows._payload, *args[1:])
-    seconds = meter.machine.costs.seconds(
-        func, [rows._payload, *args[1:]], kwargs, [rows], data
-    )
+    payloads = [rows._payload, *args[1:]]
+    data, sizes = func(*payloads)
+    seconds = meter.machine.costs.seconds(func, payloads, kwargs, [rows], data)
     meter.machine.clock.compute(meter.index, "_pack_padded_sequence", seconds)
-    return place(data, meter), sizes
+    return wrap_new(data, meter), sizes
 
 
-HANDLERS[aten._pack_padded_sequence] = pack
-# A padding mask may turn a batch into a nested tensor on the CPU; on a virtual GPU it stays padded.
-HANDLERS[aten._nested_tensor_from_mask_left_aligned] = lambda func, args, kwargs: False
+def _keep_padding(func: OpOverload, args: tuple, kwargs: dict) -> bool:
+    """Handler of the test whether a padding mask may turn a batch into a nested tensor.
+
+    The CPU has nested tensors; on a virtual GPU the batch stays padded.
+    """
+    return False
 
 
 def ctc_loss(
-    log_probs: Tensor, targets: Tensor, input_lengths, target_lengths, *options
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    *options: int | bool,
 ) -> Tensor:
-    """torch.nn.functional.ctc_loss: the host reads the lengths, wherever they lie, as for CUDA's own kernel."""
-    lengths = (
-        part.tolist() if isinstance(part, Tensor) else part
-        for part in (input_lengths, target_lengths)
-    )
+    """torch.nn.functional.ctc_loss: the host reads the lengths, on whatever device they are.
+
+    CUDA's kernel does the same. `options` are blank, reduction and zero_infinity.
+    """
+    lengths = [
+        value.tolist() if isinstance(value, Tensor) else value
+        for value in (input_lengths, target_lengths)
+    ]
     return aten.ctc_loss.IntList(log_probs, targets, *lengths, *options)
 
 
-def _ctc_loss(
-    func: torch._ops.OpOverload, args: tuple, kwargs: dict
-) -> Tensor:  # inference_mode
-    return ctc_loss(*args) if func is aten.ctc_loss.Tensor else func.decompose(*args, **kwargs)
+def _ctc_loss(func: OpOverload, args: tuple, kwargs: dict) -> Tensor:
+    """Handler of ctc_loss in inference mode, which does not use the kernel of `register`."""
+    if func is aten.ctc_loss.Tensor:
+        return ctc_loss(*args)
+    return func.decompose(*args, **kwargs)
 
 
-HANDLERS[aten.ctc_loss] = _ctc_loss
+KERNELS: dict[torch._ops.OpOverloadPacket, Kernel] = {
+    aten._thnn_fused_lstm_cell: lstm_cell,
+    aten._thnn_fused_lstm_cell_backward_impl: lstm_cell_backward,
+    aten._thnn_fused_gru_cell: gru_cell,
+    aten._thnn_fused_gru_cell_backward: gru_cell_backward,
+}
+HANDLERS: dict[torch._ops.OpOverloadPacket, Handler] = {
+    aten.scaled_dot_product_attention: _attention,
+    aten._pack_padded_sequence: pack,
+    aten._nested_tensor_from_mask_left_aligned: _keep_padding,
+    aten.ctc_loss: _ctc_loss,
+}
 
 
 def register(library: torch.library.Library) -> None:
-    """Put attention and this loss in the place of torch's choice for this device type."""
+    """Replace torch's kernels of attention and ctc_loss for this device type by these."""
     library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
     library.impl("ctc_loss.Tensor", ctc_loss, "AutogradPrivateUse1")

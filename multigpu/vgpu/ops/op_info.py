@@ -1,4 +1,4 @@
-"""What is worth knowing about an operation before it runs? Its schema and tags, looked up once and kept."""
+"""What dispatch needs to know about an operation, from the operation's schema and tags."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,11 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-# Indices may lie on the host, as on CUDA; the lengths of packed sequences must.
+Kernel = Callable[..., Any]
+# Runs an operation instead of dispatch's own steps: handler(func, args, kwargs).
+Handler = Callable[[torch._ops.OpOverload, tuple, dict], Any]
+
+# Their indices may be on the host, as on CUDA.
 INDEXING = {
     aten.index,
     aten.index_put,
@@ -14,28 +18,72 @@ INDEXING = {
     aten._index_put_impl_,
     aten._unsafe_index_put,
 }
+# The lengths of packed sequences must be on the host.
 TAKES_HOST_TENSORS = INDEXING | {aten._pack_padded_sequence_backward}
-TAKES_NUMBERS = {
-    aten.fill, aten.fill_, aten.masked_fill, aten.masked_fill_, aten.index_fill, aten.index_fill_, aten.full_like,
-}  # fmt: skip
-# These may change the shape or the storage of a tensor in place, and no tag says so.
+# They take a host tensor without dimensions as a number, as all pointwise operations do.
+TAKES_HOST_NUMBERS = {
+    aten.fill,
+    aten.fill_,
+    aten.masked_fill,
+    aten.masked_fill_,
+    aten.index_fill,
+    aten.index_fill_,
+    aten.full_like,
+}
+# They may change the shape or the storage of a tensor in place, and no tag says so.
 RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-HANDLERS: dict[Any, Callable] = {}  # operations with steps of their own (transfer.py)
-KERNELS: dict[Any, Callable] = {}  # operations whose kernel is ours (kernels.py)
+
+# Two registries, by the operation's packet. The package's __init__ fills them from kernels.py
+# and transfer.py, which import this module. Nothing changes them after that.
+HANDLERS: dict[torch._ops.OpOverloadPacket, Handler] = {}
+KERNELS: dict[torch._ops.OpOverloadPacket, Kernel] = {}
 
 
-class Plan:
-    """How one operation is run."""
+class OpInfo:
+    """How one operation is executed.
+
+    name                the operation's name without "aten."
+    kernel              the function that computes it on payloads
+    handler             the function that executes it instead of dispatch's own steps, or None
+    pointwise           torch tags it as elementwise
+    foreach             it works on lists of tensors, position by position
+    takes_host_tensors  it accepts tensors of the host among its arguments
+    takes_host_numbers  it accepts tensors of the host that have no dimensions
+    random              it draws random numbers
+    host_waits          the host needs its result, or the shape of it, before it continues
+    mutable             it writes one of its arguments
+    out_names           the names of its output arguments (`out=`)
+    resizes             it may change the shape or the storage of an argument
+    writes              it writes an argument's elements
+    special             one of host_waits, random, resizes, takes_host_tensors: the slow path
+    """
 
     __slots__ = (
-        "careful", "foreach", "func", "handler", "host_tensors", "kernel", "mutable", "name", "numbers", "outs", "pointwise", "random",
-        "resizes", "waits", "writes",
-    )  # fmt: skip
+        "foreach",
+        "func",
+        "handler",
+        "host_waits",
+        "kernel",
+        "mutable",
+        "name",
+        "out_names",
+        "pointwise",
+        "random",
+        "resizes",
+        "special",
+        "takes_host_numbers",
+        "takes_host_tensors",
+        "writes",
+    )
 
-    def __init__(self, func: torch._ops.OpOverload, view: Callable, decompose: Callable):
-        self.func = func  # kept alive: plans are found by its identity
-        packet, schema, tags = func.overloadpacket, func._schema, func.tags
+    def __init__(self, func: torch._ops.OpOverload, view: Handler, decompose: Handler):
+        """`view` and `decompose` are the handlers of views and of composite operations."""
+        packet = func.overloadpacket
+        schema = func._schema
+        tags = func.tags
+        # Kept alive, because the cache finds an OpInfo by the id of its operation.
+        self.func = func
         self.name = str(packet).removeprefix("aten.")
         self.kernel = KERNELS.get(packet, func._op)
         self.handler = HANDLERS.get(packet)
@@ -46,29 +94,29 @@ class Plan:
             elif len(aliases) == 1 and aliases[0] and not aliases[0].is_write:
                 self.handler = view
         self.pointwise = torch.Tag.pointwise in tags
-        # A foreach operation works on many tensors, each on a device of its own.
         self.foreach = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
-        self.host_tensors = packet in TAKES_HOST_TENSORS
-        # A tensor of the host without dimensions is taken as a number by these, as on CUDA.
-        self.numbers = self.pointwise or packet in TAKES_NUMBERS
+        self.takes_host_tensors = packet in TAKES_HOST_TENSORS
+        self.takes_host_numbers = self.pointwise or packet in TAKES_HOST_NUMBERS
         self.random = torch.Tag.nondeterministic_seeded in tags
-        # The host has to know the result, or its shape, before it can go on.
-        self.waits = (
+        self.host_waits = (
             torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         )
         self.mutable = schema.is_mutable
-        # It may change the shape or the storage of a tensor that is there already.
         reshapes = torch.Tag.inplace_view in tags or packet in RESIZERS
-        self.outs = [argument.name for argument in schema.arguments if argument.is_out]
-        self.resizes = self.mutable and (reshapes or bool(self.outs))
+        self.out_names = [argument.name for argument in schema.arguments if argument.is_out]
+        self.resizes = self.mutable and (reshapes or bool(self.out_names))
         self.writes = self.mutable and not reshapes
-        self.careful = self.waits or self.random or self.resizes or self.host_tensors
+        self.special = (
+            self.host_waits or self.random or self.resizes or self.takes_host_tensors
+        )
 
     def written(self, args: list, kwargs: dict) -> set[int]:
-        """The identities of the tensors among the arguments of one call that it writes."""
-        found: set[int] = set()
-        for place, argument in enumerate(self.func._schema.arguments):
+        """The ids of the tensors among the arguments of one call that the call writes."""
+        ids: set[int] = set()
+        for position, argument in enumerate(self.func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[place] if place < len(args) else kwargs.get(argument.name)
-                found.update(map(id, value if isinstance(value, (list, tuple)) else (value,)))
-        return found
+                is_positional = position < len(args)
+                value = args[position] if is_positional else kwargs.get(argument.name)
+                values = value if isinstance(value, (list, tuple)) else (value,)
+                ids.update(map(id, values))
+        return ids

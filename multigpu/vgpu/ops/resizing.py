@@ -1,66 +1,63 @@
-"""What if an operation changes a tensor's shape or storage in place? The wrapper and the meter follow, or all stays as it was.
-
-These are resize_, set_, t_ and the like, and each operation with an `out`.
+"""Operations that change a tensor's shape or storage in place: resize_, set_, t_ and the like,
+and each operation with an `out`. The wrapper and the meter follow the payload, or all is
+restored.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
-from multigpu.vgpu.ops.tensor import VirtualTensor, identity, wrap
+from multigpu.vgpu.ops.tensor import VirtualTensor, storage_id, wrap
 from multigpu.vgpu.sim.memory import Block
 
 Tensor = torch.Tensor
 
 
-def own_payloads(values: Iterable) -> None:
-    """Before a payload changes its shape in place: another tensor, a detached one, may have the same payload."""
+def detach_payloads(values: Iterable) -> None:
+    """Give each virtual tensor, also inside lists, a payload object of its own.
+
+    A detached tensor has the same payload object, and must keep its shape.
+    """
     for value in values:
         if type(value) is VirtualTensor:
             value._payload = value._payload.detach()
         elif isinstance(value, (list, tuple)):
-            own_payloads(value)
+            detach_payloads(value)
 
 
-def kept(payload: Tensor, written: bool) -> Callable[[], Any]:
-    """How to make a payload again what it is now: its shape, its storage's size, and its numbers if it is an `out`."""
+def snapshot(payload: Tensor, with_numbers: bool) -> Callable[[], None]:
+    """A function that restores the payload's shape and its storage's size as they are now.
+
+    It restores the elements, too, if `with_numbers`.
+    """
     if payload.layout is not torch.strided:
         return lambda: None
-    storage, nbytes = payload.untyped_storage(), payload.untyped_storage().nbytes()
-    place = (storage, payload.storage_offset(), payload.shape, payload.stride())
-    numbers = payload.clone() if written else None
+    storage = payload.untyped_storage()
+    nbytes = storage.nbytes()
+    geometry = (payload.storage_offset(), payload.shape, payload.stride())
+    numbers = payload.clone() if with_numbers else None
 
-    def back() -> None:
+    def restore() -> None:
         storage.resize_(nbytes)
-        payload.set_(*place)
-        if written:
+        payload.set_(storage, *geometry)
+        if numbers is not None:
             payload.copy_(numbers)
 
-    return back
+    return restore
 
 
-def _block_of(payload: Tensor, key: int, nbytes: int, found: list[VirtualTensor]) -> Block:
-    """The block of a storage that a tensor has been set on: another tensor's, one from a file, or a new one."""
-    for other in found:
-        if other._block.key == key:
-            return other._block
-    storage = payload.untyped_storage()
-    if (block := getattr(storage, "block", None)) is None:
-        block = storage.block = Block(
-            found[0]._block.meter, key, nbytes
-        )  # loading.py: tensors of a file may share it
-    return block
+def update_wrapper(tensor: VirtualTensor, tensors: list[VirtualTensor]) -> None:
+    """Let the wrapper and the meter follow a payload whose shape or storage has changed.
 
-
-def refresh(tensor: VirtualTensor, found: list[VirtualTensor]) -> None:
-    """The payload's shape or storage has changed in place: the wrapper and the meter follow."""
-    payload, block = tensor._payload, tensor._block
-    key, nbytes = identity(payload)
+    `tensors` are all virtual tensors of the operation. Raises torch.OutOfMemoryError.
+    """
+    payload = tensor._payload
+    block = tensor._block
+    key, nbytes = storage_id(payload)
     if key == block.key:
         block.resize(nbytes)
     else:
-        block = tensor._block = _block_of(payload, key, nbytes, found)
+        block = tensor._block = _block_of(payload, key, nbytes, tensors)
     if (
         tensor.shape != payload.shape
         or tensor.stride() != payload.stride()
@@ -68,3 +65,18 @@ def refresh(tensor: VirtualTensor, found: list[VirtualTensor]) -> None:
     ):
         with torch.no_grad():
             Tensor.data.__set__(tensor, wrap(payload, block))
+
+
+def _block_of(payload: Tensor, key: int, nbytes: int, tensors: list[VirtualTensor]) -> Block:
+    """The block of the storage that a payload was set to: another tensor's, or a new one.
+
+    The storage keeps a new block, because tensors of one file may share it (loading.py).
+    """
+    for other in tensors:
+        if other._block.key == key:
+            return other._block
+    storage = payload.untyped_storage()
+    block = getattr(storage, "block", None)
+    if block is None:
+        block = storage.block = Block(tensors[0]._block.meter, key, nbytes)
+    return block

@@ -1,43 +1,57 @@
-"""What is computed with compute=False? Shapes, and small tensors that programs read: counters, indices, single numbers.
+"""The shape-only mode (compute=False): payloads are on the device "meta", which has shapes and
+no numbers, except for small tensors that programs read: counters, indices and single numbers.
 
-Payloads are shapes (meta). Where a shape is written into numbers, these are given up, for all tensors on that storage.
+Where an operation writes a shape into a tensor with numbers, all tensors on that storage lose
+their numbers.
 """
 
 from typing import Any
 
 import torch
 
-from multigpu.vgpu.ops.op_info import Plan
+from multigpu.vgpu.ops.op_info import OpInfo
 from multigpu.vgpu.ops.tensor import VirtualTensor, follow
 from multigpu.vgpu.sim.memory import Meter
 
 Tensor = torch.Tensor
-SMALL = 4096  # elements of a tensor of whole numbers that keeps them; others keep one
-# It looks for infinite gradients. Shapes have none, so what it found before stays as it is.
-SEARCH = "_amp_foreach_non_finite_check_and_unscale_"
+# Integer tensors of at most this many elements keep their numbers, others at most one element.
+SMALL = 4096
+# GradScaler's search for infinite gradients writes what it found into a flag. Shapes have no
+# infinite elements, so the flag keeps its number.
+FIND_INFINITE = "_amp_foreach_non_finite_check_and_unscale_"
 
 
 def shapes_only(
-    plan: Plan, flat: list, named: dict, found: list[VirtualTensor]
+    info: OpInfo, payloads: list, kwargs: dict, tensors: list[VirtualTensor]
 ) -> tuple[list, dict]:
-    """The arguments for a kernel: where shapes and numbers meet, all become shapes, and what is written is given up."""
-    before = [tensor._payload for tensor in found]
-    for tensor in found:
+    """The arguments for a kernel: if one of the tensors is a shape, all become shapes.
+
+    Tensors that the operation writes then lose their numbers.
+    """
+    before = [tensor._payload for tensor in tensors]
+    for tensor in tensors:
         follow(tensor)
-    if not any(tensor._payload.is_meta for tensor in found):
-        return flat, named
-    if plan.mutable:
-        written = plan.written(flat, named)
-        for tensor, payload in zip(found, before, strict=True):
-            if id(payload) in written and not (plan.name == SEARCH and payload.dim() == 0):
+    if not any(tensor._payload.is_meta for tensor in tensors):
+        return payloads, kwargs
+    if info.mutable:
+        written = info.written(payloads, kwargs)
+        for tensor, payload in zip(tensors, before, strict=True):
+            is_flag = info.name == FIND_INFINITE and payload.dim() == 0
+            if id(payload) in written and not is_flag:
                 forget(tensor)
-    now = {id(payload): tensor._payload for payload, tensor in zip(before, found, strict=True)}
-    return [_to_meta(value, now) for value in flat], {
-        key: _to_meta(value, now) for key, value in named.items()
+    now = {
+        id(payload): tensor._payload for payload, tensor in zip(before, tensors, strict=True)
     }
+    meta_args = [_to_meta(value, now) for value in payloads]
+    meta_kwargs = {name: _to_meta(value, now) for name, value in kwargs.items()}
+    return meta_args, meta_kwargs
 
 
 def _to_meta(value: Any, now: dict[int, Tensor]) -> Any:
+    """An argument as a shape; a tensor without dimensions keeps its number.
+
+    `now` has the current payload of each tensor by the id of its previous one.
+    """
     if isinstance(value, (list, tuple)) and type(value) is not torch.Size:
         return type(value)([_to_meta(part, now) for part in value])
     if not isinstance(value, Tensor):
@@ -47,17 +61,16 @@ def _to_meta(value: Any, now: dict[int, Tensor]) -> Any:
 
 
 def forget(tensor: VirtualTensor) -> None:
-    """Give up a tensor's numbers, and those of all that share its storage: they follow when they are next used."""
+    """Drop the numbers of a tensor, and of those that share its storage at their next use."""
     if not tensor._payload.is_meta:
         storage = tensor._payload.untyped_storage()
-        storage.shape_of = torch.empty(
-            storage.nbytes(), dtype=torch.uint8, device="meta"
-        ).untyped_storage()
+        shape = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+        storage.meta_storage = shape.untyped_storage()
         follow(tensor)
-        tensor._block.key = storage.shape_of._cdata
+        tensor._block.key = storage.meta_storage._cdata
 
 
 def payload_device(meter: Meter, dtype: torch.dtype, count: int) -> torch.device:
-    """Where the payload of a new tensor with `count` elements lives: on the host, or nowhere (meta)."""
+    """The device of the payload of a new tensor with `count` elements: "cpu" or "meta"."""
     most = 1 if dtype.is_floating_point or dtype.is_complex else SMALL
-    return torch.device("cpu") if count <= most else meter.machine.payload
+    return torch.device("cpu") if count <= most else meter.machine.payload_device

@@ -1,11 +1,12 @@
-"""What is a tensor on a virtual GPU? A wrapper with the device's name around a tensor of the host, the payload.
+"""The tensor of a virtual GPU: a wrapper around a tensor of the host, the payload.
 
-Autograd, modules and optimizers see the wrapper: its device, shape and type. Every operation that reaches a kernel
-comes to `__torch_dispatch__`, and dispatch.py runs it on the payloads.
+Autograd, modules and optimizers see the wrapper: its device, shape and dtype. torch calls
+`__torch_dispatch__` for each operation that reaches a kernel, and dispatch.py executes it on
+the payloads.
 """
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import _tensor_str
@@ -13,20 +14,28 @@ from torch import _tensor_str
 from multigpu.vgpu.sim.clock import HOST
 from multigpu.vgpu.sim.memory import Block, Meter
 
+if TYPE_CHECKING:
+    import numpy as np
+
+DeviceLike = torch.device | str | int | None
 _make = torch.Tensor._make_wrapper_subclass
 _data = torch.Tensor.data
 
 
 class VirtualTensor(torch.Tensor):
-    """A tensor on a virtual GPU. Programs never name this class: they say device="vgpu:0"."""
+    """A tensor on a virtual GPU. Programs do not use this class: they write device="vgpu:0".
+
+    `_payload` has the numbers, or only the shape (device "meta") without computing. `_block`
+    is the device's memory that the tensor's storage takes.
+    """
 
     _payload: torch.Tensor
     _block: Block
 
-    # No Python code between a method and its kernel: it would cost each call a microsecond.
+    # Python code between a method and its kernel would cost each call a microsecond.
     __torch_function__ = torch._C._disabled_torch_function_impl
 
-    # dispatch.py, which needs this class, adds __torch_dispatch__.
+    # dispatch.py sets __torch_dispatch__, because it imports this class.
 
     @property
     def data(self) -> torch.Tensor:
@@ -34,13 +43,15 @@ class VirtualTensor(torch.Tensor):
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
-        # torch swaps the wrapper's shape and type; the numbers move here.
+        # torch replaces the wrapper's shape and dtype only.
         _data.__set__(self, new)
-        self._payload, self._block = new._payload, new._block
+        self._payload = new._payload
+        self._block = new._block
 
-    def numpy(self, *, force: bool = False) -> Any:
+    def numpy(self, *, force: bool = False) -> "np.ndarray":
         if force:
             return self.detach().cpu().resolve_conj().resolve_neg().numpy()
+        # CUDA's sentence.
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. "
             f"Use Tensor.cpu() to copy the tensor to host memory first."
@@ -50,56 +61,55 @@ class VirtualTensor(torch.Tensor):
         return self.detach().cpu().tolist()
 
     def new_tensor(
-        self, data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **more: Any
+        self,
+        data: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        device: DeviceLike = None,
+        **options: Any,
     ) -> torch.Tensor:
-        # torch's own asks the device guard, which knows of one device only.
+        # torch's own method asks the device guard, which knows one device only.
         return torch.tensor(
-            data, dtype=dtype or self.dtype, device=device or self.device, **more
+            data, dtype=dtype or self.dtype, device=device or self.device, **options
         )
 
-    def new(self, *args: Any, device: Any = None) -> torch.Tensor:
-        # Likewise: an old name for new_empty and new_tensor.
-        if (
-            len(args) == 1
-            and isinstance(args[0], (list, tuple))
-            and not isinstance(args[0], torch.Size)
-        ):
+    def new(self, *args: Any, device: DeviceLike = None) -> torch.Tensor:
+        # An old name for new_empty and new_tensor; torch's own asks the device guard, too.
+        is_data = len(args) == 1 and isinstance(args[0], (list, tuple))
+        if is_data and not isinstance(args[0], torch.Size):
             return self.new_tensor(args[0], device=device)
         if args and isinstance(args[0], torch.Tensor):
             return super().new(*args)
-        size = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+        is_size = args and isinstance(args[0], torch.Size)
+        size = args[0] if is_size else args or (0,)
         return self.new_empty(size, device=device or self.device)
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
-        # torch would indent the rows by the length of this class's name, so the numbers are written here.
-        meter = self._block.meter
+        # torch would indent the rows by the length of this class's name, so the elements are
+        # formatted here.
         follow(self)
-        shown = meter.alive and not self._payload.is_meta
-        contents = (
-            _tensor_str._tensor_str(self.detach().cpu(), len("tensor(")) if shown else "..."
-        )
-        if not shown:
-            contents += f", size={tuple(self.shape)}"
-        text = _tensor_str._str(self, tensor_contents=contents).replace(
-            "VirtualTensor(", "tensor(", 1
-        )
+        if self._block.meter.alive and not self._payload.is_meta:
+            contents = _tensor_str._tensor_str(self.detach().cpu(), len("tensor("))
+        else:
+            contents = f"..., size={tuple(self.shape)}"
+        text = _tensor_str._str(self, tensor_contents=contents)
+        text = text.replace("VirtualTensor(", "tensor(", 1)
         if isinstance(self, torch.nn.Parameter):
-            text = (
-                f"Parameter containing:\n{text.removeprefix('Parameter(').removesuffix(')')}"
-            )
+            text = text.removeprefix("Parameter(").removesuffix(")")
+            text = f"Parameter containing:\n{text}"
         return text
 
     def __format__(self, spec: str) -> str:
-        return (
-            format(self.item(), spec)
-            if self.dim() == 0 and spec
-            else object.__format__(self, spec)
-        )
+        if self.dim() == 0 and spec:
+            return format(self.item(), spec)
+        return object.__format__(self, spec)
 
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
         if not self.is_leaf:
+            # torch's sentence.
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+                "Only Tensors created explicitly by the user (graph leaves) support the "
+                "deepcopy protocol at the moment."
             )
         if id(self) in memo:
             return memo[id(self)]
@@ -117,58 +127,68 @@ class VirtualTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: int) -> tuple:
         meter = self._block.meter
         follow(self)
-        simple = (
-            self._payload.layout is torch.strided and not self._payload.is_meta and meter.alive
-        )
-        if isinstance(self, torch.nn.Parameter) or not simple:
+        payload = self._payload
+        has_storage = payload.layout is torch.strided and not payload.is_meta and meter.alive
+        if isinstance(self, torch.nn.Parameter) or not has_storage:
             return reduce_alone(self)
-        # As torch pickles its own devices' tensors: what shares a storage shares it in the file. See loading.py.
+        # As torch pickles the tensors of its own devices: tensors that share a storage share
+        # it in the file, too. See loading.py.
         meter.machine.clock.settle([self])
         meter.machine.clock.transfer(meter.index, HOST, self.nbytes, wait=True)
-        payload = self._payload.detach().requires_grad_(self.requires_grad)
+        payload = payload.detach().requires_grad_(self.requires_grad)
         payload.untyped_storage().of_vgpu = str(self.device)
         return payload.__reduce_ex__(protocol)
 
 
 def follow(tensor: VirtualTensor) -> None:
-    """Without computing: a tensor whose storage's numbers have been given up becomes a shape, too (shapes.py)."""
+    """Make the payload a shape if its storage has lost its numbers: see shapes.forget."""
     payload = tensor._payload
     if not payload.is_meta and payload.layout is torch.strided:
-        shape = getattr(payload.untyped_storage(), "shape_of", None)
-        if shape is not None:
-            place = (shape, payload.storage_offset(), payload.shape, payload.stride())
-            tensor._payload = torch.empty(0, dtype=payload.dtype, device="meta").set_(*place)
+        storage = getattr(payload.untyped_storage(), "meta_storage", None)
+        if storage is not None:
+            geometry = (payload.storage_offset(), payload.shape, payload.stride())
+            shape = torch.empty(0, dtype=payload.dtype, device="meta")
+            tensor._payload = shape.set_(storage, *geometry)
 
 
 def reduce_alone(tensor: VirtualTensor) -> tuple:
-    """How to pickle a tensor without its storage, as torch does for devices that have none. Needs its numbers."""
+    """How to pickle a tensor without its storage: (function, its arguments).
+
+    torch does the same for devices that have no storages. Raises RuntimeError for a tensor
+    that has no numbers.
+    """
     if isinstance(tensor, torch.nn.Parameter):
         return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, {})
-    plain = (tensor.detach().cpu(), tensor.dtype, str(tensor.device), tensor.requires_grad)
-    return torch._utils._rebuild_device_tensor_from_cpu_tensor, plain
+    arguments = (tensor.detach().cpu(), tensor.dtype, str(tensor.device), tensor.requires_grad)
+    return torch._utils._rebuild_device_tensor_from_cpu_tensor, arguments
 
 
 def wrap(payload: torch.Tensor, block: Block) -> VirtualTensor:
-    """A tensor on the block's device with the payload's shape, strides and type."""
+    """A tensor on the block's device with the payload's shape, strides and dtype."""
+    device = block.meter.device
     if payload.layout is not torch.strided:
         tensor = _make(
             VirtualTensor,
             payload.size(),
             dtype=payload.dtype,
             layout=payload.layout,
-            device=block.meter.device,
+            device=device,
         )
     elif payload.is_contiguous() and not payload.storage_offset():
-        tensor = _make(
-            VirtualTensor, payload.shape, dtype=payload.dtype, device=block.meter.device
-        )
+        tensor = _make(VirtualTensor, payload.shape, dtype=payload.dtype, device=device)
     else:
         tensor = _make(
-            VirtualTensor, payload.shape, strides=payload.stride(), storage_offset=payload.storage_offset(),
-            dtype=payload.dtype, device=block.meter.device,
-        )  # fmt: skip
-    tensor._payload, tensor._block = payload, block
-    # A lazy conjugate, or minus, is a mark on the payload. torch resolves marks before it comes to us: it must see them.
+            VirtualTensor,
+            payload.shape,
+            strides=payload.stride(),
+            storage_offset=payload.storage_offset(),
+            dtype=payload.dtype,
+            device=device,
+        )
+    tensor._payload = payload
+    tensor._block = block
+    # A lazy conjugation, or negation, is a flag of the payload. The wrapper needs the same
+    # flag, because torch resolves it before it calls __torch_dispatch__.
     if payload.is_conj():
         torch._C._set_conj(tensor, True)
     if payload.is_neg():
@@ -176,15 +196,18 @@ def wrap(payload: torch.Tensor, block: Block) -> VirtualTensor:
     return tensor
 
 
-def place(payload: torch.Tensor, meter: Meter) -> VirtualTensor:
-    """A new tensor on the meter's device, with memory of its own. Raises torch.OutOfMemoryError if it does not fit."""
-    return wrap(payload, Block(meter, *identity(payload)))
+def wrap_new(payload: torch.Tensor, meter: Meter) -> VirtualTensor:
+    """A tensor on the meter's device for a new payload, with memory of its own.
+
+    Raises torch.OutOfMemoryError if it does not fit.
+    """
+    return wrap(payload, Block(meter, *storage_id(payload)))
 
 
-def identity(payload: torch.Tensor) -> tuple[int, int]:
-    """Which storage does a payload lie in, and how many bytes has it?"""
+def storage_id(payload: torch.Tensor) -> tuple[int, int]:
+    """(an id of the payload's storage, the storage's bytes)."""
     if payload.is_sparse:
-        parts = (payload._indices(), payload._values())
-        return id(payload), sum(part.untyped_storage().nbytes() for part in parts)
+        tensors = (payload._indices(), payload._values())
+        return id(payload), sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     storage = payload.untyped_storage()
     return storage._cdata, storage.nbytes()

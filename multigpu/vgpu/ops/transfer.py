@@ -1,28 +1,33 @@
-"""How do numbers move? To a device, from it, between two: copies, and the places where the host has to wait."""
+"""Copies to a device, from it and between two, and the operations that read a number."""
 
 from typing import Any
 
 import torch
 
-from multigpu.vgpu.ops.dispatch import execute, plan_of
-from multigpu.vgpu.ops.errors import needs_numbers, stopped
-from multigpu.vgpu.ops.op_info import HANDLERS
+from multigpu.vgpu.ops.dispatch import execute, info_of
+from multigpu.vgpu.ops.errors import check_has_numbers, stopped
+from multigpu.vgpu.ops.op_info import Handler
 from multigpu.vgpu.ops.shapes import forget, payload_device
-from multigpu.vgpu.ops.tensor import VirtualTensor, follow, place
+from multigpu.vgpu.ops.tensor import VirtualTensor, follow, wrap_new
 from multigpu.vgpu.sim.clock import HOST
 from multigpu.vgpu.sim.machine import current
 from multigpu.vgpu.sim.memory import Meter
 
 aten = torch.ops.aten
+OpOverload = torch._ops.OpOverload
 
 
 def meter_of(tensor: torch.Tensor) -> Meter | None:
-    """The meter of a tensor's device, None on the host."""
+    """The meter of a tensor's device, ready for a copy; None for a tensor of the host.
+
+    Waits for collectives that still write the tensor. Raises RuntimeError if its machine has
+    been stopped.
+    """
     if type(tensor) is not VirtualTensor:
         return None
-    if not tensor._block.meter.alive:
-        raise stopped(tensor)
     meter = tensor._block.meter
+    if not meter.alive:
+        raise stopped(tensor)
     if meter.machine.clock.pending:
         meter.machine.clock.settle([tensor])
     if not meter.machine.compute:
@@ -30,27 +35,21 @@ def meter_of(tensor: torch.Tensor) -> Meter | None:
     return meter
 
 
-def copy(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    """aten::copy_(destination, source): within a device, between two, from the host or to it."""
+def copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
+    """aten::copy_(destination, source): within a device, between two, from or to the host."""
     destination, source = args[0], args[1]
     non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
-    to, origin = meter_of(destination), meter_of(source)
+    to = meter_of(destination)
+    origin = meter_of(source)
     if origin is None and source.is_meta and to.machine.compute:
-        raise NotImplementedError(
-            "Cannot copy out of meta tensor; no data!"
-        )  # torch's sentence: Module.to adds to it
+        # torch's sentence: Module.to adds to it.
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     if to is origin:
-        execute(
-            plan_of(func),
-            func,
-            [destination._payload, source._payload],
-            {},
-            [destination, source],
-            to,
-        )
+        payloads = [destination._payload, source._payload]
+        execute(info_of(func), func, payloads, {}, [destination, source], to)
         return destination
     if to is None:
-        needs_numbers(plan_of(func), [source])
+        check_has_numbers(info_of(func), [source])
         destination.copy_(source._payload)
     else:
         payload = source if origin is None else source._payload
@@ -58,75 +57,78 @@ def copy(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
             forget(destination)
         if not destination._payload.is_meta:
             destination._payload.copy_(payload)
-    _move(origin, to, source, non_blocking)
+    _advance_clock(origin, to, source, non_blocking)
     return destination
 
 
-def to_copy(func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-    """aten::_to_copy(source, dtype=…, device=…): what `.to`, `.cpu` and `.half` become."""
-    source, origin = args[0], meter_of(args[0])
-    named = {
-        key: value
-        for key, value in kwargs.items()
-        if key not in ("device", "pin_memory", "non_blocking")
+def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
+    """aten::_to_copy(source, dtype=…, device=…): what `.to`, `.cpu` and `.half` call.
+
+    Raises torch.OutOfMemoryError if the copy does not fit on its device.
+    """
+    source = args[0]
+    origin = meter_of(source)
+    options = {
+        name: value
+        for name, value in kwargs.items()
+        if name not in ("device", "pin_memory", "non_blocking")
     }
     device = kwargs.get("device")
     device = source.device if device is None else torch.device(device)
     to = current().meter(device) if device.type == "vgpu" else None
-    if to is origin:  # only the type or the memory format changes
-        return execute(plan_of(func), func, [source._payload], named, [source], origin)
+    if to is origin:
+        # Only the dtype or the memory format changes.
+        return execute(info_of(func), func, [source._payload], options, [source], origin)
     if to is None:
-        needs_numbers(plan_of(func), [source])
-        moved = func(source._payload, **named, device=device)
+        check_has_numbers(info_of(func), [source])
+        moved = func(source._payload, **options, device=device)
     else:
-        dtype = named.get("dtype") or source.dtype
+        dtype = options.get("dtype") or source.dtype
         nbytes = source.numel() * dtype.itemsize
-        to.check(nbytes)
+        to.check_capacity(nbytes)
         to.check_host(nbytes)
         payload = source if origin is None else source._payload
-        there = (
-            torch.device("meta")
-            if payload.is_meta
-            else payload_device(to, dtype, source.numel())
-        )
-        moved = place(func(payload, **named, device=there), to)
-    _move(origin, to, source, bool(kwargs.get("non_blocking", False)))
+        if payload.is_meta:
+            location = torch.device("meta")
+        else:
+            location = payload_device(to, dtype, source.numel())
+        moved = wrap_new(func(payload, **options, device=location), to)
+    _advance_clock(origin, to, source, bool(kwargs.get("non_blocking", False)))
     return moved
 
 
-def _move(
+def _advance_clock(
     origin: Meter | None, to: Meter | None, source: torch.Tensor, non_blocking: bool
 ) -> None:
-    """Tell the clock. As with CUDA the host waits for a copy from or to it, unless it is non_blocking.
+    """Add a copy of `source` to the clock; a meter of None stands for the host.
 
-    From the host that takes pinned memory; to the host torch itself pins the destination.
+    As with CUDA, the host waits for a copy from or to it, unless it is non_blocking. A
+    non_blocking copy from the host needs pinned memory; one to the host does not, because
+    torch pins the destination.
     """
     if origin is None:
         non_blocking = non_blocking and source.is_pinned()
     ends = (HOST if origin is None else origin.index, HOST if to is None else to.index)
     nbytes = source.numel() * source.element_size()
-    (to or origin).machine.clock.transfer(
-        *ends, nbytes, wait=HOST in ends and not non_blocking
-    )
+    wait = HOST in ends and not non_blocking
+    (to or origin).machine.clock.transfer(*ends, nbytes, wait=wait)
 
 
-def item(func: Any, args: tuple, kwargs: dict) -> Any:
-    """aten::_local_scalar_dense: `.item()`. The host waits for the device, then for the number."""
+def item(func: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """aten::_local_scalar_dense, which `.item()` calls: the host waits for the number."""
     meter = meter_of(args[0])
-    needs_numbers(plan_of(func), [args[0]])
-    _move(meter, None, args[0], non_blocking=False)
+    check_has_numbers(info_of(func), [args[0]])
+    _advance_clock(meter, None, args[0], non_blocking=False)
     return func(args[0]._payload)
 
 
-def record_stream(func: Any, args: tuple, kwargs: dict) -> None:
-    """aten::record_stream: memory is given back only when nobody uses it any more, so there is nothing to remember."""
+def record_stream(func: OpOverload, args: tuple, kwargs: dict) -> None:
+    """aten::record_stream: nothing to do, because memory is freed when no tensor uses it."""
 
 
-HANDLERS.update(
-    {
-        aten.copy_: copy,
-        aten._to_copy: to_copy,
-        aten._local_scalar_dense: item,
-        aten.record_stream: record_stream,
-    }
-)
+HANDLERS: dict[torch._ops.OpOverloadPacket, Handler] = {
+    aten.copy_: copy,
+    aten._to_copy: to_copy,
+    aten._local_scalar_dense: item,
+    aten.record_stream: record_stream,
+}

@@ -1,1 +1,1 @@
-"""The simulated machine: its clock, memory meters, kernel costs, network and timeline. No tensor here."""
+"""The simulated machine: clock, memory meters, costs of operations, network, timeline."""

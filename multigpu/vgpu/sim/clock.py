@@ -1,18 +1,23 @@
-"""When does each operation run? A discrete-event simulation: a host that launches, devices that work in order.
+"""The simulated clock: a discrete-event simulation of host threads that launch operations and
+of devices that execute them in order.
 
-The rules, which are CUDA's in short:
-- The host pays LAUNCH_OVERHEAD for an operation and goes on; it waits only where it needs a number.
-- A device runs its operations one after the other, each when it is launched and the one before has ended.
-- A transfer is in stream order, as PyTorch's copies are on current streams, also with non_blocking: it starts when all
-  that its devices were given before has ended, and what they run later waits for it.
-- A transfer on a side stream (`with torch.vgpu.stream(side):`, and the pieces of a batch that DataParallel sends from
-  the host) runs beside the computation, on the copy engine of its pair of devices. It starts when it is launched and
-  its source is ready; what the destination runs later waits for it, as if wait_stream followed at once.
-- A collective runs beside the computation, as NCCL's stream does; see process_group.py.
-- Each thread has a host clock of its own. DataParallel's threads share Python's lock, so each pays for all of them.
-  In backward each device has a host thread, as autograd has for GPUs.
+The rules are CUDA's, simplified:
+- The host pays LAUNCH_OVERHEAD seconds for each operation and continues. It waits only where
+  it needs a value.
+- A device executes its operations one after the other. Each starts when it has been launched
+  and the previous one has ended.
+- A transfer is in stream order, as PyTorch's copies on current streams are, with or without
+  non_blocking. It starts when all earlier work of both devices has ended, and their later work
+  waits for it.
+- A transfer on a side stream (`with torch.vgpu.stream(side):`, and the chunks of a batch that
+  DataParallel sends from the host) overlaps with the computation, on the copy engine of its
+  pair of devices. It starts when it has been launched and its source is ready. Later work of
+  the destination waits for it, as if wait_stream followed at once.
+- A collective overlaps with the computation, as on NCCL's stream; see process_group.py.
+- Each host thread has its own clock. The threads of DataParallel share Python's lock, so each
+  pays for the launches of all. In backward each device has a host thread, as in autograd.
 
-Nothing is read from a real clock, so two runs of a program give the same times.
+No real clock is read, so two runs of a program give the same times.
 """
 
 import threading
@@ -23,17 +28,22 @@ from typing import Any, NamedTuple
 
 import torch
 
+from multigpu.vgpu.sim.network import transfer_seconds
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD, LINKS, Gpu, Link
 
-HOST = -1  # the host's place in a transfer, beside the devices' indices
-_backward = torch._C._current_graph_task_id  # -1 outside of backward
+# The host's number in a transfer; devices are numbered from 0.
+HOST = -1
+NO_BACKWARD = -1
+# The number of the backward pass that this thread executes, or NO_BACKWARD.
+_graph_task = torch._C._current_graph_task_id
 
 
 class Event(NamedTuple):
-    """Something that took time: on which device, what kind, its name, from when to when (simulated seconds).
+    """One piece of work of a device; `start` and `end` are in simulated seconds.
 
-    kind is "compute", "transfer" or "collective"; phase is "forward", "backward" or "update" (an optimizer's step).
-    A transfer has the device that it comes from, or goes to if it comes from the host; `peer` is the other end.
+    kind is "compute", "transfer" or "collective"; phase is "forward", "backward" or "update"
+    (an optimizer's step). A transfer has two ends: `device` is its source, or its destination
+    if the source is the host; `peer` is the other end (HOST for the host).
     """
 
     device: int
@@ -45,32 +55,45 @@ class Event(NamedTuple):
     peer: int | None = None
 
 
-class Host:
-    """The clock of one thread of the host, and in backward one a device."""
+class HostThread:
+    """The clock of one host thread; in backward it has one branch for each device.
 
-    __slots__ = ("branches", "share", "task", "thread", "thread_id", "time")
+    `time` is in simulated seconds. `lock_sharers` is the number of threads that share Python's
+    lock, and `backward_times` are the times of the branches by device.
+    """
 
-    def __init__(self, time: float, share: int):
-        self.time, self.share = time, share
-        self.thread, self.thread_id = threading.current_thread(), get_ident()
-        self.task, self.branches = -1, {}
+    __slots__ = (
+        "backward_times", "graph_task", "lock_sharers", "thread", "thread_id", "time",
+    )  # fmt: skip
 
-    def launch(self, device: int, task: int) -> float:
-        """Pay for one launch to the device, and say when it is done. `task` is the backward it belongs to, or -1."""
-        if task != self.task:
+    def __init__(self, time: float, lock_sharers: int):
+        self.time = time
+        self.lock_sharers = lock_sharers
+        self.thread = threading.current_thread()
+        self.thread_id = get_ident()
+        self.graph_task = NO_BACKWARD
+        self.backward_times: dict[int, float] = {}
+
+    def launch(self, device: int, graph_task: int) -> float:
+        """Add the time of one launch on `device`, and return when the launch is done.
+
+        `graph_task` is the number of the backward pass that launches, or NO_BACKWARD.
+        """
+        if graph_task != self.graph_task:
             self.join()
-            self.task = task
-        if task == -1:
-            self.time += LAUNCH_OVERHEAD * self.share
+            self.graph_task = graph_task
+        if graph_task == NO_BACKWARD:
+            self.time += LAUNCH_OVERHEAD * self.lock_sharers
             return self.time
-        time = self.branches[device] = self.branches.get(device, self.time) + LAUNCH_OVERHEAD
+        time = self.backward_times.get(device, self.time) + LAUNCH_OVERHEAD
+        self.backward_times[device] = time
         return time
 
     def join(self) -> float:
-        """Backward is over, or the host waits: its threads meet."""
-        if self.branches:
-            self.time = max(self.time, *self.branches.values())
-            self.branches.clear()
+        """Wait for the branches of backward, and return the time after that."""
+        if self.backward_times:
+            self.time = max(self.time, *self.backward_times.values())
+            self.backward_times.clear()
         return self.time
 
 
@@ -78,87 +101,109 @@ class Clock:
     """The simulated times of one machine, in seconds since vgpu.start."""
 
     def __init__(self, count: int, gpu: Gpu, link: Link):
-        self.link, self.host_link = link, LINKS[gpu.host]
-        self.free = [0.0] * count  # when a device has done all that was given to it
-        self.engines: dict[
-            tuple[int, int], float
-        ] = {}  # likewise the copy engine of (source, destination)
-        self.log: list[
-            Any
-        ] = []  # the fields of all events, one after the other: a million objects would slow Python's
-        # garbage collector, and with it every operation
-        self.pending: dict[
-            int, Any
-        ] = {}  # collectives under way, by the identity of the blocks that they write
-        self.updating = False  # inside an optimizer's step
-        self.sharing = 1  # how many replicas' threads share Python's lock
+        self.link = link
+        self.host_link = LINKS[gpu.host]
+        # When each device ends the work that it was given.
+        self.device_free_at = [0.0] * count
+        # When the copy engine of each (source, destination) ends its transfers.
+        self.engine_free_at: dict[tuple[int, int], float] = {}
+        # The fields of all events, one after the other: a million Event objects would slow the
+        # garbage collector, and with it every operation.
+        self.log: list[Any] = []
+        # Collectives under way (VirtualWork), by the id of each block that they write.
+        self.pending: dict[int, Any] = {}
+        # True inside an optimizer's step.
+        self.updating = False
+        # How many replicas' threads share Python's lock.
+        self.sharing = 1
         self.local = threading.local()
-        self.main = self.local.host = Host(0.0, 1)
-        self.children: list[Host] = []
+        self.main_thread = self.local.host_thread = HostThread(0.0, 1)
+        self.other_threads: list[HostThread] = []
 
-    def host(self) -> Host:
-        """This thread's clock. A new thread starts at the main thread's time; the main thread waits for ended ones."""
-        host = getattr(self.local, "host", None)
+    def host_thread(self) -> HostThread:
+        """The calling thread's clock.
+
+        A new thread starts at the main thread's time. The main thread waits for threads that
+        have ended.
+        """
+        host = getattr(self.local, "host_thread", None)
         if host is None:
-            host = self.local.host = Host(self.main.time, self.sharing)
-            self.children.append(host)
-        elif self.children and host is self.main:
-            for child in [child for child in self.children if not child.thread.is_alive()]:
-                host.time = max(host.join(), child.join())
-                self.children.remove(child)
+            host = HostThread(self.main_thread.time, self.sharing)
+            self.local.host_thread = host
+            self.other_threads.append(host)
+        elif self.other_threads and host is self.main_thread:
+            ended = [other for other in self.other_threads if not other.thread.is_alive()]
+            for other in ended:
+                host.time = max(host.join(), other.join())
+                self.other_threads.remove(other)
         return host
 
     def compute(self, device: int, name: str, seconds: float) -> None:
-        """An operation of `seconds` on the device."""
-        task = _backward()
-        host = (
-            self.main
-            if self.main.thread_id == get_ident() and not self.children
-            else self.host()
-        )
-        if task == host.task == -1:
-            host.time += LAUNCH_OVERHEAD * host.share
+        """Execute an operation of `seconds` seconds on the device."""
+        # Hot path: the bodies of host_thread, launch and phase stand here for the usual case.
+        graph_task = _graph_task()
+        host = self.main_thread
+        if self.other_threads or host.thread_id != get_ident():
+            host = self.host_thread()
+        if graph_task == host.graph_task == NO_BACKWARD:
+            host.time += LAUNCH_OVERHEAD * host.lock_sharers
             start = host.time
         else:
-            start = host.launch(device, task)
-        if start < self.free[device]:
-            start = self.free[device]
-        end = self.free[device] = start + KERNEL_OVERHEAD + seconds
-        phase = "update" if self.updating else "forward" if task == -1 else "backward"
+            start = host.launch(device, graph_task)
+        if start < self.device_free_at[device]:
+            start = self.device_free_at[device]
+        end = self.device_free_at[device] = start + KERNEL_OVERHEAD + seconds
+        if self.updating:
+            phase = "update"
+        elif graph_task == NO_BACKWARD:
+            phase = "forward"
+        else:
+            phase = "backward"
         self.log += (device, "compute", phase, name, start, end, None)
 
     def events(self) -> list[Event]:
-        """What has happened so far, in the order in which it was launched."""
+        """All events so far, in the order of their launches."""
         fields = len(Event._fields)
         return [Event(*self.log[i : i + fields]) for i in range(0, len(self.log), fields)]
 
     def phase(self) -> str:
-        return self._phase(_backward())
-
-    def _phase(self, task: int) -> str:
-        return "update" if self.updating else "forward" if task == -1 else "backward"
+        """The current phase: "update", "forward" or "backward"."""
+        if self.updating:
+            return "update"
+        return "forward" if _graph_task() == NO_BACKWARD else "backward"
 
     def transfer(self, source: int, destination: int, nbytes: int, wait: bool) -> None:
-        """Copy bytes between two places; HOST is one. With `wait` the host goes on when they have arrived."""
-        host, pair = self.host(), (source, destination)
+        """Copy `nbytes` bytes from one device, or HOST, to another.
+
+        With `wait` the host continues only when the bytes have arrived.
+        """
+        host = self.host_thread()
+        pair = (source, destination)
         link = self.host_link if HOST in pair else self.link
         device, peer = pair if source != HOST else (destination, HOST)
-        task = _backward()
         side = getattr(self.local, "side", False)
-        before = [self.free[place] for place in (pair[:1] if side else pair) if place != HOST]
-        start = max(host.launch(device, task), self.engines.get(pair, 0.0), *before)
-        end = self.engines[pair] = start + link.latency + nbytes / link.bandwidth
-        for place in pair[1:] if side else pair:
-            if place != HOST:
-                self.free[place] = max(self.free[place], end)
-        name = f"{label(source)} → {label(destination)}"
-        self.log += (device, "transfer", self._phase(task), name, start, end, peer)
+        # On a side stream only the source has to be ready, and only the destination waits.
+        waits_for = [place for place in (pair[:1] if side else pair) if place != HOST]
+        delays = [place for place in (pair[1:] if side else pair) if place != HOST]
+        start = max(
+            host.launch(device, _graph_task()),
+            self.engine_free_at.get(pair, 0.0),
+            *(self.device_free_at[place] for place in waits_for),
+        )
+        end = self.engine_free_at[pair] = start + transfer_seconds(nbytes, link)
+        for place in delays:
+            self.wait(place, end)
+        name = f"{device_name(source)} → {device_name(destination)}"
+        self.log += (device, "transfer", self.phase(), name, start, end, peer)
         if wait:
             host.time = max(host.join(), end)
 
     @contextmanager
     def on_side_stream(self, side: bool = True) -> Iterator[None]:
-        """Transfers of this thread run beside the computation within the block; with side=False, in stream order."""
+        """Within the block this thread's transfers overlap with the computation.
+
+        With side=False they are in stream order.
+        """
         before = getattr(self.local, "side", False)
         self.local.side = side
         try:
@@ -167,35 +212,44 @@ class Clock:
             self.local.side = before
 
     def synchronize(self, *devices: int) -> float:
-        """The host waits until the devices, or all of them, have done everything; the time then."""
+        """Let the host wait for the work of the devices (default: all); return its time."""
         for work in list(self.pending.values()):
             if not devices or work.meter.index in devices:
                 work.wait()
-        host, self.sharing = self.host(), 1
-        times = [self.free[device] for device in devices or range(len(self.free))]
+        host = self.host_thread()
+        self.sharing = 1
+        times = [self.device_free_at[i] for i in devices or range(len(self.device_free_at))]
         if not devices:
-            times += [*self.engines.values(), *(child.join() for child in self.children)]
+            times += self.engine_free_at.values()
+            times += [other.join() for other in self.other_threads]
         host.time = max(host.join(), *times)
         return host.time
 
     def arrive(self, device: int) -> float:
-        """When a collective, launched now, has its tensors ready on this device."""
-        return max(self.host().launch(device, _backward()), self.free[device])
+        """When a collective that is launched now has its tensors ready on the device."""
+        launched = self.host_thread().launch(device, _graph_task())
+        return max(launched, self.device_free_at[device])
 
     def settle(self, tensors: list) -> None:
-        """Before an operation touches tensors: what it runs on waits for the collectives that still write them."""
+        """Wait for the collectives that still write one of the virtual tensors.
+
+        To be called before an operation uses the tensors.
+        """
         for tensor in tensors:
-            if (work := self.pending.get(id(tensor._block))) is not None:
+            work = self.pending.get(id(tensor._block))
+            if work is not None:
                 work.wait()
 
     def wait_host(self, until: float) -> None:
-        host = self.host()
+        """Let the calling host thread wait until the time `until`."""
+        host = self.host_thread()
         host.time = max(host.join(), until)
 
     def wait(self, device: int, until: float) -> None:
-        """What the device runs from now on starts at `until` at the earliest; the host goes on."""
-        self.free[device] = max(self.free[device], until)
+        """Let the device's later work start at `until` at the earliest; the host continues."""
+        self.device_free_at[device] = max(self.device_free_at[device], until)
 
 
-def label(device: int) -> str:
+def device_name(device: int) -> str:
+    """A device's name in events: "vgpu:0", or "host" for HOST."""
     return "host" if device == HOST else f"vgpu:{device}"

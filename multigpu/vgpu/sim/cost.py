@@ -1,12 +1,16 @@
-"""How long does an operation take? The roofline: what takes longer, its arithmetic or its memory traffic.
+"""The time of one operation by the roofline model: its arithmetic or its memory traffic,
+whichever takes longer.
 
-    seconds = max(FLOPs / peak, bytes / bandwidth)          (Williams, Waterman and Patterson, CACM 52(4), 2009)
+    seconds = max(FLOPs / peak, bytes / bandwidth)
 
-FLOPs come from the formulas of torch.utils.flop_counter; an operation that has none there, as an elementwise one, is
-bound by memory. Bytes are those of the tensors that it reads and of those that it writes, each counted once.
+Source: Williams, Waterman and Patterson, "Roofline", Communications of the ACM 52(4), 2009.
+
+FLOPs come from the formulas of torch.utils.flop_counter. An operation without a formula there,
+such as an elementwise one, is bound by memory. Bytes are those of the tensors that it reads
+and of those that it writes, each counted once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 import torch
@@ -16,9 +20,9 @@ from multigpu.vgpu.sim.presets import Gpu
 
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
-# These touch a few rows of a large table: what they read is about as much as what they write.
+# These read a few rows of a large table: about as many bytes as they write.
 GATHERS = (aten.embedding, aten.index, aten.index_select, aten.gather)
-# These write without reading what was there.
+# These overwrite their first argument without reading it.
 WRITERS = (
     aten.copy_,
     aten.fill_,
@@ -30,8 +34,8 @@ WRITERS = (
 )
 
 
-def flops(func: torch._ops.OpOverload, args: tuple, kwargs: dict, out: object) -> int:
-    """FLOPs of one call, 0 where flop_counter has no formula; a multiplication and an addition are two."""
+def flops(func: torch._ops.OpOverload, args: Sequence, kwargs: dict, out: object) -> int:
+    """FLOPs of one call; 0 if flop_counter has no formula. A multiply-add counts as two."""
     packet = func.overloadpacket
     if packet is aten._scaled_dot_product_flash_attention_for_cpu:
         return sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
@@ -42,69 +46,77 @@ def flops(func: torch._ops.OpOverload, args: tuple, kwargs: dict, out: object) -
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's numbers; an expanded dimension (stride 0) is read once."""
+    """Bytes of a tensor's elements; an expanded dimension (stride 0) counts once."""
     if tensor.layout is not torch.strided:
         return tensor.element_size() * tensor.numel()
-    return tensor.element_size() * prod(
-        n for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step
-    )
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.element_size() * prod(size for size, stride in sizes if stride)
 
 
 class Costs:
-    """The times of one GPU model's operations, remembered by operation, shapes and types."""
+    """The times of one GPU model's operations, cached by operation, shapes and dtypes."""
 
     def __init__(self, gpu: Gpu):
         self.gpu = gpu
-        self.known: dict[tuple, float] = {}
+        self._cache: dict[tuple, float] = {}
 
     def seconds(
-        self, func: Callable, args: list, kwargs: dict, read: list, out: object
+        self,
+        func: torch._ops.OpOverload,
+        args: Sequence,
+        kwargs: dict,
+        read: list,
+        out: object,
     ) -> float:
-        """The time of one call on payloads: `read` are the virtual tensors among its arguments, `out` is its result."""
+        """Seconds of one call, without launch and kernel overhead.
+
+        `args` and `kwargs` are the payloads that the kernel was given, `read` the virtual
+        tensors among the arguments, and `out` the kernel's result.
+        """
         key = [id(func)]
         for tensor in read:
             key.append(tensor.shape)
             key.append(tensor.dtype)
-            key.append(
-                nbytes(tensor._payload)
-            )  # an expanded tensor has the shape of a dense one, and less to read
+            # An expanded tensor has the shape of a dense one, and fewer bytes.
+            key.append(nbytes(tensor._payload))
         if type(out) is torch.Tensor:
             key.append(out.shape)
             key.append(out.dtype)
         elif out is not None:
             key += [tensor.shape for tensor in out if tensor is not None]
         key = tuple(key)
-        seconds = self.known.get(key)
+        seconds = self._cache.get(key)
         if seconds is None:
-            written = out if isinstance(out, (tuple, list)) else (out,)
             payloads = [tensor._payload for tensor in read]
-            seconds = self.known[key] = self._seconds(
-                func, args, kwargs, payloads, written, out
-            )
+            seconds = self._cache[key] = self._roofline(func, args, kwargs, payloads, out)
         return seconds
 
-    def _seconds(
-        self, func, args: tuple, kwargs: dict, read: list, written: tuple, out: object
+    def _roofline(
+        self,
+        func: torch._ops.OpOverload,
+        args: Sequence,
+        kwargs: dict,
+        read: list[torch.Tensor],
+        out: object,
     ) -> float:
         packet = func.overloadpacket
-        results = [tensor for tensor in written if isinstance(tensor, torch.Tensor)]
-        if (
-            not results and func._schema.is_mutable
-        ):  # a foreach operation that returns nothing writes its first list
-            results = list(args[0])
-        traffic = sum(map(nbytes, results))
+        outs: Iterable = out if isinstance(out, (tuple, list)) else (out,)
+        written = [tensor for tensor in outs if isinstance(tensor, torch.Tensor)]
+        # A foreach operation that returns nothing writes the tensors of its first list.
+        if not written and func._schema.is_mutable:
+            written = list(args[0])
+        traffic = sum(map(nbytes, written))
         if packet in GATHERS:
             traffic *= 2
         elif packet in WRITERS:
             traffic += sum(map(nbytes, read[1:]))
         else:
             traffic += sum(map(nbytes, read))
-        return max(
-            traffic / self.gpu.bandwidth,
-            flops(func, args, kwargs, out) / self._peak(packet, read),
-        )
+        arithmetic = flops(func, args, kwargs, out) / self._peak(packet, read)
+        return max(traffic / self.gpu.bandwidth, arithmetic)
 
     def _peak(self, packet: torch._ops.OpOverloadPacket, read: list[torch.Tensor]) -> float:
+        """The GPU's peak in FLOP/s for the dtype of the first tensor."""
         dtype = read[0].dtype if read else torch.float32
         if dtype in (torch.float16, torch.bfloat16):
             return self.gpu.fp16

@@ -1,4 +1,5 @@
-"""What is running? One set of virtual GPUs a process: their meters, their clock, their random numbers."""
+"""The machine: one set of virtual GPUs, with their memory meters, clock and random numbers;
+and the one machine that runs in this process."""
 
 import os
 import threading
@@ -12,76 +13,100 @@ from multigpu.vgpu.sim.cost import Costs
 from multigpu.vgpu.sim.memory import Meter
 from multigpu.vgpu.sim.presets import Gpu, Link
 
+# CUDA's sentence.
+FORKED = (
+    "Cannot re-initialize virtual GPUs in forked subprocess. To use virtual GPUs with "
+    "multiprocessing, you must use the 'spawn' start method, and call vgpu.start() in the new "
+    "process."
+)
+
 
 class Machine:
-    """Virtual GPUs from vgpu.start to vgpu.stop."""
+    """`count` virtual GPUs from vgpu.start to vgpu.stop, each with `memory` bytes.
+
+    With compute=False payloads are shapes (device "meta"); otherwise they are on the CPU.
+    """
 
     def __init__(self, count: int, gpu: Gpu, link: Link, memory: int, compute: bool):
-        self.gpu, self.link, self.compute = gpu, link, compute
+        self.gpu = gpu
+        self.link = link
+        self.compute = compute
         self.meters = [Meter(self, index, memory) for index in range(count)]
         self.devices = [meter.device for meter in self.meters]
         self.clock = Clock(count, gpu, link)
         self.costs = Costs(gpu)
-        self.payload = torch.device("cpu" if compute else "meta")
+        self.payload_device = torch.device("cpu" if compute else "meta")
         self.process = os.getpid()
-        # Each GPU has its own random numbers, and torch.manual_seed seeds them all alike, as CUDA's.
+        # As on CUDA, each device has a generator, and torch.manual_seed seeds all alike.
         self.generators = [torch.Generator() for _ in range(count)]
         for generator in self.generators:
             generator.manual_seed(torch.initial_seed())
 
     def label(self) -> str:
-        """What every simulated time is labelled with."""
+        """The label of every simulated time: "simulated: 2 × V100-16GB, NVLink2"."""
         return f"simulated: {len(self.meters)} × {self.gpu.name}, {self.link.name}"
 
     def meter(self, device: torch.device) -> Meter:
-        """The meter of vgpu:i. Raises CUDA's error for an index that is not there."""
+        """The meter of vgpu:i; without an index, of this thread's current device.
+
+        Raises torch.AcceleratorError with CUDA's message for an index that does not exist.
+        """
         index = current_index() if device.index is None else device.index
-        if not 0 <= index < len(self.meters):
+        count = len(self.meters)
+        if not 0 <= index < count:
+            existing = "is 1 virtual GPU" if count == 1 else f"are {count} virtual GPUs"
             raise torch.AcceleratorError(
-                f"vgpu error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
-                f"vgpu:{index} was asked for, and there "
-                f"{'is 1 virtual GPU' if len(self.meters) == 1 else f'are {len(self.meters)} virtual GPUs'}: "
-                f"vgpu.start(count={index + 1}) makes more."
+                f"vgpu error: invalid device ordinal\n"
+                f"GPU device may be out of range, do you have enough GPUs?\n"
+                f"There is no vgpu:{index}, because there {existing}: "
+                f"start more with vgpu.start(count={index + 1})."
             )
         return self.meters[index]
 
     def random(self, index: int, func: Callable, args: list, kwargs: dict) -> Any:
-        """Call an operation that draws random numbers, with those of the device.
+        """Call `func`, which draws random numbers, with the generator state of device `index`.
 
-        Operations that take no generator draw from the host's default one: it is lent the device's state.
+        For operations that take no generator: they draw from the host's default generator,
+        which gets the device's state for the call.
         """
-        default, mine = torch.default_generator, self.generators[index]
-        with _default_generator:  # one thread at a time has the default generator
+        default = torch.default_generator
+        own = self.generators[index]
+        with _default_generator_lock:
             before = default.get_state()
-            default.set_state(mine.get_state())
+            default.set_state(own.get_state())
             try:
                 return func(*args, **kwargs)
             finally:
-                mine.set_state(default.get_state())
+                own.set_state(default.get_state())
                 default.set_state(before)
 
 
-# CUDA's sentence.
-FORKED = (
-    "Cannot re-initialize virtual GPUs in forked subprocess. To use virtual GPUs with multiprocessing, "
-    "you must use the 'spawn' start method, and call vgpu.start() in the new process."
-)
+# The state of the process. torch calls the kernels and the module of a device type without an
+# argument for the machine, so the running machine is kept here, and nowhere else: vgpu.start
+# calls run(machine), vgpu.stop calls run(None).
 _running: Machine | None = None
-_default_generator = threading.Lock()
-_index = threading.local()
-
-
-def running() -> Machine | None:
-    return _running
+# The current device of each thread, as in torch.cuda.
+_current_device = threading.local()
+# The host's default generator belongs to the process: one thread at a time may use it.
+_default_generator_lock = threading.Lock()
 
 
 def run(machine: Machine | None) -> None:
+    """Make `machine` the running one; None: no machine runs."""
     global _running
     _running = machine
 
 
+def running() -> Machine | None:
+    """The running machine, or None."""
+    return _running
+
+
 def current() -> Machine:
-    """The running machine. Raises RuntimeError if there is none, or if this process was forked from the one that started it."""
+    """The running machine.
+
+    Raises RuntimeError if none runs, or if this process is a fork of the one that started it.
+    """
     if _running is None:
         raise RuntimeError("No virtual GPUs are running: call vgpu.start() first.")
     if _running.process != os.getpid():
@@ -89,19 +114,21 @@ def current() -> Machine:
     return _running
 
 
-def _forked() -> None:
-    """In a forked child the tensors' numbers are there, and the threads are not: using one is an error, as on CUDA."""
-    for meter in _running.meters if _running else ():
-        meter.alive = False
+def _stop_meters_after_fork() -> None:
+    # A forked child has the numbers but not the threads: as on CUDA, using a tensor raises.
+    if _running is not None:
+        for meter in _running.meters:
+            meter.alive = False
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_stop_meters_after_fork)
 
 
 def current_index() -> int:
-    """The device that `torch.device("vgpu")` means in this thread."""
-    return getattr(_index, "value", 0)
+    """The index of the device that `torch.device("vgpu")` means in this thread."""
+    return getattr(_current_device, "index", 0)
 
 
 def set_current_index(index: int) -> None:
-    _index.value = index
+    """Set the index of the device that `torch.device("vgpu")` means in this thread."""
+    _current_device.index = index

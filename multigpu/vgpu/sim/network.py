@@ -1,21 +1,34 @@
-"""Time of a collective over the links between GPUs, by the alpha-beta model.
+"""Times of transfers and collectives over the links between GPUs, by the alpha-beta model.
 
-Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.
+    seconds = alpha + bytes · beta        alpha: the link's latency in seconds,
+                                          beta: 1 / the link's bandwidth in bytes/s
+
+Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+MPICH", International Journal of High Performance Computing Applications 19(1), 2005.
 """
 
 from multigpu.vgpu.sim.presets import Link
 
 
-def ring_seconds(name: str, nbytes: int, ranks: int, link: Link) -> float:
-    """The time of one collective over a ring of n ranks: alpha = the link's latency, beta = 1 / its bandwidth.
+def transfer_seconds(nbytes: float, link: Link) -> float:
+    """Seconds of one copy of `nbytes` bytes over the link: alpha + bytes · beta."""
+    return link.latency + nbytes / link.bandwidth
 
-    all-reduce                             2 (n−1) (alpha + bytes/n · beta), bytes: the tensor
-    broadcast, reduce                      (n−1) alpha + bytes · beta, bytes: the tensor, sent on in pieces
-    all-gather, reduce-scatter, all-to-all (n−1) (alpha + bytes/n · beta), bytes: all ranks' pieces together
+
+def ring_seconds(name: str, nbytes: int, ranks: int, link: Link) -> float:
+    """Seconds of one collective over a ring of n ranks that are joined by `link`.
+
+    name                                   seconds
+    allreduce                              2 (n−1) (alpha + bytes/n · beta)
+    broadcast, reduce                      (n−1) alpha + bytes · beta
+    allgather, reduce_scatter, alltoall    (n−1) (alpha + bytes/n · beta)
+
+    `nbytes` is the size of the tensor for all-reduce, broadcast (which pipelines the tensor in
+    chunks) and reduce; for the others it is the sum over all ranks' chunks.
     """
     if ranks == 1:
         return 0.0
     if name in ("broadcast", "reduce"):
         return (ranks - 1) * link.latency + nbytes / link.bandwidth
     rounds = 2 * (ranks - 1) if name.startswith("allreduce") else ranks - 1
-    return rounds * (link.latency + nbytes / ranks / link.bandwidth)
+    return rounds * transfer_seconds(nbytes / ranks, link)

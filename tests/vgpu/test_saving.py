@@ -1,0 +1,113 @@
+"""Tensors of virtual GPUs in files: torch.save, torch.load, pickle, and copies."""
+
+import copy
+import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+import torch
+from torch import nn
+
+from multigpu import vgpu
+
+
+def allocated(place: str) -> int:
+    """Bytes allocated on a virtual GPU; 0 for the CPU."""
+    return 0 if place == "cpu" else torch.vgpu.memory_allocated(place)
+
+
+def test_tied_tensors_stay_tied_in_a_file(two, tmp_path):
+    layers = {"embed": nn.Embedding(512, 8), "out": nn.Linear(8, 512, bias=False)}
+    model = nn.ModuleDict(layers).to(two[1])
+    model["out"].weight = model["embed"].weight
+    view = model["embed"].weight.detach().t()[2:4]
+    state = model.state_dict() | {"view": view}
+    nbytes = 512 * 8 * 4
+    file = tmp_path / "tied.pt"
+    torch.save(state, file)
+    assert file.stat().st_size < 1.5 * nbytes
+    for map_location, place in (
+        (None, "vgpu:1"),
+        ("vgpu:0", "vgpu:0"),
+        ({"vgpu:1": "vgpu:0"}, "vgpu:0"),
+        ("cpu", "cpu"),
+    ):
+        before = allocated(place)
+        loaded = torch.load(file, map_location=map_location)
+        assert [str(tensor.device) for tensor in loaded.values()] == [place] * 3
+        assert allocated(place) - before == (0 if place == "cpu" else nbytes)
+        assert torch.equal(loaded["view"].cpu(), view.cpu())
+        loaded["out.weight"].fill_(7)
+        assert (loaded["embed.weight"] == 7).all()
+        assert (loaded["view"] == 7).all()
+        del loaded
+        assert allocated(place) == before
+    unpickled = pickle.loads(pickle.dumps(model))
+    assert unpickled["out"].weight is unpickled["embed"].weight
+    assert unpickled["out"].weight.device == two[1]
+    # As between processes.
+    sent = pickle.loads(ForkingPickler.dumps([model["out"].weight, view]))
+    assert [tensor.device for tensor in sent] == [two[1], two[1]]
+    assert not any(tensor._payload.is_shared() for tensor in sent)
+    assert sent[0].requires_grad
+    assert not model["out"].weight._payload.is_shared()
+    vgpu.stop()
+    with pytest.raises(RuntimeError, match=r"vgpu:1.*stopped.*vgpu\.start\(\)"):
+        torch.save(state, file)
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_saved_and_loaded(two, tmp_path, weights_only):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).to(two[1])
+    update = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, 3, device=two[1])).sum().backward()
+    update.step()
+    file = tmp_path / "last.pt"
+    torch.save({"model": model.state_dict(), "optimizer": update.state_dict()}, file)
+    for map_location, place in (
+        (None, "vgpu:1"),
+        ("cpu", "cpu"),
+        ("vgpu:0", "vgpu:0"),
+        ({"vgpu:1": "vgpu:0"}, "vgpu:0"),
+    ):
+        loaded = torch.load(file, map_location=map_location, weights_only=weights_only)
+        weight = loaded["model"]["0.weight"]
+        assert str(weight.device) == place
+        assert torch.equal(weight.cpu(), model[0].weight.detach().cpu())
+    fresh = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    fresh.load_state_dict(loaded["model"])
+    assert fresh[0].weight.device.type == "cpu"
+    assert torch.equal(fresh[0].weight, model[0].weight.cpu())
+    torch.optim.AdamW(fresh.to(two[0]).parameters()).load_state_dict(loaded["optimizer"])
+
+
+def test_a_file_of_a_device_that_does_not_exist(two, tmp_path):
+    torch.save(torch.ones(2, device=two[1]), tmp_path / "tensor.pt")
+    vgpu.stop()
+    vgpu.start(count=1)
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.load(tmp_path / "tensor.pt")
+    assert torch.load(tmp_path / "tensor.pt", map_location="cpu").tolist() == [1, 1]
+
+
+def test_pickle_and_deepcopy(two):
+    model = nn.Linear(3, 2).to(two[1])
+    model.weight.grad = torch.ones_like(model.weight)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert isinstance(other.weight, nn.Parameter)
+        assert other.weight.device == two[1]
+        assert other.weight.requires_grad
+        assert torch.equal(other.weight.cpu(), model.weight.cpu())
+        assert other.weight is not model.weight
+        with torch.no_grad():
+            other.weight.zero_()
+        assert model.weight.abs().sum() > 0
+    assert copy.deepcopy(model).weight.grad.tolist() == model.weight.grad.tolist()
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(model.weight * 2)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False, map_location="cpu")
+    assert loaded.weight.device.type == "cpu"

@@ -1,0 +1,134 @@
+"""Tensors and modules on a virtual GPU have the methods and properties that they have on a
+GPU."""
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+from multigpu import vgpu
+
+
+def test_new_is_on_the_device_of_its_tensor(two):
+    x = torch.ones(2, dtype=torch.double, device=two[1])
+    for made, shape in (
+        (x.new(3), (3,)),
+        (x.new(2, 3), (2, 3)),
+        (x.new(torch.Size([2])), (2,)),
+        (x.new(), (0,)),
+    ):
+        assert made.shape == shape
+        assert made.dtype is torch.double
+        assert made.device == two[1]
+    assert x.new([1, 2]).tolist() == [1, 2]
+    assert x.new((1, 2)).device == two[1]
+    assert x.new(2, device=two[0]).is_vgpu
+
+
+def test_vgpu_without_an_index(two):
+    """Factory functions use the current device, as on CUDA.
+
+    For other calls torch asks the device guard in Python, which returns 0.
+    """
+    with torch.vgpu.device(1):
+        assert nn.Linear(2, 2, device="vgpu").weight.device == two[1]
+        assert torch.zeros(2, device="vgpu").device == two[1]
+        assert torch.zeros(2).to("vgpu").device == two[0]
+        assert torch.tensor([1.0], device="vgpu").device == two[0]
+
+
+def test_code_that_compares_torchs_functions_by_identity(two):
+    """TorchScript and the default device find torch's functions, although some are
+    replaced."""
+    # It scripts functions when it is imported.
+    importlib.import_module("torch.distributed.optim")
+
+    @torch.jit.script
+    def plus(x: torch.Tensor):
+        return x + torch.tensor([1.0])
+
+    assert plus(torch.zeros(1)).item() == 1
+    with torch.device("vgpu:1"):
+        assert torch.tensor([1.0]).device == two[1]
+        assert torch.as_tensor([1.0]).device == two[1]
+        assert torch.ones(1).device == two[1]
+    vgpu.stop()
+    with torch.device("meta"):
+        assert torch.tensor([1.0]).is_meta
+
+
+def test_a_foreach_result_is_on_the_device_of_its_argument(two):
+    tensors = [torch.ones(2, device=device) for device in two]
+    assert [out.device for out in torch._foreach_mul(tensors, 2.0)] == list(two)
+    assert tensors[1].new_tensor([1, 2]).device == two[1]
+
+
+def test_numpy_needs_the_host(two):
+    x = torch.ones(2, device=two[0])
+    message = (
+        r"can't convert vgpu:0 device type tensor to numpy. "
+        r"Use Tensor.cpu\(\) to copy the tensor to host memory first."
+    )
+    for call in (x.numpy, x.__array__):
+        with pytest.raises(TypeError, match=message):
+            call()
+    assert x.numpy(force=True).tolist() == [1, 1]
+
+
+def test_reading_and_printing(two):
+    x = torch.tensor([[1.5, 2.0], [-3.0, 4.25]], device=two[1])
+    assert x.sum().item() == 4.75
+    assert x.tolist() == [[1.5, 2.0], [-3.0, 4.25]]
+    assert float(x[0, 0]) == 1.5
+    rows = "[[ 1.5000,  2.0000],\n        [-3.0000,  4.2500]]"
+    assert repr(x) == f"tensor({rows}, device='vgpu:1')"
+    assert f"{x[0, 0]:.2f}" == "1.50"
+    assert bool((x == x).all())
+    assert len(x) == 2
+    assert "grad_fn=<MulBackward0>" in repr(x.requires_grad_() * 2)
+    parameter = nn.Parameter(x[0].detach())
+    shown = "tensor([1.5000, 2.0000], device='vgpu:1', requires_grad=True)"
+    assert repr(parameter) == f"Parameter containing:\n{shown}"
+    assert repr(torch.ones(0, device=two[0])) == "tensor([], device='vgpu:0')"
+    assert x.is_vgpu
+    assert not x.is_cuda
+    assert x.get_device() == 1
+    assert str(x.device) == "vgpu:1"
+
+
+def test_to_keeps_ties_identity_and_hooks(two):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    weight = model[0].weight
+    update = torch.optim.SGD(model.parameters(), lr=0.1)
+    for place in (two[0], two[1], torch.device("cpu")):
+        model.to(place)
+        assert model[0].weight is weight
+        assert model[1].weight is weight
+        assert weight.device == place
+        assert update.param_groups[0]["params"][0] is weight
+    assert model.to(two[0]).half()[0].weight.dtype is torch.float16
+    assert model.vgpu(1)[0].weight.device == two[1]
+
+
+def test_data_is_replaced_and_views_share(two):
+    x = torch.zeros(2, 3, device=two[0])
+    view = x.view(3, 2)[1:]
+    view += 1
+    assert x.tolist() == [[0, 0, 1], [1, 1, 1]]
+    alias = x.detach()
+    alias.t_()
+    assert x.shape == (2, 3)
+    assert alias.shape == (3, 2)
+    assert x.tolist() == [[0, 0, 1], [1, 1, 1]]
+    assert alias.tolist() == [[0, 1], [0, 1], [1, 1]]
+    x.data = torch.full((4,), 7.0, device=two[0])
+    assert x.tolist() == [7, 7, 7, 7]
+    assert alias.sum().item() == 4
+    x.unsqueeze_(0).resize_(1, 2)
+    assert x.shape == (1, 2)
+    assert x.tolist() == [[7, 7]]
+    out = torch.empty(0, device=two[0])
+    torch.add(x, 1, out=out)
+    assert out.tolist() == [[8, 8]]
