@@ -50,6 +50,7 @@ def register(device_module: ModuleType) -> None:
         device_module  # so that `import torch.vgpu` works, as for torch's own devices
     )
 
+    import multigpu.vgpu.ops.transfer  # noqa: F401 - its import adds the copies to op_info.HANDLERS
     from multigpu.vgpu.ops import autocast, kernels
     from multigpu.vgpu.ops.dispatch import dispatch
     from multigpu.vgpu.ops.tensor import VirtualTensor
