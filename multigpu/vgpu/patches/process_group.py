@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from multigpu.vgpu.ops.errors import stopped
 from multigpu.vgpu.ops.shapes import forget
 from multigpu.vgpu.ops.tensor import VirtualTensor, follow
 from multigpu.vgpu.patches.work import VirtualWork
@@ -146,6 +147,8 @@ class VirtualGroup(dist.ProcessGroup):
         if not virtual:
             return None
         meter = virtual[0]._block.meter
+        if not meter.alive:
+            raise stopped(virtual[0])
         for tensor in tensors:
             if tensor.device != meter.device:
                 raise RuntimeError(
