@@ -64,7 +64,7 @@ def full_name(owner: type | ModuleType) -> str:
 
 
 def symbol_name(name: str) -> str:
-    """The name in `differences` of such as "torch.nn.Module.vgpu": by the class's own module."""
+    """The name in `differences` of "torch.nn.Module.vgpu" and the like."""
     owner, _, attribute = name.rpartition(".")
     return f"{full_name(resolve_name(owner))}.{attribute}"
 
