@@ -157,6 +157,22 @@ def test_entries_that_a_program_adds_stay(monkeypatch):
     assert registry == [1, 3] and mapping == {"a": 1, "c": 3}
 
 
+def test_what_a_program_has_removed_itself_is_no_error(monkeypatch):
+    registry = [1]
+    monkeypatch.setattr(nn, "registry", registry, raising=False)
+    table = Table(
+        (
+            Replacement("torch.nn.Linear", "to", lambda original: fail, "inherited"),
+            Registration(("torch.nn.registry",), lambda: registry.append(2), "one entry"),
+        )
+    )
+    table.apply()
+    registry.remove(2)
+    del nn.Linear.to
+    table.undo()
+    assert registry == [1] and nn.Linear.to is nn.Module.to
+
+
 def test_rows_are_undone_in_the_reverse_order(monkeypatch):
     monkeypatch.setattr(nn, "value", (), raising=False)
     rows = [

@@ -22,7 +22,8 @@ from multigpu.vgpu.patches import device_module, engine
 OLDEST = (2, 11)
 TOO_NEW = (2, 14)
 
-# Python symbols of torch that stay → what they are. vgpu.stop() puts back everything else.
+# Python symbols of torch that stay → what they are, as of torch 2.13. vgpu.stop() puts back
+# everything else.
 STAYS = {
     "torch.vgpu": "the device module (device_module.py)",
     "sys.modules['torch.vgpu']": "the device module, for `import torch.vgpu`",

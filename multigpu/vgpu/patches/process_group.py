@@ -73,7 +73,8 @@ class VirtualGroup(dist.ProcessGroup):
         self.gloo = None
 
     def send(self, tensors: list, rank: int, tag: int) -> dist.Work:
-        # With NCCL only a call of `wait` waits for a send: the tensor may be written before.
+        # With NCCL only `wait` waits for a send, and the tensor may be written before. So a
+        # copy is sent.
         def copies(payloads: list[torch.Tensor]) -> list[torch.Tensor]:
             return [payload.clone() for payload in payloads]
 

@@ -44,10 +44,10 @@ class Replacement:
         try:
             yield
         finally:
-            if inherited:
-                delattr(owner, self.name)
-            else:
+            if not inherited:
                 setattr(owner, self.name, original)
+            elif self.name in vars(owner):
+                delattr(owner, self.name)
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def _entries(registry: Registry) -> list:
 
 def _remove(registry: Registry, entries: list) -> None:
     for entry in entries:
+        if entry not in _entries(registry):
+            continue  # a program has removed it itself
         if isinstance(registry, type):
             delattr(registry, entry)
         elif isinstance(registry, MutableMapping):
