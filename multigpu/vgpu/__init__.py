@@ -1,6 +1,7 @@
-"""What is a virtual GPU, and how is it used? A torch device for machines without GPUs.
+"""Virtual GPUs: a torch device for machines without GPUs.
 
-`vgpu:0 … vgpu:k` compute real numbers on the CPU, raise CUDA's errors, meter memory and run a simulated clock.
+`vgpu:0 … vgpu:k` compute real numbers on the CPU, raise CUDA's errors, meter memory and run a
+simulated clock.
 
     from multigpu import vgpu
     first, second = vgpu.start(count=2, gpu="V100-16GB", link="NVLink2")
@@ -17,7 +18,7 @@ import torch
 
 from multigpu.errors import UserError
 from multigpu.vgpu.ops import usage
-from multigpu.vgpu.patches import backend, device_module
+from multigpu.vgpu.patches import TABLE, backend
 from multigpu.vgpu.sim import machine as _machine
 from multigpu.vgpu.sim.machine import Machine
 from multigpu.vgpu.sim.memory import keep_freed_memory
@@ -49,48 +50,59 @@ def start(
     memory: int | str | None = None,
     compute: bool = True,
 ) -> list[torch.device]:
-    """Start `count` virtual GPUs in this process, and give their devices.
+    """Start `count` virtual GPUs in this process, and return their devices.
 
-    `gpu` and `link` are names of presets (GPUS, LINKS) or a Gpu and a Link of your own. `memory` is each device's
-    capacity, in bytes or as "64MiB"; without it, the preset's. With compute=False tensors have shapes and no numbers,
-    so that a model of any size can be placed, metered and timed.
+    `gpu` and `link` are names of presets (GPUS, LINKS), or a Gpu and a Link of your own.
+    `memory` is each device's capacity, in bytes or as "64MiB"; without it, the preset's. With
+    compute=False tensors have shapes and no numbers, so that a model of any size can be
+    placed, metered and timed.
 
-    Raises UserError for a bad argument, for a torch version that was not tried, and if virtual GPUs are running.
+    Raises UserError for a bad argument, for a version of torch that was not tried, and if
+    virtual GPUs are running.
     """
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 128:
         raise UserError(
             f"count is {count!r}: the number of virtual GPUs is a whole number from 1 to 128."
         )
-    model, cable = named(gpu, GPUS), named(link, LINKS)
-    capacity = model.memory if memory is None else size_in_bytes(memory)
-    if (there := _machine.running()) is not None:
+    gpu = named(gpu, GPUS)
+    link = named(link, LINKS)
+    capacity = gpu.memory if memory is None else size_in_bytes(memory)
+    if (running_machine := _machine.running()) is not None:
         raise UserError(
-            f"{len(there.meters)} virtual GPUs are running already in this process: use them, "
-            f"or call vgpu.stop() first; their tensors are then gone."
+            f"{len(running_machine.meters)} virtual GPUs are running already in this process: "
+            f"use them, or call vgpu.stop() first; their tensors are then gone."
         )
-    backend.register(device_module)
-    from multigpu.vgpu.patches import hooks  # after registration: it needs the device type
-
-    machine = Machine(count, model, cable, capacity, compute)
+    backend.register()
+    machine = Machine(count, gpu, link, capacity, compute)
     if compute:
         keep_freed_memory()
+    # Some rows of the table need the running machine.
     _machine.run(machine)
     _machine.set_current_index(0)
-    hooks.install(machine)
+    try:
+        TABLE.apply()
+    except BaseException:
+        _end(machine)
+        raise
     return list(machine.devices)
 
 
 def stop() -> None:
-    """Stop the virtual GPUs. Tensors that still live on them are dead: using one raises RuntimeError.
+    """Stop the virtual GPUs, and put back what start() has replaced in torch.
 
-    Without running virtual GPUs it does nothing.
+    Tensors that are still on them cannot be used any more: that raises RuntimeError. Without
+    running virtual GPUs, stop() does nothing.
     """
     machine = _machine.running()
     if machine is None:
         return
-    from multigpu.vgpu.patches import hooks
+    try:
+        TABLE.undo()
+    finally:
+        _end(machine)
 
-    hooks.remove()
+
+def _end(machine: Machine) -> None:
     for meter in machine.meters:
         meter.alive = False
     _machine.run(None)
@@ -104,7 +116,10 @@ def running(
     memory: int | str | None = None,
     compute: bool = True,
 ) -> Iterator[list[torch.device]]:
-    """`with vgpu.running(count=2, memory="64MiB") as devices:` starts them, and stops them at the block's end."""
+    """`with vgpu.running(count=2, memory="64MiB") as devices:` starts and stops virtual GPUs.
+
+    The arguments are those of start().
+    """
     started = start(count, gpu, link, memory, compute)
     try:
         yield started
@@ -113,47 +128,50 @@ def running(
 
 
 def elapsed() -> float:
-    """Simulated seconds since the start on the host's clock, after it has waited for all devices."""
+    """Simulated seconds since start() on the host's clock, after waiting for all devices."""
     return _current().clock.synchronize()
 
 
 def computes() -> bool:
-    """Have the devices' tensors numbers? Not after start(compute=False)."""
+    """Whether the devices' tensors have numbers: not after start(compute=False)."""
     return _current().compute
 
 
 def timeline(since: float = 0.0) -> Timeline:
-    """What the devices have done from `since` (simulated seconds, as `elapsed` gives them) until now."""
+    """What the devices have done from `since`, in simulated seconds, until now."""
     machine = _current()
     end = machine.clock.synchronize()
-    return Timeline(
-        machine.clock.events(), list(map(str, machine.devices)), since, end, machine.label()
-    )
+    names = [str(device) for device in machine.devices]
+    return Timeline(machine.clock.events(), names, since, end, machine.label())
 
 
 def memory_held(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[torch.device, dict[str, int]]:
-    """Who holds each device's memory now, in bytes: {device: {"weights", "gradients", "optimizer", "activations"}}.
+    """Each device's memory by use, in bytes.
 
-    Weights are the model's parameters and buffers, gradients their `.grad`, optimizer the tensors of its state. The
-    rest, counted as activations, is what else lives there: what autograd has saved, inputs, outputs.
+    {device: {"weights": …, "gradients": …, "optimizer": …, "activations": …}}
+
+    "weights" are the model's parameters and buffers, "gradients" their `.grad`, "optimizer"
+    the tensors of its state. "activations" are all other tensors on the device: what autograd
+    has saved, inputs, outputs.
     """
     return usage.memory_held(_current(), model, optimizer)
 
 
 def devices() -> list[torch.device]:
-    """The devices of the running virtual GPUs; none, if none are running."""
+    """The devices of the running virtual GPUs; an empty list if none are running."""
     machine = _machine.running()
     return list(machine.devices) if machine else []
 
 
 def label() -> str:
-    """What simulated times are labelled with: "simulated: 2 × V100-16GB, NVLink2"."""
+    """The label of all simulated times: "simulated: 2 × V100-16GB, NVLink2"."""
     return _current().label()
 
 
 def _current() -> Machine:
+    """The running machine. Raises UserError if there is none."""
     if _machine.running() is None:
         raise UserError("no virtual GPUs are running: call vgpu.start() first.")
     return _machine.current()

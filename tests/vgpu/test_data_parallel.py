@@ -15,9 +15,9 @@ from multigpu.models import CNN
 
 def batch(n: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     source = torch.Generator().manual_seed(5)
-    return torch.randn(n, 1, 8, 8, generator=source, dtype=torch.double), torch.randint(
-        0, 10, (n,), generator=source
-    )
+    x = torch.randn(n, 1, 8, 8, generator=source, dtype=torch.double)
+    y = torch.randint(0, 10, (n,), generator=source)
+    return x, y
 
 
 def data_parallel(
@@ -25,21 +25,23 @@ def data_parallel(
 ) -> tuple[nn.Module, nn.Module]:
     """The CNN, trained serially on the CPU and with DataParallel on the devices."""
     torch.manual_seed(0)
-    plain = CNN().double()
-    there = copy.deepcopy(plain).to(devices[0])
+    serial = CNN().double()
+    model = copy.deepcopy(serial).to(devices[0])
+    parallel = nn.DataParallel(model, [device.index for device in devices])
+    train(serial, torch.device("cpu"), steps, on_host)
+    train(parallel, devices[0], steps, on_host)
+    return serial, model
+
+
+def train(model: nn.Module, device: torch.device, steps: int, on_host: bool) -> None:
     x, y = batch()
-    for model, first in (
-        (plain, torch.device("cpu")),
-        (nn.DataParallel(there, [d.index for d in devices]), devices[0]),
-    ):
-        update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for _ in range(steps):
-            out = model(x if on_host else x.to(first))
-            assert out.device == first
-            update.zero_grad()
-            F.cross_entropy(out, y.to(first)).backward()
-            update.step()
-    return plain, there
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(steps):
+        out = model(x if on_host else x.to(device))
+        assert out.device == device
+        optimizer.zero_grad()
+        F.cross_entropy(out, y.to(device)).backward()
+        optimizer.step()
 
 
 @pytest.mark.parametrize("on_host", [True, False])
@@ -50,7 +52,7 @@ def test_data_parallel_equals_the_serial_run(count, on_host):
 
 
 def test_data_parallel_without_the_sum_of_gradients_differs(two, monkeypatch):
-    """What the equality stands on: the gradients of the replicas are added up."""
+    """The equality is due to the sum of the replicas' gradients."""
     monkeypatch.setattr(
         comm, "reduce_add_coalesced", lambda inputs, destination=None: tuple(inputs[0])
     )
@@ -63,7 +65,8 @@ def test_data_parallel_splits_and_loses_the_replicas_state(two):
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()
-            self.weight, self.calls = nn.Parameter(torch.ones(1)), 0
+            self.weight = nn.Parameter(torch.ones(1))
+            self.calls = 0
 
         def forward(self, x):
             self.calls += 1
@@ -77,16 +80,13 @@ def test_data_parallel_splits_and_loses_the_replicas_state(two):
 
 
 def test_data_parallel_is_deterministic_with_dropout_and_in_time():
-    """The replicas run in threads: neither the random numbers nor the simulated times depend on which comes first."""
+    """Numbers and simulated times do not depend on the order of the replicas' threads."""
     results = set()
     for _ in range(3):
         with vgpu.running(count=2) as devices:
             torch.manual_seed(0)
-            model = nn.DataParallel(
-                nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.Linear(32, 4)).to(
-                    devices[0]
-                )
-            )
+            layers = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.Linear(32, 4))
+            model = nn.DataParallel(layers.to(devices[0]))
             loss = model(torch.ones(6, 8)).square().mean()
             loss.backward()
             events = tuple(
@@ -108,25 +108,37 @@ def test_an_error_in_a_replica_names_it(two):
         model(torch.ones(4, 3))
 
 
-def test_comm_functions(two):
+def test_broadcast(two):
     x = torch.arange(6.0, device=two[0])
     copies = comm.broadcast(x, [0, 1])
-    assert [str(copy.device) for copy in copies] == ["vgpu:0", "vgpu:1"] and copies[
-        1
-    ].tolist() == x.tolist()
+    assert [copy.device for copy in copies] == two
+    assert copies[1].tolist() == x.tolist()
     target = torch.zeros(6, device=two[1])
-    assert comm.broadcast(x, out=[target])[0] is target and target.tolist() == x.tolist()
+    assert comm.broadcast(x, out=[target])[0] is target
+    assert target.tolist() == x.tolist()
     with pytest.raises(RuntimeError, match="Exactly one of 'devices' and 'out'"):
         comm.broadcast(x)
-    pieces = comm.scatter(x, [0, 1], chunk_sizes=[4, 2])
-    assert [piece.tolist() for piece in pieces] == [[0, 1, 2, 3], [4, 5]] and pieces[
-        1
-    ].device == two[1]
-    assert comm.gather(pieces, destination=1).tolist() == x.tolist()
-    assert comm.gather(pieces, destination=-1).device.type == "cpu"
-    sums = comm.reduce_add_coalesced([[x, x.half()], [copies[1], copies[1].half()]], 1)
-    assert [total.dtype for total in sums] == [torch.float32, torch.float16] and sums[
-        0
-    ].device == two[1]
+
+
+def test_scatter_and_gather(two):
+    x = torch.arange(6.0, device=two[0])
+    chunks = comm.scatter(x, [0, 1], chunk_sizes=[4, 2])
+    assert [chunk.tolist() for chunk in chunks] == [[0, 1, 2, 3], [4, 5]]
+    assert chunks[1].device == two[1]
+    assert comm.gather(chunks, destination=1).tolist() == x.tolist()
+    assert comm.gather(chunks, destination=-1).device.type == "cpu"
+
+
+def test_coalesced_copies_and_sums(two):
+    x = torch.arange(6.0, device=two[0])
+    on_second = x.to(two[1])
+    # Two types, so two buckets.
+    inputs = [[x, x.half()], [on_second, on_second.half()]]
+    sums = comm.reduce_add_coalesced(inputs, 1)
+    assert [total.dtype for total in sums] == [torch.float32, torch.float16]
+    assert sums[0].device == two[1]
     assert sums[0].tolist() == [0, 2, 4, 6, 8, 10] == sums[1].tolist()
-    assert comm.broadcast_coalesced([x, x.half()], [0, 1])[1][1].dtype is torch.float16
+    # Buckets hold one type each: the copies come back in the order of the tensors.
+    copies = comm.broadcast_coalesced([x.half(), x, x.half()], [0, 1])
+    assert [copy.dtype for copy in copies[1]] == [torch.float16, torch.float32, torch.float16]
+    assert all(copy.device == two[1] and copy.tolist() == x.tolist() for copy in copies[1])

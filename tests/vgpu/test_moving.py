@@ -11,51 +11,60 @@ from multigpu import vgpu
 
 def test_a_moved_module_keeps_what_a_program_has_put_on_its_parameters(two):
     model = nn.Linear(2, 2)
-    weight, calls = model.weight, []
-    weight.mark, reference = "mine", weakref.ref(weight)
+    weight = model.weight
+    reference = weakref.ref(weight)
+    weight.mark = "the program's"
+    calls = []
     weight.register_hook(lambda grad: calls.append(("hook", str(grad.device))))
     weight.register_post_accumulate_grad_hook(
         lambda parameter: calls.append(("after", str(parameter.grad.device)))
     )
-    for move, place in (
+    moves = (
         (lambda: model.to(two[0]), "vgpu:0"),
         (lambda: model.to(two[1]), "vgpu:1"),
         (lambda: model.cpu(), "cpu"),
         (lambda: model.double(), "cpu"),
-    ):
+    )
+    for move, device in moves:
         move()
-        assert (
-            model.weight is weight is reference()
-            and isinstance(weight, nn.Parameter)
-            and weight.mark == "mine"
-        )
+        assert model.weight is weight is reference()
+        assert isinstance(weight, nn.Parameter) and weight.mark == "the program's"
         model.zero_grad()
-        model(torch.ones(1, 2, device=place, dtype=weight.dtype)).sum().backward()
-        assert calls == [("hook", place), ("after", place)] and str(weight.device) == place
+        model(torch.ones(1, 2, device=device, dtype=weight.dtype)).sum().backward()
+        assert calls == [("hook", device), ("after", device)]
+        assert str(weight.device) == device
         calls.clear()
     assert type(weight) is nn.Parameter and set(vars(weight)) == {"mark"}
     assert nn.Linear(2, 2).to("meta").to_empty(device=two[1]).weight.device == two[1]
-    flat = weight.data.view(-1)
+
+
+def test_load_state_dict_copies_into_the_parameter(two):
+    """As without virtual GPUs: the parameter keeps its storage."""
+    model = nn.Linear(2, 2)
+    model.to(two[0]).cpu()
+    flat = model.weight.data.view(-1)
     model.load_state_dict(nn.Linear(2, 2).state_dict())
-    assert torch.equal(flat, weight.data.view(-1)), (
-        "load_state_dict copies into the parameter, as without virtual GPUs"
-    )
+    assert torch.equal(flat, model.weight.data.view(-1))
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, nn.LSTM])
 def test_a_module_moves_while_a_graph_is_alive(two, kind):
+    def forward(rows: torch.Tensor) -> torch.Tensor:
+        out = model(rows)
+        return out if kind is nn.Linear else out[0]
+
     model = kind(2, 2)
     rows = torch.ones(3, 2)
-    before = model(rows)
+    before = forward(rows)
     model.to(two[0])
     with pytest.raises(RuntimeError, match="moved between forward and backward"):
-        (before if kind is nn.Linear else before[0]).sum().backward()
-    out = model(rows.to(two[0]))
-    (out if kind is nn.Linear else out[0]).sum().backward()
+        before.sum().backward()
+    forward(rows.to(two[0])).sum().backward()
     assert all(parameter.grad.device == two[0] for parameter in model.parameters())
-    again = model(rows.to(two[0]))
-    assert next(model.cpu().parameters()).grad.device.type == "cpu" and again is not None
-    model(rows)
+    alive = forward(rows.to(two[0]))
+    model.cpu()
+    assert next(model.parameters()).grad.device.type == "cpu" and alive is not None
+    forward(rows)
 
 
 def test_modules_that_move_without_a_graph(two):
@@ -64,12 +73,12 @@ def test_modules_that_move_without_a_graph(two):
     outside = nn.Linear(3, 2)
     with torch.inference_mode():
         outside.to(two[1])
+    assert inside.weight.device == two[0] and outside.weight.device == two[1]
+
     sparse = nn.Module()
     sparse.weight = nn.Parameter(torch.eye(3).to_sparse())
-    assert inside.weight.device == two[0] and outside.weight.device == two[1]
-    assert (
-        sparse.to(two[0]).weight.device == two[0] and sparse.cpu().weight.device.type == "cpu"
-    )
+    assert sparse.to(two[0]).weight.device == two[0]
+    assert sparse.cpu().weight.device.type == "cpu"
     assert torch.equal(sparse.weight.to_dense(), torch.eye(3))
 
 
@@ -77,5 +86,5 @@ def test_a_model_without_numbers_cannot_be_moved_where_numbers_count(two):
     with pytest.raises(NotImplementedError, match="to_empty"):
         nn.Linear(2, 2, device="meta").to(two[0])
     vgpu.stop()
-    with vgpu.running(1, compute=False) as (place,):
-        assert nn.Linear(2, 2, device="meta").to(place).weight.device == place
+    with vgpu.running(1, compute=False) as (device,):
+        assert nn.Linear(2, 2, device="meta").to(device).weight.device == device

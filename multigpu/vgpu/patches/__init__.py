@@ -1,1 +1,154 @@
-"""What is replaced in torch while virtual GPUs run, and put back when they stop."""
+"""All symbols of torch that are replaced while virtual GPUs run.
+
+`vgpu.start()` applies TABLE, and `vgpu.stop()` undoes all of it. What is registered once and
+stays until the process ends, the device type and its kernels, is listed in backend.STAYS.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from multigpu.vgpu.patches import comm, engine, generators, loading, moving, pinned, updates
+from multigpu.vgpu.patches.replacing import Registration, Replacement, Table
+
+
+def _process_group_register() -> None:
+    # Imported here: torch may be built without torch.distributed.
+    from multigpu.vgpu.patches import process_group
+
+    process_group.register()
+
+
+def _no_statistics(original: Callable) -> Callable:
+    return lambda logger: None
+
+
+def _backward_can_be_boxed() -> bool:
+    return hasattr(torch.autograd.function.BackwardCFunction, "apply_boxed")
+
+
+def _torch_cannot_pin() -> bool:
+    return not torch.cuda.is_available()
+
+
+_GRADIENT_CHECK = (
+    "the engine does not check the device of gradients that are tensors of a subclass"
+)
+_PINNED = "torch's own raises where there is no accelerator with pinned memory"
+
+TABLE = Table(
+    (
+        # Within a call it also replaces torch.utils.swap_tensors, and sets the flag of
+        # torch.__future__ for swapped parameters.
+        Replacement(
+            "torch.nn.Module",
+            "_apply",
+            moving.moving_apply,
+            "Module.to makes new parameters where the tensor's class changes: ties and "
+            "optimizers would lose them",
+        ),
+        Replacement(
+            "torch.autograd.Variable",
+            "_execution_engine",
+            engine.Engine,
+            "backward runs in one thread, and raises what the device guard has caught",
+        ),
+        Replacement(
+            "torch.autograd.function.BackwardCFunction",
+            "apply",
+            engine.checked,
+            _GRADIENT_CHECK,
+        ),
+        Replacement(
+            "torch.autograd.function.BackwardCFunction",
+            "apply_boxed",
+            engine.checked,
+            _GRADIENT_CHECK,
+            when=_backward_can_be_boxed,
+        ),
+        Replacement(
+            "torch.Tensor",
+            "pin_memory",
+            lambda original: pinned.pin_memory,
+            _PINNED,
+            when=_torch_cannot_pin,
+        ),
+        Replacement(
+            "torch.Tensor",
+            "is_pinned",
+            lambda original: pinned.is_pinned,
+            _PINNED,
+            when=_torch_cannot_pin,
+        ),
+        Replacement(
+            "torch",
+            "Generator",
+            generators.generator_class,
+            "torch asks a device type for its generators in C++ only",
+        ),
+        *(
+            Replacement(
+                "torch.nn.parallel.comm",
+                function.__name__,
+                comm.choosing(function),
+                "DataParallel's copies: torch's own are written in C++, for CUDA and NCCL",
+            )
+            for function in comm.FUNCTIONS
+        ),
+        Replacement(
+            "torch.nn.parallel._functions",
+            "_streams",
+            comm.streams,
+            "DataParallel takes a stream for each copy from the host; torch would count the "
+            "devices by the device guard, which knows of one",
+        ),
+        Registration(
+            ("torch.serialization._package_registry",),
+            loading.register_location,
+            "torch.save and torch.load: a virtual GPU has no storages of its own",
+        ),
+        # A tensor that outlives vgpu.stop() does not need this: it cannot be pickled any more.
+        Registration(
+            ("multiprocessing.reduction.ForkingPickler._extra_reducers",),
+            loading.register_reduction,
+            "between processes a storage would travel as shared memory, and forget its device",
+        ),
+        Registration(
+            ("torch.optim.optimizer._foreach_supported_types",),
+            updates.register_foreach,
+            "optimizers use their foreach implementation for parameters on a GPU, if the "
+            "parameters' class is in this list",
+        ),
+        Replacement(
+            "torch.autograd.profiler",
+            "record_function",
+            updates.recording,
+            "the clock needs to know when an optimizer's step begins and ends; torch's hooks "
+            "for steps are not called when a step raises",
+        ),
+        # A process group that outlives vgpu.stop() can be used and destroyed: torch looks up
+        # these entries only when it makes a group.
+        Registration(
+            (
+                "torch.distributed.Backend",
+                "torch.distributed.Backend.backend_list",
+                "torch.distributed.Backend.default_device_backend_map",
+                "torch.distributed.Backend.backend_type_map",
+                "torch.distributed.Backend.backend_capability",
+                "torch.distributed.Backend._plugins",
+            ),
+            _process_group_register,
+            'dist.init_process_group("vgpu")',
+            when=torch.distributed.is_available,
+        ),
+        # A DDP model that outlives vgpu.stop() still has no timer: torch warns once.
+        Replacement(
+            "torch.distributed.Logger",
+            "set_runtime_stats_and_log",
+            _no_statistics,
+            "DDP times its steps for its own log; it has no timer for a virtual GPU, and "
+            "would warn on every rank",
+            when=torch.distributed.is_available,
+        ),
+    )
+)

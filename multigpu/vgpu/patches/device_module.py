@@ -1,9 +1,10 @@
-"""What does `torch.vgpu` offer? What torch.cuda does, as far as programs ask for it: memory, current device, seeds.
+"""`torch.vgpu`: the functions of torch.cuda that programs use, for virtual GPUs.
 
-Torch's own code calls these too: DataParallel, autocast, checkpointing, torch.manual_seed.
+torch's own code calls these, too: DataParallel, autocast, checkpointing, torch.manual_seed.
 """
 
 import itertools
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,25 +16,27 @@ import torch
 from multigpu.vgpu.sim import machine as _machine
 from multigpu.vgpu.sim.memory import Meter, readable
 
-_local = threading.local()
 Device = torch.device | str | int | None
-_initialized = (
-    True  # torch.utils.checkpoint saves the random numbers of devices whose module says so
-)
+
+# The current streams by the device's index. As in torch, each thread has its own.
+_local = threading.local()
+
+# torch.utils.checkpoint saves the random numbers of a device if its module has this.
+_initialized = True
 
 
 def is_available() -> bool:
-    """Are virtual GPUs running in this process?"""
+    """Whether virtual GPUs are running in this process."""
     return _machine.running() is not None
 
 
 def is_initialized() -> bool:
+    """The same as is_available."""
     return is_available()
 
 
 def _is_in_bad_fork() -> bool:
-    import os
-
+    """Whether this process was forked from the one that started the virtual GPUs."""
     running = _machine.running()
     return running is not None and running.process != os.getpid()
 
@@ -50,7 +53,10 @@ def current_device() -> int:
 
 
 def set_device(device: Device) -> None:
-    """Make a device the one that "vgpu" means in this thread. A negative index changes nothing, as in torch.cuda."""
+    """Make a device the one that "vgpu" means in this thread.
+
+    A negative index changes nothing, as in torch.cuda.
+    """
     index = _index(device)
     if index >= 0:
         _machine.current().meter(torch.device("vgpu", index))
@@ -59,7 +65,7 @@ def set_device(device: Device) -> None:
 
 @contextmanager
 def device(device: Device) -> Iterator[None]:
-    """`with torch.vgpu.device(1):` makes it the current device for a while."""
+    """`with torch.vgpu.device(1):` makes it the current device within the block."""
     before = current_device()
     set_device(device)
     try:
@@ -84,16 +90,20 @@ def _meter(device: Device) -> Meter:
 
 
 def memory_allocated(device: Device = None) -> int:
-    """Bytes that tensors hold on the device now, each storage rounded up to 512 bytes as CUDA's allocator does."""
+    """Bytes that tensors hold on the device now.
+
+    Each storage is rounded up to a multiple of 512 bytes, as by CUDA's allocator.
+    """
     return _meter(device).allocated
 
 
 def max_memory_allocated(device: Device = None) -> int:
-    """The largest memory_allocated since the start, or since reset_peak_memory_stats."""
+    """The largest memory_allocated since vgpu.start, or since reset_peak_memory_stats."""
     return _meter(device).peak
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
+    """Let max_memory_allocated begin again at the memory that is allocated now."""
     meter = _meter(device)
     meter.peak = meter.allocated
 
@@ -122,34 +132,35 @@ def memory_stats(device: Device = None) -> dict[str, int]:
 
 
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
-    """The meter in a few lines to print: held now, at the peak, free, capacity."""
+    """Lines to print: memory that is allocated now, at the peak, free, and the capacity."""
     meter = _meter(device)
     rows = {
         "allocated": meter.allocated,
         "peak": meter.peak,
         "free": meter.capacity - meter.allocated,
+        "capacity": meter.capacity,
     }
-    rows["capacity"] = meter.capacity
     lines = [f"{name:<10}{readable(nbytes):>12}" for name, nbytes in rows.items()]
     return "\n".join([f"{meter.device}, {get_device_name(meter.index)}", *lines])
 
 
 def empty_cache() -> None:
-    """Nothing to do: freed memory is given back at once."""
+    """Does nothing: a virtual GPU keeps no cache of freed memory."""
 
 
 def synchronize(device: Device = None) -> None:
-    """The host waits, on the simulated clock, until the device has done all its work."""
+    """On the simulated clock, the host waits until the device has done all its work."""
     meter = _meter(device)
     meter.machine.clock.synchronize(meter.index)
 
 
 def get_device_name(device: Device = None) -> str:
+    """The preset's name, marked as virtual: "V100-16GB (virtual)"."""
     return f"{_meter(device).machine.gpu.name} (virtual)"
 
 
 def get_device_properties(device: Device = None) -> SimpleNamespace:
-    """The name and the total memory in bytes."""
+    """`name` and `total_memory` in bytes."""
     meter = _meter(device)
     return SimpleNamespace(name=get_device_name(meter.index), total_memory=meter.capacity)
 
@@ -167,42 +178,53 @@ def manual_seed_all(seed: int) -> None:
 
 
 def get_rng_state(device: Device = None) -> torch.Tensor:
+    """The state of the device's random numbers."""
     return _machine.current().generators[_index(device)].get_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
+    """Set the state of the device's random numbers."""
     _machine.current().generators[_index(device)].set_state(new_state)
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The types that autocast may use."""
+    """The types that autocast supports."""
     return [torch.float16, torch.bfloat16]
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Has the simulated GPU bfloat16 units? Without them it computes in bfloat16 all the same, as torch.cuda says, too."""
+    """Whether the device computes in bfloat16.
+
+    Without bfloat16 units a GPU emulates them: as in torch.cuda that counts, unless
+    including_emulation is False.
+    """
     return including_emulation or _machine.current().gpu.bf16
 
 
+# torch compares streams by their numbers, so they are unique in the process.
+# 0 is the device's own stream.
 _stream_numbers = itertools.count(1)
 
 
 class Stream(torch.Stream):
-    """A side stream of a device: within `with torch.vgpu.stream(side):`, or `with side:`, copies run beside the computation (clock.py).
+    """A side stream of a device. Copies on it run beside the computation (sim/clock.py).
 
-    Each device has one stream for its computation, so all else stays in order there.
+    Copies are on it within `with torch.vgpu.stream(side):`, or `with side:`.
+
+    Each device has one stream for its computation, so everything else there stays in order.
     """
 
     def __new__(cls, device: Device = None) -> "Stream":
-        own = torch.Stream(
-            device=torch.device("vgpu", _index(device))
-        )  # its number is 0, as the computation's
-        number = next(_stream_numbers)
+        own = torch.Stream(device=torch.device("vgpu", _index(device)))
         return super().__new__(
-            cls, stream_id=number, device_index=own.device_index, device_type=own.device_type
+            cls,
+            stream_id=next(_stream_numbers),
+            device_index=own.device_index,
+            device_type=own.device_type,
         )
 
     def __enter__(self) -> "Stream":
+        # A list: the same stream may be entered within itself.
         self.within = [*getattr(self, "within", ()), stream(self)]
         self.within[-1].__enter__()
         return self
@@ -212,16 +234,18 @@ class Stream(torch.Stream):
 
 
 def current_stream(device: Device = None) -> torch.Stream:
-    """The device's own stream, or the one that `stream` has made current in this thread."""
+    """The stream that `stream` has made current in this thread, else the device's own."""
     index = _index(device)
-    return getattr(_local, "streams", {}).get(index) or torch.Stream(
-        device=torch.device("vgpu", index)
-    )
+    own = torch.Stream(device=torch.device("vgpu", index))
+    return getattr(_local, "streams", {}).get(index, own)
 
 
 @contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """`with torch.vgpu.stream(torch.vgpu.Stream()):` makes it the current one in this thread; None changes nothing."""
+    """Within `with torch.vgpu.stream(side):` the stream is the current one in this thread.
+
+    With None it changes nothing.
+    """
     if stream is None:
         yield
         return

@@ -1,49 +1,60 @@
-"""What does autograd's engine need to run on virtual GPUs? One thread for all of them, a way out for exceptions, a check.
+"""Autograd's engine on virtual GPUs: threads, exceptions, and a check of gradients.
 
-Threads: the device guard that torch offers to Python backends knows of one device. The engine would start one thread
-for it and fail on vgpu:1; told to use none of its own, it runs all devices in the thread that calls backward.
+Threads: the device guard that torch offers to Python backends knows of one device. The engine
+would start one thread for it and fail on vgpu:1. With multithreading off, it runs all devices
+in the thread that calls backward.
 
-Exceptions: while a Python exception unwinds the engine (OutOfMemoryError in a kernel, an error in a user's hook), the
-engine restores the device's stream, and for that asks the device guard, which is in Python, for its device type. Python
-code that is called while an exception is pending fails, and in this place the process would abort. So the guard takes
-the exception aside; the engine ends without one, and `run_backward` raises it again.
+Exceptions: while a Python exception unwinds the engine (OutOfMemoryError in a kernel, an error
+in a user's hook), the engine restores the device's stream, and for that asks the device guard,
+which is in Python, for its device type. Python code that is called while an exception is
+pending fails, and at this point the process would abort. So the guard catches the exception
+and keeps it; the engine ends without one, and `run_backward` raises it again.
 
-The check: the engine looks whether a gradient lies where its tensor does, but not at tensors of a subclass. So gradients
-that a program gives to `backward`, or that a Function of its own returns, are looked at here.
+The check: the engine compares the device of a gradient with that of its tensor, but not for
+tensors of a subclass. So gradients that a program gives to `backward`, or that its own
+autograd.Function returns, are checked here.
 """
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 
-class _Aside(threading.local):
-    """The exceptions that the guard has taken aside in this thread."""
+class _Caught(threading.local):
+    """The exceptions that the guard has caught in this thread."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
 
 
-_aside = _Aside()
+# One for the process: torch has one device guard, and not one for each start.
+_caught = _Caught()
 _PRIVATE = torch._C._autograd.DeviceType.PrivateUse1
-# ctypes raises what is pending after each call into Python's own library; this function does nothing else.
+# ctypes raises a pending exception after each call into Python's own library. This function
+# has no other effect.
 _raise_pending = ctypes.PyDLL(None).PyErr_Occurred
 
 
 class Guard(torch._C._acc.DeviceGuard):
-    def type_(self) -> Any:
+    """The device guard: reports the device type, and catches an exception that is pending."""
+
+    def type_(self) -> torch._C._autograd.DeviceType:
         try:
             _raise_pending()
         except BaseException as error:
-            _aside.errors.append(error)
+            _caught.errors.append(error)
         return _PRIVATE
 
 
 def placed(grad: Any, device: torch.device, index: int, who: str = "") -> Any:
-    """The gradient, if it lies on the device; moved there if it is one number, as torch does. Raises CUDA's error."""
+    """The gradient, if it is on the device; moved there if it has no dimensions, as by torch.
+
+    Raises CUDA's RuntimeError for any other gradient. `index` is its position, and `who`
+    begins the message.
+    """
     if (
         not isinstance(grad, torch.Tensor)
         or grad.device == device
@@ -53,34 +64,36 @@ def placed(grad: Any, device: torch.device, index: int, who: str = "") -> Any:
     if grad.dim() == 0:
         return grad.to(device)
     raise RuntimeError(
-        f"{who}invalid gradient at index {index} - expected device {device} but got {grad.device}"
+        f"{who}invalid gradient at index {index} - "
+        f"expected device {device} but got {grad.device}"
     )
 
 
-def _checked(apply: Callable) -> Callable:
-    def checked(self: Any, *args: Any) -> Any:
-        """A Function's backward, with a look at what it returns. Only arguments that need a gradient have an edge."""
+def checked(apply: Callable) -> Callable:
+    """BackwardCFunction.apply, a Function's backward, with a check of its gradients."""
+
+    def checked_apply(self: Any, *args: Any) -> tuple:
         out = apply(self, *args)
-        edges = (
-            (index, *edge)
-            for index, edge in enumerate(self.next_functions)
-            if edge[0] is not None
-        )
         grads = list(out) if isinstance(out, (tuple, list)) else [out]
+        # Only arguments that need a gradient have an edge.
+        edges = (
+            (index, node, input_number)
+            for index, (node, input_number) in enumerate(self.next_functions)
+            if node is not None
+        )
         for i, needed in enumerate(self.needs_input_grad[: len(grads)]):
             if needed and (edge := next(edges, None)):
-                index, function, number = edge
-                there = function._input_metadata[number].device
-                grads[i] = placed(
-                    grads[i], there, index, f"Function {self.name()} returned an "
-                )
+                index, node, input_number = edge
+                device = node._input_metadata[input_number].device
+                who = f"Function {self.name()} returned an "
+                grads[i] = placed(grads[i], device, index, who)
         return tuple(grads)
 
-    return checked
+    return checked_apply
 
 
 class Engine:
-    """Autograd's engine, which raises what the guard has taken aside."""
+    """Autograd's engine, which raises what the guard has caught."""
 
     def __init__(self, engine: Any):
         self._engine = engine
@@ -88,17 +101,27 @@ class Engine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def run_backward(self, tensors: Any, grads: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_backward(
+        self,
+        tensors: Sequence[Any],
+        grads: Sequence[torch.Tensor | None],
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, ...] | None:
+        """As torch's engine: `tensors` are tensors or gradient edges, `grads` their gradients.
+
+        Raises RuntimeError if a gradient is not on its tensor's device.
+        """
         pairs = enumerate(zip(tensors, grads, strict=True))
         grads = tuple(
-            placed(g, t.device, i) if isinstance(t, torch.Tensor) else g for i, (t, g) in pairs
+            placed(grad, tensor.device, i) if isinstance(tensor, torch.Tensor) else grad
+            for i, (tensor, grad) in pairs
         )
-        errors = _aside.errors
+        errors = _caught.errors
         before = len(errors)
         try:
-            with torch.autograd.set_multithreading_enabled(
-                False
-            ):  # it holds for the calling thread
+            # It holds for the calling thread alone.
+            with torch.autograd.set_multithreading_enabled(False):
                 return self._engine.run_backward(tensors, grads, *args, **kwargs)
         except SystemError:
             if len(errors) == before:
@@ -106,25 +129,3 @@ class Engine:
             raise errors[before] from None
         finally:
             del errors[before:]
-
-
-def install() -> Callable[[], None]:
-    """Put the engine in its place; calling what is returned takes it away."""
-    variable = torch.autograd.Variable
-    engine = variable._execution_engine
-    variable._execution_engine = Engine(engine)
-    functions = torch.autograd.function.BackwardCFunction
-    theirs = {
-        name: getattr(functions, name)
-        for name in ("apply", "apply_boxed")
-        if hasattr(functions, name)
-    }
-    for name, apply in theirs.items():
-        setattr(functions, name, _checked(apply))
-
-    def undo() -> None:
-        variable._execution_engine = engine
-        for name, apply in theirs.items():
-            setattr(functions, name, apply)
-
-    return undo

@@ -1,8 +1,9 @@
-"""How do torch.save and torch.load treat a virtual GPU's tensors? As a GPU's: a storage in the file knows its device.
+"""torch.save and torch.load for virtual GPUs: as for a GPU, a storage has its device.
 
-torch.load reads storages on the host, moves each to its place, and makes tensors of them there. A virtual GPU has no
-storages of its own, so a storage that is to go there stays on the host and only says where it belongs: the tensor that
-torch then makes there takes it as its payload's.
+torch.load reads each storage on the host, moves it to its device, and makes tensors from it
+there. A virtual GPU has no storages of its own. So the storage stays on the host and reports
+the device to which it belongs; the tensor that torch makes on that device then takes the
+storage for its payload.
 """
 
 from multiprocessing.reduction import ForkingPickler
@@ -11,30 +12,35 @@ import torch
 
 from multigpu.vgpu.ops.tensor import VirtualTensor, reduce_alone
 
+# Before torch's own entry for the CPU, which has 10 and takes every storage.
+PRIORITY = 9
 
-class Located(torch.UntypedStorage):
+
+class LocatedStorage(torch.UntypedStorage):
     """A storage of the host that belongs to a virtual GPU."""
 
     @property
     def device(self) -> torch.device:
-        return self.__dict__["where"]
+        return self.__dict__["located_on"]
 
 
-def register() -> None:
-    torch.serialization.register_package(
-        9, _tag, _locate
-    )  # before torch's own for the CPU, which is 10
-    # Between processes storages would travel as shared memory of the host, and forget their device.
+def register_location() -> None:
+    """Register with torch.save and torch.load how a storage's device is written and read."""
+    torch.serialization.register_package(PRIORITY, _location, _restore)
+
+
+def register_reduction() -> None:
+    """Register how a tensor travels between processes: without its storage."""
     ForkingPickler.register(VirtualTensor, reduce_alone)
 
 
-def _tag(storage: torch.UntypedStorage) -> str | None:
+def _location(storage: torch.UntypedStorage) -> str | None:
     return getattr(storage, "of_vgpu", None)  # set by VirtualTensor.__reduce_ex__
 
 
-def _locate(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+def _restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
     if not location.startswith("vgpu"):
         return None
-    storage.__class__ = Located
-    storage.__dict__["where"] = torch.device(location)
+    storage.__class__ = LocatedStorage
+    storage.__dict__["located_on"] = torch.device(location)
     return storage

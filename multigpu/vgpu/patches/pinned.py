@@ -1,24 +1,25 @@
-"""What is pinned memory here? Host memory that says it is pinned, so that a copy from it lets the host go on.
+"""Pinned memory: host memory with a mark, so that a copy from it lets the host go on.
 
-On a GPU a copy from pageable memory makes the host wait also with non_blocking=True; from pinned memory it does not. The
-host of virtual GPUs has nothing to pin, so a pinned tensor is a copy whose storage is marked.
+On a GPU a copy from pageable memory makes the host wait even with non_blocking=True; a copy
+from pinned memory does not. The host of virtual GPUs has nothing to pin, so a pinned tensor is
+a copy whose storage is marked.
 """
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
 Tensor = torch.Tensor
 
 
-def is_pinned(tensor: Tensor, device: Any = None) -> bool:
-    """Does the tensor, or the one that it is a view of, come from pin_memory?"""
+def is_pinned(tensor: Tensor, device: torch.device | str | int | None = None) -> bool:
+    """Whether the tensor, or the tensor that it is a view of, comes from pin_memory."""
     return tensor.device.type == "cpu" and hasattr(tensor.untyped_storage(), "pinned_for_vgpu")
 
 
-def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
-    """A copy in memory that counts as pinned; a pinned tensor itself. Raises RuntimeError for a device's tensor."""
+def pin_memory(tensor: Tensor, device: torch.device | str | int | None = None) -> Tensor:
+    """A copy in memory that counts as pinned; a pinned tensor is returned itself.
+
+    Raises RuntimeError for a tensor of a device.
+    """
     if tensor.device.type != "cpu":
         raise RuntimeError(
             f"cannot pin '{tensor.device.type}' only dense CPU tensors can be pinned"
@@ -28,15 +29,3 @@ def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
     copy = tensor.clone()
     copy.untyped_storage().pinned_for_vgpu = True
     return copy
-
-
-def install() -> Callable[[], None]:
-    """Put these in the place of torch's, which on this device type raise; calling what is returned takes them away."""
-    if torch.cuda.is_available():
-        return lambda: None  # there torch pins memory itself
-    Tensor.pin_memory, Tensor.is_pinned = pin_memory, is_pinned
-
-    def undo() -> None:
-        del Tensor.pin_memory, Tensor.is_pinned  # torch's are those of Tensor's base class
-
-    return undo

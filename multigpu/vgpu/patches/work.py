@@ -1,0 +1,95 @@
+"""A collective or a message between virtual GPUs, from its start until it is done."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.weak import TensorWeakRef
+
+from multigpu.vgpu.ops.tensor import VirtualTensor
+from multigpu.vgpu.sim.memory import Meter
+
+
+class VirtualWork(dist.Work):
+    """What a collective returns. An operation that uses its tensors waits for it.
+
+    `wait` does what it does with NCCL: what the device runs later waits, the host goes on.
+
+    meter     the device's meter
+    works     gloo's works, which move the numbers and exchange the simulated times
+    times     one float64: when this rank arrived; after the exchange, when the last rank did
+    schedule  gives start and end in simulated seconds; called when `works` are done
+    end       when it ends in simulated seconds; None before `wait`
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        tensors: list[VirtualTensor],
+        result: Any,
+        works: list[dist.Work],
+        name: str,
+    ):
+        super().__init__()
+        clock = meter.machine.clock
+        self.meter = meter
+        self.works = works
+        self.name = name
+        self.phase = clock.phase()
+        self.times = torch.zeros(0)
+        self.schedule: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+        self.end: float | None = None
+        self._result = result
+        # An operation that uses one of these blocks waits for this work. A send has a copy.
+        self._blocks = [] if name == "send" else [tensor._block for tensor in tensors]
+        self._keys = [id(block) for block in self._blocks] or [id(self)]
+        clock.pending.update(dict.fromkeys(self._keys, self))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        clock = self.meter.machine.clock
+        if self.end is None:
+            for work in self.works:
+                work.wait()
+            start, self.end = self.schedule()
+            kind = "transfer" if self.name in ("send", "recv") else "collective"
+            clock.log += (self.meter.index, kind, self.phase, self.name, start, self.end, None)
+            for key in self._keys:
+                if clock.pending.get(key) is self:
+                    del clock.pending[key]
+            # The group keeps this object for a while, which must not keep the tensors' memory.
+            self._blocks = []
+            self.works = []
+            self._result = _weak(self._result)
+        clock.wait(self.meter.index, self.end)
+        return True
+
+    def get_future(self) -> torch.futures.Future:
+        # Complete at once: an operation that uses the tensors waits for this work.
+        future = torch.futures.Future()
+        future.set_result(_strong(self._result))
+        return future
+
+    def is_completed(self) -> bool:
+        return self.end is not None
+
+    def result(self) -> Any:
+        self.wait()
+        return _strong(self._result)
+
+
+def _weak(value: Any) -> Any:
+    """A tensor, or nested lists of them, as weak references."""
+    if isinstance(value, torch.Tensor):
+        return TensorWeakRef(value)
+    return [_weak(part) for part in value]
+
+
+def _strong(value: Any) -> Any:
+    """The tensors of `_weak`, each None if it is gone; tensors as they are."""
+    if isinstance(value, TensorWeakRef):
+        return value()
+    if isinstance(value, torch.Tensor):
+        return value
+    return [_strong(part) for part in value]

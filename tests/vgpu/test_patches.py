@@ -1,0 +1,223 @@
+"""What virtual GPUs replace in torch is in one table, and is put back when they stop."""
+
+import json
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from commands import SUPPORT, run
+from torch import nn
+from torch_symbols import full_name, symbol_name
+
+from multigpu import vgpu
+from multigpu.vgpu.patches import TABLE
+from multigpu.vgpu.patches.backend import STAYS
+from multigpu.vgpu.patches.replacing import Registration, Replacement, Table
+
+ROWS = [row for row in TABLE.rows if row.when()]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[str]]:
+    """The symbols of torch that differ in a process of its own: see torch_symbols.py."""
+    done = run("python", SUPPORT / "torch_symbols.py")
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def names(row: Replacement | Registration) -> list[str]:
+    """What a row changes, by the names of torch_symbols.py."""
+    if isinstance(row, Replacement):
+        return [symbol_name(f"{row.owner}.{row.name}")]
+    return [
+        full_name(resolve_name(name))
+        if isinstance(resolve_name(name), type)
+        else symbol_name(name)
+        for name in row.registries
+    ]
+
+
+def test_stopping_puts_back_all_symbols_of_torch(found):
+    assert found["after"] == []
+
+
+def test_what_the_first_start_leaves_is_listed(found):
+    modules = {name for name in STAYS if name.startswith("sys.modules")}
+    listed = {symbol_name(name) for name in STAYS.keys() - modules}
+    assert modules == {"sys.modules['torch.vgpu']"}
+    assert {name.removesuffix(" members") for name in found["first"]} == listed | {
+        "sys.modules.torch.vgpu"
+    }
+
+
+def test_what_differs_while_virtual_gpus_run_is_the_table(found):
+    def matches(name: str, listed: str) -> bool:
+        return name.removesuffix(" members") == listed or name.startswith(f"{listed}.")
+
+    table = [listed for row in ROWS for listed in names(row)]
+    assert len(table) == len(set(table))
+    unlisted = [
+        name for name in found["during"] if not any(matches(name, listed) for listed in table)
+    ]
+    absent = [
+        listed
+        for listed in table
+        if not any(matches(name, listed) for name in found["during"])
+    ]
+    assert unlisted == [] and absent == []
+
+
+def state() -> list[Any]:
+    """For each row what torch has now: the owner's attribute, or the registries' entries."""
+    return [_attribute(row) if isinstance(row, Replacement) else _entries(row) for row in ROWS]
+
+
+def _attribute(row: Replacement) -> Any:
+    return vars(resolve_name(row.owner)).get(row.name, "inherited")
+
+
+def _entries(row: Registration) -> list[list]:
+    registries = [resolve_name(name) for name in row.registries]
+    return [list(vars(each) if isinstance(each, type) else each) for each in registries]
+
+
+def same(before: list[Any], after: list[Any]) -> list[bool]:
+    """For each row: whether torch has what it had before."""
+    return [
+        old is new or (isinstance(row, Registration) and old == new)
+        for row, old, new in zip(ROWS, before, after, strict=True)
+    ]
+
+
+def test_every_row_is_in_place_while_virtual_gpus_run():
+    before = state()
+    with vgpu.running(count=2):
+        assert not any(same(before, state()))
+    assert all(same(before, state()))
+
+
+def fail(*args: object) -> None:
+    raise ArithmeticError("this row fails")
+
+
+@pytest.mark.parametrize("place", [0, 5, len(TABLE.rows)])
+@pytest.mark.parametrize(
+    "row",
+    [
+        Replacement("torch.nn.Module", "to", fail, "cannot be made"),
+        Replacement("torch.nn.Module", "nowhere", fail, "has no original"),
+        Registration(("torch.nn.modules.__all__",), fail, "cannot be registered"),
+        Registration(("torch.nn.nowhere",), print, "has no registry"),
+    ],
+)
+def test_a_row_that_fails_leaves_nothing_replaced(monkeypatch, row, place):
+    before = state()
+    rows = (*TABLE.rows[:place], row, *TABLE.rows[place:])
+    monkeypatch.setattr(vgpu, "TABLE", Table(rows))
+    # Kept, so that the frames live: what is only collected with them counts as in place.
+    with pytest.raises((ArithmeticError, AttributeError)) as error:
+        vgpu.start(count=1)
+    assert all(same(before, state())) and vgpu.devices() == []
+    assert not torch.vgpu.is_available() and error.traceback
+    monkeypatch.undo()
+    with vgpu.running(count=1) as (device,):
+        assert torch.ones(2, device=device).sum().item() == 2
+
+
+def test_a_registration_that_fails_leaves_no_entry(monkeypatch):
+    registry = [1]
+    monkeypatch.setattr(nn, "registry", registry, raising=False)
+
+    def register() -> None:
+        registry.append(2)
+        fail()
+
+    with pytest.raises(ArithmeticError):
+        Table((Registration(("torch.nn.registry",), register, "fails half-way"),)).apply()
+    assert registry == [1]
+
+
+def test_entries_that_a_program_adds_stay(monkeypatch):
+    registry, mapping = [1], {"a": 1}
+    monkeypatch.setattr(nn, "registry", registry, raising=False)
+    monkeypatch.setattr(nn, "mapping", mapping, raising=False)
+
+    def register() -> None:
+        registry.append(2)
+        mapping["b"] = 2
+
+    row = Registration(("torch.nn.registry", "torch.nn.mapping"), register, "adds two entries")
+    table = Table((row,))
+    table.apply()
+    registry.append(3)
+    mapping["c"] = 3
+    table.undo()
+    assert registry == [1, 3] and mapping == {"a": 1, "c": 3}
+
+
+def test_what_a_program_has_removed_itself_is_no_error(monkeypatch):
+    registry = [1]
+    monkeypatch.setattr(nn, "registry", registry, raising=False)
+    table = Table(
+        (
+            Replacement("torch.nn.Linear", "to", lambda original: fail, "inherited"),
+            Registration(("torch.nn.registry",), lambda: registry.append(2), "one entry"),
+        )
+    )
+    table.apply()
+    registry.remove(2)
+    del nn.Linear.to
+    table.undo()
+    assert registry == [1] and nn.Linear.to is nn.Module.to
+
+
+def test_rows_are_undone_in_the_reverse_order(monkeypatch):
+    monkeypatch.setattr(nn, "value", (), raising=False)
+    rows = [
+        Replacement("torch.nn", "value", lambda original, i=i: (*original, i), "one of two")
+        for i in (1, 2)
+    ]
+    table = Table(tuple(rows))
+    table.apply()
+    assert nn.value == (1, 2)
+    table.undo()
+    assert nn.value == ()
+    table.undo()  # nothing is in place: nothing to do
+    assert nn.value == ()
+
+
+def test_an_inherited_attribute_is_inherited_again():
+    before = torch.Tensor.pin_memory
+    table = Table((Replacement("torch.Tensor", "pin_memory", lambda original: fail, "why"),))
+    table.apply()
+    assert torch.Tensor.pin_memory is fail
+    table.undo()
+    assert "pin_memory" not in vars(torch.Tensor) and torch.Tensor.pin_memory is before
+
+
+def test_a_process_group_that_outlives_the_virtual_gpus():
+    with vgpu.running(count=1) as (device,):
+        dist.init_process_group("vgpu", store=dist.HashStore(), rank=0, world_size=1)
+        virtual = torch.ones(2, device=device)
+        dist.all_reduce(virtual)
+    try:
+        host = torch.ones(2)
+        dist.all_reduce(host)
+        dist.barrier()
+        assert host.tolist() == [1, 1] and dist.get_backend() == "vgpu"
+        with pytest.raises(RuntimeError, match="have been stopped"):
+            dist.all_reduce(virtual)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_file_after_the_virtual_gpus_have_stopped(tmp_path):
+    with vgpu.running(count=1) as (device,):
+        torch.save(torch.ones(2, device=device), tmp_path / "tensor.pt")
+    # CUDA's message for a machine without GPUs.
+    message = r"torch\.vgpu\.is_available\(\) is False.*map_location"
+    with pytest.raises(RuntimeError, match=message):
+        torch.load(tmp_path / "tensor.pt")
+    assert torch.load(tmp_path / "tensor.pt", map_location="cpu").tolist() == [1, 1]
