@@ -26,7 +26,7 @@ trainer = L.Trainer(strategy="horovod", max_epochs=2, accelerator="cpu", logger=
 trainer.fit(model, DataLoader(data, 5))
 trainer.print("weights", repr(model.net.weight.flatten().tolist()))
 """
-# In the shape of horovod.torch: what it does is the course's own, and that it was asked is told.
+# In the shape of horovod.torch: what it does is the course's own, and that it was asked is report.
 PACKAGE = """
 from multigpu.strategies.horovod import *
 from multigpu.strategies import horovod as own

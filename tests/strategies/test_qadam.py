@@ -9,19 +9,19 @@ from ranked import (
     NUMBERS,
     ROWS,
     batch,
-    bytes_a_step,
-    everywhere,
-    gap,
+    bytes_per_step,
+    gather_ranks,
     gradient,
-    in_pieces,
+    local_batch,
     loss,
-    meet,
-    mine,
+    max_difference,
     mlp,
-    refused,
+    rank_difference,
     small_buckets,
-    spread,
+    start_gloo,
+    step_in_micro_batches,
     train,
+    user_error,
     vector,
     wrap,
 )
@@ -53,48 +53,48 @@ def adam(steps: int, ranks: int) -> list[torch.Tensor]:
     """torch's own, one process with the whole batch: the weights after each step, and the variances at the end."""
     model = mlp(0, F64)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=DECAY)
-    told = []
+    report = []
     for step in range(steps):
         optimizer.zero_grad()
         loss(model, batch(step, ranks=ranks, dtype=F64)).backward()
         optimizer.step()
-        told.append(vector(model))
-    return [*told, of(optimizer, "exp_avg_sq")]
+        report.append(vector(model))
+    return [*report, of(optimizer, "exp_avg_sq")]
 
 
-def after_the_warmup(told: dict) -> None:
+def after_the_warmup(report: dict) -> None:
     """Each step against what the definition says, from this rank's state, and all ranks' gradients."""
     model, optimizer = new(how=small_buckets)
     train(model, optimizer, range(WARMUP), F64)
-    variance, reference, told["later"] = of(optimizer, "exp_avg_sq").clone(), mlp(0, F64), []
+    variance, reference, report["later"] = of(optimizer, "exp_avg_sq").clone(), mlp(0, F64), []
     denominator = variance.sqrt() / (1 - 0.999**WARMUP) ** 0.5 + 1e-8
     for step in range(WARMUP, WARMUP + 6):
         before, old = vector(model), of(optimizer, "exp_avg").clone()
         wanted = 0.9 * old + 0.1 * (
-            gradient(reference, mine(step, F64), at=before) + DECAY * before
+            gradient(reference, local_batch(step, F64), at=before) + DECAY * before
         )
-        whole = everywhere(wanted)
+        whole = gather_ranks(wanted)
         mean = whole.mean(0)
         train(model, optimizer, range(step, step + 1), F64)
         momentum = of(optimizer, "exp_avg")
-        told["later"].append(
+        report["later"].append(
             {
-                "momentum": gap(momentum, mean),
+                "momentum": max_difference(momentum, mean),
                 "bound": (
                     (whole.amax(1) - whole.amin(1)).mean() + mean.max() - mean.min()
                 ).item()
                 / 510,
-                "variance": gap(of(optimizer, "exp_avg_sq"), variance),
-                "step": gap(
+                "variance": max_difference(of(optimizer, "exp_avg_sq"), variance),
+                "step": max_difference(
                     vector(model),
                     before - 1e-3 * momentum / (1 - 0.9 ** (step + 1)) / denominator,
                 ),
-                "spread": spread(model),
+                "difference": rank_difference(model),
             }
         )
 
 
-def resumed(told: dict) -> None:
+def resumed(report: dict) -> None:
     """Interrupted after 2 and after 6 steps, and taken up by a new optimizer."""
     model, optimizer = new()
     kept = {}
@@ -112,99 +112,104 @@ def resumed(told: dict) -> None:
         again.module.load_state_dict(weights)
         other.load_state_dict(state)
         train(again, other, range(at, 8), F64)
-        told[f"resumed after {at}"] = gap(vector(model), vector(again))
+        report[f"resumed after {at}"] = max_difference(vector(model), vector(again))
 
 
-def pieces(told: dict, ranks: int) -> None:
+def pieces(report: dict, ranks: int) -> None:
     """Two backwards a step, through the end of the warm-up, with and without."""
     whole, one = new()
     cut, two = new()
     for step in range(WARMUP + 2):
         train(whole, one, range(step, step + 1), F64)
-        x, y = mine(step, F64)
+        x, y = local_batch(step, F64)
         with cut.no_sync():
             (loss(cut, (x[: ROWS // 2], y[: ROWS // 2])) / 2).backward()
         (loss(cut, (x[ROWS // 2 :], y[ROWS // 2 :])) / 2).backward()
         two.step()
         two.zero_grad()
-    told["pieces"] = gap(vector(whole), vector(cut))
-    told["steps"] = two.param_groups[0]["steps"]
-    loss(cut, mine(0, F64)).backward()
+    report["pieces"] = max_difference(vector(whole), vector(cut))
+    report["steps"] = two.param_groups[0]["steps"]
+    loss(cut, local_batch(0, F64)).backward()
     two.zero_grad()  # a step given up
-    loss(cut, mine(0, F64)).backward()
-    told["twice"] = refused(lambda: loss(cut, mine(0, F64)).backward())
+    loss(cut, local_batch(0, F64)).backward()
+    report["twice"] = user_error(lambda: loss(cut, local_batch(0, F64)).backward())
 
 
 def experiments() -> dict:
-    _, ranks = meet()
-    told = {}
+    _, ranks = start_gloo()
+    report = {}
     model, optimizer = new()
     *expected, variance = adam(WARMUP, ranks)
-    told["to Adam"] = []
+    report["to Adam"] = []
     for step in range(WARMUP):
         train(model, optimizer, range(step, step + 1), F64)
-        told["to Adam"].append(gap(vector(model), expected[step]))
-    told["variance to Adam"] = (
-        gap(of(optimizer, "exp_avg_sq"), variance) / variance.max().item()
+        report["to Adam"].append(max_difference(vector(model), expected[step]))
+    report["variance to Adam"] = (
+        max_difference(of(optimizer, "exp_avg_sq"), variance) / variance.max().item()
     )
-    resumed(told)
-    pieces(told, ranks)
+    resumed(report)
+    pieces(report, ranks)
     for name, warmup in (("warm-up", 10**6), ("bytes", 2)):
         model, optimizer = new(warmup, torch.float32)
         train(model, optimizer, range(3))
-        told[name] = bytes_a_step(lambda steps, m=model, o=optimizer: train(m, o, steps), 3)
-    told["bytes in pieces"] = bytes_a_step(
-        lambda steps: [in_pieces(model, optimizer, step) for step in steps] and None, 3
+        report[name] = bytes_per_step(
+            lambda steps, m=model, o=optimizer: train(m, o, steps), 3
+        )
+    report["bytes in pieces"] = bytes_per_step(
+        lambda steps: (
+            [step_in_micro_batches(model, optimizer, step) for step in steps] and None
+        ),
+        3,
     )
-    after_the_warmup(told)
+    after_the_warmup(report)
     dist.destroy_process_group()
-    return told
+    return report
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request):
+def reports(request):
     """What each rank tells of the experiments."""
     return launch.call(experiments, request.param)
 
 
-def test_it_is_adam_up_to_and_with_the_last_step_of_the_warmup(ranks):
-    for told in ranks:
-        assert len(told["to Adam"]) == WARMUP and max(told["to Adam"]) < 1e-7
-        assert told["variance to Adam"] < 1e-7  # step W's gradient is in it
+def test_it_is_adam_up_to_and_with_the_last_step_of_the_warmup(reports):
+    for report in reports:
+        assert len(report["to Adam"]) == WARMUP and max(report["to Adam"]) < 1e-7
+        assert report["variance to Adam"] < 1e-7  # step W's gradient is in it
 
 
-def test_then_the_variance_and_its_correction_stay(ranks):
-    for told in ranks:
-        for later in told["later"]:
+def test_then_the_variance_and_its_correction_stay(reports):
+    for report in reports:
+        for later in report["later"]:
             assert later["variance"] == 0 and later["step"] < 1e-12
 
 
-def test_the_momentum_is_the_mean_of_the_ranks_own(ranks):
-    for told in ranks:
-        for later in told["later"]:
+def test_the_momentum_is_the_mean_of_the_ranks_own(reports):
+    for report in reports:
+        for later in report["later"]:
             # float64's numbers, and a header in float32: a little on top of the bound
-            assert 0 < later["momentum"] <= later["bound"] * 1.001 and later["spread"] == 0
+            assert 0 < later["momentum"] <= later["bound"] * 1.001 and later["difference"] == 0
 
 
-def test_it_goes_on_where_it_stopped(ranks):
-    for told in ranks:
-        assert told["resumed after 2"] == told["resumed after 6"] == 0
+def test_it_goes_on_where_it_stopped(reports):
+    for report in reports:
+        assert report["resumed after 2"] == report["resumed after 6"] == 0
 
 
-def test_pieces_are_one_step(ranks):
-    for told in ranks:
+def test_pieces_are_one_step(reports):
+    for report in reports:
         # one level of the bytes can flip with the last digit of a sum: 1e-3, the step, times a 255th of the momentum
-        assert told["pieces"] < 1e-4 and told["steps"] == WARMUP + 2
-        assert "no_sync" in told["twice"]
+        assert report["pieces"] < 1e-4 and report["steps"] == WARMUP + 2
+        assert "no_sync" in report["twice"]
 
 
-def test_it_sends_floats_then_bytes(ranks):
-    n = len(ranks)
-    for told in ranks:
-        assert told["warm-up"] == pytest.approx(8 * NUMBERS * (n - 1) / n, rel=0.01)
+def test_it_sends_floats_then_bytes(reports):
+    n = len(reports)
+    for report in reports:
+        assert report["warm-up"] == pytest.approx(8 * NUMBERS * (n - 1) / n, rel=0.01)
         expected = 2 * (n - 1) * (NUMBERS / n + 8)
-        assert told["bytes"] == pytest.approx(expected, rel=0.02)
-        assert told["bytes in pieces"] == pytest.approx(expected, rel=0.02)
+        assert report["bytes"] == pytest.approx(expected, rel=0.02)
+        assert report["bytes in pieces"] == pytest.approx(expected, rel=0.02)
 
 
 def test_alone_it_needs_no_ranks():
@@ -229,7 +234,7 @@ def test_one_rank_alone_sends_nothing_and_rounds_nothing():
         plain = mlp(0, F64)
         other = QAdamOptimizer(plain.parameters(), lr=1e-3, weight_decay=DECAY, warmup_steps=1)
         train(plain, other, range(3), F64)
-        assert gap(vector(model), vector(plain)) < 1e-12
+        assert max_difference(vector(model), vector(plain)) < 1e-12
     finally:
         dist.destroy_process_group()
 
@@ -237,17 +242,17 @@ def test_one_rank_alone_sends_nothing_and_rounds_nothing():
 def test_mistakes_are_told():
     model = nn.Linear(2, 2)
     own, sgd = QAdamOptimizer(model.parameters()), torch.optim.SGD(model.parameters(), 0.1)
-    assert "was given: SGD" in refused(lambda: QAdam().attach(model, [sgd], wrap))
-    assert "QAdamOptimizer, QAdamOptimizer" in refused(
+    assert "was given: SGD" in user_error(lambda: QAdam().attach(model, [sgd], wrap))
+    assert "QAdamOptimizer, QAdamOptimizer" in user_error(
         lambda: QAdam().attach(model, [own, own], wrap)
     )
-    assert "none" in refused(lambda: QAdam().attach(model, [], wrap))
-    assert "at least one step" in refused(
+    assert "none" in user_error(lambda: QAdam().attach(model, [], wrap))
+    assert "at least one step" in user_error(
         lambda: QAdamOptimizer(model.parameters(), warmup_steps=0)
     )
-    assert "betas" in refused(lambda: QAdamOptimizer(model.parameters(), betas=(0.9, 1.0)))
+    assert "betas" in user_error(lambda: QAdamOptimizer(model.parameters(), betas=(0.9, 1.0)))
     groups = [{"params": [model.weight]}, {"params": [model.bias], "warmup_steps": 3}]
-    assert "[3, 100]" in refused(lambda: QAdamOptimizer(groups).step())
+    assert "[3, 100]" in user_error(lambda: QAdamOptimizer(groups).step())
 
 
 def test_a_scaler_is_refused_and_so_is_a_parameter_that_comes_late():
@@ -255,9 +260,9 @@ def test_a_scaler_is_refused_and_so_is_a_parameter_that_comes_late():
     optimizer = QAdamOptimizer(model.parameters(), warmup_steps=1)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(1, 2)).sum()).backward()
-    assert "bfloat16" in refused(lambda: scaler.step(optimizer))
+    assert "bfloat16" in user_error(lambda: scaler.step(optimizer))
     optimizer = QAdamOptimizer(model.parameters(), warmup_steps=1)
     model.bias.grad = None
     optimizer.step()
     model(torch.ones(1, 2)).sum().backward()
-    assert "first gradient after the warm-up" in refused(optimizer.step)
+    assert "first gradient after the warm-up" in user_error(optimizer.step)
