@@ -38,7 +38,7 @@ PEERS = {2: [[1, 0], [1, 0]], 4: [[2, 3, 0, 1], [3, 2, 1, 0]]}
 
 
 def decentralized(report: dict, mode: str, rank: int, ranks: int) -> None:
-    """The weights are averaged; then the local gradient is applied, taken before the average."""
+    """The weights are averaged; then the local gradient, taken before, is applied."""
     algorithm = Decentralized(mode)
     model, optimizer = attached(algorithm)
     report["difference at the start"] = rank_difference(model)
@@ -170,6 +170,8 @@ def experiments() -> dict:
             report["odd"] = user_error(
                 lambda: Decentralized("shift_one").attach(mlp(), [], wrap, three)
             )
+        # A rank that ended now would close connections that others are still opening.
+        dist.barrier()
     dist.destroy_process_group()
     return report
 

@@ -1,4 +1,4 @@
-"""Helpers of the strategies' tests: gloo ranks, a small model, loops with a simple reference."""
+"""The strategies' tests share: gloo ranks, a small model, loops with a simple reference."""
 
 from collections.abc import Callable
 
