@@ -1,4 +1,7 @@
-"""The course's Horovod: the full batch's step whatever order autograd takes, and Horovod's interface. 2 and 4 ranks."""
+"""The course's Horovod: full-batch steps in any order of autograd, and Horovod's interface.
+
+With 2 and with 4 ranks.
+"""
 
 import copy
 import warnings
@@ -39,16 +42,17 @@ def new(
 
 def serial(steps: int, clip: float | None = None) -> list[torch.Tensor]:
     """torch's SGD with the whole batch: the weights after each step."""
-    model, report = mlp(0), []
+    model = mlp(0)
     optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9)
+    weights = []
     for step in range(steps):
         optimizer.zero_grad()
         loss(model, batch(step, ranks=hvd.size())).backward()
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-        report.append(vector(model))
-    return report
+        weights.append(vector(model))
+    return weights
 
 
 def equal_to_serial(report: dict) -> None:
@@ -60,10 +64,8 @@ def equal_to_serial(report: dict) -> None:
     report["difference"] = rank_difference(model)
     short, optimizer = new(compression=hvd.Compression.fp16)
     train(short, optimizer, range(5))
-    report["fp16"], report["fp16's difference"] = (
-        max_difference(vector(short), vector(model)),
-        rank_difference(short),
-    )
+    report["fp16"] = max_difference(vector(short), vector(model))
+    report["fp16's difference"] = rank_difference(short)
 
     model, optimizer = new(backward_passes_per_step=2)
     half = ROWS // 2
@@ -74,7 +76,8 @@ def equal_to_serial(report: dict) -> None:
         optimizer.step()
         optimizer.zero_grad()
     report["two passes"] = max_difference(vector(model), serial(3)[-1])
-    loss(model, local_batch(3)).backward()  # the epoch ends with a step of one piece
+    # The last step of an epoch may have one micro-batch.
+    loss(model, local_batch(3)).backward()
     optimizer.step()
     report["one pass of two"] = max_difference(vector(model), serial(4)[-1])
 
@@ -90,38 +93,38 @@ def equal_to_serial(report: dict) -> None:
 
 
 class Branches(nn.Module):
-    """Its layers are used in an order of the caller's, so that autograd's order differs; the last may be left out."""
+    """The caller chooses the order of the layers, and so autograd's; some may be left out."""
 
     def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(100, 20) for _ in range(4))
 
     def forward(self, x: torch.Tensor, order: list[int]) -> torch.Tensor:
-        for turn, number in enumerate(order):
-            x = (
-                torch.tanh(self.layers[number](x))
-                if turn == 0
-                else x + self.layers[number](x.repeat(1, 5))
-            )
+        first, *others = order
+        x = torch.tanh(self.layers[first](x))
+        for index in others:
+            x = x + self.layers[index](x.repeat(1, 5))
         return x
 
 
 def orders(report: dict, rank: int, ranks: int) -> None:
     torch.manual_seed(0)
-    model, twin = Branches(), Branches()
+    model = Branches()
+    twin = Branches()
     twin.load_state_dict(model.state_dict())
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), LR))
-    own = [[0, 1, 2], [3, 2, 1], [2, 0, 1, 3], [1, 0]]
+    order_of_rank = [[0, 1, 2], [3, 2, 1], [2, 0, 1, 3], [1, 0]]
     for _ in range(3):
-        model(local_batch(0)[0], own[rank]).square().mean().backward()
+        model(local_batch(0)[0], order_of_rank[rank]).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     plain = torch.optim.SGD(twin.parameters(), LR)
     for _ in range(3):
         plain.zero_grad()
-        for other in range(ranks):  # the mean over ranks, zeros where a rank has no gradient
+        # The mean over ranks, where a missing gradient counts as zeros.
+        for other, order in enumerate(order_of_rank[:ranks]):
             x, _ = batch(0, slice(ROWS * other, ROWS * (other + 1)), ranks)
-            (twin(x, own[other]).square().mean() / ranks).backward()
+            (twin(x, order).square().mean() / ranks).backward()
         plain.step()
     report["orders"] = max_difference(vector(model), vector(twin))
 
@@ -129,10 +132,10 @@ def orders(report: dict, rank: int, ranks: int) -> None:
 def state(report: dict, rank: int) -> None:
     torch.manual_seed(rank)
     model, optimizer = new(seed=None)
-    if rank == 0:  # as one that has read a checkpoint
-        optimizer.state.update(
-            {p: {"momentum_buffer": torch.full_like(p, 0.5)} for p in model.parameters()}
-        )
+    # Rank 0 has a state, as after loading a checkpoint.
+    if rank == 0:
+        for p in model.parameters():
+            optimizer.state[p]["momentum_buffer"] = torch.full_like(p, 0.5)
         optimizer.param_groups[0]["lr"] = 0.25
         optimizer.zero_grad()
     report["difference before"] = rank_difference(model)
@@ -156,22 +159,22 @@ def state(report: dict, rank: int) -> None:
         type(optimizer).__name__,
     )
     again, other = new()
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares the tensors
+    # Copied, because load_state_dict keeps the tensors that it gets.
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     again.load_state_dict(model.state_dict())
-    for each, its in ((model, optimizer), (again, other)):
-        train(each, its, range(1, 3))
+    train(model, optimizer, range(1, 3))
+    train(again, other, range(1, 3))
     report["loaded"] = max_difference(vector(model), vector(again))
 
 
 def collectives(report: dict, rank: int) -> None:
-    report["place"] = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
-    own = torch.tensor([1.0, float(rank)])
-    report["mean"], report["sum"] = (
-        hvd.allreduce(own).tolist(),
-        hvd.allreduce(own, average=False).tolist(),
-    )
+    report["ranks"] = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+    tensor = torch.tensor([1.0, float(rank)])
+    report["mean"] = hvd.allreduce(tensor).tolist()
+    report["sum"] = hvd.allreduce(tensor, average=False).tolist()
     report["gathered"] = hvd.allgather(torch.full((rank, 2), rank)).tolist()
-    report["broadcast"], report["untouched"] = hvd.broadcast(own, 1).tolist(), own.tolist()
+    report["broadcast"] = hvd.broadcast(tensor, 1).tolist()
+    report["untouched"] = tensor.tolist()
     report["integers"] = user_error(lambda: hvd.allreduce(torch.tensor([1])))
 
 
@@ -181,7 +184,8 @@ def mistakes(report: dict) -> None:
     loss(model, local_batch(0)).backward()
     report["zero_grad"] = user_error(optimizer.zero_grad)
     report["second backward"] = user_error(lambda: loss(model, local_batch(0)).backward())
-    optimizer.synchronize()  # the other ranks are report the same: all go on with a new model
+    # All ranks have had the same errors; they go on with a new model.
+    optimizer.synchronize()
     model, optimizer = new()
     loss(model, local_batch(0)).backward()
     with optimizer.skip_synchronize():
@@ -204,7 +208,8 @@ def experiments() -> dict:
         "optimizer before init": user_error(lambda: new()),
     }
     hvd.init()
-    hvd.init()  # nothing more to do
+    # A second call does nothing.
+    hvd.init()
     torch.set_num_threads(1)
     rank, ranks = hvd.rank(), hvd.size()
     torch.manual_seed(rank)
@@ -221,9 +226,8 @@ def experiments() -> dict:
     loss(model, local_batch(0)).backward()
     expected = gather_ranks(gradient(model, local_batch(0))).mean(0)
     optimizer.synchronize()
-    report["gradient"] = max_difference(
-        torch.cat([p.grad.reshape(-1) for p in model.parameters()]), expected
-    )
+    averaged = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+    report["gradient"] = max_difference(averaged, expected)
     hvd.shutdown()
     report["ended"] = dist.is_initialized()
     return report
@@ -231,30 +235,25 @@ def experiments() -> dict:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def reports(request):
-    """What each rank tells of the experiments."""
+    """Each rank's report of the experiments."""
     return launch.call(experiments, request.param)
 
 
 def test_each_step_is_the_full_batchs(reports):
     for report in reports:
-        assert (
-            len(report["steps"]) == 5
-            and max(report["steps"]) < 1e-6
-            and report["difference"] == 0
-        )
+        assert len(report["steps"]) == 5 and max(report["steps"]) < 1e-6
+        assert report["difference"] == 0
         assert report["gradient"] < 1e-7
 
 
-def test_pieces_and_clipping_are_the_full_batchs_too(reports):
+def test_micro_batches_and_clipping_are_the_full_batchs_too(reports):
     for report in reports:
-        assert (
-            report["two passes"] < 1e-6
-            and report["one pass of two"] < 1e-6
-            and report["clipped"] < 1e-6
-        )
+        assert report["two passes"] < 1e-6
+        assert report["one pass of two"] < 1e-6
+        assert report["clipped"] < 1e-6
 
 
-def test_16_bits_are_nearly_it(reports):
+def test_fp16_compression_is_close(reports):
     for report in reports:
         assert 0 < report["fp16"] < 1e-4 and report["fp16's difference"] == 0
 
@@ -266,23 +265,21 @@ def test_the_order_of_backward_may_differ_between_ranks(reports):
 
 def test_it_sends_what_ddp_sends_and_half_of_it_in_16_bits(reports):
     n = len(reports)
-    # Each of the 4 parameters is an all-reduce, on which gloo puts headers: 576 bytes with 2 reports, 1,682 with 4.
+    # There is one all-reduce for each of the 4 parameters. gloo's headers for each: 576 bytes
+    # with 2 ranks, 1,682 with 4.
     for report in reports:
         assert report["bytes"] == pytest.approx(8 * NUMBERS * (n - 1) / n, abs=4 * 2000)
         assert report["fp16 bytes"] == pytest.approx(4 * NUMBERS * (n - 1) / n, abs=4 * 2000)
 
 
-def test_one_rank_tells_the_others_its_weights_and_its_optimizers_state(reports):
+def test_weights_and_the_optimizers_state_are_broadcast(reports):
     for report in reports:
-        assert (
-            report["difference before"] > 0
-            and report["difference after"] == 0
-            and report["from rank 1"] == 0
-        )
+        assert report["difference before"] > 0 and report["difference after"] == 0
+        assert report["from rank 1"] == 0
         assert report["momentum"] == {0.5} and report["lr"] == 0.25
 
 
-def test_it_still_is_the_users_optimizer(reports):
+def test_schedulers_and_checkpoints_work_with_the_wrapped_optimizer(reports):
     for report in reports:
         assert report["scheduled"] == (0.125, True, "SGD") and report["loaded"] == 0
 
@@ -290,34 +287,29 @@ def test_it_still_is_the_users_optimizer(reports):
 def test_collectives(reports):
     n = len(reports)
     for rank, report in enumerate(reports):
-        assert tuple(report["place"]) == (rank, n, rank, n) and not report["ended"]
+        assert tuple(report["ranks"]) == (rank, n, rank, n) and not report["ended"]
         assert report["mean"] == [1.0, (n - 1) / 2] and report["sum"] == [n, n * (n - 1) / 2]
         assert report["gathered"] == [[r, r] for r in range(n) for _ in range(r)]
         assert report["broadcast"] == [1.0, 1.0] and report["untouched"] == [1.0, rank]
 
 
-def test_mistakes_are_told(reports):
+def test_mistakes_raise_errors_that_name_the_remedy(reports):
     for report in reports:
-        assert (
-            "init()" in report["before init"] and "init()" in report["optimizer before init"]
-        )
+        assert "init()" in report["before init"]
+        assert "init()" in report["optimizer before init"]
         assert "average=False" in report["integers"]
         mistaken = report["mistakes"]
         assert "already" in mistaken["twice"]
-        assert "on their way" in mistaken["zero_grad"] and "own gradients" in mistaken["skip"]
-        assert (
-            "backward_passes_per_step" in mistaken["second backward"]
-            and "sparse=False" in mistaken["sparse"]
-        )
-        assert (
-            len(mistaken["again"]) == 1
-            and "skip_synchronize" in mistaken["again"][0]
-            and mistaken["difference"] == 0
-        )
+        assert "zero_grad()" in mistaken["zero_grad"] and "step()" in mistaken["zero_grad"]
+        assert "skip_synchronize()" in mistaken["skip"]
+        assert "call synchronize()" in mistaken["skip"]
+        assert "backward_passes_per_step" in mistaken["second backward"]
+        assert "sparse=False" in mistaken["sparse"]
+        assert len(mistaken["again"]) == 1 and "skip_synchronize" in mistaken["again"][0]
+        assert mistaken["difference"] == 0
 
 
-def test_one_process_alone_and_names_that_are_wrong(monkeypatch):
-    monkeypatch.setattr(hvd, "_place", None)
+def test_one_process_alone_and_wrong_names():
     hvd.init()
     try:
         model, optimizer = new()
@@ -329,7 +321,7 @@ def test_one_process_alone_and_names_that_are_wrong(monkeypatch):
             lambda: hvd.DistributedOptimizer(plain, [named[0], *named])
         )
         assert "leaves out 3" in user_error(lambda: hvd.DistributedOptimizer(plain, named[:1]))
-        assert "it is 1 or more" in user_error(
+        assert "backward_passes_per_step is 0" in user_error(
             lambda: hvd.DistributedOptimizer(plain, backward_passes_per_step=0)
         )
     finally:
