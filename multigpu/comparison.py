@@ -252,11 +252,8 @@ def spread_picture(rows: dict[str, dict]) -> "Figure":
         # Just after an averaging round the distance is almost 0: cut the axis above that.
         axes.set_ylim(bottom=min(map(statistics.median, distances.values())) / 5)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    axes.set_title(
-        f"Consensus distance: above 0, but bounded, for {len(distances)} of {len(rows)} "
-        f"strategies",
-        fontsize=11,
-    )
+    title = f"The consensus distance is above 0 for {len(distances)} of {len(rows)} strategies"
+    axes.set_title(title, fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     return fig
 

@@ -168,7 +168,7 @@ class DDPStrategy(Strategy):
     def _check_launcher(self, world: World) -> None:
         """Compare the Trainer's arguments with what the launcher started.
 
-        Raises UserError if they differ: ranks would wait for ranks that nobody starts.
+        Raises UserError if they differ: ranks would wait for others that never start.
         """
         already_reported = world.rank != 0
         wanted = self.ranks_on_node()

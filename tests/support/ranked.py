@@ -1,4 +1,4 @@
-"""The strategies' tests share: gloo ranks, a small model, loops with a simple reference."""
+"""Helpers of the strategies' tests: gloo ranks, a small model, and plain training loops."""
 
 from collections.abc import Callable
 

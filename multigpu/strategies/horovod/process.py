@@ -42,7 +42,7 @@ class Process:
         self._world = None
 
 
-# Horovod's interface is functions, which have no object to share: this is theirs.
+# Horovod's interface is functions without an object, so their state is the module's.
 PROCESS = Process()
 
 
