@@ -16,10 +16,10 @@ def swap(
 ) -> list[dist.Work]:
     """Start sends and receives: (tensor to send, tensor to receive into, peer's group rank).
 
-    The receives are posted first. gloo notifies the peer over the same connection that a receive
-    is posted; behind the data of a send, that notice would arrive only when the data have, and
-    the two directions would be used one after the other (81 ms instead of 46, measured over
-    100 Mbit/s with torch 2.13 by benchmarks/swap.py).
+    The receives are posted first. gloo notifies the peer of a posted receive over the
+    connection that also carries the data. Behind the data of a send that notice would arrive
+    late, and the two directions would be used one after the other (81 ms instead of 46,
+    measured over 100 Mbit/s with torch 2.13 by benchmarks/swap.py).
     """
     operations = [
         dist.P2POp(dist.irecv, received, group=group, group_peer=peer)
