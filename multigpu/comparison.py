@@ -1,4 +1,4 @@
-"""How do strategies compare? One run by each: what it learned, what it sent, how far apart its ranks were."""
+"""Compares strategies: one run with each, its loss, its bytes and its consensus distance."""
 
 import json
 import statistics
@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,12 @@ from multigpu.errors import UserError, pluralize
 from multigpu.files import write_json
 from multigpu.strategies.bagua.async_average import AsyncModelAverage
 from multigpu.strategies.costs import predicted
-from multigpu.trainer import Callback
+from multigpu.trainer import Callback, LightningModule, Trainer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-EVERY = 5  # steps between two copies of the weights
+STEPS_BETWEEN_COPIES = 5
 
 
 def weights(model: nn.Module) -> torch.Tensor:
@@ -35,109 +35,144 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 
 class Record(Callback):
-    """What each rank has seen of a fit; afterwards `ranks` has it of all, by rank.
+    """Records a fit on each rank. Afterwards `ranks` has the records of all ranks, in order.
 
     loss      of each epoch, over all ranks
-    bytes     that the rank sent in each step, as the kernel counts them; for bagua:async one number, those of a sync
+    bytes     that the rank sent in each step, as the kernel counts them; for bagua:async one
+              number, the bytes of an averaging round
     ends      when each step ended, in seconds
-    weights   copies of its weights: after step 1, 1 + EVERY, … and at the end
+    weights   copies of its weights: after step 1, 1 + STEPS_BETWEEN_COPIES, … and at the end
     device    "cpu", "cuda" or "vgpu"
+    syncs     averaging rounds until the end, for bagua:async
 
-    The copies are compared after the run, and what the Trainer itself sends between two steps is not in `bytes`.
+    The copies are compared after the run. What the Trainer itself sends between two steps is
+    not in `bytes`.
     """
 
     def __init__(self) -> None:
-        self.told: dict = {"loss": [], "bytes": [], "ends": [], "weights": []}
-        self.ranks: list[dict] = []
+        self.record: dict[str, Any] = {"loss": [], "bytes": [], "ends": [], "weights": []}
+        self.ranks: list[dict[str, Any]] = []
+        self.sent_before_step = 0
 
     def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self.before = wire.sent()
+        self.sent_before_step = wire.sent()
 
     def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
-        self.told["bytes"].append(wire.sent() - self.before)
-        self.told["ends"].append(time.perf_counter())
-        if trainer.global_step % EVERY == 1:
-            self.told["weights"].append(weights(pl_module))
+        self.record["bytes"].append(wire.sent() - self.sent_before_step)
+        self.record["ends"].append(time.perf_counter())
+        if trainer.global_step % STEPS_BETWEEN_COPIES == 1:
+            self.record["weights"].append(weights(pl_module))
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self.told["loss"].append(float(trainer.callback_metrics["loss"]))
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.record["loss"].append(float(trainer.callback_metrics["loss"]))
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.told["weights"].append(weights(pl_module))
-        self.told["device"] = trainer.strategy.device.type
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.record["weights"].append(weights(pl_module))
+        self.record["device"] = trainer.strategy.device.type
         algorithm = getattr(trainer.strategy, "algorithm", None)
-        if (
-            isinstance(algorithm, AsyncModelAverage) and algorithm.thread
-        ):  # else one rank, or still warming up
-            self.told |= {"syncs": algorithm.syncs, "bytes": [of_a_sync(algorithm)]}
-        self.ranks = trainer.strategy.gather_objects(self.told)
+        # There is no thread with one rank, or while async warms up.
+        if isinstance(algorithm, AsyncModelAverage) and algorithm.thread:
+            self.record["syncs"] = algorithm.syncs
+            self.record["bytes"] = [bytes_per_round(algorithm)]
+        self.ranks = trainer.strategy.gather_objects(self.record)
 
-    def state_dict(self) -> dict:
-        """What ddp_spawn, which trains copies in other processes, brings back."""
+    def state_dict(self) -> dict[str, Any]:
+        """What ddp_spawn, which trains in other processes, brings back."""
         return {"ranks": self.ranks}
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.ranks = state_dict["ranks"]
 
 
-def of_a_sync(algorithm: AsyncModelAverage) -> float:
-    """Bytes that this rank sends in a sync of a running async, vote included: the mean of three, while all else is silent.
+def bytes_per_round(algorithm: AsyncModelAverage) -> float:
+    """Bytes that this rank sends in an averaging round, vote included: the mean of three.
 
-    Whole ones: a count that begins or ends inside a sync has a part of it too much. (A vote more or less is 50 bytes.)
+    It is called while nothing else is sent. The count begins and ends between two rounds, so
+    that it contains no half round. (One vote more or less is 50 bytes.)
     """
-    with algorithm.syncing:
-        before, first = wire.sent(), algorithm.syncs
+    with algorithm.round_lock:
+        before = wire.sent()
+        first = algorithm.syncs
     while algorithm.syncs < first + 3 and algorithm.thread.is_alive():
         time.sleep(0.001)
-    with algorithm.syncing:
+    with algorithm.round_lock:
         return (wire.sent() - before) / max(1, algorithm.syncs - first)
 
 
 def compared(
-    name: str, told: list[dict], model: nn.Module, test: TensorDataset, megabits: float
-) -> dict:
-    """One strategy's row, from what a Record has of each rank. `model` takes rank 0's last weights, to be tested.
+    name: str,
+    records: list[dict[str, Any]],
+    model: nn.Module,
+    test: TensorDataset,
+    megabits: float,
+) -> dict[str, Any]:
+    """One strategy's row, from the ranks' records; `model` gets rank 0's last weights.
 
-    The spread is the largest distance of a rank's weights from the mean over the ranks, at the moments of the copies.
+    "spread" is the consensus distance at each copy: the largest Euclidean distance of a rank's
+    weights from the mean over the ranks. (Papers often take the root mean square over the
+    ranks.)
     """
-    every = torch.stack(
-        [torch.stack(rank["weights"]) for rank in told]
-    ).double()  # (ranks, moments, N)
-    first, ends = told[0], told[0]["ends"]
+    copies = [torch.stack(record["weights"]) for record in records]
+    every = torch.stack(copies).double()  # (ranks, copies, N)
+    distances = (every - every.mean(0)).norm(dim=-1)  # (ranks, copies)
+    first = records[0]
+    ends = first["ends"]
     nn.utils.vector_to_parameters(first["weights"][-1], model.parameters())
     with torch.no_grad():
-        hits = model(test.tensors[0]).argmax(1) == test.tensors[1]
-    expected = predicted(name, every.shape[-1], len(told))
+        correct = model(test.tensors[0]).argmax(1) == test.tensors[1]
+    expected = predicted(name, every.shape[-1], len(records))
     return {
-        "loss": first["loss"][-1], "losses": first["loss"], "test_accuracy": hits.float().mean().item(),
-        "device": first["device"], "ranks": len(told), "bytes_predicted": expected, "bytes_counted": statistics.median(first["bytes"]),
+        "loss": first["loss"][-1],
+        "losses": first["loss"],
+        "test_accuracy": correct.float().mean().item(),
+        "device": first["device"],
+        "ranks": len(records),
+        "bytes_predicted": expected,
+        "bytes_counted": statistics.median(first["bytes"]),
         "link_seconds_predicted": expected * 8e-6 / megabits,
         "seconds": (ends[-1] - ends[0]) / max(1, len(ends) - 1),
-        "bytes_each": first["bytes"], "syncs": first.get("syncs"), "spread": (every - every.mean(0)).norm(dim=-1).amax(0).tolist(),
-    }  # fmt: skip
+        "bytes_each": first["bytes"],
+        "syncs": first.get("syncs"),
+        "spread": distances.amax(0).tolist(),
+    }
 
 
 def table(rows: dict[str, dict], ranks: int) -> str:
-    """All rows, rounded to what is the same in each run; `from_serial` is in a row where it was asked for."""
-    lines = [
-        f"{pluralize(ranks, 'rank'):34}  loss  accuracy  bytes predicted  counted  spread at end  from serial"
-    ]
+    """All rows, rounded so that each run prints the same.
+
+    The last column is empty unless `from_serial` was called.
+    """
+    titles = "loss  accuracy  bytes predicted  counted  consensus distance  from serial"
+    lines = [f"{pluralize(ranks, 'rank'):34}  {titles}"]
     for name, row in rows.items():
-        away = row.get("from_serial")
-        serial = "" if away is None else "within 1e-5" if away <= 1e-5 else f"{away:.0e}"
-        apart = "0" if row["spread"][-1] == 0 else f"{row['spread'][-1]:.0e}"
-        sent = (
-            "not counted"
-            if row["device"] == "cuda" and row["bytes_predicted"]
-            else f"{row['bytes_counted']:,.0f}"
+        counted = f"{row['bytes_counted']:,.0f}"
+        # NCCL's bytes do not pass through the kernel's sockets.
+        if row["device"] == "cuda" and row["bytes_predicted"]:
+            counted = "not counted"
+        distance = row["spread"][-1]
+        line = (
+            f"{name:34}  {row['loss']:.2f}  {row['test_accuracy']:8.2f}  "
+            f"{row['bytes_predicted']:15,.0f}  {counted:>7}  "
+            f"{'0' if distance == 0 else f'{distance:.0e}':>18}  {_from_serial_text(row):>11}"
         )
-        start = f"{name:34}  {row['loss']:.2f}  {row['test_accuracy']:8.2f}  {row['bytes_predicted']:15,.0f}"
-        lines.append(f"{start}  {sent:>7}  {apart:>13}  {serial:>11}".rstrip())
+        lines.append(line.rstrip())
     return "\n".join(lines)
+
+
+def _from_serial_text(row: dict[str, Any]) -> str:
+    difference = row.get("from_serial")
+    if difference is None:
+        return ""
+    return "within 1e-5" if difference <= 1e-5 else f"{difference:.0e}"
 
 
 def measured(
@@ -147,187 +182,166 @@ def measured(
     flags: Sequence[object],
     megabits: float,
 ) -> None:
-    """Add `link_seconds_measured` to the rows of `names`: seconds a step of `script` with a rank in each of two network
-    namespaces, joined by a cable of `megabits` Mbit/s.
+    """Add `link_seconds_measured` to the rows of `names`: seconds per step of `script`.
 
-    Raises UserError where there can be no such link, where nothing is to be measured, or if a rank fails.
+    Each of two ranks runs in a network namespace of its own; a link of `megabits` Mbit/s joins
+    them. Raises UserError if there can be no such link, if there is nothing to measure, or if
+    a rank fails.
     """
     if not names:
         raise UserError(
-            "--measure-link: none of these strategies has ranks that a launcher starts, as ddp has."
+            "--measure-link: none of these strategies has ranks that a launcher starts, "
+            "as ddp has."
         )
     if rows[names[0]]["ranks"] != 2:
         raise UserError(
-            f"--measure-link: a cable has two ends, and there are {rows[names[0]]['ranks']} ranks: give --ranks 2."
+            f"--measure-link: a cable has two ends, and there are {rows[names[0]]['ranks']} "
+            f"ranks: give --ranks 2."
         )
     if why_not := slow_link.obstacle():
         raise UserError(
             f"--measure-link: {why_not}. Leave it out, and the times are predicted."
         )
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            script,
-            "--strategy",
-            *names,
-            *map(str, flags),
-            "--out",
-            folder,
-        ]
+        command = [sys.executable, script, "--strategy", *names, *map(str, flags)]
         silent = ["sh", "-c", 'exec "$@" >/dev/null', "sh"]
-        if slow_link.run(
-            [*silent, *command], megabits, OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR"
-        ):
-            raise UserError("a rank on the slow link has failed: its message stands above.")
-        found = json.loads((Path(folder) / "metrics.json").read_text())["strategies"]
+        failed = slow_link.run(
+            [*silent, *command, "--out", folder],
+            megabits,
+            OMP_NUM_THREADS="1",
+            TORCH_CPP_LOG_LEVEL="ERROR",
+        )
+        if failed:
+            raise UserError("a rank on the slow link has failed: see its message above.")
+        results = json.loads((Path(folder) / "metrics.json").read_text())["strategies"]
     for name in names:
-        rows[name]["link_seconds_measured"] = found[name]["seconds"]
+        rows[name]["link_seconds_measured"] = results[name]["seconds"]
 
 
 def bytes_picture(rows: dict[str, dict]) -> "Figure":
-    """A bar a strategy."""
+    """A bar for each strategy: the bytes that a rank sends."""
     sent = {name: row["bytes_counted"] / 1000 for name, row in rows.items()}
-    most, least = (
-        "ddp" if "ddp" in sent else max(sent, key=sent.get),
-        min(filter(sent.get, sent), key=sent.get, default=""),
-    )
-    title = (
-        f"{least} sends {sent[most] / sent[least]:.1f} times fewer bytes than {most}"
-        if least
-        else "Nothing is sent"
-    )
+    most = "ddp" if "ddp" in sent else max(sent, key=sent.get)
+    least = min(filter(sent.get, sent), key=sent.get, default="")
+    title = "Nothing is sent"
+    if least:
+        title = f"{least} sends {sent[most] / sent[least]:.1f} times fewer bytes than {most}"
     bars = {
         name + ("" if amount else ": 0"): {"sent": amount} for name, amount in sent.items()
     }
-    return plots.stacked(
-        bars, "kB a step and rank (async: a sync), counted by the kernel", title
-    )
+    unit = "kB per step and rank (async: per round), counted by the kernel"
+    return plots.stacked(bars, unit, title)
 
 
 def spread_picture(rows: dict[str, dict]) -> "Figure":
-    """A curve for each strategy whose ranks were ever apart, a moment in EVERY steps."""
-    apart = {name: row["spread"] for name, row in rows.items() if max(row["spread"]) > 1e-6}
+    """The consensus distance of each strategy for which it was ever above 1e-6."""
+    distances = {
+        name: row["spread"] for name, row in rows.items() if max(row["spread"]) > 1e-6
+    }
     fig = plots.figure(8, 3.2)
     axes = fig.add_subplot()
-    for colour, mark, (name, spread) in zip(plots.RANKS, "os^Dv", apart.items(), strict=False):
-        steps = [1 + EVERY * place for place in range(len(spread))]
+    styles = zip(plots.RANKS, "os^Dv", distances.items(), strict=False)
+    for colour, mark, (name, distance) in styles:
+        steps = [1 + STEPS_BETWEEN_COPIES * index for index in range(len(distance))]
         axes.plot(
-            steps, spread, marker=mark, markersize=3, linewidth=1, color=colour, label=name
+            steps, distance, marker=mark, markersize=3, linewidth=1, color=colour, label=name
         )
-    axes.set(xlabel="step", ylabel="largest distance from the mean")
-    if apart:
+    axes.set(xlabel="step", ylabel="consensus distance")
+    if distances:
         axes.set_yscale("log")
-        axes.set_ylim(
-            bottom=min(map(statistics.median, apart.values())) / 5
-        )  # just after a sync it is next to nothing
+        # Just after an averaging round the distance is almost 0: cut the axis above that.
+        axes.set_ylim(bottom=min(map(statistics.median, distances.values())) / 5)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    equal = f"of {len(rows) - len(apart)} they never are"
-    axes.set_title(
-        f"The ranks of {pluralize(len(apart), 'strategy').replace('ys', 'ies')} are apart, and stay near; {equal}",
-        fontsize=11,
-    )
+    title = f"The consensus distance is above 0 for {len(distances)} of {len(rows)} strategies"
+    axes.set_title(title, fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     return fig
 
 
 def link_picture(rows: dict[str, dict], megabits: float) -> "Figure":
-    """Predicted milliseconds as bars; what was measured as a point."""
+    """Milliseconds per step over a slow link: predicted as bars, measured as points."""
     bars = {
         name: {"predicted": 1e3 * row["link_seconds_predicted"]} for name, row in rows.items()
     }
-    fig = plots.stacked(
-        bars, f"ms a step at {megabits:g} Mbit/s; bars: predicted, bytes ÷ rate", ""
-    )
-    axes, times = (
-        fig.axes[0],
-        {
-            n: 1e3 * row["link_seconds_measured"]
-            for n, row in rows.items()
-            if "link_seconds_measured" in row
-        },
-    )
+    unit = f"ms per step at {megabits:g} Mbit/s; bars: predicted, bytes ÷ rate"
+    fig = plots.stacked(bars, unit, "")
+    axes = fig.axes[0]
+    times = _measured_milliseconds(rows)
     title = "Predicted: on a slow link the bytes are the time"
     if times:
-        axes.plot(
-            times.values(),
-            [list(rows).index(name) for name in times],
-            "D",
-            color="black",
-            label="measured, computing included",
-        )
+        positions = [list(rows).index(name) for name in times]
+        label = "measured, computing included"
+        axes.plot(times.values(), positions, "D", color="black", label=label)
         fig.legend(frameon=False, loc="outside lower right", fontsize=8)
-        axes.set_xlim(
-            0, 1.08 * max(*times.values(), *(bar["predicted"] for bar in bars.values()))
-        )
-        slow, fast = max(times, key=times.get), min(times, key=times.get)
-        slow = "ddp" if "ddp" in times else slow
+        longest = max(*times.values(), *(bar["predicted"] for bar in bars.values()))
+        axes.set_xlim(0, 1.08 * longest)
+        slow = "ddp" if "ddp" in times else max(times, key=times.get)
+        fast = min(times, key=times.get)
         title = f"Measured: {fast} is {times[slow] / times[fast]:.1f} times as fast as {slow}"
     axes.set_title(title)
     return fig
 
 
+def _measured_milliseconds(rows: dict[str, dict]) -> dict[str, float]:
+    return {
+        name: 1e3 * row["link_seconds_measured"]
+        for name, row in rows.items()
+        if "link_seconds_measured" in row
+    }
+
+
 def from_serial(
     rows: dict[str, dict],
-    found: dict[str, list[dict]],
-    make: Any,
+    records: dict[str, list[dict]],
+    make: Callable[[], nn.Module],
     train: TensorDataset,
     args: Namespace,
 ) -> None:
-    """Add `from_serial` to each row: the largest difference between rank 0's last weights and a serial run's.
+    """Add `from_serial` to each row: rank 0's largest difference from a serial run's weights.
 
-    The serial run is by SGD, and by Adam with lr / 50 for bagua:qadam. `make()` gives a new model.
+    The serial run uses SGD, and Adam with lr / 50 for bagua:qadam. `make()` returns a new
+    model.
     """
-    same = {
+    settings = {
         "epochs": args.epochs,
         "batch_size": args.batch_size,
         "lr": args.lr,
         "seed": args.seed,
     }
-    ends: dict[bool, torch.Tensor] = {}
-    place = torch.device(
-        "cuda" if any(row["device"] == "cuda" for row in rows.values()) else "cpu"
-    )
-    here = TensorDataset(*(tensor.to(place) for tensor in train.tensors))
+    # The serial weights, with Adam (True) and with SGD (False).
+    expected: dict[bool, torch.Tensor] = {}
+    on_cuda = any(row["device"] == "cuda" for row in rows.values())
+    device = torch.device("cuda" if on_cuda else "cpu")
+    data = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
     for name, row in rows.items():
-        if (adam := name == "bagua:qadam") not in ends:
-            model = make().to(place)
+        adam = name == "bagua:qadam"
+        if adam not in expected:
+            model = make().to(device)
             optimizer = torch.optim.Adam(model.parameters(), args.lr / 50) if adam else None
-            ends[adam] = weights(proof.serial(model, here, **same, optimizer=optimizer))
-        row["from_serial"] = (found[name][0]["weights"][-1] - ends[adam]).abs().max().item()
+            trained = proof.serial(model, data, **settings, optimizer=optimizer)
+            expected[adam] = weights(trained)
+        last = records[name][0]["weights"][-1]
+        row["from_serial"] = (last - expected[adam]).abs().max().item()
 
 
 def report(
     rows: dict[str, dict], exact: Sequence[str], args: Namespace, world: launch.World
 ) -> None:
-    """Print the table; with --prove, whether those of `exact` equal the serial run; draw; write metrics.json.
+    """Print the table, the proof and the measured times; save the figures and metrics.json.
 
-    Its loss and accuracy are ddp's, or the first strategy's. Exit code 1 if the proof fails.
+    With --prove the strategies of `exact` must equal the serial run; exit code 1 if they do
+    not. The loss and accuracy in metrics.json are ddp's, or the first strategy's.
     """
-    one, verdict = rows.get("ddp") or next(iter(rows.values())), None
     print(table(rows, args.ranks))
-    if away := {
-        name: row["from_serial"]
-        for name, row in rows.items()
-        if name in exact and "from_serial" in row
-    }:
-        verb = "equals" if len(away) == 1 else "equal"
-        what = f"{', '.join(away)} {verb} one process after {pluralize(args.epochs, 'epoch')}"
-        verdict = proof.verdict(what, max(away.values()), 1e-5)
-    elif args.prove:
-        print(
-            "proof: none of these is meant to equal one process; how far away each is, says the table"
-        )
-    if times := {
-        n: 1e3 * row["link_seconds_measured"]
-        for n, row in rows.items()
-        if "link_seconds_measured" in row
-    }:
+    verdict = _verdict(rows, exact, args)
+    times = _measured_milliseconds(rows)
+    if times:
         slow = times.get("ddp", max(times.values()))
-        each = (
-            f"{n} {ms:.0f}" + (f" ({slow / ms:.1f} times as fast)" if ms != slow else "")
-            for n, ms in times.items()
+        texts = (
+            f"{name} {ms:.0f}" + (f" ({slow / ms:.1f} times as fast)" if ms != slow else "")
+            for name, ms in times.items()
         )
-        print(f"measured at {args.link:g} Mbit/s, ms a step: {', '.join(each)}")
+        print(f"measured at {args.link:g} Mbit/s, ms per step: {', '.join(texts)}")
     pictures = {
         "bytes": bytes_picture(rows),
         "spread": spread_picture(rows),
@@ -337,23 +351,39 @@ def report(
         plots.save(picture, args.out / f"{name}.png") for name, picture in pictures.items()
     ]
     print("figures:", *paths)
-    told = {
+    representative = rows.get("ddp") or next(iter(rows.values()))
+    metrics = {
         "world_size": args.ranks,
         "nodes": world.nodes,
         "launcher": world.launcher,
         "devices": args.ranks,
-    }
-    told |= {
-        "device": one["device"],
+        "device": representative["device"],
         "batch_size": args.batch_size,
         "link_megabits": args.link,
-    }
-    told |= {
-        "loss": one["loss"],
-        "test_accuracy": one["test_accuracy"],
+        "loss": representative["loss"],
+        "test_accuracy": representative["test_accuracy"],
         "proof": verdict,
         "strategies": rows,
     }
-    print(f"metrics: {write_json(args.out / 'metrics.json', told)}", flush=True)
+    print(f"metrics: {write_json(args.out / 'metrics.json', metrics)}", flush=True)
     if verdict and not verdict["holds"]:
         sys.exit(1)
+
+
+def _verdict(
+    rows: dict[str, dict], exact: Sequence[str], args: Namespace
+) -> dict[str, Any] | None:
+    """The printed proof; None without --prove, or if no strategy is meant to be exact."""
+    differences = {
+        name: row["from_serial"]
+        for name, row in rows.items()
+        if name in exact and "from_serial" in row
+    }
+    if differences:
+        verb = "equals" if len(differences) == 1 else "equal"
+        epochs = pluralize(args.epochs, "epoch")
+        claim = f"{', '.join(differences)} {verb} one process after {epochs}"
+        return proof.verdict(claim, max(differences.values()), 1e-5)
+    if args.prove:
+        print("proof: none of these strategies equals one process: see 'from serial' above")
+    return None

@@ -1,7 +1,9 @@
-"""Every strategy that people read about, with and without the Trainer: what moves between the ranks, and when."""
+"""The strategies for several devices, with and without the Trainer.
 
-from multigpu.strategies.bagua.qadam import QAdamOptimizer
-from multigpu.strategies.bagua.strategy import ALGORITHMS, BaguaStrategy
+They differ in what is sent between the ranks, and when.
+"""
+
+from multigpu.strategies.bagua import ALGORITHMS, BaguaStrategy, QAdamOptimizer
 from multigpu.strategies.base import Strategy
 from multigpu.strategies.ddp import DDPStrategy
 from multigpu.strategies.ddp2 import DDP2Strategy
@@ -13,7 +15,18 @@ from multigpu.strategies.single import SingleDeviceStrategy
 from multigpu.strategies.spawn import DDPNotebookStrategy, DDPSpawnStrategy
 
 __all__ = [
-    "ALGORITHMS", "STRATEGIES", "BaguaStrategy", "DDP2Strategy", "DDPNotebookStrategy", "DDPSpawnStrategy", "DDPStrategy",
-    "DataParallelStrategy", "HorovodStrategy", "PipelineStrategy", "QAdamOptimizer", "SingleDeviceStrategy", "Strategy",
+    "ALGORITHMS",
+    "STRATEGIES",
+    "BaguaStrategy",
+    "DDP2Strategy",
+    "DDPNotebookStrategy",
+    "DDPSpawnStrategy",
+    "DDPStrategy",
+    "DataParallelStrategy",
+    "HorovodStrategy",
+    "PipelineStrategy",
+    "QAdamOptimizer",
+    "SingleDeviceStrategy",
+    "Strategy",
     "named",
-]  # fmt: skip
+]

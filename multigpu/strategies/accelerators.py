@@ -1,4 +1,4 @@
-"""Which devices does a run compute on? What the user asked for, against what the machine has."""
+"""The devices of a run: what the user asked for, checked against what the machine has."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from multigpu import devices as places
+from multigpu.devices import CLASSROOM, pick, share_cores
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import World
 
@@ -15,11 +15,11 @@ KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "vgpu": "vgpu"}
 
 @dataclass(frozen=True)
 class Accelerator:
-    """What one node computes on.
+    """The devices of one node.
 
     kind      "cpu", "cuda" or "vgpu"
-    count     devices of a node; None: not asked for, so a launcher's number of ranks decides
-    indices   which GPUs, if the user named them: devices=[1, 3]
+    count     devices per node; None: not given, so the launcher's number of ranks decides
+    indices   the GPUs, if the user listed them: devices=[1, 3]
     """
 
     kind: str = "cpu"
@@ -29,100 +29,117 @@ class Accelerator:
     def of_rank(self, world: World) -> torch.device:
         """The device of this rank, made current: local rank r has the r-th."""
         if self.kind == "cpu":
-            places.share_cores(world)
+            share_cores(world)
             return torch.device("cpu")
-        if self.kind == "vgpu":  # a process has virtual GPUs of its own
-            places.share_cores(world)
+        if self.kind == "vgpu":
+            share_cores(world)
+            # Each process has virtual GPUs of its own, so a rank always uses the first.
             return virtual(1)[0]
         if not self.indices:
-            return places.pick(world)
+            return pick(world)
         device = torch.device("cuda", self.indices[world.local_rank])
         torch.cuda.set_device(device)
         return device
 
     def of_process(self, world: World) -> list[torch.device]:
-        """All devices of a process that has the node's for itself. Raises UserError if there are not as many."""
+        """The node's devices, for a process that is alone on it; the first is made current.
+
+        Raises UserError if the node has fewer than `count`.
+        """
         count = self.count or 1
         if self.kind == "cpu":
             if count > 1:
                 raise UserError(
-                    f"one process has one CPU to compute on, and {count} devices were asked for: "
-                    f"give accelerator='vgpu' for {count} virtual GPUs, or strategy='ddp' for {count} processes."
+                    f"one process has one CPU to compute on, and {count} devices were asked "
+                    f"for: give accelerator='vgpu' for {count} virtual GPUs, "
+                    f"or strategy='ddp' for {count} processes."
                 )
             return [torch.device("cpu")]
         if self.kind == "vgpu":
-            there = virtual(count)
-            if len(there) < count:
+            running = virtual(count)
+            if len(running) < count:
                 raise UserError(
-                    f"{count} devices were asked for, and {pluralize(len(there), 'virtual GPU')} run in this process: "
-                    f"call vgpu.stop() first, or ask for {len(there)}."
+                    f"{count} devices were asked for, but this process runs "
+                    f"{pluralize(len(running), 'virtual GPU')}: "
+                    f"call vgpu.stop() first, or ask for {len(running)}."
                 )
-            return there[:count]
-        mine = [torch.device("cuda", index) for index in self.indices or range(count)]
-        torch.cuda.set_device(mine[0])
-        return mine
+            return running[:count]
+        devices = [torch.device("cuda", index) for index in self.indices or range(count)]
+        torch.cuda.set_device(devices[0])
+        return devices
 
 
 def virtual(start: int = 0) -> list[torch.device]:
-    """The virtual GPUs that run in this process; if none do, `start` of them. Imported here, so that others need not wait."""
+    """The virtual GPUs of this process; if none runs, starts `start` of them."""
     if not start and "multigpu.vgpu" not in sys.modules:
         return []
+    # Imported late: a run that needs no virtual GPUs does not wait for the import.
     from multigpu import vgpu
 
     return vgpu.devices() or (vgpu.start(start) if start else [])
 
 
 def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") -> Accelerator:
-    """What the Trainer's arguments `accelerator` and `devices` mean on this machine.
+    """The Trainer's arguments `accelerator` and `devices`, applied to this machine.
 
-    Raises UserError for a name that is unknown, a number that makes no sense, or more GPUs than there are.
+    Raises UserError for an unknown name, an impossible number, or more GPUs than there are.
     """
     if accelerator not in (*KINDS, "auto"):
         raise UserError(
-            f"accelerator is {accelerator!r}: expected 'cpu', 'gpu', 'vgpu' (virtual GPUs) or 'auto'."
+            f"accelerator is {accelerator!r}: "
+            f"expected 'cpu', 'gpu', 'vgpu' (virtual GPUs) or 'auto'."
         )
-    pretended = os.environ.get("SLURM_CLUSTER_NAME") == places.CLASSROOM
-    gpus = 0 if pretended else torch.cuda.device_count()
-    kind = KINDS.get(accelerator) or ("cuda" if gpus else "vgpu" if virtual() else "cpu")
-    count, indices = _counted(devices)
+    simulated = os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM
+    gpus = 0 if simulated else torch.cuda.device_count()
+    kind = KINDS.get(accelerator) or _best_kind(gpus)
+    count, indices = _count_and_indices(devices)
     if kind != "cuda":
         if indices:
-            count, indices = len(indices), ()
-        return Accelerator(kind, count if count != -1 else len(virtual()) or 1)
+            count = len(indices)
+        elif count == -1:
+            count = len(virtual()) or 1
+        return Accelerator(kind, count)
     if not gpus:
-        why = "the classroom cluster's GPUs are pretended" if pretended else "torch sees none"
+        why = "the classroom cluster's GPUs are simulated" if simulated else "torch sees none"
         raise UserError(
-            f"accelerator='gpu', but {why}: give accelerator='vgpu' for virtual ones, 'cpu', or 'auto'."
+            f"accelerator='gpu', but {why}: "
+            f"give accelerator='vgpu' for virtual GPUs, 'cpu', or 'auto'."
         )
     highest = max(indices, default=(count or 1) - 1)
     if count != -1 and highest >= gpus:
         raise UserError(
-            f"devices={devices!r} asks for GPU {highest}, and this machine has {pluralize(gpus, 'GPU')}, numbered from 0: "
+            f"devices={devices!r} asks for GPU {highest}, "
+            f"and this machine has {pluralize(gpus, 'GPU')}, numbered from 0: "
             f"ask for at most {gpus}, or give accelerator='vgpu'."
         )
     return Accelerator(kind, gpus if count == -1 else count, indices)
 
 
-def _counted(
+def _best_kind(gpus: int) -> str:
+    if gpus:
+        return "cuda"
+    return "vgpu" if virtual() else "cpu"
+
+
+def _count_and_indices(
     devices: int | str | list[int] | tuple[int, ...],
 ) -> tuple[int | None, tuple[int, ...]]:
-    """How many, and which: 2, "2", -1 (all), [0, 2], "0,2", "auto"."""
+    """The number of devices and their indices; 2, "2", -1 (all), [0, 2], "0,2", "auto"."""
     wrong = UserError(
-        f"devices is {devices!r}: expected a number from 1 up, -1 for all, a list of GPUs such as [0, 2], or 'auto'."
+        f"devices is {devices!r}: expected a number from 1 up, -1 for all, "
+        f"a list of GPUs such as [0, 2], or 'auto'."
     )
     if devices in ("auto", None):
         return None, ()
     if isinstance(devices, str):
-        parts = [part.strip() for part in devices.split(",") if part.strip()]
-        if not parts or not all(part.lstrip("-").isdecimal() for part in parts):
+        numbers = [number.strip() for number in devices.split(",") if number.strip()]
+        if not numbers or not all(number.lstrip("-").isdecimal() for number in numbers):
             raise wrong
-        devices = [int(part) for part in parts] if "," in devices else int(devices)
+        devices = [int(number) for number in numbers] if "," in devices else int(devices)
     if isinstance(devices, (list, tuple)):
-        if (
-            not devices
-            or len(set(devices)) < len(devices)
-            or not all(type(d) is int and d >= 0 for d in devices)
-        ):
+        if not devices or not all(type(index) is int and index >= 0 for index in devices):
+            raise wrong
+        if len(set(devices)) < len(devices):
             raise wrong
         return len(devices), tuple(devices)
     if type(devices) is not int or (devices < 1 and devices != -1):

@@ -1,12 +1,13 @@
-"""What does a strategy decide? Who computes where, what is wrapped around the model, and how the ranks agree.
+"""The interface of a strategy: which devices compute, what wraps the model, how ranks agree.
 
 A strategy works with the Trainer, and without it:
 
     strategy = BaguaStrategy(algorithm="bytegrad")
-    strategy.connect()                                    # under torchrun, srun, mpirun, horovodrun
+    strategy.connect()                                    # under torchrun, srun, mpirun, …
     model, optimizer = strategy.setup(model, optimizer)   # on its device, wrapped, hooked
-    for images, labels in loader:                         # a loop as any other
-        F.cross_entropy(model(images.to(strategy.device)), labels.to(strategy.device)).backward()
+    for images, labels in loader:                         # an ordinary loop
+        images, labels = images.to(strategy.device), labels.to(strategy.device)
+        F.cross_entropy(model(images), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
     strategy.close()
@@ -14,33 +15,40 @@ A strategy works with the Trainer, and without it:
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from multigpu.errors import UserError
 from multigpu.launch.world import World, find
 from multigpu.strategies.accelerators import Accelerator, resolve
 from multigpu.strategies.gather import Gather, stacked
 
+Result = TypeVar("Result")
+
 
 class Strategy:
     """The base of all strategies: one process, which computes on `device`.
 
     name            what the user writes: Trainer(strategy=name)
-    device          where this rank's batch goes; known after `connect`
-    devices         all devices of this process
-    world           this rank's place among all; known after `connect`
-    backwards       how many times `backward` is called before each step; set it before `setup`
-    manual          forward calls `backward` itself, each time after `before_backward`; set it before `setup`
-    takes_float16   a gradient scaler may skip a step on one rank: can the strategy bear it?
+    device          the device of this rank's batches; known after `connect`
+    devices         all devices of this process; known after `connect`
+    world           this process's rank and the number of ranks; known after `connect`
+    backwards       number of `backward` calls before each step; set it before `setup`
+    manual          manual optimization: the training step itself calls `backward`, each time
+                    after `before_backward`; set it before `setup`
+    takes_float16   the strategy supports loss scaling, with which one rank may skip a step
     """
 
     name = "strategy"
-    met = False  # have this process and others been ranks of one run?
+    # True once this process has been one rank of several. It is a fact about the process,
+    # which all strategies share: after ddp, rank 0 may go on alone with a strategy of one
+    # process.
+    met = False
     backwards = 1
     manual = False
     takes_float16 = True
@@ -52,14 +60,15 @@ class Strategy:
         self.device = torch.device("cpu")
         self.devices: list[torch.device] = []
 
-    # ---- who computes where -------------------------------------------------------------------------------------
+    # ---- processes and devices ------------------------------------------------------------
 
     def configure(self, accelerator: Accelerator, num_nodes: int = 1) -> None:
-        """What the user asked for. Raises UserError where this strategy cannot do it."""
-        self.accelerator, self.num_nodes = accelerator, num_nodes
+        """Set what the user asked for. Raises UserError if this strategy cannot do it."""
+        self.accelerator = accelerator
+        self.num_nodes = num_nodes
 
-    def launch(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run `function(*args)` in all processes of the run, and give back what it returns on rank 0."""
+    def launch(self, function: Callable[..., Result], *args: Any) -> Result:
+        """Run `function(*args)` in all processes of the run; returns rank 0's result."""
         return function(*args)
 
     @property
@@ -68,88 +77,101 @@ class Strategy:
         return self.device
 
     def connect(self) -> None:
-        """Find this process's place and its device, and meet the other ranks."""
+        """Find this process's rank and devices, and connect to the other ranks."""
         self.devices = self.own_devices()
         self.device = self.devices[0]
 
     def own_devices(self) -> list[torch.device]:
-        """The devices of a run that is one process. Raises UserError where a launcher has started several."""
+        """The devices of a one-process run. Raises UserError if a launcher started several."""
         self.accelerator = self.accelerator or resolve()
-        outer = find()
-        if (
-            outer.size > 1 and not Strategy.met
-        ):  # else they may go on alone: rank 0 tests what all have trained
+        launched = find()
+        # A process that has been a rank of an earlier run may go on alone: rank 0 often tests.
+        if launched.size > 1 and not Strategy.met:
             raise UserError(
-                f"strategy {self.name!r} is one process, and {outer.launcher} has started {outer.size}, which would all do the "
-                f"same: start one, or give strategy='ddp'.",
-                already_reported=outer.rank != 0,
+                f"strategy {self.name!r} is one process, and {launched.launcher} has started "
+                f"{launched.size}, which would all do the same: start one, "
+                f"or give strategy='ddp'.",
+                already_reported=launched.rank != 0,
             )
         return self.accelerator.of_process(self.world)
 
-    # ---- the model ----------------------------------------------------------------------------------------------
+    # ---- the model ------------------------------------------------------------------------
 
-    def setup(self, model: nn.Module, *optimizers: Optimizer) -> Any:
-        """Move `model` to its device and wrap it; hook the optimizers. Gives (model, optimizer …), or the model alone.
+    def setup(
+        self, model: nn.Module, *optimizers: Optimizer
+    ) -> nn.Module | tuple[nn.Module | Optimizer, ...]:
+        """Move `model` to its device and wrap it; add hooks to the optimizers.
 
-        The optimizers must hold the model's parameters, which stay the same objects.
+        Returns (model, optimizer, …), or the model alone if no optimizer is given. The
+        optimizers must hold the model's parameters, which stay the same objects.
         """
-        steppers = list(optimizers)
-        wrapped = self.wrap(self.place(model), steppers)
-        return (wrapped, *steppers) if steppers else wrapped
+        wrapped_optimizers = list(optimizers)
+        wrapped = self.wrap(self.place(model), wrapped_optimizers)
+        return (wrapped, *wrapped_optimizers) if wrapped_optimizers else wrapped
 
     def place(self, model: nn.Module) -> nn.Module:
-        """The model on its device; before an optimizer is made of its parameters."""
+        """Move the model to its device, before an optimizer gets its parameters."""
         return model.to(self.device)
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
-        """What is called in the place of `model`, which `place` has placed. An optimizer in the list may be replaced."""
+        """The module to call instead of `model`, which `place` has moved.
+
+        An optimizer in the list may be replaced.
+        """
         return model
 
     def evaluated(self, model: nn.Module) -> nn.Module:
-        """As `wrap`, where nothing will be learned."""
+        """Like `wrap`, for validation, test and prediction."""
         return model
 
     def start_epoch(self, model: nn.Module) -> None:
-        """A training epoch begins with what `wrap` gave. Raises UserError where that no longer fits the model."""
+        """Called when a training epoch starts, with the module that `wrap` returned.
 
-    def adapt(self, schedulers: list) -> None:
-        """Learning-rate schedulers, after `wrap`: they must know if a strategy has changed the learning rates."""
+        Raises UserError if the set of trainable parameters has changed since.
+        """
+
+    def adapt(self, schedulers: list[LRScheduler]) -> None:
+        """Called after `wrap`: scale the schedulers if `wrap` scaled the learning rates."""
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager:
-        """Within it, `backward` adds up gradients and sends nothing: more pieces of the batch are to come."""
+        """Within it `backward` accumulates gradients and sends nothing: more is to follow."""
         return nullcontext()
 
     def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
-        """One of the module's steps, by name, through what `wrap` gave."""
+        """Run the module's step of this name through the module that `wrap` returned."""
         return model(name, *args)
 
     def before_backward(self, model: nn.Module, loss: torch.Tensor) -> None:
-        """Where `manual` is set: the gradients of `loss` come next."""
+        """In manual optimization: called before each `loss.backward()`."""
 
     def merge(self, output: Any) -> Any:
-        """The loss of a step, from what the model gave: dp gathers one from each replica."""
+        """The loss of a step, from the model's output: dp's has one loss per replica."""
         return output
 
     def synchronize(self, optimizer: Optimizer) -> None:
-        """After the last `backward` of a step the gradients are complete, so that they can be clipped."""
+        """Called after a step's last `backward`: completes the gradients before clipping."""
 
     def stepping(self, optimizer: Optimizer) -> AbstractContextManager:
-        """Around `optimizer.step`, once `synchronize` was called."""
+        """The context of `optimizer.step`, once `synchronize` was called."""
         return nullcontext()
 
     def close(self) -> None:
-        """The end, on all ranks: what they have begun together is finished, and what hangs on the model is taken off."""
+        """End the run on all ranks: finish pending communication, then `detach`."""
         self.detach()
 
     def detach(self) -> None:
-        """Take off what hangs on the model and its optimizers. It waits for nobody: a run that has failed calls it, too."""
+        """Remove all hooks from the model and its optimizers.
 
-    # ---- the ranks agree ----------------------------------------------------------------------------------------
-    # Control messages are small and live on the CPU: with NCCL they have a group of gloo's, so that no GPU waits.
+        It waits for no other rank, so that a run that has failed can call it.
+        """
+
+    # ---- agreement between ranks ----------------------------------------------------------
+    # Control messages are small and stay on the CPU. With NCCL they have a gloo group of their
+    # own, so that no GPU waits for them.
 
     @property
     def control(self) -> dist.ProcessGroup | None:
-        """The group for control messages; None where there is one process."""
+        """The group for control messages; None if there is one process."""
         return None
 
     @property
@@ -158,31 +180,31 @@ class Strategy:
 
     @property
     def shard(self) -> tuple[int, int]:
-        """(parts, mine): into how many parts the data is dealt, and which this process takes."""
+        """(number of shards of the data set, index of this process's shard)."""
         return self.world.size, self.world.rank
 
     def barrier(self, name: str = "") -> None:
-        """All ranks wait for each other."""
+        """Wait until all ranks have reached this call. `name` is Lightning's, and not used."""
         if self.control is not None:
             dist.barrier(self.control)
 
-    def broadcast(self, thing: Any, src: int = 0) -> Any:
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Rank `src`'s object, on all ranks."""
-        box = [thing]
+        objects = [obj]
         if self.control is not None:
-            dist.broadcast_object_list(box, src, self.control)
-        return box[0]
+            dist.broadcast_object_list(objects, src, self.control)
+        return objects[0]
 
-    def gather_objects(self, thing: Any) -> list:
-        """What every rank gave, by rank, on all ranks."""
+    def gather_objects(self, obj: Any) -> list:
+        """The objects of all ranks, in the order of the ranks, on all ranks."""
         if self.control is None:
-            return [thing]
-        told: list = [None] * self.world.size
-        dist.all_gather_object(told, thing, self.control)
-        return told
+            return [obj]
+        objects: list = [None] * self.world.size
+        dist.all_gather_object(objects, obj, self.control)
+        return objects
 
     def largest(self, numbers: list[int]) -> list[int]:
-        """The largest of each number over all ranks: one all-reduce."""
+        """The maximum of each number over all ranks, by one all-reduce."""
         if self.control is None:
             return numbers
         tensor = torch.tensor(numbers)
@@ -190,30 +212,36 @@ class Strategy:
         return tensor.tolist()
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """True if all ranks say so; with all=False, if one does."""
-        return (
-            not self.largest([int(not decision)])[0]
-            if all
-            else bool(self.largest([int(decision)])[0])
-        )
+        """True if the decision is true on all ranks; with all=False, on at least one."""
+        if all:
+            return not self.largest([int(not decision)])[0]
+        return bool(self.largest([int(decision)])[0])
 
     def reduce(self, tensor: torch.Tensor, reduce_op: str = "mean") -> torch.Tensor:
-        """The mean (or sum, max, min) of a tensor over all ranks, on all ranks; a new tensor."""
+        """The mean (or sum, max, min) of a tensor over all ranks; a new tensor on each."""
         if self.control is None:
             return tensor
+        operations = {
+            "mean": dist.ReduceOp.SUM,
+            "avg": dist.ReduceOp.SUM,
+            "sum": dist.ReduceOp.SUM,
+            "max": dist.ReduceOp.MAX,
+            "min": dist.ReduceOp.MIN,
+        }
         result = tensor.detach().clone()
-        kind = {"mean": "SUM", "avg": "SUM", "sum": "SUM", "max": "MAX", "min": "MIN"}[
-            reduce_op.lower()
-        ]
-        dist.all_reduce(result, getattr(dist.ReduceOp, kind))
+        dist.all_reduce(result, operations[reduce_op.lower()])
         return result / self.world.size if reduce_op.lower() in ("mean", "avg") else result
 
     def all_gather(
-        self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False
+        self,
+        tensor: torch.Tensor,
+        group: dist.ProcessGroup | None = None,
+        sync_grads: bool = False,
     ) -> torch.Tensor:
-        """The tensors of one shape of all ranks, or of a group's, stacked: (ranks, …). With sync_grads gradients flow back.
+        """The tensors of all ranks (or of a group), all of one shape, as (ranks, …).
 
-        They are summed over the ranks, whose losses all depend on the tensor.
+        With sync_grads gradients flow back: they are summed over the ranks, because every
+        rank's loss depends on the tensor.
         """
         if self.control is None:
             return tensor.unsqueeze(0)

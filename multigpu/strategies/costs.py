@@ -1,15 +1,15 @@
-"""How many bytes does a strategy send? The formulas, for N float32 weights and n ranks.
+"""The bytes that each strategy sends, by formula, for N float32 weights and n ranks.
 
-    what                                    bytes a step and rank
-    all-reduce in a ring                    8N(n−1)/n: each of n pieces goes round twice, but for one hop
-    a swap with one other rank              4N
-    one byte a weight, to two neighbours    2(N + 8): 8 for the message's smallest and largest number
-    one byte a weight, by way of owners     2(n−1)(N/n + 8)
+    operation                                    bytes per step and rank
+    ring all-reduce                              8N(n−1)/n: 2(n−1) sends of N/n numbers
+    exchange with one other rank                 4N
+    one byte per weight, to two neighbours       2(N + 8): 8 for a message's min and max
+    one byte per weight, through chunk owners    2(n−1)(N/n + 8)
 
-What carries the bytes adds its own: gloo a header to each message.
+The transport adds its own bytes: gloo puts a header before each message.
 """
 
-from multigpu.strategies.bagua.strategy import BaguaStrategy
+from multigpu.strategies.bagua import BaguaStrategy
 from multigpu.strategies.base import Strategy
 from multigpu.strategies.pipeline import PipelineStrategy
 from multigpu.strategies.registry import named
@@ -18,9 +18,10 @@ ONE_PROCESS = ("dp", "pipeline")
 
 
 def predicted(name: str, weights: int, ranks: int) -> float:
-    """Bytes that a rank sends through the network in a step; for bagua:async in a sync, for bagua:qadam after the warm-up.
+    """Bytes that a rank sends through the network per step.
 
-    `name` is what `by_name` takes; for ddp2 `ranks` are nodes.
+    For bagua:async per averaging round; for bagua:qadam after the warm-up; for ddp2 `ranks`
+    are nodes. `name` is a name that `by_name` accepts.
     """
     if ranks == 1 or name in ONE_PROCESS:
         return 0.0
@@ -28,11 +29,16 @@ def predicted(name: str, weights: int, ranks: int) -> float:
         return 2.0 * (ranks - 1) * (-(-weights // ranks) + 8)
     if name == "bagua:low_precision_decentralized":
         return 2.0 * (weights + 8)
-    return 4.0 * weights if name.endswith(":shift_one") else 8 * weights * (ranks - 1) / ranks
+    if name.endswith(":shift_one"):
+        return 4.0 * weights
+    return 8 * weights * (ranks - 1) / ranks
 
 
 def by_name(name: str) -> Strategy:
-    """The strategy of that name, made to show much in a short run: async syncs every 10 ms, pipeline has 2 micro-batches."""
+    """The strategy of that name, with settings for a short run.
+
+    bagua:async averages every 10 ms, pipeline has 2 micro-batches.
+    """
     if name == "bagua:async":
         return BaguaStrategy("async", sync_interval_ms=10)
     return PipelineStrategy(micro_batches=2) if name == "pipeline" else named(name)

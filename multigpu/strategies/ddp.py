@@ -1,6 +1,7 @@
-"""ddp: a process a device, each with a full copy of the model; the gradients are averaged during backward.
+"""ddp: one process per device, each with a full copy of the model.
 
-It is torch's own DistributedDataParallel. Lesson 05 uses it by hand.
+The gradients are averaged during backward, by torch's own DistributedDataParallel. Lesson 05
+uses it by hand.
 """
 
 import atexit
@@ -9,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,264 +25,323 @@ from multigpu.launch.world import World, find
 from multigpu.strategies.accelerators import resolve
 from multigpu.strategies.base import Strategy
 
-# How each launcher is told the number of ranks on a node, and of nodes.
+Result = TypeVar("Result")
+
+# The flags by which a launcher gets the number of ranks per node, and of nodes.
 RANKS_FLAG = {"torchrun": "--nproc-per-node={}", "srun": "#SBATCH --ntasks-per-node={}"}
 NODES_FLAG = {"torchrun": "--nnodes={}", "srun": "#SBATCH --nodes={}"}
 
 
-class DDPStrategy(Strategy):
-    """DistributedDataParallel, under torchrun, srun, mpirun, horovodrun, or by starting the script again.
+class GroupLifetime:
+    """Keeps the process group alive until the process ends, and then releases it in order.
 
-    process_group_backend   "nccl", "gloo", …; None: by the hardware
+    Without the reference, a DDP wrapper could be the last to hold a gloo group. Its destructor
+    would then wait, with the GIL, for threads that need the GIL (see launch.end_gloo).
+
+    started    this object has started the group, and destroys it at the end
+    wrappers   the DDP modules that use the group
+    """
+
+    def __init__(self, started: bool):
+        self.started = started
+        self.group = dist.group.WORLD
+        self.wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        """Release the wrappers' references first, so that gloo's threads can end."""
+        for wrapper in self.wrappers:
+            wrapper.reducer = None
+            wrapper.logger = None
+            wrapper.process_group = None
+        if self.started and dist.is_initialized():
+            dist.destroy_process_group()
+        self.group = None
+
+
+class DDPStrategy(Strategy):
+    """DistributedDataParallel under torchrun, srun, mpirun or horovodrun, or with own ranks.
+
+    Without a launcher it starts the script again, once for each further rank.
+
+    process_group_backend   "nccl", "gloo", …; None: chosen by the hardware
     timeout                 how long a collective waits for a rank
-    ddp_comm_hook, ddp_comm_state   as DistributedDataParallel.register_comm_hook takes them
-    **keywords              DistributedDataParallel's own: find_unused_parameters, static_graph, bucket_cap_mb …
+    ddp_comm_hook, ddp_comm_state   arguments of DistributedDataParallel.register_comm_hook
+    **keywords              arguments of DistributedDataParallel: find_unused_parameters,
+                            static_graph, bucket_cap_mb, …
     """
 
     name = "ddp"
-    processes_per_node: int | None = None  # None: one a device
+    processes_per_node: int | None = None  # None: one per device
 
     def __init__(
         self,
         process_group_backend: str | None = None,
         timeout: timedelta = timedelta(minutes=30),
-        ddp_comm_hook: Callable | None = None,
+        ddp_comm_hook: Callable[..., torch.futures.Future[torch.Tensor]] | None = None,
         ddp_comm_state: object = None,
         **keywords: Any,
     ):
         super().__init__()
         self.process_group_backend = process_group_backend
         self.timeout = timeout
-        self.ddp_comm_hook, self.ddp_comm_state = ddp_comm_hook, ddp_comm_state
+        self.ddp_comm_hook = ddp_comm_hook
+        self.ddp_comm_state = ddp_comm_state
         self.keywords = keywords
         self.connected = False
+        self.lifetime: GroupLifetime | None = None
         self._control: dist.ProcessGroup | None = None
         self.after_forward: Callable[[], None] | None = None
-        self.averaged: dict[
-            nn.Parameter, str
-        ] = {}  # whose gradients are averaged, with their names
+        # The parameters whose gradients are averaged, with their names.
+        self.averaged: dict[nn.Parameter, str] = {}
 
-    # ---- the processes ------------------------------------------------------------------------------------------
+    # ---- the processes --------------------------------------------------------------------
 
     def ranks_on_node(self) -> int | None:
-        """How many ranks this strategy wants on a node; None: as many as the launcher started."""
+        """The number of ranks per node that was asked for; None: the launcher decides."""
         return self.processes_per_node or (
             self.accelerator.count if self.accelerator else None
         )
 
-    def launch(self, function: Callable[..., Any], *args: Any) -> Any:
+    def launch(self, function: Callable[..., Result], *args: Any) -> Result:
+        """`function(*args)`, in the ranks that a launcher started, or in new ones."""
         wanted = self.ranks_on_node() or 1
         if self.find().launcher == "python" and wanted * self.num_nodes > 1:
             self.start(wanted)
         return function(*args)
 
     def find(self) -> World:
-        """This process's place. Slurm must have given the node as many GPUs as its processes take together."""
-        return find(
-            gpus_each=self.accelerator.count or 1
-            if self.processes_per_node and self.accelerator
-            else 1
-        )
+        """This process's rank among all.
+
+        Raises UserError if Slurm has given the node fewer GPUs than its processes need
+        together.
+        """
+        gpus_each = 1
+        if self.processes_per_node and self.accelerator:
+            gpus_each = self.accelerator.count or 1
+        return find(gpus_each=gpus_each)
 
     def start(self, processes: int) -> None:
-        """Without a launcher: this process becomes rank 0, and the script is started again for the others."""
+        """Become rank 0, and start the script again for the other ranks of this machine.
+
+        Raises UserError for several nodes, which need a launcher.
+        """
         if self.num_nodes > 1:
             raise UserError(
-                f"num_nodes={self.num_nodes}, and no launcher has started ranks on other nodes: start the script on each with "
-                f"`torchrun --nnodes={self.num_nodes} --nproc-per-node={processes} …`, or with srun in a Slurm job."
+                f"num_nodes={self.num_nodes}, and no launcher has started ranks on other "
+                f"nodes: start the script on each with `torchrun --nnodes={self.num_nodes} "
+                f"--nproc-per-node={processes} …`, or with srun in a Slurm job."
             )
         relaunch.start_again(processes)
 
     def connect(self) -> None:
+        """Find this process's rank and device, and start the process group if none runs."""
         if self.connected and dist.is_initialized():
             return
         self.accelerator = self.accelerator or resolve()
         self.world = self.find()
-        self._refuse_a_mismatch(self.world)
+        self._check_launcher(self.world)
         self.device = self.accelerator.of_rank(self.world)
         self.devices = [self.device]
-        if not dist.is_initialized():
+        started = not dist.is_initialized()
+        if started:
             self.init_dist_connection()
-            _groups.append(dist.group.WORLD)
-            atexit.register(_disconnect)
+        self.lifetime = GroupLifetime(started)
         if dist.get_backend() == "nccl":
             self._control = dist.new_group(backend="gloo", timeout=self.timeout)
         self.connected = True
         Strategy.met = Strategy.met or self.world.size > 1
 
     def init_dist_connection(self) -> None:
-        """Start the process group. Override it for a way of your own; `self.world` and `self.device` are known."""
-        dist.init_process_group(
-            self.process_group_backend or devices.backend(self.device), store=rendezvous.meet(self.world, self.device),
-            rank=self.world.rank, world_size=self.world.size, timeout=self.timeout,
-        )  # fmt: skip
+        """Start the process group; `self.world` and `self.device` are known.
 
-    def _refuse_a_mismatch(self, world: World) -> None:
-        """What the Trainer was told and what the launcher did must agree: else ranks wait for ranks that nobody starts."""
-        quiet, wanted = world.rank != 0, self.ranks_on_node()
-        what = (
-            pluralize(wanted or 0, "rank") + " a node"
-            if self.processes_per_node
-            else pluralize(wanted or 0, "device")
+        Override it to start the group in another way.
+        """
+        dist.init_process_group(
+            self.process_group_backend or devices.backend(self.device),
+            store=rendezvous.meet(self.world, self.device),
+            rank=self.world.rank,
+            world_size=self.world.size,
+            timeout=self.timeout,
         )
+
+    def _check_launcher(self, world: World) -> None:
+        """Compare the Trainer's arguments with what the launcher started.
+
+        Raises UserError if they differ: ranks would wait for others that never start.
+        """
+        already_reported = world.rank != 0
+        wanted = self.ranks_on_node()
         if wanted is not None and wanted != world.local_size:
-            flag = RANKS_FLAG.get(world.launcher, "-np {}").format(wanted * (world.nodes if "-np" in RANKS_FLAG.get(world.launcher, "-np") else 1))  # fmt: skip
-            other = "" if self.processes_per_node else f", or devices={world.local_size}"
+            template = RANKS_FLAG.get(world.launcher)
+            # mpirun and horovodrun take the number of ranks on all nodes together.
+            flag = template.format(wanted) if template else f"-np {wanted * world.nodes}"
+            if self.processes_per_node:
+                what = f"{pluralize(wanted, 'rank')} a node"
+                alternative = ""
+            else:
+                what = pluralize(wanted, "device")
+                alternative = f", or devices={world.local_size}"
             raise UserError(
-                f"strategy {self.name!r} wants {what}, but {world.launcher} started {pluralize(world.local_size, 'rank')} "
-                f"on this node: write '{flag}'{other}.",
-                quiet,
+                f"strategy {self.name!r} wants {what}, but {world.launcher} started "
+                f"{pluralize(world.local_size, 'rank')} on this node: "
+                f"write '{flag}'{alternative}.",
+                already_reported,
             )
         if self.num_nodes > 1 and self.num_nodes != world.nodes:
             flag = NODES_FLAG.get(world.launcher, "ranks on {} nodes").format(self.num_nodes)
             raise UserError(
-                f"num_nodes={self.num_nodes}, but {world.launcher} started ranks on {pluralize(world.nodes, 'node')}: "
+                f"num_nodes={self.num_nodes}, but {world.launcher} started ranks on "
+                f"{pluralize(world.nodes, 'node')}: "
                 f"write '{flag}', or num_nodes={world.nodes}.",
-                quiet,
+                already_reported,
             )
 
     @property
     def control(self) -> dist.ProcessGroup | None:
+        """gloo's group beside NCCL, else the default group; None if there is one rank."""
         if self.world.size == 1 or not self.connected:
             return None
         return self._control or dist.group.WORLD
 
-    # ---- the model ----------------------------------------------------------------------------------------------
+    # ---- the model ------------------------------------------------------------------------
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
+        """The model in DistributedDataParallel."""
         return self.distributed(model)
 
     def distributed(self, model: nn.Module) -> nn.Module:
-        """The model in DistributedDataParallel; as it is if nothing in it learns."""
+        """The model in DistributedDataParallel; unchanged if no parameter is trainable."""
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        wrapped = self.configure_ddp(
-            model, [self.device.index] if self.device.type == "cuda" else None
-        )
+        device_ids = [self.device.index] if self.device.type == "cuda" else None
+        wrapped = self.configure_ddp(model, device_ids)
         if self.ddp_comm_hook is not None:
             wrapped.register_comm_hook(self.ddp_comm_state, self.ddp_comm_hook)
         if isinstance(wrapped, DistributedDataParallel):
-            _wrapped.add(wrapped)
-            self.averaged = learning(model)
+            if self.lifetime is not None:
+                self.lifetime.wrappers.add(wrapped)
+            self.averaged = trainable_parameters(model)
             if self.manual:
-                self._backwards_are_within(wrapped)
+                self._allow_backward_within_forward(wrapped)
         return wrapped
 
     def start_epoch(self, model: nn.Module) -> None:
-        """Raises UserError if other parameters learn than when `wrap` was called: those are averaged, and DDP waits for them."""
+        """Raises UserError if the trainable parameters are not those of the time of `wrap`.
+
+        DDP averages the gradients of those, and waits for them.
+        """
         wrapped = isinstance(model, DistributedDataParallel)
-        if (
-            not self.averaged
-            or self.world.size == 1
-            or (wrapped and not model.require_backward_grad_sync)
-        ):
+        if not self.averaged or self.world.size == 1:
             return
-        now = learning(model)
+        if wrapped and not model.require_backward_grad_sync:
+            return
+        now = trainable_parameters(model)
         thawed = [name for parameter, name in now.items() if parameter not in self.averaged]
         frozen = [name for parameter, name in self.averaged.items() if parameter not in now]
-        quiet = self.world.rank != 0
+        already_reported = self.world.rank != 0
         if thawed:
-            also = (
-                ", or with find_unused_parameters=True freeze it in on_train_start"
-                if wrapped
-                else ""
-            )
+            hint = ""
+            if wrapped:
+                hint = ", or with find_unused_parameters=True freeze it in on_train_start"
             raise UserError(
-                f"{self.name} averages the gradients of what learned when fit began, and {_first(thawed)} learns only since then, "
-                f"so each rank would learn it alone: let it learn from the start, with the learning rate 0 until its time{also}; "
+                f"{self.name} averages the gradients of what learned when fit began, and "
+                f"{_first(thawed)} learns only since then, so each rank would learn it alone: "
+                f"let it learn from the start, with the learning rate 0 until its time{hint}; "
                 f"or call fit again.",
-                quiet,
+                already_reported,
             )
         if frozen and wrapped and not (model.find_unused_parameters or model.static_graph):
             raise UserError(
-                f"{self.name} waits for the gradients of what learned when fit began, and {_first(frozen)} is frozen since then: "
-                f"give DDPStrategy(find_unused_parameters=True), set its learning rate to 0 instead, or call fit again.",
-                quiet,
+                f"{self.name} waits for the gradients of what learned when fit began, and "
+                f"{_first(frozen)} is frozen since then: "
+                f"give DDPStrategy(find_unused_parameters=True), "
+                f"set its learning rate to 0 instead, or call fit again.",
+                already_reported,
             )
 
-    def _backwards_are_within(self, wrapped: DistributedDataParallel) -> None:
-        """At its forward's end DDP begins to wait for gradients, which have come by then: `before_backward` does it."""
-        synchronised: list[bool] = []
+    def _allow_backward_within_forward(self, wrapped: DistributedDataParallel) -> None:
+        """Let a manual training step call `backward` inside DDP's forward.
 
-        def pause(*_: Any) -> None:
-            synchronised.append(wrapped.require_backward_grad_sync)
+        DDP prepares for the gradients at the end of its forward, when they have come already.
+        So it is made not to, and `before_backward` prepares instead.
+        """
+        saved: list[bool] = []
+
+        def pause(*_: object) -> None:
+            saved.append(wrapped.require_backward_grad_sync)
             wrapped.require_backward_grad_sync = False
 
-        def go_on(*_: Any) -> None:
-            wrapped.require_backward_grad_sync = wrapped.require_forward_param_sync = (
-                synchronised.pop()
-            )
+        def resume(*_: object) -> None:
+            synchronized = saved.pop()
+            wrapped.require_backward_grad_sync = synchronized
+            wrapped.require_forward_param_sync = synchronized
 
         wrapped.module.register_forward_hook(pause)
-        wrapped.register_forward_hook(go_on)
-        self.after_forward = go_on
+        wrapped.register_forward_hook(resume)
+        self.after_forward = resume
 
     def detach(self) -> None:
-        self.after_forward, self.averaged = None, {}  # they hold the wrapper, and the model
+        """Drop the references to the wrapper and the model."""
+        self.after_forward = None
+        self.averaged = {}
 
     def configure_ddp(self, model: nn.Module, device_ids: list[int] | None) -> nn.Module:
-        """The wrapper itself. Override it to use your own; it is called with the model on its device."""
+        """Make the wrapper; the model is on its device. Override it to use another wrapper."""
         return DistributedDataParallel(model, device_ids=device_ids, **self.keywords)
 
     def before_backward(self, model: nn.Module, loss: torch.Tensor) -> None:
+        """Prepare DDP for the gradients of `loss`, as its forward does in automatic mode."""
         if isinstance(model, DistributedDataParallel) and model.require_backward_grad_sync:
             search = model.find_unused_parameters and not model.static_graph
             model.reducer._rebuild_buckets()
             model.reducer.prepare_for_backward([loss] if search else [])
 
     def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
-        # Only training goes through DDP: it broadcasts buffers, and a rank without a validation batch would be missing.
+        """Run a training step through DDP, any other step on the module itself.
+
+        DDP's forward broadcasts buffers: a rank without a validation batch would be missed.
+        """
         if name == "training_step" or not isinstance(model, DistributedDataParallel):
             try:
                 return model(name, *args)
             except RuntimeError as error:
                 if "find_unused_parameters" not in str(error) or not self.averaged:
                     raise
-                self._refuse_unused(str(error))
+                self._raise_unused(str(error))
         output = model.module(name, *args)
         if self.manual:
-            self.after_forward()  # the hook at the inner forward's end has run, and DDP's own will not
+            # The inner module's forward hook has run; DDP's own, which undoes it, will not.
+            self.after_forward()
         return output
 
-    def _refuse_unused(self, told: str) -> None:
-        """torch's error names a keyword that nobody writes here, and the parameters by their numbers."""
-        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", told)
-        names = (
-            [list(self.averaged.values())[int(number)] for number in numbers[1].split()]
-            if numbers
-            else ["one"]
-        )
+    def _raise_unused(self, message: str) -> NoReturn:
+        """Replace torch's error, which gives the parameters by number and a keyword of DDP."""
+        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message)
+        which = "at least one"
+        if numbers:
+            averaged = list(self.averaged.values())
+            which = _first([averaged[int(number)] for number in numbers[1].split()])
         raise UserError(
-            f"{self.name} waits for the gradients of all parameters that learn, and {_first(names)} got none in the last step: "
-            f"freeze what the loss does not use, or give strategy='ddp_find_unused_parameters_true'.",
+            f"{self.name} waits for the gradients of all parameters that learn, "
+            f"and {which} got none in the last step: freeze what the loss does not use, "
+            f"or give strategy='ddp_find_unused_parameters_true'.",
             already_reported=self.world.rank != 0,
         ) from None
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager:
+        """DDP's own no_sync."""
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def learning(model: nn.Module) -> dict[nn.Parameter, str]:
-    """The parameters that learn, with their names as the user knows them."""
+def trainable_parameters(model: nn.Module) -> dict[nn.Parameter, str]:
+    """The parameters that require gradients, with their names in the user's module."""
     return {
-        p: re.sub(r"^(module\.)+", "", name)
-        for name, p in model.named_parameters()
-        if p.requires_grad
+        parameter: re.sub(r"^(module\.)+", "", name)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
     }
 
 
 def _first(names: list[str]) -> str:
     return f"{names[0]!r}" + (f" (one of {len(names)})" if len(names) > 1 else "")
-
-
-_groups: list[dist.ProcessGroup | None] = []  # held until the end: see launch.end_gloo
-_wrapped: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-
-
-def _disconnect() -> None:
-    """The end of this process: whatever DDP lives on lets go of the group, so that gloo's threads can end."""
-    for wrapped in _wrapped:
-        wrapped.reducer = wrapped.logger = wrapped.process_group = None
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    _groups.clear()

@@ -1,7 +1,8 @@
-"""ddp2: dp within a node, ddp between nodes. One process a node, whose GPUs share its batch.
+"""ddp2: dp within a node, ddp between nodes. One process per node, whose GPUs share its batch.
 
-What it is for: a loss that needs a node's whole batch at once, such as an in-batch NCE loss, where the other rows are the
-negatives. Compute it in `training_step_end`, which gets the node's outputs gathered.
+It is for a loss that needs the whole batch of a node at once, such as an in-batch NCE loss,
+where the other rows are the negatives. Compute such a loss in `training_step_end`, which gets
+the gathered outputs of the node.
 """
 
 from typing import Any
@@ -15,26 +16,34 @@ from multigpu.strategies.dp import mean_of_replicas, replicated
 
 
 class DDP2Strategy(DDPStrategy):
-    """DDP(DataParallel(model)) with one rank a node. DDPStrategy's arguments; `devices` is the number of GPUs a node."""
+    """DDP(DataParallel(model)) with one rank per node.
+
+    It takes DDPStrategy's arguments. The Trainer's `devices` is the number of GPUs per node.
+    """
 
     name = "ddp2"
     processes_per_node = 1
 
     def connect(self) -> None:
+        """As ddp; this process has all devices of its node."""
         self.accelerator = self.accelerator or resolve()
-        mine = self.accelerator.of_process(self.world)
+        node_devices = self.accelerator.of_process(self.world)
         super().connect()
-        self.devices, self.device = mine, mine[0]
+        self.devices = node_devices
+        self.device = node_devices[0]
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
+        """DDP around DataParallel."""
         return self.distributed(replicated(model, self.devices))
 
     def evaluated(self, model: nn.Module) -> nn.Module:
+        """DataParallel alone: an evaluation averages no gradients."""
         return replicated(model, self.devices)
 
     def configure_ddp(self, model: nn.Module, device_ids: list[int] | None) -> nn.Module:
-        # A module over several devices: DDP must not move its inputs.
+        """As ddp; without device_ids for a module over several devices, whose inputs stay."""
         return super().configure_ddp(model, None if len(self.devices) > 1 else device_ids)
 
     def merge(self, output: Any) -> Any:
+        """The mean of the replicas' losses."""
         return mean_of_replicas(output)

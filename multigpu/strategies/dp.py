@@ -1,10 +1,12 @@
-"""dp: one process, several GPUs. Each step cuts the batch, copies the model, runs the pieces side by side, gathers.
+"""dp: one process, several GPUs, by torch's own DataParallel.
 
-It is torch's own DataParallel. Lesson 02 does the same by hand, and tells what it costs.
+Each step cuts the batch into chunks, copies the model to all GPUs, runs the replicas in
+parallel, and gathers their outputs. Lesson 02 does the same by hand, and measures what it
+costs.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,66 +21,76 @@ from multigpu.strategies.base import Strategy
 class DataParallelStrategy(Strategy):
     """The batch is cut on dimension 0: 10 rows on 4 devices are [3, 3, 3, 1].
 
-    A step's output is gathered on the first device, on dimension 0; a scalar of each replica becomes a vector of them.
-    If that is the loss, its mean is taken. That is the mean over *replicas*: where the pieces are uneven it is not the mean over
-    the batch, so compute the loss in `training_step_end`, from the gathered outputs.
+    A step's outputs are gathered on the first device, on dimension 0; one scalar per replica
+    becomes a vector. If that is the loss, its mean is taken. This is the mean over *replicas*:
+    with chunks of unequal size it differs from the mean over the batch, so compute the loss in
+    `training_step_end`, from the gathered outputs.
 
-    State that `training_step` sets on the module is lost: it ran on a copy.
+    State that `training_step` sets on the module is lost, because it runs on a replica.
     """
 
     name = "dp"
 
     def configure(self, accelerator: Accelerator, num_nodes: int = 1) -> None:
+        """Raises UserError for more than one node."""
         if num_nodes > 1:
             raise UserError(
-                f"{self.name} is one process on one machine, and num_nodes is {num_nodes}: use 'ddp' or 'ddp2'."
+                f"{self.name} is one process on one machine, and num_nodes is {num_nodes}: "
+                f"use 'ddp' or 'ddp2'."
             )
         super().configure(accelerator, num_nodes)
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
+        """The model in DataParallel."""
         return replicated(model, self.devices)
 
     def evaluated(self, model: nn.Module) -> nn.Module:
+        """The model in DataParallel."""
         return replicated(model, self.devices)
 
     def merge(self, output: Any) -> Any:
+        """The mean of the replicas' losses."""
         return mean_of_replicas(output)
 
 
 def replicated(model: nn.Module, devices: list[torch.device]) -> nn.Module:
-    """`model`, which lies on the first device, over all of them. One device: the model itself."""
-    # A scalar loss of each replica becomes a vector of them: what `merge` expects, and torch warns of.
+    """`model`, which is on the first device, in DataParallel; unchanged for one device."""
+    # torch warns when one scalar per replica becomes a vector, which is what `merge` expects.
     warnings.filterwarnings("ignore", message="Was asked to gather along dimension 0")
     return Replicated(model, device_ids=devices) if len(devices) > 1 else model
 
 
 class Replicated(nn.DataParallel):
-    """DataParallel whose threads compute in the caller's autocast.
+    """DataParallel whose threads compute under the caller's autocast.
 
-    torch's own tell their threads that autocast is on, for CUDA, but not its type, which each thread has for itself: under
-    bfloat16 the replicas compute in float16. For other devices they do not even tell that (torch 2.11 to 2.13).
+    torch's DataParallel enables autocast in its threads for CUDA only, and never sets its
+    type, which each thread has for itself: under bfloat16 the replicas compute in float16
+    (torch 2.11 to 2.13).
     """
 
-    def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> list:
-        kind = self.src_device_obj.type
-        if torch.is_autocast_enabled(kind):
-            replicas = [
-                _within_autocast(replica, kind, torch.get_autocast_dtype(kind))
-                for replica in replicas
-            ]
+    def parallel_apply(
+        self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any
+    ) -> list[Any]:
+        """Each replica's output for its chunk of the inputs."""
+        device_type = self.src_device_obj.type
+        if torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
+            replicas = [_within_autocast(replica, device_type, dtype) for replica in replicas]
         return super().parallel_apply(replicas, inputs, kwargs)
 
 
-def _within_autocast(replica: nn.Module, kind: str, dtype: torch.dtype) -> Callable[..., Any]:
+def _within_autocast(
+    replica: nn.Module, device_type: str, dtype: torch.dtype
+) -> Callable[..., Any]:
     def forward(*args: Any, **keywords: Any) -> Any:
-        with torch.autocast(kind, dtype):
+        with torch.autocast(device_type, dtype):
             return replica(*args, **keywords)
 
     return forward
 
 
 def mean_of_replicas(output: Any) -> Any:
-    """The loss that `training_step` returned, alone or under "loss", from the replicas' losses."""
+    """`training_step`'s output, a loss or a dict with "loss", with the replicas' mean loss."""
     if isinstance(output, dict) and isinstance(output.get("loss"), torch.Tensor):
         return {**output, "loss": output["loss"].mean()}
     return output.mean() if isinstance(output, torch.Tensor) else output

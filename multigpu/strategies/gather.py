@@ -1,32 +1,34 @@
-"""How do tensors of all ranks come together, with gradients or without?"""
-
-from typing import Any
+"""Gathers the tensors of all ranks, with or without gradients."""
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import FunctionCtx
 
 
-def stacked(tensor: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """The ranks' tensors of one shape: (ranks, …). Without gradients."""
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, tensor.detach().contiguous(), group=group)
-    return torch.stack(parts)
+def stacked(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """The ranks' tensors, all of one shape, as (ranks, …). Without gradients. A collective."""
+    tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(tensors, tensor.detach().contiguous(), group=group)
+    return torch.stack(tensors)
 
 
 class Gather(torch.autograd.Function):
-    """`stacked`, through which gradients flow: each rank's loss depends on all ranks' tensors.
+    """`stacked` with gradients: each rank's loss depends on the tensors of all ranks.
 
-    So a tensor's gradient is the sum over the ranks of what each says of it, as with torch.distributed.nn's all_gather,
-    which is not imported here: it keeps a group alive (see launch.end_gloo).
+    The gradient of a rank's tensor is therefore the sum of its gradients over all ranks'
+    losses, as in torch.distributed.nn's all_gather. That module is not imported here, because
+    it keeps the process group alive (see launch.end_gloo).
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    def forward(
+        ctx: FunctionCtx, tensor: torch.Tensor, group: dist.ProcessGroup | None
+    ) -> torch.Tensor:
         ctx.group = group
         return stacked(tensor, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         total = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
         return total[dist.get_rank(ctx.group)], None

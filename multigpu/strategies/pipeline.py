@@ -1,14 +1,16 @@
-"""pipeline: one model over several devices, its stages one after the other; with micro-batches they work side by side.
+"""pipeline: one model over several devices, stage after stage, with micro-batches in parallel.
 
-The module names its stages. GPUs take their work in a queue, so a plain loop over the micro-batches keeps all of them busy:
-lesson 03 draws it, and has the version with a process a stage.
+The module names its stages. A GPU works through its queue of kernels while Python goes on, so
+a plain loop over the micro-batches keeps all GPUs busy. Lesson 03 draws this, and also has a
+version with one process per stage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError, pluralize
 from multigpu.nested import mapped, tensors
@@ -16,14 +18,17 @@ from multigpu.strategies.base import Strategy
 
 
 class PipelineStrategy(Strategy):
-    """Stage i of `module.pipeline_stages()`, a list of the module's own submodules, lies on device i.
+    """Stage i of `module.pipeline_stages()`, a list of submodules, is on device i.
 
-    micro_batches   pieces that a batch is cut into on dimension 0; 1 is naive model parallelism. Each piece's loss counts by
-                    its number of rows, so the gradients are those of the whole batch, if `training_step` gives a mean
-                    over rows. What has a value a row is joined, for `training_step_end`, as dp joins it.
+    micro_batches   the number of micro-batches into which a batch is cut on dimension 0; 1 is
+                    naive model parallelism. Each micro-batch's loss is weighted by its rows,
+                    so the gradients are those of the whole batch if `training_step` returns a
+                    mean over rows. Outputs with one value per row are concatenated for
+                    `training_step_end`, as dp does.
 
-    What a stage gets is moved to its device; so is what autograd sends back. The rest of the module is on the first device,
-    and the last stage's output stays on the last: the labels go there with `labels.to(logits.device)`.
+    A stage's inputs are moved to its device; autograd moves the gradients back. The rest of
+    the module is on the first device. The last stage's output stays on the last device: move
+    the labels there with `labels.to(logits.device)`.
     """
 
     name = "pipeline"
@@ -35,80 +40,93 @@ class PipelineStrategy(Strategy):
                 f"micro_batches is {micro_batches!r}: expected a whole number from 1 up."
             )
         self.micro_batches = micro_batches
-        self.handles: list = []
+        self.handles: list[RemovableHandle] = []
 
     def place(self, model: nn.Module) -> nn.Module:
+        """Move each stage to its device, and the rest of the model to the first."""
         stages = self._stages(model)
         self.detach()
         model.to(self.device)
         for stage, device in zip(stages, self.devices, strict=True):
             stage.to(device)
-            self.handles.append(
-                stage.register_forward_pre_hook(_fetch(device), with_kwargs=True)
-            )
+            hook = _move_inputs_to(device)
+            self.handles.append(stage.register_forward_pre_hook(hook, with_kwargs=True))
         return model
 
     def detach(self) -> None:
-        """The stages take what they are given, wherever it lies."""
+        """Remove the hooks that move the stages' inputs."""
         for handle in self.handles:
             handle.remove()
         self.handles = []
 
     def _stages(self, model: nn.Module) -> Sequence[nn.Module]:
-        inner = next(
-            (part for part in (model, *model.children()) if hasattr(part, "pipeline_stages")),
-            model,
-        )
-        if not hasattr(inner, "pipeline_stages"):
+        module = model
+        for candidate in (model, *model.children()):
+            if hasattr(candidate, "pipeline_stages"):
+                module = candidate
+                break
+        else:
             raise UserError(
-                f"strategy 'pipeline' places a module's stages, and {type(inner).__name__} names none: "
-                f"give it a method pipeline_stages() that returns a list of its layers, one a device."
+                f"strategy 'pipeline' places a module's stages, and {type(model).__name__} "
+                f"names none: give it a method pipeline_stages() that returns a list of its "
+                f"layers, one a device."
             )
-        stages = list(inner.pipeline_stages())
+        stages = list(module.pipeline_stages())
         if len(stages) != len(self.devices):
             raise UserError(
-                f"{type(inner).__name__}.pipeline_stages() gives {pluralize(len(stages), 'stage')}, and there are "
-                f"{pluralize(len(self.devices), 'device')}: one stage a device, so give devices={len(stages)}."
+                f"{type(module).__name__}.pipeline_stages() gives "
+                f"{pluralize(len(stages), 'stage')}, and there are "
+                f"{pluralize(len(self.devices), 'device')}: one stage a device, "
+                f"so give devices={len(stages)}."
             )
         return stages
 
     def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
-        """In training, all micro-batches forward; one backward of their sum then works through them."""
+        """In training: run all micro-batches; returns the weighted sum of their losses."""
         if name != "training_step" or self.micro_batches == 1:
             return model(name, *args)
         batch, *rest = args
-        pieces = self.pieces(batch)
-        outputs = [model(name, piece, *rest) for piece, _ in pieces]
+        weighted = self.split(batch)
+        outputs = [model(name, micro_batch, *rest) for micro_batch, _ in weighted]
         if all(isinstance(output, torch.Tensor) and output.ndim for output in outputs):
             return torch.cat(outputs)
         losses = [output["loss"] if isinstance(output, dict) else output for output in outputs]
-        return sum(share * loss for loss, (_, share) in zip(losses, pieces, strict=True))
+        return sum(weight * loss for loss, (_, weight) in zip(losses, weighted, strict=True))
 
-    def pieces(self, batch: Any) -> list[tuple[Any, float]]:
-        """The micro-batches, and the share of the rows that each has. Raises UserError if the batch cannot be cut."""
+    def split(self, batch: Any) -> list[tuple[Any, float]]:
+        """The micro-batches, each with its fraction of the batch's rows.
+
+        Raises UserError if the batch has too few rows.
+        """
         if self.micro_batches == 1:
             return [(batch, 1.0)]
         rows = _rows(batch)
         if rows is None or rows < self.micro_batches:
             raise UserError(
-                f"a batch of {rows or 'no'} rows cannot be cut into {self.micro_batches} micro-batches: "
-                f"give a larger batch, or PipelineStrategy(micro_batches={max(1, rows or 1)})."
+                f"a batch of {rows or 'no'} rows cannot be cut into {self.micro_batches} "
+                f"micro-batches: give a larger batch, "
+                f"or PipelineStrategy(micro_batches={max(1, rows or 1)})."
             )
-        sizes = [len(part) for part in torch.arange(rows).tensor_split(self.micro_batches)]
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        return [
-            (mapped(batch, lambda tensor, at=at, n=n: tensor[at : at + n]), n / rows)
-            for at, n in zip(starts, sizes, strict=True)
-        ]
+        weighted = []
+        for indices in torch.arange(rows).tensor_split(self.micro_batches):
+            span = slice(int(indices[0]), int(indices[-1]) + 1)
+            micro_batch = mapped(batch, lambda tensor, span=span: tensor[span])
+            weighted.append((micro_batch, len(indices) / rows))
+        return weighted
 
 
-def _fetch(device: torch.device) -> Any:
-    def hook(stage: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _move_inputs_to(device: torch.device) -> Callable[[nn.Module, tuple, dict], Inputs]:
+    def hook(stage: nn.Module, args: tuple, kwargs: dict) -> Inputs:
         moved = tuple(
-            a.to(device, non_blocking=True) if isinstance(a, torch.Tensor) else a for a in args
+            value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+            for value in args
         )
         return moved, {
-            k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()
+            name: value.to(device) if isinstance(value, torch.Tensor) else value
+            for name, value in kwargs.items()
         }
 
     return hook

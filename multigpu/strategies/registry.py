@@ -1,9 +1,9 @@
-"""Which strategy is meant by a name? The strings that `Trainer(strategy=…)` takes."""
+"""The strategies by name: the strings that `Trainer(strategy=…)` accepts."""
 
 from collections.abc import Callable
 
 from multigpu.errors import UserError, did_you_mean
-from multigpu.strategies.bagua.strategy import BaguaStrategy
+from multigpu.strategies.bagua import BaguaStrategy
 from multigpu.strategies.base import Strategy
 from multigpu.strategies.ddp import DDPStrategy
 from multigpu.strategies.ddp2 import DDP2Strategy
@@ -24,28 +24,38 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "bagua": BaguaStrategy,
     "pipeline": PipelineStrategy,
 }
-UNUSED = "_find_unused_parameters_"  # ddp_find_unused_parameters_true and _false, and so for spawn and notebook
+# Followed by "true" or "false": ddp_find_unused_parameters_true, also for spawn and notebook.
+UNUSED = "_find_unused_parameters_"
 
 
 def named(strategy: str | Strategy) -> Strategy:
-    """The strategy of that name, new; a strategy itself is given back. Raises UserError, with the nearest names.
+    """A new strategy of that name; a Strategy object is returned as it is.
 
-    A name of STRATEGIES, "bagua:bytegrad" and so on, "bagua:decentralized:shift_one", or "ddp_find_unused_parameters_true".
+    Accepts a name of STRATEGIES, "bagua:bytegrad" and so on, "bagua:decentralized:shift_one",
+    and "ddp_find_unused_parameters_true". Raises UserError with the nearest names.
     """
     if isinstance(strategy, Strategy):
         return strategy
-    kind, _, rest = str(strategy).partition(":")
-    if kind == "bagua" and rest:
-        algorithm, _, mode = rest.partition(":")
-        if mode and algorithm != "decentralized":
-            raise UserError(
-                f"{strategy!r}: of bagua's algorithms only decentralized has modes: give 'bagua:{algorithm}'."
-            )
-        return BaguaStrategy(algorithm, **({"peer_selection_mode": mode} if mode else {}))
+    family, _, rest = str(strategy).partition(":")
+    if family == "bagua" and rest:
+        return _bagua(strategy, rest)
     stem, _, wanted = str(strategy).partition(UNUSED)
     if stem in ("ddp", "ddp_spawn", "ddp_notebook") and wanted in ("true", "false"):
         return STRATEGIES[stem](find_unused_parameters=wanted == "true")
     if strategy not in STRATEGIES:
-        hint = f"{did_you_mean(strategy, STRATEGIES)} There are {', '.join(map(repr, STRATEGIES))}."
+        hint = did_you_mean(strategy, STRATEGIES)
+        hint += f" There are {', '.join(map(repr, STRATEGIES))}."
         raise UserError(f"there is no strategy {strategy!r}: {hint.strip()}")
     return STRATEGIES[strategy]()
+
+
+def _bagua(strategy: str, rest: str) -> BaguaStrategy:
+    algorithm, _, mode = rest.partition(":")
+    if not mode:
+        return BaguaStrategy(algorithm)
+    if algorithm != "decentralized":
+        raise UserError(
+            f"{strategy!r}: of bagua's algorithms only decentralized has modes: "
+            f"give 'bagua:{algorithm}'."
+        )
+    return BaguaStrategy(algorithm, peer_selection_mode=mode)

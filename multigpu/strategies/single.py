@@ -1,4 +1,4 @@
-"""single_device: one process, one device, and nothing in between."""
+"""single_device: one process on one device, without a wrapper."""
 
 from typing import Any
 
@@ -8,9 +8,10 @@ from multigpu.strategies.base import Strategy
 
 
 class SingleDeviceStrategy(Strategy):
-    """What the Trainer takes where there is one device. Its steps are the module's own."""
+    """The Trainer's default for one device. A step is the module's own method."""
 
     name = "single_device"
 
     def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
+        """Call the module's method of this name."""
         return getattr(model.module, name)(*args)

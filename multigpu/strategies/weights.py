@@ -1,4 +1,4 @@
-"""How do a model's weights travel? As one vector for each device and type, in the order of the parameters."""
+"""A model's weights as vectors, one for each device and type, in the parameters' order."""
 
 import torch
 import torch.distributed as dist
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def ranks(group: dist.ProcessGroup | None = None) -> int:
-    """The number of ranks; 1 where torch.distributed was not started."""
+    """The number of ranks; 1 if torch.distributed has not been started."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
@@ -14,67 +14,80 @@ def swap(
     messages: list[tuple[torch.Tensor, torch.Tensor, int]],
     group: dist.ProcessGroup | None = None,
 ) -> list[dist.Work]:
-    """Start to send and to receive: (what goes out, where what comes in is put, the peer's rank in the group).
+    """Start sends and receives: (tensor to send, tensor to receive into, peer's group rank).
 
-    The receives are asked for first. gloo tells the peer that it may send on the same connection that carries the own
-    data: behind them, the word would arrive when they all have, and the two ways would be used one after the other
-    (measured over 100 Mbit/s with torch 2.13: 81 ms for 46, benchmarks/swap.py).
+    The receives are posted first. gloo notifies the peer of a posted receive over the
+    connection that also carries the data. Behind the data of a send that notice would arrive
+    late, and the two directions would be used one after the other (81 ms instead of 46,
+    measured over 100 Mbit/s with torch 2.13 by benchmarks/swap.py).
     """
-    calls = [(dist.irecv, theirs, peer) for _, theirs, peer in messages]
-    calls += [(dist.isend, mine, peer) for mine, _, peer in messages]
-    pairs = [
-        dist.P2POp(call, tensor, group=group, group_peer=peer) for call, tensor, peer in calls
+    operations = [
+        dist.P2POp(dist.irecv, received, group=group, group_peer=peer)
+        for _, received, peer in messages
     ]
-    return dist.batch_isend_irecv(pairs)
+    operations += [
+        dist.P2POp(dist.isend, sent, group=group, group_peer=peer)
+        for sent, _, peer in messages
+    ]
+    return dist.batch_isend_irecv(operations)
 
 
 @torch.no_grad()
-def same_start(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Give all ranks the parameters and buffers of the group's rank 0. A collective."""
+def broadcast_model(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Copy the parameters and buffers of the group's rank 0 to all ranks. A collective."""
     if ranks(group) == 1:
         return
     for tensor in [*model.parameters(), *model.buffers()]:
-        own = tensor.detach()
-        whole = own.contiguous()  # itself, if its numbers lie in order
-        dist.broadcast(whole, group=group, group_src=0)
-        if whole is not own:
-            own.copy_(whole)
+        detached = tensor.detach()
+        # The tensor itself if its memory is contiguous, else a copy, which is written back.
+        contiguous = detached.contiguous()
+        dist.broadcast(contiguous, group=group, group_src=0)
+        if contiguous is not detached:
+            detached.copy_(contiguous)
 
 
 class Weights:
-    """The floating-point parameters of a model as vectors, frozen ones too: they may be thawed later.
+    """A model's floating-point parameters as vectors; also frozen ones, which may be thawed.
 
-    A parameter that two layers share is there once. Buffers are not weights: each rank keeps its own.
+    A parameter that two layers share is included once. Buffers are not: each rank keeps its
+    own.
     """
 
     def __init__(self, model: nn.Module):
-        self.parts: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
+        self.parameters: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                self.parts.setdefault((parameter.device, parameter.dtype), []).append(
-                    parameter
-                )
+                kind = (parameter.device, parameter.dtype)
+                self.parameters.setdefault(kind, []).append(parameter)
 
     def copy(self) -> list[torch.Tensor]:
-        """The weights now: a new vector for each device and type."""
+        """The current weights: a new vector for each device and type."""
         return [
-            torch.cat([p.detach().reshape(-1) for p in part]) for part in self.parts.values()
+            torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+            for parameters in self.parameters.values()
         ]
 
     @torch.no_grad()
     def write(self, vectors: list[torch.Tensor]) -> None:
-        """Take the numbers of `vectors`, shaped as those of `copy`."""
-        for parameter, numbers in self._pairs(vectors):
-            parameter.copy_(numbers)
+        """Overwrite the weights with `vectors`, which have the shapes that `copy` gives."""
+        for parameter, values in self._with_values(vectors):
+            parameter.copy_(values)
 
-    def add_unseen(self, vectors: list[torch.Tensor]) -> None:
-        """Add `vectors` to the weights, also between a forward and its backward, where autograd would refuse it."""
-        for parameter, numbers in self._pairs(vectors):
-            parameter.data.add_(numbers.to(parameter.device))
+    def add_outside_autograd(self, vectors: list[torch.Tensor]) -> None:
+        """Add `vectors` to the weights; allowed between a forward and its backward, too.
 
-    def _pairs(self, vectors: list[torch.Tensor]) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        There autograd would reject a change that it can see.
+        """
+        for parameter, values in self._with_values(vectors):
+            parameter.data.add_(values.to(parameter.device))
+
+    def _with_values(
+        self, vectors: list[torch.Tensor]
+    ) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        """Each parameter with its slice of `vectors`, in its shape."""
         pairs = []
-        for part, vector in zip(self.parts.values(), vectors, strict=True):
-            pieces = vector.split([p.numel() for p in part])
-            pairs += [(p, piece.view(p.shape)) for p, piece in zip(part, pieces, strict=True)]
+        for parameters, vector in zip(self.parameters.values(), vectors, strict=True):
+            slices = vector.split([parameter.numel() for parameter in parameters])
+            for parameter, values in zip(parameters, slices, strict=True):
+                pairs.append((parameter, values.view(parameter.shape)))
         return pairs

@@ -1,4 +1,4 @@
-"""A thread averages while the training goes on: the mean stays, local steps are kept, and the thread ends."""
+"""A thread averages while training goes on: the mean and local steps stay, the thread ends."""
 
 import socket
 import threading
@@ -11,260 +11,264 @@ import torch.distributed as dist
 from ranked import (
     NUMBERS,
     batch,
-    everywhere,
-    gap,
+    gather_ranks,
     gradient,
+    local_batch,
     loss,
-    meet,
-    mine,
+    max_difference,
     mlp,
-    refused,
-    spread,
+    rank_difference,
+    start_gloo,
     train,
+    user_error,
     vector,
     wrap,
 )
 from torch import nn
 
 from multigpu import launch
-from multigpu.comparison import of_a_sync
+from multigpu.comparison import bytes_per_round
 from multigpu.strategies.bagua.async_average import AsyncModelAverage
 
-LR, STEPS = 0.1, 40
+LR = 0.1
+STEPS = 40
 
 
 class Slow(torch.optim.SGD):
-    """It reads the weights, takes its time, and writes one half, then the other: nothing must come in between."""
+    """It reads the weights, waits, and writes one half, then the other.
+
+    A round in between would tear the weights apart, or be overwritten.
+    """
 
     def step(self, closure=None):
         old = [p.detach().clone() for p in self.param_groups[0]["params"]]
         time.sleep(0.01)
         for p, kept in zip(self.param_groups[0]["params"], old, strict=True):
-            half, new = len(p) // 2, kept - self.param_groups[0]["lr"] * p.grad
+            half = len(p) // 2
+            new = kept - self.param_groups[0]["lr"] * p.grad
             p.data[:half] = new[:half]
             time.sleep(0.005)
             p.data[half:] = new[half:]
 
 
-def wait_for(algorithm: AsyncModelAverage, syncs: int) -> None:
-    """All ranks wait until each has seen so many: none closes while another still counts."""
-    until, deadline = algorithm.syncs + syncs, time.monotonic() + 60
+def wait_for(algorithm: AsyncModelAverage, rounds: int) -> None:
+    """Wait until each rank has counted as many further rounds; no rank goes on before."""
+    until = algorithm.syncs + rounds
+    deadline = time.monotonic() + 60
     while algorithm.syncs < until and time.monotonic() < deadline:
         time.sleep(0.002)
     dist.barrier()
 
 
-def standing(told: dict) -> None:
-    """Nobody trains: a sync makes all the same, and keeps the mean."""
+def standing_still(report: dict) -> None:
+    """No rank trains: a round makes all ranks equal, and keeps the mean."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), LR)
     algorithm = AsyncModelAverage(sync_interval_ms=5)
     algorithm.attach(model, [optimizer], wrap)
-    told["spread at the start"] = spread(model)
-    with algorithm.lock, torch.no_grad():
+    report["difference at the start"] = rank_difference(model)
+    with algorithm.weights_lock, torch.no_grad():
         for p in model.parameters():
             p += torch.randn(p.shape)
-        before = everywhere(vector(model))
+        before = gather_ranks(vector(model))
     wait_for(algorithm, 3)
-    with algorithm.lock:
+    with algorithm.weights_lock:
         after = vector(model)
-    told["mean"], told["spreads"] = (
-        gap(everywhere(after).mean(0), before.mean(0)),
-        (gap(before[0], before[1]), spread(model)),
-    )
-    with algorithm.syncing:
-        before = algorithm.syncs
+    report["mean"] = max_difference(gather_ranks(after).mean(0), before.mean(0))
+    report["difference before"] = max_difference(before[0], before[1])
+    report["difference after"] = rank_difference(model)
+    with algorithm.round_lock:
+        count = algorithm.syncs
         time.sleep(0.05)
-        told["syncs while another has the place between two"] = algorithm.syncs - before
-    told["bytes"] = of_a_sync(algorithm)
+        report["rounds while the lock is held"] = algorithm.syncs - count
+    report["bytes"] = bytes_per_round(algorithm)
     wait_for(algorithm, 1)
     algorithm.close()
     algorithm.close()
-    told["threads"] = [t.name for t in threading.enumerate() if t.name == "model average"]
-    told["hooks left"] = len(optimizer._optimizer_step_pre_hooks)
+    report["threads"] = [t.name for t in threading.enumerate() if t.name == "model average"]
+    report["hooks left"] = len(optimizer._optimizer_step_pre_hooks)
 
 
-def moving(told: dict, rank: int) -> None:
-    """Each rank makes steps of a known length, at its own speed: all of them are in the mean in the end."""
+def moving(report: dict, rank: int) -> None:
+    """Each rank makes known steps at its own speed: the final mean contains all of them."""
     weights = nn.Parameter(torch.zeros(1000, dtype=torch.float64))
     model = nn.ParameterList([weights])
     optimizer = Slow([weights], lr=1.0)
     algorithm = AsyncModelAverage(sync_interval_ms=1)
     algorithm.attach(model, [optimizer], wrap)
-    copy, told["torn"] = algorithm.weights.copy, 0.0
+    copy = algorithm.weights.copy
+    report["torn"] = 0.0
 
-    def watched() -> list[
-        torch.Tensor
-    ]:  # all weights are the same number, before and after each step
+    def checked_copy() -> list[torch.Tensor]:
+        # All weights are the same number before and after each step.
         (snapshot,) = copy()
-        told["torn"] = max(told["torn"], (snapshot.max() - snapshot.min()).item())
+        report["torn"] = max(report["torn"], (snapshot.max() - snapshot.min()).item())
         return [snapshot]
 
-    algorithm.weights.copy = watched
+    algorithm.weights.copy = checked_copy
     for _ in range(STEPS):
         weights.grad = torch.full_like(weights, -1.0 - rank)
         optimizer.step()
         time.sleep(0.001 * rank)
-    told["syncs"] = algorithm.syncs
+    report["rounds"] = algorithm.syncs
     wait_for(algorithm, 2)
     algorithm.close()
-    whole = everywhere(weights.detach())
-    told["local steps"] = gap(
-        whole.mean(0), torch.full_like(whole[0], STEPS * (1 + (len(whole) - 1) / 2))
-    )
-    told["spread when it ends"] = (whole.amax(0) - whole.amin(0)).max().item()
+    whole = gather_ranks(weights.detach())
+    expected = torch.full_like(whole[0], STEPS * (1 + (len(whole) - 1) / 2))
+    report["local steps"] = max_difference(whole.mean(0), expected)
+    report["difference at the end"] = (whole.amax(0) - whole.amin(0)).max().item()
 
 
-def warming_up(told: dict, ranks: int) -> None:
+def warming_up(report: dict, ranks: int) -> None:
     """Three steps as DDP; after them DDP sends nothing."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), LR)
     algorithm = AsyncModelAverage(sync_interval_ms=10**6, warmup_steps=3)
-    whole = algorithm.attach(model, [optimizer], wrap)
+    wrapped = algorithm.attach(model, [optimizer], wrap)
     reference = vector(model)
     for step in range(3):
-        told["started too early"] = algorithm.thread is not None
+        report["started too early"] = algorithm.thread is not None
         reference = reference - LR * gradient(mlp(), batch(step, ranks=ranks), at=reference)
-        train(whole, optimizer, range(step, step + 1))
-    told["warm-up"], told["warm-up's spread"] = gap(vector(model), reference), spread(model)
-    own = vector(model)
+        train(wrapped, optimizer, range(step, step + 1))
+    report["warm-up"] = max_difference(vector(model), reference)
+    report["difference after the warm-up"] = rank_difference(model)
+    before = vector(model)
     dist.barrier()
-    train(whole, optimizer, range(3, 4))
-    told["own step"] = gap(vector(model), own - LR * gradient(mlp(), mine(3), at=own))
+    train(wrapped, optimizer, range(3, 4))
+    expected = before - LR * gradient(mlp(), local_batch(3), at=before)
+    report["own step"] = max_difference(vector(model), expected)
     algorithm.interval = 0
     algorithm.close()
 
 
-def failing(told: dict) -> None:
-    """What goes wrong in the thread, and in a step, is not lost."""
+def failing(report: dict) -> None:
+    """An error in the thread is raised; after an error in a step the rounds go on."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), LR)
     algorithm = AsyncModelAverage(sync_interval_ms=1)
-    algorithm._sync = lambda: 1 / 0
+    algorithm._average = lambda: 1 / 0
     algorithm.attach(model, [optimizer], wrap)
     algorithm.thread.join()
-    for what in (optimizer.step, algorithm.close):
+    for function in (optimizer.step, algorithm.close):
         try:
-            what()
+            function()
         except RuntimeError as error:
-            told[what.__name__] = repr(error.__cause__)
+            report[function.__name__] = repr(error.__cause__)
+
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), LR)
     algorithm = AsyncModelAverage(sync_interval_ms=1)
     algorithm.attach(model, [optimizer], wrap)
-    loss(model, mine(0)).backward()
-    kept, model[0].weight.grad.data = (
-        model[0].weight.grad.data,
-        torch.zeros(3),
-    )  # of the wrong shape: the step raises
+    loss(model, local_batch(0)).backward()
+    gradient_of_weight = model[0].weight.grad
+    right = gradient_of_weight.data
+    # A gradient of the wrong shape: the step raises an error.
+    gradient_of_weight.data = torch.zeros(3)
     try:
         optimizer.step()
     except RuntimeError:
-        told["raised"] = True
-    model[0].weight.grad.data = kept
+        report["raised"] = True
+    gradient_of_weight.data = right
     optimizer.step()
     wait_for(algorithm, 2)
-    told["syncs after a step that raised"] = algorithm.syncs
+    report["rounds after a step that raised"] = algorithm.syncs
     algorithm.close()
 
 
 def experiments() -> dict:
-    rank, ranks = meet()
-    told = {}
-    standing(told)
-    moving(told, rank)
-    warming_up(told, ranks)
-    failing(told)
+    rank, ranks = start_gloo()
+    report = {}
+    standing_still(report)
+    moving(report, rank)
+    warming_up(report, ranks)
+    failing(report)
     dist.destroy_process_group()
-    return told
+    return report
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request):
-    """What each rank tells of the experiments."""
+def reports(request):
+    """Each rank's report of the experiments."""
     return launch.call(experiments, request.param)
 
 
-def test_a_sync_keeps_the_mean_and_takes_the_spread(ranks):
-    for told in ranks:
-        assert told["spread at the start"] == 0
-        before, after = told["spreads"]
-        assert (
-            told["mean"] < 5e-7 and before > 1 and after < 2e-6
-        )  # weights up to 5: float32's digits, some syncs
+def test_a_round_keeps_the_mean_and_makes_the_ranks_equal(reports):
+    for report in reports:
+        assert report["difference at the start"] == 0
+        assert report["difference before"] > 1
+        # Weights up to 5, a few rounds: float32's last digits.
+        assert report["mean"] < 5e-7 and report["difference after"] < 2e-6
 
 
-def test_local_steps_are_kept_whenever_a_sync_comes(ranks):
-    for told in ranks:
-        assert told["syncs"] > 2 and told["local steps"] < 1e-9 and told["torn"] == 0
-        assert (
-            told["spread when it ends"] < 1e-9
-        )  # of steps that differ by 40 between ranks and more
+def test_local_steps_are_kept_whenever_a_round_comes(reports):
+    for report in reports:
+        assert report["rounds"] > 2 and report["local steps"] < 1e-9 and report["torn"] == 0
+        # The ranks' own steps differ by at least 40.
+        assert report["difference at the end"] < 1e-9
 
 
-def test_a_sync_sends_what_a_ring_sends(ranks):
-    n = len(ranks)
-    for told in ranks:  # the vote is in it
-        assert told["bytes"] == pytest.approx(8 * NUMBERS * (n - 1) / n, rel=0.02)
+def test_a_round_sends_what_a_ring_sends(reports):
+    n = len(reports)
+    for report in reports:
+        # The vote is included.
+        assert report["bytes"] == pytest.approx(8 * NUMBERS * (n - 1) / n, rel=0.02)
 
 
-def test_who_takes_syncing_stands_between_two_syncs(ranks):
-    for told in ranks:
-        assert told["syncs while another has the place between two"] == 0
+def test_no_round_runs_while_the_round_lock_is_held(reports):
+    for report in reports:
+        assert report["rounds while the lock is held"] == 0
 
 
-def test_a_count_that_is_asked_for_within_a_sync_has_no_half_of_it():
+def test_a_count_that_begins_within_a_round_contains_whole_rounds():
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as here,
+        socket.create_connection(server.getsockname()) as client,
     ):
-        there, _ = server.accept()
-        within, sending = threading.Event(), SimpleNamespace(syncs=0, syncing=threading.Lock())
+        accepted, _ = server.accept()
+        within_round = threading.Event()
+        algorithm = SimpleNamespace(syncs=0, round_lock=threading.Lock())
 
-        def syncs():
+        def rounds():
             for _ in range(10):
-                with sending.syncing:
+                with algorithm.round_lock:
                     for _ in range(2):
-                        here.sendall(bytes(500))
-                        within.set()
+                        client.sendall(bytes(500))
+                        within_round.set()
                         time.sleep(0.02)
-                    sending.syncs += 1
+                    algorithm.syncs += 1
                 time.sleep(0.005)
 
-        sending.thread = threading.Thread(target=syncs)
-        sending.thread.start()
-        within.wait()
-        assert of_a_sync(sending) == 1000
-        sending.thread.join()
-        there.close()
+        algorithm.thread = threading.Thread(target=rounds)
+        algorithm.thread.start()
+        within_round.wait()
+        assert bytes_per_round(algorithm) == 1000
+        algorithm.thread.join()
+        accepted.close()
 
 
-def test_it_ends(ranks):
-    for told in ranks:
-        assert told["threads"] == [] and told["hooks left"] == 0
+def test_the_thread_and_the_hooks_end(reports):
+    for report in reports:
+        assert report["threads"] == [] and report["hooks left"] == 0
 
 
-def test_it_warms_up_as_ddp_and_then_each_is_on_its_own(ranks):
-    for told in ranks:
-        assert (
-            told["warm-up"] < 1e-6
-            and told["warm-up's spread"] == 0
-            and not told["started too early"]
-        )
-        assert told["own step"] < 1e-6
+def test_it_warms_up_as_ddp_and_then_each_rank_trains_alone(reports):
+    for report in reports:
+        assert report["warm-up"] < 1e-6 and report["difference after the warm-up"] == 0
+        assert not report["started too early"]
+        assert report["own step"] < 1e-6
 
 
-def test_a_thread_that_fails_is_heard_and_a_step_that_raises_blocks_nobody(ranks):
-    for told in ranks:
-        assert "ZeroDivisionError" in told["step"] and "ZeroDivisionError" in told["close"]
-        assert told["raised"] and told["syncs after a step that raised"] >= 2
+def test_a_failed_thread_is_reported_and_a_failed_step_blocks_no_rank(reports):
+    for report in reports:
+        assert "ZeroDivisionError" in report["step"] and "ZeroDivisionError" in report["close"]
+        assert report["raised"] and report["rounds after a step that raised"] >= 2
 
 
-def test_mistakes_are_told():
-    assert "sync_interval_ms=-1" in refused(lambda: AsyncModelAverage(-1))
+def test_a_negative_interval_is_refused():
+    assert "sync_interval_ms=-1" in user_error(lambda: AsyncModelAverage(-1))
 
 
-def test_one_process_alone_just_trains():
+def test_one_process_alone_trains_as_without_it():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), LR)
     algorithm = AsyncModelAverage()
@@ -274,4 +278,4 @@ def test_one_process_alone_just_trains():
     loss(model, batch(0)).backward()
     optimizer.step()
     algorithm.close()
-    assert gap(vector(model), expected) < 1e-7 and algorithm.thread is None
+    assert max_difference(vector(model), expected) < 1e-7 and algorithm.thread is None

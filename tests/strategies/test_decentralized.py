@@ -1,4 +1,7 @@
-"""Weights averaged instead of gradients: what each rank keeps, and what the exchange does not change. 2 and 4 ranks."""
+"""Weights averaged instead of gradients: what each rank keeps, and what an exchange preserves.
+
+With 2 and with 4 ranks.
+"""
 
 import pytest
 import torch
@@ -8,18 +11,18 @@ from ranked import (
     NUMBERS,
     attached,
     batch,
-    bytes_a_step,
-    everywhere,
-    gap,
+    bytes_per_step,
+    gather_ranks,
     gradient,
-    in_pieces,
+    local_batch,
     loss,
-    meet,
-    mine,
+    max_difference,
     mlp,
-    refused,
-    spread,
+    rank_difference,
+    start_gloo,
     train,
+    train_in_micro_batches,
+    user_error,
     vector,
     wrap,
 )
@@ -28,264 +31,260 @@ from torch import nn
 from multigpu import launch
 from multigpu.strategies.bagua.decentralized import Decentralized, peer
 from multigpu.strategies.bagua.low_precision import LowPrecisionDecentralized
-from multigpu.strategies.weights import same_start
+from multigpu.strategies.weights import broadcast_model
+
+# PEERS[number of ranks][exchange % 2][rank]
+PEERS = {2: [[1, 0], [1, 0]], 4: [[2, 3, 0, 1], [3, 2, 1, 0]]}
 
 
-def weights(told: dict, mode: str, rank: int, ranks: int) -> None:
-    """Decentralized: the average of what the weights were, then the local gradient, taken at those."""
-    model, optimizer = attached(algorithm := Decentralized(mode))
-    told["spread at the start"] = spread(model)
+def decentralized(report: dict, mode: str, rank: int, ranks: int) -> None:
+    """The weights are averaged; then the local gradient, taken before, is applied."""
+    algorithm = Decentralized(mode)
+    model, optimizer = attached(algorithm)
+    report["difference at the start"] = rank_difference(model)
     reference = mlp()
-    averaged = []
-    optimizer.register_step_pre_hook(
-        lambda *_: averaged.append(vector(model))
-    )  # after the algorithm's own
+    averages = []
+    # This hook runs after the algorithm's own.
+    optimizer.register_step_pre_hook(lambda *_: averages.append(vector(model)))
     for step in range(4):
         before = vector(model)
         train(model, optimizer, range(step, step + 1))
-        others = everywhere(before)
-        partner = (
-            [[1, 0], [1, 0]][step % 2][rank]
-            if ranks == 2
-            else [[2, 3, 0, 1], [3, 2, 1, 0]][step % 2][rank]
-        )
-        expected = others.mean(0) if mode == "all" else (before + others[partner]) / 2
-        told[f"average {step}"] = gap(averaged[-1], expected)
-        told[f"mean {step}"] = gap(everywhere(averaged[-1]).mean(0), others.mean(0))
-        local = expected - LR * gradient(reference, mine(step), at=before)
-        told[f"step {step}"] = gap(vector(model), local)
-    told["spread while it trains"] = spread(model)
-    told["exchanges"] = algorithm.exchanges
-    before, count = vector(model), algorithm.exchanges
+        others = gather_ranks(before)
+        expected = others.mean(0)
+        if mode == "shift_one":
+            expected = (before + others[PEERS[ranks][step % 2][rank]]) / 2
+        average = averages[-1]
+        mean = gather_ranks(average).mean(0)
+        report[f"average {step}"] = max_difference(average, expected)
+        report[f"mean {step}"] = max_difference(mean, others.mean(0))
+        stepped = expected - LR * gradient(reference, local_batch(step), at=before)
+        report[f"step {step}"] = max_difference(vector(model), stepped)
+    report["difference while it trains"] = rank_difference(model)
+    report["exchanges"] = algorithm.exchanges
+
+    before = vector(model)
+    count = algorithm.exchanges
     with torch.no_grad():
-        model(mine(0)[0])
-    told["validation"] = algorithm.exchanges - count
-    in_pieces(model, optimizer, 7)
-    told["exchanges in pieces"] = algorithm.exchanges - count
-    told["pieces"] = gap(
-        vector(model), averaged[-1] - LR * gradient(reference, mine(7), at=before)
-    )
-    loss(model, mine(8)).backward()
-    if rank:  # rank 0 gives this step up, as a GradScaler would
-        optimizer.step()
-    optimizer.zero_grad()
-    train(model, optimizer, range(9, 11))
-    told["exchanges after giving up"] = everywhere(
-        torch.tensor(algorithm.exchanges - count)
-    ).tolist()
-    told["bytes"] = bytes_a_step(lambda steps: train(model, optimizer, steps))
-    loss(model, mine(8)).backward()
-    algorithm.close()
-    told["hooks left"] = (
-        len(model._forward_pre_hooks) + len(optimizer._optimizer_step_pre_hooks) - 1
-    )
+        model(local_batch(0)[0])
+    report["exchanges in validation"] = algorithm.exchanges - count
+    train_in_micro_batches(model, optimizer, range(7, 8))
+    report["exchanges in micro-batches"] = algorithm.exchanges - count
+    expected = averages[-1] - LR * gradient(reference, local_batch(7), at=before)
+    report["micro-batches"] = max_difference(vector(model), expected)
 
-    still, idle = attached(Decentralized(mode, communication_interval=3), lr=0.0)
-    with torch.no_grad():
-        for p in still.parameters():
-            p += torch.randn(p.shape)  # the ranks' own
-    told["spreads"] = []
-    for step in range(7):
-        train(still, idle, range(step, step + 1))
-        told["spreads"].append(spread(still))
-
-
-def low(told: dict, rank: int, ranks: int) -> None:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), LR)
-    stepped = []
-    optimizer.register_step_post_hook(
-        lambda *_: stepped.append(vector(model))
-    )  # before the algorithm's own
-    algorithm = LowPrecisionDecentralized()
-    algorithm.attach(model, [optimizer], wrap)
-    told["spread at the start"] = spread(model)
-    told["drift"] = []
-    for step in range(6):
-        left, right, own = (
-            algorithm.left[0].clone(),
-            algorithm.right[0].clone(),
-            algorithm.own[0].clone(),
-        )
-        train(model, optimizer, range(step, step + 1))
-        d = stepped[-1] + (left + right) / 3 - 5 * own / 3
-        bound = everywhere(d.max() - d.min()).mean() / 510
-        told["drift"].append(
-            (
-                gap(everywhere(vector(model)).mean(0), everywhere(stepped[-1]).mean(0)),
-                bound.item(),
-            )
-        )
-        told[f"rounding {step}"] = (
-            gap(vector(model), own + d),
-            (d.max() - d.min()).item() / 510,
-        )
-    all_own = everywhere(algorithm.own[0])
-    told["beliefs"] = [
-        torch.equal(algorithm.left[0], all_own[(rank - 1) % ranks]),
-        torch.equal(algorithm.right[0], all_own[(rank + 1) % ranks]),
-        torch.equal(vector(model), all_own[rank]),
-    ]
-    loss(model, mine(8)).backward()
+    loss(model, local_batch(8)).backward()
+    # Rank 0 skips this step, as a GradScaler would.
     if rank:
         optimizer.step()
     optimizer.zero_grad()
-    train(model, optimizer, range(9, 11))  # not stuck: rank 0 has kept pace
-    told["bytes"] = bytes_a_step(lambda steps: train(model, optimizer, steps))
-    told["bytes in pieces"] = bytes_a_step(
-        lambda steps: [in_pieces(model, optimizer, step) for step in steps] and None
+    train(model, optimizer, range(9, 11))
+    exchanges = torch.tensor(algorithm.exchanges - count)
+    report["exchanges after a skipped step"] = gather_ranks(exchanges).tolist()
+    report["bytes"] = bytes_per_step(lambda steps: train(model, optimizer, steps))
+    loss(model, local_batch(8)).backward()
+    algorithm.close()
+    own_hook = 1
+    report["hooks left"] = (
+        len(model._forward_pre_hooks) + len(optimizer._optimizer_step_pre_hooks) - own_hook
+    )
+
+    model, optimizer = attached(Decentralized(mode, communication_interval=3), lr=0.0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += torch.randn(p.shape)
+    report["differences"] = []
+    for step in range(7):
+        train(model, optimizer, range(step, step + 1))
+        report["differences"].append(rank_difference(model))
+
+
+def low_precision(report: dict, rank: int, ranks: int) -> None:
+    """Each rank's knowledge of its neighbours, the rounding, and the bytes."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    stepped = []
+    # This hook runs before the algorithm's own.
+    optimizer.register_step_post_hook(lambda *_: stepped.append(vector(model)))
+    algorithm = LowPrecisionDecentralized()
+    algorithm.attach(model, [optimizer], wrap)
+    report["difference at the start"] = rank_difference(model)
+    report["drift"] = []
+    for step in range(6):
+        left = algorithm.left[0].clone()
+        right = algorithm.right[0].clone()
+        own = algorithm.own[0].clone()
+        train(model, optimizer, range(step, step + 1))
+        d = stepped[-1] + (left + right) / 3 - 5 * own / 3
+        span = d.max() - d.min()
+        mean = gather_ranks(vector(model)).mean(0)
+        drift = max_difference(mean, gather_ranks(stepped[-1]).mean(0))
+        report["drift"].append((drift, gather_ranks(span).mean().item() / 510))
+        rounding = max_difference(vector(model), own + d)
+        report[f"rounding {step}"] = (rounding, span.item() / 510)
+    all_own = gather_ranks(algorithm.own[0])
+    report["left is known"] = torch.equal(algorithm.left[0], all_own[(rank - 1) % ranks])
+    report["right is known"] = torch.equal(algorithm.right[0], all_own[(rank + 1) % ranks])
+    report["own is the model"] = torch.equal(vector(model), all_own[rank])
+
+    loss(model, local_batch(8)).backward()
+    # Rank 0 skips this step; it must still take part in the exchange, or the others hang.
+    if rank:
+        optimizer.step()
+    optimizer.zero_grad()
+    train(model, optimizer, range(9, 11))
+    report["bytes"] = bytes_per_step(lambda steps: train(model, optimizer, steps))
+    report["bytes in micro-batches"] = bytes_per_step(
+        lambda steps: train_in_micro_batches(model, optimizer, steps)
     )
     with torch.no_grad():
         for p in model.parameters():
             p += torch.randn(p.shape)
     optimizer.param_groups[0]["lr"] = 0.0
-    told["spreads"] = [spread(model)]
+    report["differences"] = [rank_difference(model)]
     for step in range(4):
         train(model, optimizer, range(step, step + 1))
-        told["spreads"].append(spread(model))
+        report["differences"].append(rank_difference(model))
     algorithm.close()
-    told["hooks left"] = len(model._forward_pre_hooks)
+    report["hooks left"] = len(model._forward_pre_hooks)
 
 
 def experiments() -> dict:
-    rank, ranks = meet()
-    told = {name: {} for name in ("all", "shift_one", "low")}
+    rank, ranks = start_gloo()
+    report = {name: {} for name in ("all", "shift_one", "low precision")}
     norm = nn.BatchNorm1d(3)
     norm.running_mean += rank
     norm.num_batches_tracked += rank
     norm.weight.data += rank
-    same_start(norm)
-    told["start"] = [
+    broadcast_model(norm)
+    report["broadcast"] = [
         norm.running_mean.sum().item(),
         norm.num_batches_tracked.item(),
         norm.weight.sum().item(),
     ]
-    weights(told["all"], "all", rank, ranks)
-    weights(told["shift_one"], "shift_one", rank, ranks)
-    low(told["low"], rank, ranks)
+    decentralized(report["all"], "all", rank, ranks)
+    decentralized(report["shift_one"], "shift_one", rank, ranks)
+    low_precision(report["low precision"], rank, ranks)
     if ranks == 4:
         three = dist.new_group([0, 1, 2])
         if rank < 3:
-            told["odd"] = refused(
+            report["odd"] = user_error(
                 lambda: Decentralized("shift_one").attach(mlp(), [], wrap, three)
             )
+        # A rank that ended now would close connections that others are still opening.
+        dist.barrier()
     dist.destroy_process_group()
-    return told
+    return report
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request):
-    """What each rank tells of the experiments."""
+def reports(request):
+    """Each rank's report of the experiments."""
     return launch.call(experiments, request.param)
 
 
-def test_all_start_from_rank_0s_weights_and_buffers(ranks):
-    for told in ranks:
-        assert told["start"] == [0.0, 0, 3.0]
-        for name in ("all", "shift_one", "low"):
-            assert told[name]["spread at the start"] == 0
+def test_all_start_from_rank_0s_weights_and_buffers(reports):
+    for report in reports:
+        assert report["broadcast"] == [0.0, 0, 3.0]
+        for name in ("all", "shift_one", "low precision"):
+            assert report[name]["difference at the start"] == 0
 
 
 @pytest.mark.parametrize("mode", ["all", "shift_one"])
-def test_weights_are_averaged_and_local_gradients_applied(ranks, mode):
-    for told in (told[mode] for told in ranks):
+def test_weights_are_averaged_and_local_gradients_applied(reports, mode):
+    for report in (report[mode] for report in reports):
         for step in range(4):
-            assert (
-                told[f"average {step}"] < 1e-7
-                and told[f"mean {step}"] < 2e-7
-                and told[f"step {step}"] < 1e-6
-            )
-        assert told["spread while it trains"] > 1e-4
-        assert told["pieces"] < 1e-6
+            assert report[f"average {step}"] < 1e-7
+            assert report[f"mean {step}"] < 2e-7
+            assert report[f"step {step}"] < 1e-6
+        assert report["difference while it trains"] > 1e-4
+        assert report["micro-batches"] < 1e-6
 
 
 @pytest.mark.parametrize("mode", ["all", "shift_one"])
-def test_one_exchange_a_step_whatever_happens_in_it(ranks, mode):
-    for told in (told[mode] for told in ranks):
-        assert (
-            told["exchanges"] == 4
-            and told["validation"] == 0
-            and told["exchanges in pieces"] == 1
-        )
-        assert told["exchanges after giving up"] == [4] * len(ranks)
-        assert told["hooks left"] == 0
+def test_there_is_one_exchange_per_step(reports, mode):
+    for report in (report[mode] for report in reports):
+        assert report["exchanges"] == 4
+        assert report["exchanges in validation"] == 0
+        assert report["exchanges in micro-batches"] == 1
+        assert report["exchanges after a skipped step"] == [4] * len(reports)
+        assert report["hooks left"] == 0
 
 
-def test_weights_averaged_send_what_the_table_says(ranks):
-    n = len(ranks)
-    for told in ranks:
-        assert told["all"]["bytes"] == pytest.approx(8 * NUMBERS * (n - 1) / n, rel=0.01)
-        assert told["shift_one"]["bytes"] == pytest.approx(4 * NUMBERS, rel=0.01)
+def test_averaged_weights_send_what_the_formulas_say(reports):
+    n = len(reports)
+    for report in reports:
+        assert report["all"]["bytes"] == pytest.approx(8 * NUMBERS * (n - 1) / n, rel=0.01)
+        assert report["shift_one"]["bytes"] == pytest.approx(4 * NUMBERS, rel=0.01)
 
 
-def test_the_spread_falls_at_every_third_step(ranks):
-    for told in ranks:
-        spreads = told["all"]["spreads"]
-        assert max(spreads) < 1e-6  # from the first step on
-        spreads = told["shift_one"]["spreads"]
-        if len(ranks) == 2:
-            assert max(spreads) == 0
-        else:  # two pairs, then the two others: then all are the same
-            assert spreads[0] == spreads[2] > 1 and max(spreads[3:]) < 1e-6
+def test_with_an_interval_of_3_every_third_step_averages(reports):
+    for report in reports:
+        # "all" averages in the first step, and the ranks stay equal.
+        assert max(report["all"]["differences"]) < 1e-6
+        differences = report["shift_one"]["differences"]
+        if len(reports) == 2:
+            assert max(differences) == 0
+        else:
+            # Two pairs, then the two other pairs: then all are equal.
+            assert differences[0] == differences[2] > 1 and max(differences[3:]) < 1e-6
 
 
-def test_peers_swap_and_each_meets_the_whole_other_half():
+def test_each_rank_exchanges_with_the_whole_other_half():
     for size in (2, 4, 6, 8):
         for exchange in range(5):
-            assert all(
-                peer(peer(rank, exchange, size), exchange, size) == rank
-                for rank in range(size)
-            )
-        assert {peer(0, exchange, size) for exchange in range(size // 2)} == set(
-            range(size // 2, size)
-        )
-    assert [peer(rank, 0, 4) for rank in range(4)] == [2, 3, 0, 1]
-    assert [peer(rank, 1, 4) for rank in range(4)] == [3, 2, 1, 0]
+            for rank in range(size):
+                assert peer(peer(rank, exchange, size), exchange, size) == rank
+        other_half = set(range(size // 2, size))
+        assert {peer(0, exchange, size) for exchange in range(size // 2)} == other_half
+    for exchange in (0, 1):
+        assert [peer(rank, exchange, 4) for rank in range(4)] == PEERS[4][exchange]
 
 
-def test_neighbours_know_each_other_bit_for_bit(ranks):
-    for told in ranks:
-        assert told["low"]["beliefs"] == [True, True, True]
+def test_neighbours_know_each_others_weights_bit_for_bit(reports):
+    for report in (report["low precision"] for report in reports):
+        assert report["left is known"] and report["right is known"]
+        assert report["own is the model"]
 
 
-def test_low_precision_moves_the_mean_by_its_rounding_only(ranks):
-    for told in (told["low"] for told in ranks):
-        for drift, bound in told["drift"]:
+def test_low_precision_moves_the_mean_by_its_rounding_only(reports):
+    for report in (report["low precision"] for report in reports):
+        for drift, bound in report["drift"]:
             assert drift <= bound + 1e-7
         for step in range(6):
-            off, bound = told[f"rounding {step}"]
-            assert 1e-8 < off <= bound + 1e-7
-        first, *_, last = told["spreads"]
+            rounding, bound = report[f"rounding {step}"]
+            assert 1e-8 < rounding <= bound + 1e-7
+        first, *_, last = report["differences"]
         assert first > 1 and last < 0.1 * first
-        assert told["hooks left"] == 0
+        assert report["hooks left"] == 0
 
 
-def test_low_precision_sends_two_messages(ranks):
-    for told in ranks:
-        assert told["low"]["bytes"] == pytest.approx(2 * (NUMBERS + 8), rel=0.01)
-        assert told["low"]["bytes in pieces"] == pytest.approx(2 * (NUMBERS + 8), rel=0.01)
+def test_low_precision_sends_two_messages(reports):
+    expected = 2 * (NUMBERS + 8)
+    for report in (report["low precision"] for report in reports):
+        assert report["bytes"] == pytest.approx(expected, rel=0.01)
+        assert report["bytes in micro-batches"] == pytest.approx(expected, rel=0.01)
 
 
-def test_an_odd_number_of_ranks_has_no_pairs(ranks):
-    if len(ranks) == 4:
-        assert all("start 2 or 4 ranks" in told["odd"] for told in ranks[:3])
+def test_shift_one_refuses_an_odd_number_of_ranks(reports):
+    if len(reports) == 4:
+        assert all("start 2 or 4 ranks" in report["odd"] for report in reports[:3])
 
 
 @pytest.mark.parametrize(
     "algorithm", [Decentralized(), Decentralized("shift_one"), LowPrecisionDecentralized()]
 )
-def test_one_process_alone_just_trains(algorithm):
+def test_one_process_alone_trains_as_without_it(algorithm):
     model, optimizer = attached(algorithm)
     before = vector(model)
     expected = before - LR * gradient(model, batch(0))
     loss(model, batch(0)).backward()
     optimizer.step()
     algorithm.close()
-    assert gap(vector(model), expected) < 1e-7
+    assert max_difference(vector(model), expected) < 1e-7
 
 
-def test_what_there_is_not_is_refused():
-    assert "'all' and 'shift_one'" in refused(lambda: Decentralized("ring"))
-    assert "communication_interval is 0" in refused(
-        lambda: Decentralized(communication_interval=0)
-    )
+def test_unknown_arguments_are_refused():
+    message = user_error(lambda: Decentralized("ring"))
+    assert "'ring'" in message and "'all'" in message and "'shift_one'" in message
+    message = user_error(lambda: Decentralized(communication_interval=0))
+    assert "communication_interval is 0" in message

@@ -1,4 +1,4 @@
-"""Where a package `horovod` can be imported, the strategy uses it: the same script, the same numbers."""
+"""If a package `horovod` can be imported, the strategy uses it: same script, same numbers."""
 
 import re
 
@@ -21,19 +21,21 @@ class Lit(L.LightningModule):
 L.seed_everything(1)
 data = TensorDataset(torch.randn(40, 6), torch.randint(0, 3, (40,)))
 model = Lit()
-trainer = L.Trainer(strategy="horovod", max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
-                    enable_progress_bar=False, gradient_clip_val=0.5)
+trainer = L.Trainer(strategy="horovod", max_epochs=2, accelerator="cpu", logger=False,
+                    enable_checkpointing=False, enable_progress_bar=False,
+                    gradient_clip_val=0.5)
 trainer.fit(model, DataLoader(data, 5))
 trainer.print("weights", repr(model.net.weight.flatten().tolist()))
 """
-# In the shape of horovod.torch: what it does is the course's own, and that it was asked is told.
+# It has horovod.torch's interface, prints that it is used, and lets the course's own do the
+# work.
 PACKAGE = """
 from multigpu.strategies.horovod import *
 from multigpu.strategies import horovod as own
 Compression = own.Compression
 
 def DistributedOptimizer(*args, **keywords):
-    print("the package was asked", flush=True)
+    print("the package is used", flush=True)
     return own.DistributedOptimizer(*args, **keywords)
 """
 
@@ -49,7 +51,5 @@ def test_an_importable_horovod_does_the_work_and_the_numbers_stay(tmp_path):
     other = run(*command, PYTHONPATH=f"{ROOT}:{package.parent}")
     weights = [re.search(r"weights (\[.*\])", done.stdout)[1] for done in (own, other)]
     assert own.returncode == other.returncode == 0 and weights[0] == weights[1]
-    assert (
-        "the package was asked" not in own.stdout
-        and other.stdout.count("the package was asked") == 2
-    )
+    assert "the package is used" not in own.stdout
+    assert other.stdout.count("the package is used") == 2

@@ -1,11 +1,12 @@
-"""The algorithms on virtual GPUs, one a rank: the same bits as on the CPU."""
+"""The algorithms on virtual GPUs, one per rank: the same bits as on the CPU."""
 
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranked import LR, gap, loss, mine, mlp, small_buckets, vector
+from ranked import LR, local_batch, loss, max_difference, mlp, small_buckets, vector
+from torch import nn
 
 from multigpu import launch, rendezvous
 from multigpu.strategies import horovod as hvd
@@ -26,28 +27,37 @@ ALGORITHMS = {
 }
 
 
-def trained(device: torch.device, wrapped, optimizer, pause: float = 0) -> None:
+def train(
+    device: torch.device,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    pause: float = 0,
+) -> None:
+    """Five steps, with a pause of as many seconds after each."""
     for step in range(5):
-        loss(wrapped, tuple(part.to(device) for part in mine(step))).backward()
+        x, y = local_batch(step)
+        loss(model, (x.to(device), y.to(device))).backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(pause)
 
 
-def by(name: str, device: torch.device) -> torch.Tensor:
+def trained_with(name: str, device: torch.device) -> torch.Tensor:
     """The weights after five steps."""
     model = mlp(0).to(device)
     if name == "horovod":
         plain = torch.optim.SGD(model.parameters(), LR)
         optimizer = hvd.DistributedOptimizer(plain, compression=hvd.Compression.fp16)
         hvd.broadcast_parameters(model.state_dict())
-        trained(device, model, optimizer)
+        train(device, model, optimizer)
         hvd.broadcast_optimizer_state(optimizer)
         return vector(model).cpu()
-    kind = QAdamOptimizer(model.parameters(), warmup_steps=2) if name == "qadam" else None
-    optimizer = kind or torch.optim.SGD(model.parameters(), LR)
+    if name == "qadam":
+        optimizer = QAdamOptimizer(model.parameters(), warmup_steps=2)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), LR)
     algorithm = ALGORITHMS[name]()
-    trained(device, algorithm.attach(model, [optimizer], small_buckets), optimizer)
+    train(device, algorithm.attach(model, [optimizer], small_buckets), optimizer)
     algorithm.close()
     return vector(model).cpu()
 
@@ -61,36 +71,37 @@ def experiments() -> dict:
     store = rendezvous.meet(world, device)
     dist.init_process_group("vgpu", store=store, rank=world.rank, world_size=world.size)
     hvd.init()
-    told = {
-        name: gap(by(name, device), by(name, torch.device("cpu")))
-        for name in (*ALGORITHMS, "horovod")
-    }
+    report = {}
+    for name in (*ALGORITHMS, "horovod"):
+        on_cpu = trained_with(name, torch.device("cpu"))
+        report[name] = max_difference(trained_with(name, device), on_cpu)
     model = mlp().to(device)
     optimizer = torch.optim.SGD(model.parameters(), LR)
     algorithm = AsyncModelAverage(sync_interval_ms=1)
-    trained(device, algorithm.attach(model, [optimizer], small_buckets), optimizer, pause=0.05)
+    wrapped = algorithm.attach(model, [optimizer], small_buckets)
+    train(device, wrapped, optimizer, pause=0.05)
     deadline = time.monotonic() + 60
     while algorithm.syncs < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     dist.barrier()
-    told["syncs"] = algorithm.syncs
+    report["rounds"] = algorithm.syncs
     algorithm.close()
-    told["finite"] = vector(model).isfinite().all().item()
-    return told
+    report["finite"] = vector(model).isfinite().all().item()
+    return report
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    """What each of two ranks tells."""
+def reports():
+    """The reports of two ranks."""
     return launch.call(experiments, 2)
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, "horovod"])
-def test_a_virtual_gpu_gives_the_cpus_bits(ranks, name):
-    for told in ranks:
-        assert told[name] == 0
+def test_a_virtual_gpu_gives_the_cpus_bits(reports, name):
+    for report in reports:
+        assert report[name] == 0
 
 
-def test_the_asynchronous_average_runs_beside_the_virtual_training(ranks):
-    for told in ranks:
-        assert told["syncs"] > 2 and told["finite"]
+def test_the_asynchronous_average_runs_beside_the_virtual_training(reports):
+    for report in reports:
+        assert report["rounds"] > 2 and report["finite"]

@@ -1,4 +1,4 @@
-"""A number as a byte: how far off it comes back, and what comes back exactly."""
+"""Quantisation to bytes: its error, and what is restored exactly."""
 
 import math
 
@@ -24,36 +24,42 @@ def numbers(kind: str) -> torch.Tensor:
 
 
 KINDS = (
-    "around 0", "far from 0", "far below 0", "tiny", "tinier than 1 / float32's largest", "huge", "one far out",
-    "two levels", "one number",
-)  # fmt: skip
+    "around 0",
+    "far from 0",
+    "far below 0",
+    "tiny",
+    "tinier than 1 / float32's largest",
+    "huge",
+    "one far out",
+    "two levels",
+    "one number",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 )
-def test_what_comes_back_is_off_by_half_an_interval_at_most(kind, dtype):
+def test_the_error_is_half_an_interval_at_most(kind, dtype):
     x = numbers(kind).to(dtype)
+    # float16 ends at 65504.
     if not x.isfinite().all():
-        return  # float16 ends at 65504
+        return
     message = compress(x)
     assert message.dtype == torch.uint8 and message.shape == (len(x) + 8,)
-    back = expand(message, dtype)
-    assert back.dtype == dtype
+    restored = expand(message, dtype)
+    assert restored.dtype == dtype
     exact = x.double()
-    rounding = (
-        2 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) * exact.abs().max()
-    )
-    assert (back.double() - exact).abs().max() <= (
-        exact.max() - exact.min()
-    ) / 510 + rounding + 1e-44
+    eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    rounding = 2 * eps * exact.abs().max()
+    bound = (exact.max() - exact.min()) / 510 + rounding + 1e-44
+    assert (restored.double() - exact).abs().max() <= bound
     if dtype != torch.float64:
-        assert back.max() == x.max() and back.min() == x.min()  # the ends come back exactly
+        assert restored.max() == x.max() and restored.min() == x.min()
 
 
 @pytest.mark.parametrize("value", [0.0, -0.3, 1e-38, 123456.789, -3e38])
-def test_a_constant_chunk_comes_back_exactly(value):
+def test_a_constant_chunk_is_restored_exactly(value):
     x = torch.full((7,), value)
     assert torch.equal(expand(compress(x)), x)
 
@@ -64,34 +70,32 @@ def test_256_levels_stay_256_levels():
     assert torch.allclose(expand(compress(x)), x, rtol=0, atol=3e-5)
 
 
-def test_ends_that_float32_rounds_inwards_do_not_wrap_around():
-    x = torch.tensor(
-        [1e6 + 0.04, 1e6 + 0.5, 1e6 + 0.96], dtype=torch.float64
-    )  # float32 has sixteenths here
+def test_a_minimum_that_float32_rounds_up_does_not_wrap_around():
+    # float32 has steps of 1/16 here.
+    x = torch.tensor([1e6 + 0.04, 1e6 + 0.5, 1e6 + 0.96], dtype=torch.float64)
     assert (expand(compress(x), torch.float64) - x).abs().max() < 0.04
 
 
-def test_a_message_says_what_its_bytes_are():
+def test_a_message_is_minimum_maximum_and_levels():
     message = compress(torch.tensor([-1.0, 0.0, 4.1]))
     assert message[:8].view(torch.float32).tolist() == pytest.approx([-1.0, 4.1])
     assert message[8:].tolist() == [0, 50, 255]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_does_not_vanish(bad):
+def test_a_chunk_that_is_not_finite_becomes_nan(bad):
     x = torch.ones(5)
     x[3] = bad
     assert expand(compress(x)).isnan().all()
 
 
-def test_a_range_too_large_for_float32_does_not_vanish():
+def test_a_chunk_whose_range_exceeds_float32_becomes_nan():
     assert expand(compress(torch.tensor([-3e38, 3e38]))).isnan().all()
 
 
 def test_rows_are_messages_of_their_own():
-    x = torch.randn(3, 5) * torch.tensor(
-        [[1.0], [100.0], [0.0]]
-    )  # messages of 13 bytes: rows start at odd addresses
+    # Messages of 13 bytes: the rows are not aligned for float32.
+    x = torch.randn(3, 5) * torch.tensor([[1.0], [100.0], [0.0]])
     messages = compress(x)
     assert messages.shape == (3, 13)
     for row, message in zip(x, messages, strict=True):

@@ -1,4 +1,4 @@
-"""What the tests of the strategies share: ranks that meet, a small model, and loops that a reference can repeat."""
+"""Helpers of the strategies' tests: gloo ranks, a small model, and plain training loops."""
 
 from collections.abc import Callable
 
@@ -8,14 +8,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from multigpu import launch, rendezvous, wire
+from multigpu.errors import UserError
+from multigpu.strategies.bagua.base import Algorithm
 
 LR = 0.1
-ROWS = 4  # a rank's share of a batch
-NUMBERS = 100 * 400 + 400 + 400 * 20 + 20
+ROWS = 4  # per rank and step
+NUMBERS = 100 * 400 + 400 + 400 * 20 + 20  # of the model's parameters
+
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def meet(seed: int = 0) -> tuple[int, int]:
-    """Start gloo. The rank and the number of ranks; each rank's random numbers are its own."""
+def start_gloo(seed: int = 0) -> tuple[int, int]:
+    """(rank, number of ranks), connected by gloo; each rank has its own random numbers."""
     world = launch.find()
     torch.set_num_threads(1)
     store = rendezvous.meet(world, torch.device("cpu"))
@@ -25,7 +29,7 @@ def meet(seed: int = 0) -> tuple[int, int]:
 
 
 def mlp(seed: int | None = None, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """48,420 numbers. Without a seed, each rank's weights are its own."""
+    """A model with 48,420 parameters. Without a seed, each rank's weights are different."""
     if seed is not None:
         torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(100, 400), nn.Tanh(), nn.Linear(400, 20)).to(dtype)
@@ -36,35 +40,56 @@ def wrap(model: nn.Module) -> DistributedDataParallel:
 
 
 def small_buckets(model: nn.Module) -> DistributedDataParallel:
-    """So that a step has several: the layers' gradients are in buckets of their own."""
+    """DDP with several buckets: the layers' gradients are in different ones."""
     return DistributedDataParallel(model, bucket_cap_mb=0.02)
 
 
 def batch(
     step: int, rows: slice = slice(None), ranks: int = 1, dtype: torch.dtype = torch.float32
-) -> tuple:
-    """Inputs and targets of a step, the same for all who ask; `rows` of them."""
+) -> Pair:
+    """Inputs and targets of a step, the same in each process; `rows` of the global batch."""
     source = torch.Generator().manual_seed(1000 + step)
     x = torch.randn(ROWS * ranks, 100, generator=source, dtype=torch.float64).to(dtype)
     y = torch.randn(ROWS * ranks, 20, generator=source, dtype=torch.float64).to(dtype)
     return x[rows], y[rows]
 
 
-def mine(step: int, dtype: torch.dtype = torch.float32) -> tuple:
+def local_batch(step: int, dtype: torch.dtype = torch.float32) -> Pair:
+    """This rank's shard of the global batch."""
     rank = dist.get_rank()
     return batch(step, slice(ROWS * rank, ROWS * (rank + 1)), dist.get_world_size(), dtype)
 
 
-def loss(model: nn.Module, pair: tuple) -> torch.Tensor:
+def loss(model: nn.Module, pair: Pair) -> torch.Tensor:
     return (model(pair[0]) - pair[1]).square().mean()
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, dtype=torch.float32
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """The ordinary loop."""
     for step in steps:
-        loss(model, mine(step, dtype)).backward()
+        loss(model, local_batch(step, dtype)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def train_in_micro_batches(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """The ordinary loop with two micro-batches per step; the first does not synchronise."""
+    half = ROWS // 2
+    for step in steps:
+        x, y = local_batch(step, dtype)
+        with model.no_sync() if hasattr(model, "no_sync") else torch.enable_grad():
+            (loss(model, (x[:half], y[:half])) / 2).backward()
+        (loss(model, (x[half:], y[half:])) / 2).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -74,8 +99,8 @@ def vector(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def gradient(model: nn.Module, pair: tuple, at: torch.Tensor | None = None) -> torch.Tensor:
-    """The gradient of the loss as one vector, at the model's weights or `at` others, which it then keeps."""
+def gradient(model: nn.Module, pair: Pair, at: torch.Tensor | None = None) -> torch.Tensor:
+    """The loss's gradient as one vector. The weights are set to `at` first, if it is given."""
     parameters = list(model.parameters())
     if at is not None:
         with torch.no_grad():
@@ -85,39 +110,41 @@ def gradient(model: nn.Module, pair: tuple, at: torch.Tensor | None = None) -> t
     )
 
 
-def everywhere(tensor: torch.Tensor) -> torch.Tensor:
+def gather_ranks(tensor: torch.Tensor) -> torch.Tensor:
     """(…) of each rank → (ranks, …)."""
-    pieces = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(pieces, tensor.contiguous())
-    return torch.stack(pieces)
+    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, tensor.contiguous())
+    return torch.stack(gathered)
 
 
-def spread(model: nn.Module) -> float:
+def rank_difference(model: nn.Module) -> float:
     """The largest difference between two ranks in any weight."""
-    all_of_them = everywhere(vector(model))
-    return (all_of_them.amax(0) - all_of_them.amin(0)).max().item()
+    weights = gather_ranks(vector(model))
+    return (weights.amax(0) - weights.amin(0)).max().item()
 
 
-def gap(a: torch.Tensor, b: torch.Tensor) -> float:
+def max_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return (a - b).abs().max().item()
 
 
-def bytes_a_step(run: Callable[[range], None], k: int = 5) -> float:
-    """What this rank sends in a step: the difference of 2k and k steps, so that what comes once does not count."""
+def bytes_per_step(run: Callable[[range], None], k: int = 5) -> float:
+    """Bytes that this rank sends per step of `run`.
+
+    It is the difference between 2k and k steps, so that what is sent once does not count. The
+    barriers make sure that all bytes have arrived; their own cancel out.
+    """
     counts = []
     for steps in (k, 2 * k):
         dist.barrier()
         before = wire.sent()
         run(range(steps))
-        dist.barrier()  # all that was sent has arrived; the barriers themselves cancel out
+        dist.barrier()
         counts.append(wire.sent() - before)
     return (counts[1] - counts[0]) / k
 
 
-def refused(function: Callable[[], object]) -> str:
-    """The sentence of the UserError that it raises; "" if it does not."""
-    from multigpu.errors import UserError
-
+def user_error(function: Callable[[], object]) -> str:
+    """The message of the UserError that `function` raises; "" if it raises none."""
     try:
         function()
     except UserError as error:
@@ -125,19 +152,12 @@ def refused(function: Callable[[], object]) -> str:
     return ""
 
 
-def attached(algorithm, how=wrap, lr=LR):
-    """A model that differs between ranks until it is attached, and its optimizer."""
+def attached(
+    algorithm: Algorithm,
+    how: Callable[[nn.Module], DistributedDataParallel] = wrap,
+    lr: float = LR,
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model whose weights differ between ranks until it is attached, and its optimizer."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr)
     return algorithm.attach(model, [optimizer], how), optimizer
-
-
-def in_pieces(model, optimizer, step: int) -> None:
-    """A step whose rows come in two pieces, only the last of which is synchronised."""
-    x, y = mine(step)
-    half = ROWS // 2
-    with model.no_sync() if hasattr(model, "no_sync") else torch.enable_grad():
-        (loss(model, (x[:half], y[:half])) / 2).backward()
-    (loss(model, (x[half:], y[half:])) / 2).backward()
-    optimizer.step()
-    optimizer.zero_grad()

@@ -1,107 +1,119 @@
-"""Must ranks wait for each other at all? In Bagua's asynchronous model average a thread averages while the training goes on.
+"""async: a thread averages the weights while training goes on: Bagua's asynchronous average.
 
-Every `sync_interval_ms` the ranks' threads meet: (1) a vote whether to go on, (2) each takes a snapshot c of its weights,
-(3) they sum the snapshots to S, (4) each adds S/n − c to its weights. So the steps that a rank made since its snapshot are
-kept, and the mean over the ranks does not change by the exchange.
+The ranks' threads make an averaging round every `sync_interval_ms`: (1) they vote whether to
+go on, (2) each takes a snapshot c of its weights, (3) they sum the snapshots to S, (4) each
+adds S/n − c to its weights. So the steps that a rank made since its snapshot are kept, and a
+round does not change the mean over the ranks.
 """
 
 import threading
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError
-from multigpu.strategies.weights import Weights, ranks, same_start
+from multigpu.strategies.bagua.base import Algorithm, Target
+from multigpu.strategies.weights import Weights, broadcast_model, ranks
 
 
-class AsyncModelAverage:
-    """The ranks train on their own, at their own speed; 8N(n−1)/n bytes a sync and rank, for N float32 weights.
+class AsyncModelAverage(Algorithm):
+    """Ranks train at their own speed: 8N(n−1)/n bytes per round and rank, N float32 weights.
 
-    In the first `warmup_steps` steps the gradients are averaged, by DDP. A lock keeps `optimizer.step()`, the snapshot and the
-    addition apart from each other. Between a forward and its backward the weights may move, and the gradient is then of
-    both: this is the price. All ranks call `close`; when the first does, the syncs end on all. It does not make the
-    weights equal. Buffers stay each rank's own; all start from rank 0's.
+    In the first `warmup_steps` steps DDP averages the gradients. Then the rounds begin. A lock
+    keeps `optimizer.step()`, the snapshot and the addition from overlapping. Between a forward
+    and its backward a round may change the weights, so the gradient mixes both: this is the
+    price of not waiting. All ranks call `close`; the first one's vote ends the rounds on all.
+    The weights then still differ. Buffers stay different between ranks; all start from rank
+    0's.
+
+    syncs        the number of averaging rounds so far
+    round_lock   held during a round, so its holder is between two rounds
     """
 
     def __init__(self, sync_interval_ms: float = 500, warmup_steps: int = 0):
         if sync_interval_ms < 0 or warmup_steps < 0:
             raise UserError(
-                f"sync_interval_ms={sync_interval_ms}, warmup_steps={warmup_steps}: none is below 0."
+                f"sync_interval_ms={sync_interval_ms}, warmup_steps={warmup_steps}: "
+                f"neither may be negative."
             )
-        self.interval, self.warmup = sync_interval_ms / 1000, warmup_steps
-        self.size, self.syncs, self.made = 1, 0, 0  # ranks; exchanges, and steps of this rank
-        self.locked = False  # the training thread has the lock
+        self.interval = sync_interval_ms / 1000
+        self.warmup_steps = warmup_steps
+        self.size = 1
+        self.syncs = 0
+        self.steps_made = 0
+        self.step_holds_lock = False
         self.failure: BaseException | None = None
         self.thread: threading.Thread | None = None
         self.wrapped: DistributedDataParallel | None = None
-        self.handles: list = []
+        self.handles: list[RemovableHandle] = []
 
-    def attach(
-        self,
-        model: nn.Module,
-        optimizers: list[Optimizer],
-        wrap: Callable[[nn.Module], DistributedDataParallel],
-        group: dist.ProcessGroup | None = None,
-    ) -> nn.Module:
-        """The model itself, with hooks; in DDP if there is a warm-up, after which DDP is silent. A collective."""
-        if self.thread is not None:  # of a run that has failed
+    def _attach(self, target: Target) -> nn.Module:
+        """The model itself with hooks; in DDP if there is a warm-up."""
+        if self.thread is not None:
+            # An earlier run has failed; its thread is about to end.
             self.thread.join()
-        self.size, self.outer = ranks(group), group
-        self.made, self.thread = 0, None  # it may have been closed, and be used again
-        self.lock, self.stop = (
-            threading.Lock(),
-            threading.Event(),
-        )  # here: they cannot travel to a spawned rank
-        self.syncing = threading.Lock()  # who takes it stands between two syncs
+        self.size = ranks(target.group)
+        self.outer_group = target.group
+        # The object may be attached again after `close`.
+        self.steps_made = 0
+        self.thread = None
+        # Made here and not in the constructor: locks cannot be pickled for spawned ranks.
+        self.weights_lock = threading.Lock()
+        self.round_lock = threading.Lock()
+        self.stop = threading.Event()
         if self.size == 1:
-            return wrap(model) if self.warmup and dist.is_initialized() else model
-        same_start(model, group)
-        self.weights = Weights(model)
-        # A group of its own: the thread's collectives and the training's have no common order.
-        members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        apart = {"use_local_synchronization": group is not None}
-        self.group = dist.new_group(members, **apart)
-        # Votes are the host's: NCCL's would wait for the training's kernels.
-        self.votes = (
-            dist.new_group(members, "gloo", **apart)
-            if dist.get_backend(self.group) == "nccl"
-            else self.group
-        )
-        for optimizer in optimizers:
-            self.handles.append(optimizer.register_step_pre_hook(self._before))
-            self.handles.append(optimizer.register_step_post_hook(self._after))
-        if not self.warmup:
+            if self.warmup_steps and dist.is_initialized():
+                return target.wrap(target.model)
+            return target.model
+        broadcast_model(target.model, target.group)
+        self.weights = Weights(target.model)
+        self._make_groups()
+        for optimizer in target.optimizers:
+            self.handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self.handles.append(optimizer.register_step_post_hook(self._after_step))
+        if not self.warmup_steps:
             self._start()
-            return model
-        self.wrapped = wrap(model)
+            return target.model
+        self.wrapped = target.wrap(target.model)
         return self.wrapped
 
+    def _make_groups(self) -> None:
+        # Groups of their own: the thread's collectives and the training's have no common
+        # order.
+        members = dist.get_process_group_ranks(self.outer_group or dist.group.WORLD)
+        local = self.outer_group is not None
+        self.group = dist.new_group(members, use_local_synchronization=local)
+        self.vote_group = self.group
+        if dist.get_backend(self.group) == "nccl":
+            # NCCL's votes would wait for the training's kernels, gloo's run on the host.
+            self.vote_group = dist.new_group(members, "gloo", use_local_synchronization=local)
+
     def close(self) -> None:
-        """End the thread, with those of all ranks. Raises RuntimeError if it had failed."""
+        """End the thread together with the other ranks'. Raises RuntimeError if it failed."""
         self.detach()
         if self.size == 1:
             return
         if self.thread is not None:
             self.thread.join()
-        self._tell()
-        dist.barrier(
-            self.outer
-        )  # a rank that lets go of the group first would take it from the others' last vote
-        if (
-            dist.get_backend(self.group) != "vgpu"
-        ):  # torch cannot end one group of a backend written in Python
-            for group in {self.group, self.votes}:
+        self._raise_failure()
+        # Until here: a rank that leaves the group earlier breaks the others' last vote.
+        dist.barrier(self.outer_group)
+        # torch cannot destroy one group of a backend that is written in Python.
+        if dist.get_backend(self.group) != "vgpu":
+            for group in {self.group, self.vote_group}:
                 dist.destroy_process_group(group)
-        self.group = self.votes = self.wrapped = None
-        self.size = 1  # closed: a second call has nothing to do
+        self.group = None
+        self.vote_group = None
+        self.wrapped = None
+        # A second call then has nothing to do.
+        self.size = 1
 
     def detach(self) -> None:
-        """Take the hooks off, and vote to end the syncs, without waiting for it."""
+        """Remove the hooks, and vote to end the rounds, without waiting for the others."""
         self._release()
         for handle in self.handles:
             handle.remove()
@@ -109,27 +121,27 @@ class AsyncModelAverage:
         if self.size > 1:
             self.stop.set()
 
-    def _before(self, *_: object) -> None:
-        self._tell()
-        if not self.locked:  # it still is, if the last step raised: no post hook ran
-            self.lock.acquire()
-            self.locked = True
+    def _before_step(self, *_: object) -> None:
+        self._raise_failure()
+        # The lock is still held if the last step raised an error: its post hook did not run.
+        if not self.step_holds_lock:
+            self.weights_lock.acquire()
+            self.step_holds_lock = True
 
-    def _after(self, *_: object) -> None:
+    def _after_step(self, *_: object) -> None:
         self._release()
-        self.made += 1
-        if self.thread is None and self.made >= self.warmup:
-            self.wrapped.require_backward_grad_sync = (
-                False  # what DDP.no_sync() sets, from now on
-            )
+        self.steps_made += 1
+        if self.thread is None and self.steps_made >= self.warmup_steps:
+            # What DDP.no_sync() sets, from now on: DDP averages no more gradients.
+            self.wrapped.require_backward_grad_sync = False
             self._start()
 
     def _release(self) -> None:
-        if self.locked:
-            self.locked = False
-            self.lock.release()
+        if self.step_holds_lock:
+            self.step_holds_lock = False
+            self.weights_lock.release()
 
-    def _tell(self) -> None:
+    def _raise_failure(self) -> None:
         if self.failure is not None:
             raise RuntimeError(
                 "the thread that averages the weights has failed"
@@ -141,36 +153,40 @@ class AsyncModelAverage:
 
     def _run(self) -> None:
         try:
-            while self._all_go_on():
-                with self.syncing:
-                    self._sync()
+            while self._vote():
+                with self.round_lock:
+                    self._average()
         except BaseException as failure:
             self.failure = failure
 
-    def _all_go_on(self) -> bool:
+    def _vote(self) -> bool:
+        """Wait for the interval; True if all ranks go on."""
         self.stop.wait(self.interval)
         vote = torch.tensor([0 if self.stop.is_set() else 1], dtype=torch.int32)
-        dist.all_reduce(vote, dist.ReduceOp.MIN, self.votes)
+        dist.all_reduce(vote, dist.ReduceOp.MIN, self.vote_group)
         return bool(vote.item())
 
-    def _sync(self) -> None:
-        with self.lock:
-            snapshot = [self._sent_as(vector) for vector in self.weights.copy()]
+    def _average(self) -> None:
+        """One averaging round."""
+        with self.weights_lock:
+            snapshot = [_to_send(vector) for vector in self.weights.copy()]
         changes = []
-        for mine in snapshot:
-            total = mine.clone()
+        for vector in snapshot:
+            total = vector.clone()
             work = dist.all_reduce(total, group=self.group, async_op=True)
-            while (
-                mine.is_cuda and not work.is_completed()
-            ):  # NCCL's wait would hold up the training's kernels, too
+            # NCCL's wait would block the training's kernels, too.
+            while vector.is_cuda and not work.is_completed():
                 time.sleep(0.001)
             work.wait()
-            changes.append(total / self.size - mine)
-        with self.lock:
-            self.weights.add_unseen(changes)
+            changes.append(total / self.size - vector)
+        with self.weights_lock:
+            self.weights.add_outside_autograd(changes)
         self.syncs += 1
 
-    @staticmethod
-    def _sent_as(tensor: torch.Tensor) -> torch.Tensor:
-        """The host's copy of a virtual GPU's tensor: two threads' collectives would mix up its simulated time."""
-        return tensor.cpu() if tensor.device.type == "vgpu" else tensor
+
+def _to_send(vector: torch.Tensor) -> torch.Tensor:
+    """The vector, on the host if it is a virtual GPU's.
+
+    Collectives of two threads would mix up a virtual GPU's simulated time.
+    """
+    return vector.cpu() if vector.device.type == "vgpu" else vector

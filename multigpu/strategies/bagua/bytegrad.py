@@ -1,65 +1,78 @@
-"""How are gradients averaged with a quarter of the bytes? Each number travels as one byte: Bagua's ByteGrad.
+"""bytegrad: gradients are averaged as bytes, a quarter of float32's: Bagua's ByteGrad.
 
-Each of n ranks owns a chunk of the vector. (1) Every rank quantises its n chunks and sends each to its owner (all-to-all).
-(2) The owner averages what came, and quantises the mean. (3) All gather the means. That is 2(n−1)(N/n+8) bytes a rank for
-N numbers, where float32 takes 8N(n−1)/n. The error is at most (mean of the ranks' ranges + range of the mean) / 510.
+Each of n ranks owns one chunk of the vector. (1) Every rank quantises its n chunks and sends
+each to its owner (all-to-all). (2) The owner averages what it received, and quantises the
+mean. (3) All ranks gather the means (all-gather). That is 2(n−1)(N/n+8) bytes per rank for N
+numbers, where float32 takes 8N(n−1)/n. The error is at most (mean of the ranks' ranges + range
+of the mean) / 510.
 
-The owner, too, uses what its message says and not the mean that it was made from: so all ranks end with the same bits.
+The owner, too, uses its dequantised message instead of the exact mean, so all ranks end with
+the same bits.
 """
-
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from multigpu.errors import UserError
+from multigpu.strategies.bagua.base import Algorithm, Target
 from multigpu.strategies.bagua.quantise import compress, expand
 
 
 class Exchange:
-    """One vector's way: made, it starts the all-to-all; `gather` starts the all-gather; `finish` gives the mean."""
+    """The averaging of one vector (N,) in three steps, so that several can overlap.
 
-    def __init__(self, flat: torch.Tensor, group: dist.ProcessGroup | None):
-        self.flat, self.group, self.ranks = flat, group, dist.get_world_size(group)
-        missing = -len(flat) % self.ranks
-        # Filled up with the last number, not with 0: the range of the last chunk stays what it was.
-        padded = torch.cat([flat, flat[-1:].expand(missing)]) if missing else flat
-        message = compress(padded.view(self.ranks, -1))
+    The constructor starts the all-to-all, `gather` starts the all-gather, `finish` returns the
+    mean.
+    """
+
+    def __init__(self, vector: torch.Tensor, group: dist.ProcessGroup | None):
+        self.vector = vector
+        self.group = group
+        ranks = dist.get_world_size(group)
+        missing = -len(vector) % ranks
+        # Padded with the last number, not with 0, so that the last chunk's range stays the
+        # same.
+        padded = torch.cat([vector, vector[-1:].expand(missing)]) if missing else vector
+        message = compress(padded.view(ranks, -1))
         self.messages = torch.empty_like(message)
         self.work = dist.all_to_all_single(self.messages, message, group=group, async_op=True)
 
     def gather(self) -> None:
+        """Wait for the chunks, average them, and start the all-gather of the mean."""
         self.work.wait()
-        wide = torch.promote_types(self.flat.dtype, torch.float32)
-        mean = compress(expand(self.messages, wide).mean(dim=0))
+        dtype = torch.promote_types(self.vector.dtype, torch.float32)
+        mean = compress(expand(self.messages, dtype).mean(dim=0))
         self.messages = torch.empty_like(self.messages)
         self.work = dist.all_gather(
             list(self.messages.unbind()), mean, group=self.group, async_op=True
         )
 
     def finish(self) -> torch.Tensor:
+        """The mean (N,), in the vector's type."""
         self.work.wait()
-        return expand(self.messages, self.flat.dtype).flatten()[: len(self.flat)]
+        return expand(self.messages, self.vector.dtype).flatten()[: len(self.vector)]
 
 
-def byte_mean(flat: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """(N,) → (N,): the ranks' mean, by way of bytes, the same bits on all ranks. A collective; one rank alone: `flat`."""
-    if dist.get_world_size(group) == 1 or not len(flat):
-        return flat
-    exchange = Exchange(flat, group)
+def byte_mean(vector: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """The ranks' mean of a vector (N,), exchanged as bytes: the same bits on all ranks.
+
+    A collective. With one rank it returns `vector`.
+    """
+    if dist.get_world_size(group) == 1 or not len(vector):
+        return vector
+    exchange = Exchange(vector, group)
     exchange.gather()
     return exchange.finish()
 
 
 class ByteHook:
-    """DDP's bucket hook that does byte_mean, beside the backward of the layers before.
+    """A DDP communication hook that averages buckets as bytes, while backward goes on.
 
-    When bucket k is full, its all-to-all starts, and then bucket k−1's all-gather: each all-to-all has the time in which the
-    next bucket fills. The last bucket's own exchange has nothing to hide behind. The order of the calls is the same on
-    all ranks, since DDP's order of the buckets is; started from callbacks, it would not be.
+    When bucket k is full, its all-to-all starts, and then bucket k−1's all-gather: each
+    all-to-all runs while the next bucket fills. Nothing overlaps the last bucket's all-gather.
+    The order of the calls is the same on all ranks because DDP's order of the buckets is;
+    calls that are started from callbacks would have no fixed order.
     """
 
     def __init__(self, group: dist.ProcessGroup | None):
@@ -69,46 +82,39 @@ class ByteHook:
     def hook(
         self, state: object, bucket: dist.GradBucket
     ) -> torch.futures.Future[torch.Tensor]:
-        flat = bucket.buffer()
-        future = torch.futures.Future(devices=[flat.device] if flat.is_cuda else [])
+        """As DDP's register_comm_hook expects it; the future holds the averaged bucket."""
+        vector = bucket.buffer()
+        future = torch.futures.Future(devices=[vector.device] if vector.is_cuda else [])
         if dist.get_world_size(self.group) == 1:
-            future.set_result(flat)
+            future.set_result(vector)
             return future
         if bucket.index() == 0:
-            self.running = []  # what a backward that raised has left
-        self.running.append((future, Exchange(flat, self.group)))
+            # A backward that raised an error may have left exchanges.
+            self.running = []
+        self.running.append((future, Exchange(vector, self.group)))
         if len(self.running) > 1:
-            self.running[-2][1].gather()
+            _, previous = self.running[-2]
+            previous.gather()
         if bucket.is_last():
-            self.running[-1][1].gather()
-            for waiting, exchange in self.running:
-                waiting.set_result(exchange.finish())
+            _, last = self.running[-1]
+            last.gather()
+            for pending, exchange in self.running:
+                pending.set_result(exchange.finish())
             self.running = []
         return future
 
 
-class ByteGrad:
-    """DDP whose gradients travel as bytes."""
+class ByteGrad(Algorithm):
+    """DDP whose gradients are sent as bytes."""
 
     def __init__(self, hierarchical: bool = False):
         if hierarchical:
             raise UserError(
-                "ByteGrad(hierarchical=True) is not here: leave it out, and all ranks take part, whatever their node."
+                "ByteGrad does not support hierarchical=True: leave it out. "
+                "All ranks then take part, on whichever node they are."
             )
 
-    def attach(
-        self,
-        model: nn.Module,
-        optimizers: list[Optimizer],
-        wrap: Callable[[nn.Module], DistributedDataParallel],
-        group: dist.ProcessGroup | None = None,
-    ) -> nn.Module:
-        """The model in DDP, which gives all ranks rank 0's weights and buffers, and has the hook."""
-        wrapped = wrap(model)
+    def _attach(self, target: Target) -> nn.Module:
+        wrapped = target.wrap(target.model)
         wrapped.register_comm_hook(None, ByteHook(wrapped.process_group).hook)
         return wrapped
-
-    def detach(self) -> None:
-        """Nothing hangs on the model but DDP."""
-
-    close = detach

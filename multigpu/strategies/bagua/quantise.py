@@ -1,10 +1,11 @@
-"""How does a number become a byte? Between the smallest and the largest of a chunk lie 255 equal intervals.
+"""Quantisation to bytes: 255 equal intervals between the minimum and the maximum of a chunk.
 
     q = round((x − min) / (max − min) · 255)
 
-Of N numbers x a message has N + 8 bytes: min and max as float32, then q. What comes back differs from x by at most
-(max − min) / 510, half an interval, and float32's rounding. Bagua's formula multiplies by 255 / (range + 1e-7) and
-rounds the offset, too, which wraps around for a chunk that is constant or far from 0: not copied here.
+The message for N numbers x has N + 8 bytes: min and max as float32, then q. The dequantised
+numbers differ from x by at most (max − min) / 510, half an interval, and float32's rounding.
+Bagua multiplies by 255 / (range + 1e-7) instead, and rounds the offset, too; that wraps around
+for a chunk that is constant or far from 0, so it is not copied here.
 """
 
 import torch
@@ -13,29 +14,30 @@ HEADER = 8  # bytes
 
 
 def compress(x: torch.Tensor) -> torch.Tensor:
-    """(…, N) floating point, N ≥ 1 → (…, N + 8) uint8: a message for each row.
+    """(…, N) floating point, N ≥ 1 → (…, N + 8) uint8: one message per row.
 
-    A chunk of equal numbers comes back exactly, if float32 has that number. A chunk with a NaN or an infinity, or with a
-    range that float32 does not hold, comes back as NaN, all of it: a loss that has gone wrong is seen on every rank.
+    A chunk of equal numbers is restored exactly if float32 has that number. A chunk with a NaN
+    or an infinity, or with a range beyond float32's, is restored as NaN throughout, so that a
+    diverged loss is visible on every rank.
     """
     wide = x if x.dtype == torch.float64 else x.float()
-    low, high = (end.float() for end in wide.aminmax(dim=-1))
+    low, high = (bound.float() for bound in wide.aminmax(dim=-1))
     low = torch.where(torch.isfinite(high - low), low, torch.nan)
-    start, span = low.to(wide.dtype).unsqueeze(-1), (high - low).to(wide.dtype).unsqueeze(-1)
-    # 0 / 0, of a constant chunk, becomes 0. float32's rounding of a float64 min can bring a level below 0: clamp.
-    levels = (
-        ((wide - start) / span * 255).nan_to_num(0.0).round().clamp(0, 255).to(torch.uint8)
-    )
+    start = low.to(wide.dtype).unsqueeze(-1)
+    span = (high - low).to(wide.dtype).unsqueeze(-1)
+    scaled = (wide - start) / span * 255
+    # 0 / 0, in a constant chunk, becomes 0. float32's rounding of a float64 minimum can make a
+    # level negative: clamp.
+    levels = scaled.nan_to_num(0.0).round().clamp(0, 255).to(torch.uint8)
     return torch.cat([torch.stack([low, high], dim=-1).view(torch.uint8), levels], dim=-1)
 
 
 def expand(message: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """(…, N + 8) uint8, as `compress` makes it → (…, N) of `dtype`: the same numbers wherever the bytes are the same."""
+    """(…, N + 8) uint8 from `compress` → (…, N) of `dtype`; equal bytes give equal numbers."""
     wide = torch.promote_types(dtype, torch.float32)
-    header = (
-        message[..., :HEADER].clone().view(torch.float32).to(wide)
-    )  # a copy: a row may start at an odd address
-    # lerp gives min and max themselves at its ends, which min + q / 255 · (max − min) does not.
-    return torch.lerp(
-        header[..., :1], header[..., 1:], message[..., HEADER:].to(wide) / 255
-    ).to(dtype)
+    # Copied, because a row may start at an address that is not aligned for float32.
+    header = message[..., :HEADER].clone().view(torch.float32).to(wide)
+    low = header[..., :1]
+    high = header[..., 1:]
+    # lerp restores min and max exactly, which min + q / 255 · (max − min) does not.
+    return torch.lerp(low, high, message[..., HEADER:].to(wide) / 255).to(dtype)

@@ -1,4 +1,4 @@
-"""When does a training step begin, and when does it end? Hooks find it out in a loop that knows nothing of them."""
+"""Hooks that find the start and end of each training step in an unchanged loop."""
 
 from collections.abc import Callable
 
@@ -8,18 +8,23 @@ from torch.optim import Optimizer
 
 
 def nothing() -> None:
-    """What happens at a moment that nobody waits for."""
+    """The default of a callback."""
 
 
 class Steps:
-    """Calls `begin` once a step, at its first forward; `before` and `after` around `optimizer.step()`.
+    """Calls `begin` at a step's first forward, `before` and `after` around `optimizer.step()`.
 
-    A forward without gradients, as in a validation, begins nothing. Further forwards before the step are pieces of it, or
-    other inputs of the same loss. A step that was given up (a GradScaler does that) is known by this: there was a
-    backward, no parameter has a gradient any more, and here comes a forward. Then `given_up` and `begin` are called, so
-    that a rank which alone gives up a step keeps pace with the others. After zero_grad(set_to_none=False) it is not known.
+    A forward without gradients, as in validation, does not begin a step. Further forwards
+    before `optimizer.step()` belong to the same step: micro-batches, or other inputs of the
+    loss.
 
-    Where no forward came before `optimizer.step()`, as with step(closure), `begin` is called there.
+    A GradScaler may skip a step. This is recognised at the next forward: there was a backward,
+    and no parameter has a gradient any more. Then `skipped` and `begin` are called, so that a
+    rank which alone skips a step stays in pace with the others. After
+    zero_grad(set_to_none=False) a skipped step is not recognised.
+
+    If no forward came before `optimizer.step()`, as with step(closure), `begin` is called
+    there.
     """
 
     def __init__(
@@ -29,11 +34,16 @@ class Steps:
         begin: Callable[[], None] = nothing,
         before: Callable[[], None] = nothing,
         after: Callable[[], None] = nothing,
-        given_up: Callable[[], None] = nothing,
+        skipped: Callable[[], None] = nothing,
     ):
-        self.begin, self.before, self.after, self.given_up = begin, before, after, given_up
+        self.begin = begin
+        self.before = before
+        self.after = after
+        self.skipped = skipped
         self.parameters = list(model.parameters())
-        self.begun = self.gradients = self.stepping = False
+        self.has_begun = False
+        self.has_gradients = False
+        self.stepping = False
         self.handles = [model.register_forward_pre_hook(self._forward)]
         for optimizer in optimizers:
             self.handles.append(optimizer.register_step_pre_hook(self._before))
@@ -53,18 +63,22 @@ class Steps:
     def _forward(self, *_: object) -> None:
         if not torch.is_grad_enabled() or self.stepping:
             return
-        if self.begun and self.gradients and all(p.grad is None for p in self.parameters):
-            self.begun = False
-            self.given_up()
+        if self.has_begun and self.has_gradients and self._gradients_are_gone():
+            self.has_begun = False
+            self.skipped()
         self._begin()
 
+    def _gradients_are_gone(self) -> bool:
+        return all(parameter.grad is None for parameter in self.parameters)
+
     def _begin(self) -> None:
-        if not self.begun:
-            self.begun, self.gradients = True, False
+        if not self.has_begun:
+            self.has_begun = True
+            self.has_gradients = False
             self.begin()
 
     def _backward(self, *_: object) -> None:
-        self.gradients = True
+        self.has_gradients = True
 
     def _before(self, *_: object) -> None:
         self.stepping = True
@@ -72,5 +86,6 @@ class Steps:
         self.before()
 
     def _after(self, *_: object) -> None:
-        self.begun = self.stepping = False
+        self.has_begun = False
+        self.stepping = False
         self.after()

@@ -1,6 +1,6 @@
-"""bagua: what is sent, to whom, and when: six answers, from Bagua (https://github.com/BaguaSys/bagua).
+"""bagua: ddp with one of Bagua's six algorithms, which differ in what is sent, and when.
 
-`ALGORITHMS` names them. Each is a module of its own, which says what moves.
+`ALGORITHMS` names them (https://github.com/BaguaSys/bagua). Each has a module of its own.
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from multigpu.errors import UserError, did_you_mean
 from multigpu.strategies.bagua.async_average import AsyncModelAverage
+from multigpu.strategies.bagua.base import Algorithm
 from multigpu.strategies.bagua.bytegrad import ByteGrad
 from multigpu.strategies.bagua.decentralized import Decentralized
 from multigpu.strategies.bagua.gradient_allreduce import GradientAllReduce
@@ -17,7 +18,7 @@ from multigpu.strategies.bagua.low_precision import LowPrecisionDecentralized
 from multigpu.strategies.bagua.qadam import QAdam
 from multigpu.strategies.ddp import DDPStrategy
 
-ALGORITHMS = {
+ALGORITHMS: dict[str, type[Algorithm]] = {
     "gradient_allreduce": GradientAllReduce,
     "bytegrad": ByteGrad,
     "qadam": QAdam,
@@ -25,15 +26,15 @@ ALGORITHMS = {
     "low_precision_decentralized": LowPrecisionDecentralized,
     "async": AsyncModelAverage,
 }
-# A gradient scaler multiplies what they exchange, or skips a step in which the neighbours count on this rank.
-NOT_FLOAT16 = ("qadam", "low_precision_decentralized")
+# A gradient scaler multiplies what they exchange, or skips a step that the neighbours expect.
+NO_LOSS_SCALING = ("qadam", "low_precision_decentralized")
 
 
 class BaguaStrategy(DDPStrategy):
-    """One process a device, as ddp, with one of Bagua's algorithms in the place of ddp's all-reduce.
+    """One process per device, as ddp, with one of Bagua's algorithms instead of an all-reduce.
 
     algorithm    a name in ALGORITHMS
-    **keywords   the algorithm's own: peer_selection_mode, sync_interval_ms, …
+    **keywords   the algorithm's own arguments: peer_selection_mode, sync_interval_ms, …
     """
 
     name = "bagua"
@@ -46,7 +47,8 @@ class BaguaStrategy(DDPStrategy):
     ):
         super().__init__(process_group_backend)
         if algorithm not in ALGORITHMS:
-            hint = f"{did_you_mean(algorithm, ALGORITHMS, cutoff=0.4)} There are {', '.join(ALGORITHMS)}."
+            hint = did_you_mean(algorithm, ALGORITHMS, cutoff=0.4)
+            hint += f" There are {', '.join(ALGORITHMS)}."
             raise UserError(f"bagua has no algorithm {algorithm!r}: {hint.strip()}")
         try:
             self.algorithm = ALGORITHMS[algorithm](**keywords)
@@ -54,15 +56,18 @@ class BaguaStrategy(DDPStrategy):
             raise UserError(
                 f"bagua's {algorithm} does not take that argument ({error})."
             ) from None
-        self.takes_float16 = algorithm not in NOT_FLOAT16
+        self.takes_float16 = algorithm not in NO_LOSS_SCALING
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
+        """The module that the algorithm returns: DDP, or the model with hooks."""
         return self.algorithm.attach(model, optimizers, self.distributed)
 
     def close(self) -> None:
+        """Finish the algorithm's communication on all ranks, and remove its hooks."""
         self.algorithm.close()
         super().close()
 
     def detach(self) -> None:
+        """Remove the algorithm's hooks, and drop the references to the model."""
         self.algorithm.detach()
         super().detach()

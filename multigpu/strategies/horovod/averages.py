@@ -1,9 +1,10 @@
-"""In which order does the course's Horovod average the gradients of one step? In one that is the same on all ranks.
+"""The all-reduces of one step's gradients, in an order that is the same on all ranks.
 
-All ranks must start their all-reduces in one order, and autograd's may differ between ranks. Horovod has a
-coordinator, which hears from all what is ready. Here the order is fixed: the parameters' own, backwards, which is about the
-order of backward. A gradient is held back until those before it are out. Horovod also packs small gradients together,
-which this does not: many small parameters are faster with DDP.
+All ranks must start their all-reduces in one order, and autograd's may differ between ranks.
+Horovod has a coordinator, to which all ranks report what is ready. Here the order is fixed:
+the reverse of the parameters', which is about the order of backward. A gradient waits until
+those before it have started. Horovod also packs small gradients together, which this does not:
+with many small parameters DDP is faster.
 """
 
 import warnings
@@ -11,34 +12,39 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError
 from multigpu.strategies.weights import ranks
 
 
-class Compression:
-    """How a gradient travels: as it is, or in 16 bits. `compress` gives what is sent."""
-
-    @staticmethod
-    def none(gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
-
-    @staticmethod
-    def fp16(gradient: torch.Tensor) -> torch.Tensor:
-        """Half the bytes of float32. A number above 65504 becomes infinite, also in the sum over the ranks."""
-        return gradient.half() if gradient.is_floating_point() else gradient
-
-
 class Averages:
-    """The all-reduces of one step: who is ready, who is out, and what comes next."""
+    """Starts the all-reduces as gradients become ready, and waits for them.
 
-    def __init__(self, parameters: list[torch.Tensor], compression: Callable, passes: int):
-        self.compression, self.passes = compression, passes
+    parameters    the optimizer's, in an order that all ranks share
+    compression   from a gradient to what is sent
+    passes        backward passes per step
+
+    skip          `before_step` leaves the gradients as they are
+    step_hook     calls `before_step`
+    """
+
+    def __init__(
+        self,
+        parameters: list[torch.Tensor],
+        compression: Callable[[torch.Tensor], torch.Tensor],
+        passes: int,
+    ):
+        self.compression = compression
+        self.passes = passes
         self.order = [p for p in reversed(parameters) if p.requires_grad]
-        self.skip = self.done = False
+        self.skip = False
+        self.synchronized = False
+        # The gradient, the tensor that is reduced (the same without compression), the work.
         self.running: list[tuple[torch.Tensor, torch.Tensor, dist.Work]] = []
-        self.counts: dict[torch.Tensor, int] = {}
-        self.handles = []
+        self.backwards: dict[torch.Tensor, int] = {}
+        self.step_hook: RemovableHandle | None = None
+        self.handles: list[RemovableHandle] = []
         if ranks() > 1:
             self.handles = [
                 p.register_post_accumulate_grad_hook(self._ready) for p in self.order
@@ -48,66 +54,79 @@ class Averages:
         """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
-        self.handles, self.order = [], []
+        if self.step_hook is not None:
+            self.step_hook.remove()
+        self.handles = []
+        self.order = []
 
-    def forget(self) -> None:
-        self.counts, self.done = {}, False
+    def reset(self) -> None:
+        """Begin a new step."""
+        self.backwards = {}
+        self.synchronized = False
 
     def _ready(self, parameter: torch.Tensor) -> None:
-        self.done = False
-        self.counts[parameter] = self.counts.get(parameter, 0) + 1
-        if self.counts[parameter] > self.passes:
+        self.synchronized = False
+        self.backwards[parameter] = self.backwards.get(parameter, 0) + 1
+        if self.backwards[parameter] > self.passes:
             raise UserError(
                 f"more than {self.passes} backward() before step(): give DistributedOptimizer "
                 f"backward_passes_per_step=<the number of them>."
             )
         while len(self.running) < len(self.order):
-            if self.counts.get(self.order[len(self.running)], 0) < self.passes:
+            following = self.order[len(self.running)]
+            if self.backwards.get(following, 0) < self.passes:
                 return
-            self._launch(self.order[len(self.running)])
+            self._start(following)
 
-    def _launch(self, parameter: torch.Tensor) -> None:
+    def _start(self, parameter: torch.Tensor) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad.is_sparse:
             raise UserError(
-                "a sparse gradient cannot be averaged here: make the embedding with sparse=False."
+                "a sparse gradient cannot be averaged: make the embedding with sparse=False."
             )
         gradient = parameter.grad.detach()
-        parcel = self.compression(gradient).contiguous()
-        self.running.append(
-            (gradient, parcel, dist.all_reduce(parcel, dist.ReduceOp.AVG, async_op=True))
-        )
+        reduced = self.compression(gradient).contiguous()
+        work = dist.all_reduce(reduced, dist.ReduceOp.AVG, async_op=True)
+        self.running.append((gradient, reduced, work))
 
     def synchronize(self) -> None:
-        if self.done:
+        """Start what has not started, and wait for all averages."""
+        if self.synchronized:
             return
         if ranks() > 1:
             for parameter in self.order[len(self.running) :]:
-                self._launch(parameter)
-        for gradient, parcel, work in self.running:
+                self._start(parameter)
+        for gradient, reduced, work in self.running:
             work.wait()
-            if parcel is not gradient:
-                gradient.copy_(parcel)
+            if reduced is not gradient:
+                gradient.copy_(reduced)
         for parameter in self.order:
-            if (
-                not parameter.requires_grad
-            ):  # frozen since: zeros would move it on by its momentum
+            # Frozen since: a gradient of zeros would still move it, by its momentum.
+            if not parameter.requires_grad:
                 parameter.grad = None
-        self.running, self.counts, self.done = [], {}, True
+        self.running = []
+        self.backwards = {}
+        self.synchronized = True
 
     def before_step(self) -> None:
+        """Average the gradients, unless `skip_synchronize()` is in effect.
+
+        Raises UserError if it is and `synchronize()` was not called.
+        """
         if self.skip:
-            if self.counts:
+            if self.backwards:
                 raise UserError(
-                    "skip_synchronize() without synchronize() would apply this rank's own gradients: call synchronize() first."
+                    "skip_synchronize() without synchronize() would apply this rank's own "
+                    "gradients: call synchronize() first."
                 )
         else:
-            if self.done and self.handles:
+            if self.synchronized and self.handles:
                 warnings.warn(
-                    "step() after synchronize() averages the gradients again: put it into `with optimizer.skip_synchronize():`.",
+                    "step() after synchronize() averages the gradients again: "
+                    "put it into `with optimizer.skip_synchronize():`.",
                     stacklevel=3,
                 )
-                self.done = False
+                self.synchronized = False
             self.synchronize()
-        self.done = False
+        self.synchronized = False

@@ -1,32 +1,36 @@
-"""horovod: each gradient is averaged as soon as it is there, and the learning rate grows with the number of ranks.
+"""horovod: each gradient is averaged as soon as it is ready, and the learning rate is scaled.
 
     multigpu horovodrun -np 4 python train.py
 
-Where a package `horovod` can be imported, it does the work; else the course's own, in horovod.py.
+If a package `horovod` can be imported, it does the work; else the course's own Horovod does.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from multigpu.errors import UserError
 from multigpu.launch.world import find
 from multigpu.strategies import horovod as own
-from multigpu.strategies.ddp import DDPStrategy, learning
+from multigpu.strategies.ddp import DDPStrategy, trainable_parameters
+from multigpu.strategies.horovod.optimizer import undo
 
-# Where learning rates stand, and bounds of them: OneCycleLR's in the groups; CyclicLR's, the cosines' and the plateau's.
-RATES_OF_GROUPS = {"lr", "initial_lr", "max_lr", "min_lr", "swa_lr"}
-RATES_OF_SCHEDULERS = {"base_lrs", "max_lrs", "eta_min", "min_lrs", "_last_lr"}
+Result = TypeVar("Result")
+
+# The learning rates and their bounds: OneCycleLR has them in the parameter groups, CyclicLR,
+# the cosine schedulers and ReduceLROnPlateau in attributes.
+GROUP_KEYS = {"lr", "initial_lr", "max_lr", "min_lr", "swa_lr"}
+SCHEDULER_ATTRIBUTES = ("base_lrs", "max_lrs", "eta_min", "min_lrs", "_last_lr")
 
 
 def package() -> ModuleType:
-    """The real `horovod.torch` if it can be imported, else the course's own module of the same shape."""
+    """`horovod.torch` if it can be imported, else the course's own module."""
     try:
         import horovod.torch as real
     except ImportError:
@@ -35,10 +39,11 @@ def package() -> ModuleType:
 
 
 class HorovodStrategy(DDPStrategy):
-    """One process a device, started by horovodrun, mpirun, srun or torchrun: never by the script itself.
+    """One process per device, started by horovodrun, mpirun, srun or torchrun.
 
-    The learning rates, and what schedulers take for them, are multiplied by the number of ranks, as Lightning's strategy did. So a
-    run is not numerically that of ddp unless the learning rate is divided by it: scale_learning_rate=False leaves it alone.
+    The learning rates of optimizers and schedulers are multiplied by the number of ranks, as
+    Lightning's strategy did. So a run gives ddp's numbers only if the learning rate is divided
+    by it, or with scale_learning_rate=False.
     """
 
     name = "horovod"
@@ -51,83 +56,104 @@ class HorovodStrategy(DDPStrategy):
         timeout: timedelta = timedelta(minutes=30),
     ):
         super().__init__(process_group_backend, timeout)
-        self.scale_learning_rate, self.fp16_compression = scale_learning_rate, fp16_compression
-        self.averaging: list[Optimizer] = []  # what `wrap` has changed
+        self.scale_learning_rate = scale_learning_rate
+        self.fp16_compression = fp16_compression
+        # The optimizers that `wrap` has wrapped.
+        self.wrapped_optimizers: list[Optimizer] = []
 
     def ranks_on_node(self) -> int | None:
+        """As ddp; but devices=1 means one per process, and the driver decides how many."""
         count = super().ranks_on_node()
-        return (
-            None if count == 1 else count
-        )  # devices=1 is one a process: the driver says how many processes
+        return None if count == 1 else count
 
     def start(self, processes: int) -> None:
+        """Raises UserError: the script does not start Horovod's ranks."""
         raise UserError(
-            f"horovod's ranks are started by a driver, and devices={processes} asks for {processes}: "
-            f"run `multigpu horovodrun -np {processes} python train.py`, and leave devices out."
+            f"horovod's ranks are started by a driver, and devices={processes} asks for "
+            f"{processes}: run `multigpu horovodrun -np {processes} python train.py`, "
+            f"and leave devices out."
         )
 
-    def launch(self, function: Callable[..., Any], *args: Any) -> Any:
-        if find().launcher == "python" and (self.ranks_on_node() or 1) > 1:
-            self.start(self.ranks_on_node() or 1)
+    def launch(self, function: Callable[..., Result], *args: Any) -> Result:
+        """`function(*args)` in this rank. Raises UserError if no driver started the ranks."""
+        processes = self.ranks_on_node() or 1
+        if find().launcher == "python" and processes > 1:
+            self.start(processes)
         return function(*args)
 
     def connect(self) -> None:
+        """As ddp; then Horovod's init."""
         super().connect()
         package().init()
 
     @property
     def factor(self) -> int:
-        """What learning rates are multiplied by."""
+        """The factor of the learning rates."""
         return self.world.size if self.scale_learning_rate else 1
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
+        """The model itself; the optimizers are replaced by DistributedOptimizers."""
         hvd = package()
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        owners = {id(p): name for name, p in model.named_parameters()}
-        for place, optimizer in enumerate(optimizers):
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        compression = hvd.Compression.fp16 if self.fp16_compression else hvd.Compression.none
+        for index, optimizer in enumerate(optimizers):
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            factor = self._remaining_factor(optimizer)
             for group in optimizer.param_groups:
-                for key in RATES_OF_GROUPS & set(group):
-                    group[key] = group[key] * self._factor_of(optimizer)
-            optimizer._rates_are_times = self.factor
+                for key in GROUP_KEYS & set(group):
+                    group[key] = group[key] * factor
             named = [
-                (owners[id(p)], p) for group in optimizer.param_groups for p in group["params"]
+                (names[id(parameter)], parameter)
+                for group in optimizer.param_groups
+                for parameter in group["params"]
             ]
-            optimizers[place] = hvd.DistributedOptimizer(
-                optimizer, named_parameters=named, backward_passes_per_step=self.backwards,
-                compression=hvd.Compression.fp16 if self.fp16_compression else hvd.Compression.none,
-            )  # fmt: skip
-        self.averaging, self.averaged = list(optimizers), learning(model)
+            optimizers[index] = hvd.DistributedOptimizer(
+                optimizer,
+                named_parameters=named,
+                backward_passes_per_step=self.backwards,
+                compression=compression,
+            )
+        self.wrapped_optimizers = list(optimizers)
+        self.averaged = trainable_parameters(model)
         return model
 
-    def _factor_of(self, what: Any) -> float:
-        """What has been multiplied in an earlier fit is so already."""
-        return self.factor / getattr(what, "_rates_are_times", 1)
+    def _remaining_factor(self, scaled: Optimizer | LRScheduler) -> float:
+        """The factor by which an optimizer or a scheduler is to be multiplied now.
 
-    def adapt(self, schedulers: list) -> None:
+        It remembers its factor, because it may come again in a later fit, from another
+        strategy.
+        """
+        remaining = self.factor / getattr(scaled, "_learning_rate_factor", 1)
+        scaled._learning_rate_factor = self.factor
+        return remaining
+
+    def adapt(self, schedulers: list[LRScheduler]) -> None:
+        """Multiply the schedulers' learning rates and bounds."""
         for scheduler in schedulers:
-            factor = self._factor_of(scheduler)
-            scheduler._rates_are_times = self.factor
-            for name in filter(partial(hasattr, scheduler), RATES_OF_SCHEDULERS):
+            factor = self._remaining_factor(scheduler)
+            for name in SCHEDULER_ATTRIBUTES:
+                if not hasattr(scheduler, name):
+                    continue
                 rates = getattr(scheduler, name)
-                scaled = (
-                    [rate * factor for rate in rates]
-                    if isinstance(rates, list)
-                    else rates * factor
-                )
-                setattr(scheduler, name, scaled)
-            self.adapt(
-                getattr(scheduler, "_schedulers", [])
-            )  # SequentialLR's and ChainedScheduler's
+                if isinstance(rates, list):
+                    setattr(scheduler, name, [rate * factor for rate in rates])
+                else:
+                    setattr(scheduler, name, rates * factor)
+            # SequentialLR and ChainedScheduler contain others.
+            self.adapt(getattr(scheduler, "_schedulers", []))
 
     def detach(self) -> None:
-        for optimizer in self.averaging:
-            own.undo(optimizer)
-        self.averaging = []
+        """Give the optimizers back their own class."""
+        for optimizer in self.wrapped_optimizers:
+            undo(optimizer)
+        self.wrapped_optimizers = []
         super().detach()
 
     def synchronize(self, optimizer: Optimizer) -> None:
+        """Wait for the averages."""
         optimizer.synchronize()
 
     def stepping(self, optimizer: Optimizer) -> AbstractContextManager:
+        """The gradients are averaged already."""
         return optimizer.skip_synchronize()

@@ -1,0 +1,115 @@
+"""DistributedOptimizer: an optimizer whose step applies gradients averaged over the ranks."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.optim import Optimizer
+
+from multigpu.errors import UserError
+from multigpu.strategies.horovod.averages import Averages
+from multigpu.strategies.horovod.compression import Compression
+from multigpu.strategies.horovod.process import size
+
+
+class _Averaging:
+    """The methods that DistributedOptimizer adds to an optimizer's class."""
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are averaged.
+
+        A parameter that has no gradient on this rank counts as zeros, as in Horovod.
+        """
+        self._averaging.synchronize()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it `step()` does not average again.
+
+        It is for gradients that were clipped after `synchronize()`.
+        """
+        self._averaging.skip = True
+        try:
+            yield
+        finally:
+            self._averaging.skip = False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. Raises UserError while gradients are being averaged."""
+        if self._averaging.running:
+            raise UserError(
+                "zero_grad() came between backward() and step(), while gradients are being "
+                "averaged: call it after step()."
+            )
+        super().zero_grad(set_to_none)
+        self._averaging.reset()
+
+
+def DistributedOptimizer(
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Callable[[torch.Tensor], torch.Tensor] = Compression.none,
+    backward_passes_per_step: int = 1,
+) -> Optimizer:
+    """The same optimizer, whose `step()` applies gradients that are averaged over the ranks.
+
+    As in Horovod the object gets a new class, with two more methods, `synchronize` and
+    `skip_synchronize`, so schedulers, state_dict and everything that holds the optimizer go on
+    working. The averaging starts during the last of `backward_passes_per_step` backwards;
+    their gradients are summed, so divide the loss yourself.
+
+    With a GradScaler: `optimizer.synchronize(); scaler.unscale_(optimizer); with
+    optimizer.skip_synchronize(): scaler.step(optimizer)`, because the scaler must see the
+    averages.
+
+    Raises UserError before `init`, and if two names are equal or a parameter has no name.
+    """
+    # Raises UserError if `init` was forgotten: each rank would train alone.
+    size()
+    if isinstance(optimizer, _Averaging):
+        raise UserError("this optimizer is a DistributedOptimizer already: wrap it once.")
+    if backward_passes_per_step < 1:
+        raise UserError(
+            f"backward_passes_per_step is {backward_passes_per_step}: expected 1 or more."
+        )
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if named_parameters is not None:
+        parameters = _in_order_of_names(list(named_parameters), parameters)
+    original = type(optimizer)
+    optimizer.__class__ = type(
+        original.__name__, (_Averaging, original), {"__module__": original.__module__}
+    )
+    optimizer._averaging = Averages(parameters, compression, backward_passes_per_step)
+    optimizer._averaging.step_hook = optimizer.register_step_pre_hook(
+        lambda *_: optimizer._averaging.before_step()
+    )
+    return optimizer
+
+
+def undo(optimizer: Optimizer) -> None:
+    """Restore the optimizer's class and remove its hooks; it can be wrapped again."""
+    if isinstance(optimizer, _Averaging):
+        optimizer._averaging.close()
+        # The class made above, _Averaging, the original.
+        optimizer.__class__ = type(optimizer).__mro__[2]
+        del optimizer._averaging
+
+
+def _in_order_of_names(
+    named: list[tuple[str, torch.Tensor]], owned: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The optimizer's parameters in the order of the names."""
+    names = [name for name, _ in named]
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(
+            f"named_parameters has the name {duplicates[0]!r} twice: each name must be unique."
+        )
+    known = dict.fromkeys(parameter for _, parameter in named)
+    if unnamed := [tuple(p.shape) for p in owned if p not in known]:
+        raise UserError(
+            f"named_parameters leaves out {len(unnamed)} of the optimizer's parameters "
+            f"(the first has shape {unnamed[0]}): "
+            f"give model.named_parameters() of the whole model, or nothing."
+        )
+    in_optimizer = set(owned)
+    return [parameter for parameter in known if parameter in in_optimizer]

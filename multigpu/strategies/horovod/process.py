@@ -1,0 +1,82 @@
+"""This process among the ranks, from `init` to `shutdown`."""
+
+import atexit
+
+import torch.distributed as dist
+
+from multigpu import devices, rendezvous
+from multigpu.errors import UserError
+from multigpu.launch.world import World, find
+from multigpu.strategies.weights import ranks
+
+
+class Process:
+    """What `init` has found: this process's rank and the number of ranks."""
+
+    def __init__(self) -> None:
+        self._world: World | None = None
+
+    @property
+    def world(self) -> World:
+        """Raises UserError before `init`."""
+        if self._world is None:
+            raise UserError("Horovod has not been started: call init() first.")
+        return self._world
+
+    def start(self) -> None:
+        """Start torch.distributed, unless it runs already."""
+        world = find()
+        if not dist.is_initialized():
+            device = devices.pick(world)
+            store = rendezvous.meet(world, device)
+            dist.init_process_group(
+                devices.backend(device), store=store, rank=world.rank, world_size=world.size
+            )
+            atexit.register(self.end)
+        self._world = world
+
+    def end(self) -> None:
+        """Destroy the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._world = None
+
+
+# Horovod's interface is functions without an object, so their state is the module's.
+PROCESS = Process()
+
+
+def init() -> None:
+    """Find this process's rank and device, and connect to the other ranks.
+
+    If torch.distributed runs already, that is used. Otherwise the device is cuda:local_rank,
+    which is made current, or the CPU.
+    """
+    PROCESS.start()
+
+
+def shutdown() -> None:
+    """End what `init` has started."""
+    PROCESS.end()
+
+
+def size() -> int:
+    """The number of ranks. Raises UserError before `init`."""
+    _ = PROCESS.world
+    return ranks()
+
+
+def rank() -> int:
+    """This process's rank, from 0 on. Raises UserError before `init`."""
+    _ = PROCESS.world
+    return dist.get_rank()
+
+
+def local_rank() -> int:
+    """The rank within this node, which is also the index of the GPU."""
+    return PROCESS.world.local_rank
+
+
+def local_size() -> int:
+    """The number of ranks on this node."""
+    return PROCESS.world.local_size
