@@ -298,5 +298,4 @@ def against_serial(
     Prints the line of proof and returns the verdict, as proof.against_serial does.
     """
     serial(fresh, train, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed)
-    claim = f"{what} after {pluralize(epochs, 'epoch')}"
-    return proof.verdict(claim, difference(fresh, trained), 1e-5)
+    return proof.verdict(what, difference(fresh, trained), 1e-5)
