@@ -17,7 +17,7 @@ WHO = {
     "train and eval mode, no_grad": ((".train()", ".eval()", "no_grad"), "Trainer's loops"),
     "checkpoints": (("heckpoint",), "ModelCheckpoint, Trainer.fit(ckpt_path)"),
     "the table of epochs": (("say(", "row", "perf_counter", "table", "Table"), "a callback: multigpu/trainer/callbacks/table.py"),
-    "uneven batches: mean over images": (("in_batch", "own]", "real", "batch = min"), "you, still"),
+    "uneven batches: mean over images": (("images_in_step", "[:own]", "real"), "you, still"),
 }  # fmt: skip
 
 
