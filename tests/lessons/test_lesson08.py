@@ -1,4 +1,4 @@
-"""Lesson 08: workers learn what one device learns; a lost worker ends the run with an error."""
+"""Lesson 08: workers learn what one device learns; a lost worker ends a run with an error."""
 
 import json
 import socket

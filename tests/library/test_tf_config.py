@@ -1,4 +1,4 @@
-"""TF_CONFIG is read as TensorFlow reads it; what it would not understand is an error message."""
+"""TF_CONFIG is read as TensorFlow reads it; what it would not understand is refused."""
 
 import json
 import socket
