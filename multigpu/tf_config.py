@@ -1,7 +1,8 @@
-"""Which worker am I, and where are the others? Read TF_CONFIG and check it, or find out what belongs into it.
+"""TF_CONFIG: read and check it, or write it from what the launcher left in the environment.
 
-TensorFlow takes each process's place from TF_CONFIG: the addresses of all workers, and the number of this one. It believes
-what stands there, and then waits an hour for a worker that never comes. Nothing here imports TensorFlow.
+TensorFlow reads each process's place from TF_CONFIG: the addresses of all workers and the
+number of this one. It does not check them, and waits an hour for a worker that never joins.
+This module checks first. It does not import TensorFlow.
 """
 
 import errno
@@ -22,53 +23,72 @@ import torch.distributed as dist
 from multigpu import rendezvous
 from multigpu.devices import CLASSROOM
 from multigpu.errors import UserError, pluralize
-from multigpu.launch import world
+from multigpu.launch import world as launched
 from multigpu.launch.world import World
 from multigpu.rendezvous import PATIENCE
 
-NO_PROXY = "no_grpc_proxy"  # gRPC reads it in small letters only
-EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:12345", "10.0.0.2:12345"]}, "task": {"type": "worker", "index": 0}}'
+NO_PROXY = "no_grpc_proxy"  # gRPC reads this variable in lower case only
+EXAMPLE = (
+    '{"cluster": {"worker": ["10.0.0.1:12345", "10.0.0.2:12345"]}, '
+    '"task": {"type": "worker", "index": 0}}'
+)
+LOST_WORKER = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
 
 
 def find(environ: Mapping[str, str] = os.environ) -> World:
-    """This process's place: TF_CONFIG's where there is one, else what torchrun, srun or mpirun left in the environment.
+    """This process's place: from TF_CONFIG if it is set, else from torchrun, srun or mpirun.
 
-    The rank is the worker's number; a chief, if there is one, is rank 0. How many GPUs a worker has is asked in `share`.
-    Raises UserError if TF_CONFIG is not what TensorFlow expects, or contradicts the launcher.
+    The rank is the worker's number; a chief, if there is one, is rank 0. `gpus_of_worker` says
+    which GPUs a worker has. Raises UserError if TF_CONFIG is not what TensorFlow expects, or
+    contradicts the launcher.
     """
-    launched = {name: value for name, value in environ.items() if name != "SLURM_GPUS_ON_NODE"}
+    without_gpus = {
+        name: value for name, value in environ.items() if name != "SLURM_GPUS_ON_NODE"
+    }
     if not environ.get("TF_CONFIG"):
-        return world.find(launched)
+        return launched.find(without_gpus)
     addresses, rank = read(environ["TF_CONFIG"])
     try:
-        started = world.find(launched)
+        started = launched.find(without_gpus)
     except UserError:
-        started = World()  # the shell of a Slurm job, say: whoever writes TF_CONFIG there starts the workers, too
+        # The shell of a Slurm job, for example: who writes TF_CONFIG there starts the workers.
+        started = World()
     if started.size > 1 and (started.rank, started.size) != (rank, len(addresses)):
         raise UserError(
-            f"TF_CONFIG says worker {rank} of {len(addresses)}, {started.launcher} says rank {started.rank} of {started.size}: "
-            f"unset TF_CONFIG, or start the workers without {started.launcher}.",
+            f"TF_CONFIG says worker {rank} of {len(addresses)}, {started.launcher} says rank "
+            f"{started.rank} of {started.size}: unset TF_CONFIG, or start the workers without "
+            f"{started.launcher}.",
             already_reported=started.rank != 0,
         )
-    if environ.get("MASTER_PORT", "0") in {
-        address.rpartition(":")[2] for address in addresses
-    }:
+    ports = {address.rpartition(":")[2] for address in addresses}
+    if environ.get("MASTER_PORT", "0") in ports:
         raise UserError(
-            f"MASTER_PORT is {environ['MASTER_PORT']}, which TF_CONFIG gives to a worker: the workers meet at another port "
-            f"than TensorFlow's, so give another MASTER_PORT, or none."
+            f"MASTER_PORT is {environ['MASTER_PORT']}, which TF_CONFIG gives to a worker: the "
+            "rendezvous needs a port of its own, so set another MASTER_PORT, or unset it."
         )
     hosts = [_host(address) for address in addresses]
-    here = [number for number, host in enumerate(hosts) if host == hosts[rank]]
+    on_this_node = [number for number, host in enumerate(hosts) if host == hosts[rank]]
+    # Worker 0's address identifies the run: no two runs can have the same one.
+    job = hashlib.sha256(addresses[0].encode()).hexdigest()[:16]
+    port = launched.integer(environ, "MASTER_PORT") if "MASTER_PORT" in environ else None
     return World(
-        rank, len(addresses), here.index(rank), len(here), "TF_CONFIG", address=hosts[0].strip("[]"),
-        port=world.integer(environ, "MASTER_PORT") if "MASTER_PORT" in environ else None,
-        # Worker 0's address tells one run from another: no two runs can have it.
-        job=f"tf-{hashlib.sha256(addresses[0].encode()).hexdigest()[:16]}", nodes=len(set(hosts)),
-    )  # fmt: skip
+        rank=rank,
+        size=len(addresses),
+        local_rank=on_this_node.index(rank),
+        local_size=len(on_this_node),
+        launcher="TF_CONFIG",
+        address=hosts[0].strip("[]"),
+        port=port,
+        job=f"tf-{job}",
+        nodes=len(set(hosts)),
+    )
 
 
 def read(text: str) -> tuple[list[str], int]:
-    """The workers' addresses by rank, and this worker's rank. Raises UserError for what TensorFlow would not understand."""
+    """The workers' addresses by rank, and this worker's rank.
+
+    Raises UserError for what TensorFlow would not understand.
+    """
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -76,56 +96,57 @@ def read(text: str) -> tuple[list[str], int]:
     cluster = config.get("cluster") if isinstance(config, dict) else None
     if not isinstance(cluster, dict) or not (cluster.get("worker") or cluster.get("chief")):
         raise _wrong("has no list cluster → worker")
-    if others := sorted(set(cluster) - {"worker", "chief"}):
+    unsupported = sorted(set(cluster) - {"worker", "chief"})
+    if unsupported:
         raise UserError(
-            f"TF_CONFIG's cluster has {others[0]!r}: this strategy knows workers and one chief; parameter servers and "
-            f"evaluators are other strategies' affair, so leave them out."
+            f"TF_CONFIG's cluster has {unsupported[0]!r}: this strategy supports workers and "
+            "one chief. Parameter servers and evaluators belong to other strategies: leave "
+            "them out."
         )
-    lists = [cluster.get("chief", []), cluster.get("worker", [])]
-    for kind, addresses in zip(("chief", "worker"), lists, strict=True):
-        if not isinstance(addresses, list) or not all(
-            isinstance(address, str) for address in addresses
-        ):
-            raise _wrong(f"has something else than a list of texts in cluster → {kind}")
+    lists = {"chief": cluster.get("chief", []), "worker": cluster.get("worker", [])}
+    for kind, addresses in lists.items():
+        if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
+            raise _wrong(f"has something other than a list of texts in cluster → {kind}")
         for address in addresses:
             _check_address(address)
-    addresses = lists[0] + lists[1]
-    if len(lists[0]) > 1:
-        raise UserError(f"TF_CONFIG has {len(lists[0])} chiefs: there is one at most.")
-    if twice := [address for address in addresses if addresses.count(address) > 1]:
+    addresses = lists["chief"] + lists["worker"]
+    if len(lists["chief"]) > 1:
+        raise UserError(f"TF_CONFIG has {len(lists['chief'])} chiefs: give one, or none.")
+    twice = [address for address in addresses if addresses.count(address) > 1]
+    if twice:
         raise UserError(
-            f"TF_CONFIG gives {twice[0]} to two workers: each has a host and a port of its own."
+            f"TF_CONFIG gives {twice[0]} to two workers: give each a host and port of its own."
         )
     task = config.get("task")
     if not isinstance(task, dict) or type(task.get("index")) is not int:
         raise _wrong("does not say which worker this is: no whole number in task → index")
-    kind, index = task.get("type", "worker"), task["index"]
+    kind = task.get("type", "worker")
+    index = task["index"]
     if kind not in ("worker", "chief"):
         raise UserError(
-            f"TF_CONFIG's task has the type {kind!r}, expected 'worker' or 'chief': nobody else trains here."
+            f"TF_CONFIG's task has the type {kind!r}, expected 'worker' or 'chief': this "
+            "strategy supports no other."
         )
-    own = lists[kind == "worker"]
-    if not 0 <= index < len(own):
+    if not 0 <= index < len(lists[kind]):
         raise UserError(
-            f"TF_CONFIG's task is {kind} {index}, but its cluster lists {pluralize(len(own), kind)}, from 0 on."
+            f"TF_CONFIG's task is {kind} {index}, but its cluster lists "
+            f"{pluralize(len(lists[kind]), kind)}, numbered from 0."
         )
-    return addresses, index + (len(lists[0]) if kind == "worker" else 0)
+    before = len(lists["chief"]) if kind == "worker" else 0
+    return addresses, before + index
 
 
 def _wrong(what: str) -> UserError:
     return UserError(
-        f"TF_CONFIG {what}: expected something like '{EXAMPLE}', or unset it and use --spawn, torchrun or srun."
+        f"TF_CONFIG {what}: expected something like '{EXAMPLE}', or unset it and use --spawn, "
+        "torchrun or srun."
     )
 
 
 def _check_address(address: str) -> None:
     port = address.rpartition(":")[2]
-    if (
-        not _host(address)
-        or not port.isdecimal()
-        or not 0 < int(port) < 65536
-        or "/" in address
-    ):
+    valid_port = port.isdecimal() and 0 < int(port) < 65536
+    if not _host(address) or not valid_port or "/" in address:
         raise UserError(
             f"TF_CONFIG has the address {address!r}, expected host:port, as in 10.0.0.1:12345."
         )
@@ -135,54 +156,62 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def meet(here: World, gpus: int, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Wait for all workers; their addresses as host:port, by rank: TF_CONFIG's, or a free port on each. All ranks call it.
+def connect_workers(
+    world: World, gpus: int, environ: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Wait for all workers, and return their addresses as host:port, by rank.
 
-    They meet as in lesson 05, at rank 0, in a gloo process group that stays for what the workers say to each other later.
-    Raises UserError, on all ranks, if a port that TF_CONFIG gives is taken, if the workers were given different lists, if
-    they have not the same number of `gpus`, and what rendezvous.meet raises.
+    All ranks call it. The addresses are TF_CONFIG's, or a free port on each worker's host. The
+    workers find each other at rank 0, as in lesson 05, and form a gloo process group, which
+    later carries messages between them. Raises UserError, on all ranks, if a port that
+    TF_CONFIG gives is in use, if the workers have different lists or different numbers of
+    `gpus`, and for what rendezvous.meet raises.
     """
+    device = torch.device("cuda" if gpus else "cpu")
     try:
-        store = rendezvous.meet(here, torch.device("cuda" if gpus else "cpu"), PATIENCE)
+        store = rendezvous.meet(world, device, PATIENCE)
     except UserError as error:
-        if here.launcher != "TF_CONFIG":
+        if world.launcher != "TF_CONFIG":
             raise
-        hint = "Here TF_CONFIG says where rank 0 is (the first address of its list) and which rank this is (task → index)."
-        raise UserError(f"{error} {hint}") from None
-    patience = timedelta(
-        seconds=PATIENCE
-    )  # a worker that stands still is missed in what they say to each other, too
+        raise UserError(
+            f"{error} TF_CONFIG says where rank 0 is (the first address of its list) and "
+            "which rank this is (task → index)."
+        ) from None
+    # With this timeout, a worker that stops responding later is noticed, too.
+    timeout = timedelta(seconds=PATIENCE)
     try:
         dist.init_process_group(
-            "gloo", store=store, rank=here.rank, world_size=here.size, timeout=patience
+            "gloo", store=store, rank=world.rank, world_size=world.size, timeout=timeout
         )
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"worker {here.rank} on {socket.gethostname()} cannot connect to the others ({reason}): "
-            f"export GLOO_SOCKET_IFNAME=<the network interface that all nodes share>, and look at their messages."
+            f"worker {world.rank} on {socket.gethostname()} cannot connect to the others "
+            f"({reason}): export GLOO_SOCKET_IFNAME=<the network interface that all nodes "
+            "share>, and read the other workers' messages."
         ) from None
-    rendezvous.same_everywhere(here, "the number of GPUs", gpus)
+    rendezvous.same_everywhere(world, "the number of GPUs", gpus)
     given = read(environ["TF_CONFIG"])[0] if environ.get("TF_CONFIG") else None
-    rendezvous.same_everywhere(here, "TF_CONFIG's list of workers", given)
-    with rendezvous.fail_together(here):
-        own = given[here.rank] if given else f"{_reached_at(here)}:0"
-        held = _hold(own)
-    # Until all have chosen: else two workers on a machine could choose the same port. TensorFlow binds it moments later.
-    with held:
-        told = [""] * here.size
-        dist.all_gather_object(told, f"{_host(own)}:{held.getsockname()[1]}")
+    rendezvous.same_everywhere(world, "TF_CONFIG's list of workers", given)
+    with rendezvous.fail_together(world):
+        own = given[world.rank] if given else f"{_reachable_name(world)}:0"
+        reserved = _reserve(own)
+    # Keep the port reserved until all workers have one, or two workers on a machine could
+    # choose the same. TensorFlow binds it moments later.
+    with reserved:
+        addresses = [""] * world.size
+        dist.all_gather_object(addresses, f"{_host(own)}:{reserved.getsockname()[1]}")
     # gRPC would ask a cluster's web proxy for the way to the other workers, and wait.
-    direct = {_host(address).strip("[]") for address in told} | set(
-        filter(None, [os.environ.get(NO_PROXY)])
-    )
+    direct = {_host(address).strip("[]") for address in addresses}
+    if os.environ.get(NO_PROXY):
+        direct.add(os.environ[NO_PROXY])
     os.environ[NO_PROXY] = ",".join(sorted(direct))
-    return told
+    return addresses
 
 
 @contextmanager
-def patient() -> Iterator[None]:
-    """In this block the workers may wait for each other as long as it takes: for the chief's proof, say."""
+def without_timeout() -> Iterator[None]:
+    """In this block the workers may wait for each other for days: for the chief's proof."""
     dist.distributed_c10d._set_pg_timeout(timedelta(days=7), dist.group.WORLD)
     try:
         yield
@@ -190,122 +219,139 @@ def patient() -> Iterator[None]:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE), dist.group.WORLD)
 
 
-def _hold(address: str) -> socket.socket:
-    """A socket on the address's port; on a free one for port 0."""
-    held, port = socket.socket(), int(address.rpartition(":")[2])
-    if port:  # as TensorFlow does: connections of an earlier run, closed a moment ago, are no obstacle
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _reserve(address: str) -> socket.socket:
+    """A socket that listens on the address's port; for port 0, on a free one."""
+    port = int(address.rpartition(":")[2])
+    listener = socket.socket()
+    if port:
+        # As TensorFlow does: connections of an earlier run that just closed are no obstacle.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        held.bind(("", port))
-        held.listen()
+        listener.bind(("", port))
+        listener.listen()
     except OSError as error:
-        held.close()
-        why = (
-            "is in use on"
-            if error.errno == errno.EADDRINUSE
-            else f"cannot be bound ({error.strerror}) on"
-        )
+        listener.close()
+        why = f"cannot be bound ({error.strerror})"
+        if error.errno == errno.EADDRINUSE:
+            why = "is in use"
         raise UserError(
-            f"TF_CONFIG gives this worker the address {address}, but the port {why} {socket.gethostname()}: "
-            f"give another port to it, on all workers, or end what holds it."
+            f"TF_CONFIG gives this worker the address {address}, but the port {why} on "
+            f"{socket.gethostname()}: give another port to it, on all workers, or end the "
+            "process that holds it."
         ) from None
-    return held
+    return listener
 
 
-def _reached_at(here: World) -> str:
-    """The address under which the others reach this process: the one from which it reaches rank 0."""
-    if here.local_size == here.size:
+def _reachable_name(world: World) -> str:
+    """The name or address under which the other workers reach this process.
+
+    It is the address from which this process reaches rank 0.
+    """
+    if world.local_size == world.size:
         return "127.0.0.1"
-    name = here.address
-    if here.rank > 0:
+    name = world.address
+    if world.rank > 0:
         try:
-            family, _, _, _, target = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(target)  # a datagram socket: nothing is sent
-                found = probe.getsockname()[0].partition("%")[0]
+            own = _own_address(name)
         except OSError as error:
             raise UserError(
-                f"worker {here.rank} on {socket.gethostname()} cannot reach {name} ({error.strerror}): "
-                f"export MASTER_ADDR=<an address that all nodes can reach>."
+                f"worker {world.rank} on {socket.gethostname()} cannot reach {name} "
+                f"({error.strerror}): export MASTER_ADDR=<an address that all nodes can "
+                "reach>."
             ) from None
-        # On rank 0's own machine its name can mean the loopback interface: the others know it by that name.
-        name = name if ipaddress.ip_address(found).is_loopback else found
+        # On rank 0's own machine its name can mean the loopback interface. The others use the
+        # name.
+        if not ipaddress.ip_address(own).is_loopback:
+            name = own
     return f"[{name}]" if ":" in name else name
 
 
-def share(here: World, seen: int, environ: Mapping[str, str] = os.environ) -> range:
-    """Which of the `seen` GPUs of this node are this worker's: an even share. None where there are none to see."""
-    promised = world.integer(environ, "SLURM_GPUS_ON_NODE", 0)
-    if here.launcher == "srun" and here.local_size > 1 and seen * here.local_size == promised:
-        return range(seen)  # srun --gpus-per-task: a task sees its own only
-    if seen % here.local_size:
+def _own_address(target: str) -> str:
+    """This machine's address on the way to `target`."""
+    family, _, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # a datagram socket sends nothing here
+        return probe.getsockname()[0].partition("%")[0]
+
+
+def gpus_of_worker(
+    world: World, visible: int, environ: Mapping[str, str] = os.environ
+) -> range:
+    """The numbers of this worker's GPUs among the node's `visible` ones: an even part of them.
+
+    Raises UserError if the node's workers cannot divide its GPUs evenly.
+    """
+    promised = launched.integer(environ, "SLURM_GPUS_ON_NODE", 0)
+    per_task = visible * world.local_size == promised  # srun --gpus-per-task hides the others
+    if world.launcher == "srun" and world.local_size > 1 and per_task:
+        return range(visible)
+    if visible % world.local_size:
         raise UserError(
-            f"this node's {pluralize(seen, 'GPU')} cannot be shared evenly by its {here.local_size} workers: start 1 worker "
-            f"(it takes all GPUs) or {seen}, or hide all GPUs with CUDA_VISIBLE_DEVICES=.",
-            already_reported=here.local_rank != 0,
+            f"this node's {pluralize(visible, 'GPU')} cannot be shared evenly by its "
+            f"{world.local_size} workers: start 1 worker (it takes all GPUs) or {visible}, "
+            "or hide all GPUs with CUDA_VISIBLE_DEVICES=.",
+            already_reported=world.local_rank != 0,
         )
-    each = seen // here.local_size
-    return range(each * here.local_rank, each * (here.local_rank + 1))
+    each = visible // world.local_size
+    return range(each * world.local_rank, each * (world.local_rank + 1))
 
 
 @contextmanager
-def company(here: World) -> Iterator[None]:
-    """A worker that is gone ends the others, too: here with a sentence.
+def report_lost_worker(world: World) -> Iterator[None]:
+    """Turn the error that a lost worker causes in this process into a UserError.
 
-    They learn it from TensorFlow (at once if its machine tells that the connection is closed, else after ten seconds
-    without a heartbeat), or from the process group.
+    TensorFlow raises it (at once if the other machine closes the connection, else after ten
+    seconds without a heartbeat), or the process group does.
     """
     try:
         yield
     except UserError as error:
-        if here.launcher != "TF_CONFIG":
+        if world.launcher != "TF_CONFIG":
             raise
-        raise UserError(str(error)) from None  # nobody but this worker writes to its terminal
+        # Without a launcher each worker has a terminal of its own, so each prints the error.
+        raise UserError(str(error)) from None
     except Exception as error:
-        tensorflows = type(error).__name__ in (
-            "UnavailableError",
-            "AbortedError",
-            "CancelledError",
-            "DeadlineExceededError",
-        )
-        if here.size == 1 or not (
-            tensorflows or "gloo" in str(error) or isinstance(error, dist.DistError)
-        ):
+        from_tensorflow = type(error).__name__ in LOST_WORKER
+        from_the_group = "gloo" in str(error) or isinstance(error, dist.DistError)
+        if world.size == 1 or not (from_tensorflow or from_the_group):
             raise
-        if here.launcher != "TF_CONFIG":
-            time.sleep(
-                5
-            )  # time for the launcher to end this process, and to tell what the other died of
+        if world.launcher != "TF_CONFIG":
+            # Time for the launcher to end this process and to report the other's error.
+            time.sleep(5)
         raise UserError(
-            f"worker {here.rank} goes no further, because another worker is gone: look for that one's error message, then start "
-            f"all workers again, with --resume to go on after the last epoch."
+            f"worker {world.rank} stops, because another worker is gone: look for that "
+            "worker's error message, then start all workers again, with --resume to continue "
+            "after the last epoch."
         ) from None
 
 
 @contextmanager
 def deadline() -> Iterator[None]:
-    """What takes longer than PATIENCE in this block ends the process, by SIGALRM.
+    """End the process by SIGALRM if this block takes longer than PATIENCE.
 
-    TensorFlow connects its workers while it holds Python's lock: should one die just then, the others would wait an hour, and
-    neither a thread nor Ctrl-C would be heard. This signal the operating system handles, so it has no sentence.
+    TensorFlow connects its workers while it holds Python's lock. If a worker dies at that
+    moment, the others would wait an hour, and neither a thread nor Ctrl-C could end them. The
+    operating system handles this signal itself, so there is no error message.
     """
     signal.alarm(int(PATIENCE))
     try:
         yield
     finally:
         signal.alarm(0)
-        signal.signal(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # TensorFlow took it, and scancel's would be lost
+        # TensorFlow installs a handler for SIGTERM, with which scancel's would have no effect.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def describe(
-    here: World, replicas: int, gpus: bool, environ: Mapping[str, str] = os.environ
+    world: World, replicas: int, gpus: bool, environ: Mapping[str, str] = os.environ
 ) -> str:
-    """One line on who computes where, for the top of a log."""
-    classroom = environ.get("SLURM_CLUSTER_NAME") == CLASSROOM
-    why = (
-        "the classroom cluster's GPUs are pretended" if classroom else "TensorFlow sees no GPU"
-    )
-    kind = "GPU" if gpus else f"CPU process ({why})"
-    return f"device: {replicas} × {kind} ({pluralize(here.size, 'worker')} on {pluralize(here.nodes, 'node')}, started by {here.launcher})"
+    """One line that names devices, workers and nodes, for the top of a log."""
+    kind = "CPU process (TensorFlow sees no GPU)"
+    if environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
+        kind = "CPU process (the classroom cluster's GPUs are simulated)"
+    if gpus:
+        kind = "GPU"
+    workers = pluralize(world.size, "worker")
+    nodes = pluralize(world.nodes, "node")
+    started = f"({workers} on {nodes}, started by {world.launcher})"
+    return f"device: {replicas} × {kind} {started}"

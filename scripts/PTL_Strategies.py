@@ -1,10 +1,12 @@
 # %% [markdown]
 # # 10 · Every strategy: dp, ddp, ddp_spawn, ddp2, Horovod, Bagua
-# **The question.** Twelve names, one model: what does each send, when, and when does which one win?
+# **The question.** Twelve names, one model: what does each strategy send, at which moment, and
+# where is it the best choice?
 #
-# **Predict first.** The model has N = 38,282 weights of 4 bytes, and there are n = 2 ranks. (1) How many bytes does a rank
-# send in a step of `ddp`? Of `dp`? Which name sends least? (2) Which names learn what one process learns, to the last bits?
-# (3) Whose ranks have different weights during the run?
+# **Predict first.** The model has N = 38,282 weights of 4 bytes, and there are n = 2 ranks.
+# (1) How many bytes does a rank send in a step of `ddp`? Of `dp`? Which strategy sends least?
+# (2) Which strategies learn what one process learns, except for rounding? (3) In which
+# strategies do the ranks have different weights during the run?
 
 # %%
 import argparse
@@ -32,52 +34,54 @@ NAMES = (
     "ddp2",
 )
 EXACT = ("dp", "pipeline", "ddp_spawn", "ddp", "horovod", "bagua:gradient_allreduce", "ddp2")
+NO_LAUNCHER = (*ONE_PROCESS, "ddp_spawn")  # these need one process, or start their own
 
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
-        "PTL_Strategies", "Train a CNN by one strategy or by all, and count what each sends."
+        "PTL_Strategies",
+        "Train a CNN with one strategy or with all, and count what each sends.",
     )
-    flag, names = parser.add_argument, ", ".join(NAMES)
-    flag(
+    parser.add_argument(
         "--strategy",
         nargs="+",
         default=["all"],
         metavar="NAME",
-        help=f"all (default), or some of: {names}",
+        help=f"all (default), or some of: {', '.join(NAMES)}",
     )
-    flag(
+    parser.add_argument(
         "--ranks",
         type=flags.positive,
         default=2,
         help="processes; nodes for ddp2, devices for dp (default: 2)",
     )
-    flag(
+    parser.add_argument(
         "--hidden",
         type=flags.positive,
         default=64,
         help="units of the model's widest layer (default: 64)",
     )
-    flag(
+    parser.add_argument(
         "--link",
         type=flags.positive_float,
         default=100,
         metavar="MBIT",
         help="a link's Mbit/s (default: 100)",
     )
-    flag(
+    parser.add_argument(
         "--measure-link",
         action="store_true",
-        help="measure a step's time over such a link, made here (as root)",
+        help="measure a step's time over such a link, which this script sets up (as root)",
     )
     return parser.parse_args(arguments)
 
 
 # %% [markdown]
 # ## An all-reduce by hand
-# The vector is cut into n pieces. Each rank passes pieces to its right: n − 1 hops to add them up, n − 1 to hand the sums
-# round. A hop is N/n numbers of 4 bytes, so a rank sends 2(n − 1) · 4N/n. The kernel counts what really went out.
+# The vector is split into n chunks. Each rank sends chunks to its right neighbour: n − 1 hops
+# add them up, n − 1 hops distribute the sums. A hop sends N/n numbers of 4 bytes, so a rank
+# sends 2(n − 1) · 4N/n bytes. The kernel counts the bytes that were really sent.
 
 # %% tags=["active-ipynb"]
 # import torch.distributed as dist
@@ -85,173 +89,226 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 #
 # def ring(count):
+#     """Bytes sent by hand and by gloo, and whether the sums are equal."""
 #     dist.init_process_group("gloo")
-#     rank, n = dist.get_rank(), dist.get_world_size()
-#     pieces, began = list(torch.full((count,), float(rank)).chunk(n)), wire.sent()
+#     rank = dist.get_rank()
+#     n = dist.get_world_size()
+#     chunks = list(torch.full((count,), float(rank)).chunk(n))
+#
+#     began = wire.sent()
 #     for hop in range(2 * (n - 1)):
-#         out, into = (rank - hop) % n, (rank - hop - 1) % n
-#         came = torch.empty_like(pieces[into])
-#         sending = dist.isend(pieces[out], (rank + 1) % n)
-#         dist.recv(came, (rank - 1) % n)
+#         out = (rank - hop) % n
+#         into = (rank - hop - 1) % n
+#         received = torch.empty_like(chunks[into])
+#         sending = dist.isend(chunks[out], (rank + 1) % n)
+#         dist.recv(received, (rank - 1) % n)
 #         sending.wait()
-#         pieces[into] = pieces[into] + came if hop < n - 1 else came
+#         chunks[into] = chunks[into] + received if hop < n - 1 else received
+#
 #     middle = wire.sent()
-#     dist.all_reduce(total := torch.full((count,), float(rank)))
-#     return middle - began, wire.sent() - middle, torch.equal(torch.cat(pieces), total)
-#
-#
+#     total = torch.full((count,), float(rank))
+#     dist.all_reduce(total)
+#     return middle - began, wire.sent() - middle, torch.equal(torch.cat(chunks), total)
+
+# %% tags=["active-ipynb"]
+# N = 38400
 # for n in (2, 4):
-#     hand, gloo, equal = launch.call(ring, n, 38400)[0]
-#     print(f"{n} ranks: 8N(n−1)/n = {8 * 38400 * (n - 1) // n:,}; by hand {hand:,}, by gloo {gloo:,}; same sums: {equal}")
+#     by_hand, by_gloo, equal = launch.call(ring, n, N)[0]
+#     formula = 8 * N * (n - 1) // n
+#     counted = f"by hand {by_hand:,}, by gloo {by_gloo:,}; same sums: {equal}"
+#     print(f"{n} ranks: 8N(n−1)/n = {formula:,}; {counted}")
 
 # %% [markdown]
-# The rest is headers. All formulas (`multigpu/strategies/costs.py`), for prediction (1):
+# The difference is headers. All formulas (`multigpu/strategies/costs.py`), for prediction (1):
 
 # %% tags=["active-ipynb"]
 # from multigpu.strategies.costs import predicted
-# names = ("ddp", "bagua:decentralized:shift_one", "bagua:low_precision_decentralized", "bagua:bytegrad")
-# print("2 ranks:", *(f"{name} {predicted(name, 38282, 2):,.0f}" for name in ("dp", *names)), sep="\n    ")
-# curves = {name: [predicted(name, 38282, n) / 38282 for n in (2, 4, 8, 16, 32, 64)] for name in names}
-# picture = plots.lines((2, 4, 8, 16, 32, 64), curves, "ranks", "bytes a weight", "Predicted: at most 8 bytes a weight", None)
+#
+# N = 38282
+# names = (
+#     "ddp",
+#     "bagua:decentralized:shift_one",
+#     "bagua:low_precision_decentralized",
+#     "bagua:bytegrad",
+# )
+# print("2 ranks:")
+# for name in ("dp", *names):
+#     print(f"    {name} {predicted(name, N, 2):,.0f}")
+#
+# ranks = (2, 4, 8, 16, 32, 64)
+# curves = {name: [predicted(name, N, n) / N for n in ranks] for name in names}
+# title = "Predicted: at most 8 bytes a weight"
+# picture = plots.lines(ranks, curves, "ranks", "bytes a weight", title, None)
 # picture.axes[0].legend(frameon=False, loc=(0.6, 0.54))
 # picture
 
 # %% [markdown]
-# When? One step of each over 10 Gbit/s, simulated (by `lessons/10-strategies/picture.py`):
+# When does each send? One step of each over 10 Gbit/s, simulated (by
+# `lessons/10-strategies/picture.py`):
 #
 # ![What moves when](../lessons/10-strategies/what-moves-when.png)
 #
 # ## Step 1 · The model and its step
-# `training_step` may see a piece of a batch; `training_step_end` gets what all pieces of this process gave, joined. So the
-# loss is computed there. An image that the sampler repeats has weight 0, as in lesson 05.
+# `training_step` may get a part of a batch; `training_step_end` gets the outputs of all parts
+# in this process, joined. So the loss is computed there. An image that the sampler repeats has
+# weight 0, as in lesson 05.
 
 
 # %%
 class Digits(L.LightningModule):
-    def __init__(self, name: str, train: TensorDataset, cnn: CNN, args: argparse.Namespace):
+    def __init__(
+        self,
+        name: str,
+        train: TensorDataset,
+        cnn: CNN,
+        args: argparse.Namespace,
+        batch: data.Batch,
+    ):
         super().__init__()
-        self.name, self.train_set, self.args = name, train, args
+        self.name = name
+        self.train_set = train
+        self.args = args
+        self.batch = batch
         first = nn.Sequential(cnn.conv1, nn.Tanh(), cnn.conv2, nn.Tanh(), nn.Flatten())
-        self.halves = nn.ModuleList([first, nn.Sequential(cnn.fc1, nn.Tanh(), cnn.fc2)])
+        second = nn.Sequential(cnn.fc1, nn.Tanh(), cnn.fc2)
+        self.halves = nn.ModuleList([first, second])
 
     def pipeline_stages(self) -> list[nn.Module]:
         return list(self.halves)
 
     def train_dataloader(self) -> DataLoader:
-        self.parts, self.mine = (
-            self.trainer.strategy.shard
-        )  # dp has one share, and cuts each batch itself
+        # dp has one shard, and splits each batch itself.
+        num_shards, self.shard = self.trainer.strategy.shard
+        self.batch = flags.split_batch(self.batch.global_size, num_shards)
         sampler = DistributedSampler(
-            self.train_set, self.parts, self.mine, seed=self.args.seed
+            self.train_set, num_shards, self.shard, seed=self.args.seed
         )
-        return DataLoader(self.train_set, self.args.batch_size // self.parts, sampler=sampler)
+        return DataLoader(self.train_set, self.batch.per_micro_batch, sampler=sampler)
 
-    def on_train_batch_start(self, batch: list, batch_idx: int) -> None:
-        self.done = batch_idx * self.args.batch_size
+    def on_train_batch_start(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.batch_idx = batch_idx
 
-    def training_step(self, batch: list) -> torch.Tensor:
-        logits = self.halves[1](self.halves[0](batch[0]))
-        return F.cross_entropy(logits, batch[1].to(logits.device), reduction="none")
+    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        images, labels = batch
+        logits = self.halves[1](self.halves[0](images))
+        return F.cross_entropy(logits, labels.to(logits.device), reduction="none")
 
     def training_step_end(self, losses: torch.Tensor) -> torch.Tensor:
-        places = (
-            self.done
-            + torch.arange(len(losses), device=losses.device) * self.parts
-            + self.mine
+        images = len(self.train_set)
+        real = data.real_rows(
+            images, self.batch, self.shard, self.batch_idx, len(losses), losses.device
         )
-        real = places < len(self.train_set)
-        own, total = int(real.sum()), (losses * real).sum()
-        self.log("loss", total / max(1, own), on_step=False, on_epoch=True, batch_size=own)
-        return total * self.parts / min(self.args.batch_size, len(self.train_set) - self.done)
+        own = int(real.sum())
+        total = (losses * real).sum()
+        mean = total / max(1, own)
+        self.log("loss", mean, on_step=False, on_epoch=True, batch_size=own)
+        return total * self.batch.ranks / self.batch.images_in_step(self.batch_idx, images)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         if self.name == "bagua:qadam":
             return QAdamOptimizer(self.parameters(), self.args.lr / 50, warmup_steps=10)
-        ranks = (
-            self.trainer.world_size if self.name == "horovod" else 1
-        )  # the strategy multiplies by it
-        return torch.optim.SGD(self.parameters(), self.args.lr / ranks, momentum=0.9)
+        lr = self.args.lr
+        if self.name == "horovod":
+            lr /= self.trainer.world_size  # the strategy multiplies it by the world size
+        return torch.optim.SGD(self.parameters(), lr, momentum=0.9)
 
 
 # %% [markdown]
 # ## Step 2 · Train
-# One `Trainer` for all: only the name differs. Ranks of `ddp2` stand for nodes, each with two devices.
+# One `Trainer` for all: only the name differs. Ranks of `ddp2` stand for nodes, each with two
+# devices.
 
 
 # %%
-def train(names: list[str], args: argparse.Namespace) -> dict[str, list[dict]]:
-    """Train by one strategy after the other: what their ranks have recorded."""
-    found = {}
+def devices_of(name: str, ranks: int) -> int | str:
+    """The number of devices that a process of this strategy uses."""
+    if name in ("pipeline", "ddp2"):
+        return 2
+    if name in ("dp", "ddp_spawn") and launch.find().size == 1:
+        return ranks
+    return "auto"
+
+
+def train(
+    names: list[str], args: argparse.Namespace, batch: data.Batch
+) -> dict[str, list[dict]]:
+    """Train with one strategy after the other, and return what their ranks recorded."""
+    records = {}
     for name in names:
         if name == "ddp2" and launch.find().launcher == "--spawn":
             os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         if args.prove:
             devices.compute_exactly()
-        images, test = data.load(data.fetch(args.data))
-        alone = {"dp": args.ranks, "ddp_spawn": args.ranks} if launch.find().size == 1 else {}
-        each = {"pipeline": 2, "ddp2": 2, **alone}.get(name, "auto")
-        off = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
-        record, quiet = Record(), dict.fromkeys(off, False)
+        train_set, test_set = data.load(data.fetch(args.data))
+        cnn = new_model(train_set, test_set, args)
+
+        record = Record()
         trainer = L.Trainer(
             strategy=by_name(name),
-            devices=each,
+            devices=devices_of(name, batch.ranks),
             max_epochs=args.epochs,
             callbacks=[record],
-            **quiet,
+            logger=False,
+            enable_progress_bar=False,
+            enable_checkpointing=False,
+            enable_model_summary=False,
         )
-        trainer.fit(Digits(name, images, new_model(images, test, args), args))
-        found[name] = record.ranks
+        trainer.fit(Digits(name, train_set, cnn, args, batch))
+        records[name] = record.ranks
         if name in ONE_PROCESS:
             vgpu.stop()
-    return found
+    return records
 
 
-def new_model(images: TensorDataset, test: TensorDataset, args: argparse.Namespace) -> CNN:
+def new_model(train: TensorDataset, test: TensorDataset, args: argparse.Namespace) -> CNN:
     torch.manual_seed(args.seed)
-    return CNN(tuple(images[0][0].shape), data.classes(images, test), args.hidden)
+    return CNN(tuple(train[0][0].shape), data.classes(train, test), args.hidden)
 
 
 def main(args: argparse.Namespace) -> None:
     world = launch.find()
-    args.ranks = world.size if world.size > 1 else args.ranks
-    args.batch_size, _ = flags.split(args.batch_size, args.ranks)
-    by_themselves = (*ONE_PROCESS, "ddp_spawn")
-    possible = [
-        name for name in NAMES if world.size == 1 or name not in (*by_themselves, "ddp2")
-    ]
-    names = possible if "all" in args.strategy else args.strategy
+    launched = world.size > 1
+    ranks = world.size if launched else args.ranks
+    batch = flags.split_batch(args.batch_size, ranks)
+
+    names = args.strategy
+    if "all" in names:
+        names = [n for n in NAMES if not launched or n not in (*NO_LAUNCHER, "ddp2")]
     for name in names:
-        by_name(name)  # a wrong name is told before anything starts
+        by_name(name)  # reports a wrong name before anything starts
     if world.rank == 0:
         files.writable_folder(args.out)
-    images, test = data.load(data.fetch(args.data))
-    if world.size > 1:  # a launcher has started us
-        found = train(names, args)
+    train_set, test_set = data.load(data.fetch(args.data))
+
+    spawned = [name for name in names if name not in (*NO_LAUNCHER, "ddp2")]
+    if launched:
+        records = train(names, args, batch)
     else:
-        found = train([name for name in names if name in by_themselves], args)
-        for group in (
-            [n for n in names if n not in (*by_themselves, "ddp2")],
-            [n for n in names if n == "ddp2"],
-        ):
-            found |= launch.call(train, args.ranks, group, args)[0] if group else {}
-    if world.rank:
+        records = train([name for name in names if name in NO_LAUNCHER], args, batch)
+        # ddp2 changes the processes' environment, so it gets processes of its own.
+        for group in (spawned, [name for name in names if name == "ddp2"]):
+            if group:
+                records |= launch.call(train, ranks, group, args, batch)[0]
+    if world.rank > 0:
         return
-    rows = {
-        n: compared(n, found[n], new_model(images, test, args), test, args.link) for n in names
-    }
-    [metrics.finite(row["loss"], args.epochs - 1, world) for row in rows.values()]
+
+    def fresh() -> CNN:
+        return new_model(train_set, test_set, args)
+
+    rows = {}
+    for name in names:
+        rows[name] = compared(name, records[name], fresh(), test_set, args.link)
+        metrics.finite(rows[name]["loss"], args.epochs - 1, world)
+
+    # The flags with the values that this run took where they were not given.
+    values = {**vars(args), "ranks": ranks, "batch_size": batch.global_size}
+    settings = argparse.Namespace(**values)
     if args.prove:
-        from_serial(rows, found, lambda: new_model(images, test, args), images, args)
+        from_serial(rows, records, fresh, train_set, settings)
     if args.measure_link:
-        more = ("--epochs", 1, "--hidden", args.hidden, "--batch-size", args.batch_size)
-        measured(
-            rows,
-            __file__,
-            [name for name in names if name not in (*by_themselves, "ddp2")],
-            more,
-            args.link,
-        )
-    report(rows, EXACT, args, world)  # the table, the verdict, the pictures, metrics.json
+        size = ("--hidden", args.hidden, "--batch-size", batch.global_size)
+        measured(rows, __file__, spawned, ("--epochs", 1, *size), args.link)
+    report(rows, EXACT, settings, world)  # the table, the verdict, the pictures, metrics.json
 
 
 # %% tags=["active-py"]
@@ -260,8 +317,9 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## All of them
-# 230 steps each. `dp` and `pipeline` take two virtual GPUs in one process, `ddp2` two in each of two. `counted` is a step's
-# median, for `async` a sync's mean. `qadam` is compared with serial Adam, the rest with SGD. Predictions (2) and (3):
+# 230 steps each. `dp` and `pipeline` use two virtual GPUs in one process, `ddp2` two in each
+# of two processes. `counted` is the median of the steps; for `async` the mean of its averaging
+# rounds. `qadam` is compared with serial Adam, the others with SGD. Predictions (2) and (3):
 
 # %% tags=["active-ipynb"]
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --prove --out results/10
@@ -270,45 +328,60 @@ if __name__ == "__main__":
 # import json
 # from pathlib import Path
 # from multigpu.comparison import bytes_picture, link_picture, spread_picture
-# rows = json.loads(Path("results/10/metrics.json").read_text())["strategies"]
-# print("gloo's headers: ddp", rows["ddp"]["bytes_counted"] - 153128, "horovod", rows["horovod"]["bytes_counted"] - 153128)
+#
+#
+# def rows_in(folder):
+#     return json.loads(Path(folder, "metrics.json").read_text())["strategies"]
+#
+#
+# rows = rows_in("results/10")
+# headers = {name: rows[name]["bytes_counted"] - 153128 for name in ("ddp", "horovod")}
+# print("gloo's headers: ddp", headers["ddp"], "horovod", headers["horovod"])
 # print("qadam sends in steps 10, 11, 12:", *rows["bagua:qadam"]["bytes_each"][9:12])
-# print("async: it has synced while it trained:", rows["bagua:async"]["syncs"] > 0)
+# print("async: it has averaged while it trained:", rows["bagua:async"]["syncs"] > 0)
 # bytes_picture(rows)
 
 # %% [markdown]
-# A header is 576 bytes an all-reduce: `ddp` makes one a step (the model fits into one bucket), `horovod` one a parameter, eight.
-# `qadam` has ten steps of warm-up. Whose ranks go apart? Each rank of three adds its own step before the next average:
+# A header is 576 bytes an all-reduce: `ddp` makes one a step (the model fits into one bucket),
+# `horovod` one for each of eight parameters. `qadam` has ten steps of warm-up. Which ranks
+# differ? Each rank of three strategies adds its own step before the next average:
 
 # %% tags=["active-ipynb"]
 # spread_picture(rows)
 
 # %% [markdown]
-# **Four ranks.** The all-reduce grows. A swap with one peer does not, nor what goes to two neighbours.
+# **Four ranks.** An all-reduce sends more with four ranks. An exchange with one peer does not,
+# and neither does sending to two neighbours.
 
 # %% tags=["active-ipynb"]
-# some = "ddp bagua:bytegrad bagua:low_precision_decentralized bagua:decentralized:shift_one"
-# !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --strategy {some} --ranks 4 --epochs 1 --out results/10-four
+# bagua = ("bytegrad", "low_precision_decentralized", "decentralized:shift_one")
+# some = " ".join(["ddp", *(f"bagua:{name}" for name in bagua)])
+# four = f"--strategy {some} --ranks 4 --epochs 1 --out results/10-four"
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py {four}
 
 # %% [markdown]
-# **A slow link.** *Predict: a quarter of the bytes, so how many times as fast?* As root the cell joins two network namespaces
-# by 100 Mbit/s and measures; else it predicts. The model has 540,362 weights here, so that sending takes longest.
+# **A slow link.** *Predict: a quarter of the bytes, so how many times as fast?* As root the
+# cell joins two network namespaces by a link of 100 Mbit/s and measures; otherwise it
+# predicts. The model has 540,362 weights here, so that sending takes longest.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # from multigpu import slow_link
-# more = f"{some} --hidden 1024 --epochs 1 {'' if slow_link.obstacle() else '--measure-link'}"
-# !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --strategy {more} --out results/10-link
-# link_picture(json.loads(Path("results/10-link/metrics.json").read_text())["strategies"], 100)
+#
+# measure = "" if slow_link.obstacle() else "--measure-link"
+# slow = f"--strategy {some} --hidden 1024 --epochs 1 {measure} --out results/10-link"
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py {slow}
+# link_picture(rows_in("results/10-link"), 100)
 
 # %% [markdown]
-# Time falls less than bytes do: bytegrad computes its bytes, and sends twice in a row. `shift_one`'s 4N take as long as 8N/2.
+# The time falls less than the bytes: bytegrad computes its bytes, and sends twice, one after
+# the other. `shift_one`'s 4N bytes take as long as an all-reduce of 8N/2.
 #
 # | You have | Take | Why, or where |
 # |---|---|---|
 # | GPUs with fast links, or no reason | `ddp` | exact; hidden behind backward |
 # | a notebook | `ddp_spawn` | the same numbers |
 # | a slow network, many weights | `bagua:bytegrad`, `bagua:qadam` | the slow link |
-# | ranks of uneven speed, and it need not be exact | `bagua:async` | the spread |
+# | ranks of uneven speed, no need of an exact result | `bagua:async` | the distances |
 # | a loss over a node's batch | `ddp2` | the next notebook |
 
 # %% tags=["active-ipynb"]

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # 09 · The Lightning-style wrapper
-# **The question.** Lesson 05 works, but half of it is about GPUs and ranks, and the next model would need that half
-# again. Can somebody else keep it? And does the same come out?
+# **The question.** Lesson 05 works, but half of its code is about GPUs and ranks, and the next
+# model would need that half again. Can a library own that code and give the same result?
 #
-# **Predict first.** (1) What is left of lesson 05's code? (2) Your loader has batches of 64, and you write
-# `Trainer(devices=2)`: how many images does a step see? (3) `self.log("loss", loss)` on two ranks: whose loss is it?
-# (4) Each rank makes its weights with another seed: what happens?
+# **Predict first.** (1) How much of lesson 05's code is left? (2) Your loader has batches of
+# 64, and you write `Trainer(devices=2)`: how many images does a step see? (3)
+# `self.log("loss", loss)` on two ranks: whose loss is logged? (4) Each rank makes its weights
+# with another seed: what happens?
 
 # %%
 import argparse
@@ -17,29 +18,34 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
-import multigpu.trainer as L  # with `import lightning as L`, the two classes below do the same
+# With `import lightning as L`, the two classes below do the same.
+import multigpu.trainer as L
 from multigpu import data, devices, files, flags, launch, metrics, proof
+from multigpu.errors import pluralize
 from multigpu.models import CNN
 from multigpu.trainer.callbacks.table import Table
 
 # %% [markdown]
-# What lesson 05 has and this one has not, counted in the two scripts: prediction (1).
+# What lesson 05 has and this lesson does not have, counted in the two scripts: prediction (1).
 
 # %% tags=["active-ipynb"]
 # !python ../lessons/09-lightning/what_moved.py
 
 # %% [markdown]
-# ## Step 0 · The flags, which hand on to the Trainer where to compute
+# ## Step 0 · The flags
+# Most of them go to the Trainer and say where to compute.
 
 
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "PTL_multiGPU",
-        "Train a CNN with a Trainer: it places, shares, synchronises and saves.",
+        "Train a CNN with a Trainer: it places, shards, synchronizes and saves.",
     )
     parser.add_argument(
-        "--accelerator", choices=("auto", "cpu", "gpu", "vgpu"), default="auto"
+        "--accelerator",
+        choices=("auto", "cpu", "gpu", "vgpu"),
+        default="auto",
     )
     parser.add_argument(
         "--devices",
@@ -50,10 +56,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--nodes",
         type=flags.positive,
         default=1,
-        help="on how many a launcher starts the script",
+        help="nodes on which a launcher starts the script",
     )
     parser.add_argument(
-        "--strategy", choices=("auto", "ddp"), default="auto", help="lesson 10 has the others"
+        "--strategy",
+        choices=("auto", "ddp"),
+        default="auto",
+        help="lesson 10 has the others",
     )
     parser.add_argument(
         "--precision",
@@ -66,62 +75,61 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         nargs="?",
         const="",
         metavar="FILE",
-        help="go on from FILE, or OUT/last.ckpt",
+        help="continue from FILE, or from OUT/last.ckpt if there is one",
     )
     args = parser.parse_args(arguments)
     if args.prove and args.precision != "32":
         parser.error(
-            "--prove compares runs in 32 bit, --precision asks for another: leave one of them out"
+            "--prove compares runs in 32 bit, --precision asks for another: "
+            "leave one of them out"
         )
     return args
 
 
 # %% [markdown]
 # ## Step 1 · The module: what only you know
-# The model, the loss, the optimizer. No device, no loop. One thing of lesson 05 stays: DDP averages over *ranks*, we
-# want the mean over *images*, and in the last batch the sampler repeats some.
+# The model, the loss, the optimizer. No device, no loop. One thing of lesson 05 stays: DDP
+# averages over *ranks*, we want the mean over *images*, and in the last batch the sampler
+# repeats some images.
 
 
 # %%
 class LitCNN(L.LightningModule):
     def __init__(self, lr: float, seed: int, sizes: tuple | None = None):
         super().__init__()
-        self.save_hyperparameters()  # into each checkpoint: load_from_checkpoint makes the module by them
+        # Written into each checkpoint, from which load_from_checkpoint makes the module again.
+        self.save_hyperparameters()
         self.net = CNN(*sizes) if sizes else None
 
-    def configure_model(self) -> None:  # on every rank, once the data is there
+    def configure_model(self) -> None:
+        """Make the model on every rank, when the data's sizes are known."""
         if self.net is None:
             self.hparams.sizes = self.trainer.datamodule.sizes
             torch.manual_seed(self.hparams.seed)
             self.net = CNN(*self.hparams.sizes)
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        ranks, digits = self.trainer.world_size, self.trainer.datamodule
-        in_batch = min(
-            digits.batch_size, len(digits.train) - batch_idx * digits.batch_size
-        )  # over all ranks
-        own = len(
-            range(self.trainer.global_rank, in_batch, ranks)
-        )  # behind these come the repeated ones
-        loss = F.cross_entropy(self.net(batch[0][:own]), batch[1][:own], reduction="sum")
-        self.log(
-            "loss",
-            loss / len(digits.train),
-            on_step=False,
-            on_epoch=True,
-            reduce_fx="sum",
-            sync_dist=True,
-        )
-        return loss * ranks / in_batch
+        images, labels = batch
+        digits = self.trainer.datamodule
+        total = len(digits.train)
+        ranks = self.trainer.world_size
+        rank = self.trainer.global_rank
+
+        # The images that the sampler repeats are the last rows of a batch.
+        real = data.real_rows(total, digits.batch, rank, batch_idx, len(labels))
+        own = int(real.sum())
+        logits = self.net(images[:own])
+        loss = F.cross_entropy(logits, labels[:own], reduction="sum")
+
+        how = {"on_step": False, "on_epoch": True, "reduce_fx": "sum", "sync_dist": True}
+        self.log("loss", loss / total, **how)
+        return loss * ranks / digits.batch.images_in_step(batch_idx, total)
 
     def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
-        hits = (self.net(batch[0]).argmax(1) == batch[1]).sum()
-        self.log(
-            "test_accuracy",
-            hits / len(self.trainer.datamodule.test),
-            reduce_fx="sum",
-            sync_dist=True,
-        )
+        images, labels = batch
+        hits = (self.net(images).argmax(1) == labels).sum()
+        accuracy = hits / len(self.trainer.datamodule.test)
+        self.log("test_accuracy", accuracy, reduce_fx="sum", sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), self.hparams.lr, momentum=0.9)
@@ -129,31 +137,36 @@ class LitCNN(L.LightningModule):
 
 # %% [markdown]
 # ## Step 2 · The data module
-# `prepare_data` runs once a node, `setup` on every rank. In the place of `shuffle=True` the Trainer would put a
-# `DistributedSampler`; ours it leaves alone. So one device has the same order, and the stated batch is the global one.
+# `prepare_data` runs once a node, `setup` on every rank. The Trainer would replace
+# `shuffle=True` with a `DistributedSampler` where there are several ranks. A sampler of your
+# own it keeps: so one device reads the same order, and `batch_size` is the global one.
 
 
 # %%
 class DigitsData(L.LightningDataModule):
     def __init__(self, source: str | None, batch_size: int | None, seed: int):
         super().__init__()
-        self.source, self.batch_size, self.seed = source, batch_size, seed
+        self.source = source
+        self.batch_size = batch_size
+        self.seed = seed
 
     def prepare_data(self) -> None:
         data.fetch(self.source)
 
     def setup(self, stage: str) -> None:
         self.train, self.test = data.load(data.fetch(self.source))
-        self.sizes = (tuple(self.train[0][0].shape), data.classes(self.train, self.test))
-        self.batch_size, self.share = flags.split(self.batch_size, self.trainer.world_size)
+        image_shape = tuple(self.train[0][0].shape)
+        self.sizes = (image_shape, data.classes(self.train, self.test))
+
+        self.batch = flags.split_batch(self.batch_size, self.trainer.world_size)
+        self.batch_size = self.batch.global_size
+        self.share = self.batch.per_micro_batch
 
     def train_dataloader(self) -> DataLoader:
-        place = self.trainer.world_size, self.trainer.global_rank
-        return DataLoader(
-            self.train,
-            self.share,
-            sampler=DistributedSampler(self.train, *place, seed=self.seed),
-        )
+        ranks = self.trainer.world_size
+        rank = self.trainer.global_rank
+        sampler = DistributedSampler(self.train, ranks, rank, seed=self.seed)
+        return DataLoader(self.train, self.share, sampler=sampler)
 
     def val_dataloader(self) -> DataLoader:
         return DataLoader(self.test, batch_size=256)
@@ -161,82 +174,128 @@ class DigitsData(L.LightningDataModule):
 
 # %% [markdown]
 # ## Step 3 · The Trainer, by hand
-# The smallest one that could work: lesson 01's loop, and it calls what you wrote.
+# The smallest one that could work: lesson 01's loop, which calls what you wrote.
 
 # %% tags=["active-ipynb"]
 # class SmallTrainer:
-#     world_size, global_rank = 1, 0
+#     world_size = 1
+#     global_rank = 0
+#
 #     def fit(self, module, datamodule, epochs):
-#         module.trainer = datamodule.trainer = self
-#         self.datamodule, module.log = datamodule, lambda *_, **__: None
+#         module.trainer = self
+#         datamodule.trainer = self
+#         self.datamodule = datamodule
+#         module.log = lambda *arguments, **keywords: None
+#
 #         datamodule.prepare_data()
 #         datamodule.setup("fit")
 #         module.configure_model()
-#         optimizer, loader = module.configure_optimizers(), datamodule.train_dataloader()
+#         optimizer = module.configure_optimizers()
+#         loader = datamodule.train_dataloader()
 #         for epoch in range(epochs):
 #             loader.sampler.set_epoch(epoch)
 #             for index, batch in enumerate(loader):
 #                 module.training_step(batch, index).backward()
 #                 optimizer.step()
 #                 optimizer.zero_grad()
-# def fit(module, digits, **more):  # the real one, without its files and its talk
-#     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-#     trainer = L.Trainer(**quiet | {"max_epochs": 2} | more)
-#     trainer.fit(module, datamodule=digits)
-#     return trainer
-# mine, real = LitCNN(0.05, seed=0), LitCNN(0.05, seed=0)
-# SmallTrainer().fit(mine, DigitsData(None, 64, seed=0), epochs=2)
-# fit(real, DigitsData(None, 64, seed=0))
-# print(f"two epochs by hand and by the Trainer: {proof.difference(mine.net, real.net)} apart")
 
 # %% tags=["active-ipynb"]
-# import textwrap  # what the real one calls, and when: a callback can stand at each of these moments
-# order, Spy = [], type("Spy", (L.Callback,), {})
-# for name in filter(lambda name: name.startswith("on_"), dir(L.Callback)):
-#     setattr(Spy, name, lambda *_, name=name: order.append(name))
-# fit(real, DigitsData(None, 64, 0), callbacks=[Spy()], max_epochs=1, limit_train_batches=1, limit_val_batches=1)
-# print(textwrap.fill(" → ".join(order), 110))
+# OFF = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+#
+#
+# def fit(module, digits, max_epochs=2, **more):
+#     """Train with the real Trainer, which here prints and writes nothing."""
+#     settings = dict.fromkeys(OFF, False) | more
+#     trainer = L.Trainer(max_epochs=max_epochs, **settings)
+#     trainer.fit(module, datamodule=digits)
+#     return trainer
+#
+#
+# by_hand = LitCNN(0.05, seed=0)
+# SmallTrainer().fit(by_hand, DigitsData(None, 64, seed=0), epochs=2)
+# real = LitCNN(0.05, seed=0)
+# fit(real, DigitsData(None, 64, seed=0))
+# apart = proof.difference(by_hand.net, real.net)
+# print(f"two epochs by hand and by the Trainer: {apart} apart")
 
 # %% [markdown]
-# One step on two virtual GPUs, mostly idle: so small a net's sums take less time than their launches (lesson 01).
+# The real one calls more: a callback can act at each of these moments.
+
+# %% tags=["active-ipynb"]
+# import textwrap
+#
+# order = []
+# spy = L.Callback()
+# for name in dir(L.Callback):
+#     if name.startswith("on_"):
+#         setattr(spy, name, lambda *_, name=name: order.append(name))
+#
+# short = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
+# fit(LitCNN(0.05, seed=0), DigitsData(None, 64, seed=0), callbacks=[spy], **short)
+# print(textwrap.fill(" → ".join(order), 95))
+
+# %% [markdown]
+# One step on two virtual GPUs, which are idle most of the time: so small a net computes for
+# less time than its kernels take to launch (lesson 01).
 
 # %% tags=["active-ipynb"]
 # from multigpu import plots, vgpu
+#
+#
 # def one_step():
-#     ends, step, clock = [], [], L.Callback()
+#     """The timeline of this rank's last step."""
+#     ends = []
+#     steps = []
+#     clock = L.Callback()
 #     clock.on_train_batch_end = lambda *_: ends.append(vgpu.elapsed())
-#     clock.on_train_end = lambda *_: step.append(vgpu.timeline(since=ends[-2]))
-#     more = {"accelerator": "vgpu", "strategy": "ddp", "max_steps": 3, "limit_val_batches": 0, "callbacks": [clock]}
-#     fit(LitCNN(0.05, 0), DigitsData(None, 256, 0), **more)
-#     return step[0]
-# vgpu.Timeline.of_ranks(launch.call(one_step, 2)).plot(title="Forward is yours; the Trainer does the rest, as lesson 05 did")
+#     clock.on_train_end = lambda *_: steps.append(vgpu.timeline(since=ends[-2]))
+#     short = {"max_steps": 3, "limit_val_batches": 0}
+#     where = {"accelerator": "vgpu", "strategy": "ddp"}
+#     digits = DigitsData(None, 256, seed=0)
+#     fit(LitCNN(0.05, seed=0), digits, callbacks=[clock], **short, **where)
+#     return steps[0]
+#
+#
+# title = "Forward is yours; the Trainer does the rest, as lesson 05 did"
+# vgpu.Timeline.of_ranks(launch.call(one_step, 2)).plot(title=title)
 
 # %% [markdown]
 # ## Step 4 · The surprise: nothing was changed, and it is another run
-# A module and a loader as everybody writes them. Each rank takes other weights, besides: predictions (2), (3) and (4).
+# A module and a loader as people usually write them. In addition, each rank takes other
+# weights: predictions (2), (3) and (4).
 
 # %% tags=["active-ipynb"]
 # class Usual(LitCNN):
 #     def configure_model(self):
 #         self.hparams.seed = self.global_rank
 #         super().configure_model()
+#
 #     def training_step(self, batch, batch_idx):
 #         loss = F.cross_entropy(self.net(batch[0]), batch[1])
 #         self.log("own", loss)
 #         self.log("mean", loss, sync_dist=True)
 #         return loss
+#
+#
 # class UsualData(DigitsData):
 #     def train_dataloader(self):
 #         return DataLoader(self.train, batch_size=64, shuffle=True)
+
+# %% tags=["active-ipynb"]
 # def on_a_rank():
-#     module = Usual(0.05, 0)
-#     trainer = fit(module, UsualData(None, 64, 0), strategy="ddp", log_every_n_steps=1)
-#     told = [f"{name} {trainer.callback_metrics[name]:.2f}" for name in ("own", "mean")]
-#     return f"{trainer.global_step} steps, the last one's loss: {', '.join(told)}", module.net
+#     module = Usual(0.05, seed=0)
+#     digits = UsualData(None, 64, seed=0)
+#     trainer = fit(module, digits, strategy="ddp", log_every_n_steps=1)
+#     logged = [f"{name} {trainer.callback_metrics[name]:.2f}" for name in ("own", "mean")]
+#     text = f"{trainer.global_step} steps, the last one's loss: {', '.join(logged)}"
+#     return text, module.net
 #
-# (first, net), (second, other) = launch.call(on_a_rank, 2)
-# print(f"one device: 46 steps\nrank 0: {first}\nrank 1: {second}")
-# print(f"weights: {proof.difference(net, other)} apart, and {proof.difference(net, real.net):.1f} from one device's")
+#
+# (rank_0, net_0), (rank_1, net_1) = launch.call(on_a_rank, 2)
+# print(f"one device: 46 steps\nrank 0: {rank_0}\nrank 1: {rank_1}")
+# between_ranks = proof.difference(net_0, net_1)
+# from_one_device = proof.difference(net_0, real.net)
+# print(f"weights: {between_ranks} apart, and {from_one_device:.1f} from one device's")
 
 # %% [markdown]
 # ## All together
@@ -248,42 +307,58 @@ def main(args: argparse.Namespace) -> None:
         files.writable_folder(args.out)
     if args.prove:
         devices.compute_exactly()
-    own = args.out / "last.ckpt"
-    loaded = args.resume or (own if args.resume == "" and own.exists() else None)
-    warnings.filterwarnings(
-        "ignore", "Checkpoint directory|the checkpoints' folder"
-    )  # --resume is meant
-    digits, model = (
-        DigitsData(args.data, args.batch_size, args.seed),
-        LitCNN(args.lr, args.seed),
+
+    last = args.out / "last.ckpt"
+    resumed_from = args.resume or None
+    if args.resume == "" and last.exists():
+        resumed_from = last
+    # These warnings say that the folder holds an earlier run's checkpoint: --resume needs it.
+    warnings.filterwarnings("ignore", "Checkpoint directory|the checkpoints' folder")
+
+    digits = DigitsData(args.data, args.batch_size, args.seed)
+    model = LitCNN(args.lr, args.seed)
+    table = Table(args, resumed_from)  # a callback: prints a row after each epoch
+    checkpoints = L.pytorch.callbacks.ModelCheckpoint(
+        args.out, "last", enable_version_counter=False
     )
-    table = Table(args, loaded)  # a callback: a row an epoch
     trainer = L.Trainer(
-        accelerator=args.accelerator, devices=args.devices, num_nodes=args.nodes, strategy=args.strategy,
-        precision=args.precision, max_epochs=args.epochs, default_root_dir=args.out,
-        callbacks=[table, L.pytorch.callbacks.ModelCheckpoint(args.out, "last", enable_version_counter=False)],
-        enable_progress_bar=sys.stdout.isatty() and "JPY_PARENT_PID" not in os.environ, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(model, datamodule=digits, ckpt_path=loaded)
-    if trainer.is_global_zero:
-        args.batch_size, args.epochs, verdict, world = (
-            digits.batch_size,
-            len(table.rows),
-            None,
-            trainer.strategy.world,
+        accelerator=args.accelerator,
+        devices=args.devices,
+        num_nodes=args.nodes,
+        strategy=args.strategy,
+        precision=args.precision,
+        max_epochs=args.epochs,
+        default_root_dir=args.out,
+        callbacks=[table, checkpoints],
+        enable_progress_bar=sys.stdout.isatty() and "JPY_PARENT_PID" not in os.environ,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, datamodule=digits, ckpt_path=resumed_from)
+    if not trainer.is_global_zero:
+        return
+
+    world = trainer.strategy.world
+    verdict = None
+    if args.prove:
+        torch.manual_seed(args.seed)
+        fresh = CNN(*digits.sizes).to(model.device)
+        verdict = proof.against_serial(
+            f"the Trainer on {pluralize(world.size, 'rank')} equals one process",
+            model.net,
+            fresh,
+            digits.train,
+            args,
+            batch_size=digits.batch.global_size,
+            epochs=len(table.rows),
         )
-        if args.prove:
-            torch.manual_seed(args.seed)
-            fresh, what = (
-                CNN(*digits.sizes).to(model.device),
-                f"the Trainer with world size {world.size}",
-            )
-            verdict = proof.against_serial(
-                f"{what} equals one process", model.net, fresh, digits.train, args
-            )
-        metrics.report(
-            args.out, world, model.device, table.rows, verdict, batch_size=args.batch_size
-        )
+    metrics.report(
+        args.out,
+        world,
+        model.device,
+        table.rows,
+        verdict,
+        batch_size=digits.batch.global_size,
+    )
 
 
 # %% tags=["active-py"]
@@ -292,25 +367,39 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# With `--devices 2` the Trainer starts the script again for the second rank; torchrun and srun work as ever. A script
-# that is started again prints again: here only rank 0 speaks, by `trainer.print`. What each rank finds:
+# With `--devices 2` the Trainer starts the script again for the second rank; torchrun and srun
+# work as before. A script that is started again prints again: here only rank 0 prints, by
+# `trainer.print`. The variables that each rank finds:
 
 # %% tags=["active-ipynb"]
 # !python ../lessons/09-lightning/variables.py 2>/dev/null | sort
 
 # %% tags=["active-ipynb"]
-# !rm -rf results/09; OMP_NUM_THREADS=1 python ../scripts/PTL_multiGPU.py --devices 2 --prove --out results/09
-# torchrun = "OMP_NUM_THREADS=1 torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
-# !{torchrun} ../scripts/PTL_multiGPU.py --prove --epochs 12 --resume results/09/last.ckpt --out results/09-resumed
+# script = "../scripts/PTL_multiGPU.py --prove"
+# torchrun = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
+# resume = "--epochs 12 --resume results/09/last.ckpt --out results/09-resumed"
+# !rm -rf results/09; OMP_NUM_THREADS=1 python {script} --devices 2 --out results/09
+# !OMP_NUM_THREADS=1 {torchrun} {script} {resume}
+
+# %% [markdown]
+# What `self.log` has written for TensorBoard (`tensorboard --logdir results/09`), read by
+# TensorBoard's own reader:
 
 # %% tags=["active-ipynb"]
-# # what self.log has written for TensorBoard (tensorboard --logdir results/09), read by TensorBoard's own reader
+# # Without this line TensorBoard imports TensorFlow, only to open a file.
+# sys.modules["tensorboard.compat.notf"] = sys
 # from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-# sys.modules["tensorboard.compat.notf"] = sys  # else TensorBoard imports TensorFlow, only to open a file
-# told = EventAccumulator("results/09/lightning_logs/version_0").Reload()
-# curves = {name: [event.value for event in told.Scalars(name)] for name in ("loss", "test_accuracy")}
-# plots.by_epoch(range(1, 11), curves, "What self.log kept: a number an epoch, over both ranks")
+#
+# log = EventAccumulator("results/09/lightning_logs/version_0").Reload()
+# curves = {}
+# for name in ("loss", "test_accuracy"):
+#     curves[name] = [event.value for event in log.Scalars(name)]
+# title = "What self.log kept: a number an epoch, over both ranks"
+# plots.by_epoch(range(1, 11), curves, title)
+
+# %% [markdown]
+# One import changed, and the real Lightning runs the same classes:
 
 # %% tags=["active-ipynb"]
-# !python ../lessons/09-lightning/in_lightning.py results/09/last.ckpt  # one import changed: the real Lightning
+# !python ../lessons/09-lightning/in_lightning.py results/09/last.ckpt
 # print(metrics.line("09 Lightning-style Trainer", "results/09"))

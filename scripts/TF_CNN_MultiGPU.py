@@ -1,10 +1,12 @@
 # %% [markdown]
 # # 07 · TensorFlow: MirroredStrategy
-# **The question.** I have two GPUs, and TensorFlow. Is `with strategy.scope():` enough? Does it learn what PyTorch learns?
+# **The question.** I have two GPUs, and TensorFlow. Is `with strategy.scope():` enough? Does
+# the model learn what it learns in PyTorch?
 #
-# **Predict first.** (1) A global batch of 64: what does each replica get, and what of a last batch of 29? (2) Keras
-# takes the mean loss over each replica's piece. Does that train as one GPU would? (3) The model is made outside the scope:
-# an error, or a run on one device? (Without GPUs, two parts of the CPU hold a replica each.)
+# **Predict first.** (1) A global batch has 64 images: how many does each replica get, and how
+# many of a last batch of 29? (2) Keras takes the mean loss over each replica's shard. Does
+# that train as one GPU would? (3) The model is made outside the scope: is that an error, or
+# does it run on one device? (Without GPUs, two parts of the CPU hold a replica each.)
 
 # %%
 import argparse
@@ -22,7 +24,8 @@ from multigpu.tf_common import tf  # TensorFlow, without the messages of its sta
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
-        "TF_CNN_MultiGPU", "Train a CNN with MirroredStrategy: one process, several GPUs."
+        "TF_CNN_MultiGPU",
+        "Train a CNN with MirroredStrategy: one process, several GPUs.",
     )
     parser.add_argument(
         "--devices",
@@ -30,119 +33,162 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="replicas (default: all GPUs, or two parts of the CPU)",
     )
     parser.add_argument(
-        "--amp", action="store_true", help="compute in 16 bit where that is safe"
+        "--amp",
+        action="store_true",
+        help="mixed precision: compute in 16 bit where that is safe",
     )
     return parser.parse_args(arguments)
 
 
 # %% tags=["active-ipynb"]
-# places = tf_common.devices(2)  # two GPUs, or two parts of the CPU: before TensorFlow's first operation, or never
-# strategy = tf.distribute.MirroredStrategy(places)
+# # Two GPUs, or two parts of the CPU. Only possible before TensorFlow's first operation.
+# devices = tf_common.devices(2)
+# strategy = tf.distribute.MirroredStrategy(devices)
 # print(strategy.num_replicas_in_sync, "replicas")
 
 # %% [markdown]
 # ## Step 1 · Design the model
-# `tf_common.cnn` is the CNN of the other lessons in Keras, with the same first weights. Two things differ silently: the
-# channels come last, and `padding="same"` is not PyTorch's padding at a stride of 2.
+# `tf_common.cnn` is the CNN of the other lessons in Keras, with the same first weights. Two
+# things differ, and no error reports them: the channels come last, and `padding="same"` is not
+# PyTorch's padding at a stride of 2.
 
 # %% tags=["active-ipynb"]
 # from multigpu.models import CNN
+#
 # train, test = data.load(data.fetch(None))
 # images, labels = tf_common.arrays(train)
-# print(f"{tf_common.cnn().count_params():,} parameters, in PyTorch {sum(p.numel() for p in CNN().parameters()):,}")
+# in_torch = sum(parameter.numel() for parameter in CNN().parameters())
+# print(f"{tf_common.cnn().count_params():,} parameters, in PyTorch {in_torch:,}")
 # print(f"images {images.shape[1:]}, in PyTorch {tuple(train[0][0].shape)}")
 
 # %% [markdown]
 # ## Step 2 · Read in the data
-# `tf.data` is a chain: the order of the epochs, cut into **global** batches, each read ahead of its step by
-# `prefetch`. The third thing in a batch is each image's **weight**, one over the images of the whole batch: see step 4.
+# A `tf.data` pipeline has steps: the order of the images, then **global** batches, then
+# `prefetch`, which reads a batch while the step before it is computed. The third part of a
+# batch is each image's **weight**, one over the images of the whole batch: step 4 explains it.
 
 
 # %%
 def read_data(
-    train: TensorDataset, epochs: int, batch_size: int, seed: int
+    train: TensorDataset,
+    epochs: int,
+    batch_size: int,
+    seed: int,
 ) -> tf.data.Dataset:
-    """All epochs, one after the other, in PyTorch's order: batches of (images, labels, weights)."""
-    images, labels = tf_common.tensors(
-        train
-    )  # in main memory: arrays would be copied into the graph
+    """All epochs in PyTorch's order: batches of (images, labels, weights)."""
+    # Tensors in main memory: arrays would be copied into the graph.
+    images, labels = tf_common.tensors(train)
 
-    def batch(numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        weights = tf.fill(tf.shape(numbers), 1 / tf.cast(tf.size(numbers), tf.float32))
+    def gather(numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        weight = 1 / tf.cast(tf.size(numbers), tf.float32)
+        weights = tf.fill(tf.shape(numbers), weight)
         return tf.gather(images, numbers), tf.gather(labels, numbers), weights
 
+    def batches_of(order: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(order).batch(batch_size)
+
     orders = [tf_common.order(len(labels), epoch, seed) for epoch in range(epochs)]
-    numbers = tf.data.Dataset.from_tensor_slices(orders).flat_map(
-        lambda order: tf.data.Dataset.from_tensor_slices(order).batch(batch_size)
-    )
-    return numbers.map(batch, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    numbers = tf.data.Dataset.from_tensor_slices(orders).flat_map(batches_of)
+    return numbers.map(gather, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
 # %% [markdown]
-# The strategy splits a global batch: each replica takes a run of it. `shard` deals images out like cards, for workers
-# that read for themselves (lesson 08). What is `prefetch` worth, where reading takes as long as a step? Half of the time;
-# but TensorFlow puts one in by itself, unless it is told not to.
+# The strategy splits a global batch: each replica gets a contiguous shard of it.
+# `Dataset.shard` gives out single images in turn, for workers that read for themselves (lesson
+# 08).
 
 # %% tags=["active-ipynb"]
 # from multigpu import plots
+#
+# def shards_of(batch):
+#     """The shard of each replica."""
+#     return strategy.experimental_local_results(batch)
+#
 # epoch = list(strategy.experimental_distribute_dataset(read_data(train, 1, 64, seed=0)))
 # for number in (0, 22):  # prediction (1)
-#     print("batch", number, [len(piece) for piece in strategy.experimental_local_results(epoch[number][1])])
+#     print("batch", number, [len(shard) for shard in shards_of(epoch[number][1])])
+#
 # numbers = tf.data.Dataset.range(24)
-# batches = [strategy.experimental_local_results(batch) for batch in strategy.experimental_distribute_dataset(numbers.batch(8))]
-# split = [[int(number) for batch in batches for number in batch[index]] for index in (0, 1)]
-# cards = [[int(number) for number in numbers.shard(2, index)] for index in (0, 1)]
-# plots.shares([split, cards], "The strategy cuts each batch of 8; shard deals out cards", ["split", "shard"], piece=4)
+# by_strategy = [[], []]
+# for batch in strategy.experimental_distribute_dataset(numbers.batch(8)):
+#     for replica, shard in enumerate(shards_of(batch)):
+#         by_strategy[replica] += shard.numpy().tolist()
+# by_shard = [[int(number) for number in numbers.shard(2, index)] for index in (0, 1)]
+#
+# title = "The strategy splits each batch of 8; shard gives out images in turn"
+# plots.shares([by_strategy, by_shard], title, ["strategy", "shard"], 4)
+
+# %% [markdown]
+# What does `prefetch` gain, if reading takes as long as a step? Half of the time. But
+# TensorFlow adds one by itself, unless an option forbids it.
 
 # %% tags=["active-ipynb"]
 # from timeit import repeat
+#
+# def read_slowly(number):
+#     time.sleep(0.02)  # the disk
+#     return number
+#
 # def seconds(dataset):
-#     return min(repeat(lambda: [time.sleep(0.02) for _ in dataset], number=1, repeat=3))  # sleeps for the step
+#     def epoch():
+#         for _ in dataset:
+#             time.sleep(0.02)  # the training step
+#     return min(repeat(epoch, number=1, repeat=3))
 #
+# slow = tf.data.Dataset.range(20).map(lambda n: tf.py_function(read_slowly, [n], tf.int64))
+# options = tf.data.Options()
+# options.experimental_optimization.inject_prefetch = False
 #
-# slowly = lambda number: time.sleep(0.02) or number  # the disk
-# slow = tf.data.Dataset.range(20).map(lambda number: tf.py_function(slowly, [number], tf.int64))
-# told = tf.data.Options()
-# told.experimental_optimization.inject_prefetch = False
-# with_it, without, unsaid = seconds(slow.prefetch(2)), seconds(slow.with_options(told)), seconds(slow)
-# print(f"as long as with prefetch: not allowed {without / with_it:.0f} times, not written {unsaid / with_it:.0f} times")
+# with_prefetch = seconds(slow.prefetch(2))
+# forbidden = seconds(slow.with_options(options)) / with_prefetch
+# by_default = seconds(slow) / with_prefetch
+# ratios = f"forbidden {forbidden:.0f} times, default {by_default:.0f} times"
+# print("as long as with prefetch:", ratios)
 
 # %% [markdown]
 # ## Step 3 · Create a MirroredStrategy · Step 4 · Open its scope
-# Variables that are made in the scope are **mirrored**: one copy on each device, kept equal. The optimizer's state, too.
+# Variables made in the scope are **mirrored**: each device has a copy, and the copies stay
+# equal. That includes the optimizer's state.
 
 
 # %%
 def make(
-    strategy: tf.distribute.Strategy, args: argparse.Namespace, shape: tuple, classes: int
+    strategy: tf.distribute.Strategy,
+    args: argparse.Namespace,
+    shape: tuple[int, int, int],
+    classes: int,
 ) -> tf.keras.Model:
+    """The compiled model, with a copy of each variable on each replica."""
+    keras = tf.keras
     with strategy.scope():
         model = tf_common.cnn(shape, classes, args.seed)
-        model.compile(
-            tf.keras.optimizers.SGD(args.lr, momentum=0.9),
-            tf.keras.losses.SparseCategoricalCrossentropy(
-                from_logits=True, reduction="sum"
-            ),  # of loss × weight
-            metrics=[
-                tf.keras.metrics.SparseCategoricalCrossentropy(
-                    from_logits=True, name="mean_loss"
-                )
-            ],  # over images
-            weighted_metrics=["accuracy"],  # so what fills up counts nothing
-        )
+        optimizer = keras.optimizers.SGD(args.lr, momentum=0.9)
+
+        # The sum of loss × weight: the trap in the loss, below, shows why.
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        mean_loss = keras.metrics.SparseCategoricalCrossentropy("mean_loss", from_logits=True)
+
+        # The accuracy takes the weights into account, so images that pad a batch do not count.
+        model.compile(optimizer, loss, metrics=[mean_loss], weighted_metrics=["accuracy"])
     return model
 
 
 # %% tags=["active-ipynb"]
-# model, batches = make(strategy, parse([]), (1, 8, 8), 10), read_data(train, 1, 64, seed=0)
+# model = make(strategy, parse([]), (1, 8, 8), 10)
+# batches = read_data(train, 1, 64, seed=0)
 # bias = model.trainable_variables[-1].value
-# for when in ("before", "after"):
+#
+# def print_copies(when):
 #     for copy in strategy.experimental_local_results(bias):
 #         print(f"{when} the step, on {copy.device[-5:]}: {copy.numpy()[:3].round(4)}")
-#     model.fit(batches, steps_per_epoch=1, shuffle=False, verbose=0)
+#
+# print_copies("before")
+# model.fit(batches, steps_per_epoch=1, shuffle=False, verbose=0)
+# print_copies("after")
 
 # %% [markdown]
-# **The scope forgotten**, prediction (3). Keras 3 has no words for it; and where nothing contradicts, it says nothing.
+# **The scope forgotten**, prediction (3). Keras 3 raises an error without a text, and only if
+# the scope is open when `fit` is called.
 
 # %% tags=["active-ipynb"]
 # forgotten = tf_common.cnn()
@@ -155,63 +201,71 @@ def make(
 #     print("fit inside:", type(error).__name__, f"with the text {str(error)!r}")
 
 # %% [markdown]
-# **The trap in the loss**, prediction (2). Gradients are **added up** over the replicas. Keras's usual loss, the mean over
-# a piece, is therefore divided by the number of replicas: right, as long as all pieces are of one size. In our last batch
-# of 29 they are not. Weights of one over the global batch, and a sum, are right for every batch.
+# **The trap in the loss**, prediction (2). The strategy **adds up** the replicas' gradients.
+# Keras therefore divides its usual loss, the mean over a shard, by the number of replicas.
+# That is right if all shards have one size. In our last batch of 29 they do not. Weights of
+# one over the global batch, and a sum, are right for every batch.
 
 # %% tags=["active-ipynb"]
-# def after_an_epoch(loss, weighted):
-#     """How far from the serial run the weights are, after one epoch of fit."""
+# def after_an_epoch(loss, batches):
+#     """The largest difference from the serial run's weights, after one epoch of fit."""
 #     with strategy.scope():
 #         model = tf_common.cnn()
 #         model.compile(tf.keras.optimizers.SGD(0.05, momentum=0.9), loss)
-#     of = batches if weighted else batches.map(lambda *batch: batch[:2])
-#     model.fit(of, steps_per_epoch=23, shuffle=False, verbose=0)
+#     model.fit(batches, steps_per_epoch=23, shuffle=False, verbose=0)
 #     return tf_common.difference(model, serial)
-#
 #
 # serial = tf_common.cnn()
 # tf_common.serial(serial, train, epochs=1, batch_size=64, lr=0.05, seed=0)
-# loss = tf.keras.losses.SparseCategoricalCrossentropy
-# print(f"sum of loss × weight: 1e-6 from the serial run: {after_an_epoch(loss(True, reduction='sum'), True) < 1e-6}")
-# print(f"Keras's mean: {after_an_epoch(loss(True), False):.4f} from it")
+#
+# Loss = tf.keras.losses.SparseCategoricalCrossentropy
+# weighted_sum = after_an_epoch(Loss(from_logits=True, reduction="sum"), batches)
+# print(f"sum of loss × weight: 1e-6 from the serial run: {weighted_sum < 1e-6}")
+#
+# unweighted = batches.map(lambda images, labels, weights: (images, labels))
+# print(f"Keras's mean: {after_an_epoch(Loss(from_logits=True), unweighted):.4f} from it")
 
 # %% [markdown]
-# **Mixed precision** is a policy for layers that are made from now on. Variables stay in 32 bit; float16 has the loss scaled.
+# **Mixed precision** is a policy for the layers that are made after it is set. Variables stay
+# in fp32. With float16 the loss is scaled.
 
 # %% tags=["active-ipynb"]
 # for policy in ("mixed_bfloat16", "mixed_float16", "float32"):
 #     tf.keras.mixed_precision.set_global_policy(policy)
-#     layer = (model := make(strategy, parse([]), (1, 8, 8), 10)).layers[0]
-#     print(f"{policy}: computes in {layer.compute_dtype}, keeps {layer.kernel.dtype}, {type(model.optimizer).__name__}")
+#     model = make(strategy, parse([]), (1, 8, 8), 10)
+#     layer = model.layers[0]
+#     types = f"computes in {layer.compute_dtype}, keeps {layer.kernel.dtype}"
+#     print(f"{policy}: {types}, {type(model.optimizer).__name__}")
 
 # %% [markdown]
 # ## Step 5 · Train · Step 6 · Evaluate · Step 7 · Display the results
-# `fit` trains, and evaluates after each epoch. The test images are filled up so that no replica goes without; what fills
-# up weighs nothing. Callbacks display: the course's table here, TensorBoard's log beside it.
+# `fit` trains, and evaluates after each epoch. The test images are padded so that every
+# replica gets some; padding has weight 0. Callbacks display the results: the course's table
+# here, and a log for TensorBoard.
 
 
 # %%
 class Table(tf.keras.callbacks.Callback):
-    """The course's table of epochs, a row after each."""
+    """Prints the course's table of epochs, a row after each epoch."""
 
     def __init__(self, images: int):
         super().__init__()
-        self.images, self.history = images, []
+        self.images = images
+        self.history = []
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self.began = time.perf_counter()
 
-    def on_test_begin(self, logs: dict | None = None) -> None:  # the epoch's training is done
-        self.speed = self.images / (time.perf_counter() - self.began)
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        # Evaluation begins when the epoch's last training step is done.
+        self.images_per_s = self.images / (time.perf_counter() - self.began)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        loss = metrics.finite(logs["mean_loss"], epoch, launch.World())
         row = {
             "epoch": epoch + 1,
-            "loss": loss,
+            "loss": metrics.finite(logs["mean_loss"], epoch, launch.World()),
             "test_accuracy": logs["val_accuracy"],
-            "images_per_s": self.speed,
+            "images_per_s": self.images_per_s,
         }
         print(metrics.row(row), flush=True)
         self.history.append(row)
@@ -224,50 +278,57 @@ class Table(tf.keras.callbacks.Callback):
 # %%
 def main(args: argparse.Namespace) -> None:
     launch.alone("TF_CNN_MultiGPU")
-    places = tf_common.devices(args.devices, exact=args.prove)
-    args.batch_size, _ = flags.split(args.batch_size, len(places), who="replica")
+    devices = tf_common.devices(args.devices, exact=args.prove)
+    replicas = len(devices)
+    batch_size = flags.split_batch(args.batch_size, replicas, who="replica").global_size
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
-    tf_common.refuse_pieces(len(train), args.batch_size, len(places), fit=True)
-    print(f"{tf_common.describe(places)}\n\n{metrics.header()}", flush=True)
+    tf_common.check_shards(len(train), batch_size, replicas, fit=True)
+    print(f"{tf_common.describe(devices)}\n\n{metrics.header()}", flush=True)
+
     if args.amp:
-        tf.keras.mixed_precision.set_global_policy(
-            "mixed_bfloat16"
-        )  # not float16: see the lesson's page
-    strategy = tf.distribute.MirroredStrategy(places)
-    shape = tuple(train[0][0].shape), data.classes(train, test)
-    model = make(strategy, args, *shape)
-    board = tf.keras.callbacks.TensorBoard(
-        args.out / "tensorboard" / time.strftime("%Y%m%d-%H%M%S")
-    )  # one folder a run
-    batches, filled = (
-        read_data(train, args.epochs, args.batch_size, args.seed),
-        tf_common.filled(test, 256, len(places)),
-    )
-    how = {
-        "steps_per_epoch": -(-len(train) // args.batch_size),
-        "shuffle": False,
-        "verbose": 0,
-    }  # tf.data has shuffled
+        # The lesson's page explains why this is not float16.
+        tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    strategy = tf.distribute.MirroredStrategy(devices)
+    shape = tuple(train[0][0].shape)
+    classes = data.classes(train, test)
+    model = make(strategy, args, shape, classes)
+
+    table = Table(len(train))
+    log = args.out / "tensorboard" / time.strftime("%Y%m%d-%H%M%S")  # one folder a run
     model.fit(
-        batches,
+        read_data(train, args.epochs, batch_size, args.seed),
         epochs=args.epochs,
-        validation_data=filled,
-        callbacks=[table := Table(len(train)), board],
-        **how,
+        steps_per_epoch=-(-len(train) // batch_size),
+        shuffle=False,  # read_data has shuffled
+        validation_data=tf_common.padded(test, 256, replicas),
+        callbacks=[table, tf.keras.callbacks.TensorBoard(log)],
+        verbose=0,
     )
     with files.atomic(args.out / "model.keras") as temporary:
         model.save(temporary)
-    what, fresh = (
-        f"MirroredStrategy with {len(places)} replicas equals one device",
-        tf_common.cnn(*shape, args.seed),
+
+    verdict = None
+    if args.prove:
+        verdict = tf_common.against_serial(
+            f"fit on {replicas} replicas equals one device",
+            model,
+            tf_common.cnn(shape, classes, args.seed),
+            train,
+            epochs=args.epochs,
+            batch_size=batch_size,
+            lr=args.lr,
+            seed=args.seed,
+        )
+    metrics.report(
+        args.out,
+        launch.World(),
+        tf_common.torch_device(devices),
+        table.history,
+        verdict,
+        devices=replicas,
+        batch_size=batch_size,
     )
-    verdict = tf_common.against_serial(what, model, fresh, train, args) if args.prove else None
-    told, device = (
-        {"devices": len(places), "batch_size": args.batch_size},
-        tf_common.torch_device(places),
-    )
-    metrics.report(args.out, launch.World(), device, table.history, verdict, **told)
 
 
 # %% tags=["active-py"]
@@ -278,16 +339,21 @@ if __name__ == "__main__":
 # !python ../scripts/TF_CNN_MultiGPU.py --prove --out results/07
 
 # %% [markdown]
-# **Saved under the strategy, loaded without it:** a plain model on one device. And what TensorBoard shows, read from its log:
+# **A model saved under the strategy loads without it**, as a plain model on one device. And
+# here is what TensorBoard shows, read from its log:
 
 # %% tags=["active-ipynb"]
 # from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+#
 # loaded = tf.keras.models.load_model("results/07/model.keras")
 # x_test, y_test = tf_common.arrays(test)
-# right = (loaded.predict(x_test, verbose=0).argmax(1) == y_test).mean()
-# print(f"{type(loaded.trainable_variables[0].value).__name__}, test accuracy {right:.4f}")
-# log = EventAccumulator(max(tf.io.gfile.glob("results/07/tensorboard/*/validation"))).Reload()  # the last run's
-# print([round(float(tf.make_ndarray(event.tensor_proto)), 2) for event in log.Tensors("epoch_accuracy")])
+# accuracy = (loaded.predict(x_test, verbose=0).argmax(1) == y_test).mean()
+# variable = loaded.trainable_variables[0].value
+# print(f"{type(variable).__name__}, test accuracy {accuracy:.4f}")
+#
+# last_run = max(tf.io.gfile.glob("results/07/tensorboard/*/validation"))
+# events = EventAccumulator(last_run).Reload().Tensors("epoch_accuracy")
+# print([round(float(tf.make_ndarray(event.tensor_proto)), 2) for event in events])
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("07 MirroredStrategy", "results/07"))  # every lesson ends with such a line, so that routes can be compared
+# print(metrics.line("07 MirroredStrategy", "results/07"))  # a line in the table of all routes

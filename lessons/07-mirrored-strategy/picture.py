@@ -1,4 +1,7 @@
-"""Draws mirrored.png, the picture on this lesson's page: python lessons/07-mirrored-strategy/picture.py"""
+"""Draw mirrored.png, the picture on this lesson's page.
+
+python lessons/07-mirrored-strategy/picture.py
+"""
 
 from pathlib import Path
 
@@ -24,10 +27,8 @@ def arrow(start: tuple[float, float], end: tuple[float, float]) -> None:
 box(0, 0, 1.4, "read batch 1:\n64 images", plots.TRANSFER, "black")
 for step in (1, 2):
     left = 1.6 + 3.8 * (step - 1)
-    if step == 1:
-        box(0, 1.6, 1.4, "read batch 2,\nahead of its step", plots.TRANSFER, "black")
-    else:
-        box(0, left, 1.4, "read batch 3", plots.TRANSFER, "black")
+    text = "read batch 2,\nahead of its step" if step == 1 else "read batch 3"
+    box(0, left, 1.4, text, plots.TRANSFER, "black")
     for lane in (1, 2):
         box(lane, left, 1.9, f"forward, backward:\n32 images, step {step}", plots.COMPUTE)
         box(lane, left + 2.5, 1.1, "update its\ncopy", plots.UPDATE, "black")
@@ -40,9 +41,9 @@ for step in (1, 2):
         arrowprops={"arrowstyle": "<->", "color": plots.COLLECTIVE, "linewidth": 3},
     )
     axes.text(x, 2.48, "sum of the\ngradients", fontsize=8, ha="center", va="center")
-axes.set(xlim=(-0.05, 9.1), ylim=(2.7, -0.4), xticks=[],
-         xlabel="time →   (a schematic, nothing here is measured)",
-         title="One process: each replica has a copy of every variable, and the copies stay equal")  # fmt: skip
+title = "One process: each replica has a copy of every variable, and the copies stay equal"
+axes.set(xlim=(-0.05, 9.1), ylim=(2.7, -0.4), xticks=[], title=title)
+axes.set_xlabel("time →   (a schematic, nothing here is measured)")
 axes.set_yticks(range(3), ["tf.data, on the CPU", "replica 0", "replica 1"])
 axes.spines[:].set_visible(False)
 axes.tick_params(length=0)

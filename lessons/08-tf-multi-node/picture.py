@@ -1,4 +1,7 @@
-"""Draws two-workers.png, the picture on this lesson's page: python lessons/08-tf-multi-node/picture.py"""
+"""Draw two-workers.png, the picture on this lesson's page.
+
+python lessons/08-tf-multi-node/picture.py
+"""
 
 from pathlib import Path
 
@@ -103,7 +106,7 @@ for left, index, name in ((0.2, 0, "worker 0, the chief"), (6.2, 1, "worker 1"))
         )
         box(at, 3.45, 1.75, 0.5, "update", plots.UPDATE, "black")
 arrow((3.95, 3.1), (6.05, 3.1), "sum of the gradients:\nNCCL, or gRPC on CPUs")
-arrow((3.95, 1.85), (6.05, 1.85), "words: who is there,\nwho has failed (gloo)")
+arrow((3.95, 1.85), (6.05, 1.85), "messages: who has joined,\nwho has failed (gloo)")
 arrow((2.0, 4.0), (2.0, 4.5), style="->")
 box(
     0.2,

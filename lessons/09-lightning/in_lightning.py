@@ -1,6 +1,8 @@
-"""Does the real Lightning run the same classes, and open the same checkpoint? python …/in_lightning.py [last.ckpt]
+"""The real Lightning runs the lesson's classes, and opens its checkpoint.
 
-The script is read with one import changed, to `import lightning as L`.
+    python lessons/09-lightning/in_lightning.py [last.ckpt]
+
+The lesson's script is read with one import changed, to `import lightning as L`.
 """
 
 import importlib.util
@@ -11,30 +13,30 @@ import warnings
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "PTL_multiGPU.py"
-OURS, THEIRS = "import multigpu.trainer as L", "import lightning as L"
+THIS_TRAINER = "import multigpu.trainer as L"
+LIGHTNING = "import lightning as L"
+OFF = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 
 
-def swapped() -> types.ModuleType:
+def with_lightning() -> types.ModuleType:
     """The lesson's script, with the real Lightning in it."""
-    warnings.simplefilter("ignore")  # of workers, of loggers: nothing that changes a number
+    # Lightning warns about loaders' workers and about loggers: nothing that changes a number.
+    warnings.simplefilter("ignore")
     text = SCRIPT.read_text()
-    assert text.count(OURS) == 1
+    assert text.count(THIS_TRAINER) == 1
     module = types.ModuleType("PTL_multiGPU")
     module.__file__ = str(SCRIPT)
     sys.modules[module.__name__] = module
-    exec(compile(text.replace(OURS, THEIRS), SCRIPT, "exec"), module.__dict__)
+    exec(compile(text.replace(THIS_TRAINER, LIGHTNING), SCRIPT, "exec"), module.__dict__)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return module
 
 
-def train(lesson: types.ModuleType, library: object, **more: object):
-    """Two epochs, in `library`'s Trainer."""
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"),
-        False,
-    )
-    trainer = library.Trainer(accelerator="cpu", max_epochs=2, **{"devices": 1} | quiet | more)
+def train(lesson: types.ModuleType) -> tuple:
+    """The lesson's module after two epochs, and the Trainer that trained it."""
+    settings = dict.fromkeys(OFF, False)
+    trainer = lesson.L.Trainer(accelerator="cpu", devices=1, max_epochs=2, **settings)
     model = lesson.LitCNN(0.05, seed=0)
     trainer.fit(model, datamodule=lesson.DigitsData(None, 64, seed=0))
     return model, trainer
@@ -45,26 +47,26 @@ def main() -> None:
 
     from multigpu import proof
 
-    theirs = swapped()
+    in_lightning = with_lightning()
     sys.path.insert(0, str(SCRIPT.parent))
     del sys.modules["PTL_multiGPU"]
-    import PTL_multiGPU as ours
+    import PTL_multiGPU as in_this_trainer
 
-    (one, trainer), (other, twin) = train(ours, ours.L), train(theirs, theirs.L)
-    numbers = [f"{float(each.callback_metrics['loss']):.4f}" for each in (trainer, twin)]
-    apart = proof.difference(one.net, other.net)
-    print(
-        f"two epochs: loss {numbers[0]} here, {numbers[1]} in Lightning, weights within 1e-6: {apart <= 1e-6}"
-    )
+    model, trainer = train(in_this_trainer)
+    twin, real_trainer = train(in_lightning)
+    loss = float(trainer.callback_metrics["loss"])
+    real_loss = float(real_trainer.callback_metrics["loss"])
+    within = proof.difference(model.net, twin.net) <= 1e-6
+    losses = f"loss {loss:.4f} in this Trainer, {real_loss:.4f} in Lightning"
+    print(f"two epochs: {losses}, weights within 1e-6: {within}")
+
     if len(sys.argv) > 1:
-        opened = theirs.LitCNN.load_from_checkpoint(sys.argv[1], map_location="cpu")
+        opened = in_lightning.LitCNN.load_from_checkpoint(sys.argv[1], map_location="cpu")
         stored = torch.load(sys.argv[1], weights_only=True)["state_dict"]
-        same = all(
-            torch.equal(value, stored[name]) for name, value in opened.state_dict().items()
-        )
-        print(
-            f"Lightning opens the checkpoint: {type(opened).__name__}, lr {opened.hparams.lr}, the same weights: {same}"
-        )
+        values = opened.state_dict()
+        same = all(torch.equal(value, stored[name]) for name, value in values.items())
+        content = f"{type(opened).__name__}, lr {opened.hparams.lr}"
+        print(f"Lightning opens the checkpoint: {content}, the same weights: {same}")
 
 
 if __name__ == "__main__":

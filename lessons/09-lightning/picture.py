@@ -1,4 +1,6 @@
-"""Draws one-fit.png, the picture on this lesson's page: python lessons/09-lightning/picture.py
+"""Draw one-fit.png, the picture on this lesson's page.
+
+python lessons/09-lightning/picture.py
 
 The order is recorded in a run on two ranks; the widths mean nothing.
 """
@@ -9,8 +11,11 @@ from pathlib import Path
 from multigpu import launch, plots
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-YOURS, TRAINERS, TOGETHER = plots.COMPUTE, "#DDDDDD", plots.COLLECTIVE
-MINE = (
+OFF = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+YOURS = plots.COMPUTE
+TRAINERS = "#DDDDDD"
+TOGETHER = plots.COLLECTIVE
+YOUR_METHODS = (
     "prepare_data",
     "setup",
     "configure_model",
@@ -18,7 +23,7 @@ MINE = (
     "training_step",
     "validation_step",
 )
-# Who does it, and what is written into the box: by the name under which it is recorded.
+# The text of a box and its colour, by the name under which the hook is recorded.
 HOOKS = {
     "on_fit_start": ("DDP: rank 0's\nweights for all", TOGETHER),
     "on_before_backward": ("backward,\nall-reduce", TOGETHER),
@@ -29,13 +34,14 @@ HOOKS = {
 
 
 def recorded() -> list[str]:
-    """One rank's run of one epoch with one batch, as names."""
+    """The names of the methods and hooks that one rank calls in an epoch of one batch."""
     import PTL_multiGPU as lesson
 
     order: list[str] = []
-    module, digits = lesson.LitCNN(0.05, 0), lesson.DigitsData(None, 64, 0)
+    module = lesson.LitCNN(0.05, 0)
+    digits = lesson.DigitsData(None, 64, 0)
     for owner in (digits, module):
-        for name in MINE:
+        for name in YOUR_METHODS:
             own = getattr(type(owner), name, None)
             if own is not None and own.__qualname__.startswith(type(owner).__name__):
 
@@ -47,18 +53,15 @@ def recorded() -> list[str]:
     spy = lesson.L.Callback()
     for name in HOOKS:
         setattr(spy, name, lambda *_, name=name: order.append(name))
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"),
-        False,
-    )
-    lesson.L.Trainer(
+    trainer = lesson.L.Trainer(
         strategy="ddp",
         max_epochs=1,
         limit_train_batches=1,
         num_sanity_val_steps=0,
         callbacks=[spy],
-        **quiet,
-    ).fit(module, datamodule=digits)
+        **dict.fromkeys(OFF, False),
+    )
+    trainer.fit(module, datamodule=digits)
     return order
 
 
@@ -72,9 +75,8 @@ def draw(ranks: list[list[str]], path: Path) -> Path:
     longest = max(ranks, key=len)
     seen = {}
     for lane, order in enumerate(ranks):
-        left = len(longest) - len(
-            order
-        )  # a rank that lacks the first call waits for the others
+        # A rank that makes one call fewer waits for the others.
+        left = len(longest) - len(order)
         if left:
             axes.text(
                 0.5 * left, lane, "waits", ha="center", va="center", fontsize=8, style="italic"
@@ -121,9 +123,8 @@ def draw(ranks: list[list[str]], path: Path) -> Path:
         frameon=False,
         fontsize=8,
     )
-    axes.set_title(
-        "trainer.fit on two ranks: you write the blue parts, and the same on one device or on many"
-    )
+    title = "you write the blue parts, and the same on one device or on many"
+    axes.set_title(f"trainer.fit on two ranks: {title}")
     return plots.save(figure, path)
 
 

@@ -1,4 +1,7 @@
-"""Draws what-moves-when.png, the picture on this lesson's page: python lessons/10-strategies/picture.py"""
+"""Draw what-moves-when.png, the picture on this lesson's page.
+
+python lessons/10-strategies/picture.py
+"""
 
 from pathlib import Path
 
@@ -24,17 +27,15 @@ NAMES = {
 
 
 def one_step(name: str) -> vgpu.Timeline:
-    """The third step of the wide CNN, 1,024 images a rank; shapes only."""
-    (place,) = vgpu.start(1, link=ETHERNET, compute=False)
+    """The timeline of the wide CNN's third step: 1,024 images a rank, shapes only."""
+    (device,) = vgpu.start(1, link=ETHERNET, compute=False)
     strategy = by_name(name)
     strategy.configure(resolve("vgpu"))
     strategy.connect()
     model = strategy.place(CNN((1, 28, 28), hidden=320))
     model, optimizer = strategy.setup(model, torch.optim.SGD(model.parameters(), 0.05))
-    images, labels = (
-        torch.empty(1024, 1, 28, 28, device=place),
-        torch.empty(1024, dtype=torch.long, device=place),
-    )
+    images = torch.empty(1024, 1, 28, 28, device=device)
+    labels = torch.empty(1024, dtype=torch.long, device=device)
     for _ in range(3):
         dist.barrier()
         began = vgpu.elapsed()
@@ -56,18 +57,13 @@ def main() -> None:
             fontsize=10,
             loc="left",
         )
-    known = {}  # forward … collective of the first, transfer of those that swap
+    known = {}  # the entries of all legends, each once
     for axes in figure.axes:
         legend = axes.get_legend()
-        known |= dict(
-            zip(
-                (text.get_text() for text in legend.get_texts()),
-                legend.legend_handles,
-                strict=True,
-            )
-        )
+        texts = [text.get_text() for text in legend.get_texts()]
+        known |= dict(zip(texts, legend.legend_handles, strict=True))
         legend.remove()
-    known["idle"] = known.pop("idle")
+    known["idle"] = known.pop("idle")  # last in the legend
     figure.legend(
         known.values(),
         known,
@@ -80,18 +76,17 @@ def main() -> None:
     for axes in figure.axes[:-1]:
         axes.set_xlabel("")
         axes.texts[-1].remove()
+    ms = {name: 1e3 * (timeline.end - timeline.start) for name, timeline in steps.items()}
     for axes in figure.axes:
-        axes.set_xlim(0, 1.02 * max(1e3 * (t.end - t.start) for t in steps.values()))
+        axes.set_xlim(0, 1.02 * max(ms.values()))
     figure.axes[-1].texts[-1].set_text(
         "simulated: 2 ranks, V100, 10 Gbit/s, 30 µs, 1,024 images a rank"
     )
-    ms = {name: 1e3 * (t.end - t.start) for name, t in steps.items()}
-    figure.suptitle(
-        f"Over 10 Gbit/s: bytegrad's step takes {ms['bagua:bytegrad']:.1f} ms, ddp's {ms['ddp']:.1f}"
-    )
+    bytegrad = f"bytegrad's step takes {ms['bagua:bytegrad']:.1f} ms"
+    figure.suptitle(f"Over 10 Gbit/s: {bytegrad}, ddp's {ms['ddp']:.1f}")
     print(plots.save(figure, Path(__file__).with_name("what-moves-when.png")).name)
-    for name, timeline in steps.items():
-        print(f"{name:34} {1e3 * (timeline.end - timeline.start):5.2f} ms (simulated)")
+    for name, milliseconds in ms.items():
+        print(f"{name:34} {milliseconds:5.2f} ms (simulated)")
 
 
 if __name__ == "__main__":

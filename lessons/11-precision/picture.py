@@ -1,4 +1,7 @@
-"""Draws memory.png, the picture on this lesson's page: python lessons/11-precision/picture.py"""
+"""Draw memory.png, the picture on this lesson's page.
+
+python lessons/11-precision/picture.py
+"""
 
 from pathlib import Path
 

@@ -15,15 +15,22 @@ from multigpu import data, tf_common
 from multigpu.models import CNN
 from multigpu.tf_common import tf
 
+# Before TensorFlow's first operation. Four, because another test file in this process needs
+# four.
+DEVICES = tf_common.devices(4)[:2]
 STEMS = ("TF_CNN_MultiGPU", "TF_CNN_CustomLoop")
 FLAGS = ("--epochs", 2, "--batch-size", 12, "--prove")
 
 # Each replica updates with its own gradients alone.
-SILENT = "lesson.tf.keras.optimizers.SGD._all_reduce_sum_gradients = lambda self, pairs: list(pairs)"
-# Each replica's images weigh one over its own piece, as if it were the whole batch.
+SILENT = """
+sgd = lesson.tf.keras.optimizers.SGD
+sgd._all_reduce_sum_gradients = lambda self, pairs: list(pairs)
+"""
+# Each replica's images weigh one over its own shard, as if it were the whole batch.
 OWN_MEAN = """
-of_all = lesson.read_data
-lesson.read_data = lambda *args: of_all(*args).map(lambda images, labels, weights: (images, labels, 2 * weights))
+original = lesson.read_data
+double = lambda images, labels, weights: (images, labels, 2 * weights)
+lesson.read_data = lambda *args: original(*args).map(double)
 """
 
 
@@ -39,12 +46,13 @@ def test_the_run_equals_one_device(stem, devices, tmp_path, npz):
         stem, "--data", source, *FLAGS, "--devices", devices, "--out", tmp_path / "o"
     )
     assert done.returncode == 0 and "limit 1e-05: holds" in done.stdout, done.stdout
-    told = json.loads((tmp_path / "o" / "metrics.json").read_text())
-    assert told["devices"] == devices and told["proof"]["holds"]
+    metrics = json.loads((tmp_path / "o" / "metrics.json").read_text())
+    assert metrics["devices"] == devices and metrics["proof"]["holds"]
     assert not [path for path in (tmp_path / "o").iterdir() if path.name.startswith(".")], (
         "nothing half-written stays"
     )
-    # Saved under the strategy, loaded without it, and without the course: plain variables, the same accuracy.
+    # Saved under the strategy, loaded without it, and without the course: plain variables, the
+    # same accuracy.
     plain = run(
         "python",
         "-c",
@@ -54,7 +62,7 @@ def test_the_run_equals_one_device(stem, devices, tmp_path, npz):
     model = tf.keras.models.load_model(tmp_path / "o" / "model.keras")
     images, labels = tf_common.arrays(data.load(source)[1])
     accuracy = (model.predict(images, verbose=0).argmax(1) == labels).mean()
-    assert accuracy == pytest.approx(told["test_accuracy"], abs=1e-6)
+    assert accuracy == pytest.approx(metrics["test_accuracy"], abs=1e-6)
     assert not any(
         "Mirrored" in type(variable.value).__name__ for variable in model.trainable_variables
     )
@@ -77,30 +85,20 @@ def test_the_images_are_not_copied_into_a_graph(stem, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     module = importlib.import_module(stem)
     dataset = TensorDataset(torch.zeros(1000, 1, 50, 50), torch.zeros(1000, dtype=torch.long))
-    args = module.parse(["--batch-size", "64"])
-    made = (
-        module.read_data(dataset, 2, 64, 0)
-        if stem == STEMS[0]
-        else module.read_data(*tf_common.tensors(dataset), 0, args)
-    )
-    graph = made._input_dataset._map_func.function.graph.as_graph_def()
+    if stem == STEMS[0]:
+        batches = module.read_data(dataset, 2, 64, 0)
+    else:
+        images, labels = tf_common.tensors(dataset)
+        batches = module.read_data(images, labels, 0, 64, 0)
+    graph = batches._input_dataset._map_func.function.graph.as_graph_def()
     assert graph.ByteSize() < 100_000 < dataset.tensors[0].nbytes
 
 
 def test_fit_leaves_a_log_for_tensorboard_and_keeps_an_older_one(tmp_path, npz):
     old = tmp_path / "o" / "tensorboard" / "20000101-000000"
     old.mkdir(parents=True)
-    done = lesson(
-        "TF_CNN_MultiGPU",
-        "--data",
-        npz(),
-        "--epochs",
-        2,
-        "--batch-size",
-        6,
-        "--out",
-        tmp_path / "o",
-    )
+    settings = ("--epochs", 2, "--batch-size", 6)
+    done = lesson("TF_CNN_MultiGPU", "--data", npz(), *settings, "--out", tmp_path / "o")
     assert done.returncode == 0, done.stdout
     first, new = sorted((tmp_path / "o" / "tensorboard").iterdir())
     assert first == old and {path.name for path in new.iterdir()} == {"train", "validation"}
@@ -146,47 +144,38 @@ def test_bad_input_gets_a_sentence(flags, sentence, tmp_path, npz):
 
 
 def test_the_loop_by_hand_refuses_the_same(tmp_path, npz):
-    cases = {
-        (
-            "--batch-size",
-            34,
-            "--devices",
-            2,
-        ): "the last batch of an epoch has 1 image, too few for 2 replicas",
-        ("--lr", 1e38, "--batch-size", 6): "lower --lr",
-    }
-    for flags, sentence in cases.items():
+    uneven = ("--batch-size", 34, "--devices", 2)
+    diverges = ("--lr", 1e38, "--batch-size", 6)
+    cases = (
+        (uneven, "the last batch of an epoch has 1 image, too few for 2 replicas"),
+        (diverges, "lower --lr"),
+    )
+    for flags, sentence in cases:
         done = lesson("TF_CNN_CustomLoop", "--data", npz(), *flags, "--out", tmp_path / "o")
         assert (
             done.returncode == 2 and sentence in done.stdout and "Traceback" not in done.stdout
         ), done.stdout
 
 
-def test_hits_do_not_count_what_fills_up(monkeypatch):
-    """Seven images, all hit, on two replicas: eight would be counted if the filling were."""
+def test_hits_do_not_count_padding(monkeypatch):
+    """Seven images, all hit, on two replicas: eight would be counted if padding were."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     module = importlib.import_module("TF_CNN_CustomLoop")
     dataset = TensorDataset(torch.zeros(7, 1, 2, 2), torch.zeros(7, dtype=torch.long))
-    strategy = tf.distribute.MirroredStrategy(tf_common.devices(2))
-    always_zero = lambda images: tf.one_hot(tf.zeros(tf.shape(images)[0], tf.int32), 3)  # noqa: E731
+    strategy = tf.distribute.MirroredStrategy(DEVICES)
+
+    def always_zero(images):
+        return tf.one_hot(tf.zeros(tf.shape(images)[0], tf.int32), 3)
+
     count = module.test_step(strategy, always_zero)
-    assert module.hits(strategy, count, tf_common.filled(dataset, 256, 2)) == 7
+    assert module.hits(strategy, count, tf_common.padded(dataset, 256, 2)) == 7
 
 
 def test_tensorboard_shows_losses_that_can_be_compared(tmp_path, npz):
     """Both are means over images, though the loss is a sum."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    done = lesson(
-        "TF_CNN_MultiGPU",
-        "--data",
-        npz(36, 12),
-        "--epochs",
-        1,
-        "--batch-size",
-        6,
-        "--out",
-        tmp_path / "o",
-    )
+    settings = ("--data", npz(36, 12), "--epochs", 1, "--batch-size", 6)
+    done = lesson("TF_CNN_MultiGPU", *settings, "--out", tmp_path / "o")
     assert done.returncode == 0, done.stdout
     (folder,) = (tmp_path / "o" / "tensorboard").iterdir()
     for part in ("train", "validation"):
@@ -211,13 +200,8 @@ def test_the_weights_are_the_ones_of_torch_after_ten_epochs(tmp_path):
     one = run("python", ROOT / "scripts" / "PT_CNN_SingleGPU.py", "--out", tmp_path / "torch")
     many = lesson("TF_CNN_CustomLoop", "--out", tmp_path / "tf")
     assert one.returncode == many.returncode == 0, one.stdout + many.stdout
-    theirs = CNN()
-    theirs.load_state_dict(torch.load(tmp_path / "torch" / "model.pt"))
-    ours = tf.keras.models.load_model(tmp_path / "tf" / "model.keras").get_weights()
-    assert (
-        max(
-            np.abs(a - b).max()
-            for a, b in zip(ours, tf_common.keras_weights(theirs), strict=True)
-        )
-        < 1e-5
-    )
+    in_torch = CNN()
+    in_torch.load_state_dict(torch.load(tmp_path / "torch" / "model.pt"))
+    weights = tf.keras.models.load_model(tmp_path / "tf" / "model.keras").get_weights()
+    pairs = zip(weights, tf_common.keras_weights(in_torch), strict=True)
+    assert max(np.abs(a - b).max() for a, b in pairs) < 1e-5

@@ -1,4 +1,4 @@
-"""Lesson 09: the Trainer learns what one process learns, however its ranks start, and a mistake is one sentence."""
+"""Lesson 09: the Trainer learns what one process learns; a mistake is one error message."""
 
 import importlib.util
 import json
@@ -13,27 +13,42 @@ PAGE = ROOT / "lessons" / "09-lightning"
 FLAGS = ("--epochs", 2, "--batch-size", 8)
 
 FAULTS = {
-    "the gradients are not averaged": "from multigpu.strategies.ddp import DDPStrategy\n"
-    "DDPStrategy.wrap = lambda self, model, optimizers: model",
-    "each rank's mean": "lesson.LitCNN.training_step = lambda self, batch, index: lesson.F.cross_entropy("
-    "self.net(batch[0]), batch[1])\n"
-    "lesson.Table.on_train_epoch_end = lambda self, trainer, module: self.rows.append("
-    "{'epoch': 1, 'loss': 1.0, 'test_accuracy': 1.0, 'images_per_s': 1.0})",
+    "the gradients are not averaged": """
+from multigpu.strategies.ddp import DDPStrategy
+
+DDPStrategy.wrap = lambda self, model, optimizers: model
+""",
+    "each rank's mean": """
+def training_step(self, batch, index):
+    return lesson.F.cross_entropy(self.net(batch[0]), batch[1])
+
+def on_train_epoch_end(self, trainer, module):
+    row = {'epoch': 1, 'loss': 1.0, 'test_accuracy': 1.0, 'images_per_s': 1.0}
+    self.rows.append(row)
+
+lesson.LitCNN.training_step = training_step
+lesson.Table.on_train_epoch_end = on_train_epoch_end
+""",
 }
 
 
-def warnings_in(told: str) -> int:
-    """How many; all that there may be say that some ranks get nothing to evaluate."""
-    assert told.count("Warning") == told.count(
-        "UserWarning: 1 batch to evaluate for 2 ranks, so some get none"
-    ), told
-    return told.count("Warning")
+def warnings_in(printed: str) -> int:
+    """The number of warnings. One is allowed: some ranks have nothing to evaluate."""
+    warnings = [line for line in printed.splitlines() if "Warning" in line]
+    for warning in warnings:
+        assert "1 batch" in warning and "2 ranks" in warning, printed
+    return len(warnings)
 
 
 @pytest.mark.parametrize(
     ("start", "ranks", "more"),
-    [("python", 1, ()), ("python", 2, ("--devices", 2)), ("torchrun", 2, ()), ("python", 2, ("--devices", 2, "--accelerator", "vgpu"))],
-)  # fmt: skip
+    [
+        ("python", 1, ()),
+        ("python", 2, ("--devices", 2)),
+        ("torchrun", 2, ()),
+        ("python", 2, ("--devices", 2, "--accelerator", "vgpu")),
+    ],
+)
 def test_the_trainer_learns_what_one_process_learns(tmp_path, npz, start, ranks, more):
     """35 images, 7 for testing: the last batch is uneven, and the sampler repeats some."""
     flags = ("--data", npz(), *FLAGS, *more, "--prove", "--out", tmp_path / "o")
@@ -44,12 +59,12 @@ def test_the_trainer_learns_what_one_process_learns(tmp_path, npz, start, ranks,
     )
     assert done.returncode == 0 and "limit 1e-05: holds" in done.stdout, done.stdout
     assert warnings_in(done.stdout) == min(1, ranks - 1), "one batch of 7 images to test with"
-    assert done.stdout.count("global batch 8") == 1, "rank 0 alone speaks"
-    told = json.loads((tmp_path / "o" / "metrics.json").read_text())
-    assert (told["world_size"], len(told["epochs"]), told["batch_size"]) == (ranks, 2, 8)
-    assert told["launcher"] == (
-        "torchrun" if start == "torchrun" else "ddp" if ranks > 1 else "python"
-    )
+    assert done.stdout.count("global batch 8") == 1, "only rank 0 prints"
+    metrics = json.loads((tmp_path / "o" / "metrics.json").read_text())
+    assert metrics["world_size"] == ranks
+    assert (len(metrics["epochs"]), metrics["batch_size"]) == (2, 8)
+    started_by = "ddp" if ranks > 1 else "python"
+    assert metrics["launcher"] == ("torchrun" if start == "torchrun" else started_by)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -61,12 +76,13 @@ def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
 
 
 def test_the_loaders_own_order_is_another_on_one_device(tmp_path, npz):
-    """Exercise 2: the Trainer deals with a DistributedSampler where there are ranks."""
-    fault = "lesson.DistributedSampler = lambda data, *_, seed: lesson.torch.utils.data.RandomSampler(data)"
-    path, flags = (
-        planted(tmp_path, "PTL_multiGPU", fault),
-        ("--data", npz(), *FLAGS, "--prove", "--out", tmp_path),
-    )
+    """Exercise 2: the Trainer adds a DistributedSampler where there are several ranks."""
+    fault = """
+RandomSampler = lesson.torch.utils.data.RandomSampler
+lesson.DistributedSampler = lambda data, *_, seed: RandomSampler(data)
+"""
+    path = planted(tmp_path, "PTL_multiGPU", fault)
+    flags = ("--data", npz(), *FLAGS, "--prove", "--out", tmp_path)
     assert [
         run("python", path, *flags, "--devices", devices).returncode for devices in (1, 2)
     ] == [1, 0]
@@ -85,29 +101,20 @@ def test_a_run_that_is_resumed_is_the_run_that_never_stopped(tmp_path, npz):
 
 
 def test_16_bit_is_another_run(tmp_path, npz):
-    done = run(
-        "python",
-        SCRIPT,
-        "--data",
-        npz(),
-        *FLAGS,
-        "--precision",
-        "bf16",
-        "--out",
-        tmp_path / "o",
-    )
+    flags = ("--data", npz(), *FLAGS, "--precision", "bf16")
+    done = run("python", SCRIPT, *flags, "--out", tmp_path / "o")
     assert done.returncode == 0 and "proof" not in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(
     ("start", "flags", "words"),
     [
-        ("torchrun", ("--batch-size", 7), "cannot be split evenly over 2 ranks"),
-        ("torchrun", ("--devices", 3), "wants 3 devices, but torchrun started 2 ranks"),
-        ("python", ("--data", "no.npz"), "no data file"),
-        ("python", ("--lr", "3e38"), "lower --lr"),
-        ("python", ("--resume", "no.ckpt"), "there is no checkpoint no.ckpt"),
-        ("python", ("--prove", "--precision", "bf16"), "leave one of them out"),
+        ("torchrun", ("--batch-size", 7), ("--batch-size 7", "2 ranks", "give 8")),
+        ("torchrun", ("--devices", 3), ("3 devices", "torchrun", "2 ranks")),
+        ("python", ("--data", "no.npz"), ("no.npz",)),
+        ("python", ("--lr", "3e38"), ("lower --lr",)),
+        ("python", ("--resume", "no.ckpt"), ("no.ckpt",)),
+        ("python", ("--prove", "--precision", "bf16"), ("--prove", "--precision")),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, start, flags, words):
@@ -118,7 +125,8 @@ def test_a_mistake_is_one_sentence(tmp_path, start, flags, words):
         done = run("python", SCRIPT, "--devices", 2, "--out", tmp_path, *flags)
         assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
     sentences = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
-    assert len(sentences) == 1 and words in sentences[0], done.stdout
+    assert len(sentences) == 1, done.stdout
+    assert all(word in sentences[0] for word in words), done.stdout
 
 
 def test_what_a_rank_finds_in_its_environment():
@@ -139,7 +147,7 @@ def test_what_moved_is_counted_in_the_scripts():
     )
     assert all(
         any(word in line for word in words for line in what_moved.code("PT_CNN_MultiGPU"))
-        for words, _ in what_moved.WHO.values()
+        for words, _ in what_moved.SUBJECTS.values()
     ), "each row finds something in lesson 05"
 
 

@@ -1,4 +1,4 @@
-"""Lesson 10: each strategy sends what its formula says, the exact ones learn what one process learns, the others stay near."""
+"""Lesson 10: each strategy sends its formula's bytes; the exact ones equal one process."""
 
 import json
 import re
@@ -32,13 +32,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict]:
 
 
 def test_all_twelve_run_and_the_proof_holds(whole):
-    text, told = whole
-    assert (
-        set(told["strategies"]) == {*EXACT, *(f"bagua:{name}" for name in ALGORITHMS)}
-        and len(told["strategies"]) == 12
-    )
-    assert "limit 1e-05: holds" in text and "Warning" not in text and told["proof"]["holds"]
-    assert all(name in told["proof"]["what"] for name in EXACT)
+    text, metrics = whole
+    strategies = metrics["strategies"]
+    assert set(strategies) == {*EXACT, *(f"bagua:{name}" for name in ALGORITHMS)}
+    assert len(strategies) == 12
+    assert "limit 1e-05: holds" in text and "Warning" not in text
+    assert metrics["proof"]["holds"]
+    assert all(name in metrics["proof"]["what"] for name in EXACT)
 
 
 def test_bytes_are_those_of_the_formulas(whole):
@@ -60,7 +60,7 @@ def test_bytes_are_those_of_the_formulas(whole):
     qadam = whole[1]["strategies"]["bagua:qadam"]["bytes_each"]
     assert qadam[9] == pytest.approx(ring, rel=0.02) and qadam[10] == pytest.approx(
         in_bytes, rel=0.02
-    ), "ten to warm up"
+    ), "ten steps of warm-up"
 
 
 def test_who_is_exact_and_whose_ranks_are_apart(whole):
@@ -75,51 +75,33 @@ def test_who_is_exact_and_whose_ranks_are_apart(whole):
 
 
 def test_four_ranks_and_one_peer_each(tmp_path, npz):
-    flags = (
-        "--data",
-        npz(),
-        "--epochs",
-        3,
-        "--batch-size",
-        8,
-        "--ranks",
-        4,
-        "--out",
-        tmp_path / "o",
-    )
+    settings = ("--data", npz(), "--epochs", 3, "--batch-size", 8)
+    flags = (*settings, "--ranks", 4, "--out", tmp_path / "o")
     done = run("python", SCRIPT, "--strategy", "bagua:decentralized:shift_one", *flags)
     assert done.returncode == 0, done.stdout
-    told = json.loads((tmp_path / "o" / "metrics.json").read_text())
-    (row,) = told["strategies"].values()
+    metrics = json.loads((tmp_path / "o" / "metrics.json").read_text())
+    (row,) = metrics["strategies"].values()
     weights = row["bytes_predicted"] / 4
     assert (
         row["bytes_counted"] == pytest.approx(4 * weights, rel=0.02)
         and max(row["spread"]) > 1e-6
     )
-    assert told["proof"] is None and told["devices"] == 4
+    assert metrics["proof"] is None and metrics["devices"] == 4
 
 
 def test_without_the_averaging_the_proof_fails(tmp_path, npz):
     fault = """
-import multigpu.strategies.ddp as where
-class Silent(where.DistributedDataParallel):
+import multigpu.strategies.ddp as ddp
+
+class Silent(ddp.DistributedDataParallel):
     def __init__(self, *args, **keywords):
         super().__init__(*args, **keywords)
         self.require_backward_grad_sync = False
 
-where.DistributedDataParallel = Silent
+ddp.DistributedDataParallel = Silent
 """
-    flags = (
-        "--data",
-        npz(),
-        "--epochs",
-        2,
-        "--batch-size",
-        8,
-        "--prove",
-        "--out",
-        tmp_path / "o",
-    )
+    settings = ("--data", npz(), "--epochs", 2, "--batch-size", 8)
+    flags = (*settings, "--prove", "--out", tmp_path / "o")
     done = run(
         "python", planted(tmp_path, "PTL_Strategies", fault), "--strategy", "ddp", *flags
     )
@@ -160,43 +142,29 @@ def test_a_mistake_is_one_sentence(tmp_path, npz, flags, words):
 
 @pytest.mark.parametrize(("nodes", "each"), [(2, 2), (1, 3)])
 def test_ddp2_learns_from_the_nodes_batches(tmp_path, npz, nodes, each):
-    flags = (
-        "--data",
-        npz(),
-        "--epochs",
-        2,
-        "--batch-size",
-        12,
-        "--nodes",
-        nodes,
-        "--each",
-        each,
-        "--prove",
-    )
+    settings = ("--data", npz(), "--epochs", 2, "--batch-size", 12)
+    flags = (*settings, "--nodes", nodes, "--each", each, "--prove")
     done = run("python", NODES, *flags, "--out", tmp_path / "o")
     assert done.returncode == 0 and "limit 1e-05: holds" in done.stdout, done.stdout
-    told = json.loads((tmp_path / "o" / "metrics.json").read_text())
-    assert (told["devices"], told["world_size"]) == (nodes * each, nodes)
+    metrics = json.loads((tmp_path / "o" / "metrics.json").read_text())
+    assert (metrics["devices"], metrics["world_size"]) == (nodes * each, nodes)
 
 
-def test_a_loss_of_the_pieces_is_found_out(tmp_path, npz):
-    """The rows of one device alone, as ddp would have them."""
-    fault = (
-        "import types\nold = lesson.serial\nkept = dict(lesson.__dict__)\n"
-        "lesson.serial = types.FunctionType(old.__code__, kept, 'serial', old.__defaults__)\n"
-        "nce = lesson.nce\nlesson.nce = lambda a, b: (nce(a[::2], b[::2]) + nce(a[1::2], b[1::2])) / 2\n"
-    )
-    flags = (
-        "--data",
-        npz(),
-        "--epochs",
-        2,
-        "--batch-size",
-        8,
-        "--prove",
-        "--out",
-        tmp_path / "o",
-    )
+def test_a_loss_of_each_devices_rows_makes_the_proof_fail(tmp_path, npz):
+    """The rows of one device only, as in ddp. The serial run keeps the right loss."""
+    fault = """
+import types
+
+original = lesson.serial
+unchanged = dict(lesson.__dict__)
+lesson.serial = types.FunctionType(
+    original.__code__, unchanged, "serial", original.__defaults__
+)
+nce = lesson.nce
+lesson.nce = lambda a, b: (nce(a[::2], b[::2]) + nce(a[1::2], b[1::2])) / 2
+"""
+    settings = ("--data", npz(), "--epochs", 2, "--batch-size", 8)
+    flags = (*settings, "--prove", "--out", tmp_path / "o")
     done = run("python", planted(tmp_path, "PTL_NodeBatch", fault), *flags)
     assert done.returncode == 1 and "limit 1e-05: fails" in done.stdout, done.stdout
 

@@ -1,9 +1,10 @@
-"""Lesson 11: each precision trains what it says, the proof tells a broken run, and who may not use one is told why."""
+"""Lesson 11: each precision trains as stated; the proof fails for a broken run."""
 
 import json
 import sys
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,34 +19,39 @@ from multigpu.trainer.loops.precision import Precision
 SCRIPT = ROOT / "scripts" / "PTL_Precision.py"
 SHORT = ("--epochs", 1, "--prove")
 VGPU = ("--accelerator", "vgpu", "--precision")
-# On paper, the same training: gradients are 1e-5 of what they were, and the learning rate 1e5 times as large.
+# On paper the same training: smaller gradients, and a learning rate larger by the same factor.
 SMALL = (*VGPU, "16", "--loss-weight", "1e-5", "--epochs", 1, "--prove")
 
-UNSCALED = "lesson.LitCNN.on_fit_start = lambda self: setattr(self.trainer.precision_plugin, 'scaler', None)"
+UNSCALED = """
+def on_fit_start(self):
+    self.trainer.precision_plugin.scaler = None
+
+lesson.LitCNN.on_fit_start = on_fit_start
+"""
+REPEATS_COUNT = """
+arange = torch.arange
+lesson.torch.arange = lambda *a, **k: torch.zeros_like(arange(*a, **k))
+"""
+OTHER_RATE = """
+def configure_optimizers(self):
+    return torch.optim.SGD(self.parameters(), 0.04, momentum=0.9)
+
+lesson.LitCNN.configure_optimizers = configure_optimizers
+"""
 FAULTS = {
     "no loss scaling": (UNSCALED, SMALL),
     "repeated images count": (
-        "arange = torch.arange\nlesson.torch.arange = lambda *a, **k: torch.zeros_like(arange(*a, **k))",
-        (
-            "--accelerator",
-            "cpu",
-            "--devices",
-            2,
-            "--precision",
-            "32",
-            "--batch-size",
-            8,
-            *SHORT,
-        ),
+        REPEATS_COUNT,
+        ("--accelerator", "cpu", "--devices", 2, "--batch-size", 8, *SHORT),
     ),
     "another learning rate": (
-        "lesson.LitCNN.configure_optimizers = lambda self: torch.optim.SGD(self.parameters(), 0.04, momentum=0.9)",
+        OTHER_RATE,
         ("--accelerator", "cpu", "--precision", "bf16", *SHORT),
     ),
 }
 
 
-def told(folder) -> dict:
+def metrics_in(folder: Path) -> dict:
     return json.loads((folder / "metrics.json").read_text())
 
 
@@ -78,7 +84,7 @@ def test_a_precision_learns_what_it_should(tmp_path, flags, name, limit):
     assert done.returncode == 0 and limit in done.stdout and "fails" not in done.stdout, (
         done.stdout
     )
-    found = told(tmp_path / "o")
+    found = metrics_in(tmp_path / "o")
     assert found["precision"] == name and (tmp_path / "o" / "last.ckpt").exists()
     if "2" in map(str, flags):
         assert found["devices"] == 2
@@ -113,30 +119,29 @@ def test_weights_in_bfloat16_lose_small_steps_and_the_proof_says_so(tmp_path):
     )
     done = run("python", SCRIPT, *flags, "--out", tmp_path / "o")
     assert done.returncode == 1 and "limit 5e-03: fails" in done.stdout, done.stdout
-    assert not told(tmp_path / "o")["proof"]["holds"]
+    assert not metrics_in(tmp_path / "o")["proof"]["holds"]
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--precision", "8"), "precision is '8': expected one of 32, 64, 16, bf16"),
+        (("--precision", "8"), ("precision", "'8'", "16", "bf16")),
         (
             (*VGPU, "bf16"),
-            "precision bf16-mixed: V100-16GB (virtual) has no bfloat16. Give precision='16-mixed', or start",
+            ("precision", "V100-16GB (virtual)", "bfloat16", "16-mixed"),
         ),
-        ((*VGPU, "16", "--gpu", "V200"), 'there is no GPU "V200"'),
-        (("--accelerator", "tpu"), "accelerator is 'tpu'"),
-        (("--accelerator", "cpu", "--gpu", "T4"), "give --accelerator vgpu with it"),
-        (("--devices", 3, "--batch-size", 8), "cannot be split evenly over 3 devices"),
-        (("--data", "no.npz"), "no data file"),
-        (("--lr", "3e38"), "lower --lr"),
+        ((*VGPU, "16", "--gpu", "V200"), ("V200",)),
+        (("--accelerator", "tpu"), ("accelerator", "'tpu'")),
+        (("--accelerator", "cpu", "--gpu", "T4"), ("--gpu", "--accelerator vgpu")),
+        (("--devices", 3, "--batch-size", 8), ("--batch-size 8", "3 devices")),
+        (("--data", "no.npz"), ("no.npz",)),
+        (("--lr", "3e38"), ("lower --lr",)),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, flags, words):
     done = run("python", SCRIPT, *flags, "--out", tmp_path / "o")
-    assert (
-        done.returncode == 2 and done.stdout.count("error: ") == 1 and words in done.stdout
-    ), done.stdout
+    assert done.returncode == 2 and done.stdout.count("error: ") == 1, done.stdout
+    assert all(word in done.stdout for word in words), done.stdout
     assert "Traceback" not in done.stdout
 
 
@@ -158,7 +163,7 @@ def test_who_has_bfloat16(gpu):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_dp_computes_in_the_callers_autocast(two, dtype):
-    """The document's missing line, dp with 16 bit. torch's own DataParallel does not hand the caller's type on."""
+    """dp with 16 bit. torch's own DataParallel does not pass on the caller's type."""
     model, rows = nn.Linear(4, 3).to(two[0]), torch.ones(4, 4, device=two[0])
     with torch.autocast("vgpu", dtype):
         assert replicated(model, two)(rows).dtype == dtype
@@ -178,7 +183,7 @@ def test_a_thread_has_an_autocast_type_of_its_own():
 
 
 def test_the_experiments(two):
-    """Mixed precision needs more memory where the weights are large and the batch is small; a scale that is too large falls."""
+    """Mixed precision needs more memory if weights are large and the batch small."""
     sys.path.insert(0, str(ROOT / "lessons" / "11-precision"))
     from experiments import scales, step
 
@@ -202,7 +207,7 @@ def test_the_experiments(two):
 
 
 def test_a_function_that_says_classes_reaches_its_processes():
-    """cloudpickle takes torch.classes along, for the name `classes` beside `torch`, and could not pickle it."""
+    """cloudpickle finds torch.classes by the name `classes`, and cannot pickle it."""
     names = {"torch": torch, "data": data}
     exec("def function():\n    return str(torch.zeros(1)) and callable(data.classes)", names)
     assert launch.call(names["function"], 1) == [True]

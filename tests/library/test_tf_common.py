@@ -1,4 +1,4 @@
-"""TensorFlow's part of the library: the same model and order as PyTorch's, devices, what is refused."""
+"""TensorFlow's part of the library: PyTorch's model and order, devices, refused input."""
 
 from contextlib import nullcontext
 
@@ -18,18 +18,21 @@ PLACES = tf_common.devices(4)  # before anything else: TensorFlow starts once in
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 7, 10)])
 def test_the_keras_model_is_the_torch_model(shape):
-    """Channels, height and width differ, and are odd and even, so that no mixed-up axis goes unseen."""
+    """Channels, height and width differ, so a mixed-up axis changes the result."""
     torch.manual_seed(3)
-    theirs = CNN(shape, classes=7)
+    in_torch = CNN(shape, classes=7)
     images = torch.randn(5, *shape)
-    ours = tf_common.cnn(shape, classes=7, seed=3)(images.permute(0, 2, 3, 1).numpy()).numpy()
-    assert np.abs(ours - theirs(images).detach().numpy()).max() < 1e-6
+    expected = in_torch(images).detach().numpy()
+    in_keras = tf_common.cnn(shape, classes=7, seed=3)
+    logits = in_keras(images.permute(0, 2, 3, 1).numpy()).numpy()
+    assert np.abs(logits - expected).max() < 1e-6
 
 
 def test_the_first_losses_are_those_of_torch():
     train, _ = data.load(data.fetch(None))
     settings = {"epochs": 1, "batch_size": 64, "lr": 0.05, "seed": 0}
-    theirs, before = [], [tensor.clone() for tensor in train.tensors]
+    before = [tensor.clone() for tensor in train.tensors]
+    expected = []
 
     class Recorded(CNN):
         def forward(self, images):
@@ -38,38 +41,39 @@ def test_the_first_losses_are_those_of_torch():
 
     torch.manual_seed(0)
     order = torch.as_tensor(tf_common.order(len(train), 0, 0)).split(64)
-    proof.serial(
-        Recorded(), train, **settings,
-        after_step=lambda step, model: theirs.append(F.cross_entropy(model.logits, train.tensors[1][order[step - 1]]).item()),
-    )  # fmt: skip
-    ours = tf_common.serial(tf_common.cnn(), train, **settings)
-    assert (
-        len(ours) == 23 and max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 1e-5
-    )
+
+    def record(step: int, model: Recorded) -> None:
+        labels = train.tensors[1][order[step - 1]]
+        expected.append(F.cross_entropy(model.logits, labels).item())
+
+    proof.serial(Recorded(), train, **settings, after_step=record)
+    losses = tf_common.serial(tf_common.cnn(), train, **settings)
+    assert len(losses) == 23
+    assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-5
     assert all(torch.equal(a, b) for a, b in zip(before, train.tensors, strict=True))
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
-def test_empty_pieces_are_what_the_strategy_makes_of_a_batch(replicas):
+def test_the_strategy_makes_an_empty_shard_where_check_shards_refuses(replicas):
     strategy = tf.distribute.MirroredStrategy(PLACES[:replicas])
     for images in range(1, 13):
-        ((piece),) = strategy.experimental_distribute_dataset(
-            tf.data.Dataset.range(images).batch(12)
-        )
-        empty = any(len(part) == 0 for part in strategy.experimental_local_results(piece))
+        one_batch = tf.data.Dataset.range(images).batch(12)
+        (batch,) = strategy.experimental_distribute_dataset(one_batch)
+        shards = strategy.experimental_local_results(batch)
+        empty = any(len(shard) == 0 for shard in shards)
         try:
-            tf_common.refuse_pieces(24 + images, 12, replicas)
+            tf_common.check_shards(24 + images, 12, replicas)
             assert not empty, images
         except errors.UserError as error:
             assert empty and f"{replicas} replicas" in str(error), images
 
 
 @pytest.mark.parametrize(("images", "replicas"), [(7, 3), (1, 4), (513, 2), (512, 2)])
-def test_what_fills_up_weighs_nothing_and_no_replica_goes_without(images, replicas):
+def test_padding_has_weight_0_and_every_replica_gets_images(images, replicas):
     dataset = torch.utils.data.TensorDataset(torch.rand(images, 1, 2, 2), torch.arange(images))
     strategy, counted = tf.distribute.MirroredStrategy(PLACES[:replicas]), []
     for batch in strategy.experimental_distribute_dataset(
-        tf_common.filled(dataset, 256, replicas)
+        tf_common.padded(dataset, 256, replicas)
     ):
         for labels, weights in zip(
             *(strategy.experimental_local_results(part) for part in batch[1:]), strict=True
@@ -83,7 +87,7 @@ def test_what_fills_up_weighs_nothing_and_no_replica_goes_without(images, replic
 
 @pytest.mark.parametrize(("images", "refused"), [(11, True), (10, False), (13, False)])
 def test_fit_cannot_begin_with_an_uneven_batch(images, refused):
-    """The sentence comes where Keras's fit fails, and nowhere else: should Keras be mended, this test tells."""
+    """Refused where Keras's fit fails, and nowhere else: fails once Keras is repaired."""
     strategy = tf.distribute.MirroredStrategy(PLACES[:2])
     with strategy.scope():
         model = tf_common.cnn()
@@ -96,14 +100,14 @@ def test_fit_cannot_begin_with_an_uneven_batch(images, refused):
         if refused
         else nullcontext()
     ):
-        tf_common.refuse_pieces(images, 12, 2, fit=True) if images != 13 else None
+        tf_common.check_shards(images, 12, 2, fit=True) if images != 13 else None
     with pytest.raises(tf.errors.InvalidArgumentError) if refused else nullcontext():
         model.fit(batches.take(1), shuffle=False, verbose=0)
 
 
 @pytest.mark.parametrize("overflows", [0, 1])
 def test_keras_sees_a_float16_overflow_on_the_first_replica_only(overflows):
-    """Why --amp takes bfloat16 and the page warns of float16. Should Keras be mended, this test tells."""
+    """Why --amp takes bfloat16 and the page warns of float16: fails once Keras is repaired."""
     strategy = tf.distribute.MirroredStrategy(PLACES[:2])
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
     try:
@@ -118,11 +122,10 @@ def test_keras_sees_a_float16_overflow_on_the_first_replica_only(overflows):
 
     @tf.function
     def step():
-        mine = tf.distribute.get_replica_context().replica_id_in_sync_group
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        factor = tf.where(replica == overflows, 1e9, 1.0)
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(tf.ones((4, 8, 8, 1))))) * tf.where(
-                mine == overflows, 1e9, 1.0
-            )
+            loss = tf.reduce_mean(tf.square(model(tf.ones((4, 8, 8, 1))))) * factor
             scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
@@ -137,37 +140,37 @@ def test_devices_asked_for_too_late():
     assert tf_common.devices(3) == ["CPU:0", "CPU:1", "CPU:2"], "fewer are there"
     with pytest.raises(
         errors.UserError,
-        match="has started with 4 CPU devices, and cannot be given 5 any more",
+        match="has started with 4 CPU devices, so it cannot make 5",
     ):
         tf_common.devices(5)
 
 
 @pytest.fixture
 def two_gpus(monkeypatch):
-    """TensorFlow with two GPUs, as far as it is asked; what it was told of them."""
+    """TensorFlow that reports two GPUs; the settings that it was given for them."""
     gpus = [
         tf.config.PhysicalDevice(f"/physical_device:GPU:{index}", "GPU") for index in (0, 1)
     ]
-    told = {"visible": gpus, "growing": []}
+    settings = {"visible": gpus, "growing": []}
     monkeypatch.setattr(
         tf.config, "list_physical_devices", lambda kind: gpus if kind == "GPU" else []
     )
     monkeypatch.setattr(
-        tf.config, "set_visible_devices", lambda seen, kind: told.update(visible=seen)
+        tf.config, "set_visible_devices", lambda seen, kind: settings.update(visible=seen)
     )
     monkeypatch.setattr(
         tf.config.experimental,
         "set_memory_growth",
-        lambda gpu, how: told["growing"].append((gpu, how)),
+        lambda gpu, how: settings["growing"].append((gpu, how)),
     )
-    return gpus, told
+    return gpus, settings
 
 
 def test_gpus_are_taken_and_the_others_left_alone(two_gpus):
-    gpus, told = two_gpus
-    assert tf_common.devices() == ["GPU:0", "GPU:1"] and told["visible"] == gpus
-    assert told["growing"] == [(gpu, True) for gpu in gpus]
-    assert tf_common.devices(1) == ["GPU:0"] and told["visible"] == gpus[:1]
+    gpus, settings = two_gpus
+    assert tf_common.devices() == ["GPU:0", "GPU:1"] and settings["visible"] == gpus
+    assert settings["growing"] == [(gpu, True) for gpu in gpus]
+    assert tf_common.devices(1) == ["GPU:0"] and settings["visible"] == gpus[:1]
     assert (
         tf_common.torch_device(["GPU:0"]).type == "cuda"
         and tf_common.torch_device(["CPU:0"]).type == "cpu"
@@ -178,7 +181,7 @@ def test_gpus_are_taken_and_the_others_left_alone(two_gpus):
         tf_common.devices(3)
 
 
-def test_too_late_to_tell_it_of_gpus_is_no_harm(two_gpus, monkeypatch):
+def test_gpus_that_can_no_longer_be_configured_are_used(two_gpus, monkeypatch):
     def late(*_):
         raise RuntimeError("Physical devices cannot be modified after being initialized")
 
@@ -212,8 +215,8 @@ def test_logits_stay_in_32_bit():
 
 
 @pytest.mark.parametrize("onednn", [0, 1])
-def test_a_convolution_of_onednn_does_not_take_an_empty_piece(onednn):
-    """Why an empty piece is refused, although the convolutions that this course uses on a CPU would take it."""
+def test_a_convolution_of_onednn_does_not_accept_an_empty_shard(onednn):
+    """Why an empty shard is refused: this course's convolutions on a CPU would accept it."""
     code = """
 from multigpu.tf_common import tf
 layers = [tf.keras.layers.Conv2D(4, 3, activation="tanh") for _ in range(2)]
@@ -242,7 +245,8 @@ def test_the_library_does_without_tensorflow():
     done = run(
         "python",
         "-c",
-        f"import sys, multigpu\nfrom multigpu import {names}\nassert 'tensorflow' not in sys.modules",
+        f"import sys, multigpu\nfrom multigpu import {names}\nassert 'tensorflow' not in "
+        "sys.modules",
     )
     assert done.returncode == 0, done.stdout
 
@@ -269,7 +273,7 @@ def test_scripts_without_tensorflow_say_what_to_install(without_tensorflow, tmp_
     for script in sorted((ROOT / "scripts").glob("TF_*.py")):
         done = run("python", script, "--out", tmp_path / "out", **without_tensorflow)
         assert done.returncode == 2 and done.stdout.startswith(
-            "error: TensorFlow is not there"
+            "error: TensorFlow is not installed"
         ), done.stdout
         assert done.stdout.count("\n") == 1 and "'.[tensorflow]'" in done.stdout
     assert not (tmp_path / "out").exists()
@@ -300,7 +304,7 @@ def test_a_start_prints_nothing():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_whoever_wants_the_messages_gets_them():
+def test_a_variable_brings_the_messages_back():
     wanted = clean_environment(TF_CPP_MIN_LOG_LEVEL=0)
     done = run("python", "-c", "from multigpu.tf_common import tf\ntf.ones(1) + 1", **wanted)
     assert "cpu_feature_guard" in done.stdout

@@ -1,4 +1,4 @@
-"""TF_CONFIG is read as TensorFlow reads it; what TensorFlow would not understand, or wait for in vain, is a sentence."""
+"""TF_CONFIG is read as TensorFlow reads it; what it would not understand is refused."""
 
 import json
 import socket
@@ -8,7 +8,7 @@ import pytest
 from multigpu import launch, tf_config
 from multigpu.errors import UserError
 from multigpu.launch.world import World
-from multigpu.tf_config import find, read, share
+from multigpu.tf_config import find, gpus_of_worker, read
 
 TWO = ["10.0.0.1:1201", "10.0.0.2:1201"]
 
@@ -64,7 +64,7 @@ def test_a_chief_is_rank_0():
         (config(worker=TWO, evaluator=["a:1"])["TF_CONFIG"], ("'evaluator'",)),
         (config(0, "evaluator")["TF_CONFIG"], ("'evaluator'", "'worker' or 'chief'")),
         (config(0, "ps")["TF_CONFIG"], ("'ps'",)),
-        (config(2)["TF_CONFIG"], ("worker 2", "2 workers, from 0 on")),
+        (config(2)["TF_CONFIG"], ("worker 2", "2 workers")),
         (config(-1)["TF_CONFIG"], ("worker -1",)),
         (config(0, "chief")["TF_CONFIG"], ("chief 0", "0 chiefs")),
         (config("0")["TF_CONFIG"], ("task → index",)),
@@ -82,11 +82,10 @@ def test_a_chief_is_rank_0():
     ],
 )
 def test_what_tensorflow_would_not_understand(text, words):
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as raised:
         read(text)
-    assert "TF_CONFIG" in str(told.value) and all(word in str(told.value) for word in words), (
-        told.value
-    )
+    message = str(raised.value)
+    assert "TF_CONFIG" in message and all(word in message for word in words), message
 
 
 def test_without_tf_config_the_launcher_says():
@@ -117,7 +116,7 @@ def test_without_tf_config_the_launcher_says():
         find(srun | config(0))
     shell = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
     assert find(shell | config(0)).size == 2, (
-        "in the shell of a Slurm job, whoever writes TF_CONFIG starts the workers"
+        "in the shell of a Slurm job, who writes TF_CONFIG starts the workers"
     )
 
 
@@ -140,38 +139,38 @@ def test_without_tf_config_the_launcher_says():
         ((0, 2, 0, 2), 1, {}, "1 GPU cannot be shared evenly by its 2 workers"),
     ],
 )
-def test_a_worker_takes_its_share_of_the_nodes_gpus(place, seen, environ, expected):
+def test_a_worker_takes_its_part_of_the_nodes_gpus(place, seen, environ, expected):
     here = World(*place, "srun")
     if isinstance(expected, str):
         with pytest.raises(UserError, match=expected):
-            share(here, seen, environ)
+            gpus_of_worker(here, seen, environ)
     else:
-        assert list(share(here, seen, environ)) == expected
+        assert list(gpus_of_worker(here, seen, environ)) == expected
 
 
-def test_the_address_that_a_worker_tells(monkeypatch):
-    def told(rank: int, address: str, local_size: int = 1) -> str:
-        return tf_config._reached_at(World(rank, 2, 0, local_size, "srun", address=address))
+def test_the_name_under_which_the_others_reach_a_worker(monkeypatch):
+    def name(rank: int, address: str, local_size: int = 1) -> str:
+        world = World(rank, 2, 0, local_size, "srun", address=address)
+        return tf_config._reachable_name(world)
 
-    assert told(1, "10.0.0.1", local_size=2) == "127.0.0.1", "one node: nothing leaves it"
-    assert told(0, "head.example") == "head.example" and told(0, "10.0.0.1") == "10.0.0.1", (
-        "as the others know it"
-    )
-    assert told(0, "fd00::1") == "[fd00::1]"
-    assert told(1, "127.0.1.1") == "127.0.1.1", "rank 0 is on this machine"
+    assert name(1, "10.0.0.1", local_size=2) == "127.0.0.1", "one node: nothing leaves it"
+    assert name(0, "head.example") == "head.example"
+    assert name(0, "10.0.0.1") == "10.0.0.1"
+    assert name(0, "fd00::1") == "[fd00::1]"
+    assert name(1, "127.0.1.1") == "127.0.1.1", "rank 0 is on this machine"
     with monkeypatch.context() as other_machine:  # its own address, not rank 0's
         other_machine.setattr(tf_config.socket.socket, "connect", lambda *_: None)
         other_machine.setattr(
             tf_config.socket.socket, "getsockname", lambda *_: ("10.0.0.7", 1)
         )
-        assert told(1, "10.0.0.1") == "10.0.0.7"
+        assert name(1, "10.0.0.1") == "10.0.0.7"
     with pytest.raises(
         UserError, match=r"worker 1 on .* cannot reach no\.such\.host\.invalid"
     ):
-        told(1, "no.such.host.invalid")
+        name(1, "no.such.host.invalid")
 
 
-def test_the_workers_do_not_meet_at_tensorflows_port():
+def test_the_rendezvous_does_not_take_tensorflows_port():
     text = json.dumps(
         {"cluster": {"worker": ["a:12763", "b:12763"]}, "task": {"type": "worker", "index": 0}}
     )
@@ -188,25 +187,25 @@ def test_a_port_that_is_taken():
         with pytest.raises(
             UserError, match=rf"{address}, but the port is in use on .*: give another"
         ):
-            tf_config._hold(address)
-    with tf_config._hold("127.0.0.1:0") as one, tf_config._hold("127.0.0.1:0") as other:
+            tf_config._reserve(address)
+    with tf_config._reserve("127.0.0.1:0") as one, tf_config._reserve("127.0.0.1:0") as other:
         assert one.getsockname()[1] != other.getsockname()[1]
 
 
-def meeting() -> list[str]:
-    return tf_config.meet(find(), gpus=0)
+def connected() -> list[str]:
+    return tf_config.connect_workers(find(), gpus=0)
 
 
 def unequal() -> str:
     here = find()
     try:
-        tf_config.meet(here, gpus=here.rank + 1)
+        tf_config.connect_workers(here, gpus=here.rank + 1)
     except UserError as error:
         return str(error)
 
 
-def test_workers_meet_and_know_each_other():
-    one, other = launch.call(meeting, 2)
+def test_workers_exchange_their_addresses():
+    one, other = launch.call(connected, 2)
     assert (
         one == other
         and len(set(one)) == 2
@@ -216,8 +215,8 @@ def test_workers_meet_and_know_each_other():
 
 def test_workers_with_unequal_numbers_of_gpus():
     assert all(
-        "the number of GPUs of rank 1 is not that of rank 0" in told
-        for told in launch.call(unequal, 2)
+        "the number of GPUs of rank 1" in message and "rank 0" in message
+        for message in launch.call(unequal, 2)
     )
 
 
@@ -231,7 +230,8 @@ class UnavailableError(Exception):
         (UnavailableError("The following tasks are unhealthy"), 2, True),
         (
             RuntimeError(
-                "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+                "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by "
+                "peer"
             ),
             2,
             True,
@@ -243,15 +243,16 @@ class UnavailableError(Exception):
 )
 def test_a_worker_that_is_gone_is_a_sentence_and_a_fault_of_ours_is_not(error, size, turned):
     with (
-        pytest.raises(UserError if turned else type(error)) as told,
-        tf_config.company(World(0, size, 0, size, "TF_CONFIG")),
+        pytest.raises(UserError if turned else type(error)) as raised,
+        tf_config.report_lost_worker(World(0, size, 0, size, "TF_CONFIG")),
     ):
         raise error
-    assert not turned or "another worker is gone" in str(told.value)
+    assert not turned or "another worker is gone" in str(raised.value)
 
 
-def test_by_hand_each_worker_speaks_for_itself():
-    for launcher, quiet in (("TF_CONFIG", False), ("srun", True)):
-        with pytest.raises(UserError) as told, tf_config.company(World(1, 2, 1, 2, launcher)):
-            raise UserError("told on rank 0", already_reported=True)
-        assert told.value.already_reported == quiet
+def test_by_hand_each_worker_reports_the_error():
+    for launcher, already_reported in (("TF_CONFIG", False), ("srun", True)):
+        world = World(1, 2, 1, 2, launcher)
+        with pytest.raises(UserError) as raised, tf_config.report_lost_worker(world):
+            raise UserError("reported on rank 0", already_reported=True)
+        assert raised.value.already_reported == already_reported
