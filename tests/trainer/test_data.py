@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small_net import Net, cpu, made, rows
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset
 
 import multigpu.trainer as L
 from multigpu import launch, vgpu
 from multigpu.errors import UserError
-from multigpu.strategies import DDPStrategy, ddp
+from multigpu.strategies import DDPStrategy
 
 SCHEDULES = {
     "sequential": lambda o: lr_scheduler.SequentialLR(
@@ -143,7 +144,9 @@ def on_two_ranks() -> dict:
         trainers.append(cpu(strategy="ddp"))
         trainers[-1].fit(made(manual=True), DataLoader(rows(8), 2))
     gc.collect()
-    found["wrappers"] = len(ddp._wrapped)
+    found["wrappers"] = sum(
+        isinstance(thing, DistributedDataParallel) for thing in gc.get_objects()
+    )
 
     found["thawed"] = changed({"before": False, 1: True})
     found["frozen"] = changed({1: False})
