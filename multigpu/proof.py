@@ -8,8 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from multigpu.errors import pluralize
-
 
 def serial(
     model: nn.Module,
@@ -55,20 +53,32 @@ def difference(one: nn.Module, other: nn.Module) -> float:
 
 
 def against_serial(
-    what: str, trained: nn.Module, fresh: nn.Module, train: TensorDataset, args: Namespace
+    what: str,
+    trained: nn.Module,
+    fresh: nn.Module,
+    train: TensorDataset,
+    args: Namespace,
+    *,
+    batch_size: int | None = None,
+    epochs: int | None = None,
 ) -> dict:
-    """Train `fresh` serially with the flags of the other run, compare it with `trained`, print and return the verdict.
+    """Train `fresh` serially, compare it with `trained`, print and return the verdict.
 
+    The serial run takes --epochs, --batch-size, --lr and --seed from `args`; `batch_size` (images in a global
+    batch) and `epochs` replace the first two where the run used other values than the flags state.
     The limit, 1e-5, leaves room for the order of the sums to differ (5e-7 is usual) and for nothing else.
     """
     device = next(fresh.parameters()).device
-    here = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
+    on_device = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
     serial(
-        fresh, here, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed
+        fresh,
+        on_device,
+        epochs=epochs or args.epochs,
+        batch_size=batch_size or args.batch_size,
+        lr=args.lr,
+        seed=args.seed,
     )
-    return verdict(
-        f"{what} after {pluralize(args.epochs, 'epoch')}", difference(fresh, trained), 1e-5
-    )
+    return verdict(what, difference(fresh, trained), 1e-5)
 
 
 def learns_the_same(
