@@ -146,7 +146,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 
 # %% tags=["active-ipynb"]
 # def three_steps(batch, gpu, wrap):
-#     """Memory between forward and backward of the last step; timeline of the last two steps."""
+#     """The memory before the last backward, and the timeline of the last two steps."""
 #     model = wrap(CNN((1, 28, 28)).to(gpu))
 #     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 #     images = torch.zeros(batch, 1, 28, 28)

@@ -107,7 +107,7 @@ def stage_inputs(
     world: launch.World,
     device: torch.device,
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-    """What this rank passes to the schedule, padded to `size` images: its inputs and its target.
+    """Inputs and target that this rank passes to the schedule, padded to `size` images.
 
     The inputs are the images on the first rank, and empty on the others. The target is the
     labels on the last rank, and None on the others.
