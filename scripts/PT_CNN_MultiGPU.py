@@ -41,6 +41,26 @@ from multigpu.errors import pluralize
 from multigpu.models import CNN
 
 # %% [markdown]
+# ## DDP in 40 lines
+# The smallest program: plain torch, without the course's library. `torchrun` starts it on each
+# rank, and `DDP` averages the gradients.
+
+# %% tags=["active-ipynb"]
+# from pathlib import Path
+#
+# print(Path("../lessons/05-ddp-cluster/plain_ddp.py").read_text())
+
+# %% tags=["active-ipynb"]
+# ranks = torch.cuda.device_count() or 2
+# torchrun = f"torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node={ranks}"
+# !OMP_NUM_THREADS=1 {torchrun} ../lessons/05-ddp-cluster/plain_ddp.py
+
+# %% [markdown]
+# It trains. What is missing: the same result with any number of ranks (`batch_size=32` is per
+# rank here, repeated images count twice, and DDP averages over ranks instead of images);
+# evaluation by all ranks; checkpoints; an error on one rank that ends all of them; launchers
+# other than torchrun; a proof. The steps below add them.
+#
 # ## Step 0 · The flags
 # `--batch-size` is the **global** batch, all images of one optimizer step. It is split evenly
 # over the ranks, and each rank's part into `--accumulate` micro-batches. So the result does
@@ -353,8 +373,6 @@ if __name__ == "__main__":
 # slurm/PT_CNN_MultiGPU.slurm`.
 
 # %% tags=["active-ipynb"]
-# ranks = torch.cuda.device_count() or 2
-# torchrun = f"torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node={ranks}"
 # lesson = f"OMP_NUM_THREADS=1 {torchrun} ../scripts/PT_CNN_MultiGPU.py"
 # !{lesson} --prove --out results/05
 

@@ -12,8 +12,8 @@ from multigpu import data
 
 STEPS = 5
 # name: ranks, global batch, micro-batches, images. The last batch is uneven: 3 images for 2
-# ranks; 4 for 3 ranks; 1 for 3 ranks, so that two of them have only repeats; 3 images for 2 ranks
-# × 2 micro-batches, of which only the first has images.
+# ranks; 4 for 3 ranks; 1 for 3 ranks, so that two of them have only repeats; 3 images for
+# 2 ranks × 2 micro-batches, of which only the first has images.
 CASES = {
     "2 ranks": (2, 8, 1, 35),
     "3 ranks": (3, 9, 1, 40),
@@ -23,7 +23,7 @@ CASES = {
 
 
 def serial_steps(kind: str, path, batch: int, lr: float = 0.05) -> list[list[torch.Tensor]]:
-    """The parameters after each step of a serial run, in plain torch but for model and data."""
+    """The parameters after each step of a serial run, with the course's model and data only."""
     train, test = data.load(path)
     images, labels = train.tensors
     torch.manual_seed(0)
