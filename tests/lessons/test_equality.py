@@ -23,7 +23,7 @@ CASES = {
 
 
 def serial_steps(kind: str, path, batch: int, lr: float = 0.05) -> list[list[torch.Tensor]]:
-    """The parameters after each step of a serial run, with the course's model and data only."""
+    """The parameters after each step of a serial run, in plain torch (but for the model)."""
     train, test = data.load(path)
     images, labels = train.tensors
     torch.manual_seed(0)
