@@ -2,7 +2,7 @@
 
 All is measured within one pair of processes, a second each, since a shared machine's speed drifts from minute to minute:
 both ranks by DDP; rank 0 alone, while rank 1 sleeps in a barrier; both at once, each by itself, which is the most that
-this machine gives to two processes. One thread a rank; pieces of 256 images for all.
+this machine gives to two processes. One thread a rank; micro-batches of 256 images for all.
 """
 
 import argparse
@@ -20,21 +20,22 @@ from multigpu.models import CNN
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 import PT_CNN_MultiGPU as lesson
 
-BATCH, PIECE = 4096, 256
+BATCH = 4096
+MICRO_BATCH = 256
 START = {"epoch": 0, "step": 0, "seen": [0.0, 0.0]}
 
 
 def new_run(world: launch.World, train, group) -> lesson.Run:
     """What train_epoch needs, for the ranks of `group`."""
-    args = argparse.Namespace(
-        batch_size=BATCH, piece=PIECE, seed=0, amp=False, save_every=None
-    )
-    args.accumulate = BATCH // PIECE // world.size
+    args = argparse.Namespace(seed=0, amp=False, save_every=None)
+    micro_batches = BATCH // MICRO_BATCH // world.size
+    batch = data.Batch(BATCH, world.size, micro_batches, MICRO_BATCH)
     torch.manual_seed(0)
     model = DDP(CNN(tuple(train[0][0].shape)), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     return lesson.Run(
         args,
+        batch,
         world,
         torch.device("cpu"),
         model,
@@ -60,16 +61,18 @@ def work(source: str, rounds: int, note: str) -> None:
         new_run(world, train, None),
         new_run(launch.World(), train, groups[world.rank]),
     )
-    all_ranks, by_ddp, at_most = lesson.everywhere, [], []
+    sum_over_ranks = lesson.sum_over_ranks
+    by_ddp = []
+    at_most = []
     for _ in range(rounds + 1):
         dist.barrier()
         together = seconds(both, train)
-        lesson.everywhere = torch.Tensor.tolist  # alone, there is nothing to add up
+        lesson.sum_over_ranks = torch.Tensor.tolist  # one rank has nothing to add up
         dist.barrier()
         alone = seconds(single, train) if world.rank == 0 else 0.0
         dist.barrier()
         apart = torch.tensor(seconds(single, train))
-        lesson.everywhere = all_ranks
+        lesson.sum_over_ranks = sum_over_ranks
         dist.all_reduce(apart, dist.ReduceOp.MAX)
         by_ddp.append(alone / together)
         at_most.append(2 * alone / apart.item())  # two epochs' work

@@ -1,10 +1,12 @@
 # %% [markdown]
 # # 04 · DDP with mp.spawn
-# **The question.** torchrun wants a terminal. Can a script, or a notebook, start its own ranks?
+# **The question.** torchrun is started from a terminal. Can a script, or a notebook, start its
+# own ranks?
 #
-# **Predict first.** (1) Ranks that a program spawns train `model`. What does the program's own `model` hold afterwards?
-# (2) Nobody sets a seed, and each rank makes its model: what does `DDP` do about it? (3) A function that is defined in a
-# cell is given to `mp.spawn`: what happens, and why?
+# **Predict first.** (1) Ranks that a program spawns train `model`. What does the program's own
+# `model` hold afterwards? (2) Nobody sets a seed, and each rank makes its own model. What does
+# `DDP` do about it? (3) A function that is defined in a cell is passed to `mp.spawn`. What
+# happens, and why?
 
 # %%
 import argparse
@@ -27,77 +29,89 @@ from multigpu.models import CNN
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
-        "PT_CNN_DDPSpawn", "Train a CNN with DDP on processes that this program starts itself."
+        "PT_CNN_DDPSpawn",
+        "Train a CNN with DDP on processes that this program starts itself.",
     )
-    help_ = "processes to start, one a GPU (default: as many as there are GPUs, or 2)"
     parser.add_argument(
-        "--nprocs", type=flags.positive, default=torch.cuda.device_count() or 2, help=help_
+        "--nprocs",
+        type=flags.positive,
+        default=torch.cuda.device_count() or 2,
+        help="processes to start, one a GPU (default: as many as there are GPUs, or 2)",
     )
     return parser.parse_args(arguments)
 
 
 # %% [markdown]
 # ## Step 1 · What each rank does
-# `mp.spawn` calls this function in each new process, with the rank as its first argument. A process starts empty: it sets
-# up its rank, its device, its model and its data itself. Only what is pickled into `args` comes from the parent.
+# `mp.spawn` calls this function in each new process, with the rank as its first argument. A
+# new process has nothing of its parent but the arguments, which were pickled: it sets up its
+# rank, its device, its model and its data itself.
 
 
 # %%
-def train(rank: int, nprocs: int, port: int, args: argparse.Namespace, result: str) -> None:
-    world = launch.World(rank, nprocs, rank, nprocs, launcher="mp.spawn")
+def train(
+    rank: int,
+    batch: data.Batch,
+    port: int,
+    args: argparse.Namespace,
+    result: str,
+) -> None:
+    """Train as rank `rank`. Rank 0 writes the weights and the history to the file `result`."""
+    ranks = batch.ranks
+    world = launch.World(rank, ranks, rank, ranks, launcher="mp.spawn")
     device = devices.pick(world, exact=args.prove)  # cuda:RANK, or the CPU
-    store = dist.TCPStore(
-        "127.0.0.1", port, is_master=False
-    )  # the parent holds it, so the port cannot be taken
-    dist.init_process_group(devices.backend(device), store=store, rank=rank, world_size=nprocs)
+    # The parent holds the store, so no other program can take the port.
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group(devices.backend(device), store=store, rank=rank, world_size=ranks)
 
     train_set, test = data.load(data.fetch(args.data))
-    torch.manual_seed(args.seed)  # the same weights on all ranks; DDP would see to it, too
+    sampler = DistributedSampler(train_set, ranks, rank, seed=args.seed)  # this rank's shard
+    # The same weights on all ranks. Without a seed DDP would copy rank 0's to the others.
+    torch.manual_seed(args.seed)
     model = DDP(
         new_model(train_set, test, device),
         device_ids=[device.index] if device.type == "cuda" else None,
     )
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
-    sampler = DistributedSampler(
-        train_set, nprocs, rank, seed=args.seed
-    )  # each rank sees its part only
-    share = args.batch_size // nprocs
+
     history = []
     if rank == 0:
         print(devices.describe(world, device), end="\n\n")
         print(metrics.header(), flush=True)
     for epoch in range(args.epochs):
-        began, total = time.perf_counter(), torch.zeros((), dtype=torch.float64, device=device)
+        began = time.perf_counter()
         sampler.set_epoch(epoch)
-        for i, (images, labels) in enumerate(DataLoader(train_set, share, sampler=sampler)):
-            images, labels = images.to(device), labels.to(device)
-            # The sampler repeats some images to come out even: they get weight 0. DDP averages over ranks, we want the
-            # mean over images. Lesson 05 explains both.
-            batch = min(args.batch_size, len(train_set) - i * args.batch_size)
-            real = (
-                i * share + torch.arange(len(labels), device=device)
-            ) * nprocs + rank < len(train_set)
-            loss = (F.cross_entropy(model(images), labels, reduction="none") * real).sum()
+        loader = DataLoader(train_set, batch.per_micro_batch, sampler=sampler)
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for step, (images, labels) in enumerate(loader):
+            images = images.to(device)
+            labels = labels.to(device)
+
+            # The sampler repeats images until all shards are equal in size: a repeat gets
+            # weight 0. DDP averages over ranks; the mean over images is wanted. See lesson 05.
+            real = data.real_rows(len(train_set), batch, rank, step, len(labels), device)
+            losses = F.cross_entropy(model(images), labels, reduction="none")
+            loss = (losses * real).sum()
+
             optimizer.zero_grad()
-            (loss * nprocs / batch).backward()
+            (loss * ranks / batch.images_in_step(step, len(train_set))).backward()
             optimizer.step()
             total += loss.detach()
+
         dist.all_reduce(total)
-        speed = len(train_set) / (time.perf_counter() - began)
-        loss = metrics.finite(total.item() / len(train_set), epoch, world)
+        images_per_s = len(train_set) / (time.perf_counter() - began)
         row = {
             "epoch": epoch + 1,
-            "loss": loss,
+            "loss": metrics.finite(total.item() / len(train_set), epoch, world),
             "test_accuracy": accuracy(model.module, test),
-            "images_per_s": speed,
+            "images_per_s": images_per_s,
         }
         history.append(row)
         if rank == 0:
             print(metrics.row(row), flush=True)
 
-    if (
-        rank == 0
-    ):  # a spawned function returns nothing to its parent: what shall last goes to a file
+    # A spawned function returns nothing to its parent: write the results to a file.
+    if rank == 0:
         torch.save({"model": model.module.state_dict(), "history": history}, result)
     dist.destroy_process_group()
 
@@ -110,46 +124,56 @@ def new_model(
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, test: TensorDataset) -> float:
+    """The accuracy on the whole test set."""
     device = next(model.parameters()).device
-    return (
-        (model(test.tensors[0].to(device)).argmax(1).cpu() == test.tensors[1])
-        .double()
-        .mean()
-        .item()
-    )
+    images, labels = test.tensors
+    predictions = model(images.to(device)).argmax(1).cpu()
+    return (predictions == labels).double().mean().item()
 
 
 # %% [markdown]
 # ## Step 2 · Start the ranks
-# The parent trains nothing. It checks the flags and fetches the data, once, before anybody starts; holds the store where
-# the ranks meet; spawns; and reads the file that rank 0 has left. The file appears under its name only if all went well.
+# The parent does not train. It checks the flags and fetches the data once, before any rank
+# starts. It holds the store through which the ranks find each other, spawns them, and reads
+# the file that rank 0 wrote. The file gets its name only if all ranks succeeded.
 
 
 # %%
 def main(args: argparse.Namespace) -> None:
     launch.alone("PT_CNN_DDPSpawn")
-    args.batch_size, _ = flags.split(args.batch_size, args.nprocs)
+    batch = flags.split_batch(args.batch_size, args.nprocs)
     train_set, test = data.load(data.fetch(args.data))
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with files.atomic(files.writable_folder(args.out) / "model.pt") as result:
-        mp.spawn(train, args=(args.nprocs, store.port, args, str(result)), nprocs=args.nprocs)
+        mp.spawn(train, args=(batch, store.port, args, str(result)), nprocs=args.nprocs)
         trained = torch.load(result, weights_only=True)
 
-    world = launch.World(0, args.nprocs, 0, args.nprocs, launcher="mp.spawn")
     device = devices.pick(launch.World())
-    torch.manual_seed(args.seed)
-    fresh, model = new_model(train_set, test, device), new_model(train_set, test, device)
+    model = new_model(train_set, test, device)
     model.load_state_dict(trained["model"])
-    what = f"DDP on {args.nprocs} spawned processes equals one process"
-    verdict = proof.against_serial(what, model, fresh, train_set, args) if args.prove else None
+    verdict = None
+    if args.prove:
+        claim = f"DDP on {args.nprocs} spawned ranks equals one process"
+        torch.manual_seed(args.seed)
+        fresh = new_model(train_set, test, device)
+        verdict = proof.against_serial(
+            claim, model, fresh, train_set, args, batch_size=batch.global_size
+        )
+    world = launch.World(0, args.nprocs, 0, args.nprocs, launcher="mp.spawn")
     metrics.report(
-        args.out, world, device, trained["history"], verdict, batch_size=args.batch_size
+        args.out,
+        world,
+        device,
+        trained["history"],
+        verdict,
+        batch_size=batch.global_size,
     )
 
 
 # %% [markdown]
 # ## A function of a cell cannot be spawned
-# A new process has no notebook. A function is pickled as two names, its module's and its own, and looked up over there:
+# A new process does not have the notebook's functions. Pickle writes a function as two names,
+# its module's and its own, and the new process must find it under these names:
 
 # %% tags=["active-ipynb"]
 # import pickle
@@ -167,16 +191,22 @@ def main(args: argparse.Namespace) -> None:
 # !python -c "import pickle; pickle.loads({names})" 2>&1 | tail -n 1
 
 # %% [markdown]
-# `launch.call` sends the function itself (its code and what it uses, by cloudpickle) and brings back what the ranks return:
+# `launch.call` sends the function itself (its code and the variables that it uses, by
+# cloudpickle) and returns what the ranks return:
 
 # %% tags=["active-ipynb"]
 # launch.call(hello, 2)
 
 # %% [markdown]
-# What can be handed to a process at all?
+# Which objects can be sent to a process at all?
 
 # %% tags=["active-ipynb"]
-# things = {"a tensor": torch.ones(2), "a lambda": lambda: 1, "a lock": threading.Lock(), "a generator": iter(i for i in "ab")}
+# things = {
+#     "a tensor": torch.ones(2),
+#     "a lambda": lambda: 1,
+#     "a lock": threading.Lock(),
+#     "a generator": iter(letter for letter in "ab"),
+# }
 # for name, thing in things.items():
 #     for pickler in (pickle, cloudpickle):
 #         try:
@@ -187,7 +217,8 @@ def main(args: argparse.Namespace) -> None:
 
 # %% [markdown]
 # ## Whose model is it?
-# Prediction (1). A process has its own memory, so the parent's model stays as it was. Or does it?
+# Prediction (1). A process has its own memory, so the parent's model stays as it was. Or does
+# it?
 
 # %% tags=["active-ipynb"]
 # weights = torch.ones(3)
@@ -197,62 +228,72 @@ def main(args: argparse.Namespace) -> None:
 # print("an argument of mp.spawn:  ", weights)
 
 # %% [markdown]
-# torch hands a tensor to a process by **sharing its memory**. Ranks that train a model which they were handed write into one
-# and the same weights, all at once. So each rank makes its own, and the result comes home in a file.
+# torch passes a tensor to a process by **sharing its memory**. Ranks that train a model from
+# their arguments all write into the same weights, at the same time. So each rank makes its own
+# model, and the result comes back in a file.
 #
-# ## Who starts where?
-# Prediction (2). Without a seed, each process draws one from the system. Here the rank is the seed, so that the outcome is
-# always the same. Five steps, with gradients averaged by DDP or by hand: how far apart are the ranks' weights then?
+# ## Which weights does each rank start with?
+# Prediction (2). Without a seed, each process takes one from the operating system. Here the
+# rank is the seed, so that the result is always the same. Five steps, with gradients averaged
+# by DDP or by hand: how large is the difference between the ranks' weights then?
 
 # %% tags=["active-ipynb"]
-# def trained(one_seed, by_ddp):
+# def trained(same_seed, by_ddp):
 #     dist.init_process_group("gloo")
-#     torch.manual_seed(0 if one_seed else dist.get_rank())
+#     torch.manual_seed(0 if same_seed else dist.get_rank())
 #     model = torch.nn.Linear(4, 1)
 #     wrapped = DDP(model) if by_ddp else model
 #     for _ in range(5):
 #         model.zero_grad()
 #         wrapped(torch.randn(8, 4)).square().mean().backward()
-#         for p in model.parameters():
+#         for weight in model.parameters():
 #             if not by_ddp:
-#                 dist.all_reduce(p.grad, dist.ReduceOp.SUM)
-#                 p.grad /= dist.get_world_size()
-#             p.data -= 0.1 * p.grad
+#                 dist.all_reduce(weight.grad, dist.ReduceOp.SUM)
+#                 weight.grad /= dist.get_world_size()
+#             weight.data -= 0.1 * weight.grad
 #     return model.weight.detach()
 #
 #
-# for one_seed in (True, False):
+# for same_seed in (True, False):
 #     for by_ddp in (True, False):
-#         mine, other = launch.call(trained, 2, one_seed, by_ddp)
-#         told = f"{'one seed for all' if one_seed else 'a seed a rank'}, averaged {'by DDP' if by_ddp else 'by hand'}"
-#         print(f"{told}: {(mine - other).abs().max().item():.2f} apart")
+#         first, second = launch.call(trained, 2, same_seed, by_ddp)
+#         seeds = "one seed for all" if same_seed else "a seed a rank"
+#         how = "by DDP" if by_ddp else "by hand"
+#         difference = (first - second).abs().max().item()
+#         print(f"{seeds}, averaged {how}: {difference:.2f} apart")
 
 # %% [markdown]
-# DDP copies rank 0's weights to all ranks when it wraps the model, so a forgotten seed does no harm to the weights. By hand,
-# the same gradients are subtracted from different weights: the ranks stay apart by what they were apart at the start.
+# DDP copies rank 0's weights to all ranks when it wraps the model, so a forgotten seed does no
+# harm to the weights. By hand, the same gradients are subtracted from different weights: the
+# difference stays as large as it was at the start.
 #
-# And each rank sees its part of the 1,437 images only:
+# And each rank sees only its shard of the 1,437 images:
 
 # %% tags=["active-ipynb"]
-# def part():
+# def shard():
 #     return list(DistributedSampler(range(1437), launch.find().size, launch.find().rank))
 #
 #
-# mine, other = launch.call(part, 2)
-# print(f"{len(mine)} and {len(other)} images, {len({*mine} & {*other})} in both: the sampler makes the parts even")
+# first, second = launch.call(shard, 2)
+# in_both = set(first) & set(second)
+# print(f"{len(first)} and {len(second)} images, {len(in_both)} in both:", end=" ")
+# print("the sampler makes the shards equal in size")
+
+# %% [markdown]
+# A spawned process imports this file again. Without the following `if` it would spawn ranks,
+# too.
 
 # %% tags=["active-py"]
-if (
-    __name__ == "__main__"
-):  # a spawned process imports this file again: without this line it would spawn, too
+if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
 # ## Run it
-# The whole run starts from one line. On a cluster `srun` and `torchrun` do better: they start ranks on many nodes.
+# One line starts the whole run. On a cluster, `srun` and `torchrun` do more: they start ranks
+# on many nodes.
 
 # %% tags=["active-ipynb"]
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_DDPSpawn.py --prove --out results/04
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("04 DDP by mp.spawn", "results/04"))  # so that routes can be compared
+# print(metrics.line("04 DDP by mp.spawn", "results/04"))  # for the table of all routes

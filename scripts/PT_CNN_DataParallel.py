@@ -2,9 +2,10 @@
 # # 02 · DataParallel
 # **The question.** I have two GPUs. Is one line enough: `model = nn.DataParallel(model)`?
 #
-# **Predict first.** (1) With a batch of 32, what does each GPU compute? (2) Which GPU fills up first? (3) How much faster is
-# a step, at a batch of 64 and at one of 4,096? (Without GPUs, this lesson runs on virtual ones: they compute on the CPU,
-# raise a GPU's errors, meter their memory and keep a simulated clock.)
+# **Predict first.** (1) With a batch of 32, what does each GPU compute? (2) Which GPU fills up
+# first? (3) How much faster is a step, at a batch of 64 and at one of 4,096? (Without GPUs,
+# this lesson runs on virtual ones: they compute on the CPU, raise a GPU's errors, meter their
+# memory and keep a simulated clock.)
 
 # %%
 import argparse
@@ -27,44 +28,54 @@ from multigpu.models import CNN
 # %%
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
-        "PT_CNN_DataParallel", "Train a CNN with nn.DataParallel: one process, several GPUs."
+        "PT_CNN_DataParallel",
+        "Train a CNN with nn.DataParallel: one process, several GPUs.",
     )
-    help_ = "GPUs to use, virtual ones where there are not as many (default: all, at least 2)"
     parser.add_argument(
-        "--devices", type=flags.positive, default=max(2, torch.cuda.device_count()), help=help_
+        "--devices",
+        type=flags.positive,
+        default=max(2, torch.cuda.device_count()),
+        help="GPUs to use, virtual ones if there are too few (default: all, at least 2)",
     )
     return parser.parse_args(arguments)
 
 
 # %% tags=["active-ipynb"]
 # from multigpu import plots, vgpu
+#
 # first, second = multigpu.gpus(2)
+# gpus = [first, second]
 
 # %% [markdown]
 # ## Step 1 · By hand
-# Scatter the batch, replicate the weights, apply each replica to its piece, gather the outputs. A dozen lines:
+# Scatter the batch, replicate the weights, apply each replica to its chunk of the batch,
+# gather the outputs. A dozen lines:
 
 
 # %%
 def by_hand(
-    model: nn.Module, images: torch.Tensor, places: list[torch.device]
+    model: nn.Module,
+    images: torch.Tensor,
+    gpus: list[torch.device],
 ) -> torch.Tensor:
-    """The model's outputs for the images, each device computing its piece; gathered on the first device."""
+    """The model's outputs for the images, on the first GPU. Each GPU computes one chunk."""
+    chunks = images.chunk(len(gpus))  # scatter
     outputs = []
-    for place, piece in zip(places, images.chunk(len(places)), strict=False):  # scatter
-        replica = {
-            name: weight.to(place) for name, weight in model.named_parameters()
-        }  # replicate
-        outputs.append(
-            functional_call(model, replica, piece.to(place))
-        )  # apply; the real one has a thread a device
-    return torch.cat([output.to(places[0]) for output in outputs])  # gather
+    for gpu, chunk in zip(gpus, chunks, strict=False):  # a small batch has fewer chunks
+        replica = {name: weight.to(gpu) for name, weight in model.named_parameters()}
+        output = functional_call(model, replica, chunk.to(gpu))
+        outputs.append(output.to(gpus[0]))
+    return torch.cat(outputs)  # gather
 
+
+# %% [markdown]
+# `nn.DataParallel` applies all replicas at the same time, each in a thread. Prediction (1),
+# and a comparison of the gradients with those of one model on the CPU:
 
 # %% tags=["active-ipynb"]
-# (train, _), places = data.load(data.fetch(None)), [first, second]
+# train, _ = data.load(data.fetch(None))
 # images, labels = train[:32]
-# print([tuple(piece.shape) for piece in images.chunk(2)])  # prediction (1)
+# print([tuple(chunk.shape) for chunk in images.chunk(2)])
 #
 # torch.manual_seed(0)
 # serial = CNN()
@@ -74,115 +85,130 @@ def by_hand(
 # def compare(name, forward):
 #     torch.manual_seed(0)
 #     model = CNN().to(first)
-#     F.cross_entropy(forward(model)(images.to(first)), labels.to(first)).backward()
-#     pairs = [(p.grad, q.grad) for p, q in zip(model.parameters(), serial.parameters())]
-#     apart = max((a.cpu() - b).abs().max().item() for a, b in pairs)
-#     print(f"{name}: gradients on {set(str(a.device) for a, _ in pairs)}, the serial ones to 1e-7: {apart < 1e-7}")
+#     F.cross_entropy(forward(model), labels.to(first)).backward()
+#     places = {str(weight.grad.device) for weight in model.parameters()}
+#     differences = [
+#         (weight.grad.cpu() - expected.grad).abs().max().item()
+#         for weight, expected in zip(model.parameters(), serial.parameters())
+#     ]
+#     equal = max(differences) < 1e-7
+#     print(f"{name}: gradients on {places}, equal to the serial ones within 1e-7: {equal}")
 #
 #
-# compare("by hand", lambda model: lambda images: by_hand(model, images, places))
-# compare("nn.DataParallel", lambda model: nn.DataParallel(model, places))
+# compare("by hand", lambda model: by_hand(model, images.to(first), gpus))
+# compare("nn.DataParallel", lambda model: nn.DataParallel(model, gpus)(images.to(first)))
 
 # %% [markdown]
-# `.to()` is an operation like any other: backward goes through it, and adds up both replicas' gradients **on the first
-# device**, where the weights live. The other device holds copies, for one step. It is the same arithmetic as on one GPU.
+# `.to()` is an operation like any other: backward goes through it, and adds up both replicas'
+# gradients **on the first GPU**, where the weights are. The other GPU holds copies, for one
+# step. It is the same arithmetic as on one GPU.
 #
 # ## Step 2 · Train
-# Input and labels go to the first device, the optimizer knows only its weights. The loss is taken on the gathered output.
+# Images and labels go to the first GPU; the optimizer updates the weights there. The loss is
+# computed from the gathered outputs.
 
 
 # %%
 def train_epoch(
-    model: nn.DataParallel, optimizer: torch.optim.Optimizer, loader: DataLoader
+    model: nn.DataParallel,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader,
 ) -> float:
-    """One epoch. Returns the mean loss over its images."""
+    """Train for one epoch. Returns the mean loss over its images."""
     first = next(model.parameters()).device
     total = torch.zeros((), dtype=torch.float64, device=first)
     for images, labels in metrics.progress(loader, launch.World()):
-        images, labels = images.to(first), labels.to(first)
+        images = images.to(first)
+        labels = labels.to(first)
+
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
+
         total += loss.detach() * len(labels)
     return total.item() / len(loader.dataset)
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: TensorDataset) -> float:
+    """The accuracy on the whole test set."""
     first = next(model.parameters()).device
-    return (
-        (model(test.tensors[0].to(first)).argmax(1).cpu() == test.tensors[1])
-        .double()
-        .mean()
-        .item()
-    )
+    images, labels = test.tensors
+    predictions = model(images.to(first)).argmax(1).cpu()
+    return (predictions == labels).double().mean().item()
 
 
 # %% [markdown]
 # ## Which GPU fills up first?
-# Larger images now, 28×28, in a batch of 256. The bars show the moment between forward and backward.
+# Larger images now, 28×28, in a batch of 256. The bars show the memory between forward and
+# backward.
 
 # %% tags=["active-ipynb"]
-# def three_steps(batch, place, wrap):
-#     """The memory between forward and backward of the last step, and the timeline of the last two."""
-#     model = wrap(CNN((1, 28, 28)).to(place))
+# def three_steps(batch, gpu, wrap):
+#     """The memory before the last backward, and the timeline of the last two steps."""
+#     model = wrap(CNN((1, 28, 28)).to(gpu))
 #     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-#     images, labels = torch.zeros(batch, 1, 28, 28), torch.zeros(batch, dtype=torch.long)
+#     images = torch.zeros(batch, 1, 28, 28)
+#     labels = torch.zeros(batch, dtype=torch.long)
 #     for step in range(3):
-#         began = vgpu.elapsed() if step == 1 else began if step else 0
-#         optimizer.zero_grad(set_to_none=False)
-#         loss = F.cross_entropy(model(images.to(place)), labels.to(place))
+#         if step == 1:  # the first step warms up
+#             began = vgpu.elapsed()
+#         optimizer.zero_grad(set_to_none=False)  # keeps the gradients' memory, for the bars
+#         loss = F.cross_entropy(model(images.to(gpu)), labels.to(gpu))
 #         held = vgpu.memory_held(model, optimizer)
 #         loss.backward()
 #         optimizer.step()
 #     return held, vgpu.timeline(since=began)
 #
 #
-# held, timeline = three_steps(256, first, lambda model: nn.DataParallel(model, places))
-# bars = {str(device): {part: size / 2**20 for part, size in parts.items() if size} for device, parts in held.items()}
-# plots.stacked(bars, f"MiB ({vgpu.label()})", f"{first} holds the gradients and the optimizer's state as well")
+# held, timeline = three_steps(256, first, lambda model: nn.DataParallel(model, gpus))
+# bars = {}
+# for gpu, parts in held.items():
+#     bars[str(gpu)] = {part: size / 2**20 for part, size in parts.items() if size}
+# title = f"Only {first} holds gradients and the optimizer's state"
+# plots.stacked(bars, f"MiB ({vgpu.label()})", title)
 
 # %% [markdown]
-# On GPU 1 the copy of the weights counts as activations. Now two steps; the longest transfer brings images from the host:
+# On GPU 1 the copy of the weights counts as activations. Now two steps; the longest transfer
+# brings images from the host:
 
 # %% tags=["active-ipynb"]
-# timeline.plot(title="Each step sends weights and images to GPU 1, and GPU 1 waits while GPU 0 updates")
+# title = "Each step sends weights and images to GPU 1, which waits while GPU 0 updates"
+# timeline.plot(title=title)
 
 # %% [markdown]
 # ## How much faster?
-# Prediction (3). No numbers are computed here: shapes are enough for the simulated clock.
+# Prediction (3). The virtual GPUs compute no numbers here: the simulated clock needs only the
+# shapes. `speedup` divides the time of a step on one GPU by that on both.
 
 # %% tags=["active-ipynb"]
-# def seconds(places, batch, parallel):
-#     model = CNN((1, 28, 28)).to(places[0])
-#     forward = nn.DataParallel(model, places) if parallel else model
-#     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-#     images = torch.empty(batch, 1, 28, 28, device=places[0])
-#     labels = torch.zeros(batch, dtype=torch.long, device=places[0])
-#     for _ in range(2):  # the first step warms up
-#         began = vgpu.elapsed()
-#         optimizer.zero_grad()
-#         F.cross_entropy(forward(images), labels).backward()
-#         optimizer.step()
-#     return vgpu.elapsed() - began
+# import sys
 #
+# sys.path.insert(0, "../lessons/02-data-parallel")
+# from experiments import speedup
 #
 # vgpu.stop()
-# batches, speedups = [2**k for k in range(6, 17, 2)], {}
+# batches = [2**k for k in range(6, 17, 2)]
+# speedups = {}
 # for link in ("NVLink2", "PCIe3"):
 #     with vgpu.running(2, link=link, compute=False) as pair:
-#         speedups[link] = [seconds(pair, batch, False) / seconds(pair, batch, True) for batch in batches]
-#         print(f"{vgpu.label()}: " + ", ".join(f"{batch:,}: {x:.2f}" for batch, x in zip(batches, speedups[link])))
-# plots.lines(batches, speedups, "batch", "times as fast as one GPU, simulated", "Below a batch of some 500, two are slower")
+#         speedups[link] = [speedup(pair, batch) for batch in batches]
+#         shown = [f"{batch:,}: {x:.2f}" for batch, x in zip(batches, speedups[link])]
+#         print(f"{vgpu.label()}: " + ", ".join(shown))
+#
+# title = "Below a batch of about 500, two GPUs are slower than one"
+# plots.lines(batches, speedups, "batch", "times as fast as one GPU, simulated", title)
 
 # %% [markdown]
-# A small step is ruled by what does not shrink: each operation is launched twice. A large one, over PCIe, by what grows
-# with it: half of the images are on their way to GPU 1. (That they first come from the host is left out here.)
+# In a small step, the time to launch the operations dominates, and each operation is launched
+# twice. In a large step, over PCIe, the transfer dominates: half of the images are sent to GPU
+# 1. (The transfer from the host to GPU 0 is not counted here.)
 #
 # ## Two traps
-# **A loss inside `forward`** is averaged over each piece, and the pieces are averaged again. Ten rows on 4 devices are 3, 3, 3
-# and 1. **State that `forward` sets** is set on a replica, which is thrown away.
+# **A loss inside `forward`** is averaged over each chunk, and these means are averaged again.
+# Ten rows on 4 GPUs are 3, 3, 3 and 1. **State that `forward` sets** is set on a replica, and
+# the replica is deleted after the step.
 
 # %% tags=["active-ipynb"]
 # class WithLoss(nn.Module):
@@ -196,11 +222,14 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # with vgpu.running(4) as four:
 #     rows = torch.arange(10.0, device=four[0]).square()
 #     module = nn.DataParallel(WithLoss(), four)
-#     print(f"mean of the pieces' means {module(rows).mean().item():.2f}, mean of all rows {rows.mean().item():.2f}")
+#     of_replicas = module(rows).mean().item()
+#     of_rows = rows.mean().item()
+#     print(f"mean of the replicas' means {of_replicas:.2f}, mean of all rows {of_rows:.2f}")
 #     print("rows seen, by the module's own count:", module.module.seen)
 
 # %% [markdown]
-# Return outputs, gather, then take the loss: that is right, and it is what `train_epoch` does.
+# Return the outputs, gather them, then compute the loss: that is right, and it is what
+# `train_epoch` does.
 #
 # ## All together
 
@@ -208,53 +237,57 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # %%
 def main(args: argparse.Namespace) -> None:
     launch.alone("PT_CNN_DataParallel")
-    places = multigpu.gpus(args.devices)
-    home = devices.home(places, exact=args.prove)  # where the serial run computes
-    args.batch_size = args.batch_size or 64
+    world = launch.World()
+    gpus = multigpu.gpus(args.devices)
+    serial_device = devices.home(gpus, exact=args.prove)
+    batch_size = args.batch_size or 64
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
-    print(f"devices: {', '.join(map(str, places))}\n")
+    print(f"devices: {', '.join(map(str, gpus))}\n")
 
-    def new_model(place: torch.device) -> nn.Module:
+    def new_model(device: torch.device) -> nn.Module:
         torch.manual_seed(args.seed)
-        return CNN(tuple(train[0][0].shape), data.classes(train, test)).to(place)
+        return CNN(tuple(train[0][0].shape), data.classes(train, test)).to(device)
 
-    model = nn.DataParallel(new_model(places[0]), places)
+    model = nn.DataParallel(new_model(gpus[0]), gpus)
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
     history = []
     print(metrics.header(), flush=True)
     for epoch in range(args.epochs):
         began = time.perf_counter()
-        order = RandomSampler(
-            train, generator=torch.Generator().manual_seed(args.seed + epoch)
-        )
-        loss = train_epoch(model, optimizer, DataLoader(train, args.batch_size, sampler=order))
-        speed = len(train) / (time.perf_counter() - began)
-        metrics.finite(loss, epoch, launch.World())
+        generator = torch.Generator().manual_seed(args.seed + epoch)
+        order = RandomSampler(train, generator=generator)
+        loss = train_epoch(model, optimizer, DataLoader(train, batch_size, sampler=order))
+        images_per_s = len(train) / (time.perf_counter() - began)
+        metrics.finite(loss, epoch, world)
         row = {
             "epoch": epoch + 1,
             "loss": loss,
             "test_accuracy": accuracy(model, test),
-            "images_per_s": speed,
+            "images_per_s": images_per_s,
         }
         print(metrics.row(row), flush=True)
         history.append(row)
+
+    weights = {name: weight.cpu() for name, weight in model.module.state_dict().items()}
     with files.atomic(args.out / "model.pt") as temporary:
-        torch.save(
-            {name: weight.cpu() for name, weight in model.module.state_dict().items()},
-            temporary,
+        torch.save(weights, temporary)
+
+    verdict = None
+    if args.prove:
+        claim = f"DataParallel on {args.devices} GPUs equals one process"
+        fresh = new_model(serial_device)
+        verdict = proof.against_serial(
+            claim, model.module, fresh, train, args, batch_size=batch_size
         )
-    what, size = (
-        f"DataParallel on {args.devices} GPUs equals one process",
-        {"batch_size": args.batch_size},
-    )
-    verdict = (
-        proof.against_serial(what, model.module, new_model(home), train, args)
-        if args.prove
-        else None
-    )
     metrics.report(
-        args.out, launch.World(), places[0], history, verdict, devices=args.devices, **size
+        args.out,
+        world,
+        gpus[0],
+        history,
+        verdict,
+        devices=args.devices,
+        batch_size=batch_size,
     )
 
 
@@ -263,22 +296,26 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
-# ## Run it (images/s is the speed of this CPU, which computes for both virtual GPUs)
+# ## Run it
+# With virtual GPUs, images/s is the speed of this CPU, which computes for both of them.
 
 # %% tags=["active-ipynb"]
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_DataParallel.py --prove --out results/02
 
 # %% [markdown]
-# Lesson 05's DDP does the same with a process a GPU: weights stay, gradients alone travel:
+# Lesson 05's DDP does the same with one process per GPU. It sends only gradients; each GPU
+# keeps its weights:
 
 # %% tags=["active-ipynb"]
 # def ddp():
-#     (place,) = vgpu.start(1)
+#     (gpu,) = vgpu.start(1)
 #     torch.distributed.init_process_group("vgpu")
-#     return three_steps(128, place, nn.parallel.DistributedDataParallel)[1]
+#     _, timeline = three_steps(128, gpu, nn.parallel.DistributedDataParallel)
+#     return timeline
 #
 #
-# vgpu.Timeline.of_ranks(launch.call(ddp, 2)).plot(title="DDP: no weights travel, and no GPU waits for an update")
+# title = "DDP: no weights are sent, and no GPU waits for an update"
+# vgpu.Timeline.of_ranks(launch.call(ddp, 2)).plot(title=title)
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("02 DataParallel", "results/02"))  # every lesson ends with such a line, so that routes can be compared
+# print(metrics.line("02 DataParallel", "results/02"))  # for the table of all routes

@@ -1,4 +1,7 @@
-"""Measures and draws where-the-time-goes.png, the picture on this lesson's page: python lessons/01-one-gpu/picture.py"""
+"""Measures the phases of a step; draws where-the-time-goes.png, the picture on this page.
+
+python lessons/01-one-gpu/picture.py
+"""
 
 import sys
 from pathlib import Path
@@ -6,23 +9,21 @@ from pathlib import Path
 import torch
 
 from multigpu import data, plots
+from multigpu.models import CNN
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-import PT_CNN_SingleGPU as lesson
+from PT_CNN_SingleGPU import loader_of, phases
 
 torch.set_num_threads(1)
 train, _ = data.load(data.fetch(None))
 bars = {}
-for batch in (16, 64, 256):
-    model, args = lesson.CNN(), lesson.parse(["--batch-size", str(batch)])
-    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
-    spent = lesson.phases(
-        model, optimizer, lesson.loader_of(train, args, 0, pin=False), warm_up=1
-    )
-    bars[f"batch {batch}"] = {part: 1e6 * seconds / batch for part, seconds in spent.items()}
-figure = plots.stacked(
-    bars,
-    "µs an image, measured on one CPU core",
-    "The smaller the batch, the more an image costs",
-)
+for batch_size in (16, 64, 256):
+    model = CNN()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    seconds = phases(model, optimizer, loader_of(train, batch_size, seed=0), warm_up=1)
+    microseconds = {phase: 1e6 * s / batch_size for phase, s in seconds.items()}
+    bars[f"batch {batch_size}"] = microseconds
+
+unit = "µs an image, measured on one CPU core"
+figure = plots.stacked(bars, unit, "The smaller the batch, the more an image costs")
 print(plots.save(figure, Path(__file__).with_name("where-the-time-goes.png")).name)

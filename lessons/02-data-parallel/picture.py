@@ -1,4 +1,7 @@
-"""Draws two-steps.png, the picture on this lesson's page: python lessons/02-data-parallel/picture.py"""
+"""Draws two-steps.png, the picture on this page, from a simulation.
+
+python lessons/02-data-parallel/picture.py
+"""
 
 from pathlib import Path
 
@@ -9,19 +12,18 @@ from torch import nn
 from multigpu import vgpu
 from multigpu.models import CNN
 
-with vgpu.running(2, compute=False) as places:
-    model = nn.DataParallel(CNN((1, 28, 28)).to(places[0]), places)
+with vgpu.running(2, compute=False) as gpus:
+    model = nn.DataParallel(CNN((1, 28, 28)).to(gpus[0]), gpus)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    images, labels = torch.empty(1024, 1, 28, 28), torch.empty(1024, dtype=torch.long)
+    images = torch.empty(1024, 1, 28, 28)
+    labels = torch.empty(1024, dtype=torch.long)
     for step in range(3):
-        if step == 1:
+        if step == 1:  # the first step warms up
             began = vgpu.elapsed()
         optimizer.zero_grad()
-        F.cross_entropy(model(images.to(places[0])), labels.to(places[0])).backward()
+        F.cross_entropy(model(images.to(gpus[0])), labels.to(gpus[0])).backward()
         optimizer.step()
-    title = "Two steps, batch 1,024: GPU 1 waits for its share, and while GPU 0 updates"
-    print(
-        vgpu.timeline(since=began)
-        .plot(Path(__file__).with_name("two-steps.png"), title=title)
-        .name
-    )
+
+    path = Path(__file__).with_name("two-steps.png")
+    title = "Two steps, batch 1,024: GPU 1 waits for its images, and while GPU 0 updates"
+    print(vgpu.timeline(since=began).plot(path, title=title).name)

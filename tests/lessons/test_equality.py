@@ -1,4 +1,4 @@
-"""DDP is the serial run, step by step; and the test that says so notices when the synchronisation is gone."""
+"""DDP equals the serial run, step by step; without synchronisation the same test fails."""
 
 import json
 
@@ -11,18 +11,19 @@ from commands import INSTRUMENTED, torchrun
 from multigpu import data
 
 STEPS = 5
-# name: ranks, global batch, pieces, images. The last batch is uneven: 3 images for 2 ranks; 4 for 3 ranks; 1 for 3 ranks,
-# so that two of them hold copies only; 3 images for 2 ranks × 2 pieces, of which only one is left.
+# name: ranks, global batch, micro-batches, images. The last batch is uneven: 3 images for 2
+# ranks; 4 for 3 ranks; 1 for 3 ranks, so that two of them have only repeats; 3 images for
+# 2 ranks × 2 micro-batches, of which only the first has images.
 CASES = {
     "2 ranks": (2, 8, 1, 35),
     "3 ranks": (3, 9, 1, 40),
     "3 ranks, 1 image left": (3, 9, 1, 37),
-    "2 ranks, 2 pieces": (2, 8, 2, 35),
+    "2 ranks, 2 micro-batches": (2, 8, 2, 35),
 }
 
 
 def serial_steps(kind: str, path, batch: int, lr: float = 0.05) -> list[list[torch.Tensor]]:
-    """The parameters after each step of the serial run, in the plainest way: no code of the course but the model."""
+    """The parameters after each step of a serial run, in plain torch (but for the model)."""
     train, test = data.load(path)
     images, labels = train.tensors
     torch.manual_seed(0)
@@ -51,12 +52,12 @@ def largest_gap(folder, ranks: int, expected: list[list[torch.Tensor]]) -> float
 
 
 def record(tmp_path, npz, case: str, kind: str, more: str = "") -> float:
-    ranks, batch, pieces, images = CASES[case]
+    ranks, batch, micro_batches, images = CASES[case]
     path = npz(images)
-    done = torchrun(
-        ranks, INSTRUMENTED, "--data", path, "--out", tmp_path / "out", "--epochs", 1, "--batch-size", batch,
-        "--accumulate", pieces, PLANT=f"record={tmp_path},{kind}{more}",
-    )  # fmt: skip
+    flags = ("--data", path, "--epochs", 1, "--batch-size", batch)
+    flags += ("--accumulate", micro_batches, "--out", tmp_path / "out")
+    plant = f"record={tmp_path},{kind}{more}"
+    done = torchrun(ranks, INSTRUMENTED, *flags, PLANT=plant)
     assert done.returncode == 0, done.stdout
     expected = serial_steps(kind, path, batch)
     assert len(expected) == STEPS
@@ -85,19 +86,17 @@ def test_the_proof_holds_and_fails_when_it_must(tmp_path, npz):
     bad = torchrun(2, INSTRUMENTED, *flags, "--out", tmp_path / "bad", PLANT="nosync")
     assert bad.returncode != 0
     assert "limit 1e-05: fails" in bad.stdout
-    assert (
-        json.loads((tmp_path / "bad" / "metrics.json").read_text())["proof"]["holds"] is False
-    )
+    metrics = json.loads((tmp_path / "bad" / "metrics.json").read_text())
+    assert metrics["proof"]["holds"] is False
 
 
 def test_loss_and_accuracy_are_those_of_all_images(tmp_path, npz):
-    """35 training and 7 test images over 3 ranks: nothing comes even, and still each image counts once."""
+    """35 training and 7 test images over 3 ranks, uneven both: each image counts once."""
     path = npz()
-    done = torchrun(
-        3, INSTRUMENTED, "--data", path, "--out", tmp_path, "--epochs", 1, "--batch-size", 9
-    )
+    flags = ("--data", path, "--out", tmp_path, "--epochs", 1, "--batch-size", 9)
+    done = torchrun(3, INSTRUMENTED, *flags)
     assert done.returncode == 0, done.stdout
-    told = json.loads((tmp_path / "metrics.json").read_text())["epochs"][0]
+    reported = json.loads((tmp_path / "metrics.json").read_text())["epochs"][0]
 
     train, test = data.load(path)
     torch.manual_seed(0)
@@ -105,28 +104,26 @@ def test_loss_and_accuracy_are_those_of_all_images(tmp_path, npz):
     order = torch.randperm(35, generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     total = 0.0
+    images, labels = train.tensors
     for rows in order.split(9):
         optimizer.zero_grad()
-        losses = F.cross_entropy(
-            model(train.tensors[0][rows]), train.tensors[1][rows], reduction="none"
-        )
+        losses = F.cross_entropy(model(images[rows]), labels[rows], reduction="none")
         losses.mean().backward()
         total += losses.sum().item()
         optimizer.step()
-    assert told["loss"] == pytest.approx(total / 35, abs=1e-5)
+    assert reported["loss"] == pytest.approx(total / 35, abs=1e-5)
 
-    model.load_state_dict(
-        torch.load(tmp_path / "last.pt", weights_only=True)["parts"]["model"]
-    )
-    hits = (model(test.tensors[0]).argmax(1) == test.tensors[1]).sum().item()
-    assert told["test_accuracy"] == pytest.approx(hits / 7)
+    checkpoint = torch.load(tmp_path / "last.pt", weights_only=True)
+    model.load_state_dict(checkpoint["parts"]["model"])
+    images, labels = test.tensors
+    hits = (model(images).argmax(1) == labels).sum().item()
+    assert reported["test_accuracy"] == pytest.approx(hits / 7)
 
 
-def test_pieces_do_not_cost_all_reduces(tmp_path, npz):
-    """The gradients fit in one bucket: one all-reduce a step, however many pieces the step has."""
-    done = torchrun(
-        2, INSTRUMENTED, "--data", npz(32), "--out", tmp_path, "--epochs", 1, "--batch-size", 8, "--accumulate", 4,
-        PLANT=f"count={tmp_path / 'count'}",
-    )  # fmt: skip
+def test_micro_batches_do_not_cost_all_reduces(tmp_path, npz):
+    """The gradients fit in one bucket: one all-reduce a step, whatever its micro-batches."""
+    flags = ("--data", npz(32), "--epochs", 1, "--batch-size", 8, "--accumulate", 4)
+    plant = f"count={tmp_path / 'count'}"
+    done = torchrun(2, INSTRUMENTED, *flags, "--out", tmp_path, PLANT=plant)
     assert done.returncode == 0, done.stdout
     assert int((tmp_path / "count").read_text()) == 4

@@ -31,7 +31,7 @@ def refused(done, *words: str) -> None:
         (("--spawn", 4, "--batch-size", 3), ("--batch-size 3", "4 ranks", "give 4")),
         (
             ("--spawn", 2, "--batch-size", 8, "--accumulate", 3),
-            ("2 ranks × 3 pieces", "give 6"),
+            ("2 ranks × 3 micro-batches", "give 6"),
         ),
         (("--batch-size", 0), ("--batch-size", "from 1 up")),
         (("--epochs", "ten"), ("--epochs", "from 1 up")),

@@ -1,0 +1,31 @@
+"""The longer experiment of lesson 02: the simulated speed-up of DataParallel over one GPU."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from multigpu import vgpu
+from multigpu.models import CNN
+
+
+def seconds(gpus: list[torch.device], batch: int, parallel: bool) -> float:
+    """The simulated seconds of one training step with `batch` images of 28×28.
+
+    With `parallel` all GPUs compute, by nn.DataParallel; otherwise the first one alone.
+    """
+    model = CNN((1, 28, 28)).to(gpus[0])
+    forward = nn.DataParallel(model, gpus) if parallel else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    images = torch.empty(batch, 1, 28, 28, device=gpus[0])
+    labels = torch.zeros(batch, dtype=torch.long, device=gpus[0])
+    for _ in range(2):  # the first step warms up
+        began = vgpu.elapsed()
+        optimizer.zero_grad()
+        F.cross_entropy(forward(images), labels).backward()
+        optimizer.step()
+    return vgpu.elapsed() - began
+
+
+def speedup(gpus: list[torch.device], batch: int) -> float:
+    """How many times as fast DataParallel on `gpus` is as the first GPU alone."""
+    return seconds(gpus, batch, parallel=False) / seconds(gpus, batch, parallel=True)
