@@ -121,6 +121,7 @@ def fake(**changes):
         "max_epochs": 2,
         "current_epoch": 0,
         "global_step": 0,
+        "ckpt_path": None,
         "world_size": 1,
         "loggers": [],
         "callback_metrics": {},

@@ -10,8 +10,8 @@ from lightnings import fake, fit
 
 from multigpu.errors import UserError
 from multigpu.trainer import callbacks as ours
-from multigpu.trainer.callbacks.checkpoint_files import remove
-from multigpu.trainer.callbacks.monitor import score
+from multigpu.trainer.callbacks.checkpoint_files import remove_checkpoint
+from multigpu.trainer.callbacks.monitor import to_score
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -305,9 +305,9 @@ def test_only_rank_0_deletes_and_only_in_its_folder(tmp_path):
     inside.mkdir(parents=True)  # a sharded checkpoint is a folder
     outside.touch()
     for path, zero in ((inside, False), (outside, True)):
-        remove(fake(is_global_zero=zero), str(path), "new", str(tmp_path / "c"))
+        remove_checkpoint(fake(is_global_zero=zero), str(path), "new", str(tmp_path / "c"))
         assert path.exists()
-    remove(fake(), str(inside), "new", str(tmp_path / "c"))
+    remove_checkpoint(fake(), str(inside), "new", str(tmp_path / "c"))
     assert not inside.exists()
 
 
@@ -338,4 +338,4 @@ def test_the_ranks_decide_together(tmp_path):
     )
     checkpoint.on_validation_end(trainer, None)
     checkpoint.on_train_epoch_end(trainer, None)
-    assert not trainer.saved and score(trainer.callback_metrics["a"]).shape == ()
+    assert not trainer.saved and to_score(trainer.callback_metrics["a"]).shape == ()

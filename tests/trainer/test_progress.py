@@ -46,7 +46,7 @@ def test_a_log_gets_one_line_an_epoch(capsys):
 
 def test_a_terminal_gets_a_bar(monkeypatch):
     screen = Screen()
-    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_DRAWINGS", 0.0)
     bar, trainer = (
         ours.TQDMProgressBar(),
         fake(progress_bar_metrics={"loss": torch.tensor(0.5)}),
@@ -89,7 +89,7 @@ def test_the_bar_is_drawn_ten_times_a_second_at_most(monkeypatch):
     screen, trainer, drawn = Screen(), fake(num_training_batches=1000), []
     bar = ours.TQDMProgressBar(refresh_rate=7)
     monkeypatch.setattr(
-        bar, "get_metrics", lambda trainer, module: drawn.append(bar._done) or {}
+        bar, "get_metrics", lambda trainer, module: drawn.append(bar._batches_done) or {}
     )
     now = iter(range(10**6))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(now) * 0.01)
