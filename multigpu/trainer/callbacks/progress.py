@@ -174,7 +174,7 @@ class TQDMProgressBar(ProgressBar):
         )
 
     def _count_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count a batch and draw the bar if it is time. Called at every step: keep it cheap."""
+        """Count a batch and draw the bar if it is time. Every step calls it: keep it cheap."""
         if self._bar is None:
             return
         self._batches_done += 1
