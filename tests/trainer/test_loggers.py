@@ -195,7 +195,7 @@ def test_rows_wait_in_memory_but_not_for_ever(real, tmp_path, monkeypatch):
     for step in range(250):
         logger.log_metrics({"a": step}, step)
     assert written == [100, 100]
-    monkeypatch.setattr(tensorboard_logger, "SECONDS", -1.0)
+    monkeypatch.setattr(tensorboard_logger, "MAX_SECONDS_IN_MEMORY", -1.0)
     logger.log_metrics({"a": 1}, 251)
     assert written == [100, 100, 51]
 
