@@ -241,8 +241,7 @@ def test_a_wrong_format_in_a_files_name():
 def test_ranks_whose_metric_differs_keep_the_same_lists(tmp_path):
     """Rank 0's path and score go to all ranks.
 
-    Otherwise the lists would differ, one rank would save and the others not, and the ranks would
-    wait for one another.
+    Otherwise the lists would differ: one rank would save and wait for the others.
     """
     broadcasts, lists = [], []
 
