@@ -107,10 +107,10 @@ class ModuleHooks(DataHooks):
     def on_save_checkpoint(self, checkpoint: dict) -> None: ...
     def on_load_checkpoint(self, checkpoint: dict) -> None: ...
 
-    # Three more hooks are found by name and have no default: training_step_end(self,
-    # step_output), validation_step_end and test_step_end. With dp and ddp2 each replica
-    # computes a part of the batch, and these hooks get the gathered outputs. All strategies
-    # call them, so that a module does the same everywhere.
+    # Three more hooks have no default, and are called if a module has them:
+    #     training_step_end(step_output), validation_step_end, test_step_end
+    # With dp and ddp2 each replica computes a part of the batch, and these hooks get the outputs
+    # of all replicas. Every strategy calls them, so that a module does the same everywhere.
 
 
 def overridden(name: str, thing: object, base: type) -> bool:

@@ -30,8 +30,8 @@ def lightning():
 
 def classes(lightning, root):
     """Lightning's ModelCheckpoint and ours, each with a folder of its own."""
-    theirs = lightning.pytorch.callbacks.ModelCheckpoint
-    return [(theirs, root / "lightning"), (ModelCheckpoint, root / "multigpu")]
+    original = lightning.pytorch.callbacks.ModelCheckpoint
+    return [(original, root / "lightning"), (ModelCheckpoint, root / "multigpu")]
 
 
 def contents(path):
