@@ -109,8 +109,8 @@ class ModuleHooks(DataHooks):
 
     # Three more hooks have no default, and are called if a module has them:
     #     training_step_end(step_output), validation_step_end, test_step_end
-    # With dp and ddp2 each replica computes a part of the batch, and these hooks get the outputs
-    # of all replicas. Every strategy calls them, so that a module does the same everywhere.
+    # With dp and ddp2 each replica computes a part of the batch, and these hooks get all
+    # outputs. Every strategy calls them, so that a module does the same everywhere.
 
 
 def overridden(name: str, thing: object, base: type) -> bool:
