@@ -61,18 +61,18 @@ def _batches(number: int) -> dict[str, int]:
 class SavedProgress:
     """Where the run was when its checkpoint was written.
 
-    batches_done    batches of the epoch that were trained; 0 at the epoch's end
-    total_batches   batches of the whole run
-    logged_step     the step that loggers count
-    epoch           the epoch, from 0
-    epoch_counted   whether a resumed run begins with the epoch after it
+    batches_done           batches of the epoch that were trained; 0 at the epoch's end
+    total_batches          batches of the whole run
+    batches_that_stepped   batches that ended with an optimizer step: the step of the loggers
+    epoch                  the epoch, from 0
+    epoch_is_complete      whether a resumed run begins with the epoch after it
     """
 
     batches_done: int
     total_batches: int
-    logged_step: int
+    batches_that_stepped: int
     epoch: int
-    epoch_counted: bool
+    epoch_is_complete: bool
 
 
 def read_progress(content: dict[str, Any], own: dict[str, Any]) -> SavedProgress:
@@ -91,7 +91,7 @@ def read_progress(content: dict[str, Any], own: dict[str, Any]) -> SavedProgress
     return SavedProgress(
         batches_done=batches_done,
         total_batches=batches.get("total", {}).get("ready", 0),
-        logged_step=epoch_loop.get("_batches_that_stepped", content["global_step"]),
+        batches_that_stepped=epoch_loop.get("_batches_that_stepped", content["global_step"]),
         epoch=epoch,
-        epoch_counted=batches_done == 0 and epochs.get("started", epoch + 1) > epoch,
+        epoch_is_complete=batches_done == 0 and epochs.get("started", epoch + 1) > epoch,
     )

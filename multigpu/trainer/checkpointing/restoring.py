@@ -69,20 +69,20 @@ def restore_training(trainer: Trainer, content: dict[str, Any], path: str | Path
     """
     _restore_optimizers(trainer, content, path)
     own = content.get(OWN_KEY, {})
-    progress = read_progress(content, own)
+    saved = read_progress(content, own)
     fit = trainer.fitting
     trainer.global_step = content["global_step"]
-    trainer._logged_step = progress.logged_step
-    trainer.current_epoch = progress.epoch
-    fit.total_batches = progress.total_batches
-    fit.batches_done = progress.batches_done
+    trainer._logged_step = saved.batches_that_stepped
+    trainer.current_epoch = saved.epoch
+    fit.total_batches = saved.total_batches
+    fit.batches_done = saved.batches_done
     if own:
         fit.to_do = own["to_do"]
     monitored = own.get("monitored", {})
     trainer.callback_metrics.update(
         {name: torch.tensor(value) for name, value in monitored.items()}
     )
-    if progress.epoch_counted:
+    if saved.epoch_is_complete:
         # The schedulers that monitor a metric had not stepped when the file was written.
         if monitored and trainer.lightning_module.automatic_optimization:
             fit.schedule("epoch", plateau=True)

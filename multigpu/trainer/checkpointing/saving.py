@@ -25,7 +25,7 @@ def save_checkpoint(trainer: Trainer, path: str | Path, weights_only: bool = Fal
             "trainer.save_checkpoint: nothing has been trained yet: "
             "call fit first, or torch.save the weights."
         )
-    # trainer.checkpoint was returned by spawned ranks; this process could not compose it.
+    # Spawned ranks returned their checkpoint: this process cannot compose it.
     content = trainer.checkpoint or compose_checkpoint(trainer, weights_only)
     problem = None
     if trainer.is_global_zero:
