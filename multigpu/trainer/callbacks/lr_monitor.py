@@ -70,8 +70,7 @@ class LearningRateMonitor(Callback):
     def _log(self, trainer: Trainer, interval: str) -> None:
         values: dict[str, float] = {}
         for optimizer, names, own_interval in _named(trainer):
-            # An optimizer without a scheduler has no interval of its own: it is logged at
-            # both.
+            # An optimizer without a scheduler has no interval: it is logged at both.
             if self.logging_interval is not None or own_interval in (None, interval):
                 values |= self._values(optimizer, names)
         if not values:
