@@ -1,14 +1,21 @@
-"""Where do the batches of all stages come from? A class that can be handed on without the model."""
+"""LightningDataModule: the dataloaders of all stages, in a class apart from the model."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from multigpu.trainer.checkpointing.from_checkpoint import make_from_hyperparameters
 from multigpu.trainer.checkpointing.hyperparameters import HyperparametersMixin
+from multigpu.trainer.checkpointing.reading import read_checkpoint
 from multigpu.trainer.hooks import DataHooks
+
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
 
 
 class LightningDataModule(DataHooks, HyperparametersMixin):
@@ -19,33 +26,42 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trainer: Any = None
+        self.trainer: Trainer | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What the checkpoint shall keep of it."""
+        """The state that a checkpoint keeps of this data module."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
 
     @classmethod
     def from_datasets(
-        cls, train_dataset: Any = None, val_dataset: Any = None, test_dataset: Any = None, predict_dataset: Any = None,
-        batch_size: int = 1, num_workers: int = 0, **kwargs: Any,
-    ) -> "LightningDataModule":  # fmt: skip
-        """One whose dataloaders are made of these data sets, each one or a list; only the training's is shuffled."""
-        given = {
+        cls,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        test_dataset: Any = None,
+        predict_dataset: Any = None,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        **kwargs: Any,
+    ) -> LightningDataModule:
+        """A data module of these data sets, each one or a list. Only training is shuffled.
+
+        `kwargs` are arguments of the class's __init__.
+        """
+        datasets = {
             "train": train_dataset,
             "val": val_dataset,
             "test": test_dataset,
             "predict": predict_dataset,
         }
         datamodule = cls(**kwargs)
-        for stage, datasets in given.items():
-            if datasets is not None:
-                loaders = partial(
-                    _loaders, datasets, stage == "train", batch_size, num_workers
-                )
-                setattr(datamodule, f"{stage}_dataloader", loaders)
+        for stage, dataset in datasets.items():
+            if dataset is not None:
+                shuffle = stage == "train"
+                loader = partial(_loaders, dataset, shuffle, batch_size, num_workers)
+                setattr(datamodule, f"{stage}_dataloader", loader)
         return datamodule
 
     @classmethod
@@ -55,27 +71,29 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
         map_location: Any = None,
         weights_only: bool | None = None,
         **kwargs: Any,
-    ) -> "LightningDataModule":
-        """One made with the hyperparameters in the checkpoint, overridden by `kwargs`, in the state that it kept."""
-        from multigpu.trainer.checkpointing.checkpoint_io import made, read
+    ) -> LightningDataModule:
+        """A data module made with the checkpoint's hyperparameters, in the state it kept.
 
-        content = read(checkpoint_path, map_location or "cpu", weights_only)
-        datamodule = made(cls, content, checkpoint_path, kwargs)
+        `kwargs` take precedence over the hyperparameters.
+        """
+        content = read_checkpoint(checkpoint_path, map_location or "cpu", weights_only)
+        datamodule = make_from_hyperparameters(cls, content, checkpoint_path, kwargs)
         if cls.__qualname__ in content:
             datamodule.load_state_dict(content[cls.__qualname__])
         return datamodule
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy in another process has a Trainer of its own.
         return {**self.__dict__, "trainer": None}
 
 
-def _loaders(datasets: Any, shuffle: bool, batch_size: int, workers: int) -> Any:
+def _loaders(datasets: Any, shuffle: bool, batch_size: int, num_workers: int) -> Any:
     if isinstance(datasets, Mapping):
         return {
-            name: _loaders(dataset, shuffle, batch_size, workers)
+            name: _loaders(dataset, shuffle, batch_size, num_workers)
             for name, dataset in datasets.items()
         }
     if isinstance(datasets, (list, tuple)):
-        return [_loaders(dataset, shuffle, batch_size, workers) for dataset in datasets]
+        return [_loaders(dataset, shuffle, batch_size, num_workers) for dataset in datasets]
     shuffle = shuffle and not isinstance(datasets, IterableDataset)
-    return DataLoader(datasets, batch_size, shuffle, num_workers=workers)
+    return DataLoader(datasets, batch_size, shuffle, num_workers=num_workers)

@@ -1,4 +1,7 @@
-"""Which hooks can a module and a data module override? All do nothing here, so that who overrides none pays for none."""
+"""The hooks that a module and a data module can override; by default they do nothing.
+
+The loops call overridden hooks only, so that the others cost nothing.
+"""
 
 from typing import Any
 
@@ -10,16 +13,16 @@ from multigpu.nested import mapped
 
 
 class DataHooks:
-    """Where the batches come from. A LightningModule and a LightningDataModule have them."""
+    """The hooks for data: those of both LightningModule and LightningDataModule."""
 
     def prepare_data(self) -> None:
-        """Download, on one rank of each node; set nothing on self."""
+        """Download data. Called on one rank of each node: do not set attributes on self."""
 
     def setup(self, stage: str) -> None:
-        """On every rank, before anything else; `stage` is "fit", "validate", "test" or "predict"."""
+        """Called first on every rank; `stage` is "fit", "validate", "test" or "predict"."""
 
     def teardown(self, stage: str) -> None:
-        """On every rank, at the end."""
+        """Called last on every rank."""
 
     def train_dataloader(self) -> Any:
         raise NotImplementedError
@@ -46,9 +49,10 @@ class DataHooks:
 
 
 class ModuleHooks(DataHooks):
-    """What happens when. The order is that of trainer/fit.py and trainer/evaluate.py.
+    """The hooks of a LightningModule. loops/fit.py and loops/evaluate.py show their order.
 
-    on_…_model_eval and on_…_model_train stand in the place of `eval()` and of the way back to the modes before.
+    on_…_model_eval replaces the module's `eval()`, on_…_model_train the restoring of the
+    previous modes.
     """
 
     def configure_model(self) -> None: ...
@@ -103,31 +107,32 @@ class ModuleHooks(DataHooks):
     def on_save_checkpoint(self, checkpoint: dict) -> None: ...
     def on_load_checkpoint(self, checkpoint: dict) -> None: ...
 
-    # Where only a replica's piece of the batch was seen (dp, ddp2), they get the pieces' outputs, gathered. Every strategy calls
-    # them, so that a module does the same everywhere. They are looked for by name, so that none is there by default.
-    # def training_step_end(self, step_output), validation_step_end, test_step_end
+    # Three more hooks have no default, and are called if a module has them:
+    #     training_step_end(step_output), validation_step_end, test_step_end
+    # With dp and ddp2 each replica computes a part of the batch, and these hooks get all
+    # outputs. Every strategy calls them, so that a module does the same everywhere.
 
 
 def overridden(name: str, thing: object, base: type) -> bool:
-    """Has the user's class, or the object itself, its own version of the hook?"""
-    mine = getattr(thing, name, None)
-    return mine is not None and getattr(mine, "__func__", mine) is not getattr(
-        base, name, None
-    )
+    """Whether the object, or its class, has its own version of the method `name` of `base`."""
+    method = getattr(thing, name, None)
+    if method is None:
+        return False
+    return getattr(method, "__func__", method) is not getattr(base, name, None)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch's tensors on `device`, and what else has a `.to`; the rest as it is."""
+    """The batch with its tensors, and other objects that have a `.to`, on `device`."""
 
-    def moved(tensor: torch.Tensor) -> torch.Tensor:
-        return (
-            tensor
-            if tensor.device == device
-            else tensor.to(device, non_blocking=device.type != "cpu")
-        )
+    def move_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == device:
+            return tensor
+        return tensor.to(device, non_blocking=device.type != "cpu")
 
-    return mapped(
-        batch,
-        moved,
-        lambda p: p.to(device) if hasattr(p, "to") and not isinstance(p, nn.Module) else p,
-    )
+    def move_other(value: Any) -> Any:
+        # A module in a batch is not data.
+        if isinstance(value, nn.Module) or not hasattr(value, "to"):
+            return value
+        return value.to(device)
+
+    return mapped(batch, move_tensor, move_other)

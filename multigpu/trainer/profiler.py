@@ -1,48 +1,52 @@
-"""Where does the time of a run go? A profiler measures the Trainer's actions by name."""
+"""Profilers measure how long the Trainer's actions take, by name."""
 
 import os
 import re
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 from multigpu.errors import UserError
 
-_NOTHING = nullcontext()
+NO_MEASUREMENT = nullcontext()
 
 
 class PassThroughProfiler:
-    """Measures nothing, and costs next to nothing: the Trainer's default."""
+    """A profiler that measures nothing."""
 
     def __init__(self, dirpath: str | os.PathLike | None = None, filename: str | None = None):
-        self.dirpath, self.filename = dirpath, filename
+        self.dirpath = dirpath
+        self.filename = filename
         self._stage: str | None = None
         self._local_rank: int | None = None
 
     def setup(
         self, stage: str, local_rank: int | None = None, log_dir: str | None = None
     ) -> None:
-        """Called before a run: its stage ("fit", ...), this process's rank on its node, where files may be written."""
-        self._stage, self._local_rank, self.dirpath = (
-            stage,
-            local_rank,
-            self.dirpath or log_dir,
-        )
+        """Called before a run of `stage`, as "fit"; `log_dir` is the default `dirpath`."""
+        self._stage = stage
+        self._local_rank = local_rank
+        self.dirpath = self.dirpath or log_dir
 
     def teardown(self, stage: str | None) -> None: ...
     def start(self, action_name: str) -> None: ...
     def stop(self, action_name: str) -> None: ...
 
-    def profile(self, action_name: str) -> AbstractContextManager:
-        """Measure a `with` block under this name."""
-        return _NOTHING
+    def profile(self, action_name: str) -> AbstractContextManager[str | None]:
+        """A context manager that measures its block under this name."""
+        return NO_MEASUREMENT
 
     def summary(self) -> str:
         """The report as text."""
         return ""
 
     def describe(self) -> None:
-        """Print the report on each node's first process, or write it to `filename` in `dirpath`, a file a process."""
+        """Print the report on the first rank of each node, or write each rank's to a file.
+
+        It is written if `filename` is given: to `dirpath`, with stage and local rank in its
+        name.
+        """
         text = self.summary()
         if not text:
             return
@@ -50,23 +54,33 @@ class PassThroughProfiler:
             if not self._local_rank:
                 print(text, flush=True)
             return
-        parts = (self._stage, self.filename, self._local_rank)
+        parts = [self._stage, self.filename, self._local_rank]
         name = "-".join(str(part) for part in parts if part is not None)
+        # Characters that some file systems do not allow.
+        name = re.sub(r'[\\/:*?"<>|\s]+', "_", name) + ".txt"
         os.makedirs(self.dirpath, exist_ok=True)
-        with open(
-            os.path.join(self.dirpath, re.sub(r'[\\/:*?"<>|\s]+', "_", name) + ".txt"), "a"
-        ) as file:
+        with open(os.path.join(self.dirpath, name), "a") as file:
             file.write(text)
 
 
+# Lightning's name of the base class.
 Profiler = PassThroughProfiler
 
 
-class SimpleProfiler(PassThroughProfiler):
-    """Counts every action's calls and seconds. Without `extended` the table has no calls and no percentages.
+@dataclass
+class Total:
+    """The calls of one action, and the seconds of all of them."""
 
-    A percentage is of the time since the profiler was made. Actions within one another count in both.
-    GPUs run behind Python: an action's time is what Python waited, not what the GPU worked.
+    calls: int = 0
+    seconds: float = 0.0
+
+
+class SimpleProfiler(PassThroughProfiler):
+    """Count the calls and seconds of each action. Without `extended` the table is shorter.
+
+    A percentage is of the time since the profiler was made. If one action runs inside another,
+    its time counts for both. GPUs run asynchronously: an action's time is how long Python
+    waited, not how long the GPU computed.
     """
 
     def __init__(
@@ -78,11 +92,11 @@ class SimpleProfiler(PassThroughProfiler):
         super().__init__(dirpath, filename)
         self.extended = extended
         self.current_actions: dict[str, float] = {}
-        self.totals: dict[str, list[float]] = {}  # name: calls, seconds
+        self.totals: dict[str, Total] = {}
         self.start_time = time.perf_counter()
 
     def start(self, action_name: str) -> None:
-        """Begin an action. Raises UserError if it runs already."""
+        """Start measuring an action. Raises UserError if it is running."""
         if action_name in self.current_actions:
             raise UserError(
                 f"the profiler's action {action_name!r} has started already: stop it first."
@@ -90,13 +104,15 @@ class SimpleProfiler(PassThroughProfiler):
         self.current_actions[action_name] = time.perf_counter()
 
     def stop(self, action_name: str) -> None:
-        """End an action. Raises UserError if it does not run."""
+        """Stop measuring an action. Raises UserError if it is not running."""
         end = time.perf_counter()
         if action_name not in self.current_actions:
-            raise UserError(f"the profiler's action {action_name!r} has not started.")
-        total = self.totals.setdefault(action_name, [0, 0.0])
-        total[0] += 1
-        total[1] += end - self.current_actions.pop(action_name)
+            raise UserError(
+                f"the profiler's action {action_name!r} has not started: start it first."
+            )
+        total = self.totals.setdefault(action_name, Total())
+        total.calls += 1
+        total.seconds += end - self.current_actions.pop(action_name)
 
     @contextmanager
     def profile(self, action_name: str) -> Iterator[str]:
@@ -107,24 +123,41 @@ class SimpleProfiler(PassThroughProfiler):
             self.stop(action_name)
 
     def summary(self) -> str:
+        """The report as a table, the action with the longest total time first."""
         title = f"{self._stage.upper()} Profiler Report" if self._stage else "Profiler Report"
         if not self.totals:
             return f"{title}: no action was measured\n"
-        spent = time.perf_counter() - self.start_time
-        actions = sorted(self.totals.items(), key=lambda action: action[1][1], reverse=True)
-        calls = sum(n for n, _ in self.totals.values())
-        rows = [("Action", "Mean duration (s)", "Num calls", "Total time (s)", "Percentage %")]
-        rows.append(("Total", "-", f"{calls:.0f}", f"{spent:.5g}", "100 %"))
-        rows += [
-            (a, f"{s / n:.5g}", f"{n:.0f}", f"{s:.5g}", f"{100 * s / spent:.5g}")
-            for a, (n, s) in actions
+        header, *rows = self._extended_rows() if self.extended else self._short_rows()
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        rule = "-" * len(_table_line(header, widths))
+        lines = [title, rule, _table_line(header, widths), rule]
+        lines += [_table_line(row, widths) for row in rows]
+        return "\n".join([*lines, rule]) + "\n"
+
+    def _sorted_totals(self) -> list[tuple[str, Total]]:
+        return sorted(self.totals.items(), key=lambda item: item[1].seconds, reverse=True)
+
+    def _extended_rows(self) -> list[tuple[str, ...]]:
+        whole = time.perf_counter() - self.start_time
+        calls = sum(total.calls for total in self.totals.values())
+        rows = [
+            ("Action", "Mean duration (s)", "Num calls", "Total time (s)", "Percentage %"),
+            ("Total", "-", f"{calls}", f"{whole:.5g}", "100 %"),
         ]
-        if not self.extended:
-            rows = [(row[0], row[1], row[3]) for row in rows[:1] + rows[2:]]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "| " + " | ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) + " |"
-            for row in rows
-        ]
-        rule = "-" * len(lines[0])
-        return "\n".join([title, rule, lines[0], rule, *lines[1:], rule]) + "\n"
+        for name, total in self._sorted_totals():
+            mean = f"{total.seconds / total.calls:.5g}"
+            percentage = f"{100 * total.seconds / whole:.5g}"
+            rows.append((name, mean, f"{total.calls}", f"{total.seconds:.5g}", percentage))
+        return rows
+
+    def _short_rows(self) -> list[tuple[str, ...]]:
+        rows = [("Action", "Mean duration (s)", "Total time (s)")]
+        for name, total in self._sorted_totals():
+            mean = f"{total.seconds / total.calls:.5g}"
+            rows.append((name, mean, f"{total.seconds:.5g}"))
+        return rows
+
+
+def _table_line(cells: tuple[str, ...], widths: list[int]) -> str:
+    padded = [f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)]
+    return "| " + " | ".join(padded) + " |"

@@ -1,31 +1,41 @@
-"""What is told before the first step? The model's size and place to the reader, its hyperparameters to the loggers."""
+"""The summary before the first step: printed, and the hyperparameters for the loggers."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import pluralize
 
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
 
-def introduce(trainer: Any) -> None:
-    model = trainer.lightning_module
+
+def introduce(trainer: Trainer) -> None:
+    """Print the summary on rank 0; give loggers the hyperparameters and the graph."""
     if trainer.is_global_zero and trainer.enable_model_summary:
-        sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-        total, learn = sum(n for n, _ in sizes), sum(n for n, learns in sizes if learns)
-        still = "" if total == learn else f", of which {learn:,} learn"
-        trainer.print(
-            f"{type(model).__name__}: {total:,} parameters{still}; {_where(trainer)}"
-        )
-    hyper: dict[str, Any] = {}
+        _print_summary(trainer)
+    model = trainer.lightning_module
+    hparams: dict[str, Any] = {}
     for part in (model, trainer.datamodule):
         if part is not None and getattr(part, "_log_hyperparams", False):
-            hyper |= part.hparams_initial
+            hparams |= part.hparams_initial
     for logger in trainer.loggers:
-        if hyper:
-            logger.log_hyperparams(hyper)
+        if hparams:
+            logger.log_hyperparams(hparams)
         logger.log_graph(model)
         logger.save()
 
 
-def _where(trainer: Any) -> str:
+def _print_summary(trainer: Trainer) -> None:
+    model = trainer.lightning_module
+    total = sum(p.numel() for p in model.parameters())
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    size = f"{total:,} parameters"
+    if trainable != total:
+        size += f", {trainable:,} trainable"
     strategy = trainer.strategy
-    kind = strategy.device.type
-    return f"{strategy.name} on {pluralize(trainer.world_size, 'rank')}, {kind}, {trainer.precision_plugin.name}"
+    ranks = pluralize(trainer.world_size, "rank")
+    place = (
+        f"{strategy.name} on {ranks}, {strategy.device.type}, {trainer.precision_plugin.name}"
+    )
+    trainer.print(f"{type(model).__name__}: {size}; {place}")

@@ -1,17 +1,20 @@
-"""Small things that people import from lightning.pytorch.utilities."""
+"""Functions that people import from lightning.pytorch.utilities."""
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from multigpu.launch.world import find
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def rank_zero_only(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which on the other ranks does nothing, and gives None."""
+
+def rank_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
+    """`function` on rank 0; on other ranks it does nothing and returns None."""
 
     @wraps(function)
-    def on_rank_zero(*args: Any, **kwargs: Any) -> Any:
+    def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R | None:
         return function(*args, **kwargs) if find().rank == 0 else None
 
     return on_rank_zero
@@ -19,5 +22,5 @@ def rank_zero_only(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @rank_zero_only
 def rank_zero_info(*args: Any, **kwargs: Any) -> None:
-    """`print`, on rank 0 alone."""
+    """`print` on rank 0 only."""
     print(*args, **kwargs)

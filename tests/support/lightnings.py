@@ -1,6 +1,7 @@
-"""How is a callback of ours driven by Lightning's own Trainer? By a small model whose metrics are given.
+"""Run a callback of ours with Lightning's Trainer, on a small model whose metrics are given.
 
-What needs several ranks, a terminal or a clock is driven by `fake`, a small stand-in for the Trainer.
+Tests that need several ranks, a terminal or a clock use `fake`, a small replacement for the
+Trainer.
 """
 
 import functools
@@ -11,12 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from multigpu.trainer import callbacks as ours
-
 
 @functools.cache
 def package():
-    """The package lightning, which takes seconds to import, without its talk."""
+    """The package lightning, without its warnings and messages. The import takes seconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lightning = pytest.importorskip("lightning")
@@ -27,7 +26,7 @@ def package():
 
 def model(scores, train_loss=True, optimizer=None):
     """A LightningModule whose n-th validation logs val_loss = scores[n]."""
-    left = list(scores)
+    remaining = list(scores)
 
     class Scored(package().LightningModule):
         def __init__(self):
@@ -43,7 +42,7 @@ def model(scores, train_loss=True, optimizer=None):
         def validation_step(self, batch, batch_idx): ...
 
         def on_validation_epoch_end(self):
-            self.log("val_loss", torch.tensor(left.pop(0)))
+            self.log("val_loss", torch.tensor(remaining.pop(0)))
 
         def configure_optimizers(self):
             return optimizer(self) if optimizer else torch.optim.SGD(self.parameters(), 0.1)
@@ -61,50 +60,55 @@ def fit(
     ckpt_path=None,
     **kwargs,
 ):
-    """Lightning's Trainer, 4 batches an epoch, with this callback."""
-    data = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(torch.ones(8, 2)), batch_size=2
-    )
+    """Lightning's Trainer, after it has run with this callback: 4 batches per epoch.
+
+    The epochs are as many as `scores`, the val_loss of each validation.
+    """
+    rows = torch.utils.data.TensorDataset(torch.ones(8, 2))
+    data = torch.utils.data.DataLoader(rows, batch_size=2)
 
     class Trainer(package().Trainer):
-        _logged_step = property(lambda self: self.fit_loop.epoch_loop._batches_that_stepped)
+        @property
+        def _logged_step(self):
+            """Our Trainer's name of the loggers' step."""
+            return self.fit_loop.epoch_loop._batches_that_stepped
 
-    if not hasattr(
-        callback, "_legacy_state_key"
-    ):  # what checkpoints older than version 1.5 have
+    # Lightning's Trainer reads this key of checkpoints older than version 1.5.
+    if not hasattr(callback, "_legacy_state_key"):
         callback._legacy_state_key = None
-    is_checkpoint = type(callback).__name__ == "ModelCheckpoint" and not isinstance(
-        callback, ours.ModelCheckpoint
-    )
-    given = {
+    # Lightning's Trainer rejects its own ModelCheckpoint with enable_checkpointing=False, and
+    # adds one of its own to ours with True.
+    is_lightnings = isinstance(callback, package().pytorch.callbacks.ModelCheckpoint)
+    arguments = {
+        "default_root_dir": root,
+        "accelerator": "cpu",
+        "logger": logger,
+        "callbacks": [callback],
         "max_epochs": len(scores),
         "log_every_n_steps": 1,
         "num_sanity_val_steps": 0,
-        **kwargs,
+        "enable_checkpointing": is_lightnings,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
     }
-    trainer = Trainer(
-        default_root_dir=root,
-        accelerator="cpu",
-        logger=logger,
-        callbacks=[callback],
-        enable_checkpointing=is_checkpoint,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **given,
-    )
-    net = model(scores, optimizer=optimizer)
-    trainer.fit(net, data, data if validate else None, ckpt_path=ckpt_path)
+    trainer = Trainer(**arguments | kwargs)
+    module = model(scores, optimizer=optimizer)
+    trainer.fit(module, data, data if validate else None, ckpt_path=ckpt_path)
     return trainer
 
 
 def fake(**changes):
-    """The few things of a Trainer that callbacks ask for."""
-    one = SimpleNamespace(
-        broadcast=lambda value, src=0: value, reduce_boolean_decision=lambda d, all=True: d
+    """The attributes of a Trainer that callbacks read, some of them changed.
+
+    `saved` lists the paths of the checkpoints that it was asked to save.
+    """
+    one_rank = SimpleNamespace(
+        broadcast=lambda value, src=0: value,
+        reduce_boolean_decision=lambda decision, all=True: decision,
     )
     saved = []
-    values = {
-        "strategy": one,
+    attributes = {
+        "strategy": one_rank,
         "state": SimpleNamespace(fn="fit"),
         "saved": saved,
         "save_checkpoint": lambda path, weights_only=False: saved.append(path),
@@ -121,9 +125,10 @@ def fake(**changes):
         "max_epochs": 2,
         "current_epoch": 0,
         "global_step": 0,
+        "ckpt_path": None,
         "world_size": 1,
         "loggers": [],
         "callback_metrics": {},
         "progress_bar_metrics": {},
     }
-    return SimpleNamespace(**values | changes)
+    return SimpleNamespace(**attributes | changes)

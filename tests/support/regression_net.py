@@ -1,4 +1,4 @@
-"""A linear regression as a LightningModule, its batches and a quiet fit, for tests of the Trainer."""
+"""A linear regression as a LightningModule, its data, and a fit that prints nothing."""
 
 import torch
 import torch.nn.functional as F
@@ -33,10 +33,10 @@ class Net(L.LightningModule):
 
 
 def rows(n: int = 40) -> TensorDataset:
-    random = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(n, 4, generator=random), torch.randn(n, 1, generator=random)
-    )
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 4, generator=generator)
+    y = torch.randn(n, 1, generator=generator)
+    return TensorDataset(x, y)
 
 
 def batches(n: int = 40, size: int = 4) -> DataLoader:

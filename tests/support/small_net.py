@@ -1,4 +1,4 @@
-"""A small LightningModule, its rows and a quiet Trainer, for tests of the Trainer."""
+"""A small classifier as a LightningModule, its data, and a Trainer that prints nothing."""
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,9 @@ QUIET = {
 class Net(L.LightningModule):
     def __init__(self, norm: bool = False, manual: bool = False):
         super().__init__()
-        self.layer = torch.nn.Sequential(
-            torch.nn.Linear(4, 3), *[torch.nn.BatchNorm1d(3)] * norm
-        )
+        self.layer = torch.nn.Sequential(torch.nn.Linear(4, 3))
+        if norm:
+            self.layer.append(torch.nn.BatchNorm1d(3))
         self.automatic_optimization = not manual
         self.seen: list = []
 
@@ -48,10 +48,10 @@ class Net(L.LightningModule):
 
 
 def rows(n: int) -> TensorDataset:
-    random = torch.Generator().manual_seed(0)
-    return TensorDataset(
-        torch.randn(n, 4, generator=random), torch.randint(0, 3, (n,), generator=random)
-    )
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 4, generator=generator)
+    y = torch.randint(0, 3, (n,), generator=generator)
+    return TensorDataset(x, y)
 
 
 def made(seed: int = 0, **keywords) -> Net:

@@ -1,4 +1,9 @@
-"""A user's script, `python trainer_script.py MODE FOLDER`, which starts itself again for its second rank, and what goes wrong."""
+"""A user's script on two ranks: `python trainer_script.py MODE FOLDER`.
+
+MODE is "whole", "resume" (from FOLDER/stopped.ckpt), or what goes wrong: "exit" (rank 1
+exits), "raise 0" and "raise 1" (that rank raises), "term" (rank 1 gets a SIGTERM). Each rank
+writes its losses and its global step to FOLDER/MODE<rank>.json.
+"""
 
 import json
 import os
@@ -23,12 +28,13 @@ class Net(L.LightningModule):
         self.losses = []
 
     def training_step(self, batch, batch_idx):
-        here = (self.global_rank, self.global_step)
-        if (mode, *here) in (("exit", 1, 2),):
+        rank = self.global_rank
+        if mode == "exit" and (rank, self.global_step) == (1, 2):
             os._exit(7)
-        if (mode, *here) in (("raise 1", 1, 2), ("raise 0", 0, 2)):
-            raise ZeroDivisionError(f"planted in rank {self.global_rank}")
-        if mode == "term" and here == (1, 4):  # in the midst of a step, to one rank
+        if mode == f"raise {rank}" and self.global_step == 2:
+            raise ZeroDivisionError(f"planted in rank {rank}")
+        # One rank gets the signal, in the middle of a step.
+        if mode == "term" and (rank, self.global_step) == (1, 4):
             os.kill(os.getpid(), signal.SIGTERM)
         loss = self.layer(batch[0]).square().mean()
         self.losses.append(loss.item())
@@ -40,19 +46,25 @@ class Net(L.LightningModule):
 
 if __name__ == "__main__":
     L.seed_everything(2, verbose=False)
-    source = torch.Generator().manual_seed(0)
-    loader = DataLoader(TensorDataset(torch.randn(24, 3, generator=source)), 4, shuffle=True)
+    generator = torch.Generator().manual_seed(0)
+    rows = TensorDataset(torch.randn(24, 3, generator=generator))
+    loader = DataLoader(rows, 4, shuffle=True)
+    # horovodrun starts the ranks itself: each has one device.
     horovod = "HOROVOD_RANK" in os.environ
     trainer = L.Trainer(
-        accelerator="cpu", strategy="horovod" if horovod else "ddp", devices=1 if horovod else 2, max_epochs=3,
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, default_root_dir=folder,
-    )  # fmt: skip
+        accelerator="cpu",
+        strategy="horovod" if horovod else "ddp",
+        devices=1 if horovod else 2,
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        default_root_dir=folder,
+    )
     module = Net()
     try:
-        trainer.fit(
-            module, loader, ckpt_path=folder / "stopped.ckpt" if mode == "resume" else None
-        )
+        ckpt_path = folder / "stopped.ckpt" if mode == "resume" else None
+        trainer.fit(module, loader, ckpt_path=ckpt_path)
     finally:
-        (folder / f"{mode}{trainer.global_rank}.json").write_text(
-            json.dumps([module.losses, trainer.global_step])
-        )
+        report = json.dumps([module.losses, trainer.global_step])
+        (folder / f"{mode}{trainer.global_rank}.json").write_text(report)

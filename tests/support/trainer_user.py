@@ -1,6 +1,8 @@
-"""One user's code, for Lightning's Trainer and for ours: `python trainer_user.py ours|theirs FOLDER` trains on two ranks.
+"""One user's code that runs with Lightning's Trainer ("theirs") and with this one ("ours").
 
-`train(L, case, folder)` gives what a run of a case came to: the loss at each step, the weights, the metrics, the CSV rows.
+`train(L, case, folder)` returns the results of a case: the loss of each step, the weights, the
+metrics, the CSV rows. `python trainer_user.py ours|theirs FOLDER` trains the cases of TWO on
+two ranks.
 """
 
 import csv
@@ -15,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 NAMES = {"ours": "multigpu.trainer", "theirs": "lightning"}
-# case → (Trainer's arguments, the module's, the data's)
+# case → (the Trainer's arguments, the module's, the data's)
 CASES = {
     "plain": ({}, {}, {}),
     "accumulate": ({"accumulate_grad_batches": 2}, {}, {}),
@@ -41,6 +43,7 @@ CASES = {
     "max_steps": ({"max_steps": 3, "accumulate_grad_batches": 2, "max_epochs": -1}, {}, {}),
     "seldom logged": ({"log_every_n_steps": 2}, {}, {}),
 }
+# Cases for one rank only.
 ALONE = {
     "dropout": ({}, {"dropout": 0.5}, {"shuffle": True}),
     "a sampler": ({}, {}, {"weighted": True}),
@@ -50,23 +53,28 @@ ALONE = {
     "fast_dev_run": ({"fast_dev_run": 2}, {"schedule": "step"}, {}),
     "two val loaders": ({}, {}, {"val_loaders": 2}),
 }
-# On two ranks. Lightning shuffles the training data there even where the user does not; ours keeps the user's order, so that
-# all cases ask to shuffle. limit_val_batches counts each rank's batches in Lightning, and in ours those of the data set.
+# Cases for two ranks. There Lightning shuffles the training data if the user does not, too;
+# this Trainer keeps the user's order: all cases shuffle. limit_val_batches counts each rank's
+# batches in Lightning, and here those of the whole data set: `train` drops it.
 TWO = [
-    "accumulate, by step", "clip by norm", "clip and accumulate", "scheduler every 2 steps", "plateau", "bf16", "manual",
-    "validate twice an epoch", "limits", "max_steps", "seldom logged",
+    "accumulate, by step", "clip by norm", "clip and accumulate", "scheduler every 2 steps",
+    "plateau", "bf16", "manual", "validate twice an epoch", "limits", "max_steps",
+    "seldom logged",
 ]  # fmt: skip
 
 
 def trainer(L, root, **arguments):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    keywords = {
+    """A Trainer of L that prints and writes nothing, unless the arguments say so."""
+    defaults = {
         "accelerator": "cpu",
         "max_epochs": 2,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
         "enable_model_summary": False,
         "default_root_dir": root,
     }
-    return L.Trainer(**{**keywords, **quiet, **arguments})
+    return L.Trainer(**defaults | arguments)
 
 
 def net(L, schedule=None, manual=False, dropout=0.0):
@@ -131,9 +139,9 @@ def net(L, schedule=None, manual=False, dropout=0.0):
 
         def configure_optimizers(self):
             if self.hparams.manual:
-                return torch.optim.SGD(self.body.parameters(), 0.5), torch.optim.Adam(
-                    self.head.parameters(), 0.02
-                )
+                first = torch.optim.SGD(self.body.parameters(), 0.5)
+                second = torch.optim.Adam(self.head.parameters(), 0.02)
+                return first, second
             optimizer = torch.optim.SGD(self.parameters(), 0.5, momentum=0.9)
             kind = self.hparams.schedule
             if kind is None:
@@ -148,25 +156,26 @@ def net(L, schedule=None, manual=False, dropout=0.0):
                     "monitor": "val_loss",
                 }
             scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
-            interval = "step" if "step" in kind else "epoch"
-            wanted = {
+            config = {
                 "scheduler": scheduler,
-                "interval": interval,
+                "interval": "step" if "step" in kind else "epoch",
                 "frequency": 2 if "2" in kind else 1,
             }
-            return {"optimizer": optimizer, "lr_scheduler": wanted}
+            return {"optimizer": optimizer, "lr_scheduler": config}
 
     return Net(schedule, manual, dropout)
 
 
 def data(rows, seed):
-    source = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 6, generator=source)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 6, generator=generator)
     return TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long())
 
 
 def loaders(shuffle=False, weighted=False, val_loaders=1, **more):
-    train, val = data(18, 1), data(16, 2)
+    """The dataloader for training, and the one or the list for validation."""
+    train = data(18, seed=1)
+    val = data(16, seed=2)
     if weighted:
         more["sampler"] = WeightedRandomSampler(torch.arange(1.0, 19.0), 18)
     else:
@@ -176,36 +185,48 @@ def loaders(shuffle=False, weighted=False, val_loaders=1, **more):
 
 
 def train(L, case, folder, **arguments):
-    """Fit, and what came of it."""
+    """The results of a fit of this case, by name; `arguments` are more of the Trainer's."""
     L.seed_everything(3, verbose=False)
-    given, of_module, of_data = {**CASES, **ALONE}[case]
+    trainer_arguments, module_arguments, data_arguments = {**CASES, **ALONE}[case]
+    trainer_arguments = dict(trainer_arguments)
+    # On two ranks: see TWO.
     if "strategy" in arguments:
-        of_data, given = (
-            {"shuffle": True},
-            {k: v for k, v in given.items() if k != "limit_val_batches"},
-        )
-    module = net(L, **of_module)
-    if given.get("precision") == "64-true":
+        data_arguments = {"shuffle": True}
+        trainer_arguments.pop("limit_val_batches", None)
+    module = net(L, **module_arguments)
+    if trainer_arguments.get("precision") == "64-true":
         module = module.double()
     logger = L.pytorch.loggers.CSVLogger(folder, name=case.replace(" ", "_"), version=0)
-    keywords = {
-        "accelerator": "cpu", "max_epochs": 2, "log_every_n_steps": 1, "enable_checkpointing": False,
-        "enable_progress_bar": False, "enable_model_summary": False, "logger": logger, **arguments, **given,
-    }  # fmt: skip
-    trainer = L.Trainer(**keywords)
-    trainer.fit(module, *loaders(**of_data))
-    told = {
-        "losses": module.losses, "ends": module.ends, "weights": {k: v.clone() for k, v in module.state_dict().items()},
+    defaults = {
+        "accelerator": "cpu",
+        "max_epochs": 2,
+        "log_every_n_steps": 1,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": logger,
+    }
+    trainer = L.Trainer(**{**defaults, **arguments, **trainer_arguments})
+    trainer.fit(module, *loaders(**data_arguments))
+    return {
+        "losses": module.losses,
+        "ends": module.ends,
+        "weights": {name: value.clone() for name, value in module.state_dict().items()},
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "at": (trainer.current_epoch, trainer.global_step),
-    }  # fmt: skip
-    path = Path(logger.log_dir) / "metrics.csv" if logger.log_dir else None
-    told["rows"] = (
-        list(csv.DictReader(path.open()))
-        if path and path.exists() and trainer.is_global_zero
-        else []
-    )
-    return told
+        "rows": csv_rows(logger) if trainer.is_global_zero else [],
+    }
+
+
+def csv_rows(logger):
+    """The rows of metrics.csv; none if the logger wrote none, as with fast_dev_run."""
+    if not logger.log_dir:
+        return []
+    path = Path(logger.log_dir) / "metrics.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 if __name__ == "__main__":
@@ -216,7 +237,7 @@ if __name__ == "__main__":
         import logging
 
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    found = {
-        case: train(L, case, Path(folder) / which, strategy="ddp", devices=2) for case in TWO
-    }
-    torch.save(found, Path(folder) / f"{which}{os.environ['LOCAL_RANK']}.pt")
+    results = {}
+    for case in TWO:
+        results[case] = train(L, case, Path(folder) / which, strategy="ddp", devices=2)
+    torch.save(results, Path(folder) / f"{which}{os.environ['LOCAL_RANK']}.pt")

@@ -1,6 +1,10 @@
-"""Does ModelCheckpoint keep what Lightning's keeps? Lightning's own Trainer drives both; files and states are compared."""
+"""ModelCheckpoint keeps what Lightning's keeps.
+
+Lightning's Trainer runs both; files and states are compared.
+"""
 
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import lightnings
@@ -9,36 +13,42 @@ import torch
 from lightnings import fake, fit
 
 from multigpu.errors import UserError
-from multigpu.trainer import callbacks as ours
-from multigpu.trainer.callbacks.checkpoint_files import remove
-from multigpu.trainer.callbacks.monitor import score
+from multigpu.trainer.callbacks import ModelCheckpoint
+from multigpu.trainer.callbacks.checkpoint_files import remove_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 NAN = float("nan")
-
-
-DOWN = (0.5, 0.3, 0.4, 0.2)
+SCORES = (0.5, 0.3, 0.4, 0.2)
 
 
 @pytest.fixture(scope="module")
-def real():
+def lightning():
     return lightnings.package()
 
 
-def held(path):
-    """The step and the parts of a checkpoint."""
+def classes(lightning, root):
+    """Lightning's ModelCheckpoint and ours, each with a folder of its own."""
+    original = lightning.pytorch.callbacks.ModelCheckpoint
+    return [(original, root / "lightning"), (ModelCheckpoint, root / "multigpu")]
+
+
+def contents(path):
+    """The step of a checkpoint, and whether it holds optimizer states."""
     content = torch.load(path, weights_only=False)
     return content["global_step"], "optimizer_states" in content
 
 
-def told(checkpoint, root):
-    """What a ModelCheckpoint knows and what lies on the disk, without the folder's name."""
-    short = lambda path: str(path).replace(str(root), "")  # noqa: E731
+def state(checkpoint, root):
+    """A ModelCheckpoint's state and the files on the disk, with paths relative to `root`."""
+
+    def short(path):
+        return str(path).replace(str(root), "")
+
     return {
         "files": sorted((short(p), p.is_symlink()) for p in root.rglob("*") if p.is_file()),
-        "holds": {short(p): held(p) for p in root.rglob("*.ckpt")},
+        "contents": {short(p): contents(p) for p in root.rglob("*.ckpt")},
         "best": short(checkpoint.best_model_path),
         "score": checkpoint.best_model_score,
         "current": checkpoint.current_score,
@@ -50,6 +60,7 @@ def told(checkpoint, root):
     }
 
 
+# name → (ModelCheckpoint's arguments, the arguments of `fit`)
 CHECKPOINTS = {
     "default": ({}, {}),
     "best": ({"monitor": "val_loss"}, {}),
@@ -122,87 +133,73 @@ CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_the_same_checkpoints_as_lightnings(real, tmp_path, name):
-    arguments, trainer = CHECKPOINTS[name]
-    both = []
-    for kind, who in (
-        ("a", real.pytorch.callbacks.ModelCheckpoint),
-        ("b", ours.ModelCheckpoint),
-    ):
-        root = tmp_path / kind
-        both.append((who(**arguments), root))
-        fit(root, both[-1][0], DOWN, **trainer)
-    (theirs, their_root), (mine, my_root) = both
-    assert told(mine, my_root) == told(theirs, their_root)
-    assert bool(told(mine, my_root)["files"]) == (name not in ("none", "fast_dev_run"))
+def test_the_same_checkpoints_as_lightnings(lightning, tmp_path, name):
+    arguments, fit_arguments = CHECKPOINTS[name]
+    states = []
+    for cls, root in classes(lightning, tmp_path):
+        checkpoint = cls(**arguments)
+        fit(root, checkpoint, SCORES, **fit_arguments)
+        states.append(state(checkpoint, root))
+    assert states[0] == states[1]
+    assert bool(states[1]["files"]) == (name not in ("none", "fast_dev_run"))
 
 
-def test_nan_is_worse_than_every_number(real, tmp_path):
-    for kind, who in (
-        ("a", real.pytorch.callbacks.ModelCheckpoint),
-        ("b", ours.ModelCheckpoint),
-    ):
-        checkpoint = who(monitor="val_loss", dirpath=tmp_path / kind, filename="{epoch}")
+def test_nan_is_worse_than_every_number(lightning, tmp_path):
+    for cls, folder in classes(lightning, tmp_path):
+        checkpoint = cls(monitor="val_loss", dirpath=folder, filename="{epoch}")
         fit(tmp_path, checkpoint, (NAN, 0.5, NAN))
-        assert told(checkpoint, tmp_path / kind)["best"] == "/epoch=1.ckpt"
+        assert state(checkpoint, folder)["best"] == "/epoch=1.ckpt"
 
 
-def test_a_second_run_in_one_folder_gets_v1_and_a_resumed_one_goes_on(real, tmp_path):
-    seen = []
-    for kind, who in (
-        ("a", real.pytorch.callbacks.ModelCheckpoint),
-        ("b", ours.ModelCheckpoint),
-    ):
-        make = lambda who=who, kind=kind: who(  # noqa: E731
-            dirpath=tmp_path / kind, save_last=True, monitor="val_loss", save_top_k=2
-        )
+def test_a_second_run_in_one_folder_gets_v1_and_a_resumed_one_goes_on(lightning, tmp_path):
+    states = []
+    for cls, folder in classes(lightning, tmp_path):
+        make = partial(cls, folder, monitor="val_loss", save_last=True, save_top_k=2)
         for _ in range(2):
-            fit(tmp_path, make(), DOWN[:2])
+            fit(tmp_path, make(), SCORES[:2])
         resumed = make()
-        fit(
-            tmp_path,
-            resumed,
-            DOWN[2:],
-            ckpt_path=tmp_path / kind / "last-v1.ckpt",
-            max_epochs=4,
-        )
-        seen.append(told(resumed, tmp_path / kind))
-    assert seen[0] == seen[1] and len(seen[1]["files"]) > 4
+        last = folder / "last-v1.ckpt"
+        fit(tmp_path, resumed, SCORES[2:], ckpt_path=last, max_epochs=4)
+        states.append(state(resumed, folder))
+    assert states[0] == states[1]
+    assert len(states[1]["files"]) > 4
 
 
-def test_checkpoint_states_are_read_by_the_other_one(real, tmp_path):
-    theirs = real.pytorch.callbacks.ModelCheckpoint(
-        dirpath=tmp_path, monitor="val_loss", save_top_k=2
-    )
-    fit(tmp_path, theirs, DOWN)
-    mine = ours.ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", save_top_k=2)
-    mine.load_state_dict(theirs.state_dict())
-    assert {k: v for k, v in told(mine, tmp_path).items() if k != "current"} == {
-        k: v for k, v in told(theirs, tmp_path).items() if k != "current"
-    }
-    elsewhere = ours.ModelCheckpoint(dirpath=tmp_path / "b", monitor="val_loss")
-    with pytest.warns(UserWarning, match="left alone"):
-        elsewhere.load_state_dict(theirs.state_dict())
-    assert elsewhere.best_model_path == theirs.best_model_path and not elsewhere.best_k_models
+def test_lightnings_checkpoint_state_is_restored(lightning, tmp_path):
+    arguments = {"dirpath": tmp_path, "monitor": "val_loss", "save_top_k": 2}
+    original = lightning.pytorch.callbacks.ModelCheckpoint(**arguments)
+    fit(tmp_path, original, SCORES)
+    restored = ModelCheckpoint(**arguments)
+    restored.load_state_dict(original.state_dict())
+    expected = state(original, tmp_path)
+    # current_score is in the state, and Lightning does not restore it either.
+    expected["current"] = None
+    assert state(restored, tmp_path) == expected
 
 
-def test_saved_on_an_exception(real, tmp_path):
-    class Stops(real.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            if trainer.global_step == 2:
-                raise RuntimeError("power cut")
+def test_a_state_from_another_folder_restores_the_best_path_only(lightning, tmp_path):
+    original = ModelCheckpoint(tmp_path / "a", monitor="val_loss")
+    fit(tmp_path, original, SCORES)
+    restored = ModelCheckpoint(tmp_path / "b", monitor="val_loss")
+    with pytest.warns(UserWarning) as warned:
+        restored.load_state_dict(original.state_dict())
+    assert str(tmp_path / "a") in str(warned[0].message)
+    assert str(tmp_path / "b") in str(warned[0].message)
+    assert restored.best_model_path == original.best_model_path != ""
+    assert not restored.best_k_models
 
-    seen = []
-    for kind, who in (
-        ("a", real.pytorch.callbacks.ModelCheckpoint),
-        ("b", ours.ModelCheckpoint),
-    ):
-        checkpoint = who(dirpath=tmp_path / kind, save_on_exception=True)
-        checkpoint.on_train_batch_start = Stops().on_train_batch_start
+
+def test_saved_on_an_exception(lightning, tmp_path):
+    def fail_at_step_2(trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 2:
+            raise RuntimeError("power cut")
+
+    for cls, folder in classes(lightning, tmp_path):
+        checkpoint = cls(dirpath=folder, save_on_exception=True)
+        checkpoint.on_train_batch_start = fail_at_step_2
         with pytest.raises(RuntimeError, match="power cut"):
-            fit(tmp_path, checkpoint, DOWN)
-        seen.append([path.name for path in (tmp_path / kind).iterdir()])
-    assert seen[0] == seen[1] == ["epoch=0-step=2.ckpt"]
+            fit(tmp_path, checkpoint, SCORES)
+        assert [path.name for path in folder.iterdir()] == ["epoch=0-step=2.ckpt"]
 
 
 @pytest.mark.parametrize(
@@ -214,13 +211,13 @@ def test_saved_on_an_exception(real, tmp_path):
         ({"monitor": "val_los"}, {"validate": False}),
     ],
 )
-def test_a_metric_that_nobody_logs(real, tmp_path, arguments, trainer):
-    with pytest.raises(UserError, match=r"no such metric; the metrics are .*train/loss"):
-        fit(tmp_path, ours.ModelCheckpoint(**arguments), DOWN[:2] * 2, **trainer)
+def test_a_metric_that_is_not_logged(lightning, tmp_path, arguments, trainer):
+    with pytest.raises(UserError, match=r"'val_los'.*the metrics are .*train/loss"):
+        fit(tmp_path, ModelCheckpoint(**arguments), SCORES[:2] * 2, **trainer)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ({"mode": "mni"}, "'min'.*or 'max'"),
         ({"save_top_k": -2}, "-1 for all"),
@@ -230,37 +227,40 @@ def test_a_metric_that_nobody_logs(real, tmp_path, arguments, trainer):
         ({"every_n_epochs": 1, "every_n_train_steps": 1}, "two ModelCheckpoints"),
     ],
 )
-def test_wrong_arguments_of_a_checkpoint(arguments, says):
-    with pytest.raises(UserError, match=says):
-        ours.ModelCheckpoint(**arguments)
+def test_wrong_arguments_of_a_checkpoint(arguments, message):
+    with pytest.raises(UserError, match=message):
+        ModelCheckpoint(**arguments)
 
 
 def test_a_wrong_format_in_a_files_name():
-    with pytest.raises(UserError, match=r"\{epoch:zz\} cannot be filled"):
-        ours.ModelCheckpoint(filename="{epoch:zz}").format_checkpoint_name(
-            {"epoch": torch.tensor(1)}
-        )
+    checkpoint = ModelCheckpoint(filename="{epoch:zz}")
+    with pytest.raises(UserError, match=r"filename='\{epoch:zz\}'"):
+        checkpoint.format_checkpoint_name({"epoch": torch.tensor(1)})
 
 
 def test_ranks_whose_metric_differs_keep_the_same_lists(tmp_path):
-    """Rank 0's path and score win; without that the lists grow apart, and at last the ranks wait for one another."""
-    told, lists = [], []
+    """Rank 0's path and score go to all ranks.
+
+    Otherwise the lists would differ: one rank would save and wait for the others.
+    """
+    broadcasts, lists = [], []
 
     def run(rank, metric):
         def broadcast(value, src=0):
             if rank == 0:
-                told.append(value)
+                broadcasts.append(value)
                 return value
-            return told.pop(0)
+            return broadcasts.pop(0)
 
-        decisions = SimpleNamespace(
-            broadcast=broadcast, reduce_boolean_decision=lambda d, all=True: d
+        strategy = SimpleNamespace(
+            broadcast=broadcast, reduce_boolean_decision=lambda decision, all=True: decision
         )
-        trainer = fake(strategy=decisions, is_global_zero=rank == 0)
-        checkpoint = ours.ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", save_top_k=2)
+        trainer = fake(strategy=strategy, is_global_zero=rank == 0)
+        checkpoint = ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=2)
         checkpoint.setup(trainer, None, "fit")
         for epoch in range(3):
-            trainer.current_epoch, trainer.global_step = epoch, epoch + 1
+            trainer.current_epoch = epoch
+            trainer.global_step = epoch + 1
             trainer.callback_metrics = {"val_loss": torch.tensor(metric - epoch)}
             checkpoint.on_validation_end(trainer, None)
             checkpoint.on_train_epoch_end(trainer, None)
@@ -268,74 +268,87 @@ def test_ranks_whose_metric_differs_keep_the_same_lists(tmp_path):
 
     run(0, 5.0)
     run(1, 4.5)
-    assert not told and len(lists[1]) == 2 and lists[0] == lists[1]
+    assert not broadcasts
+    assert len(lists[1]) == 2
+    assert lists[0] == lists[1]
 
 
-def test_a_last_checkpoint_with_the_epoch_in_its_name(real, tmp_path):
-    for kind, who in (
-        ("a", real.pytorch.callbacks.ModelCheckpoint),
-        ("b", ours.ModelCheckpoint),
-    ):
-        checkpoint = who(dirpath=tmp_path / kind, save_last=True)
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_last_checkpoint_with_the_epoch_in_its_name(lightning, tmp_path):
+    for cls, folder in classes(lightning, tmp_path):
+        checkpoint = cls(dirpath=folder, save_last=True)
         checkpoint.CHECKPOINT_NAME_LAST = "last-{epoch}"
-        fit(tmp_path, checkpoint, DOWN)
-        assert sorted(p.name for p in (tmp_path / kind).iterdir()) == [
-            "epoch=3-step=16.ckpt",
-            "last-epoch=3.ckpt",
-        ]
+        fit(tmp_path, checkpoint, SCORES)
+        assert names(folder) == ["epoch=3-step=16.ckpt", "last-epoch=3.ckpt"]
 
 
-def test_the_checkpoint_that_a_run_began_with_stays(real, tmp_path):
-    for kind, who in (
-        ("a", real.pytorch.callbacks.ModelCheckpoint),
-        ("b", ours.ModelCheckpoint),
-    ):
-        make = lambda who=who, kind=kind: who(dirpath=tmp_path / kind, monitor="val_loss")  # noqa: E731
-        fit(tmp_path, make(), (0.5,))
-        start = tmp_path / kind / "epoch=0-step=4.ckpt"
-        fit(tmp_path, make(), (0.4, 0.3), ckpt_path=start, max_epochs=3)
-        assert sorted(p.name for p in (tmp_path / kind).iterdir()) == [
-            start.name,
-            "epoch=2-step=12.ckpt",
-        ]
+def test_the_checkpoint_that_a_run_resumed_from_stays(lightning, tmp_path):
+    for cls, folder in classes(lightning, tmp_path):
+        fit(tmp_path, cls(dirpath=folder, monitor="val_loss"), (0.5,))
+        start = folder / "epoch=0-step=4.ckpt"
+        resumed = cls(dirpath=folder, monitor="val_loss")
+        fit(tmp_path, resumed, (0.4, 0.3), ckpt_path=start, max_epochs=3)
+        assert names(folder) == [start.name, "epoch=2-step=12.ckpt"]
 
 
 def test_only_rank_0_deletes_and_only_in_its_folder(tmp_path):
-    inside, outside = tmp_path / "c" / "a.ckpt", tmp_path / "a.ckpt"
-    inside.mkdir(parents=True)  # a sharded checkpoint is a folder
+    folder = tmp_path / "checkpoints"
+    # A sharded checkpoint is a folder.
+    inside = folder / "a.ckpt"
+    inside.mkdir(parents=True)
+    outside = tmp_path / "a.ckpt"
     outside.touch()
-    for path, zero in ((inside, False), (outside, True)):
-        remove(fake(is_global_zero=zero), str(path), "new", str(tmp_path / "c"))
-        assert path.exists()
-    remove(fake(), str(inside), "new", str(tmp_path / "c"))
+    remove_checkpoint(fake(is_global_zero=False), str(inside), "new", str(folder))
+    assert inside.exists()
+    remove_checkpoint(fake(), str(outside), "new", str(folder))
+    assert outside.exists()
+    remove_checkpoint(fake(), str(inside), "new", str(folder))
     assert not inside.exists()
 
 
-def test_the_ranks_decide_together(tmp_path):
-    """Rank 0's clock says whether to save; all ranks must find a score better; the sanity check saves nothing."""
-    answers = SimpleNamespace(
-        broadcast=lambda value: False, reduce_boolean_decision=lambda d, all=True: False
+def test_rank_0s_clock_decides_whether_to_save(tmp_path):
+    trainer = fake(strategy=SimpleNamespace(broadcast=lambda value: False), global_step=3)
+    checkpoint = ModelCheckpoint(tmp_path, train_time_interval=timedelta(0))
+    checkpoint.on_train_batch_end(trainer, None, None, None, 0)
+    assert not trainer.saved
+
+
+def test_a_checkpoint_is_kept_if_all_ranks_find_its_score_better(tmp_path):
+    strategy = SimpleNamespace(
+        broadcast=lambda value: value, reduce_boolean_decision=lambda decision, all=True: False
     )
     trainer = fake(
-        strategy=answers, global_step=3, callback_metrics={"a": torch.tensor([1.0])}
+        strategy=strategy, global_step=3, callback_metrics={"a": torch.tensor([1.0])}
     )
-    ours.ModelCheckpoint(tmp_path, train_time_interval=timedelta(0)).on_train_batch_end(
-        trainer, None, None, None, 0
-    )
-    checkpoint = ours.ModelCheckpoint(tmp_path, monitor="a")
-    state = {
+    saved = {
         "best_k_models": {"x": torch.tensor(5.0)},
         "kth_best_model_path": "x",
         "best_model_path": "x",
     }
-    checkpoint.load_state_dict(state)
+    checkpoint = ModelCheckpoint(tmp_path, monitor="a")
+    checkpoint.load_state_dict(saved)
     checkpoint.on_train_epoch_end(trainer, None)
-    assert checkpoint.best_k_models == state["best_k_models"] and not trainer.saved
-    assert checkpoint.best_k_models is not state["best_k_models"]
-    checkpoint, trainer = (
-        ours.ModelCheckpoint(tmp_path, monitor="a"),
-        fake(**vars(trainer) | {"sanity_checking": True}),
+    assert checkpoint.best_k_models == saved["best_k_models"]
+    assert checkpoint.best_k_models is not saved["best_k_models"]
+    assert not trainer.saved
+
+
+def test_the_sanity_check_saves_nothing(tmp_path):
+    trainer = fake(
+        global_step=3, callback_metrics={"a": torch.tensor([1.0])}, sanity_checking=True
     )
+    checkpoint = ModelCheckpoint(tmp_path, monitor="a")
     checkpoint.on_validation_end(trainer, None)
     checkpoint.on_train_epoch_end(trainer, None)
-    assert not trainer.saved and score(trainer.callback_metrics["a"]).shape == ()
+    assert not trainer.saved
+
+
+def test_a_metric_of_shape_1_is_a_score(tmp_path):
+    trainer = fake(global_step=3, callback_metrics={"a": torch.tensor([1.0])})
+    checkpoint = ModelCheckpoint(tmp_path, monitor="a")
+    checkpoint.on_train_epoch_end(trainer, None)
+    assert len(trainer.saved) == 1
+    assert checkpoint.best_model_score.shape == ()

@@ -1,4 +1,4 @@
-"""Does save_hyperparameters() keep what Lightning's keeps? The same classes are made over both mixins and compared."""
+"""save_hyperparameters() keeps what Lightning's keeps: the same classes with both mixins."""
 
 import copy
 import functools
@@ -10,18 +10,20 @@ import lightnings
 import pytest
 import torch
 
+import multigpu.trainer
 from multigpu.errors import UserError
 from multigpu.trainer.checkpointing.attribute_dict import AttributeDict
 from multigpu.trainer.checkpointing.hyperparameters import HyperparametersMixin
+from multigpu.trainer.loggers.logger import DummyLogger
 
 
 @pytest.fixture(scope="module")
-def real():
-    return lightnings.package().pytorch.core.mixins.HyperparametersMixin
+def lightning():
+    return lightnings.package()
 
 
-def classes(mixin):
-    """Classes as users write them, over this mixin; each with the arguments to make one."""
+def objects(mixin):
+    """Objects of classes as users write them, with this mixin."""
 
     class Base(mixin, torch.nn.Module):
         def __init__(self, *args, **kwargs):
@@ -60,7 +62,8 @@ def classes(mixin):
     class Late(Base):
         def __init__(self, a):
             super().__init__()
-            b = 7  # a local, not an argument
+            # A local variable is not an argument.
+            b = 7
             a = a + b
             self._set_up()
 
@@ -99,7 +102,7 @@ def classes(mixin):
             super().__init__()
             self.save_hyperparameters()
 
-    class Quiet(Base):
+    class NotLogged(Base):
         def __init__(self, a):
             super().__init__()
             self.save_hyperparameters(logger=False)
@@ -126,52 +129,129 @@ def classes(mixin):
 
     config = {"x": 1, "y": "z"}
     return [
-        *(
-            All(1),
-            All(1, c=5),
-            All(a=[1]),
-            Named(1, 2),
-            Ignored(1, 2),
-            Ignored(1, 2, c=4),
-            Keywords(1, 2, 3, k=4),
-        ),
-        *(
-            Container(1, config),
-            Container(1, Namespace(**config)),
-            Copied(1, config),
-            Late(1),
-            Twice(1, 2),
-        ),
-        *(
-            Parent(1),
-            Child(3),
-            Grandchild(1),
-            Grandchild(1, b=8),
-            Detour(1),
-            Nothing(),
-            Quiet(1),
-            Closure(4),
-            Empty({}),
-            Data(1),
-        ),
+        All(1),
+        All(1, c=5),
+        All(a=[1]),
+        Named(1, 2),
+        Ignored(1, 2),
+        Ignored(1, 2, c=4),
+        Keywords(1, 2, 3, k=4),
+        Container(1, config),
+        Container(1, Namespace(**config)),
+        Copied(1, config),
+        Late(1),
+        Twice(1, 2),
+        Parent(1),
+        Child(3),
+        Grandchild(1),
+        Grandchild(1, b=8),
+        Detour(1),
+        Nothing(),
+        NotLogged(1),
+        Closure(4),
+        Empty({}),
+        Data(1),
     ]
 
 
-def test_the_same_hyperparameters_as_lightnings(real):
-    for theirs, mine in zip(classes(real), classes(HyperparametersMixin), strict=True):
-        name = type(mine).__name__
-        assert dict(mine.hparams) == dict(theirs.hparams), name
-        assert list(mine.hparams) == list(theirs.hparams), name
-        assert dict(mine.hparams_initial) == dict(theirs.hparams_initial), name
-        assert mine._log_hyperparams == theirs._log_hyperparams, name
-        assert repr(mine.hparams) == repr(theirs.hparams), name
-        assert getattr(mine, "_hparams_name", None) == getattr(
-            theirs, "_hparams_name", None
-        ), name
+def test_the_same_hyperparameters_as_lightnings(lightning):
+    originals = objects(lightning.pytorch.core.mixins.HyperparametersMixin)
+    for original, replacement in zip(originals, objects(HyperparametersMixin), strict=True):
+        name = type(replacement).__name__
+        assert dict(replacement.hparams) == dict(original.hparams), name
+        assert list(replacement.hparams) == list(original.hparams), name
+        assert dict(replacement.hparams_initial) == dict(original.hparams_initial), name
+        assert repr(replacement.hparams) == repr(original.hparams), name
 
 
-def test_a_model_within_a_model_keeps_its_own_arguments_alone():
-    """Lightning adds those of the outer one, whose __init__ runs around it."""
+def modules(library):
+    """LightningModules that save their hyperparameters in different ways."""
+
+    class Small(library.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.layer(batch[0]).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    class Nothing(Small):
+        pass
+
+    class All(Small):
+        def __init__(self, a, b=2):
+            super().__init__()
+            self.save_hyperparameters()
+
+    class Container(Small):
+        def __init__(self, first, config):
+            super().__init__()
+            self.save_hyperparameters(config)
+
+    class Copied(Small):
+        def __init__(self, first, config):
+            super().__init__()
+            self.save_hyperparameters({**config, "more": 1})
+
+    class NotLogged(Small):
+        def __init__(self, a):
+            super().__init__()
+            self.save_hyperparameters(logger=False)
+
+    config = {"x": 1}
+    return [Nothing(), All(1), Container(1, config), Copied(1, config), NotLogged(1)]
+
+
+def recorder(base):
+    """A logger of this base class that keeps the hyperparameters it gets."""
+
+    class Recorder(base):
+        def __init__(self):
+            super().__init__()
+            self.logged = []
+
+        def log_hyperparams(self, params, *args, **kwargs):
+            self.logged.append(dict(params))
+
+    return Recorder()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_same_hyperparameters_reach_loggers_and_checkpoints(lightning, tmp_path):
+    """A checkpoint also holds the name of the argument that the hyperparameters were in."""
+    rows = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2, 2)))
+    results = []
+    for library, base in (
+        (lightning, lightning.pytorch.loggers.logger.DummyLogger),
+        (multigpu.trainer, DummyLogger),
+    ):
+        for module in modules(library):
+            logger = recorder(base)
+            trainer = library.Trainer(
+                accelerator="cpu",
+                max_steps=1,
+                logger=logger,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            trainer.fit(module, rows)
+            trainer.save_checkpoint(tmp_path / "one.ckpt")
+            content = torch.load(tmp_path / "one.ckpt", weights_only=False)
+            saved = dict(content.get("hyper_parameters", {}))
+            name = content.get("hparams_name")
+            results.append((type(module).__name__, logger.logged, saved, name))
+    half = len(results) // 2
+    assert results[half:] == results[:half]
+    assert ("NotLogged", [], {"a": 1}, "kwargs") in results[half:]
+    assert ("Container", [{"x": 1}], {"x": 1}, "config") in results[half:]
+
+
+def test_a_model_within_a_model_keeps_its_own_arguments_only():
+    """Lightning adds the arguments of the outer model, whose __init__ is running around it."""
 
     class Inner(HyperparametersMixin):
         def __init__(self, a):
@@ -183,7 +263,8 @@ def test_a_model_within_a_model_keeps_its_own_arguments_alone():
             self.save_hyperparameters()
 
     outer = Outer(1)
-    assert outer.hparams == {"b": 1} and outer.inner.hparams == {"a": 2}
+    assert outer.hparams == {"b": 1}
+    assert outer.inner.hparams == {"a": 2}
 
 
 def test_hparams_may_be_changed_and_the_initial_ones_not():
@@ -191,36 +272,41 @@ def test_hparams_may_be_changed_and_the_initial_ones_not():
         def __init__(self, lr, layers):
             self.save_hyperparameters()
 
-    model, layers = Model(0.1, [1]), [1]
+    model = Model(0.1, [1])
     model.hparams.lr = 0.2
-    model.hparams_initial["lr"] = 5
     model.hparams.layers.append(2)
-    assert model.hparams.lr == 0.2 and model.hparams_initial == {"lr": 0.1, "layers": layers}
-    assert HyperparametersMixin().hparams == HyperparametersMixin().hparams_initial == {}
-    assert HyperparametersMixin()._log_hyperparams is False
+    model.hparams_initial["lr"] = 5
+    assert model.hparams == {"lr": 0.2, "layers": [1, 2]}
+    assert model.hparams_initial == {"lr": 0.1, "layers": [1]}
+
+
+def test_without_save_hyperparameters_there_are_none():
+    assert HyperparametersMixin().hparams == {}
+    assert HyperparametersMixin().hparams_initial == {}
 
 
 def test_an_attribute_dict():
     values = AttributeDict(lr=0.1, name="a")
     values.momentum = 0.9
     del values.name
-    assert (
-        values == {"lr": 0.1, "momentum": 0.9}
-        and repr(values) == '"lr":       0.1\n"momentum": 0.9'
-    )
-    assert (
-        type(copy.deepcopy(values))
-        is type(pickle.loads(pickle.dumps(values)))
-        is AttributeDict
-    )
-    with pytest.raises(AttributeError, match="did you mean 'momentum'"):
-        _ = values.momentun
-    with pytest.raises(AttributeError, match="there are none"):
+    assert values == {"lr": 0.1, "momentum": 0.9}
+    assert repr(values) == '"lr":       0.1\n"momentum": 0.9'
+    assert type(copy.deepcopy(values)) is AttributeDict
+    assert type(pickle.loads(pickle.dumps(values))) is AttributeDict
+    assert not hasattr(values, "nothing")
+    assert repr(AttributeDict()) == ""
+
+
+def test_a_missing_attribute_is_named():
+    with pytest.raises(AttributeError, match=r"'momentun'.*did you mean 'momentum'"):
+        _ = AttributeDict(momentum=0.9).momentun
+    with pytest.raises(AttributeError, match=r"'lr'.*there are none"):
         _ = AttributeDict().lr
-    assert not hasattr(values, "nothing") and repr(AttributeDict()) == ""
 
 
-def made(*args, **kwargs):
+def maker(*args, **kwargs):
+    """A function that makes a model which calls save_hyperparameters with these arguments."""
+
     class Model(HyperparametersMixin):
         def __init__(self, learning_rate, net=None):
             self.save_hyperparameters(*args, **kwargs)
@@ -228,25 +314,35 @@ def made(*args, **kwargs):
     return functools.partial(Model, 0.1)
 
 
-def test_mistakes():
-    with pytest.raises(UserError, match=r"'learning_rat'.*did you mean 'learning_rate'"):
-        made("learning_rat")()
-    with pytest.raises(UserError, match="there are learning_rate, net"):
-        made("z")()
-    with pytest.raises(UserError, match="not float"):
-        made(0.1)()
-    with pytest.raises(UserError, match="not several"):
-        made({"a": 1}, {"b": 1})()
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["learning_rat"], "'learning_rat'.*did you mean 'learning_rate'"),
+        (["z"], "'z'.*there are learning_rate, net"),
+        ([0.1], "not float"),
+        ([{"a": 1}, {"b": 1}], "not several"),
+    ],
+)
+def test_wrong_arguments_of_save_hyperparameters(args, message):
+    with pytest.raises(UserError, match=message):
+        maker(*args)()
+
+
+def test_a_hyperparameter_that_cannot_be_copied():
+    generator = (i for i in ())
     with pytest.raises(UserError, match=r"'net' cannot be copied.*ignore=\['net'\]"):
-        made()(net=(i for i in ()))
-    with pytest.warns(UserWarning, match=r"'net' is a module"):
-        made()(net=torch.nn.Linear(1, 1))
-    assert made(ignore={"net"})(net=(i for i in ())).hparams == {"learning_rate": 0.1}
+        maker()(net=generator)
+    assert maker(ignore={"net"})(net=generator).hparams == {"learning_rate": 0.1}
 
 
-def test_outside_of_init_there_is_nothing_to_keep():
+def test_a_hyperparameter_that_is_a_module():
+    with pytest.warns(UserWarning, match=r"'net' is a module.*ignore=\['net'\]"):
+        maker()(net=torch.nn.Linear(1, 1))
+
+
+def test_outside_of_init_a_dict_can_be_saved():
     model = HyperparametersMixin()
     model.save_hyperparameters()
-    assert model.hparams == {} and model._hparams_name is None
+    assert model.hparams == {}
     model.save_hyperparameters({"a": 1})
     assert model.hparams.a == 1

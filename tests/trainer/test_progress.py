@@ -1,4 +1,7 @@
-"""Does a terminal get a bar, and a log one line an epoch? The bar's hooks are called as the Trainer calls them."""
+"""The progress bar: a bar on a terminal, one line per epoch in a log.
+
+Its hooks are called as the Trainer calls them.
+"""
 
 import contextlib
 import io
@@ -9,16 +12,15 @@ import pytest
 import torch
 from lightnings import fake
 
-from multigpu.trainer import callbacks as ours
-from multigpu.trainer.callbacks import progress
+from multigpu.trainer.callbacks import TQDMProgressBar, progress
 
 
-class Screen(io.StringIO):
+class Terminal(io.StringIO):
     def isatty(self):
         return True
 
 
-def epoch(bar, trainer, batches=4):
+def run_epoch(bar, trainer, batches=4):
     bar.on_train_epoch_start(trainer, None)
     for i in range(batches):
         trainer.global_step += 1
@@ -29,80 +31,103 @@ def epoch(bar, trainer, batches=4):
     bar.on_train_epoch_end(trainer, None)
 
 
-def test_a_log_gets_one_line_an_epoch(capsys):
-    bar, trainer = (
-        ours.TQDMProgressBar(),
-        fake(progress_bar_metrics={"loss": torch.tensor(0.123456), "tag": "x"}),
-    )
+def printed_by(bar, text):
+    """What bar.print shows on a terminal."""
+    terminal = Terminal()
+    with contextlib.redirect_stdout(terminal):
+        bar.print(text)
+    return terminal.getvalue()
+
+
+def test_a_log_gets_one_line_per_epoch(capsys):
+    bar = TQDMProgressBar()
+    trainer = fake(progress_bar_metrics={"loss": torch.tensor(0.123456), "tag": "x"})
     bar.setup(trainer, None, "fit")
-    epoch(bar, trainer)
+    run_epoch(bar, trainer)
     bar.on_train_end(trainer, None)
     assert capsys.readouterr().out == "epoch 0  step 4  loss 0.1235  tag x\n"
-    for silent in (ours.TQDMProgressBar(refresh_rate=0), ours.TQDMProgressBar()):
-        silent.setup(fake(is_global_zero=False), None, "fit")
-        epoch(silent, trainer)
+
+
+def test_a_log_gets_nothing_from_other_ranks_or_at_refresh_rate_0(capsys):
+    disabled = TQDMProgressBar(refresh_rate=0)
+    disabled.setup(fake(), None, "fit")
+    run_epoch(disabled, fake())
+    on_rank_1 = TQDMProgressBar()
+    on_rank_1.setup(fake(is_global_zero=False), None, "fit")
+    run_epoch(on_rank_1, fake(is_global_zero=False))
     assert capsys.readouterr().out == ""
 
 
 def test_a_terminal_gets_a_bar(monkeypatch):
-    screen = Screen()
-    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
-    bar, trainer = (
-        ours.TQDMProgressBar(),
-        fake(progress_bar_metrics={"loss": torch.tensor(0.5)}),
-    )
+    terminal = Terminal()
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_DRAWINGS", 0.0)
+    bar = TQDMProgressBar()
+    trainer = fake(progress_bar_metrics={"loss": torch.tensor(0.5)})
     bar.setup(trainer, None, "fit")
-    with contextlib.redirect_stdout(screen):
-        epoch(bar, trainer)
+    with contextlib.redirect_stdout(terminal):
+        run_epoch(bar, trainer)
         bar.print("a", 1, sep="-")
         bar.on_train_end(trainer, None)
-    shown = screen.getvalue()
-    assert (
-        "Epoch 0: 100%" in shown
-        and "4/4" in shown
-        and "loss=0.5" in shown
-        and "Epoch 0, validation" in shown
-    )
-    assert "a-1\n" in shown and bar._bar is None
+    shown = terminal.getvalue()
+    for text in ("Epoch 0: 100%", "4/4", "loss=0.5", "Epoch 0, validation", "a-1\n"):
+        assert text in shown
+    assert printed_by(bar, "b") == "b\n", "the bar is closed"
 
 
 @pytest.mark.parametrize(
-    ("stage", "word"),
+    ("stage", "description"),
     [("validate", "Validation"), ("test", "Testing"), ("predict", "Predicting")],
 )
-def test_the_other_loops_have_bars_too(stage, word):
-    screen, bar = Screen(), ours.TQDMProgressBar()
+def test_the_other_loops_have_bars_too(stage, description):
+    terminal = Terminal()
+    bar = TQDMProgressBar()
     trainer = fake(
-        state=SimpleNamespace(fn=stage), num_test_batches=[2, 1], num_predict_batches=[3]
+        state=SimpleNamespace(fn=stage),
+        num_val_batches=[3],
+        num_test_batches=[2, 1],
+        num_predict_batches=[3],
     )
-    trainer.num_val_batches = [3]
-    name = {"validate": "validation"}.get(stage, stage)
-    with contextlib.redirect_stdout(screen):
-        getattr(bar, f"on_{name}_start")(trainer, None)
+    hook = {"validate": "validation"}.get(stage, stage)
+    with contextlib.redirect_stdout(terminal):
+        getattr(bar, f"on_{hook}_start")(trainer, None)
         for i in range(3):
-            getattr(bar, f"on_{name}_batch_end")(trainer, None, None, None, i)
-        getattr(bar, f"on_{name}_end")(trainer, None)
-    assert f"{word}: 100%" in screen.getvalue() and "3/3" in screen.getvalue()
+            getattr(bar, f"on_{hook}_batch_end")(trainer, None, None, None, i)
+        getattr(bar, f"on_{hook}_end")(trainer, None)
+    assert f"{description}: 100%" in terminal.getvalue()
+    assert "3/3" in terminal.getvalue()
 
 
 def test_the_bar_is_drawn_ten_times_a_second_at_most(monkeypatch):
-    screen, trainer, drawn = Screen(), fake(num_training_batches=1000), []
-    bar = ours.TQDMProgressBar(refresh_rate=7)
-    monkeypatch.setattr(
-        bar, "get_metrics", lambda trainer, module: drawn.append(bar._done) or {}
-    )
-    now = iter(range(10**6))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now) * 0.01)
-    with contextlib.redirect_stdout(screen):
+    batches_done = 0
+    drawn_at = []
+
+    class Recorded(TQDMProgressBar):
+        def get_metrics(self, trainer, pl_module):
+            drawn_at.append(batches_done)
+            return {}
+
+    # A clock that goes on by 0.01 s each time that it is read.
+    readings = iter(range(10**6))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(readings) * 0.01)
+    bar = Recorded(refresh_rate=7)
+    trainer = fake(num_training_batches=1000)
+    with contextlib.redirect_stdout(Terminal()):
         bar.on_train_epoch_start(trainer, None)
         for i in range(1000):
+            batches_done = i + 1
             bar.on_train_batch_end(trainer, None, None, None, i)
-    assert (
-        all(step % 7 == 0 for step in drawn[:-1]) and drawn[-1] == 1000 and 5 < len(drawn) < 25
-    )
-    endless = fake(num_training_batches=math.inf)
-    with contextlib.redirect_stdout(screen):
-        bar.on_train_epoch_start(endless, None)
-        assert bar._bar.total is None
-        bar.on_exception(endless, None, RuntimeError())
-    assert bar._bar is None
+    assert all(batch % 7 == 0 for batch in drawn_at[:-1])
+    assert drawn_at[-1] == 1000
+    assert 5 < len(drawn_at) < 25
+
+
+def test_an_endless_epoch_has_a_bar_without_a_total():
+    terminal = Terminal()
+    bar = TQDMProgressBar()
+    trainer = fake(num_training_batches=math.inf)
+    with contextlib.redirect_stdout(terminal):
+        run_epoch(bar, trainer)
+        bar.on_exception(trainer, None, RuntimeError())
+    assert "4it" in terminal.getvalue()
+    assert "%" not in terminal.getvalue()
+    assert printed_by(bar, "b") == "b\n", "an exception closes the bar"

@@ -1,4 +1,4 @@
-"""Which callbacks are there? One place to import them from, as with Lightning."""
+"""The callbacks, imported from one place as with Lightning."""
 
 from typing import NoReturn
 
@@ -20,25 +20,30 @@ __all__ = [
     "Timer",
 ]
 
-# Lightning's others, and what does the same here.
-NOT_HERE = {
+# Lightning's other callbacks, and what to use instead.
+ALTERNATIVES = {
     "LambdaCallback": "write a Callback with that one hook",
-    "ModelSummary": "give Trainer(enable_model_summary=True), the default",
-    "RichProgressBar": "take TQDMProgressBar",
-    "RichModelSummary": "give Trainer(enable_model_summary=True), the default",
-    "BasePredictionWriter": "trainer.predict gives all predictions on all ranks: write them from rank 0",
-    "GradientAccumulationScheduler": "set trainer.accumulate_grad_batches in on_train_epoch_start",
+    "ModelSummary": "use Trainer(enable_model_summary=True), the default",
+    "RichProgressBar": "use TQDMProgressBar",
+    "RichModelSummary": "use Trainer(enable_model_summary=True), the default",
+    "BasePredictionWriter": (
+        "trainer.predict returns all predictions on all ranks: write them from rank 0"
+    ),
+    "GradientAccumulationScheduler": (
+        "set trainer.accumulate_grad_batches in on_train_epoch_start"
+    ),
     "StochasticWeightAveraging": "use torch.optim.swa_utils",
     "BaseFinetuning": "set requires_grad in on_train_epoch_start, on one device",
     "BackboneFinetuning": "set requires_grad in on_train_epoch_start, on one device",
-    "DeviceStatsMonitor": "look at torch.cuda.memory_summary(), or vgpu.memory_held()",
+    "DeviceStatsMonitor": "use torch.cuda.memory_summary(), or vgpu.memory_held()",
     "ModelPruning": "use torch.nn.utils.prune",
 }
 
 
 def __getattr__(name: str) -> NoReturn:
-    if name in NOT_HERE:
+    if name in ALTERNATIVES:
         raise UserError(
-            f"multigpu.trainer.callbacks has no {name}, unlike Lightning's: {NOT_HERE[name]}."
+            f"multigpu.trainer.callbacks does not support Lightning's {name}: "
+            f"{ALTERNATIVES[name]}."
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

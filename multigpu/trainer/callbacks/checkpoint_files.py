@@ -1,82 +1,103 @@
-"""Where do checkpoints lie, what are they called, and which of them may be deleted?"""
+"""ModelCheckpoint's files: their folder, their names, links to them, their deletion."""
+
+from __future__ import annotations
 
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import UserError
 
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
 
-def folder(trainer: Any) -> str:
-    """The checkpoints' folder where the user named none: beside the first logger's files, or in default_root_dir."""
+
+def default_folder(trainer: Trainer) -> str:
+    """The folder for checkpoints if the user gave none.
+
+    It is "checkpoints" beside the first logger's files, or in default_root_dir.
+    """
     if not trainer.loggers:
         return os.path.join(trainer.default_root_dir, "checkpoints")
     logger = trainer.loggers[0]
-    version = (
-        logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-    )
-    return os.path.join(
-        logger.save_dir or trainer.default_root_dir, str(logger.name), version, "checkpoints"
-    )
+    version = logger.version
+    if not isinstance(version, str):
+        version = f"version_{version}"
+    root = logger.save_dir or trainer.default_root_dir
+    return os.path.join(root, str(logger.name), version, "checkpoints")
 
 
-def filled(template: str, metrics: Mapping[str, Any], equals: str | None) -> str:
-    """`template` with its {name:format} filled; one that is missing counts as 0.
+def fill_template(template: str, metrics: Mapping[str, Any], equals: str | None) -> str:
+    """`template` with each {name:format} replaced; a missing metric counts as 0.
 
-    With `equals` "=" a field becomes "name=value", with None just the value. Raises UserError for a wrong format.
+    With `equals` "=" a field becomes "name=value", with None only the value.
+    Raises UserError for a wrong format.
     """
 
-    def text(field: re.Match) -> str:
-        value, how = metrics.get(field[1], 0), field[2] or ""
+    def text_of(field: re.Match) -> str:
+        name, spec = field[1], field[2] or ""
         try:
-            return (f"{field[1]}{equals}" if equals is not None else "") + format(value, how)
+            value = format(metrics.get(name, 0), spec)
         except (ValueError, TypeError) as error:
             raise UserError(
-                f"ModelCheckpoint(filename={template!r}): {field[0]} cannot be filled: {error}."
+                f"ModelCheckpoint(filename={template!r}): "
+                f"{field[0]} cannot be filled: {error}."
             ) from None
+        return value if equals is None else f"{name}{equals}{value}"
 
-    return re.sub(r"\{([^{}:]+)(?::([^{}]*))?\}", text, template)
+    return re.sub(r"\{([^{}:]+)(?::([^{}]*))?\}", text_of, template)
 
 
-def unused(name: Callable[[int | None], str], start: int, ours: str) -> str:
-    """The first of name(None), name(start), name(start + 1), ... that no file has, or that is `ours`."""
-    path, version = name(None), start
-    while os.path.exists(path) and path != ours:
-        path, version = name(version), version + 1
+def unused_path(path_of: Callable[[int | None], str], start: int, replaced: str) -> str:
+    """The first of path_of(None), path_of(start), … that is free.
+
+    A path is free if no file has it, or if it is `replaced`.
+    """
+    path = path_of(None)
+    version = start
+    while os.path.exists(path) and path != replaced:
+        path = path_of(version)
+        version += 1
     return path
 
 
-def remove(trainer: Any, path: str, newer: str, dirpath: str) -> None:
-    """Delete `path` on rank 0, unless `newer` replaced it, the run began with it, or it lies outside `dirpath`."""
-    resumed = getattr(trainer, "ckpt_path", None)
-    keep = {os.path.abspath(newer)} | ({os.path.abspath(resumed)} if resumed else set())
-    old = Path(os.path.abspath(path))
-    if (
-        not path
-        or str(old) in keep
-        or Path(os.path.abspath(dirpath)) not in old.parents
-        or not trainer.is_global_zero
-    ):
+def remove_checkpoint(trainer: Trainer, path: str, newer: str, dirpath: str) -> None:
+    """Delete `path`, on rank 0.
+
+    It stays if `newer` is the same file, if the run resumed from it, or if it is outside
+    `dirpath`.
+    """
+    if not path or not trainer.is_global_zero:
         return
-    _unlink(old)
+    kept = {os.path.abspath(newer)}
+    if trainer.ckpt_path:
+        kept.add(os.path.abspath(trainer.ckpt_path))
+    old = Path(os.path.abspath(path))
+    if str(old) in kept or Path(os.path.abspath(dirpath)) not in old.parents:
+        return
+    _delete(old)
 
 
-def link(trainer: Any, path: str, name: str) -> None:
-    """Make `name` a symbolic link to `path`; the ranks wait for it. Where links are not allowed it is a copy."""
-    if trainer.is_global_zero and os.path.abspath(path) != os.path.abspath(name):
-        _unlink(Path(name))
+def link_checkpoint(trainer: Trainer, path: str, link: str) -> None:
+    """Make `link` a symbolic link to `path`, or a copy where links are not allowed.
+
+    Rank 0 makes it; the other ranks wait.
+    """
+    if trainer.is_global_zero and os.path.abspath(path) != os.path.abspath(link):
+        _delete(Path(link))
         try:
-            os.symlink(os.path.relpath(path, os.path.dirname(name)), name)
+            os.symlink(os.path.relpath(path, os.path.dirname(link)), link)
         except OSError:
-            shutil.copy(path, name)
+            shutil.copy(path, link)
     trainer.strategy.barrier()
 
 
-def _unlink(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():  # a sharded checkpoint is a folder
+def _delete(path: Path) -> None:
+    # Lightning writes a sharded checkpoint as a folder.
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

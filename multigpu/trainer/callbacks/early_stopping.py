@@ -1,17 +1,39 @@
-"""When has a run learned enough? When the metric that it watches did not improve for a while."""
+"""EarlyStopping: stop training when the monitored metric no longer improves."""
+
+from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from multigpu.trainer.callbacks.callback import Callback
-from multigpu.trainer.callbacks.monitor import BETTER, WORST, checked_mode, missing, score
+from multigpu.trainer.callbacks.monitor import (
+    IS_BETTER,
+    WORST,
+    check_mode,
+    missing_metric,
+    to_score,
+)
+
+if TYPE_CHECKING:
+    from multigpu.trainer.module import LightningModule
+    from multigpu.trainer.trainer import Trainer
+
+# What a checkpoint keeps of this callback, under Lightning's names, besides the reason's
+# number.
+STATE = (
+    "wait_count",
+    "stopped_epoch",
+    "best_score",
+    "patience",
+    "stopping_reason_message",
+)
 
 
 class EarlyStoppingReason(Enum):
-    """Why training was stopped; the numbers are Lightning's, since checkpoints hold them."""
+    """Why training was stopped. The numbers are Lightning's, since checkpoints hold them."""
 
     NOT_STOPPED = 0
     STOPPING_THRESHOLD = 1
@@ -23,10 +45,13 @@ class EarlyStoppingReason(Enum):
 class EarlyStopping(Callback):
     """Stop training after `patience` checks without an improvement of more than `min_delta`.
 
-    A check stands after every validation, or at the end of every training epoch (`check_on_train_epoch_end`; by
-    default the latter, where validation runs once an epoch). A metric better than `stopping_threshold`, worse than
-    `divergence_threshold`, or (`check_finite`) not finite stops at once. All ranks stop if one of them would.
-    Raises UserError for an unknown mode and, with `strict`, for a metric that nobody logged.
+    The metric is checked after every validation, or at the end of every training epoch
+    (`check_on_train_epoch_end`; by default at the end if validation runs once per epoch). A
+    metric better than `stopping_threshold`, worse than `divergence_threshold`, or
+    (`check_finite`) not finite stops the run at once. All ranks stop if one of them decides
+    to.
+
+    Raises UserError for an unknown mode and, with `strict`, for a metric that is not logged.
     """
 
     def __init__(
@@ -43,22 +68,20 @@ class EarlyStopping(Callback):
         check_on_train_epoch_end: bool | None = None,
         log_rank_zero_only: bool = False,
     ):
-        self.monitor, self.patience, self.verbose, self.strict = (
-            monitor,
-            patience,
-            verbose,
-            strict,
-        )
-        self.mode = checked_mode(mode, "EarlyStopping")
+        self.monitor = monitor
+        self.mode = check_mode(mode, "EarlyStopping")
         self.min_delta = min_delta if mode == "max" else -min_delta
-        self.check_finite, self.log_rank_zero_only = check_finite, log_rank_zero_only
-        self.stopping_threshold, self.divergence_threshold = (
-            stopping_threshold,
-            divergence_threshold,
-        )
+        self.patience = patience
+        self.verbose = verbose
+        self.strict = strict
+        self.check_finite = check_finite
+        self.stopping_threshold = stopping_threshold
+        self.divergence_threshold = divergence_threshold
+        self.log_rank_zero_only = log_rank_zero_only
         self._check_on_train_epoch_end = check_on_train_epoch_end
         self.best_score = torch.tensor(WORST[mode])
-        self.wait_count = self.stopped_epoch = 0
+        self.wait_count = 0
+        self.stopped_epoch = 0
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
         self.stopping_reason_message: str | None = None
 
@@ -67,89 +90,84 @@ class EarlyStopping(Callback):
         return self._generate_state_key(monitor=self.monitor, mode=self.mode)
 
     def state_dict(self) -> dict[str, Any]:
-        names = (
-            "wait_count",
-            "stopped_epoch",
-            "best_score",
-            "patience",
-            "stopping_reason_message",
-        )
-        return {name: getattr(self, name) for name in names} | {
-            "stopping_reason": self.stopping_reason.value
-        }
+        state = {name: getattr(self, name) for name in STATE}
+        return state | {"stopping_reason": self.stopping_reason.value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for name in ("wait_count", "stopped_epoch", "patience"):
-            setattr(self, name, state_dict[name])
-        self.best_score = score(state_dict["best_score"])
+        self.wait_count = state_dict["wait_count"]
+        self.stopped_epoch = state_dict["stopped_epoch"]
+        self.patience = state_dict["patience"]
+        self.best_score = to_score(state_dict["best_score"])
         self.stopping_reason = EarlyStoppingReason(state_dict.get("stopping_reason", 0))
         self.stopping_reason_message = state_dict.get("stopping_reason_message")
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._check_on_train_epoch_end is None:
-            self._check_on_train_epoch_end = (
-                trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1
-            )
+            once_per_epoch = trainer.val_check_interval == 1.0
+            every_epoch = trainer.check_val_every_n_epoch == 1
+            self._check_on_train_epoch_end = once_per_epoch and every_epoch
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._check_on_train_epoch_end:
             self._check(trainer)
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._check_on_train_epoch_end:
             self._check(trainer)
 
-    def _check(self, trainer: Any) -> None:
+    def _check(self, trainer: Trainer) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.fast_dev_run:
             return
         value = trainer.callback_metrics.get(self.monitor)
         if value is None:
             if self.strict:
-                raise missing(self.monitor, trainer.callback_metrics, "EarlyStopping")
+                raise missing_metric(self.monitor, trainer.callback_metrics, "EarlyStopping")
             return
-        stop, message = self._judge(score(value))
+        stop, message = self._evaluate(to_score(value))
         stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
         trainer.should_stop = trainer.should_stop or stop
         if stop:
-            self.stopped_epoch, self.stopping_reason_message = trainer.current_epoch, message
+            self.stopped_epoch = trainer.current_epoch
+            self.stopping_reason_message = message
         if message and self.verbose:
-            if self.log_rank_zero_only or trainer.world_size == 1:
-                trainer.print(message)
-            else:
-                print(f"[rank: {trainer.global_rank}] {message}")
+            self._print(trainer, message)
 
-    def _judge(self, current: Tensor) -> tuple[bool, str | None]:
-        """Whether to stop, and what to say about it. A metric that does not improve has nothing to say."""
-        better, what, reason = (
-            BETTER[self.mode],
-            f"{self.monitor} = {current:.3f}",
-            EarlyStoppingReason,
-        )
-        stop, divergence = self.stopping_threshold, self.divergence_threshold
+    def _print(self, trainer: Trainer, message: str) -> None:
+        if self.log_rank_zero_only or trainer.world_size == 1:
+            trainer.print(message)
+        else:
+            print(f"[rank: {trainer.global_rank}] {message}")
+
+    def _evaluate(self, current: Tensor) -> tuple[bool, str | None]:
+        """Whether to stop, and the message; None if the metric just did not improve."""
+        is_better = IS_BETTER[self.mode]
+        value = f"{self.monitor} = {current:.3f}"
+        stopping = self.stopping_threshold
+        divergence = self.divergence_threshold
         if self.check_finite and not torch.isfinite(current):
-            self.stopping_reason = reason.NON_FINITE_METRIC
+            self.stopping_reason = EarlyStoppingReason.NON_FINITE_METRIC
+            best = f"the best was {self.best_score:.3f}"
+            return True, f"{value} is not finite ({best}): training stops."
+        if stopping is not None and is_better(current, stopping):
+            self.stopping_reason = EarlyStoppingReason.STOPPING_THRESHOLD
+            return True, f"{value} has passed stopping_threshold {stopping}: training stops."
+        if divergence is not None and is_better(-current, -divergence):
+            self.stopping_reason = EarlyStoppingReason.DIVERGENCE_THRESHOLD
             return (
                 True,
-                f"{what} is not finite (the best was {self.best_score:.3f}): training stops.",
+                f"{value} has passed divergence_threshold {divergence}: training stops.",
             )
-        if stop is not None and better(current, stop):
-            self.stopping_reason = reason.STOPPING_THRESHOLD
-            return True, f"{what} has passed the stopping threshold {stop}: training stops."
-        if divergence is not None and better(-current, -divergence):
-            self.stopping_reason = reason.DIVERGENCE_THRESHOLD
-            return (
-                True,
-                f"{what} has passed the divergence threshold {divergence}: training stops.",
-            )
-        if better(current - self.min_delta, self.best_score):
-            before, self.best_score, self.wait_count = self.best_score, current, 0
-            was = f" (the best was {before:.3f})" if torch.isfinite(before) else ""
-            return False, f"{what} is the best so far{was}."
+        if is_better(current - self.min_delta, self.best_score):
+            previous = self.best_score
+            self.best_score = current
+            self.wait_count = 0
+            was = f" (the best was {previous:.3f})" if torch.isfinite(previous) else ""
+            return False, f"{value} is the best so far{was}."
         self.wait_count += 1
         if self.wait_count < self.patience:
             return False, None
-        self.stopping_reason = reason.PATIENCE_EXHAUSTED
-        return (
-            True,
-            f"{what} is the last of {self.wait_count} without improvement (best {self.best_score:.3f}): training stops.",
+        self.stopping_reason = EarlyStoppingReason.PATIENCE_EXHAUSTED
+        return True, (
+            f"{value} is the last of {self.wait_count} checks without improvement "
+            f"(the best was {self.best_score:.3f}): training stops."
         )

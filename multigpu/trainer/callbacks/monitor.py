@@ -1,4 +1,4 @@
-"""Which metric does a callback watch, and which way is better? Asked by ModelCheckpoint and EarlyStopping."""
+"""The metric that ModelCheckpoint and EarlyStopping monitor: its mode and its value."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,30 +8,35 @@ from torch import Tensor
 
 from multigpu.errors import UserError, did_you_mean
 
-BETTER = {"min": torch.lt, "max": torch.gt}
+IS_BETTER = {"min": torch.lt, "max": torch.gt}
 WORST = {"min": float("inf"), "max": -float("inf")}
 
 
-def checked_mode(mode: str, who: str) -> str:
-    """`mode`, if it is "min" or "max". Raises UserError otherwise."""
-    if mode not in BETTER:
+def check_mode(mode: str, callback: str) -> str:
+    """Return `mode`, which must be "min" or "max". Raises UserError otherwise."""
+    if mode not in IS_BETTER:
         raise UserError(
-            f"{who}(mode={mode!r}): the mode is 'min' (lower is better) or 'max' (higher is better)."
+            f"{callback}(mode={mode!r}): "
+            "the mode is 'min' (lower is better) or 'max' (higher is better)."
         )
     return mode
 
 
-def missing(monitor: str, names: Iterable[str], who: str) -> UserError:
-    """The error that says that nobody logged `monitor`; `names` are the metrics that exist."""
+def missing_metric(monitor: str, names: Iterable[str], callback: str) -> UserError:
+    """The error for a metric that was not logged; `names` are the metrics that were."""
     names = sorted(names)
-    near = did_you_mean(monitor, names)
-    have = f"the metrics are {', '.join(names)}" if names else "no metric was logged yet"
-    hint = near or f"call self.log({monitor!r}, ...) in the LightningModule."
-    if monitor.startswith(("val", "test")) and f"'{monitor[:3]}" not in near:
-        hint = f"log it in validation_step, and let a validation run before it is asked for ({who} asks after each epoch)."
-    return UserError(f"{who}(monitor={monitor!r}): there is no such metric; {have}: {hint}")
+    logged = f"the metrics are {', '.join(names)}" if names else "no metric was logged yet"
+    suggestion = did_you_mean(monitor, names)
+    hint = suggestion or f"call self.log({monitor!r}, ...) in the LightningModule."
+    of_validation = monitor.startswith(("val", "test"))
+    if of_validation and f"'{monitor[:3]}" not in suggestion:
+        hint = (
+            "log it in validation_step, and run a validation before "
+            f"{callback} reads it after each epoch."
+        )
+    return UserError(f"{callback}(monitor={monitor!r}): no such metric; {logged}: {hint}")
 
 
-def score(value: Any) -> Tensor:
-    """A metric as a tensor without shape, on the CPU: comparing it then costs one copy from the GPU, not several."""
+def to_score(value: Any) -> Tensor:
+    """A metric as a tensor of shape () on the CPU: comparing it needs no copy from the GPU."""
     return torch.as_tensor(value).detach().squeeze().cpu().clone()

@@ -1,28 +1,40 @@
-"""How does a run of the Trainer tell what every lesson tells? By a callback: a row an epoch, printed, kept, and resumed."""
+"""Table: the lessons' table of epochs, as a callback of the Trainer."""
+
+from __future__ import annotations
 
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multigpu import devices, metrics
 from multigpu.errors import UserError
 from multigpu.trainer.callbacks.callback import Callback
 
+if TYPE_CHECKING:
+    from multigpu.trainer.module import LightningModule
+    from multigpu.trainer.trainer import Trainer
+
+COLUMNS = ("loss", "test_accuracy")
+
 
 class Table(Callback):
-    """Prints where the run computes and a row an epoch; `rows` holds what metrics.report takes.
+    """Print the devices of the run and one row per epoch. metrics.report reads `rows`.
 
-    args     of the lesson's parser: epochs, out, resume
-    loaded   the checkpoint from which the run goes on, if any
+    args     the lesson's parsed arguments: epochs, out, resume
+    loaded   the checkpoint that the run resumes from, or None
 
-    The module logs "loss" and "test_accuracy" by epoch; the data module has `train`, `batch_size`, the global one, and
-    `share`, a rank's part of it. A checkpoint keeps the rows. Raises UserError once the loss is not finite.
+    The module logs "loss" and "test_accuracy" by epoch. The data module has `train` (the
+    training set), `batch_size` (global) and `share` (images per rank). Raises UserError if one
+    of the two is not logged, or the loss is not finite.
     """
 
     def __init__(self, args: Namespace, loaded: Path | None = None):
-        self.args, self.loaded, self.rows = args, loaded, []
-        self.began = self.seconds = 0.0
+        self.args = args
+        self.loaded = loaded
+        self.rows: list[dict[str, float]] = []
+        self._epoch_start = 0.0
+        self._training_seconds = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows}
@@ -30,31 +42,33 @@ class Table(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = state_dict["rows"]
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        world, digits = trainer.strategy.world, trainer.datamodule
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        world = trainer.strategy.world
+        data = trainer.datamodule
         trainer.print(devices.describe(world, trainer.strategy.device))
         trainer.print(
-            f"global batch {digits.batch_size} = {world.size} (ranks) × {digits.share} (images)\n"
+            f"global batch {data.batch_size} = {world.size} (ranks) × {data.share} (images)\n"
         )
-        at = {"epoch": trainer.current_epoch, "step": 0, "history": self.rows}
-        trainer.print(metrics.opening(at, self.args, self.loaded, world), flush=True)
+        progress = {"epoch": trainer.current_epoch, "step": 0, "history": self.rows}
+        trainer.print(metrics.opening(progress, self.args, self.loaded, world), flush=True)
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.began = time.perf_counter()
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._epoch_start = time.perf_counter()
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self.seconds = time.perf_counter() - self.began  # the epoch's last step is done
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The validation follows the epoch's last step and is no part of the training speed.
+        self._training_seconds = time.perf_counter() - self._epoch_start
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        for name in ("loss", "test_accuracy"):
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for name in COLUMNS:
             if name not in trainer.callback_metrics:
                 raise UserError(
-                    f"the table of epochs wants {name!r}: call self.log({name!r}, …, on_epoch=True) in its step."
+                    f"the table of epochs needs {name!r}: "
+                    f"call self.log({name!r}, …, on_epoch=True) in its step."
                 )
-        told = {
-            name: float(trainer.callback_metrics[name]) for name in ("loss", "test_accuracy")
-        }
-        metrics.finite(told["loss"], trainer.current_epoch, trainer.strategy.world)
-        speed = len(trainer.datamodule.train) / self.seconds
-        self.rows.append({"epoch": trainer.current_epoch + 1, **told, "images_per_s": speed})
-        trainer.print(metrics.row(self.rows[-1]), flush=True)
+        row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
+        row |= {name: float(trainer.callback_metrics[name]) for name in COLUMNS}
+        metrics.finite(row["loss"], trainer.current_epoch, trainer.strategy.world)
+        row["images_per_s"] = len(trainer.datamodule.train) / self._training_seconds
+        self.rows.append(row)
+        trainer.print(metrics.row(row), flush=True)

@@ -1,22 +1,28 @@
-"""How does a run end before its job's time limit? The Timer stops it, for Trainer(max_time=...)."""
+"""Timer: stop training at a time limit. Trainer(max_time=...) adds one."""
+
+from __future__ import annotations
 
 import re
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import UserError
 from multigpu.trainer.callbacks.callback import Callback
+
+if TYPE_CHECKING:
+    from multigpu.trainer.module import LightningModule
+    from multigpu.trainer.trainer import Trainer
 
 STAGES = ("train", "sanity_check", "validate", "test", "predict")
 
 
 class Timer(Callback):
-    """Stop training after `duration`, and know how long each stage took.
+    """Stop training after `duration`, and measure how long each stage takes.
 
-    `duration` is a timedelta, a dict of timedelta's arguments, "DD:HH:MM:SS", or None for no limit.
-    It is looked at after every step or every epoch (`interval`). A resumed run counts the time before, too.
-    Raises UserError for anything else.
+    `duration` is a timedelta, a dict of timedelta's arguments, "DD:HH:MM:SS", or None for no
+    limit. The limit is checked after every step or every epoch (`interval`). A resumed run
+    also counts the time of the runs before it. Raises UserError for other arguments.
     """
 
     def __init__(
@@ -26,30 +32,34 @@ class Timer(Callback):
         verbose: bool = True,
     ):
         if interval not in ("step", "epoch"):
-            raise UserError(
-                f"Timer(interval={interval!r}): the interval is 'step' or 'epoch'."
-            )
-        self._duration, self._interval, self._verbose = _seconds(duration), interval, verbose
+            raise UserError(f"Timer(interval={interval!r}): expected 'step' or 'epoch'.")
+        self._duration = _to_seconds(duration)
+        self._interval = interval
+        self._verbose = verbose
         self._start: dict[str, float] = {}
         self._end: dict[str, float] = {}
+        # Seconds of training in the runs that this one resumes.
         self._offset = 0.0
 
     def start_time(self, stage: str = "train") -> float | None:
         """When the stage began, in seconds of time.monotonic(); None if it did not."""
-        return self._start.get(_stage(stage))
+        return self._start.get(_check_stage(stage))
 
     def end_time(self, stage: str = "train") -> float | None:
         """When the stage ended, in seconds of time.monotonic(); None if it did not."""
-        return self._end.get(_stage(stage))
+        return self._end.get(_check_stage(stage))
 
     def time_elapsed(self, stage: str = "train") -> float:
-        """The seconds of a stage so far. Those of training count the runs that this one resumes."""
-        start, end = self.start_time(stage), self.end_time(stage)
-        spent = 0.0 if start is None else (time.monotonic() if end is None else end) - start
-        return spent + (self._offset if stage == "train" else 0.0)
+        """The seconds of a stage so far; for training, with the runs that this one resumes."""
+        start = self.start_time(stage)
+        end = self.end_time(stage)
+        seconds = self._offset if stage == "train" else 0.0
+        if start is None:
+            return seconds
+        return seconds + (time.monotonic() if end is None else end) - start
 
     def time_remaining(self, stage: str = "train") -> float | None:
-        """The seconds left, below zero when they are over; None without a limit."""
+        """The seconds left, negative after the limit; None without a limit."""
         return None if self._duration is None else self._duration - self.time_elapsed(stage)
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,80 +68,91 @@ class Timer(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._offset = state_dict.get("time_elapsed", {}).get("train", 0.0)
 
-    def _begin(self, stage: str) -> None:
+    def _start_stage(self, stage: str) -> None:
         self._start[stage] = time.monotonic()
-        self._end.pop(stage, None)  # a second fit begins anew
+        # A second run of the stage is measured anew.
+        self._end.pop(stage, None)
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        self._check(trainer)  # a resumed run may have no time left
+    def _end_stage(self, stage: str) -> None:
+        self._end[stage] = time.monotonic()
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._begin("train")
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A resumed run may have no time left.
+        self._check_time(trainer)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._end["train"] = time.monotonic()
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start_stage("train")
 
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._begin("validate")
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end_stage("train")
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._end["validate"] = time.monotonic()
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start_stage("validate")
 
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        self._begin("test")
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end_stage("validate")
 
-    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        self._end["test"] = time.monotonic()
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start_stage("test")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end_stage("test")
 
     def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if self._interval == "step":
-            self._check(trainer)
+            self._check_time(trainer)
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._interval == "epoch":
-            self._check(trainer)
+            self._check_time(trainer)
 
-    def _check(self, trainer: Any) -> None:
+    def _check_time(self, trainer: Trainer) -> None:
         if self._duration is None:
             return
-        # Clocks differ: rank 0's decides, or some ranks would wait in the next step for those that stopped.
+        # Clocks differ: if each rank used its own, some would wait in the next step for those
+        # that stopped. Rank 0 decides.
         stop = trainer.strategy.broadcast(self.time_elapsed() >= self._duration)
         trainer.should_stop = trainer.should_stop or stop
         if stop and self._verbose:
-            trainer.print(
-                f"The time limit is reached after {timedelta(seconds=int(self.time_elapsed()))}: training stops."
-            )
+            elapsed = timedelta(seconds=int(self.time_elapsed()))
+            trainer.print(f"The time limit is reached after {elapsed}: training stops.")
 
 
-def _stage(stage: str) -> str:
+def _check_stage(stage: str) -> str:
     if stage not in STAGES:
-        raise UserError(
-            f"Timer: there is no stage {stage!r}; the stages are {', '.join(STAGES)}."
-        )
+        raise UserError(f"Timer has no stage {stage!r}; the stages are {', '.join(STAGES)}.")
     return stage
 
 
-def _seconds(duration: str | timedelta | dict[str, int] | None) -> float | None:
+def _to_seconds(duration: str | timedelta | dict[str, int] | None) -> float | None:
+    if duration is None:
+        return None
     if isinstance(duration, str):
-        found = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", duration.strip())
-        if not found:
+        match = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", duration.strip())
+        if not match:
             raise UserError(
-                f"Timer(duration={duration!r}): a text says days:hours:minutes:seconds, as in '00:12:00:00'."
+                f"Timer(duration={duration!r}): write days:hours:minutes:seconds, "
+                "as in '00:12:00:00'."
             )
-        duration = dict(
-            zip(("days", "hours", "minutes", "seconds"), map(int, found.groups()), strict=True)
-        )
+        units = ("days", "hours", "minutes", "seconds")
+        duration = dict(zip(units, map(int, match.groups()), strict=True))
     if isinstance(duration, dict):
         try:
             duration = timedelta(**duration)
         except TypeError as error:
             raise UserError(
-                f"Timer(duration={duration!r}) is not what timedelta takes ({error})."
+                f"Timer(duration={duration!r}): timedelta does not accept this ({error})."
             ) from None
-    if duration is not None and not isinstance(duration, timedelta):
+    if not isinstance(duration, timedelta):
         raise UserError(
-            f"Timer(duration={duration!r}): give a timedelta, a dict of its arguments, or 'DD:HH:MM:SS'."
+            f"Timer(duration={duration!r}): "
+            "give a timedelta, a dict of its arguments, or 'DD:HH:MM:SS'."
         )
-    return None if duration is None else duration.total_seconds()
+    return duration.total_seconds()

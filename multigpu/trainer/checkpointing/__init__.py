@@ -1,1 +1,1 @@
-"""Lightning's checkpoint form: write it, read it, build a module from its hyperparameters."""
+"""Checkpoints in Lightning's format, and the hyperparameters in them."""

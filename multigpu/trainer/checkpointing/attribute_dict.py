@@ -1,4 +1,4 @@
-"""How are hyperparameters kept? In a dict whose items are attributes too, which prints as a table."""
+"""AttributeDict: a dict whose items are attributes too, which prints as a table."""
 
 from typing import Any
 
@@ -12,12 +12,13 @@ class AttributeDict(dict):
         try:
             return self[name]
         except KeyError:
-            if name.startswith("__"):  # copy and pickle look for methods
-                raise AttributeError(name) from None
-            hint = (
-                did_you_mean(name, self) or f"there are {', '.join(map(str, self)) or 'none'}"
-            )
-            raise AttributeError(f"there is no hyperparameter {name!r}; {hint}") from None
+            pass
+        # copy and pickle look for such methods.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        known = ", ".join(map(str, self)) or "none"
+        hint = did_you_mean(name, self) or f"there are {known}"
+        raise AttributeError(f"there is no hyperparameter {name!r}; {hint}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -27,7 +28,5 @@ class AttributeDict(dict):
 
     def __repr__(self) -> str:
         width = max((len(str(name)) for name in self), default=0) + 3
-        return "\n".join(
-            f"{f'{chr(34)}{name}{chr(34)}:':<{width}} {self[name]}"
-            for name in sorted(self, key=str)
-        )
+        labels = {name: f'"{name}":' for name in sorted(self, key=str)}
+        return "\n".join(f"{label:<{width}} {self[name]}" for name, label in labels.items())

@@ -1,4 +1,4 @@
-"""With which arguments was a model made? save_hyperparameters() keeps them, for checkpoints and logs."""
+"""save_hyperparameters(): keep the arguments of __init__, for checkpoints and loggers."""
 
 import copy
 import inspect
@@ -18,7 +18,9 @@ from multigpu.trainer.checkpointing.attribute_dict import AttributeDict
 class HyperparametersMixin:
     """Gives a class save_hyperparameters(), hparams and hparams_initial."""
 
-    _log_hyperparams = False
+    # Whether loggers get the hyperparameters, and the argument that held them: Lightning's
+    # names.
+    _log_hyperparams: bool = False
     _hparams_name: str | None = None
 
     def save_hyperparameters(
@@ -28,87 +30,111 @@ class HyperparametersMixin:
         frame: FrameType | None = None,
         logger: bool = True,
     ) -> None:
-        """Keep the arguments of __init__, from which this is called, in `hparams`.
+        """Keep the arguments of __init__ in `hparams`. Call it in __init__.
 
-        `args`: the names of those to keep (default: all), or one dict or Namespace to keep instead. `ignore`: names to
-        leave out. With inheritance the arguments of all __init__ that run are kept. `logger`: whether loggers get them.
-        Raises UserError for a name that is no argument, and for what is not a dict or Namespace.
+        args     the names of the arguments to keep (default: all), or one dict or Namespace to
+        keep ignore   the names of arguments to leave out frame    the frame of __init__, if
+        another function calls this for it logger   whether loggers get the hyperparameters
+
+        With inheritance the arguments of every __init__ that is running are kept.
+        Raises UserError for a name that is not an argument, and for other types of `args`.
         """
         self._log_hyperparams = logger
         if len(args) == 1 and not isinstance(args[0], str) and not args[0]:
             return
-        given = _init_arguments(self, frame or inspect.currentframe().f_back)
-        left_out = {ignore} if isinstance(ignore, str) else set(ignore or ())
-        given = {name: value for name, value in given.items() if name not in left_out}
+        arguments = _init_arguments(self, frame or inspect.currentframe().f_back)
+        ignored = {ignore} if isinstance(ignore, str) else set(ignore or ())
+        for name in ignored:
+            arguments.pop(name, None)
         containers = [arg for arg in args if not isinstance(arg, str)]
-        if len(containers) > 1:
-            raise UserError(
-                "save_hyperparameters takes names, or one dict or Namespace, not several."
-            )
         if containers:
-            kept = (
-                vars(containers[0]) if isinstance(containers[0], Namespace) else containers[0]
-            )
-            same = (
-                name
-                for name, value in given.items()
-                if type(value) is type(containers[0]) and value == containers[0]
-            )
-            self._hparams_name = next(same, None)
+            kept = _items_of(containers)
+            self._hparams_name = _name_of(containers[0], arguments)
         else:
-            for name in set(args) - set(given):
-                hint = did_you_mean(name, given) or f"there are {', '.join(given) or 'none'}."
-                raise UserError(
-                    f"save_hyperparameters({name!r}): __init__ has no such argument: {hint}"
-                )
-            kept = {name: given[name] for name in args} if args else given
+            kept = _select(arguments, args)
             self._hparams_name = "kwargs" if kept else None
-        if not isinstance(kept, Mapping):
-            raise UserError(
-                f"save_hyperparameters takes names, a dict or a Namespace, not {type(kept).__name__}."
-            )
         self.hparams.update(kept)
-        for name in left_out:
-            self.hparams.pop(name, None)  # also what a base class has kept
+        # A base class may have kept an argument that this class ignores.
+        for name in ignored:
+            self.hparams.pop(name, None)
         self._hparams_initial = AttributeDict(
-            {name: _copied(name, value) for name, value in self.hparams.items()}
+            {name: _copy(name, value) for name, value in self.hparams.items()}
         )
 
     @property
     def hparams(self) -> AttributeDict:
-        """The hyperparameters; may be changed."""
+        """The hyperparameters; they may be changed."""
         if "_hparams" not in vars(self):
             self._hparams = AttributeDict()
         return self._hparams
 
     @property
     def hparams_initial(self) -> AttributeDict:
-        """The hyperparameters as they were saved: a copy each time."""
+        """A copy of the hyperparameters as they were saved."""
         return copy.deepcopy(vars(self).get("_hparams_initial", AttributeDict()))
 
 
-def _init_arguments(obj: Any, frame: FrameType | None) -> dict[str, Any]:
-    """The arguments of the __init__ of `obj` that run in this frame and the frames right around it."""
+def _items_of(containers: list[Any]) -> Mapping[str, Any]:
+    """The items of the only container, a dict or a Namespace."""
+    if len(containers) > 1:
+        raise UserError(
+            "save_hyperparameters takes names, or one dict or Namespace, not several."
+        )
+    container = containers[0]
+    items = vars(container) if isinstance(container, Namespace) else container
+    if not isinstance(items, Mapping):
+        raise UserError(
+            "save_hyperparameters takes names, a dict or a Namespace, "
+            f"not {type(items).__name__}."
+        )
+    return items
+
+
+def _name_of(container: Any, arguments: Mapping[str, Any]) -> str | None:
+    """The name of the argument that is this container, None if no argument is."""
+    for name, value in arguments.items():
+        if type(value) is type(container) and value == container:
+            return name
+    return None
+
+
+def _select(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of these names; all without names."""
+    for name in names:
+        if name not in arguments:
+            known = ", ".join(arguments) or "none"
+            hint = did_you_mean(name, arguments) or f"there are {known}."
+            raise UserError(
+                f"save_hyperparameters({name!r}): __init__ has no such argument: {hint}"
+            )
+    return {name: arguments[name] for name in names} if names else arguments
+
+
+def _init_arguments(obj: object, frame: FrameType | None) -> dict[str, Any]:
+    """The arguments of each __init__ of `obj` in this frame and the frames around it."""
     if is_dataclass(obj):
         return {field.name: getattr(obj, field.name) for field in fields(obj) if field.init}
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     inside = False
     while frame is not None:
         names, _, keywords, values = inspect.getargvalues(frame)
-        if frame.f_code.co_name == "__init__" and names and values.get(names[0]) is obj:
+        is_init = frame.f_code.co_name == "__init__"
+        if is_init and names and values.get(names[0]) is obj:
             inside = True
-            found |= {name: values[name] for name in names[1:] if name in values}
-            found |= values.get(keywords, {}) if keywords else {}
+            arguments |= {name: values[name] for name in names[1:] if name in values}
+            if keywords:
+                arguments |= values.get(keywords, {})
         elif inside:
             break
         frame = frame.f_back
-    return found
+    return arguments
 
 
-def _copied(name: str, value: Any) -> Any:
+def _copy(name: str, value: Any) -> Any:
+    """A deep copy of the hyperparameter. Raises UserError if it cannot be copied."""
     if isinstance(value, nn.Module):
         warnings.warn(
-            f"the hyperparameter {name!r} is a module, whose weights a checkpoint holds already: "
+            f"the hyperparameter {name!r} is a module, whose weights a checkpoint holds: "
             f"leave it out with save_hyperparameters(ignore=[{name!r}]).",
             stacklevel=4,
         )
@@ -116,5 +142,6 @@ def _copied(name: str, value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception as error:
         raise UserError(
-            f"the hyperparameter {name!r} cannot be copied ({error}): leave it out, save_hyperparameters(ignore=[{name!r}])."
+            f"the hyperparameter {name!r} cannot be copied ({error}): "
+            f"leave it out with save_hyperparameters(ignore=[{name!r}])."
         ) from None

@@ -1,4 +1,4 @@
-"""Which loggers are there? One place to import them from, as with Lightning."""
+"""The loggers, imported from one place as with Lightning."""
 
 from typing import NoReturn
 
@@ -9,11 +9,14 @@ from multigpu.trainer.loggers.tensorboard_logger import TensorBoardLogger
 
 __all__ = ["CSVLogger", "Logger", "TensorBoardLogger"]
 
+# Lightning's other loggers.
+UNSUPPORTED = ("WandbLogger", "MLFlowLogger", "CometLogger", "NeptuneLogger", "LitLogger")
+
 
 def __getattr__(name: str) -> NoReturn:
-    if name in ("WandbLogger", "MLFlowLogger", "CometLogger", "NeptuneLogger", "LitLogger"):
+    if name in UNSUPPORTED:
         raise UserError(
-            f"multigpu.trainer.loggers has no {name}, unlike Lightning's: take CSVLogger or TensorBoardLogger, or give a Logger of "
-            f"your own with log_metrics and log_hyperparams."
+            f"multigpu.trainer.loggers does not support Lightning's {name}: use CSVLogger or "
+            "TensorBoardLogger, or write a Logger with log_metrics and log_hyperparams."
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""How are metrics written so that every program reads them? As metrics.csv: a line a step, a column a metric."""
+"""CSVLogger: metrics.csv with a row per step and a column per metric."""
 
 import csv
 import os
@@ -13,7 +13,10 @@ from multigpu.trainer.loggers.logger import FolderLogger, NoExperiment
 
 
 class ExperimentWriter:
-    """The rows that wait, and the file: new columns rewrite it, other rows are added at its end."""
+    """The file and the rows that are not in it yet.
+
+    New rows are appended; a new column rewrites the file.
+    """
 
     def __init__(self, log_dir: str):
         self.log_dir = log_dir
@@ -23,20 +26,20 @@ class ExperimentWriter:
         os.makedirs(log_dir, exist_ok=True)
         if os.path.exists(self.metrics_file_path):
             warnings.warn(
-                f"{self.metrics_file_path} is there from another run, and is written anew.",
-                stacklevel=3,
+                f"{self.metrics_file_path} is from another run and is replaced.", stacklevel=3
             )
             os.remove(self.metrics_file_path)
 
     def save(self) -> None:
-        """Write the rows that wait."""
+        """Write the new rows."""
         rows = [
-            {k: v.item() if hasattr(v, "item") else v for k, v in row.items()}
+            {name: v.item() if hasattr(v, "item") else v for name, v in row.items()}
             for row in self.metrics
         ]
         self.metrics = []
-        if new := set().union(*rows) - set(self.metrics_keys):
-            self.metrics_keys = sorted(new.union(self.metrics_keys))
+        new_keys = set().union(*rows) - set(self.metrics_keys)
+        if new_keys:
+            self.metrics_keys = sorted(new_keys.union(self.metrics_keys))
             if os.path.exists(self.metrics_file_path):
                 with open(self.metrics_file_path, newline="") as file:
                     rows = [*csv.DictReader(file), *rows]
@@ -56,8 +59,8 @@ class ExperimentWriter:
 class CSVLogger(FolderLogger):
     """Writes metrics.csv and hparams.yaml to <save_dir>/<name>/version_<N>.
 
-    The columns stand in the order of their names. What was logged is written every `flush_logs_every_n_steps` steps and
-    at the end. `prefix` stands before every metric's name.
+    The columns are sorted by name. Rows are written every `flush_logs_every_n_steps` steps and
+    at the end. `prefix` is put before every metric's name.
     """
 
     def __init__(
@@ -69,12 +72,17 @@ class CSVLogger(FolderLogger):
         flush_logs_every_n_steps: int = 100,
     ):
         super().__init__(save_dir, name, version, prefix)
-        self._every = flush_logs_every_n_steps
+        self._flush_logs_every_n_steps = flush_logs_every_n_steps
 
     @property
     def experiment(self) -> ExperimentWriter | NoExperiment:
+        """metrics.csv's writer on rank 0; on others an object whose methods do nothing."""
         if not self.is_global_zero:
             return NoExperiment()
+        return self._writer()
+
+    def _writer(self) -> ExperimentWriter:
+        """The writer; the first call makes the folder."""
         if self._experiment is None:
             self._experiment = ExperimentWriter(self.log_dir)
         return self._experiment
@@ -85,18 +93,19 @@ class CSVLogger(FolderLogger):
         rows = self.experiment.metrics
         step = len(rows) if step is None else step
         rows.append(self._prefixed(metrics) | {"step": step})
-        if (step + 1) % self._every == 0:
+        if (step + 1) % self._flush_logs_every_n_steps == 0:
             self.save()
 
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace | None = None) -> None:
         if self.is_global_zero:
-            self._keep_hparams(params)
-            self.experiment  # noqa: B018  makes the folder
+            self._update_hparams(params)
+            self._writer()
             self._write_hparams()
 
     def save(self) -> None:
         self.experiment.save()
 
     def finalize(self, status: str) -> None:
+        # A run that logged nothing leaves no folder.
         if self._experiment is not None:
             self.save()

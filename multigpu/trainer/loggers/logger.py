@@ -1,34 +1,41 @@
-"""What does the Trainer want of a logger? That it takes metrics and hyperparameters, and knows its folder."""
+"""Logger, the base class of loggers; and FolderLogger, of those that write to a folder."""
+
+from __future__ import annotations
 
 import os
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from multigpu.files import atomic
-from multigpu.trainer.yaml_text import yaml_text
+from multigpu.trainer.loggers.hparams_file import write_hparams
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from multigpu.trainer.callbacks import ModelCheckpoint
 
 
 class NoExperiment:
-    """Stands for `logger.experiment` on all ranks but 0: every method does nothing."""
+    """`logger.experiment` on all ranks but 0: every method does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *args, **kwargs: None
 
-    def __getitem__(self, index: Any) -> "NoExperiment":
+    def __getitem__(self, index: Any) -> NoExperiment:
         return self
 
     def __setitem__(self, index: Any, value: Any) -> None: ...
 
 
 class Logger:
-    """The base class of loggers: a subclass writes at least `log_metrics`.
+    """The base class of loggers. A subclass implements at least `log_metrics`.
 
-    `is_global_zero` is set by the Trainer once the ranks are known: only rank 0 writes. `set_version` gives all ranks
-    the version of rank 0, since the folder that it makes would be counted by the others.
+    The Trainer sets `is_global_zero` once the ranks are known: only rank 0 writes. It also
+    gives rank 0's version to all ranks (`set_version`): the others would count the folder that
+    rank 0 has made.
     """
 
     is_global_zero: bool = True
@@ -47,7 +54,7 @@ class Logger:
 
     @property
     def save_dir(self) -> str | None:
-        """The folder of all experiments, None if nothing is written on this machine."""
+        """The folder of all experiments; None if nothing is written on this machine."""
         return None
 
     @property
@@ -62,18 +69,18 @@ class Logger:
 
     @property
     def experiment(self) -> Any:
-        """The object under the logger, with all that it can do."""
+        """The object that does the logging, with all of its methods."""
         return NoExperiment()
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Keep these numbers (floats, or tensors with one element) of this step."""
+        """Log the metrics of this step: floats, or tensors with one element."""
         raise NotImplementedError
 
     def log_hyperparams(
         self, params: Mapping[str, Any] | Namespace | None, *args: Any, **kwargs: Any
     ) -> None: ...
-    def log_graph(self, model: Any, input_array: Any = None) -> None: ...
-    def after_save_checkpoint(self, checkpoint_callback: Any) -> None: ...
+    def log_graph(self, model: nn.Module, input_array: Any = None) -> None: ...
+    def after_save_checkpoint(self, checkpoint_callback: ModelCheckpoint) -> None: ...
     def save(self) -> None: ...
 
     def finalize(self, status: str) -> None:
@@ -82,13 +89,16 @@ class Logger:
 
 
 class DummyLogger(Logger):
-    """It takes everything, and keeps nothing."""
+    """A logger that keeps nothing."""
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None: ...
 
 
 class FolderLogger(Logger):
-    """A logger that writes to <save_dir>/<name>/version_<version>, where `version` is one more than the last there."""
+    """A logger that writes to <save_dir>/<name>/version_<version>.
+
+    By default `version` is one more than the highest in that folder.
+    """
 
     def __init__(
         self,
@@ -97,17 +107,16 @@ class FolderLogger(Logger):
         version: int | str | None,
         prefix: str,
     ):
-        self._save_dir, self._name, self._version, self._prefix = (
-            os.fspath(save_dir),
-            name or "",
-            version,
-            prefix,
-        )
+        self._save_dir = os.fspath(save_dir)
+        self._name = name or ""
+        self._version = version
+        self._prefix = prefix
         self._experiment: Any = None
         self.hparams: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_experiment": None}  # open files cannot be pickled
+        # Open files cannot be pickled.
+        return vars(self) | {"_experiment": None}
 
     @property
     def name(self) -> str:
@@ -125,10 +134,9 @@ class FolderLogger(Logger):
     def version(self) -> int | str:
         if self._version is None:
             folders = Path(self.root_dir).glob("version_*/")
-            numbers = [folder.name.split("_")[1] for folder in folders]
-            self._version = (
-                max((int(number) for number in numbers if number.isdigit()), default=-1) + 1
-            )
+            versions = [folder.name.split("_")[1] for folder in folders]
+            numbers = [int(version) for version in versions if version.isdigit()]
+            self._version = max(numbers, default=-1) + 1
         return self._version
 
     @property
@@ -137,21 +145,24 @@ class FolderLogger(Logger):
         return os.path.join(self.root_dir, version)
 
     def _prefixed(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """The metrics with their names' prefix. A tensor on a GPU is cloned: fetching its number would wait for it."""
+        """The metrics, as numbers, with the prefix before their names."""
         prefix = f"{self._prefix}-" if self._prefix else ""
         return {prefix + name: _number(value) for name, value in metrics.items()}
 
-    def _keep_hparams(self, params: Mapping[str, Any] | Namespace | None) -> dict[str, Any]:
+    def _update_hparams(self, params: Mapping[str, Any] | Namespace | None) -> dict[str, Any]:
+        """Add these hyperparameters to `hparams`, and return them as a dict."""
         params = dict(vars(params) if isinstance(params, Namespace) else params or {})
         self.hparams.update(params)
         return params
 
     def _write_hparams(self) -> None:
-        with atomic(Path(self.log_dir) / "hparams.yaml") as temporary:
-            temporary.write_text(yaml_text(self.hparams), encoding="utf-8")
+        write_hparams(os.path.join(self.log_dir, "hparams.yaml"), self.hparams)
 
 
 def _number(value: Any) -> Any:
     if not hasattr(value, "detach"):
         return value
-    return value.detach().clone() if value.device.type != "cpu" else value.item()
+    if value.device.type == "cpu":
+        return value.item()
+    # item() would wait for the GPU; a clone does not, and keeps the value of this step.
+    return value.detach().clone()

@@ -1,4 +1,6 @@
-"""How do metrics get into TensorBoard's curves? Through torch's SummaryWriter, several scalars an event."""
+"""TensorBoardLogger: metrics as TensorBoard's curves, through torch's SummaryWriter."""
+
+from __future__ import annotations
 
 import os
 import sys
@@ -6,20 +8,27 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import UserError
-from multigpu.trainer.loggers.logger import FolderLogger
+from multigpu.trainer.loggers.logger import FolderLogger, NoExperiment
 
-ROWS, SECONDS = 100, 10.0  # how many steps, and how long, wait in memory
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.tensorboard import SummaryWriter
+
+# Steps are kept in memory and written when there are this many, or the first is this old.
+MAX_STEPS_IN_MEMORY = 100
+MAX_SECONDS_IN_MEMORY = 10.0
 
 
 class TensorBoardLogger(FolderLogger):
     """Writes an event file and hparams.yaml to <save_dir>/<name>/version_<N>[/<sub_dir>].
 
-    `default_hp_metric`: log_hyperparams without metrics logs "hp_metric" -1, as TensorBoard's table of hyperparameters
-    wants a metric. `log_graph` writes the model's graph if it has an example_input_array. Other arguments go to
-    SummaryWriter. The first write raises UserError if TensorBoard is not installed.
+    `default_hp_metric`: log_hyperparams without metrics logs "hp_metric" -1, since
+    TensorBoard's table of hyperparameters needs a metric. `log_graph` writes the model's graph
+    if it has an example_input_array. Other arguments go to SummaryWriter. The first write
+    raises UserError if TensorBoard is not installed.
     """
 
     def __init__(
@@ -34,47 +43,48 @@ class TensorBoardLogger(FolderLogger):
         **kwargs: Any,
     ):
         super().__init__(save_dir, name, version, prefix)
-        self._log_graph, self._default_hp_metric, self._kwargs = (
-            log_graph,
-            default_hp_metric,
-            kwargs,
-        )
+        self._log_graph = log_graph
+        self._default_hp_metric = default_hp_metric
+        self._kwargs = kwargs
         self.sub_dir = None if sub_dir is None else os.fspath(sub_dir)
+        # Steps that are not written yet: metrics, step, time.
         self._rows: list[tuple[dict[str, Any], int | None, float]] = []
 
     @property
     def log_dir(self) -> str:
-        return os.path.expanduser(
-            os.path.expandvars(os.path.join(super().log_dir, self.sub_dir or "")).rstrip(
-                os.sep
-            )
-        )
+        path = os.path.join(super().log_dir, self.sub_dir or "").rstrip(os.sep)
+        return os.path.expanduser(os.path.expandvars(path))
 
     @property
-    def experiment(self) -> Any:
-        """torch.utils.tensorboard.SummaryWriter on rank 0; on others an object whose methods do nothing."""
+    def experiment(self) -> SummaryWriter | NoExperiment:
+        """torch's SummaryWriter on rank 0; on others an object whose methods do nothing."""
         if not self.is_global_zero:
-            return super().experiment
+            return NoExperiment()
         if self._experiment is None:
-            _without_tensorflow()
+            _do_without_tensorflow()
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise UserError(
-                    "TensorBoardLogger needs TensorBoard: pip install tensorboard, or take CSVLogger."
+                    "TensorBoardLogger needs TensorBoard: pip install tensorboard, "
+                    "or use CSVLogger."
                 ) from None
             self._experiment = SummaryWriter(log_dir=self.log_dir, **self._kwargs)
         return self._experiment
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Keep these numbers. A dict as a value becomes curves in one diagram (SummaryWriter.add_scalars)."""
+        """Log the metrics of this step.
+
+        A dict as a value becomes curves in one diagram (SummaryWriter.add_scalars).
+        """
         if not self.is_global_zero:
             return
         metrics = self._prefixed(metrics)
         for name in [name for name, value in metrics.items() if isinstance(value, dict)]:
             self.experiment.add_scalars(name, metrics.pop(name), step)
         self._rows.append((metrics, step, time.time()))
-        if len(self._rows) >= ROWS or time.time() - self._rows[0][2] > SECONDS:
+        seconds = time.time() - self._rows[0][2]
+        if len(self._rows) >= MAX_STEPS_IN_MEMORY or seconds > MAX_SECONDS_IN_MEMORY:
             self._write()
 
     def _write(self) -> None:
@@ -83,8 +93,9 @@ class TensorBoardLogger(FolderLogger):
         events = self.experiment._get_file_writer()
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        rows, self._rows = self._rows, []
-        for metrics, step, when in rows:
+        rows = self._rows
+        self._rows = []
+        for metrics, step, seconds in rows:
             try:
                 values = [
                     Summary.Value(tag=name, simple_value=float(value))
@@ -92,9 +103,9 @@ class TensorBoardLogger(FolderLogger):
                 ]
             except (TypeError, ValueError, RuntimeError):
                 raise UserError(
-                    f"TensorBoardLogger: a metric is a number, not one of {metrics}."
+                    f"TensorBoardLogger: a metric is a number, and one of {metrics} is not."
                 ) from None
-            events.add_summary(Summary(value=values), step, when)
+            events.add_summary(Summary(value=values), step, seconds)
 
     def log_hyperparams(
         self,
@@ -102,10 +113,10 @@ class TensorBoardLogger(FolderLogger):
         metrics: Mapping[str, Any] | float | None = None,
         step: int | None = None,
     ) -> None:
-        """Show these hyperparameters in TensorBoard's table, with the metrics that they led to (default: -1)."""
+        """Log hyperparameters for TensorBoard's table, with the metrics that they led to."""
         if not self.is_global_zero:
             return
-        params = _flat(self._keep_hparams(params))
+        params = _flatten(self._update_hparams(params))
         if metrics is None:
             metrics = {"hp_metric": -1} if self._default_hp_metric else {}
         elif not isinstance(metrics, Mapping):
@@ -119,18 +130,17 @@ class TensorBoardLogger(FolderLogger):
         for summary in hparams(params, dict(metrics)):
             events.add_summary(summary, step)
 
-    def log_graph(self, model: Any, input_array: Any = None) -> None:
-        if self._log_graph and self.is_global_zero:
-            example = (
-                getattr(model, "example_input_array", None)
-                if input_array is None
-                else input_array
+    def log_graph(self, model: nn.Module, input_array: Any = None) -> None:
+        if not self._log_graph or not self.is_global_zero:
+            return
+        example = input_array
+        if example is None:
+            example = getattr(model, "example_input_array", None)
+        if example is None:
+            raise UserError(
+                "TensorBoardLogger(log_graph=True) needs the model's example_input_array."
             )
-            if example is None:
-                raise UserError(
-                    "TensorBoardLogger(log_graph=True) needs the model's example_input_array."
-                )
-            self.experiment.add_graph(model, example)
+        self.experiment.add_graph(model, example)
 
     def save(self) -> None:
         if not self.is_global_zero:
@@ -147,27 +157,27 @@ class TensorBoardLogger(FolderLogger):
         self._experiment.close()
 
 
-def _without_tensorflow() -> None:
-    """TensorBoard would import TensorFlow where it is installed, for seconds, only to open a file.
+def _do_without_tensorflow() -> None:
+    """Keep TensorBoard from importing TensorFlow, which takes seconds, to open a file.
 
-    A module of this name tells it to take its own functions.
+    If a module of this name exists, TensorBoard uses its own file functions.
     """
     if "tensorflow" not in sys.modules:
-        sys.modules.setdefault(
-            "tensorboard.compat.notf", ModuleType("tensorboard.compat.notf")
-        )
+        name = "tensorboard.compat.notf"
+        sys.modules.setdefault(name, ModuleType(name))
 
 
-def _flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as "outer/inner"; what is no number or text as its text."""
+def _flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as "outer/inner"; values other than numbers become texts."""
     flat: dict[str, Any] = {}
     for name, value in params.items():
-        value = vars(value) if isinstance(value, Namespace) else value
+        key = f"{prefix}{name}"
+        if isinstance(value, Namespace):
+            value = vars(value)
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}/")
-        else:
-            value = value.item() if getattr(value, "shape", None) == () else value
-            flat[f"{prefix}{name}"] = (
-                value if isinstance(value, bool | int | float | str) else str(value)
-            )
+            flat |= _flatten(value, f"{key}/")
+            continue
+        if getattr(value, "shape", None) == ():
+            value = value.item()
+        flat[key] = value if isinstance(value, bool | int | float | str) else str(value)
     return flat

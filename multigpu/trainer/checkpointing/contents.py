@@ -1,0 +1,98 @@
+"""The contents of a checkpoint: Lightning's keys, and one of our own for an exact resume.
+
+Lightning's Trainer can resume from our checkpoints, and this Trainer from Lightning's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from multigpu.checkpoint import random_states
+from multigpu.trainer.checkpointing.progress import loop_progress
+
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
+
+# The version of Lightning whose format this is.
+LIGHTNING_VERSION = "2.6.6"
+# Our own key, which Lightning ignores.
+OWN_KEY = "multigpu"
+# The keys that a checkpoint with weights only does not have.
+TRAINING_KEYS = ("callbacks", "optimizer_states", "lr_schedulers", "MixedPrecision")
+
+
+def compose_checkpoint(trainer: Trainer, weights_only: bool) -> dict[str, Any]:
+    """The contents of a checkpoint of this moment.
+
+    All ranks call it: each has its own random states, and hooks may contain collectives.
+    """
+    fit = trainer.fitting
+    epoch_start = fit.epoch_began if fit else None
+    random = trainer.strategy.gather_objects((random_states(), epoch_start))
+    content = _lightning_contents(trainer, weights_only)
+    if fit:
+        content[OWN_KEY] = {
+            "batches_done": fit.batches_done,
+            "to_do": fit.to_do,
+            "random": random,
+            "monitored": _monitored_values(trainer),
+        }
+    return content
+
+
+def _lightning_contents(trainer: Trainer, weights_only: bool) -> dict[str, Any]:
+    """Lightning's keys. "epoch" is the number, from 0, of the epoch that is running."""
+    module = trainer.lightning_module
+    content: dict[str, Any] = {
+        "epoch": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "pytorch-lightning_version": LIGHTNING_VERSION,
+        "state_dict": module.state_dict(),
+        "loops": loop_progress(trainer),
+    }
+    if not weights_only:
+        content |= _training_states(trainer)
+    datamodule = trainer.datamodule
+    for part in (module, datamodule):
+        if part is not None and part.hparams:
+            content[part.CHECKPOINT_HYPER_PARAMS_KEY] = dict(part.hparams)
+            if name := getattr(part, "_hparams_name", None):
+                content[part.CHECKPOINT_HYPER_PARAMS_NAME] = name
+    if datamodule is not None and (state := datamodule.state_dict()):
+        content[type(datamodule).__qualname__] = state
+    with trainer.results.within("on_save_checkpoint"):
+        for callback in trainer.callbacks:
+            callback.on_save_checkpoint(trainer, module, content)
+        module.on_save_checkpoint(content)
+    return content
+
+
+def _training_states(trainer: Trainer) -> dict[str, Any]:
+    """The states of callbacks, optimizers, schedulers and of the loss scaler."""
+    callbacks = {}
+    for callback in trainer.callbacks:
+        if state := callback.state_dict():
+            callbacks[callback.state_key] = state
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    states: dict[str, Any] = {
+        "callbacks": callbacks,
+        "optimizer_states": [optimizer.state_dict() for optimizer in trainer.optimizers],
+        "lr_schedulers": [scheduler.state_dict() for scheduler in schedulers],
+    }
+    scaler = trainer.precision_plugin.scaler
+    if scaler is not None:
+        states["MixedPrecision"] = scaler.state_dict()
+    return states
+
+
+def _monitored_values(trainer: Trainer) -> dict[str, float]:
+    """The metrics that ReduceLROnPlateau schedulers monitor.
+
+    At an epoch's end those schedulers step after all callbacks have saved, so a resumed run
+    has to make up for that step.
+    """
+    metrics = trainer.callback_metrics
+    names = {
+        config.monitor for config in trainer.lr_scheduler_configs if config.reduce_on_plateau
+    }
+    return {name: float(metrics[name]) for name in names if name in metrics}

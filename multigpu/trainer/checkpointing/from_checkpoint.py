@@ -1,0 +1,58 @@
+"""load_from_checkpoint: build a module or data module with its saved hyperparameters."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from multigpu.errors import UserError
+from multigpu.trainer.checkpointing.weights import load_weights
+
+if TYPE_CHECKING:
+    from multigpu.trainer.datamodule import LightningDataModule
+    from multigpu.trainer.module import LightningModule
+
+    Module = TypeVar("Module", bound=LightningModule)
+    Made = TypeVar("Made", bound=LightningModule | LightningDataModule)
+
+
+def module_from_checkpoint(
+    cls: type[Module],
+    content: dict[str, Any],
+    path: str | Path,
+    strict: bool | None,
+    keywords: dict[str, Any],
+) -> Module:
+    """A module of the class `cls` with the checkpoint's weights."""
+    module = make_from_hyperparameters(cls, content, path, keywords)
+    module.on_load_checkpoint(content)
+    load_weights(module, content, path, module.strict_loading if strict is None else strict)
+    return module
+
+
+def make_from_hyperparameters(
+    cls: type[Made], content: dict[str, Any], path: str | Path, keywords: dict[str, Any]
+) -> Made:
+    """A module or data module, made with the saved hyperparameters that its __init__ accepts.
+
+    `keywords` take precedence. Raises UserError if an argument of __init__ is missing.
+    """
+    saved = dict(content.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}))
+    parameters = inspect.signature(cls.__init__).parameters
+    # save_hyperparameters(config) keeps one argument's items: they are put back into it.
+    name = content.get(cls.CHECKPOINT_HYPER_PARAMS_NAME)
+    if name and name != "kwargs" and name in parameters:
+        saved = {name: {**saved, **keywords.pop(name, {})}}
+    arguments = {**saved, **keywords}
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        arguments = {key: value for key, value in arguments.items() if key in parameters}
+    # Only missing arguments are reported here: an error inside __init__ keeps its traceback.
+    try:
+        inspect.signature(cls).bind(**arguments)
+    except TypeError as error:
+        raise UserError(
+            f"{cls.__name__} cannot be made from {path} ({error}): give the missing arguments "
+            "to load_from_checkpoint, or call self.save_hyperparameters() in __init__."
+        ) from None
+    return cls(**arguments)

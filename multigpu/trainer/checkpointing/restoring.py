@@ -1,0 +1,134 @@
+"""Restore a run from a checkpoint: the model for every stage, and the training for fit."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multigpu.checkpoint import set_random_states
+from multigpu.errors import UserError
+from multigpu.rendezvous import fail_together
+from multigpu.trainer.checkpointing.contents import OWN_KEY
+from multigpu.trainer.checkpointing.progress import read_progress
+from multigpu.trainer.checkpointing.reading import read_checkpoint
+from multigpu.trainer.checkpointing.weights import load_weights
+
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
+
+
+def resolve_path(trainer: Trainer, ckpt_path: str | Path | None) -> str | None:
+    """The file that `ckpt_path` means: "best" and "last" are looked up in ModelCheckpoint.
+
+    Raises UserError if ModelCheckpoint has saved no such checkpoint.
+    """
+    if ckpt_path is None:
+        return None
+    if ckpt_path not in ("best", "last"):
+        return str(Path(ckpt_path))
+    path = getattr(trainer.checkpoint_callback, f"{ckpt_path}_model_path", "")
+    if not path:
+        raise UserError(
+            f"ckpt_path={ckpt_path!r}, and no ModelCheckpoint has saved such a one: "
+            "give a file.",
+            already_reported=not trainer.is_global_zero,
+        )
+    return path
+
+
+def restore_model(trainer: Trainer, path: str | None) -> dict[str, Any] | None:
+    """Read the checkpoint and restore module, data module and callbacks. Returns its contents.
+
+    All ranks raise if one of them cannot read it.
+    """
+    if path is None:
+        return None
+    with fail_together(trainer.strategy.world, trainer.strategy.gather_objects):
+        content = read_checkpoint(path, weights_only=trainer.weights_only)
+    module = trainer.lightning_module
+    module.on_load_checkpoint(content)
+    load_weights(module, content, path, module.strict_loading)
+    datamodule = trainer.datamodule
+    if datamodule is not None and type(datamodule).__qualname__ in content:
+        datamodule.load_state_dict(content[type(datamodule).__qualname__])
+    states = content.get("callbacks", {})
+    for callback in trainer.callbacks:
+        callback.on_load_checkpoint(trainer, module, content)
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
+    return content
+
+
+def restore_training(trainer: Trainer, content: dict[str, Any], path: str | Path) -> None:
+    """Restore optimizers, schedulers, loss scaler, counters and random states.
+
+    Raises UserError if the file holds weights only, or another number of optimizers.
+    """
+    _restore_optimizers(trainer, content, path)
+    own = content.get(OWN_KEY, {})
+    saved = read_progress(content, own)
+    fit = trainer.fitting
+    trainer.global_step = content["global_step"]
+    trainer._logged_step = saved.batches_that_stepped
+    trainer.current_epoch = saved.epoch
+    fit.total_batches = saved.total_batches
+    fit.batches_done = saved.batches_done
+    if own:
+        fit.to_do = own["to_do"]
+    monitored = own.get("monitored", {})
+    trainer.callback_metrics.update(
+        {name: torch.tensor(value) for name, value in monitored.items()}
+    )
+    if saved.epoch_is_complete:
+        # The schedulers that monitor a metric had not stepped when the file was written.
+        if monitored and trainer.lightning_module.automatic_optimization:
+            fit.schedule("epoch", plateau=True)
+        trainer.current_epoch += 1
+    _restore_random_states(trainer, own.get("random", []))
+
+
+def _restore_optimizers(trainer: Trainer, content: dict[str, Any], path: str | Path) -> None:
+    if "optimizer_states" not in content:
+        raise UserError(
+            f"{path} holds weights only, so training cannot go on from it: "
+            "load it with load_from_checkpoint."
+        )
+    states = content["optimizer_states"]
+    if len(states) != len(trainer.optimizers):
+        raise UserError(
+            f"{path} holds {len(states)} optimizers, this run has {len(trainer.optimizers)}."
+        )
+    for optimizer, state in zip(trainer.optimizers, states, strict=True):
+        optimizer.load_state_dict(state)
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    for scheduler, state in zip(schedulers, content.get("lr_schedulers", []), strict=False):
+        scheduler.load_state_dict(state)
+    scaler = trainer.precision_plugin.scaler
+    if scaler is not None and "MixedPrecision" in content:
+        scaler.load_state_dict(content["MixedPrecision"])
+
+
+def _restore_random_states(trainer: Trainer, states: list[tuple[dict, dict | None]]) -> None:
+    """Restore this rank's random states.
+
+    Within an epoch the loader is first started with the epoch's own states, so that it
+    shuffles as before; FitLoop does this.
+    """
+    fit = trainer.fitting
+    within_epoch = fit.batches_done > 0
+    if len(states) != trainer.world_size:
+        if within_epoch:
+            warnings.warn(
+                "the checkpoint is from another number of ranks: "
+                "the rest of this epoch's data come in another order.",
+                stacklevel=2,
+            )
+        return
+    now, epoch_start = states[trainer.global_rank]
+    fit.epoch_began = epoch_start if within_epoch else None
+    fit.after_skip = now if within_epoch else None
+    if not within_epoch:
+        set_random_states(now)
