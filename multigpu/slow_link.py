@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from multigpu.errors import UserError
-from multigpu.launch.processes import Ranks
+from multigpu.launch.processes import Processes
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 PORT = 29512
@@ -78,7 +78,7 @@ def run(command: list[str], megabits: float, seconds: float = 600, **environment
             }
             for rank, name in enumerate(names)
         }  # fmt: skip
-        ranks = Ranks([*INSIDE, *command], environments)
+        ranks = Processes([*INSIDE, *command], environments)
         try:
             deadline = time.monotonic() + seconds
             while ranks.running() and not ranks.failed() and time.monotonic() < deadline:
