@@ -89,8 +89,8 @@ def _launch(command: list[str], name: str, ready: Callable[[], bool]) -> None:
         if problem:
             lines = last_lines(log.read_text(errors="replace"))
             raise UserError(
-                f"{name} {problem}, so the cluster is not up. The last lines of its "
-                f"log:\n{lines}"
+                f"{name} {problem}, so the cluster is not up. "
+                f"The last lines of its log:\n{lines}"
             )
         time.sleep(0.05)
 

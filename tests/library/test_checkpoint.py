@@ -90,21 +90,36 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
     assert not (tmp_path / "evil").exists()
 
 
+KILLED_WHILE_SAVING = """
+import os, signal
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from checkpoints import make
+
+def half(content, target, **keywords):
+    if not isinstance(target, Path):
+        return save(content, target, **keywords)
+    target.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+checkpoint = make(Path(sys.argv[1]))
+checkpoint.save({"epoch": 1})
+save = torch.save
+torch.save = half
+checkpoint.save({"epoch": 2})
+"""
+
+
 def test_a_kill_in_the_middle_of_a_save_leaves_the_old_file(tmp_path):
     """When it is killed, half of the new file is on the disk, under another name."""
-    (tmp_path / "saver.py").write_text(
-        f"import os, signal, sys\nfrom pathlib import Path\nimport torch\nimport "
-        f"torch.distributed as dist\nsys.path.insert(0, {str(SUPPORT)!r})\nfrom checkpoints "
-        f"import make\ndist.init_process_group('gloo', store=dist.HashStore(), rank=0, "
-        f"world_size=1)\ncheckpoint, save = make(Path(sys.argv[1])), "
-        f"torch.save\ncheckpoint.save({{'epoch': 1}})\ndef half(content, target, "
-        f"**keywords):\n    if not isinstance(target, Path):\n        return save(content, "
-        f"target, **keywords)\n    target.write_bytes(b'half')\n    os.kill(os.getpid(), "
-        f"signal.SIGKILL)\ntorch.save = half\ncheckpoint.save({{'epoch': 2}})\n"
+    saver = tmp_path / "saver.py"
+    saver.write_text(
+        f"import sys\nsys.path.insert(0, {str(SUPPORT)!r})\n{KILLED_WHILE_SAVING}"
     )
-    assert (
-        run("python", tmp_path / "saver.py", tmp_path / "a.pt").returncode == -signal.SIGKILL
-    )
+    done = run("python", saver, tmp_path / "a.pt")
+    assert done.returncode == -signal.SIGKILL, done.stdout
     assert any(path.read_bytes() == b"half" for path in tmp_path.glob(".a.pt.*")), (
         "the process was killed in the middle of the save"
     )
