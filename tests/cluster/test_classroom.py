@@ -33,8 +33,8 @@ def private(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setattr(conf, "ROOT_STATE", folder / "state/multigpu/slurm")
     monkeypatch.setattr(conf, "SYSTEM_CONF", folder / "etc/slurm.conf")
-    if why_not := classroom.obstacle():
-        pytest.skip(why_not)
+    if reason := classroom.obstacle():
+        pytest.skip(reason)
     yield folder
     classroom.down()
     assert not processes.daemons() and not processes.job_processes()

@@ -137,8 +137,8 @@ def ordinary_user():
     """A user of this machine without privileges, removed after the test."""
     if os.geteuid() != 0 or not shutil.which("useradd"):
         pytest.skip("only root can make a user for this test, with useradd (package passwd)")
-    if why_not := classroom.obstacle():
-        pytest.skip(why_not)
+    if reason := classroom.obstacle():
+        pytest.skip(reason)
     name, home = f"course{os.getpid()}", Path(tempfile.mkdtemp(prefix="course-"))
     subprocess.run(
         ["useradd", "--no-create-home", "--home-dir", home, "--shell", "/bin/bash", name],
