@@ -1,6 +1,7 @@
-"""For all tests and notebooks: `torchrun` and `multigpu` are those of this environment, also where it is not activated.
+"""All tests and notebooks use this environment's `torchrun` and `multigpu`, active or not.
 
-They run on CPU processes, also on a machine with GPUs: they start two to four ranks, and a machine may have one GPU.
+They run on CPU processes, also on a machine with GPUs: they start two to four ranks, and a
+machine may have only one GPU.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What lesson 05 is compared with: the shortest DDP training that one would write by hand. Flag: the data file."""
+"""The shortest DDP training written by hand, for comparison with lesson 05: bare.py DATA."""
 
 import sys
 
@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
-class CNN(nn.Module):  # multigpu.models.CNN, without importing it
+# A copy of multigpu.models.CNN, because importing it would take time.
+class CNN(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(1, 16, kernel_size=3, padding=1)

@@ -1,4 +1,7 @@
-"""Runs a script and notes when its first optimizer step was done: first_step.py FILE SCRIPT [FLAGS …]. See lesson05.py."""
+"""Run a script and write the time of its first optimizer step into FILE, for lesson05.py.
+
+first_step.py FILE SCRIPT [FLAGS …]
+"""
 
 import os
 import runpy

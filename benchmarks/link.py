@@ -1,7 +1,8 @@
-"""Measures steps/s of strategies over a link of 100 Mbit/s between two network namespaces: `python benchmarks/link.py`.
+"""Measure steps/s of strategies over a link of 100 Mbit/s: `python benchmarks/link.py`.
 
-The model is bound by communication: 2 million weights and little to compute. bytegrad sends a quarter of ddp's bytes: the
-goal is 3.3 times ddp's steps/s. Root and iproute2 are needed. Writes benchmarks/link.json.
+The link is between two network namespaces, which needs root and iproute2. Communication
+dominates: the model has 2 million weights and little to compute. bytegrad sends a quarter of
+ddp's bytes; the goal is 3.3 times ddp's steps/s. It writes benchmarks/link.json.
 """
 
 import json
@@ -9,6 +10,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,8 +20,11 @@ from multigpu import slow_link, wire
 from multigpu.errors import UserError
 from multigpu.files import write_json
 from multigpu.strategies import BaguaStrategy, DDPStrategy, HorovodStrategy
+from multigpu.strategies.base import Strategy
 
-MEGABITS, STEPS, ROUNDS = 100, 5, 5
+MEGABITS = 100
+STEPS = 5
+ROUNDS = 5
 STRATEGIES = {
     "ddp": DDPStrategy,
     "horovod": HorovodStrategy,
@@ -29,8 +34,8 @@ STRATEGIES = {
 }
 
 
-def measured(make: object) -> tuple[float, float]:
-    """(seconds, bytes sent by this rank) a step."""
+def measure(make: Callable[[], Strategy]) -> tuple[float, float]:
+    """Seconds per step, and bytes that this rank sends per step."""
     strategy = make()
     strategy.connect()
     torch.manual_seed(0)
@@ -43,24 +48,26 @@ def measured(make: object) -> tuple[float, float]:
         optimizer.step()
         optimizer.zero_grad()
 
-    step()  # DDP arranges its buckets anew after the first
+    # DDP rebuilds its buckets after the first step.
+    step()
     dist.barrier()
-    began, sent = time.perf_counter(), wire.sent()
+    began = time.perf_counter()
+    sent_before = wire.sent()
     for _ in range(STEPS):
         step()
-    sent = wire.sent() - sent
+    sent = wire.sent() - sent_before
     dist.barrier()
-    found = (time.perf_counter() - began) / STEPS, sent / STEPS
+    seconds = time.perf_counter() - began
     strategy.close()
-    return found
+    return seconds / STEPS, sent / STEPS
 
 
 def rank(out: Path) -> None:
-    """What each end of the cable runs: the strategies in turns."""
+    """What each of the two ranks runs: the strategies in turn."""
     found: dict[str, list] = {name: [] for name in STRATEGIES}
     for _ in range(ROUNDS):
         for name, make in STRATEGIES.items():
-            found[name].append(measured(make))
+            found[name].append(measure(make))
     if dist.get_rank() == 0:
         write_json(out, found)
     dist.barrier()
@@ -76,14 +83,15 @@ def main() -> None:
                 [sys.executable, __file__, str(out)], MEGABITS, OMP_NUM_THREADS="1"
             )
         except UserError as error:
-            print(f"benchmarks/link.py is left out: {error}")
+            print(f"benchmarks/link.py is skipped: {error}")
             return
         if code:
             sys.exit(code)
         found = json.loads(out.read_text())
     rows = []
     for name, pairs in found.items():
-        ratios = [ddp[0] / own[0] for ddp, own in zip(found["ddp"], pairs, strict=True)]
+        # the ratio of the steps per second in each round
+        ratios = [ddp[0] / other[0] for ddp, other in zip(found["ddp"], pairs, strict=True)]
         row = {"strategy": name, "steps/s over ddp's": round(statistics.median(ratios), 2)}
         row |= {"min": round(min(ratios), 2), "max": round(max(ratios), 2), "rounds": ROUNDS}
         row |= {"bytes a step and rank": round(statistics.median(pair[1] for pair in pairs))}

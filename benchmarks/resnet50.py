@@ -1,7 +1,8 @@
-"""ResNet-50 without torchvision: the network of the published tables that the simulation is compared with.
+"""ResNet-50 without torchvision: the network of the published tables for the simulation.
 
-He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition" (2016), table 1, in the form that torchvision
-and the tables use: the stride is in a block's 3×3 convolution. 25.6 million parameters.
+He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition" (2016), table 1, in the
+form that torchvision and the tables use: the stride is in a block's 3×3 convolution. 25.6
+million parameters.
 """
 
 import torch
@@ -9,19 +10,19 @@ from torch import nn
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions around which the input is added: (n, c, h, w) → (n, 4·width, h/stride, w/stride)."""
+    """1×1, 3×3 and 1×1 convolutions, to whose output the input is added.
+
+    (n, c, h, w) → (n, 4·width, h/stride, w/stride)
+    """
 
     def __init__(self, channels: int, width: int, stride: int):
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = (
-            nn.Conv2d(width, width, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(width),
-        )
-        self.conv3, self.bn3 = (
-            nn.Conv2d(width, 4 * width, 1, bias=False),
-            nn.BatchNorm2d(4 * width),
-        )
+        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * width)
         self.relu = nn.ReLU(inplace=True)
         self.shortcut = nn.Identity()
         if stride > 1 or channels != 4 * width:
@@ -37,17 +38,21 @@ class Bottleneck(nn.Module):
 
 
 def stage(channels: int, width: int, blocks: int, stride: int) -> nn.Sequential:
-    """One of the four groups of blocks; the first block has the stride."""
+    """One of the four groups of blocks; only the first block has the stride."""
     first = Bottleneck(channels, width, stride)
     return nn.Sequential(first, *(Bottleneck(4 * width, width, 1) for _ in range(blocks - 1)))
 
 
 def halves(classes: int = 1000) -> tuple[nn.Sequential, nn.Sequential]:
-    """The two parts of PyTorch's model-parallel tutorial: up to the second stage, and from the third to the classes."""
+    """The two parts of PyTorch's model-parallel tutorial: stages 1 and 2, stages 3 and 4."""
     first = nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1),
-        stage(64, 64, 3, 1), stage(256, 128, 4, 2),
-    )  # fmt: skip
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+        stage(64, 64, 3, 1),
+        stage(256, 128, 4, 2),
+    )
     second = nn.Sequential(
         stage(512, 256, 6, 2),
         stage(1024, 512, 3, 2),

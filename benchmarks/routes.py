@@ -1,11 +1,12 @@
-"""All routes side by side: `make bench`, or `python benchmarks/routes.py`. Writes lessons/routes.md and lessons/four-ways.png.
+"""All routes in one table: `make bench`, or `python benchmarks/routes.py`.
 
-A row of the table has three sources:
-- loss, accuracy and proof are what the lesson's stored notebook ends with; CI executes the notebooks afresh
-- the simulated step: the third step of the route on virtual GPUs, with shapes only, so the same number everywhere
-- the measured speed: images/s of the lesson's script beside lesson 01's, on this machine's CPU, in turns
+It writes lessons/routes.md and lessons/four-ways.png. A row of the table has three sources:
+- loss, accuracy and proof: the last line of the lesson's stored notebook, which CI runs again
+- the simulated step: the third step of the route on virtual GPUs, shape-only, so the number is
+  the same on every machine
+- the measured speed: images/s of the lesson's script ÷ lesson 01's, on this machine's CPU
 
-`python benchmarks/routes.py 0` leaves the measured column as it is.
+`python benchmarks/routes.py 0` keeps the measured column.
 """
 
 import functools
@@ -34,9 +35,11 @@ from multigpu.models import CNN
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "lessons" / "routes.md"
 sys.path.insert(0, str(ROOT / "scripts"))
-BATCH, PIECES, WIDE = 4096, 4, {"image_shape": (1, 28, 28), "hidden": 320}
+BATCH = 4096
+MICRO_BATCHES = 4
+WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
 
-# ---- simulated --------------------------------------------------------------------------------------------------
+# ---- simulated ------------------------------------------------------------------------------
 
 
 def third_step(
@@ -44,19 +47,17 @@ def third_step(
     first: torch.device,
     last: torch.device,
     batch: int = BATCH,
-    pieces: int = 1,
-):
-    """The timeline of a step whose images are on the first device and whose outputs are on the last."""
+    micro_batches: int = 1,
+) -> vgpu.Timeline:
+    """The timeline of a step with the images on the first device, the outputs on the last."""
     from PT_CNN_ModelParallel import step
 
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    images, labels = (
-        torch.empty(batch, 1, 28, 28, device=first),
-        torch.empty(batch, dtype=torch.long, device=last),
-    )
+    images = torch.empty(batch, 1, 28, 28, device=first)
+    labels = torch.empty(batch, dtype=torch.long, device=last)
     for _ in range(3):
         began = vgpu.elapsed()
-        step(model, optimizer, images, labels, pieces)
+        step(model, optimizer, images, labels, micro_batches)
     return vgpu.timeline(since=began)
 
 
@@ -77,37 +78,38 @@ def mixed_precision() -> vgpu.Timeline:
 
 def data_parallel() -> vgpu.Timeline:
     with vgpu.running(2, compute=False) as places:
-        return third_step(
-            nn.DataParallel(CNN(**WIDE).to(places[0]), places), places[0], places[0]
-        )
+        model = nn.DataParallel(CNN(**WIDE).to(places[0]), places)
+        return third_step(model, places[0], places[0])
 
 
-def halves(pieces: int = PIECES) -> vgpu.Timeline:
+def halves(micro_batches: int = MICRO_BATCHES) -> vgpu.Timeline:
     from PT_CNN_ModelParallel import Halves
 
     with vgpu.running(2, compute=False) as (first, second):
-        return third_step(Halves(first, second, **WIDE), first, second, pieces=pieces)
+        model = Halves(first, second, **WIDE)
+        return third_step(model, first, second, micro_batches=micro_batches)
 
 
 def _stage() -> vgpu.Timeline:
     from PT_CNN_Pipeline import schedule, stage
 
-    rank, (place,) = launch.find().rank, vgpu.start(1, compute=False)
+    rank = launch.find().rank
+    (place,) = vgpu.start(1, compute=False)
     dist.init_process_group("vgpu")
-    own = stage(CNN(**WIDE), rank, 2).to(place)
-    run, optimizer = (
-        schedule("1f1b", own, rank, 2, place, PIECES),
-        torch.optim.SGD(own.parameters(), 0.05, momentum=0.9),
-    )
-    images, labels = (
-        torch.empty(BATCH, 1, 28, 28, device=place),
-        torch.empty(BATCH, dtype=torch.long, device=place),
-    )
+    own_stage = stage(CNN(**WIDE), rank, 2).to(place)
+    run = schedule("1f1b", own_stage, rank, 2, place, MICRO_BATCHES)
+    optimizer = torch.optim.SGD(own_stage.parameters(), 0.05, momentum=0.9)
+    images = torch.empty(BATCH, 1, 28, 28, device=place)
+    labels = torch.empty(BATCH, dtype=torch.long, device=place)
     for _ in range(3):
-        dist.barrier()  # all ranks begin the step together
+        # All ranks begin the step together.
+        dist.barrier()
         began = vgpu.elapsed()
         optimizer.zero_grad()
-        run.step(images) if rank == 0 else run.step(target=labels)
+        if rank == 0:
+            run.step(images)
+        else:
+            run.step(target=labels)
         optimizer.step()
     return vgpu.timeline(since=began)
 
@@ -123,7 +125,8 @@ def _replica_of_stages() -> vgpu.Timeline:
 
     first, second = vgpu.start(2, compute=False)
     dist.init_process_group("vgpu")
-    return third_step(DDP(Halves(first, second, PIECES, **WIDE)), first, second, BATCH // 2)
+    model = DDP(Halves(first, second, MICRO_BATCHES, **WIDE))
+    return third_step(model, first, second, BATCH // 2)
 
 
 def _trained() -> vgpu.Timeline:
@@ -132,7 +135,8 @@ def _trained() -> vgpu.Timeline:
     class Wide(L.LightningModule):
         def __init__(self):
             super().__init__()
-            self.net, self.ends = CNN(**WIDE), []
+            self.net = CNN(**WIDE)
+            self.ends = []
 
         def training_step(self, batch, batch_idx):
             return F.cross_entropy(self.net(batch[0]), batch[1])
@@ -143,23 +147,22 @@ def _trained() -> vgpu.Timeline:
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.05, momentum=0.9)
 
-    share = BATCH // 2
-    batch = (
-        torch.empty(share, 1, 28, 28, device=place),
-        torch.empty(share, dtype=torch.long, device=place),
-    )
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"),
-        False,
+    images = torch.empty(BATCH // 2, 1, 28, 28, device=place)
+    labels = torch.empty(BATCH // 2, dtype=torch.long, device=place)
+    trainer = L.Trainer(
+        accelerator="vgpu",
+        strategy="ddp",
+        max_steps=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
     module = Wide()
-    L.Trainer(accelerator="vgpu", strategy="ddp", max_steps=3, **quiet).fit(
-        module, DataLoader([batch] * 3, batch_size=None)
-    )
-    timeline = vgpu.timeline(since=module.ends[-2])
-    return vgpu.Timeline(
-        timeline.events, timeline.lanes, module.ends[-2], module.ends[-1], timeline.label
-    )
+    trainer.fit(module, DataLoader([(images, labels)] * 3, batch_size=None))
+    _, began, ended = module.ends
+    timeline = vgpu.timeline(since=began)
+    return vgpu.Timeline(timeline.events, timeline.lanes, began, ended, timeline.label)
 
 
 def two_ranks(function: Callable[[], vgpu.Timeline]) -> Callable[[], vgpu.Timeline]:
@@ -169,8 +172,9 @@ def two_ranks(function: Callable[[], vgpu.Timeline]) -> Callable[[], vgpu.Timeli
 replicas = two_ranks(_replica)
 
 
-# ---- the routes, by the name that the notebook's last line has: simulated how, measured with which flags --------
-# None: TensorFlow knows no virtual GPUs; and their own speed is nothing to measure.
+# ---- the routes --------------------------------------------------------------------------
+# The name in the notebook's last line → its simulation, its stem, the flags to measure it.
+# None: TensorFlow has no virtual GPUs, and the speed of virtual GPUs is not measured.
 
 ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | None]] = {
     "01 one GPU": (one_gpu, "PT_CNN_SingleGPU", []),
@@ -191,11 +195,11 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "10 every strategy": (replicas, "PTL_Strategies", None),
     "11 16-mixed": (mixed_precision, "PTL_Precision", None),
 }
-NO_ROUTES = ("PTL_NodeBatch",)  # it learns something else
+NO_ROUTES = ("PTL_NodeBatch",)  # it trains another model
 
 
 def printed(stem: str) -> str:
-    """All that the cells of the lesson's stored notebook have printed."""
+    """Everything that the cells of the lesson's stored notebook printed."""
     notebook = json.loads((ROOT / "notebooks" / f"{stem}.ipynb").read_text())
     return "".join(
         text
@@ -206,53 +210,53 @@ def printed(stem: str) -> str:
 
 
 def stored_line(stem: str) -> str:
-    """The line of the table with which the lesson's stored notebook ends."""
+    """The last line of the lesson's stored notebook: its row of the table."""
     return re.findall(r"^\| \d\d .* \|$", printed(stem), re.MULTILINE)[-1]
 
 
 def simulated() -> dict[str, str]:
-    """The simulated column: milliseconds of a step, and how many times as fast as one GPU that is."""
-    seconds = {
-        name: (timeline := how()).end - timeline.start
-        for name, (how, *_) in ROUTES.items()
-        if how
-    }
-    return {
-        name: f"{1e3 * s:.2f} ms, {seconds['01 one GPU'] / s:.2f} ×"
-        for name, s in seconds.items()
-    }
+    """The simulated column: milliseconds per step, and the speed-up over one GPU."""
+    times = {}
+    for name, (simulate, *_) in ROUTES.items():
+        if simulate:
+            timeline = simulate()
+            times[name] = timeline.end - timeline.start
+    one = times["01 one GPU"]
+    return {name: f"{1e3 * time:.2f} ms, {one / time:.2f} ×" for name, time in times.items()}
 
 
-# ---- measured ---------------------------------------------------------------------------------------------------
+# ---- measured -------------------------------------------------------------------------------
 
 
-def images_per_s(stem: str, more: list[str]) -> float:
-    """The median over all epochs but the first."""
+def images_per_s(stem: str, flags: list[str]) -> float:
+    """The script's images/s: the median over all epochs except the first."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as out:
-        flags = [*more, "--epochs", "7", "--batch-size", "64", "--out", out]
-        command = [sys.executable, ROOT / "scripts" / f"{stem}.py", *flags]
+        script = ROOT / "scripts" / f"{stem}.py"
+        same = ["--epochs", "7", "--batch-size", "64", "--out", out]
+        command = [sys.executable, script, *flags, *same]
         subprocess.run(command, env=environment, check=True, capture_output=True)
         rows = json.loads((Path(out) / "metrics.json").read_text())["epochs"]
     return statistics.median(row["images_per_s"] for row in rows[1:])
 
 
 def measured(repeats: int) -> dict[str, str]:
-    """The measured column: images/s ÷ those of lesson 01 in the same turn, as a median and a range."""
+    """The measured column: images/s ÷ lesson 01's in the same turn, median and range."""
     ratios: dict[str, list[float]] = {
-        name: [] for name, (*_, more) in ROUTES.items() if more is not None
+        name: [] for name, (*_, flags) in ROUTES.items() if flags is not None
     }
     for _ in range(repeats):
         speeds = {name: images_per_s(ROUTES[name][1], ROUTES[name][2]) for name in ratios}
         for name, speed in speeds.items():
             ratios[name].append(speed / speeds["01 one GPU"])
     return {
-        n: f"{statistics.median(r):.2f} × ({min(r):.2f} to {max(r):.2f})"
-        for n, r in ratios.items()
+        name: f"{statistics.median(values):.2f} × ({min(values):.2f} to {max(values):.2f})"
+        for name, values in ratios.items()
     }
 
 
 def stored_measured() -> dict[str, str]:
+    """The measured column of the page as it is."""
     rows = [
         line.split(" | ")
         for line in PAGE.read_text().splitlines()
@@ -261,21 +265,24 @@ def stored_measured() -> dict[str, str]:
     return {row[0].removeprefix("| "): row[-1].removesuffix(" |") for row in rows}
 
 
-# ---- the page and the picture -----------------------------------------------------------------------------------
+# ---- the page and the picture ---------------------------------------------------------------
 
 TEXT = """# All routes side by side
 
-Written by `python benchmarks/routes.py`. The first columns are the lines with which the lessons' notebooks end: the same
-model, data, seed and global batch (64) by each route, so they should agree, and they do. `vgpu` is a virtual GPU.
+Written by `python benchmarks/routes.py`. The first columns are the last lines of the
+lessons' notebooks: the same model, data, seed and global batch (64) by each route, with the
+same result. `vgpu` is a virtual GPU.
 
-- **Simulated**: one step of the wider CNN of lesson 03, {batch:,} images in all, on V100s with NVLink2, and how many times
-  as fast as one GPU that is. Pipelines have {pieces} micro-batches. Lesson 06 has four GPUs, lesson 11 one, with its
-  matrix products and convolutions in float16; the others from 02 on two. Lesson
-  10's row is its ddp, by the Trainer.
-- **Measured**: images/s of the lesson's script ÷ those of lesson 01, on a CPU with {cores} cores, a thread a process, in turns:
-  the median of {repeats} and the range. Batches of 64 small images are too little work for two: what ranks say to each
-  other costs more than it saves. Virtual GPUs' own speed says nothing, so it is left out. TensorFlow's two parts of the
-  CPU are one process, with as many threads as there are cores; it knows no virtual GPUs, so nothing is simulated.
+- **Simulated**: one step of the wider CNN of lesson 03 with {batch:,} images, on V100s with
+  NVLink2, and the speed-up over one GPU. Lesson 11 has one GPU, with matrix products and
+  convolutions in float16; lesson 06 has four; the others from 02 on have two. Pipelines
+  have {micro_batches} micro-batches. Lesson 10's row is its ddp, by the Trainer.
+- **Measured**: images/s of the lesson's script ÷ lesson 01's, alternating, on a CPU with
+  {cores} cores, with one thread per process: the median of {repeats} and the range. Two
+  ranks are slower here: a batch of 64 small images is little work, and communication costs
+  more than it saves. Routes on virtual GPUs are not measured. TensorFlow's two devices are
+  parts of one process, with as many threads as cores; TensorFlow has no virtual GPUs, so it
+  is not simulated.
 
 | Route | Devices | Loss | Accuracy | Proof | Simulated step | Measured |
 |---|---|---|---|---|---|---|
@@ -286,31 +293,35 @@ model, data, seed and global batch (64) by each route, so they should agree, and
 def page(repeats: int) -> str:
     steps = simulated()
     speeds = measured(repeats) if repeats else stored_measured()
-    rows = [
-        f"{stored_line(stem)} {steps.get(name, '–')} | {speeds.get(name, 'not yet' if more is not None else '–')} |"
-        for name, (_, stem, more) in ROUTES.items()
-    ]
+    rows = []
+    for name, (_, stem, flags) in ROUTES.items():
+        speed = speeds.get(name, "–" if flags is None else "not yet")
+        rows.append(f"{stored_line(stem)} {steps.get(name, '–')} | {speed} |")
     cores = len(os.sched_getaffinity(0))
     if not repeats:
         cores, repeats = re.search(
-            r"with (\d+) cores,.*?the median of (\d+)", PAGE.read_text(), re.DOTALL
+            r"with\s+(\d+)\s+cores,.*?median\s+of\s+(\d+)", PAGE.read_text(), re.DOTALL
         ).groups()
     return TEXT.format(
-        batch=BATCH, pieces=PIECES, cores=cores, repeats=repeats, rows="\n".join(rows)
+        batch=BATCH,
+        micro_batches=MICRO_BATCHES,
+        cores=cores,
+        repeats=repeats,
+        rows="\n".join(rows),
     )
 
 
 def picture() -> None:
-    """One step of four routes on two GPUs, at one scale: the picture of the front page."""
-    ways = {
-        "DataParallel: one process deals out images and weights": data_parallel(),
-        "Model parallelism, naive: half of the layers each": halves(1),
-        "The same in four pieces": halves(4),
-        "DDP: a process a GPU, all-reduce of the gradients": replicas(),
+    """One step of four routes on two GPUs, at one scale: the picture of the README."""
+    timelines = {
+        "DataParallel: one process scatters images and weights": data_parallel(),
+        "Model parallelism, naive: half of the layers on each GPU": halves(1),
+        "The same with four micro-batches": halves(4),
+        "DDP: one process per GPU, all-reduce of the gradients": replicas(),
     }
     figure = plots.figure(8, 6)
-    for row, (title, timeline) in enumerate(ways.items()):
-        timeline.plot(figure.add_subplot(len(ways), 1, row + 1), title=title)
+    for row, (title, timeline) in enumerate(timelines.items()):
+        timeline.plot(figure.add_subplot(len(timelines), 1, row + 1), title=title)
     for axes in figure.axes[1:-1]:
         axes.get_legend().remove()
         axes.set_title(axes.get_title(), pad=6)

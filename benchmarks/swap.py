@@ -1,6 +1,7 @@
-"""Measures a swap of 540 kB over 100 Mbit/s, with the send or the receive posted first: `python benchmarks/swap.py`, as root.
+"""Measure a swap of 540 kB over 100 Mbit/s, with the send or the receive posted first.
 
-Writes benchmarks/swap.json: milliseconds, medians of 7. See `swap` in multigpu/strategies/weights.py.
+`python benchmarks/swap.py`, as root. It writes benchmarks/swap.json: milliseconds, medians of
+7. See `swap` in multigpu/strategies/weights.py.
 """
 
 import statistics
@@ -15,26 +16,31 @@ from multigpu import launch, rendezvous, slow_link
 from multigpu.errors import UserError
 from multigpu.files import write_json
 
-BYTES, ROUNDS = 540_000, 7
+BYTES = 540_000
+ROUNDS = 7
 
 
 def rank() -> None:
     world = launch.find()
     store = rendezvous.meet(world, torch.device("cpu"))
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=2)
-    mine, theirs, peer = (
-        torch.zeros(BYTES, dtype=torch.uint8),
-        torch.zeros(BYTES, dtype=torch.uint8),
-        1 - world.rank,
-    )
-    send, receive = (lambda: dist.isend(mine, peer)), (lambda: dist.irecv(theirs, peer))
-    ways = {
+    peer = 1 - world.rank
+    outgoing = torch.zeros(BYTES, dtype=torch.uint8)
+    incoming = torch.zeros(BYTES, dtype=torch.uint8)
+
+    def send() -> dist.Work:
+        return dist.isend(outgoing, peer)
+
+    def receive() -> dist.Work:
+        return dist.irecv(incoming, peer)
+
+    orders = {
         "one way": [receive if world.rank else send],
         "a swap, the send posted first": [send, receive],
         "a swap, the receive posted first": [receive, send],
     }
-    found = {}
-    for name, calls in ways.items():
+    medians = {}
+    for name, calls in orders.items():
         times = []
         for _ in range(ROUNDS + 1):
             dist.barrier()
@@ -43,12 +49,11 @@ def rank() -> None:
                 work.wait()
             dist.barrier()
             times.append(1000 * (time.perf_counter() - began))
-        found[name] = round(statistics.median(times[1:]), 1)
+        medians[name] = round(statistics.median(times[1:]), 1)
     if world.rank == 0:
-        print(found)
-        write_json(
-            Path(__file__).with_suffix(".json"), {"bytes": BYTES, "Mbit/s": 100, "ms": found}
-        )
+        print(medians)
+        result = {"bytes": BYTES, "Mbit/s": 100, "ms": medians}
+        write_json(Path(__file__).with_suffix(".json"), result)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -59,7 +64,7 @@ def main() -> None:
     try:
         sys.exit(slow_link.run([sys.executable, __file__, "rank"], 100, OMP_NUM_THREADS="1"))
     except UserError as error:
-        print(f"benchmarks/swap.py is left out: {error}")
+        print(f"benchmarks/swap.py is skipped: {error}")
 
 
 if __name__ == "__main__":

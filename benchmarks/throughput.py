@@ -1,8 +1,11 @@
-"""Images/s of lesson 05's own train_epoch, with two ranks and with one, in turn: throughput.py DATA ROUNDS NOTE.
+"""Images/s of lesson 05's train_epoch with two ranks and with one, for lesson05.py.
 
-All is measured within one pair of processes, a second each, since a shared machine's speed drifts from minute to minute:
-both ranks by DDP; rank 0 alone, while rank 1 sleeps in a barrier; both at once, each by itself, which is the most that
-this machine gives to two processes. One thread a rank; micro-batches of 256 images for all.
+    throughput.py DATA ROUNDS FILE
+
+Everything is measured in one pair of processes, a second each, since a shared machine's speed
+changes from minute to minute: both ranks with DDP; rank 0 alone, while rank 1 sleeps in a
+barrier; both at once without communication, which is the upper bound on this machine. One
+thread per rank; micro-batches of 256 images.
 """
 
 import argparse
@@ -33,16 +36,8 @@ def new_run(world: launch.World, train, group) -> lesson.Run:
     torch.manual_seed(0)
     model = DDP(CNN(tuple(train[0][0].shape)), process_group=group)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    return lesson.Run(
-        args,
-        batch,
-        world,
-        torch.device("cpu"),
-        model,
-        optimizer,
-        torch.amp.GradScaler("cpu", enabled=False),
-        None,
-    )
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    return lesson.Run(args, batch, world, torch.device("cpu"), model, optimizer, scaler, None)
 
 
 def seconds(run: lesson.Run, train) -> float:
@@ -51,33 +46,33 @@ def seconds(run: lesson.Run, train) -> float:
     return time.perf_counter() - began
 
 
-def work(source: str, rounds: int, note: str) -> None:
+def work(source: str, rounds: int, out: str) -> None:
     world, _ = lesson.set_up(argparse.Namespace(prove=False))
     train, _ = data.load(source)
-    groups = [
-        dist.new_group([rank]) for rank in range(world.size)
-    ]  # every rank makes every group
-    both, single = (
-        new_run(world, train, None),
-        new_run(launch.World(), train, groups[world.rank]),
-    )
-    sum_over_ranks = lesson.sum_over_ranks
-    by_ddp = []
-    at_most = []
+    # Every rank has to take part in making every group.
+    groups = [dist.new_group([rank]) for rank in range(world.size)]
+    both = new_run(world, train, None)
+    single = new_run(launch.World(), train, groups[world.rank])
+    all_reduce = lesson.sum_over_ranks
+    with_ddp = []
+    upper_bound = []
     for _ in range(rounds + 1):
         dist.barrier()
         together = seconds(both, train)
-        lesson.sum_over_ranks = torch.Tensor.tolist  # one rank has nothing to add up
+        # A rank alone has nothing to sum.
+        lesson.sum_over_ranks = torch.Tensor.tolist
         dist.barrier()
         alone = seconds(single, train) if world.rank == 0 else 0.0
         dist.barrier()
-        apart = torch.tensor(seconds(single, train))
-        lesson.sum_over_ranks = sum_over_ranks
-        dist.all_reduce(apart, dist.ReduceOp.MAX)
-        by_ddp.append(alone / together)
-        at_most.append(2 * alone / apart.item())  # two epochs' work
+        side_by_side = torch.tensor(seconds(single, train))
+        lesson.sum_over_ranks = all_reduce
+        dist.all_reduce(side_by_side, dist.ReduceOp.MAX)
+        with_ddp.append(alone / together)
+        # They did the work of two epochs.
+        upper_bound.append(2 * alone / side_by_side.item())
     if world.rank == 0:
-        files.write_json(note, [by_ddp[1:], at_most[1:]])  # the first round is for warming up
+        # The first round warms up.
+        files.write_json(out, [with_ddp[1:], upper_bound[1:]])
 
 
 if __name__ == "__main__":

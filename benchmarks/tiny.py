@@ -1,4 +1,4 @@
-"""What trainer.py measures: a tiny model in a plain loop, by our Trainer, by Lightning's, and by hand with DDP."""
+"""What trainer.py measures: a tiny model in a plain loop, and in both Trainers."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ BATCH = (torch.randn(8, 4), torch.randint(0, 2, (8,)))
 
 
 class Batches:
-    """The same batch again and again: nothing of the time is a DataLoader's."""
+    """The same batch `number` times, without the time of a DataLoader."""
 
     def __init__(self, number: int):
         self.number = number
@@ -60,11 +60,17 @@ def plain(number: int) -> None:
 
 
 def trained(L: ModuleType, number: int, folder: str, everything: bool) -> None:
-    board = L.pytorch.loggers.TensorBoardLogger(folder) if everything else False
+    logger = L.pytorch.loggers.TensorBoardLogger(folder) if everything else False
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, logger=board, enable_checkpointing=everything,
-        enable_progress_bar=everything, enable_model_summary=False, default_root_dir=folder,
-    )  # fmt: skip
+        max_epochs=1,
+        accelerator="cpu",
+        devices=1,
+        logger=logger,
+        enable_checkpointing=everything,
+        enable_progress_bar=everything,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
     trainer.fit(module_for(L, everything), Batches(number))
 
 
@@ -76,18 +82,19 @@ def steps(number: int, rounds: int, folder: str, out: str) -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    ways: dict[str, Callable[[], None]] = {"plain": lambda: plain(number)}
-    for name, L in (("ours", multigpu.trainer), ("lightning", lightning)):
-        ways[name] = lambda L=L: trained(L, number, folder, False)
-        ways[f"{name}, all on"] = lambda L=L: trained(L, number, folder, True)
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    runs: dict[str, Callable[[], None]] = {"plain": lambda: plain(number)}
+    for name, L in (("multigpu", multigpu.trainer), ("lightning", lightning)):
+        runs[name] = lambda L=L: trained(L, number, folder, False)
+        runs[f"{name}, all on"] = lambda L=L: trained(L, number, folder, True)
+    microseconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
-        for name, way in ways.items():
+        for name, run in runs.items():
             began = time.perf_counter()
-            way()
-            if turn:  # the first warms up
-                found[name].append((time.perf_counter() - began) / number * 1e6)
-    Path(out).write_text(json.dumps(found))
+            run()
+            # The first turn warms up.
+            if turn:
+                microseconds[name].append((time.perf_counter() - began) / number * 1e6)
+    Path(out).write_text(json.dumps(microseconds))
 
 
 def ranks(data: str) -> None:
@@ -95,7 +102,9 @@ def ranks(data: str) -> None:
     import numpy as np
 
     import multigpu.trainer as L
-    from multigpu.models import CNN  # the one that bare.py has by heart
+
+    # bare.py has a copy of this model.
+    from multigpu.models import CNN
 
     class Lit(L.LightningModule):
         def __init__(self):
@@ -112,8 +121,15 @@ def ranks(data: str) -> None:
         train = TensorDataset(
             torch.from_numpy(file["x_train"])[:, None], torch.from_numpy(file["y_train"])
         )
-    trainer = L.Trainer(max_steps=10, accelerator="cpu", devices=2, strategy="ddp", logger=False,
-                        enable_checkpointing=False, enable_progress_bar=False)  # fmt: skip
+    trainer = L.Trainer(
+        max_steps=10,
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
     trainer.fit(Lit(), DataLoader(train, batch_size=32, shuffle=True))
 
 

@@ -1,11 +1,15 @@
-"""Measures the Trainer beside the real Lightning, in turns: `python benchmarks/trainer.py`. CPU timings, one thread.
+"""Measure the Trainer and the real Lightning, alternating: `python benchmarks/trainer.py`.
 
-1. What a step costs above a plain loop, on a tiny model, with all bells off. Goal: at most 20 µs (Lightning: about 210).
-2. The same with progress bar, TensorBoard and checkpoints on. Goal: at most a third of Lightning's.
-3. Importing it, beside importing torch. Goal: at most 0.15 s more.
-4. Two ranks, ten steps, from the command to the exit, beside torchrun with a loop written by hand. Goal: at most 1.10.
+CPU timings with one thread, on a tiny model.
+1. Time per step above a plain loop, with logger, progress bar and checkpoints off.
+   Goal: at most 20 µs (Lightning: about 210).
+2. The same with progress bar, TensorBoard and checkpoints on.
+   Goal: at most a third of Lightning's.
+3. Time of the import above torch's. Goal: at most 0.15 s.
+4. Two ranks, ten steps, from the command to the exit ÷ torchrun with a loop written by hand.
+   Goal: at most 1.10.
 
-Writes benchmarks/trainer.json.
+It writes benchmarks/trainer.json.
 """
 
 import json
@@ -24,7 +28,8 @@ from multigpu import data
 from multigpu.files import write_json
 
 HERE = Path(__file__).parent
-STEPS, ROUNDS = 2000, int(sys.argv[1]) if len(sys.argv) > 1 else 7
+STEPS = 2000
+ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 7
 ENVIRONMENT = os.environ | {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
@@ -35,14 +40,14 @@ ENVIRONMENT = os.environ | {
 def on_a_terminal(*command: object) -> None:
     """Run a command whose output goes to a terminal, so that progress bars are drawn."""
     os.environ.update(ENVIRONMENT)
-    if status := pty.spawn(
-        [str(part) for part in command], lambda fd: os.read(fd, 65536) and b" "
-    ):
+    words = [str(part) for part in command]
+    status = pty.spawn(words, lambda fd: os.read(fd, 65536) and b" ")
+    if status:
         sys.exit(f"{command} ended with {status}")
 
 
 def steps(folder: Path) -> dict[str, list[float]]:
-    """µs a step, round by round, of each way: tiny.py takes them in turns within one process."""
+    """Microseconds per step of each run, by round; tiny.py alternates them in one process."""
     out = folder / "steps.json"
     on_a_terminal(sys.executable, HERE / "tiny.py", "steps", STEPS, ROUNDS, folder, out)
     return json.loads(out.read_text())
@@ -53,74 +58,83 @@ def seconds(*command: object) -> float:
     done = subprocess.run(
         [str(part) for part in command], env=ENVIRONMENT, capture_output=True, text=True
     )
-    if (
-        done.returncode and "terminate called" not in done.stderr
-    ):  # the loop by hand can abort at its end: torch's
+    # The loop by hand can abort at its end (multigpu/launch/exit.py).
+    if done.returncode and "terminate called" not in done.stderr:
         sys.exit(f"{command} failed:\n{done.stdout}{done.stderr}")
     return time.perf_counter() - began
 
 
 def importing(statement: str) -> float:
     code = f"import time; a = time.perf_counter(); {statement}; print(time.perf_counter() - a)"
-    return float(
-        subprocess.run(
-            [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True
-        ).stdout
-    )
+    command = [sys.executable, "-c", code]
+    return float(subprocess.check_output(command, env=ENVIRONMENT, text=True))
 
 
-def told(what: str, goal: str, values: list[float]) -> dict:
+def summary(what: str, goal: str, values: list[float]) -> dict:
+    """Print the median and the range of the values, and return them for the file."""
     row = {"what": what, "goal": goal, "median": round(statistics.median(values), 3)}
     row |= {"min": round(min(values), 3), "max": round(max(values), 3), "rounds": len(values)}
-    print(
-        f"{what}: {row['median']:g} ({row['min']:g} to {row['max']:g} in {len(values)} rounds; goal: {goal})",
-        flush=True,
-    )
+    spread = f"{row['min']:g} to {row['max']:g} in {len(values)} rounds"
+    print(f"{what}: {row['median']:g} ({spread}; goal: {goal})", flush=True)
     return row
+
+
+def ratios(numerators: list[float], denominators: list[float]) -> list[float]:
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]
+
+
+def differences(values: list[float], baseline: list[float]) -> list[float]:
+    return [a - b for a, b in zip(values, baseline, strict=True)]
+
+
+def step_rows(folder: Path) -> list[dict]:
+    times = steps(folder)
+    plain = times.pop("plain")
+    above = {name: differences(values, plain) for name, values in times.items()}
+    return [
+        summary("µs a step above the plain loop, all off", "≤ 20", above["multigpu"]),
+        summary("Lightning's, all off", "none", above["lightning"]),
+        summary(
+            "multigpu's ÷ Lightning's, all off",
+            "≤ 0.10",
+            ratios(above["multigpu"], above["lightning"]),
+        ),
+        summary(
+            "multigpu's ÷ Lightning's, progress bar, TensorBoard and checkpoints on",
+            "≤ 0.33",
+            ratios(above["multigpu, all on"], above["lightning, all on"]),
+        ),
+    ]
+
+
+def import_rows() -> list[dict]:
+    goals = {"multigpu.trainer": "≤ 0.15", "lightning": "none"}
+    times = {
+        module: [importing(f"import {module}") for _ in range(ROUNDS)]
+        for module in ("torch", *goals)
+    }
+    rows = []
+    for module, goal in goals.items():
+        above = differences(times[module], times["torch"])
+        rows.append(summary(f"seconds to import {module}, above torch's", goal, above))
+    return rows
+
+
+def two_ranks_row(folder: Path) -> dict:
+    digits = folder / "ten.npz"
+    # 640 images: ten steps of 2 × 32
+    with np.load(data.fetch(None)) as file:
+        np.savez(digits, x_train=file["x_train"][:640], y_train=file["y_train"][:640])
+    local = ("--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    with_trainer = (sys.executable, HERE / "tiny.py", "ranks", digits)
+    by_hand = ("torchrun", *local, HERE / "bare.py", digits)
+    pairs = [seconds(*with_trainer) / seconds(*by_hand) for _ in range(ROUNDS)]
+    return summary("two ranks, ten steps, command to exit ÷ loop by hand", "≤ 1.10", pairs)
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        found = steps(Path(name))
-        plain = found["plain"]
-        above = {
-            way: [a - b for a, b in zip(found[way], plain, strict=True)]
-            for way in found
-            if way != "plain"
-        }
-        bare, full = above["ours"], above["ours, all on"]
-        rows = [
-            told("µs a step above the plain loop, all off", "≤ 20", bare),
-            told("Lightning's, all off", "none", above["lightning"]),
-            told("our part of Lightning's, all off", "≤ 0.10", [a / b for a, b in zip(bare, above["lightning"], strict=True)]),
-            told(
-                "our part of Lightning's, progress bar, TensorBoard and checkpoints on", "≤ 0.33",
-                [a / b for a, b in zip(full, above["lightning, all on"], strict=True)],
-            ),
-        ]  # fmt: skip
-        modules = ("torch", "multigpu.trainer", "lightning")
-        times = {
-            module: [importing(f"import {module}") for _ in range(ROUNDS)]
-            for module in modules
-        }
-        for module in modules[1:]:
-            goal = "≤ 0.15" if module == "multigpu.trainer" else "none"
-            more = [a - b for a, b in zip(times[module], times["torch"], strict=True)]
-            rows.append(told(f"seconds to import {module}, above torch's", goal, more))
-        digits = Path(name) / "ten.npz"
-        with np.load(data.fetch(None)) as file:  # 640 images: ten steps of 2 × 32
-            np.savez(digits, x_train=file["x_train"][:640], y_train=file["y_train"][:640])
-        local = ("--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
-        ours = (sys.executable, HERE / "tiny.py", "ranks", digits)
-        by_hand = ("torchrun", *local, HERE / "bare.py", digits)
-        pairs = [(seconds(*ours), seconds(*by_hand)) for _ in range(ROUNDS)]
-        rows.append(
-            told(
-                "two ranks, ten steps, command to exit ÷ loop by hand",
-                "≤ 1.10",
-                [a / b for a, b in pairs],
-            )
-        )
+        rows = [*step_rows(Path(name)), *import_rows(), two_ranks_row(Path(name))]
     write_json(HERE / "trainer.json", {"steps": STEPS, "rows": rows})
 
 

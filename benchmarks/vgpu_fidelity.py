@@ -1,17 +1,20 @@
-"""How true are the simulated times? Ratios from published tables beside the simulated ones, with the error of each.
+"""Compare simulated times with published tables, as ratios, with the error of each.
 
     python benchmarks/vgpu_fidelity.py
 
-All is shape-only (compute=False), so it takes a minute on any machine. No constant of the simulation was fitted to
-these tables: peaks and bandwidths are the data sheets', so absolute speeds come out too high, and only ratios are
-compared. Writes benchmarks/vgpu_fidelity.json.
+Everything is shape-only (compute=False), so it takes a minute on any machine. No constant of
+the simulation was fitted to these tables: peaks and bandwidths are the data sheets', so
+absolute speeds are too high, and only ratios are compared. It writes
+benchmarks/vgpu_fidelity.json.
 
 Sources:
-[T] PyTorch tutorials, "Single-Machine Model Parallel Best Practices" (Shen Li): ResNet-50, batch 120, 128×128 images,
-    3 batches. One GPU 3.75 s, two GPUs 4.02 s, pipeline with splits of 20 images 2.51 s. It does not name the GPU.
-[N] NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5/README.md, container 21.03: ResNet-50,
-    224×224 images; training on DGX-1 16GB and DGX A100, inference on a V100. It does not give the training batch;
-    taken here: 128 images a GPU in FP32 (V100's memory holds no 256) and 256 otherwise.
+[T] PyTorch tutorials, "Single-Machine Model Parallel Best Practices" (Shen Li): ResNet-50,
+    batch 120, 128×128 images, 3 batches. One GPU 3.75 s, two GPUs 4.02 s, pipeline with splits
+    of 20 images 2.51 s. It does not name the GPU.
+[N] NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5/README.md,
+    container 21.03: ResNet-50, 224×224 images; training on DGX-1 16GB and DGX A100, inference
+    on a V100. It does not give the training batch; here it is 128 images per GPU in FP32 (256
+    do not fit into a V100's memory) and 256 otherwise.
 """
 
 import json
@@ -40,28 +43,33 @@ def tutorial(
     """Simulated seconds of the tutorial's `train`, 3 batches, after one batch to warm up."""
     with vgpu.running(count=2, gpu=gpu, link=link, compute=False) as (first, second):
         front, back = halves()
-        front.to(first), back.to(first if kind == "one" else second)
+        front.to(first)
+        back.to(first if kind == "one" else second)
 
         def model(images: torch.Tensor) -> torch.Tensor:
             if kind != "pipeline":
                 return back(front(images.to(first)).to(back[-1].weight.device))
-            splits, done = iter(images.to(first).split(split)), []
-            ahead = front(next(splits)).to(second)
-            for part in splits:
-                done.append(back(ahead))  # the second device computes …
-                ahead = front(part).to(second)  # … while the first works on the next part
-            return torch.cat([*done, back(ahead)])
+            splits = iter(images.to(first).split(split))
+            outputs = []
+            hidden = front(next(splits)).to(second)
+            for micro_batch in splits:
+                # The second device computes this micro-batch while the first works on the
+                # next.
+                outputs.append(back(hidden))
+                hidden = front(micro_batch).to(second)
+            return torch.cat([*outputs, back(hidden)])
 
         parameters = [*front.parameters(), *back.parameters()]
-        update = torch.optim.SGD(parameters, lr=0.001)
+        optimizer = torch.optim.SGD(parameters, lr=0.001)
 
         def train(batches: int) -> None:
             for _ in range(batches):
-                images, labels = torch.empty(120, 3, 128, 128), torch.empty(120, 1000)
-                update.zero_grad()
+                images = torch.empty(120, 3, 128, 128)
+                labels = torch.empty(120, 1000)
+                optimizer.zero_grad()
                 out = model(images)
                 mse_loss(out, labels.to(out.device)).backward()
-                update.step()
+                optimizer.step()
 
         train(1)
         start = vgpu.elapsed()
@@ -76,19 +84,17 @@ def training(
     model: nn.Module = resnet50().to(device)
     if ddp:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images, labels = (
-        torch.empty(batch, 3, 224, 224, device=device),
-        torch.empty(batch, dtype=torch.long, device=device),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images = torch.empty(batch, 3, 224, 224, device=device)
+    labels = torch.empty(batch, dtype=torch.long, device=device)
     for step in range(3):
         if step == 2:
             start = vgpu.elapsed()
-        update.zero_grad()
+        optimizer.zero_grad()
         with torch.autocast("vgpu", dtype=torch.float16, enabled=half):
             loss = cross_entropy(model(images), labels)
         loss.backward()
-        update.step()
+        optimizer.step()
     return vgpu.elapsed() - start
 
 
@@ -99,10 +105,8 @@ def images_per_second(gpu: str, link: str, batch: int, half: bool = False) -> fl
 
 def inference_per_second(batch: int) -> float:
     with vgpu.running(count=1, compute=False) as (device,), torch.no_grad():
-        model, images = (
-            resnet50().to(device).eval(),
-            torch.empty(batch, 3, 224, 224, device=device),
-        )
+        model = resnet50().to(device).eval()
+        images = torch.empty(batch, 3, 224, 224, device=device)
         model(images)
         start = vgpu.elapsed()
         model(images)
@@ -112,7 +116,7 @@ def inference_per_second(batch: int) -> float:
 def one_rank(
     rank: int, ranks: int, port: int, gpu: str, link: str, batch: int, half: bool
 ) -> None:
-    """A process of `many_gpus`: rank 0 prints its seconds a step."""
+    """A process of `many_gpus`: rank 0 prints its seconds per step."""
     with vgpu.running(count=1, gpu=gpu, link=link, compute=False) as (device,):
         store = dist.TCPStore(
             "127.0.0.1", port, ranks, is_master=rank == 0, timeout=timedelta(seconds=300)
@@ -127,31 +131,19 @@ def one_rank(
 
 def many_gpus(gpu: str, link: str, batch: int, half: bool = False, ranks: int = 8) -> float:
     """Images/s of `ranks` processes with DDP over images/s of one."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
-    command = [
-        sys.executable,
-        __file__,
-        str(ranks),
-        str(port),
-        gpu,
-        link,
-        str(batch),
-        str(int(half)),
-    ]
-    running = [
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    numbers = [str(ranks), str(port), gpu, link, str(batch), str(int(half))]
+    command = [sys.executable, __file__, *numbers]
+    processes = [
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True)
         for rank in range(ranks)
     ]
-    told = [process.communicate(timeout=600)[0] for process in running]
-    if any(process.returncode for process in running):
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
+    if any(process.returncode for process in processes):
         raise RuntimeError("a rank has failed: its message is above")
-    return (
-        ranks
-        * batch
-        / json.loads(told[0].splitlines()[-1])
-        / images_per_second(gpu, link, batch, half)
-    )
+    seconds = json.loads(outputs[0].splitlines()[-1])
+    return ranks * batch / seconds / images_per_second(gpu, link, batch, half)
 
 
 def main() -> None:
@@ -231,7 +223,7 @@ def main() -> None:
         HERE / "vgpu_fidelity.json",
         {
             "rows": rows,
-            "what": "simulated ratios beside published ones; see vgpu_fidelity.py for the sources",
+            "what": "simulated and published ratios; see vgpu_fidelity.py for the sources",
         },
     )
 

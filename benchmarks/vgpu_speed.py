@@ -1,12 +1,14 @@
-"""What do virtual GPUs cost? Measured on the CPU of this machine, side by side: python benchmarks/vgpu_speed.py
+"""Measure what virtual GPUs cost on this machine's CPU: `python benchmarks/vgpu_speed.py`.
 
-1. A training step of the course's CNN at batch 256 on one virtual GPU over the plain CPU step. Goal: at most 1.3.
+1. A training step of the course's CNN at batch 256 on one virtual GPU ÷ the plain CPU step.
+   Goal: at most 1.3.
 2. A shape-only training step of ResNet-50. Goal: under 2 s.
 3. What `import multigpu` adds to `import torch`. Goal: at most 0.1 s.
 
-The two sides take turns, so that a machine whose speed drifts slows both alike. They are two processes, because
-vgpu.start lets the allocator keep freed memory, which makes a plain CPU step in the same process faster, too. What is
-left, the cost of the wrappers alone, is a row of its own: both sides in one process. Writes benchmarks/vgpu_speed.json.
+The runs alternate, so that a change of the machine's speed affects both equally. The two sides
+of 1 are two processes, because vgpu.start lets the allocator keep freed memory, which makes a
+plain CPU step in the same process faster too. The cost of the wrappers alone has a row of its
+own: both sides in one process. It writes benchmarks/vgpu_speed.json.
 """
 
 import statistics
@@ -32,16 +34,14 @@ def stepper(device: torch.device, batch: int = 256) -> Callable[[], None]:
     """A training step of the CNN, ready to run."""
     torch.manual_seed(0)
     model = CNN().to(device)
-    update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images, labels = (
-        torch.randn(batch, 1, 8, 8).to(device),
-        torch.randint(0, 10, (batch,)).to(device),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images = torch.randn(batch, 1, 8, 8).to(device)
+    labels = torch.randint(0, 10, (batch,)).to(device)
 
     def step() -> None:
-        update.zero_grad()
+        optimizer.zero_grad()
         cross_entropy(model(images), labels).backward()
-        update.step()
+        optimizer.step()
 
     for _ in range(10):
         step()
@@ -55,20 +55,22 @@ def seconds(run: Callable[[], object], times: int = 1) -> float:
     return (time.perf_counter() - began) / times
 
 
-def serve(where: str, threads: int) -> None:
-    """A process of `overhead`: for each line that comes in, three steps, and their seconds out."""
+def serve(device: str, threads: int) -> None:
+    """A process of `overhead`: for each line of stdin, print the seconds of three steps."""
     torch.set_num_threads(threads)
-    step = stepper(torch.device("cpu") if where == "cpu" else vgpu.start(count=1)[0])
+    on_cpu = device == "cpu"
+    step = stepper(torch.device("cpu") if on_cpu else vgpu.start(count=1)[0])
     for _ in sys.stdin:
         print(seconds(step, 3), flush=True)
 
 
 def overhead(threads: int) -> dict:
-    """Round by round: three steps in a process without virtual GPUs, three in one with."""
+    """Alternate three steps in a process without virtual GPUs and three in one with them."""
     command = [sys.executable, __file__, "serve"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     workers = [
-        subprocess.Popen([*command, where, str(threads)], **pipes) for where in ("cpu", "vgpu")
+        subprocess.Popen([*command, device, str(threads)], **pipes)
+        for device in ("cpu", "vgpu")
     ]
 
     def ask(worker: subprocess.Popen) -> float:
@@ -79,19 +81,24 @@ def overhead(threads: int) -> dict:
     pairs = [(ask(workers[0]), ask(workers[1])) for _ in range(ROUNDS)]
     for worker in workers:
         worker.communicate(timeout=60)
-    ratios = sorted(there / here for here, there in pairs)
+    ratios = sorted(virtual / plain for plain, virtual in pairs)
+    quartiles = (ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4])
     return {
-        "what": f"CNN step at batch 256, {threads} thread(s), one virtual GPU / plain CPU", "goal": "at most 1.3",
-        "median": round(statistics.median(ratios), 3), "quartiles": [round(ratios[len(ratios) // 4], 3), round(ratios[3 * len(ratios) // 4], 3)],
-        "cpu_ms": round(statistics.median(here for here, _ in pairs) * 1e3, 2),
-        "vgpu_ms": round(statistics.median(there for _, there in pairs) * 1e3, 2), "rounds": ROUNDS,
-    }  # fmt: skip
+        "what": f"CNN step at batch 256, {threads} thread(s), one virtual GPU / plain CPU",
+        "goal": "at most 1.3",
+        "median": round(statistics.median(ratios), 3),
+        "quartiles": [round(quartile, 3) for quartile in quartiles],
+        "cpu_ms": round(statistics.median(plain for plain, _ in pairs) * 1e3, 2),
+        "vgpu_ms": round(statistics.median(virtual for _, virtual in pairs) * 1e3, 2),
+        "rounds": ROUNDS,
+    }
 
 
 def within_one_process() -> dict:
-    """The same with the plain step in the process of the virtual GPU, where it gains from the allocator as well."""
+    """The same in one process, where the plain step gains from the allocator too."""
     with vgpu.running(count=1) as (device,):
-        plain, virtual = stepper(torch.device("cpu")), stepper(device)
+        plain = stepper(torch.device("cpu"))
+        virtual = stepper(device)
         ratios = sorted(1 / seconds(plain, 3) * seconds(virtual, 3) for _ in range(ROUNDS))
     what = f"the same within one process, {torch.get_num_threads()} thread(s)"
     return {
@@ -105,16 +112,14 @@ def within_one_process() -> dict:
 def shape_only() -> dict:
     with vgpu.running(count=1, compute=False) as (device,):
         model = resnet50().to(device)
-        update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        images, labels = (
-            torch.empty(120, 3, 128, 128, device=device),
-            torch.empty(120, dtype=torch.long, device=device),
-        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        images = torch.empty(120, 3, 128, 128, device=device)
+        labels = torch.empty(120, dtype=torch.long, device=device)
 
         def step() -> None:
-            update.zero_grad()
+            optimizer.zero_grad()
             cross_entropy(model(images), labels).backward()
-            update.step()
+            optimizer.step()
 
         step()
         times = [seconds(step) for _ in range(5)]
@@ -126,8 +131,13 @@ def shape_only() -> dict:
 
 
 def importing() -> dict:
-    """Within a fresh process, so that torch's own second of importing and its noise stay out."""
-    code = "import time, torch; began = time.perf_counter(); import multigpu; print(time.perf_counter() - began)"
+    """In a new process each time, after torch was imported."""
+    code = (
+        "import time, torch\n"
+        "began = time.perf_counter()\n"
+        "import multigpu\n"
+        "print(time.perf_counter() - began)"
+    )
     times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(5)]
     return {
         "what": "import multigpu after import torch, seconds",

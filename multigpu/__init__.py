@@ -1,4 +1,4 @@
-"""The small library under the course on training with many GPUs."""
+"""The library of the course on training with many GPUs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # `multigpu.gpus` brings torch with it, which takes a second to import: only whoever asks for it waits.
+    # `multigpu.gpus` imports torch, which takes a second: import it only when it is used.
     if name == "gpus":
         from multigpu.vgpu.choice import gpus
 

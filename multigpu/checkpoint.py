@@ -1,8 +1,8 @@
-"""How does a run go on after a kill as if nothing had happened? Everything that shapes the next step is in one file.
+"""Checkpoints of a lesson's run: all that the next step depends on, in one file.
 
-The file holds the model, the optimizer, the gradient scaler, each rank's random states, the settings that fix the order
-of the data, and the position in it. Every rank calls `save` and `load`; rank 0 alone touches the file, so no shared
-file system is needed.
+The file has the model, the optimizer, the gradient scaler, each rank's random states, the
+settings that the order of the data depends on, and the position in it. Every rank calls `save`
+and `load`; only rank 0 reads and writes the file, so no shared file system is needed.
 """
 
 import random
@@ -28,9 +28,9 @@ class Checkpoint:
 
     path       where it is written
     parts      what is saved and restored through state_dict: {"model": …, "optimizer": …, …}
-    settings   what must be the same when the run goes on: {"--seed": 0, …}
+    settings   what must be the same when the run is resumed: {"--seed": 0, …}
     world      this rank's place
-    loaded     the file that `load` restored, None until then
+    loaded     the file that `load` restored; None until then
     """
 
     path: Path
@@ -42,7 +42,9 @@ class Checkpoint:
     def save(self, position: dict) -> None:
         """Write the file, atomically. All ranks call it; rank 0 writes.
 
-        `position` is where the run is, and whatever else it wants back: numbers, texts, lists, tensors.
+        `position` is the position in the run and anything else that `load` is to return:
+        numbers, texts, lists, tensors. Raises UserError, on all ranks, if the weights are not
+        finite or the file cannot be written; the checkpoint before it is kept.
         """
         states: list[dict | None] = [None] * self.world.size
         dist.all_gather_object(states, random_states())
@@ -51,7 +53,8 @@ class Checkpoint:
                 parts = {name: part.state_dict() for name, part in self.parts.items()}
                 if not all(torch.isfinite(value).all() for value in parts["model"].values()):
                     raise UserError(
-                        "the weights are not finite any more: lower --lr; the last checkpoint is untouched."
+                        "the weights are not finite any more: lower --lr; "
+                        "the last checkpoint is untouched."
                     )
                 content = {"format": FORMAT, "parts": parts, "settings": self.settings}
                 try:
@@ -61,41 +64,48 @@ class Checkpoint:
                         )
                 except (OSError, RuntimeError) as error:
                     raise UserError(
-                        f"cannot write {self.path} ({error}): the checkpoint before it is untouched."
+                        f"cannot write {self.path} ({error}): "
+                        f"the checkpoint before it is untouched."
                     ) from None
 
     def load(self, path: str | Path | None) -> dict | None:
-        """Restore the parts and the random states from `path`, and return the position. All ranks call it; rank 0 reads.
+        """Restore the parts and the random states from `path`, and return the position.
 
-        `path` is what --resume gave. None: nothing is restored. Empty: the run's own file, if there is one yet, since
-        a job that may be queued again says --resume from its first start on. Raises UserError, on all ranks and before
-        anything is changed, if the file is missing, truncated, of another model or of other settings. With another
-        number of ranks than before, the random states start anew; all else goes on.
+        All ranks call it; rank 0 reads. `path` is --resume's value. None: nothing is restored.
+        Empty: the run's own file, if it exists; a job that Slurm may requeue has --resume from
+        its first start. With another number of ranks than before, the random states start
+        anew.
+
+        Raises UserError, on all ranks and before anything is changed, if the file is missing,
+        truncated, of another model or of other settings.
         """
         if path is None:
             return None
-        box: list[Any] = [None]
+        contents: list[Any] = [None]
         with fail_together(self.world):
             if self.world.rank == 0 and (path or self.path.exists()):
-                box[0] = _read(path or self.path)
-                _compare(path or self.path, box[0], self.parts, self.settings)
-        dist.broadcast_object_list(box, src=0)
-        if box[0] is None:
+                contents[0] = _read(path or self.path)
+                _compare(path or self.path, contents[0], self.parts, self.settings)
+        dist.broadcast_object_list(contents, src=0)
+        if contents[0] is None:
             return None
         self.loaded = Path(path or self.path)
         for name, part in self.parts.items():
-            part.load_state_dict(box[0]["parts"][name])
-        if len(box[0]["random"]) == self.world.size:
-            set_random_states(box[0]["random"][self.world.rank])
-        return box[0]["position"]
+            part.load_state_dict(contents[0]["parts"][name])
+        if len(contents[0]["random"]) == self.world.size:
+            set_random_states(contents[0]["random"][self.world.rank])
+        return contents[0]["position"]
 
 
 class Variables:
-    """Keras variables as a part of a checkpoint: tensors, named by their places, in which two runs agree."""
+    """Keras variables as a part of a checkpoint; keys begin with their positions.
+
+    Keras numbers its names anew in each run, but the positions stay the same.
+    """
 
     def __init__(self, variables: list):
         self.named = {
-            f"{place}.{variable.name}": variable for place, variable in enumerate(variables)
+            f"{index}.{variable.name}": variable for index, variable in enumerate(variables)
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -109,7 +119,7 @@ class Variables:
 
 
 def random_states() -> dict:
-    """This process's random states: torch's on the CPU and on the current GPU, numpy's, Python's."""
+    """This process's random states: torch's (CPU and current GPU), numpy's, Python's."""
     name, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
@@ -120,7 +130,7 @@ def random_states() -> dict:
 
 
 def set_random_states(states: dict) -> None:
-    """Undo everything random that happened since `random_states`."""
+    """Restore what `random_states` returned."""
     torch.set_rng_state(states["torch"])
     if states["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
@@ -131,23 +141,27 @@ def set_random_states(states: dict) -> None:
 
 def _read(path: str | Path) -> dict:
     try:
-        # weights_only: tensors and plain values, nothing that could run code
+        # weights_only: tensors and plain values only, no code
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(
-            f"there is no checkpoint {path}: give another path, or leave out --resume to start anew."
+            f"there is no checkpoint {path}: "
+            f"give another path, or leave out --resume to start anew."
         ) from None
     except IsADirectoryError:
         raise UserError(
-            f"{path} is a folder: give the checkpoint in it, --resume {Path(path) / 'last.pt'}."
+            f"{path} is a folder: give the checkpoint in it, --resume "
+            f"{Path(path) / 'last.pt'}."
         ) from None
     except PermissionError:
         raise UserError(
-            f"the checkpoint {path} may not be read by this user: change its permissions."
+            f"this user may not read the checkpoint {path}: change its permissions."
         ) from None
-    except Exception:  # a damaged file can make the unpickler raise anything
+    except Exception:
+        # A damaged file can make the unpickler raise any exception.
         raise UserError(
-            f"{path} is truncated or not a checkpoint: resume from another, or start anew without --resume."
+            f"{path} is truncated or not a checkpoint: "
+            f"resume from another, or start anew without --resume."
         ) from None
     if (
         not isinstance(content, dict)
@@ -155,41 +169,52 @@ def _read(path: str | Path) -> dict:
         or not {"parts", "settings"} <= set(content)
     ):
         raise UserError(
-            f"{path} is not a checkpoint of this course (format {FORMAT}): give another, or start anew."
+            f"{path} is not a checkpoint of this course (format {FORMAT}): "
+            f"give another, or start anew."
         )
     return content
 
 
 def _compare(path: str | Path, content: dict, parts: dict[str, Any], settings: dict) -> None:
-    """Refuse a checkpoint that does not fit, before anything is changed."""
+    """Raise UserError if the checkpoint is of another model or of other settings."""
     for name, part in parts.items():
         if name not in content["parts"]:
-            raise UserError(f"{path} holds no {name}: it is a checkpoint of another run.")
+            raise UserError(f"{path} has no {name}: it is a checkpoint of another run.")
+        saved = content["parts"][name]
         if isinstance(part, torch.optim.Optimizer):
-            there, here = (
-                [len(group["params"]) for group in state["param_groups"]]
-                for state in (content["parts"][name], part.state_dict())
-            )
-            if there != here:
-                raise UserError(
-                    f"{path} is a checkpoint of another model: it trains {there} tensors there, {here} here."
-                )
-        if name != "model":
-            continue
-        here = {key: tuple(value.shape) for key, value in part.state_dict().items()}
-        there = {key: tuple(value.shape) for key, value in content["parts"][name].items()}
-        for key in [*here, *there]:
-            if here.get(key) != there.get(key):
-                a, b = there.get(key, "missing"), here.get(key, "missing")
-                raise UserError(
-                    f"{path} is a checkpoint of another model: {key} is {a} there and {b} here."
-                )
+            _compare_optimizers(path, saved, part.state_dict())
+        if name == "model":
+            _compare_models(path, saved, part.state_dict())
     for name, value in settings.items():
-        if (was := content["settings"].get(name)) != value:
-            same = f"the same {name}" + (
-                ", on a number of ranks that divides it" if name == "--batch-size" else ""
-            )
+        saved = content["settings"].get(name)
+        if saved != value:
+            same = f"the same {name}"
+            if name == "--batch-size":
+                same += ", on a number of ranks that divides it"
             raise UserError(
-                f"{path} was written with {name} {was}, this run has {value}: the run would not be the same. "
-                f"Give {same}, or start anew without --resume."
+                f"{path} was written with {name} {saved}, this run has {value}: the run would "
+                f"not be the same. Give {same}, or start anew without --resume."
+            )
+
+
+def _compare_optimizers(path: str | Path, saved: dict, current: dict) -> None:
+    saved_sizes = [len(group["params"]) for group in saved["param_groups"]]
+    current_sizes = [len(group["params"]) for group in current["param_groups"]]
+    if saved_sizes != current_sizes:
+        raise UserError(
+            f"{path} is a checkpoint of another model: its optimizer has {saved_sizes} "
+            f"parameters per group, this run's has {current_sizes}."
+        )
+
+
+def _compare_models(path: str | Path, saved: dict, current: dict) -> None:
+    saved_shapes = {name: tuple(value.shape) for name, value in saved.items()}
+    current_shapes = {name: tuple(value.shape) for name, value in current.items()}
+    for name in [*current_shapes, *saved_shapes]:
+        in_file = saved_shapes.get(name, "missing")
+        in_model = current_shapes.get(name, "missing")
+        if in_file != in_model:
+            raise UserError(
+                f"{path} is a checkpoint of another model: {name} is {in_file} in the file "
+                f"and {in_model} in this run's model."
             )

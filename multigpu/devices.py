@@ -1,4 +1,4 @@
-"""Which device does this process compute on, and how do the processes talk? One GPU a rank, or the CPU."""
+"""The device of a rank and the library between ranks: a GPU and NCCL, or the CPU and gloo."""
 
 import os
 from typing import Any
@@ -13,110 +13,133 @@ CLASSROOM = "multigpu-classroom"  # the ClusterName of `multigpu slurm up`
 
 
 def pick(world: World, exact: bool = False) -> torch.device:
-    """The device of this rank, made current: cuda:LOCAL_RANK where there are GPUs, else the CPU.
+    """The device of this rank, made current: cuda:LOCAL_RANK if there are GPUs, else the CPU.
 
-    With `exact` the GPU computes in full fp32 and the same way each time, so that two routes can be compared.
-    Raises UserError if the node has more ranks than GPUs, or torch does not see those that Slurm gave.
+    With `exact` the GPU computes deterministically and in full fp32 (`compute_exactly`).
+    Raises UserError if the node has more ranks than GPUs, or torch does not see the GPUs that
+    Slurm gave.
     """
     gpus = seen(world)
     if gpus == 0:
         share_cores(world)
         return torch.device("cpu")
-    if not (mine := own(1, world)):
+    gpu_of_rank = own(1, world)
+    if not gpu_of_rank:
         raise UserError(
-            f"{world.local_size} ranks on this node but {pluralize(gpus, 'GPU')}, and each rank needs its own: "
-            f"start {gpus} (torchrun --nproc-per-node={gpus}, #SBATCH --ntasks-per-node={gpus}, --spawn {gpus}).",
+            f"{world.local_size} ranks on this node but {pluralize(gpus, 'GPU')}, and each "
+            f"rank needs its own: start {gpus} (torchrun --nproc-per-node={gpus}, #SBATCH "
+            f"--ntasks-per-node={gpus}, --spawn {gpus}).",
             already_reported=world.local_rank != 0,
         )
     if exact:
         compute_exactly()
-    return mine[0]
+    return gpu_of_rank[0]
 
 
 def own(count: int, world: World) -> list[torch.device]:
-    """`count` GPUs of this rank alone, the first made current; none if the node has not as many for each of its ranks.
+    """`count` GPUs for this rank alone, the first made current.
 
-    Local rank r has those from r × count on. With srun --gpus-per-task a rank sees its own only, numbered from 0.
-    Raises UserError if torch does not see those that Slurm gave.
+    The list is empty if the node has fewer GPUs than `count` for each of its ranks. Local rank
+    r has GPUs r × count and up. With srun --gpus-per-task a rank sees only its own, numbered
+    from 0.
+    Raises UserError if torch does not see the GPUs that Slurm gave.
     """
     gpus = seen(world)
-    promised = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
-    bound = gpus == count and world.launcher == "srun" and promised >= count * world.local_size
-    if not gpus or (gpus < count * world.local_size and not bound):
+    allocated = _gpus_of_slurm()
+    needed = count * world.local_size
+    sees_own_only = gpus == count and world.launcher == "srun" and allocated >= needed
+    if not gpus or (gpus < needed and not sees_own_only):
         return []
-    first = 0 if bound else count * world.local_rank
-    mine = [torch.device("cuda", first + index) for index in range(count)]
-    torch.cuda.set_device(mine[0])
-    return mine
+    first = 0 if sees_own_only else count * world.local_rank
+    devices = [torch.device("cuda", first + index) for index in range(count)]
+    torch.cuda.set_device(devices[0])
+    return devices
 
 
 def seen(world: World) -> int:
-    """The GPUs that torch sees. Raises UserError if it sees none where Slurm gave some: the job would wait for nothing.
+    """The number of GPUs that torch sees; 0 on the classroom cluster: its GPUs are simulated.
 
-    The classroom cluster's GPUs are pretended, also on a machine that has real ones: its two nodes would share them.
+    There it is 0 on a machine with real GPUs too: the cluster's two nodes would share them.
+    Raises UserError if torch sees none although Slurm gave some: the job would leave them
+    idle.
     """
     if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
         return 0
     gpus = torch.cuda.device_count()
-    promised = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
-    if promised and not gpus:
+    allocated = _gpus_of_slurm()
+    if allocated and not gpus:
         raise UserError(
-            f"Slurm gave this node {promised} GPUs, but torch {torch.__version__} sees none: install torch's CUDA build, "
-            f"look at nvidia-smi, or ask Slurm for no GPU.",
+            f"Slurm gave this node {allocated} GPUs, but torch {torch.__version__} sees none: "
+            f"install torch's CUDA build, look at nvidia-smi, or ask Slurm for no GPU.",
             already_reported=world.local_rank != 0,
         )
     return gpus
 
 
+def _gpus_of_slurm() -> int:
+    """The number of GPUs that Slurm gave this node; 0 without Slurm."""
+    return int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+
+
 def home(places: list[torch.device], exact: bool = False) -> torch.device:
-    """Where a serial run computes that is to be compared with one on `places`: the first of them, or virtual ones' CPU."""
+    """The device of the serial run that a run on `places` is compared with.
+
+    It is the first of `places`, or the CPU if they are virtual GPUs. `exact` as in `pick`.
+    """
     if exact:
         compute_exactly()
     return places[0] if places[0].type == "cuda" else torch.device("cpu")
 
 
 def share_cores(world: World) -> None:
-    """Ranks that compute on the CPU share its cores. Each wants all of them by default, and they would fight for them."""
+    """Limit torch's threads so that the ranks of this node share its cores.
+
+    By default each rank starts as many threads as there are cores, which slows all of them
+    down. If OMP_NUM_THREADS is set, it is left as it is.
+    """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
 
 
 def compute_exactly() -> None:
-    """GPUs compute in full fp32 from here on, and the same way each time, so that two routes can be compared."""
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    """From now on GPUs compute deterministically and in full fp32: runs can be compared."""
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
 
 
 def backend(device: torch.device) -> str:
-    """The library that carries the collectives: NCCL between GPUs, gloo between CPUs; virtual GPUs have their own."""
+    """torch.distributed's backend: nccl for GPUs, vgpu for virtual GPUs, gloo for the CPU."""
     return {"cuda": "nccl", "vgpu": "vgpu"}.get(device.type, "gloo")
 
 
 def amp_dtype(device: torch.device) -> torch.dtype:
-    """The 16-bit type for autocast: bfloat16, or float16 on GPUs that are older than bfloat16 (V100)."""
-    return (
-        torch.float16
-        if device.type == "cuda"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-        else torch.bfloat16
-    )
+    """The 16-bit type for autocast: bfloat16, or float16 on GPUs without it (V100)."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.float16
+    return torch.bfloat16
 
 
 def describe(world: World, device: torch.device, each: int = 1) -> str:
-    """One line on who computes where, for the top of a log. `each` is the number of devices of a rank."""
-    started = f"{pluralize(world.size, 'rank')} on {pluralize(world.nodes, 'node')}, started by {world.launcher}"
+    """One line for the top of a log: devices, ranks, nodes, launcher.
+
+    `each` is the devices per rank.
+    """
+    started = (
+        f"{pluralize(world.size, 'rank')} on {pluralize(world.nodes, 'node')}, "
+        f"started by {world.launcher}"
+    )
+    count = world.size * each
     if device.type == "cuda":
-        return f"device: {world.size * each} × {torch.cuda.get_device_name(device)}, nccl ({started})"
+        return f"device: {count} × {torch.cuda.get_device_name(device)}, nccl ({started})"
     if device.type == "vgpu":
-        return (
-            f"device: {world.size * each} × virtual GPU, which computes on the CPU ({started})"
-        )
+        return f"device: {count} × virtual GPU, which computes on the CPU ({started})"
     why = "no GPU found"
     if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
-        why = "the classroom cluster's GPUs are pretended"
+        why = "the classroom cluster's GPUs are simulated"
     return f"device: {world.size} × CPU process ({why}), gloo ({started})"
 
 
 def on_the_cpu(value: Any) -> Any:
-    """A value with its tensors detached, on the CPU, whatever they are nested in."""
+    """A copy of `value` with its tensors detached and on the CPU; see `nested.mapped`."""
     return mapped(value, lambda tensor: tensor.detach().cpu())

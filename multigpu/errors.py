@@ -1,32 +1,22 @@
-"""What does a user see who made a mistake? One sentence, and the exit code 2."""
+"""Errors that the user can fix: one sentence without a traceback, and exit code 2."""
 
 import difflib
 import sys
 import time
 from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Protocol
 
-LOST = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-)  # what gloo says
-
-
-def lost(error: BaseException | None) -> bool:
-    """Does it say, or what caused it, that a connection to another rank was lost?"""
-    while error is not None:
-        if any(words in str(error) for words in LOST):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+# What gloo writes when the process at the other end of a connection has ended.
+CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
 class UserError(Exception):
-    """Something the user can mend.
+    """An error that the user can fix.
 
-    Its text is one sentence or two: what was wrong, what was expected, what to do.
+    Its text is one or two sentences: what is wrong, what was expected, what to do.
     The command line and the scripts print it without a traceback and exit with code 2.
-    A fault of our own is any other exception, and keeps its traceback.
+    A fault of this library is any other exception and keeps its traceback.
 
     `already_reported` is True on the ranks where another rank prints the same error.
     """
@@ -36,49 +26,96 @@ class UserError(Exception):
         self.already_reported = already_reported
 
 
+class StartedRanks(Protocol):
+    """The other ranks of a run, if this process started them: see launch/relaunch.py."""
+
+    def end(self) -> None:
+        """End them now."""
+
+    def end_after(self, error: BaseException) -> None:
+        """End them because of `error`; if one of them failed first, report that instead."""
+
+
+class ErrorHook:
+    """A `sys.excepthook`: end the ranks that this process started, then print the error.
+
+    previous         the hook that was installed before; it prints whatever this one does not
+    one_sentence     a UserError is printed as its sentence, without a traceback
+    started_ranks    what ends before an error is printed; None if a launcher started the ranks
+    """
+
+    def __init__(self, previous: Callable[..., object]):
+        self.previous = previous
+        self.one_sentence = False
+        self.started_ranks: StartedRanks | None = None
+
+    def __call__(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.started_ranks is not None:
+            self.started_ranks.end_after(error)
+        if self.one_sentence and isinstance(error, UserError):
+            report(error)
+            return
+        if self.one_sentence and self.started_ranks is None and connection_lost(error):
+            # Another rank ended and printed why; the launcher then ends this process.
+            time.sleep(5)
+        self.previous(kind, error, trace)
+
+
+def error_hook() -> ErrorHook:
+    """The ErrorHook in `sys.excepthook`; it is installed there if another hook is."""
+    if not isinstance(sys.excepthook, ErrorHook):
+        sys.excepthook = ErrorHook(sys.excepthook)
+    return sys.excepthook
+
+
+def report_user_errors() -> None:
+    """From now on an uncaught UserError is printed as its sentence, without a traceback."""
+    error_hook().one_sentence = True
+
+
+def report(error: UserError) -> None:
+    """End the ranks that this process started, then print the error's sentence to stderr.
+
+    If another rank prints the same error, wait for the launcher to end this rank.
+    """
+    hook = sys.excepthook
+    if isinstance(hook, ErrorHook) and hook.started_ranks is not None:
+        hook.started_ranks.end()
+    if error.already_reported:
+        wait_for_launcher()
+    else:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+def wait_for_launcher() -> None:
+    """Give the launcher 10 s to end this rank.
+
+    A launcher ends all ranks when the first one exits; that must be the rank that prints the
+    error.
+    """
+    time.sleep(10)
+
+
+def connection_lost(error: BaseException | None) -> bool:
+    """Whether the error, or a cause of it, says that a connection to another rank was lost."""
+    while error is not None:
+        if any(words in str(error) for words in CONNECTION_LOST):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def pluralize(number: int, thing: str) -> str:
     """1 GPU, 2 GPUs."""
     return f"{number} {thing}{'s' if number != 1 else ''}"
 
 
 def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.5) -> str:
-    """ "did you mean 'this' or 'that'?", from the known names that look most like `word`; "" where none does."""
+    """`did you mean 'this' or 'that'?`, with the most similar known names; "" if none is."""
     near = difflib.get_close_matches(str(word), map(str, known), n=2, cutoff=cutoff)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
-
-
-ENDINGS: list[
-    Callable[[], None]
-] = []  # of whoever has started further ranks: they end before a mistake is told
-
-
-def tell(error: UserError) -> None:
-    """Its sentence, once the ranks that this process has started are ended."""
-    for end in ENDINGS:
-        end()
-    if error.already_reported:
-        time.sleep(
-            10
-        )  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
-    else:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-
-
-def report_user_errors() -> None:
-    """An uncaught UserError is told as its sentence, without a traceback, from here on."""
-    theirs = sys.excepthook
-    if getattr(theirs, "plain", False):
-        return
-
-    def told(kind: type[BaseException], error: BaseException, trace: object) -> None:
-        if isinstance(error, UserError):
-            tell(error)
-            return
-        if lost(error) and not ENDINGS:
-            time.sleep(
-                5
-            )  # another rank has died, and said why: the launcher, which is not this process, ends this one
-        theirs(kind, error, trace)
-
-    told.plain = True
-    sys.excepthook = told

@@ -1,4 +1,4 @@
-"""How is a file written so that nobody ever sees half of it? Under a temporary name, then renamed."""
+"""Write files under a temporary name, then rename them: nobody sees half a file."""
 
 import json
 import os
@@ -12,10 +12,11 @@ from multigpu.errors import UserError
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; rename it to `path` if the block ends well, delete it otherwise.
+    """Yield a temporary path beside `path`; rename it to `path` unless the block raises.
 
     A rename within one folder is atomic on POSIX: a reader sees the old file or the new one.
-    The data reach the disk before the rename, so that a power cut cannot leave an empty file under the good name.
+    The data is on the disk before the rename: a power cut cannot leave an empty file at
+    `path`.
     """
     path = Path(path)
     handle, name = tempfile.mkstemp(
@@ -27,25 +28,24 @@ def atomic(path: str | Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        temporary.chmod(
-            0o666 & ~_umask()
-        )  # mkstemp makes files that only their owner may read
+        # mkstemp makes files that only their owner may read.
+        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_json(path: str | Path, value: object) -> Path:
-    """Write `value` as indented JSON, atomically."""
+    """Write `value` as indented JSON, atomically; return the path."""
     with atomic(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2) + "\n")
     return Path(path)
 
 
 def writable_folder(path: str | Path) -> Path:
-    """Make the folder if it is not there, and try to write into it.
+    """Make the folder if it does not exist, and check that files can be written into it.
 
-    Raises UserError if that fails: better now than after an hour of training.
+    Raises UserError if not: better now than after an hour of training.
     """
     folder = Path(path)
     try:
@@ -53,7 +53,8 @@ def writable_folder(path: str | Path) -> Path:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(
-            f"cannot write to the folder {folder} ({error.strerror}): give another one with --out."
+            f"cannot write to the folder {folder} ({error.strerror}): "
+            f"give another one with --out."
         ) from None
     return folder
 

@@ -1,35 +1,32 @@
-"""Which flags does every lesson's script understand? The same ones, with the same names and checks."""
+"""The command-line flags that every lesson's script has, and how they are checked."""
 
 import argparse
 import os
 import sys
-import time
 from pathlib import Path
 from typing import NoReturn
 
 from multigpu.data import Batch
-from multigpu.errors import UserError, pluralize
-from multigpu.launch.world import LAUNCHERS
+from multigpu.errors import UserError, pluralize, wait_for_launcher
+from multigpu.launch.world import is_rank_zero
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that complains once, on rank 0, however many ranks were started with the wrong flag."""
+    """A parser that prints an error on rank 0 only: all ranks get the same flags."""
 
     def parse_args(self, *args, **kwargs) -> argparse.Namespace:
-        """As argparse's, and refuses flags that exclude each other."""
-        found = super().parse_args(*args, **kwargs)
-        if found.prove and getattr(found, "amp", False):
+        """Like argparse's; also refuses --prove together with --amp."""
+        parsed = super().parse_args(*args, **kwargs)
+        if parsed.prove and getattr(parsed, "amp", False):
             self.error(
                 "--prove compares runs in 32 bit, --amp computes in 16: leave one of them out"
             )
-        return found
+        return parsed
 
     def error(self, message: str) -> NoReturn:
-        names = [names[0] for _, *names in LAUNCHERS] + ["SLURM_PROCID"]
-        if next((os.environ[name] for name in names if name in os.environ), "0") != "0":
-            time.sleep(
-                10
-            )  # a launcher ends all ranks when the first one leaves: that should be the one that speaks
+        """Print the error on rank 0 and exit with code 2."""
+        if not is_rank_zero():
+            wait_for_launcher()
             sys.exit(2)
         hint = "--help lists the flags"
         if "SLURM_JOB_ID" in os.environ and message.startswith("unrecognized"):
@@ -38,9 +35,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(stem: str, description: str) -> Parser:
-    """A parser with --epochs --batch-size --lr --seed --data --out --prove. The lesson adds its own flags to it."""
-    made = Parser(description=description, allow_abbrev=False)
-    flag = made.add_argument
+    """A parser with --epochs --batch-size --lr --seed --data --out --prove.
+
+    The lesson adds its own flags to it. Results go to results/`stem` by default.
+    """
+    lesson_parser = Parser(description=description, allow_abbrev=False)
+    flag = lesson_parser.add_argument
     flag(
         "--epochs",
         type=positive,
@@ -50,18 +50,18 @@ def parser(stem: str, description: str) -> Parser:
     flag(
         "--batch-size",
         type=positive,
-        help="global batch, split over all ranks (default: 64, or what splits evenly)",
+        help="global batch, split over all ranks (default: 64, or a size that splits evenly)",
     )
     flag("--lr", type=positive_float, default=0.05, help="learning rate (default: 0.05)")
     flag(
         "--seed",
         type=int,
         default=0,
-        help="of the weights and of the order of the images (default: 0)",
+        help="seed of the weights and of the order of the images (default: 0)",
     )
     flag(
         "--data",
-        help=".npz with x_train, y_train, x_test, y_test, or its URL (default: scikit-learn's digits)",
+        help=".npz with x_train, y_train, x_test, y_test, or its URL (default: the digits)",
     )
     flag(
         "--out",
@@ -69,10 +69,8 @@ def parser(stem: str, description: str) -> Parser:
         default=Path("results") / stem,
         help=f"folder for results (default: results/{stem})",
     )
-    flag(
-        "--prove", action="store_true", help="train serially as well, and compare the weights"
-    )
-    return made
+    flag("--prove", action="store_true", help="train serially too, and compare the weights")
+    return lesson_parser
 
 
 def positive(text: str) -> int:
@@ -106,8 +104,9 @@ def split_batch(
 ) -> Batch:
     """Split `--batch-size` evenly over ranks and micro-batches.
 
-    Without `--batch-size` the global batch is 64, rounded up to a size that splits evenly. Raises UserError if
-    the given size does not split evenly; the message calls those who share the batch `who`.
+    Without `--batch-size` the global batch is 64, rounded up to a size that splits evenly.
+    Raises UserError if the given size does not split evenly; the message calls those who share
+    the batch `who`.
     """
     parts = ranks * micro_batches
     size = -(-64 // parts) * parts if batch_size is None else batch_size
@@ -126,10 +125,10 @@ def split_batch(
 def split(
     batch_size: int | None, ranks: int, accumulate: int = 1, who: str = "rank"
 ) -> tuple[int, int]:
-    """The global batch, and the images that a rank takes in one forward: batch / (ranks × accumulate).
+    """The global batch, and a rank's images in one forward: batch / (ranks × accumulate).
 
-    Without a stated batch it is 64, rounded up to what splits evenly. Raises UserError if a stated one does not; it calls
-    those who share the batch `who`.
+    Without a stated batch it is 64, rounded up to what splits evenly. Raises UserError if a
+    stated one does not; it calls those who share the batch `who`.
     """
     pieces = ranks * accumulate
     if batch_size is None:
@@ -138,6 +137,7 @@ def split(
         near = max(1, round(batch_size / pieces)) * pieces
         what = pluralize(ranks, who) + (f" × {accumulate} pieces" if accumulate > 1 else "")
         raise UserError(
-            f"--batch-size {batch_size} cannot be split evenly over {what}: give {near}, or another multiple of {pieces}."
+            f"--batch-size {batch_size} cannot be split evenly over {what}: give {near}, or "
+            f"another multiple of {pieces}."
         )
     return batch_size, batch_size // pieces

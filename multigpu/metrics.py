@@ -1,4 +1,4 @@
-"""How is a run told, in a table, a figure and a file? The same way in every lesson, so that lessons can be compared."""
+"""Report a run in a table, a figure and a file, in the same form in every lesson."""
 
 import json
 import math
@@ -18,51 +18,54 @@ from multigpu.launch.world import World
 
 
 def header() -> str:
-    """The head of the table of epochs."""
+    """The header of the table of epochs."""
     return f"{'epoch':>5}  {'loss':>8}  {'test accuracy':>13}  {'images/s':>9}"
 
 
 def opening(at: dict, args: Namespace, loaded: Path | None, world: World) -> str:
-    """What stands above the first new epoch: where a resumed run goes on, the head of the table, the epochs before.
+    """The text above the first new epoch: where a resumed run continues, the table so far.
 
-    `at` is the position: epoch and step that are done, and history, a list of what `row` takes. `args` holds resume,
-    epochs and out; `loaded` is the checkpoint's path, None where the run starts anew. Raises UserError if the checkpoint
-    lies within an epoch that `args` does not ask for.
+    `at` is the position in the run: the epochs and steps done, and history, a list of what
+    `row` takes. `args` has resume, epochs and out. `loaded` is the checkpoint's path, None if
+    there was none.
+    Raises UserError if the checkpoint is inside an epoch that `args` does not ask for.
     """
-    lines = [header(), *map(row, at["history"])]
+    table = [header(), *map(row, at["history"])]
     if args.resume is None:
-        return "\n".join(lines)
+        return "\n".join(table)
     if loaded is None:
-        return "\n".join(
-            [f"--resume: no checkpoint in {args.out} yet, so the run starts anew\n", *lines]
-        )
-    done = pluralize(at["epoch"], "epoch") + (
-        f" and {pluralize(at['step'], 'step')}" if at["step"] else ""
-    )
-    more = at["epoch"] < args.epochs
-    if at["step"] and not more:
-        raise UserError(
-            f"{loaded} has {done} done, and --epochs {args.epochs} would end before: give --epochs {at['epoch'] + 1} or more.",
-            already_reported=world.rank != 0,
-        )
-    rest = (
-        f"of {args.epochs}"
-        if more
-        else f"and --epochs {args.epochs} asks for no more: nothing is trained"
-    )
-    return "\n".join([f"resumed from {loaded}: {done} done, {rest}\n", *lines])
+        start = f"--resume: no checkpoint in {args.out} yet, so the run starts anew\n"
+        return "\n".join([start, *table])
+    done = pluralize(at["epoch"], "epoch")
+    if at["step"]:
+        done += f" and {pluralize(at['step'], 'step')}"
+    rest = f"of {args.epochs}"
+    if at["epoch"] >= args.epochs:
+        if at["step"]:
+            raise UserError(
+                f"{loaded} has {done} done, but the run ends before with --epochs "
+                f"{args.epochs}: give --epochs {at['epoch'] + 1} or more.",
+                already_reported=world.rank != 0,
+            )
+        rest = f"and --epochs {args.epochs} asks for no more: nothing is trained"
+    return "\n".join([f"resumed from {loaded}: {done} done, {rest}\n", *table])
 
 
 def row(epoch: dict) -> str:
-    """One line of the table. `epoch` holds epoch (from 1), loss (mean over images), test_accuracy, images_per_s."""
-    speed = f"{epoch['images_per_s']:>9,.0f}"
-    return (
-        f"{epoch['epoch']:>5}  {epoch['loss']:>8.4f}  {epoch['test_accuracy']:>13.4f}  {speed}"
-    )
+    """One line of the table of epochs.
+
+    `epoch` has epoch (from 1), loss (mean over images), test_accuracy and images_per_s.
+    """
+    loss = f"{epoch['loss']:>8.4f}"
+    accuracy = f"{epoch['test_accuracy']:>13.4f}"
+    return f"{epoch['epoch']:>5}  {loss}  {accuracy}  {epoch['images_per_s']:>9,.0f}"
 
 
 def finite(loss: float, epoch: int, world: World) -> float:
-    """The loss, if it is a number. Raises UserError otherwise: nothing comes back from there. `epoch` counts from 0."""
+    """Return the loss of epoch `epoch` (from 0).
+
+    Raises UserError if it is infinite or NaN: training does not recover from that.
+    """
     if not math.isfinite(loss):
         raise UserError(
             f"the loss is {loss} in epoch {epoch + 1}: lower --lr.",
@@ -72,7 +75,10 @@ def finite(loss: float, epoch: int, world: World) -> float:
 
 
 def progress(batches: Iterable, world: World) -> Iterable:
-    """A progress bar on rank 0's terminal; nothing in a log or a notebook, which would keep every state of the bar."""
+    """The batches, with a progress bar on rank 0's terminal.
+
+    A log or a notebook gets none: it would keep every state of the bar.
+    """
     bar = world.rank == 0 and sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
     return tqdm(batches, leave=False, disable=not bar)
 
@@ -83,27 +89,27 @@ def report(
     device: torch.device,
     epochs: list[dict],
     verdict: dict | None,
-    **told: object,
+    **extra: object,
 ) -> None:
-    """On rank 0: print the accuracy, write training.png and metrics.json into `out`. Exit code 1 if the proof fails.
+    """On rank 0: print the accuracy, write training.png and metrics.json into `out`.
 
-    `epochs` is a list of what `row` takes, `verdict` is proof.verdict's, `told` is what else the lesson wants kept.
+    `epochs` is a list of what `row` takes, `verdict` is proof.verdict's, `extra` is what else
+    the lesson writes into metrics.json. Exits with code 1 if the proof fails.
     """
-    accuracy, loss = epochs[-1]["test_accuracy"], epochs[-1]["loss"]
-    title = f"{pluralize(world.size, 'rank')}, {pluralize(len(epochs), 'epoch')}: test accuracy {accuracy:.3f}"
+    accuracy = epochs[-1]["test_accuracy"]
+    run = f"{pluralize(world.size, 'rank')}, {pluralize(len(epochs), 'epoch')}"
+    title = f"{run}: test accuracy {accuracy:.3f}"
     print(f"test accuracy: {accuracy:.4f}")
     print(f"figure: {plots.curves(epochs, out / 'training.png', title)}")
-    place = {
+    content = {
         "world_size": world.size,
         "nodes": world.nodes,
         "launcher": world.launcher,
         "device": device.type,
-    }
-    place["devices"] = world.size  # one a rank, unless `told` knows better
-    content = {
-        **place,
-        **told,
-        "loss": loss,
+        # one device per rank, unless `extra` has another number
+        "devices": world.size,
+        **extra,
+        "loss": epochs[-1]["loss"],
         "test_accuracy": accuracy,
         "epochs": epochs,
         "proof": verdict,
@@ -114,14 +120,15 @@ def report(
 
 
 def line(route: str, folder: str | Path) -> str:
-    """One line of the table of all routes, from the metrics.json in `folder`: rounded to what is stable everywhere."""
-    told = json.loads((Path(folder) / "metrics.json").read_text())
-    proof = (
-        "not tried"
-        if told["proof"] is None
-        else "holds"
-        if told["proof"]["holds"]
-        else "fails"
-    )
-    what = f"{told['devices']} × {told['device']}"
-    return f"| {route} | {what} | loss {told['loss']:.2f} | accuracy {told['test_accuracy']:.2f} | proof {proof} |"
+    """The route's line of the table of all routes, from the metrics.json in `folder`.
+
+    The numbers are rounded to what is the same on every machine.
+    """
+    run = json.loads((Path(folder) / "metrics.json").read_text())
+    proof = "not tried"
+    if run["proof"] is not None:
+        proof = "holds" if run["proof"]["holds"] else "fails"
+    devices = f"{run['devices']} × {run['device']}"
+    loss = f"loss {run['loss']:.2f}"
+    accuracy = f"accuracy {run['test_accuracy']:.2f}"
+    return f"| {route} | {devices} | {loss} | {accuracy} | proof {proof} |"

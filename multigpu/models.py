@@ -1,15 +1,19 @@
-"""Which model do all routes train? One small CNN, so that they can be compared."""
+"""The model that all routes train: one small CNN, so that the routes can be compared."""
 
 import torch
 from torch import nn
 
 
 class CNN(nn.Module):
-    """Two convolutions and two linear layers: images (batch, channels, height, width) → logits (batch, classes).
+    """Two convolutions and two linear layers.
 
-    It is smooth on purpose: tanh, and a stride in the place of max-pooling. Two routes differ in the order of their
-    sums, so in the last bit; at a kink (ReLU, max) a last bit can decide between two ways, and after a hundred steps
-    the weights are far apart although neither route is wrong. No BatchNorm: it would see each rank's part alone.
+    Images (batch, channels, height, width) → logits (batch, classes).
+
+    It is smooth on purpose: tanh, and a stride instead of max-pooling. Two routes add the same
+    numbers in different orders, so their results differ in the last bit. At a kink (ReLU, max)
+    the last bit can select the other branch; after a hundred steps the weights are far apart,
+    although both routes are correct. No BatchNorm: it would see only each rank's shard of the
+    batch.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is done to each tensor of a batch? In dicts, lists, tuples and dataclasses, whatever they are nested in."""
+"""The tensors of a batch, in dicts, lists, tuples and dataclasses, nested in any way."""
 
 import copy
 from collections import UserDict
@@ -12,63 +12,76 @@ import torch
 def mapped(
     value: Any,
     function: Callable[[torch.Tensor], Any],
-    rest: Callable[[Any], Any] = lambda part: part,
+    rest: Callable[[Any], Any] = lambda leaf: leaf,
 ) -> Any:
-    """`value` with `function` of its tensors in their places, and `rest` of whatever else is in it. A container is new."""
+    """A copy of `value`: each tensor t becomes function(t), any other leaf rest(leaf).
 
-    def each(part: Any) -> Any:
-        return mapped(part, function, rest)
+    Containers are new objects of the same type, if their type can be made from their items.
+    """
+
+    def map_item(item: Any) -> Any:
+        return mapped(item, function, rest)
 
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, (dict, UserDict)):
-        new = copy.copy(value)  # a defaultdict stays one
-        new.update((key, each(part)) for key, part in value.items())
+        # copy: a defaultdict stays one
+        new = copy.copy(value)
+        new.update((key, map_item(item)) for key, item in value.items())
         return new
     if isinstance(value, Mapping):
-        parts = {key: each(part) for key, part in value.items()}
+        items = {key: map_item(item) for key, item in value.items()}
         try:
-            return type(value)(parts)
-        except TypeError:  # it is made of something else
-            return parts
-    if hasattr(value, "to"):  # a PackedSequence, or a batch that moves itself
+            return type(value)(items)
+        except TypeError:
+            # Its constructor takes something else.
+            return items
+    if hasattr(value, "to"):
+        # a PackedSequence, or a batch that moves itself
         return rest(value)
     if isinstance(value, (list, tuple)):
-        return (
-            type(value)(*map(each, value))
-            if hasattr(value, "_fields")
-            else type(value)(map(each, value))
-        )
+        items = map(map_item, value)
+        is_namedtuple = hasattr(value, "_fields")
+        return type(value)(*items) if is_namedtuple else type(value)(items)
     if is_dataclass(value) and not isinstance(value, type):
-        new = copy.copy(value)  # its __init__ may do more than to keep what it is given
+        # copy: its __init__ may do more than store its arguments
+        new = copy.copy(value)
         for field in fields(value):
             if field.init:
-                object.__setattr__(new, field.name, each(getattr(value, field.name)))
+                object.__setattr__(new, field.name, map_item(getattr(value, field.name)))
         return new
     return rest(value)
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in `value`, in order: in mappings, dataclasses, and whatever else can be iterated over twice."""
+    """The tensors in `value`, in order: in mappings, dataclasses and other iterables.
+
+    Iterators are left alone, because reading one would use it up.
+    """
     if isinstance(value, torch.Tensor):
         yield value
         return
-    parts: Iterable = ()
+    for item in _items(value):
+        yield from tensors(item)
+
+
+def _items(value: Any) -> Iterable:
+    """What a container holds; () for anything else."""
     if isinstance(value, Mapping):
-        parts = value.values()
-    elif isinstance(value, Iterable):
-        # An iterator would be used up. NumPy's arrays hold no tensor, and looking takes long.
-        parts = (
-            ()
-            if isinstance(value, (str, bytes, Iterator)) or hasattr(value, "__array__")
-            else value
-        )
-    elif is_dataclass(value) and not isinstance(value, type):
-        parts = (getattr(value, field.name) for field in fields(value))
-    for part in parts:
-        yield from tensors(part)
+        return value.values()
+    if isinstance(value, Iterable):
+        # A NumPy array holds no tensor, and iterating over it takes long.
+        if isinstance(value, (str, bytes, Iterator)) or hasattr(value, "__array__"):
+            return ()
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in fields(value)]
+    return ()
 
 
 def rows_of(batch: Any) -> int | None:
-    """The length of dimension 0 of the first tensor in the batch (1 if it has none); None without a tensor."""
-    return next((len(tensor) if tensor.ndim else 1 for tensor in tensors(batch)), None)
+    """The length of dimension 0 of the first tensor, 1 for a scalar; None without tensors."""
+    first = next(tensors(batch), None)
+    if first is None:
+        return None
+    return len(first) if first.ndim else 1

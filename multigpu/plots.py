@@ -1,4 +1,4 @@
-"""One style for all pictures: the same colour for the same thing in every lesson, readable without colour too."""
+"""One style for all figures: the same colours in every lesson, readable without colour too."""
 
 import io
 from collections.abc import Sequence
@@ -10,37 +10,43 @@ from multigpu.files import atomic
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette (2008): told apart by colour-blind readers too.
-RANKS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#F0E442",
-    "#000000",
-)
-COMPUTE, TRANSFER, COLLECTIVE, UPDATE, IDLE = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#DDDDDD",
-)
-# The parts of a step and of a device's memory: colour, and what stands out on it.
+# Okabe and Ito's palette (2008): colour-blind readers can distinguish these too.
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+PURPLE = "#CC79A7"
+SKY_BLUE = "#56B4E9"
+RED = "#D55E00"
+YELLOW = "#F0E442"
+BLACK = "#000000"
+RANKS = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, RED, YELLOW, BLACK)
+# The ranks on whose colours white text is readable; on the others black is.
+WHITE_TEXT_RANKS = (0, 2, 5, 7)
+
+COMPUTE = BLUE
+TRANSFER = ORANGE
+COLLECTIVE = GREEN
+UPDATE = PURPLE
+IDLE = "#DDDDDD"
+# The parts of a step and of a device's memory: colour of the bar, colour of the text on it.
 PARTS = {
-    "data": (TRANSFER, "black"), "forward": (COMPUTE, "white"), "backward": ("#56B4E9", "black"),
+    "data": (TRANSFER, "black"),
+    "forward": (COMPUTE, "white"),
+    "backward": (SKY_BLUE, "black"),
     "update": (UPDATE, "black"),
-    "weights": (COMPUTE, "white"), "gradients": ("#56B4E9", "black"), "optimizer": (UPDATE, "black"),
-    "activations": ("#F0E442", "black"), "16-bit copies": (TRANSFER, "black"),
-}  # fmt: skip
+    "weights": (COMPUTE, "white"),
+    "gradients": (SKY_BLUE, "black"),
+    "optimizer": (UPDATE, "black"),
+    "activations": (YELLOW, "black"),
+    "16-bit copies": (TRANSFER, "black"),
+}
 
 
 def figure(width: float = 8, height: float = 3) -> "Figure":
-    """An empty figure, in inches, of the width of a notebook, which shows itself as the last value of a cell.
+    """An empty figure, `width` × `height` inches, which a cell shows as its last value.
 
-    matplotlib is imported only when something is drawn, and pyplot, with its windows, not at all.
+    matplotlib is imported only when something is drawn, and pyplot, which opens windows,
+    never.
     """
     from matplotlib.figure import Figure
 
@@ -57,23 +63,26 @@ def figure(width: float = 8, height: float = 3) -> "Figure":
 
 
 def save(fig: "Figure", path: str | Path) -> Path:
-    """Write a figure, whole or not at all, in the format that the path's ending says; the path."""
+    """Write a figure, atomically, in the format of the path's suffix; return the path."""
     with atomic(path) as temporary:
         fig.savefig(temporary, format=Path(path).suffix[1:])
     return Path(path)
 
 
 def by_epoch(epochs: Sequence[int], curves: dict[str, list[float]], title: str) -> "Figure":
-    """A panel a curve, side by side, as a loss and an accuracy have no axis in common. An accuracy's axis ends at 1."""
+    """One panel per curve, side by side, each with its own y axis; an accuracy's ends at 1.
+
+    `curves` has one value per epoch for each name.
+    """
     from matplotlib.ticker import MaxNLocator
 
     fig = figure()
-    for place, (name, values) in enumerate(curves.items()):
-        axes = fig.add_subplot(1, len(curves), place + 1)
-        axes.plot(epochs, values, marker="o", markersize=3, color=RANKS[place])
+    for index, (name, values) in enumerate(curves.items()):
+        axes = fig.add_subplot(1, len(curves), index + 1)
+        axes.plot(epochs, values, marker="o", markersize=3, color=RANKS[index])
         axes.set(xlabel="epoch", ylabel=name, ylim=(0, 1.02 if "accuracy" in name else None))
         axes.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
-        # By default it wants two ticks, and for a single epoch takes tenths.
+        # By default there are at least two ticks: tenths, for a single epoch.
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.spines[["top", "right"]].set_visible(False)
     fig.suptitle(title)
@@ -81,18 +90,24 @@ def by_epoch(epochs: Sequence[int], curves: dict[str, list[float]], title: str) 
 
 
 def curves(history: list[dict], path: str | Path, title: str) -> Path:
-    """Draw loss and test accuracy by epoch into `path`, atomically. The title states the finding."""
+    """Draw loss and test accuracy by epoch into `path`, atomically.
+
+    The title states the result.
+
+    `history` is a list of what `metrics.row` takes.
+    """
     keys = {"training loss": "loss", "test accuracy": "test_accuracy"}
-    found = {name: [row[key] for row in history] for name, key in keys.items()}
-    return save(by_epoch([row["epoch"] for row in history], found, title), path)
+    values = {name: [row[key] for row in history] for name, key in keys.items()}
+    return save(by_epoch([row["epoch"] for row in history], values, title), path)
 
 
 def shares(
     epochs: list[list[list[int]]], title: str, rows: list[str] | None = None, piece: int = 1
 ) -> "Figure":
-    """Who reads which image: epochs[epoch][rank] is the list of image numbers. One row an epoch, one cell an image.
+    """Which rank reads which image: epochs[epoch][rank] is the list of image numbers.
 
-    `rows` names the rows if they are no epochs; `piece` is the number of images that a rank reads in a step.
+    One row per epoch, one cell per image. `rows` names the rows if they are not epochs;
+    `piece` is the number of images that a rank reads in a step.
     """
     fig = figure(8, 0.9 + 0.7 * len(epochs))
     axes = fig.add_subplot()
@@ -100,9 +115,7 @@ def shares(
         for rank, images in enumerate(ranks):
             for step, image in enumerate(images):
                 axes.barh(row, 1, left=image, color=RANKS[rank], edgecolor="white", height=0.8)
-                text = (
-                    "white" if rank in (0, 2, 5, 7) else "black"
-                )  # what contrasts with RANKS[rank]
+                text = "white" if rank in WHITE_TEXT_RANKS else "black"
                 axes.text(
                     image + 0.5,
                     row - 0.08,
@@ -138,32 +151,35 @@ def shares(
 def stacked(
     bars: dict[str, dict[str, float]], unit: str, title: str, totals: bool = False
 ) -> "Figure":
-    """What things are made of: bars[thing][part] is an amount in `unit`, drawn side by side. Parts that are PARTS' keys have its
-    colours; a legend names what is too narrow for its name. With `totals`, amounts stand in the parts in the place of
-    names and shares, their sum at a bar's end, and the legend names all parts."""
+    """Horizontal bars, each divided into parts: bars[name][part] is an amount in `unit`.
+
+    The keys of PARTS have its colours. A part shows its name and percentage; the legend names
+    the parts that are too narrow. With `totals` a part shows its amount, a bar's end their
+    sum, and the legend names all parts.
+    """
     fig = figure(8, 1 + 0.45 * len(bars))
     axes = fig.add_subplot()
     longest = max(sum(parts.values()) for parts in bars.values()) or 1
-    plain = totals or all(len(parts) == 1 for parts in bars.values())
-    narrow = {}
+    amounts_only = totals or all(len(parts) == 1 for parts in bars.values())
+    in_legend = {}
     for row, parts in enumerate(bars.values()):
         left = 0.0
         for part, amount in parts.items():
-            colour, ink = PARTS.get(part, (RANKS[0], "white"))
+            colour, text_colour = PARTS.get(part, (RANKS[0], "white"))
             bar = axes.barh(
                 row, amount, left=left, color=colour, edgecolor="white", height=0.7
             )
             share = f"{amount / (sum(parts.values()) or 1):.0%}"
-            texts = (f"{amount:,.0f}", "") if plain else (f"{part} {share}", part, "")
-            text = next(
-                text for text in texts if len(text) < 85 * amount / longest or not text
-            )  # 85 letters a figure
-            axes.text(
-                left + amount / 2, row, text, ha="center", va="center", color=ink, fontsize=8
-            )
+            texts = [f"{amount:,.0f}"] if amounts_only else [f"{part} {share}", part]
+            # The longest bar has room for about 85 characters.
+            room = 85 * amount / longest
+            text = next((text for text in texts if len(text) < room), "")
+            middle = left + amount / 2
+            style = {"ha": "center", "va": "center", "color": text_colour, "fontsize": 8}
+            axes.text(middle, row, text, **style)
             left += amount
             if amount and (totals or not text):
-                narrow[part] = bar
+                in_legend[part] = bar
         if totals:
             axes.text(
                 left + longest / 100,
@@ -176,15 +192,13 @@ def stacked(
     axes.set(xlabel=unit, title=title)
     axes.set_yticks(range(len(bars)), list(bars))
     if totals:
-        axes.set_xlim(0, 1.08 * longest)  # room for the longest bar's sum
-    if narrow:
-        order = [
-            part
-            for part in dict.fromkeys(part for parts in bars.values() for part in parts)
-            if part in narrow
-        ]
-        handles = [narrow[part] for part in order]
-        fig.legend(handles, order, loc="outside right center", frameon=False, fontsize=8)
+        # Leave room for the longest bar's sum.
+        axes.set_xlim(0, 1.08 * longest)
+    if in_legend:
+        in_bars_order = dict.fromkeys(part for parts in bars.values() for part in parts)
+        names = [part for part in in_bars_order if part in in_legend]
+        handles = [in_legend[part] for part in names]
+        fig.legend(handles, names, loc="outside right center", frameon=False, fontsize=8)
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
@@ -201,23 +215,18 @@ def lines(
     powers: bool = True,
     dashed: str = "",
 ) -> "Figure":
-    """One curve a name over `x`, which is spaced by powers of two or evenly; a dotted line where y is `level`.
+    """Curves over `x`, and a dotted line at y = `level`.
 
-    The curve named `dashed` has gaps and hollow marks: it lies on another one, which shows through.
+    The x axis is logarithmic with base 2 if `powers`, else linear. The curve named `dashed`
+    has gaps and hollow markers: it covers another one, which stays visible.
     """
     fig = figure(8, 3)
     axes = fig.add_subplot()
-    for colour, mark, (name, values) in zip(RANKS, "os^Dv", curves.items(), strict=False):
-        over = (
-            {"linestyle": (0, (3, 5)), "markersize": 8, "markerfacecolor": "none"}
-            if name == dashed
-            else {}
-        )
-        axes.plot(
-            x,
-            values,
-            **{"marker": mark, "markersize": 4, "color": colour, "label": name} | over,
-        )
+    for colour, marker, (name, values) in zip(RANKS, "os^Dv", curves.items(), strict=False):
+        style = {"marker": marker, "markersize": 4, "color": colour, "label": name}
+        if name == dashed:
+            style |= {"linestyle": (0, (3, 5)), "markersize": 8, "markerfacecolor": "none"}
+        axes.plot(x, values, **style)
     if level is not None:
         axes.axhline(level, color="black", linestyle=":", linewidth=1)
     if powers:

@@ -1,4 +1,4 @@
-"""Is the parallel run the same as the serial one? The serial run, as plainly as it can be written, and the verdict."""
+"""Compare a parallel run with a serial one: the serial training loop, and the verdict."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -21,21 +21,21 @@ def serial(
     after_step: Callable[[int, nn.Module], None] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> nn.Module:
-    """Train `model` in this process alone, with nothing of torch.distributed, and return it.
+    """Train `model` in this process alone, without torch.distributed, and return it.
 
-    `train` holds images (n, …) and labels (n,), on the model's device. Epoch e (from 0) takes the images in the order
-    of a generator seeded with seed + e, as DistributedSampler documents it, in batches of `batch_size`; the last one
-    may be smaller. The optimizer is SGD with momentum, or `optimizer`, made of the model's parameters. `after_step` is
-    called with the number of steps done.
+    `train` has images (n, …) and labels (n,) on the model's device. Epoch e (from 0) takes the
+    images in the order of a generator seeded with seed + e, as DistributedSampler documents
+    it, in batches of `batch_size`; the last one may be smaller. The optimizer is SGD with
+    momentum, or `optimizer`, made from the model's parameters. `after_step` is called with the
+    number of steps done and the model.
     """
     images, labels = train.tensors
-    learns = [p for p in model.parameters() if p.requires_grad]
-    optimizer = optimizer or torch.optim.SGD(learns, lr=lr, momentum=momentum)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = optimizer or torch.optim.SGD(trainable, lr=lr, momentum=momentum)
     steps = 0
     for epoch in range(epochs):
-        order = torch.randperm(
-            len(train), generator=torch.Generator().manual_seed(seed + epoch)
-        )
+        generator = torch.Generator().manual_seed(seed + epoch)
+        order = torch.randperm(len(train), generator=generator)
         for batch in order.split(batch_size):
             optimizer.zero_grad()
             F.cross_entropy(model(images[batch]), labels[batch]).backward()
@@ -47,7 +47,7 @@ def serial(
 
 
 def difference(one: nn.Module, other: nn.Module) -> float:
-    """The largest absolute difference between two models' parameters, over all of their numbers."""
+    """The largest absolute difference between the parameters of two models."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return max((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in pairs)
 
@@ -90,22 +90,23 @@ def learns_the_same(
     test: TensorDataset,
     args: Namespace,
 ) -> dict:
-    """For numbers too coarse to compare weights: train `fresh` serially, on the CPU in 32 bit, and compare what is learned.
+    """Train `fresh` serially, on the CPU in 32 bit, and compare test loss and accuracy.
 
-    `rows` has each epoch's test_loss and test_accuracy. The loss may be 5e-3 away after each epoch, the accuracy 1e-2 at the
-    end: lesson 11 tells why. Prints a verdict for each, and returns the one that fails, if one does.
+    For 16-bit numbers, which are too coarse to compare weights (lesson 11). `rows` has each
+    epoch's test_loss and test_accuracy. The limits are 5e-3 for the loss after each epoch, and
+    1e-2 for the accuracy at the end. Prints a verdict for each; returns the one that fails, or
+    the accuracy's.
     """
-    (images, labels), curve = test.tensors, []
+    images, labels = test.tensors
+    losses: list[float] = []
+    accuracies: list[float] = []
+    steps_per_epoch = -(-len(train) // args.batch_size)
 
-    def look(step: int, model: nn.Module) -> None:
-        if step % -(-len(train) // args.batch_size) == 0:
+    def evaluate(step: int, model: nn.Module) -> None:
+        if step % steps_per_epoch == 0:
             logits = model(images).detach()
-            curve.append(
-                (
-                    F.cross_entropy(logits, labels).item(),
-                    (logits.argmax(1) == labels).double().mean().item(),
-                )
-            )
+            losses.append(F.cross_entropy(logits, labels).item())
+            accuracies.append((logits.argmax(1) == labels).double().mean().item())
 
     serial(
         fresh,
@@ -114,23 +115,25 @@ def learns_the_same(
         batch_size=args.batch_size,
         lr=args.lr,
         seed=args.seed,
-        after_step=look,
+        after_step=evaluate,
     )
-    apart = max(
-        abs(row["test_loss"] - loss) for row, (loss, _) in zip(rows, curve, strict=True)
+    loss_difference = max(
+        abs(row["test_loss"] - loss) for row, loss in zip(rows, losses, strict=True)
     )
-    loss = verdict(f"{what}, test loss by epoch", apart, 5e-3)
-    accuracy = verdict(
-        f"{what}, accuracy", abs(rows[-1]["test_accuracy"] - curve[-1][1]), 1e-2
-    )
+    accuracy_difference = abs(rows[-1]["test_accuracy"] - accuracies[-1])
+    loss = verdict(f"{what}, test loss by epoch", loss_difference, 5e-3)
+    accuracy = verdict(f"{what}, accuracy", accuracy_difference, 1e-2)
     return accuracy if loss["holds"] else loss
 
 
 def verdict(what: str, found: float, limit: float) -> dict:
-    """Print the line of proof; give it back for metrics.json. A `found` that is not a number never holds."""
+    """Print the proof's line and return it for metrics.json.
+
+    `found` is the largest difference; NaN never holds.
+    """
     holds = found <= limit
+    result = "holds" if holds else "fails"
     print(
-        f"proof: {what}: max difference {found:.1e}, limit {limit:.0e}: {'holds' if holds else 'fails'}",
-        flush=True,
+        f"proof: {what}: max difference {found:.1e}, limit {limit:.0e}: {result}", flush=True
     )
     return {"what": what, "max_difference": found, "limit": limit, "holds": holds}

@@ -1,4 +1,4 @@
-"""How many bytes has this process sent? As the kernel counts them, for each of its TCP connections."""
+"""The bytes that this process has sent, counted by the kernel for each TCP connection."""
 
 import ctypes
 import os
@@ -8,62 +8,70 @@ import sys
 
 from multigpu.errors import UserError
 
-# Where struct tcp_info of linux/tcp.h has three 64-bit counters. A kernel older than 4.19 gives a shorter struct.
-BYTES_ACKED, BYTES_SENT, BYTES_RETRANS = 120, 200, 208
-NOT_SENT_YET = 144  # and one of 32 bits: written, but the other side has no room for it
+# Offsets in struct tcp_info of linux/tcp.h: three 64-bit counters, and one of 32 bits with the
+# bytes that are written but not sent yet. A kernel older than 4.19 gives a shorter struct.
+BYTES_ACKED = 120
+BYTES_SENT = 200
+BYTES_RETRANS = 208
+NOTSENT_BYTES = 144
 
 
 def sent() -> int:
-    """Bytes of payload that this process has given to its open TCP connections, each byte once.
+    """Bytes of payload that this process has given to its open TCP connections.
 
-    Take the difference of two calls. A connection that was closed between them is not counted in the second, so the
-    difference can be too small, or negative. What goes through shared memory or InfiniBand never passes here, and
-    NCCL may use either; gloo's bytes all do. The sockets are only looked at.
-    Raises UserError elsewhere than on Linux.
+    Each byte counts once. Use the difference of two calls. A connection that is closed between
+    them is not in the second, so the difference can be too small, or negative. Bytes through
+    shared memory or InfiniBand are not counted, and NCCL may use either; gloo's bytes all are.
+    The sockets are not changed.
+    Raises UserError on systems other than Linux.
     """
     if not sys.platform.startswith("linux"):
         raise UserError(
-            f"bytes are counted by the Linux kernel, and this is {sys.platform}: run this on Linux."
+            f"bytes are counted by the Linux kernel, and this is {sys.platform}: run this on "
+            f"Linux."
         )
-    libc, total, seen = ctypes.CDLL(None), 0, set()
-    for fd in os.listdir("/proc/self/fd"):
+    libc = ctypes.CDLL(None)
+    total = 0
+    # os.dup gives a socket two descriptors: count each socket once.
+    seen: set[str] = set()
+    for descriptor in os.listdir("/proc/self/fd"):
         try:
-            name = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:  # closed since the list was made
+            name = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            # It was closed after the list was made.
             continue
-        if (
-            name.startswith("socket:") and name not in seen
-        ):  # os.dup gives a socket two numbers
+        if name.startswith("socket:") and name not in seen:
             seen.add(name)
-            total += _of(libc, int(fd))
+            total += _sent_by_socket(libc, int(descriptor))
     return total
 
 
-def _of(libc: ctypes.CDLL, fd: int) -> int:
+def _sent_by_socket(libc: ctypes.CDLL, descriptor: int) -> int:
     """The bytes that one socket has sent; 0 for a socket that is not TCP.
 
-    By getsockopt itself: a socket object made from the number would take Python's default timeout over to the socket.
+    It calls getsockopt directly: a Python socket made from the descriptor would set Python's
+    default timeout on the socket.
     """
-    info, size = ctypes.create_string_buffer(512), ctypes.c_uint32(512)
-    if libc.getsockopt(fd, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(size)):
+    info = ctypes.create_string_buffer(512)
+    size = ctypes.c_uint32(512)
+    if libc.getsockopt(
+        descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(size)
+    ):
         return 0
-    return counted(info.raw[: size.value])
+    return payload_bytes(info.raw[: size.value])
 
 
-def counted(info: bytes) -> int:
-    """The bytes that a struct tcp_info tells: sent, less those sent again, and those that wait to be sent.
+def payload_bytes(info: bytes) -> int:
+    """The bytes sent, from a struct tcp_info: sent, minus sent again, plus waiting.
 
-    A short struct tells only what was acknowledged: less than what was sent by what is still under way. It counts the
-    opening of the connection as one byte.
+    A short struct has only the acknowledged bytes: the bytes on their way are missing, and the
+    opening of the connection counts as one byte.
     """
 
     def read(offset: int) -> int:
         return struct.unpack_from("=Q", info, offset)[0]
 
     if len(info) >= BYTES_RETRANS + 8:
-        return (
-            read(BYTES_SENT)
-            - read(BYTES_RETRANS)
-            + struct.unpack_from("=I", info, NOT_SENT_YET)[0]
-        )
+        waiting = struct.unpack_from("=I", info, NOTSENT_BYTES)[0]
+        return read(BYTES_SENT) - read(BYTES_RETRANS) + waiting
     return read(BYTES_ACKED) if len(info) >= BYTES_ACKED + 8 else 0

@@ -10,14 +10,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_runtest_teardown() -> None:
-    """seed_everything tells its seed to processes that are started later: not to those of the next test, or a notebook."""
+    """Remove the seed that seed_everything passes on to processes that are started later."""
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         os.environ.pop(name, None)
 
 
 @pytest.fixture
 def npz(tmp_path: Path):
-    """Make a small data set: npz(train, test) writes random images with 3 classes and gives the path."""
+    """npz(train, test) writes a data set of random images with 3 classes; returns the path."""
 
     def make(train: int = 35, test: int = 7) -> Path:
         random = np.random.default_rng(0)
@@ -25,7 +25,8 @@ def npz(tmp_path: Path):
         for part, n in (("train", train), ("test", test)):
             arrays[f"x_{part}"] = random.integers(0, 256, (n, 8, 8), dtype=np.uint8)
             arrays[f"y_{part}"] = random.integers(0, 3, n)
-        arrays["y_train"][0] = 2  # all three classes are there
+        # all three classes
+        arrays["y_train"][0] = 2
         path = tmp_path / "small.npz"
         np.savez(path, **arrays)
         return path
@@ -44,7 +45,7 @@ def two():
 
 @pytest.fixture(scope="session")
 def cluster():
-    """The classroom cluster: the one that is up already, else one for this session. Skips where Slurm is missing."""
+    """The classroom cluster: the one that is up, else one for this session."""
     from cluster import Cluster
 
     from multigpu import classroom
@@ -53,8 +54,8 @@ def cluster():
         pytest.fail(
             "a machine has one classroom cluster: mark the test with pytest.mark.classroom"
         )
-    if why_not := classroom.obstacle():
-        pytest.skip(why_not)
+    if reason := classroom.obstacle():
+        pytest.skip(reason)
     was_up = classroom.status()[0]
     if not was_up:
         classroom.up()

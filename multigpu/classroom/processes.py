@@ -1,8 +1,9 @@
-"""Which processes belong to the classroom cluster? Those that /proc shows to be started with its own files.
+"""The processes of the classroom cluster, found in /proc by the files that they use.
 
-No pid file is believed, because a pid file can be stale and its number may be somebody else's by now. A daemon is ours
-when it is of our user, sees the same files as we do, and has our own slurm.conf or socket on its command line. A job's
-process is ours when one of our slurmds has given it its environment.
+Pid files are not used: one can be old, and its number can be another program's by now. A
+daemon is the cluster's if it has this user, sees the same file system, and has the cluster's
+slurm.conf or munge socket on its command line. A job's process is the cluster's if one of its
+slurmds gave it its environment.
 """
 
 import os
@@ -14,29 +15,28 @@ from multigpu.classroom.conf import conf_path, node_names, state_dir
 
 
 def processes() -> Iterator[tuple[int, list[str]]]:
-    """The pid and the command line of every process that sees the same files as we do: none of another container."""
+    """Pid and command line of each process that sees this file system, not a container's."""
     for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                words = (
-                    Path("/proc", name, "cmdline")
-                    .read_bytes()
-                    .decode(errors="replace")
-                    .split("\0")
-                )
-                with suppress(
-                    PermissionError
-                ):  # another user's process does not show its root
-                    if not os.path.samefile(f"/proc/{name}/root", "/"):
-                        continue
-            except OSError:  # it has ended meanwhile
-                continue
-            yield int(name), words
+        if not name.isdigit():
+            continue
+        # OSError: the process has ended meanwhile.
+        with suppress(OSError):
+            command_line = Path("/proc", name, "cmdline").read_bytes()
+            if _sees_this_file_system(name):
+                yield int(name), command_line.decode(errors="replace").split("\0")
+
+
+def _sees_this_file_system(pid: str) -> bool:
+    """Whether the process has this one's root directory; True if its user hides it."""
+    try:
+        return os.path.samefile(f"/proc/{pid}/root", "/")
+    except PermissionError:
+        return True
 
 
 def daemons() -> dict[str, int]:
-    """The pids of our cluster's daemons that run now, by name: munged, slurmctld, `slurmd n1`, …"""
-    found = {}
+    """The pids of the cluster's running daemons, by name: munged, slurmctld, `slurmd n1`, …"""
+    pids = {}
     for pid, words in processes():
         program = os.path.basename(words[0])
         if program == "munged" and f"--socket={state_dir()}/munge.socket" in words:
@@ -47,33 +47,34 @@ def daemons() -> dict[str, int]:
             continue
         with suppress(FileNotFoundError):
             if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
-                found[name] = pid
-    return found
+                pids[name] = pid
+    return pids
 
 
 def job_processes() -> list[int]:
-    """The pids of what our slurmds have started: whatever runs in a job, and the slurmstepd above it."""
-    jobs, parents, steps = set(), set(), set()
+    """The pids of what the cluster's slurmds started: a job's processes and its slurmstepd."""
+    jobs = set()
+    parents = set()
+    steps = set()
     for pid, words in processes():
-        if words[0].startswith(
-            "slurmstepd"
-        ):  # its title covers its environment, but its children show theirs
+        # Its title overwrites its environment, but its children show theirs.
+        if words[0].startswith("slurmstepd"):
             steps.add(pid)
-        with suppress(OSError):  # not ours to look at, or ended meanwhile
+        # OSError: it is another user's, or it has ended meanwhile.
+        with suppress(OSError):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             launched = any(
                 variable.startswith(b"SLURMD_NODENAME=") for variable in environment
             )
             if launched and f"SLURM_CONF={conf_path()}".encode() in environment:
                 jobs.add(pid)
-                parents.add(
-                    int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                )
+                stat = Path(f"/proc/{pid}/stat").read_text()
+                parents.add(int(stat.rpartition(")")[2].split()[1]))
     return sorted(jobs | (parents & steps))
 
 
-def foreign() -> tuple[int, str] | None:
-    """The pid and program of a Slurm daemon that no classroom cluster has started, or None."""
+def foreign_daemon() -> tuple[int, str] | None:
+    """Pid and program of a Slurm daemon of no classroom cluster; None without any."""
     for pid, words in processes():
         of_a_classroom = any(word.endswith("/multigpu/slurm/slurm.conf") for word in words)
         if os.path.basename(words[0]) in ("slurmctld", "slurmd") and not of_a_classroom:

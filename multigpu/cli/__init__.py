@@ -1,4 +1,7 @@
-"""The command `multigpu`: doctor, slurm, horovodrun, notebooks. Each command calls one module and prints what it returns."""
+"""The command `multigpu`: doctor, slurm, horovodrun, notebooks.
+
+Each command calls one module and prints what it returns.
+"""
 
 import json
 import sys
@@ -15,7 +18,7 @@ app = typer.Typer(
 )
 
 
-# ---- multigpu slurm: a real Slurm on this machine ----------------------------------------------------------------
+# ---- multigpu slurm: a real Slurm on this machine -------------------------------------------
 
 slurm = typer.Typer(
     no_args_is_help=True, help="A real Slurm cluster on this machine, to practise on."
@@ -25,24 +28,24 @@ app.add_typer(slurm, name="slurm")
 
 @slurm.command("up")
 def slurm_up(
-    nodes: Annotated[int, typer.Option(help="How many nodes to pretend.")] = 2,
+    nodes: Annotated[int, typer.Option(help="Number of simulated nodes.")] = 2,
     gpus_per_node: Annotated[
-        int, typer.Option(help="How many GPUs each of them pretends to have.")
+        int, typer.Option(help="Number of simulated GPUs on each node.")
     ] = 2,
 ) -> None:
-    """Start the cluster; does nothing where it is up already."""
+    """Start the cluster; do nothing if it is up."""
     print(classroom.up(nodes, gpus_per_node))
 
 
 @slurm.command("down")
 def slurm_down() -> None:
-    """Cancel everybody's jobs on it, end its daemons and remove its files; does nothing where it is down already."""
+    """Cancel all jobs, end the daemons and remove the cluster's files, if it is up."""
     print(classroom.down())
 
 
 @slurm.command("status")
 def slurm_status() -> None:
-    """Say what runs and what to do about what does not; exit code 1 where the cluster is not up."""
+    """Print what runs, and what to do if something does not; exit code 1 if it is not up."""
     running, text = classroom.status()
     print(text)
     if not running:
@@ -51,21 +54,21 @@ def slurm_status() -> None:
 
 @slurm.command("env")
 def slurm_env() -> None:
-    """Print the line an ordinary user's shell needs: eval "$(multigpu slurm env)"."""
+    """Print the line that an ordinary user's shell needs: eval "$(multigpu slurm env)"."""
     print(classroom.env())
 
 
 @slurm.command("install")
 def slurm_install(
     with_mpi: Annotated[
-        bool, typer.Option("--with-mpi", help="Open MPI too, for mpirun.")
+        bool, typer.Option("--with-mpi", help="Install Open MPI too, for mpirun.")
     ] = False,
 ) -> None:
-    """Install Slurm with apt-get, as root on Debian or Ubuntu; say the command elsewhere."""
+    """Install Slurm with apt-get, as root on Debian or Ubuntu; else print the command."""
     print(classroom.install(with_mpi))
 
 
-# ---- multigpu doctor: what this machine can run ------------------------------------------------------------------
+# ---- multigpu doctor: what this machine can run ---------------------------------------------
 
 
 @app.command("doctor")
@@ -74,7 +77,10 @@ def doctor_command(
         bool, typer.Option("--json", help="One JSON object with fixed keys, nothing else.")
     ] = False,
 ) -> None:
-    """Say what this machine can run, and what to do about the rest; exit code 1 if the lessons cannot run at all."""
+    """Print what this machine can run, and what to do about the rest.
+
+    The exit code is 1 if the lessons cannot run.
+    """
     from multigpu.cli import doctor
 
     checks = doctor.examine()
@@ -88,7 +94,7 @@ def doctor_command(
         raise SystemExit(1)
 
 
-# ---- multigpu horovodrun: ranks by Horovod's variables -------------------------------------------------------------
+# ---- multigpu horovodrun: ranks with Horovod's variables ------------------------------------
 
 
 @app.command(
@@ -99,30 +105,35 @@ def doctor_command(
 def horovodrun_command(
     arguments: Annotated[list[str], typer.Argument(metavar="-np N COMMAND...")],
 ) -> None:
-    """Start N ranks of a command on this machine, as Horovod's own horovodrun does: -np 4 python train.py."""
+    """Start N ranks of a command on this machine, as Horovod's horovodrun does."""
     from multigpu.launch import horovodrun
 
     raise SystemExit(horovodrun.run(arguments))
 
 
-# ---- multigpu notebooks: a notebook and its script say the same ---------------------------------------------------
+# ---- multigpu notebooks: each notebook matches its script -----------------------------------
 
 notebooks = typer.Typer(
-    no_args_is_help=True, help="Run the scripts into their notebooks, and check the pairs."
+    no_args_is_help=True,
+    help="Make the notebooks from their scripts, and check that they match.",
 )
 app.add_typer(notebooks, name="notebooks")
 Stems = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[STEM]...", help="As in scripts/STEM.py; all if none."),
+    typer.Argument(metavar="[STEM]...", help="As in scripts/STEM.py; default: all."),
 ]
 
 
 @notebooks.command("run")
 def notebooks_run(stems: Stems = None) -> None:
-    """Execute scripts into their notebooks; exit code 1 if a cell failed, its notebook then stays as it was."""
+    """Execute scripts and write their notebooks; exit code 1 if a cell fails.
+
+    The notebook of a script with a failed cell is left unchanged.
+    """
     from multigpu import notebooks as pairs
 
-    root, failed = pairs.find_root(), False
+    root = pairs.find_root()
+    failed = False
     for stem in pairs.select(stems or (), root):
         print(f"{stem}: running", flush=True)
         started = time.perf_counter()
@@ -132,9 +143,8 @@ def notebooks_run(stems: Stems = None) -> None:
             failed = True
             print(error, file=sys.stderr)
             continue
-        print(
-            f"{stem}: notebooks/{stem}.ipynb written after {time.perf_counter() - started:.0f} s"
-        )
+        seconds = time.perf_counter() - started
+        print(f"{stem}: notebooks/{stem}.ipynb written after {seconds:.0f} s")
         for remark in remarks:
             print(f"{stem}: {remark}")
     if failed:
@@ -143,7 +153,10 @@ def notebooks_run(stems: Stems = None) -> None:
 
 @notebooks.command("check")
 def notebooks_check(stems: Stems = None) -> None:
-    """Say where pairs differ, and which cells are unexecuted, out of order or failed; exit code 1 if any."""
+    """Report notebooks that no longer match their scripts; exit code 1 if there are any.
+
+    It also reports cells that were not executed, not in order, or that failed.
+    """
     from multigpu import notebooks as pairs
 
     findings = pairs.check(stems or ())
@@ -151,17 +164,13 @@ def notebooks_check(stems: Stems = None) -> None:
         print(finding)
     if findings:
         raise SystemExit(1)
-    print("every notebook is in step with its script, and executed")
+    print("every notebook matches its script, and every cell was executed")
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one sentence on stderr and exit code 2."""
+    """Run the command line; a UserError is printed as one sentence, with exit code 2."""
     try:
         app()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Start the processes of a run, give each its rank, and end all of them together.
 
-`relaunch` is not imported here: it imports torch, and torch takes a second to import.
+`relaunch` is not imported here: it imports torch, which takes a second.
 """
 
 from multigpu.launch.exit import end_gloo

@@ -1,4 +1,4 @@
-"""How a process of a run ends: its exit code, and gloo's threads, which must end before Python does."""
+"""The end of a rank's process: its exit code, and gloo's threads, which must end first."""
 
 import atexit
 import os
@@ -10,73 +10,82 @@ from contextlib import suppress
 from types import FunctionType
 from typing import NoReturn
 
-from multigpu.errors import UserError, tell
+from multigpu.errors import UserError, report
 
-PIPE_CLOSED = (
-    128 + signal.SIGPIPE
-)  # the reader closed the pipe, as in `… | head`: exit silently
+# The exit code when the reader of stdout closed the pipe, as in `… | head`: exit silently.
+PIPE_CLOSED = 128 + signal.SIGPIPE
+USER_ERROR = 2
 
 
 def exit_code(main: Callable[..., None], args: object) -> int:
-    """The exit code of `main`: torchrun's `record` sees our faults, not the user's."""
+    """Call `main(args)`; return 0, or 2 after a UserError, or 141 after a closed pipe.
+
+    Any other exception is raised: torchrun's `record` writes it into the run's error file.
+    """
     from torch.multiprocessing import ProcessRaisedException
 
     try:
         main(args)
     except UserError as error:
-        return report(error)
-    except (
-        ProcessRaisedException
-    ) as failure:  # from a script's own mp.spawn: the rank's traceback, as text
-        if not (sentence := users_sentence(failure.msg)):
+        return report_exit_code(error)
+    except ProcessRaisedException as failure:
+        # The script called mp.spawn itself: the rank's exception arrives as a text.
+        text = user_error_text(failure.msg)
+        if not text:
             raise
-        return report(UserError(sentence))
+        return report_exit_code(UserError(text))
     except BrokenPipeError:
         stdout = select.poll()
         stdout.register(sys.stdout.fileno(), 0)
         if not stdout.poll(0):
-            raise  # another pipe's, or a socket's
+            # Stdout is still open: another pipe broke, or a socket.
+            raise
         return PIPE_CLOSED
     return 0
 
 
-def users_sentence(trace: str) -> str:
-    """The sentence of the UserError with which a traceback ends; "" if it is another fault."""
-    name, _, sentence = (trace.strip().splitlines() or [""])[-1].partition(": ")
-    return sentence if name == f"{UserError.__module__}.{UserError.__name__}" else ""
+def user_error_text(trace: str) -> str:
+    """The text of the UserError that ends a traceback; "" if another exception ends it."""
+    last_line = (trace.strip().splitlines() or [""])[-1]
+    name, _, text = last_line.partition(": ")
+    return text if name == f"{UserError.__module__}.{UserError.__name__}" else ""
 
 
-def report(error: UserError) -> int:
-    tell(error)
-    return 2
+def report_exit_code(error: UserError) -> int:
+    """Print the error and return the exit code that goes with it."""
+    report(error)
+    return USER_ERROR
 
 
 @atexit.register
 def end_gloo() -> None:
-    """End gloo's threads while Python still runs. They live as long as anybody holds their group.
+    """End gloo's threads while Python still runs: drop the references to their groups.
 
-    A thread may still be dropping the tensors of the last collective, for which it needs the interpreter. If that is being
-    taken apart, the process aborts: "terminate called without an active exception" (pytorch/pytorch#190489), in one run
-    of a hundred, more often the sooner a run ends after a collective, or the busier the machine is.
+    A gloo thread needs the interpreter to drop the tensors of the last collective. If Python
+    is finalizing by then, the process aborts: "terminate called without an active exception"
+    (pytorch/pytorch#190489), in about one run of a hundred; more often if a run ends soon
+    after a collective, or on a busy machine.
 
-    torch.distributed.nn.functional, which DDP imports late, has the group of that moment as the default of its
-    functions (torch 2.13), and so dist.destroy_process_group ends nothing. That is as well until here: were DDP the
-    last to hold the group, it would wait for the threads without letting them have the interpreter, for ever.
+    torch.distributed.nn.functional, which DDP imports when it is first used, keeps the default
+    group in the defaults of its functions (torch 2.13), so dist.destroy_process_group does not
+    end the threads. Keep the group alive until here: DDP dropping the last reference would
+    wait for the threads while it holds the GIL, which they need.
     """
-    if module := sys.modules.get("torch.distributed.nn.functional"):
-        from torch.distributed import ProcessGroup
+    module = sys.modules.get("torch.distributed.nn.functional")
+    if module is None:
+        return
+    from torch.distributed import ProcessGroup
 
-        for function in (
-            part for part in vars(module).values() if isinstance(part, FunctionType)
-        ):
-            kept = function.__defaults__ or ()
+    for function in vars(module).values():
+        if isinstance(function, FunctionType):
             function.__defaults__ = tuple(
-                None if isinstance(value, ProcessGroup) else value for value in kept
+                None if isinstance(value, ProcessGroup) else value
+                for value in function.__defaults__ or ()
             )
 
 
 def leave(code: int) -> NoReturn:
-    """End this process without taking the interpreter apart: an error may have left a group open (see `end_gloo`)."""
+    """End this process without finalizing Python: a group may still be open (`end_gloo`)."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(BrokenPipeError):

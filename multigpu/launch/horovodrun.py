@@ -1,64 +1,78 @@
-"""What does horovodrun do? It starts the ranks, tells each its place by HOROVOD_* variables, and watches over them."""
+"""`multigpu horovodrun`: start the ranks of a command, with Horovod's variables."""
 
 import os
 import shutil
 
 from multigpu.errors import UserError, pluralize
-from multigpu.launch.processes import Ranks
+from multigpu.launch.processes import Processes
 
 USAGE = "multigpu horovodrun -np 4 python train.py"
-HERE = ("localhost", "127.0.0.1", os.uname().nodename)
+PROCESSES_FLAGS = ("-np", "--num-proc", "-n")
+HOSTS_FLAGS = ("-H", "--hosts")
+THIS_MACHINE = ("localhost", "127.0.0.1", os.uname().nodename)
 
 
 def run(arguments: list[str]) -> int:
-    """`-np N [-H localhost:N] command …`: start N ranks of the command on this machine; the exit code of the first that fails.
+    """`-np N [-H localhost:N] command …`: run N ranks of the command on this machine.
 
-    Raises UserError for arguments that do not say it, and for other machines.
+    Returns the exit code of the first rank that fails, 0 if none does. Raises UserError for
+    other arguments and for other machines.
     """
-    processes, command = _parse(arguments)
-    common = {
-        "HOROVOD_SIZE": processes,
-        "HOROVOD_LOCAL_SIZE": processes,
-        "HOROVOD_CROSS_RANK": 0,
-        "HOROVOD_CROSS_SIZE": 1,
-    }
-    environments = {
-        rank: os.environ
-        | {
-            k: str(v)
-            for k, v in {**common, "HOROVOD_RANK": rank, "HOROVOD_LOCAL_RANK": rank}.items()
+    size, command = _parse(arguments)
+    environments = {}
+    for rank in range(size):
+        place = {
+            "HOROVOD_RANK": rank,
+            "HOROVOD_SIZE": size,
+            "HOROVOD_LOCAL_RANK": rank,
+            "HOROVOD_LOCAL_SIZE": size,
+            "HOROVOD_CROSS_RANK": 0,
+            "HOROVOD_CROSS_SIZE": 1,
         }
-        for rank in range(processes)
-    }
-    return Ranks(command, environments).run()
+        environments[rank] = os.environ | {name: str(value) for name, value in place.items()}
+    return Processes(command, environments).run()
 
 
 def _parse(arguments: list[str]) -> tuple[int, list[str]]:
-    rest, told = list(arguments), {}
-    while rest and rest[0].startswith("-"):
-        flag = rest.pop(0)
+    """The number of processes and the command."""
+    command = list(arguments)
+    processes = ""
+    hosts = ""
+    while command and command[0].startswith("-"):
+        flag = command.pop(0)
         name, _, value = flag.partition("=")
-        if name not in ("-np", "--num-proc", "-n", "-H", "--hosts") or not (value or rest):
+        if name not in PROCESSES_FLAGS + HOSTS_FLAGS or not (value or command):
             raise UserError(f"horovodrun does not know {flag!r} here: write {USAGE}.")
-        told["hosts" if name in ("-H", "--hosts") else "np"] = value or rest.pop(0)
-    count = told.get("np", "")
-    if not count.isdecimal() or int(count) < 1:
+        value = value or command.pop(0)
+        if name in HOSTS_FLAGS:
+            hosts = value
+        else:
+            processes = value
+    if not processes.isdecimal() or int(processes) < 1:
         raise UserError(
-            f"horovodrun wants a number of processes, and was given {count or 'none'!r}: write {USAGE}."
+            f"horovodrun needs a number of processes, got {processes or 'none'!r}: write "
+            f"{USAGE}."
         )
-    if not rest:
-        raise UserError(f"horovodrun wants a command to start: write {USAGE}.")
-    for host in filter(None, told.get("hosts", "").split(",")):
+    if not command:
+        raise UserError(f"horovodrun needs a command to start: write {USAGE}.")
+    _check_hosts(hosts, int(processes))
+    if shutil.which(command[0]) is None:
+        raise UserError(f"there is no command {command[0]!r}: write {USAGE}.")
+    return int(processes), command
+
+
+def _check_hosts(hosts: str, processes: int) -> None:
+    """Refuse other machines, and fewer slots than processes."""
+    for host in filter(None, hosts.split(",")):
         name, _, slots = host.partition(":")
-        if name not in HERE:
+        if name not in THIS_MACHINE:
             raise UserError(
-                f"this horovodrun starts ranks on this machine, and {name} is another: use srun, or "
-                f"`mpirun -np {count} -H {told['hosts']} -x MASTER_ADDR -x MASTER_PORT …`."
+                f"this horovodrun starts ranks on this machine only, and {name} is another "
+                f"one: use srun, or `mpirun -np {processes} -H {hosts} -x MASTER_ADDR -x "
+                f"MASTER_PORT …`."
             )
-        if slots and int(slots) < int(count):
+        if slots and int(slots) < processes:
             raise UserError(
-                f"-np {count}, and {host} has {pluralize(int(slots), 'slot')}: ask for fewer ranks."
+                f"-np {processes} is more than the {pluralize(int(slots), 'slot')} of {host}: "
+                f"ask for fewer ranks."
             )
-    if shutil.which(rest[0]) is None:
-        raise UserError(f"there is no command {rest[0]!r}: write {USAGE}.")
-    return int(count), rest

@@ -1,4 +1,4 @@
-"""How do programs that are one run end? Together: the first that fails ends the others, within seconds."""
+"""The processes of a run end together: the first that fails ends the others in seconds."""
 
 import signal
 import subprocess
@@ -7,109 +7,120 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import FrameType
 
-PAUSE = 0.02  # seconds between two looks at the programs
-GRACE = 1.0  # seconds between SIGTERM and SIGKILL after a failure: the others wait for the rank that failed
-SAVING = 30.0  # seconds to save a checkpoint in, if this process was sent SIGTERM: what Slurm gives, too
+POLL_INTERVAL = 0.02  # seconds
+# Seconds between SIGTERM and SIGKILL after a failure: the other ranks wait for the one that
+# failed.
+GRACE_AFTER_FAILURE = 1.0
+# Seconds to save a checkpoint after this process was sent SIGTERM: what Slurm gives by
+# default.
+GRACE_AFTER_SIGTERM = 30.0
 
 
-class Ranks:
-    """One program for each environment, started at once. What they print goes where this process prints.
+class Processes:
+    """Start a process of `command` for each rank's environment; all share this one's output.
 
-    programs   rank → its process
+    by_rank   rank → its process
+    ending    True once `end` was called
     """
 
     def __init__(self, command: list[str], environments: Mapping[int, Mapping[str, str]]):
-        self.programs: dict[int, subprocess.Popen] = {}
+        self.by_rank: dict[int, subprocess.Popen] = {}
         self.ending = False
         try:
             for rank, environment in environments.items():
-                self.programs[rank] = subprocess.Popen(command, env=dict(environment))
+                self.by_rank[rank] = subprocess.Popen(command, env=dict(environment))
         except OSError:
             self.end()
             raise
 
     def failed(self) -> tuple[int, int] | None:
-        """(rank, exit code) of the first that was found to have failed; a signal n counts as 128 + n."""
-        for rank, program in self.programs.items():
-            if program.poll():
-                return (
-                    rank,
-                    program.returncode if program.returncode > 0 else 128 - program.returncode,
-                )
+        """(rank, exit code) of one that failed, or None; signal n is exit code 128 + n."""
+        for rank, process in self.by_rank.items():
+            code = process.poll()
+            if code:
+                return rank, code if code > 0 else 128 - code
         return None
 
-    def running(self) -> bool:
-        return any(program.poll() is None for program in self.programs.values())
+    def running(self) -> list[int]:
+        """The ranks that still run."""
+        return [rank for rank, process in self.by_rank.items() if process.poll() is None]
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to all that still run."""
+        for rank in self.running():
+            self.by_rank[rank].send_signal(number)
 
     def end(self) -> None:
-        """SIGTERM to all that still run, SIGKILL to those that do not heed it."""
+        """Send SIGTERM to all that still run; after GRACE_AFTER_FAILURE seconds, SIGKILL."""
         self.ending = True
-        for program in self.programs.values():
-            if program.poll() is None:
-                program.send_signal(signal.SIGTERM)
-        self.wait(GRACE)
-        for program in self.programs.values():
-            if program.poll() is None:
-                program.kill()
-                program.wait()
+        self.send_signal(signal.SIGTERM)
+        self.wait(GRACE_AFTER_FAILURE)
+        for rank in self.running():
+            self.by_rank[rank].kill()
+            self.by_rank[rank].wait()
 
     def wait(self, seconds: float) -> None:
-        """Until all have ended, at most `seconds`."""
+        """Wait until all have ended, at most `seconds`."""
         deadline = time.monotonic() + seconds
-        for program in self.programs.values():
+        for process in self.by_rank.values():
             with suppress(subprocess.TimeoutExpired):
-                program.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()))
 
     def watch(self, on_failure: Callable[[int, int], None]) -> threading.Thread:
-        """From a thread: call `on_failure(rank, code)` once one has failed, after the others were ended.
+        """In a thread: when one fails, end the others and call `on_failure(rank, code)`.
 
-        The thread ends when all programs have ended.
+        The thread ends when all processes have ended.
         """
 
-        def look() -> None:
+        def watch_until_end() -> None:
             while self.running() or self.failed():
-                if self.ending:  # somebody else has ended them, and knows why
+                # Another thread ends them and reports why.
+                if self.ending:
                     return
                 if failed := self.failed():
                     self.end()
                     on_failure(*failed)
                     return
-                time.sleep(PAUSE)
+                time.sleep(POLL_INTERVAL)
 
-        watcher = threading.Thread(target=look, daemon=True, name="watch over the ranks")
-        watcher.start()
-        return watcher
+        thread = threading.Thread(target=watch_until_end, daemon=True, name="watch the ranks")
+        thread.start()
+        return thread
 
     def run(self) -> int:
-        """Until all have ended; the exit code. SIGTERM and Ctrl-C here are theirs, too."""
-        asked: list[float] = []  # when
+        """Wait until all have ended and return the exit code of the run.
 
-        def forward(number: int, frame: object) -> None:
-            asked.append(time.monotonic())
-            for program in self.programs.values():
-                if program.poll() is None:
-                    program.send_signal(number)
+        SIGTERM and Ctrl-C that reach this process are passed on to all ranks.
+        """
+        signalled_at: list[float] = []
 
-        before = {
+        def forward(number: int, frame: FrameType | None) -> None:
+            signalled_at.append(time.monotonic())
+            self.send_signal(number)
+
+        previous = {
             number: signal.signal(number, forward)
             for number in (signal.SIGTERM, signal.SIGINT)
         }
         try:
             while self.running():
-                if (failed := self.failed()) and not asked:
+                failed = self.failed()
+                if failed and not signalled_at:
                     rank, code = failed
                     print(
-                        f"error: rank {rank} ended with exit code {code}, and the run ends with it.",
+                        f"error: rank {rank} ended with exit code {code}, and the run ends "
+                        f"with it.",
                         file=sys.stderr,
                     )
                     self.end()
                     return code
-                if asked and time.monotonic() > asked[0] + SAVING:
+                if signalled_at and time.monotonic() > signalled_at[0] + GRACE_AFTER_SIGTERM:
                     self.end()
-                time.sleep(PAUSE)
+                time.sleep(POLL_INTERVAL)
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
         failed = self.failed()
         return failed[1] if failed else 0

@@ -1,36 +1,34 @@
-"""How a lesson's script starts: in the processes of a launcher, in processes of its own (`--spawn`), or alone."""
+"""Start a lesson's script: in a launcher's processes, in new ones (`--spawn`), or as one."""
 
 import argparse
 from collections.abc import Callable
+from typing import NoReturn
 
 from multigpu.errors import UserError
-from multigpu.launch.exit import exit_code, leave, report
+from multigpu.launch.exit import exit_code, leave, report_exit_code
 from multigpu.launch.spawning import hide_spawn_warnings, outer_world, spawn
 from multigpu.launch.world import World
 
 
-def start(main: Callable[..., None], args: argparse.Namespace) -> None:
-    """Run `main(args)`: in `args.spawn` new processes if there is such a flag and it is given, else in this process.
+def start(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
+    """Run `main(args)`, then end this process: `start` does not return.
 
-    `args.spawn` is a number, or "auto": one process a GPU, or two on the CPU, the fewest that show anything.
-    A UserError ends the process with its sentence and exit code 2; torchrun is given the traceback of any other fault.
+    `args.spawn`, if there is such a flag, says where `main` runs. None: in this process. A
+    number: in that many new processes. "auto": in one new process per GPU, or in two on the
+    CPU. The exit code is 0, 2 after a UserError (its sentence is printed), and 130 after
+    Ctrl-C. Any other exception is raised with its traceback, which torchrun records.
     """
-    from torch.cuda import device_count
     from torch.distributed.elastic.multiprocessing.errors import record
 
     hide_spawn_warnings()
-    wanted = getattr(args, "spawn", None)
     try:
-        if wanted is None:
+        processes = _processes_to_spawn(getattr(args, "spawn", None))
+        if processes is None:
             code = record(exit_code)(main, args)
-        elif wanted != "auto" and not wanted.isdecimal():
-            raise UserError(f"--spawn {wanted}: expected a number of processes, or 'auto'.")
         else:
-            code = spawn(
-                _ranked, device_count() or 2 if wanted == "auto" else int(wanted), main, args
-            )
+            code = spawn(_run_rank, processes, main, args)
     except UserError as error:
-        code = report(error)
+        code = report_exit_code(error)
     except KeyboardInterrupt:
         code = 130
     except SystemExit as done:
@@ -39,16 +37,32 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> None:
 
 
 def alone(stem: str) -> World:
-    """The world of a script that is one process. Raises UserError where a launcher has started several of it."""
+    """The world of a script that is one process.
+
+    Raises UserError if a launcher started several processes of it.
+    """
     outer = outer_world()
     if outer.size > 1:
         raise UserError(
-            f"{stem} is one process, and {outer.launcher} started {outer.size}, which would all do the same: "
-            f"start it with `python scripts/{stem}.py`, or as one task.",
+            f"{stem} is one process, and {outer.launcher} started {outer.size}, which would "
+            f"all do the same: start it with `python scripts/{stem}.py`, or as one task.",
             already_reported=outer.rank != 0,
         )
     return outer
 
 
-def _ranked(main: Callable[..., None], args: object) -> None:
+def _processes_to_spawn(flag: str | None) -> int | None:
+    """The number of processes that `--spawn` asks for; None without the flag."""
+    if flag is None:
+        return None
+    if flag == "auto":
+        from torch.cuda import device_count
+
+        return device_count() or 2
+    if not flag.isdecimal():
+        raise UserError(f"--spawn {flag}: expected a number of processes, or 'auto'.")
+    return int(flag)
+
+
+def _run_rank(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
     leave(exit_code(main, args))

@@ -1,7 +1,7 @@
-"""Who am I? Which rank, on which node, of how many: worked out from what the launcher left in the environment.
+"""This process's rank, node and world size, read from the variables that the launcher set.
 
-torchrun, srun, mpirun and horovodrun each tell a process its place in variables of their own.
-`find` reads them all, torchrun's first, and refuses what cannot be true.
+torchrun, srun, mpirun and horovodrun each set variables of their own. `find` reads all of
+them, torchrun's first, and raises UserError for values that contradict each other.
 """
 
 import hashlib
@@ -22,11 +22,12 @@ class World:
     size          number of processes in the run (the world size)
     local_rank    0 … local_size - 1, unique on the node: it picks the GPU
     local_size    number of processes of the run on this node
-    launcher      who started it: "python", "torchrun", "srun", "mpirun", "horovodrun", "--spawn"
-    address       where rank 0 can be reached
-    port          the port that rank 0 listens on, if it was given; None: rank 0 chooses, see rendezvous.py
-    job           a text that all processes of this run share and no other run has
-    nodes         number of nodes; where the launcher does not tell, as if all had as many processes as this one
+    launcher      "python", "torchrun", "srun", "mpirun", "horovodrun" or "--spawn"
+    address       the host name or address of rank 0
+    port          the given port of rank 0; None: rank 0 chooses one, see rendezvous.py
+    job           an identifier of this run, the same on all its processes
+    nodes         number of nodes; if the launcher does not set it, as if each node had as many
+                  processes as this one
     """
 
     rank: int = 0
@@ -40,8 +41,9 @@ class World:
     nodes: int = 1
 
 
-# launcher, then its names for: rank, world size, local rank, local world size.
-# mpirun comes before Slurm: in a Slurm job, mpirun starts its helpers with srun, and the ranks inherit their variables.
+# The launcher, then its names for: rank, world size, local rank, local world size.
+# mpirun comes before Slurm: in a Slurm job, mpirun starts its helpers with srun, and the ranks
+# inherit their variables.
 LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
@@ -52,40 +54,35 @@ LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    (
-        "mpirun",
-        "PMI_RANK",
-        "PMI_SIZE",
-        "MPI_LOCALRANKID",
-        "MPI_LOCALNRANKS",
-    ),  # MPICH and Intel MPI
+    # MPICH and Intel MPI
+    ("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 
 
 def find(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> World:
-    """Work out this process's place from the launcher's variables; alone in the world if there are none.
+    """This process's place, from the launcher's variables; a world of one process without any.
 
-    `gpus_each` is the number of GPUs that a rank takes, which Slurm must have given for each task.
-    Raises UserError where the variables contradict each other, with the line to change.
+    `gpus_each` is the number of GPUs that a rank uses; under srun, each task must have as
+    many. Raises UserError if the variables contradict each other; it names the line to change.
     """
     for launcher, *names in LAUNCHERS:
         present = [name for name in names if environ.get(name, "") != ""]
-        # srun can set PMI_RANK too: then Slurm's own variables tell more.
+        # srun --mpi=pmi2 sets PMI_RANK too, but no local rank: Slurm's own variables count
+        # then.
         if not present or ("PMI_RANK" in names and "MPI_LOCALRANKID" not in present):
             continue
         if present == ["RANK", "WORLD_SIZE", "LOCAL_RANK"]:
-            # Started by hand, one command a rank, as older tutorials do: taken as one node. torchrun sets all four.
+            # One command per rank, as in older tutorials: one node. torchrun sets all four.
             environ = {**environ, "LOCAL_WORLD_SIZE": environ["WORLD_SIZE"]}
             present = names
         missing = [name for name in names if name not in present]
         if missing:
             raise UserError(
-                f"{present[0]} is set but {missing[0]} is not: start the script with {launcher}, "
-                f"which sets both, or unset {present[0]} to run one process."
+                f"{present[0]} is set but {missing[0]} is not: start the script with "
+                f"{launcher}, which sets both, or unset {present[0]} to run one process."
             )
-        launcher = environ.get(
-            "MULTIGPU_LAUNCHER", launcher
-        )  # `spawn` sets torchrun's variables
+        # `spawn` sets torchrun's variables and this one.
+        launcher = environ.get("MULTIGPU_LAUNCHER", launcher)
         world = _checked(launcher, names, *(integer(environ, name) for name in names))
         if launcher == "torchrun" and "GROUP_WORLD_SIZE" in environ:
             world = replace(world, nodes=integer(environ, "GROUP_WORLD_SIZE"))
@@ -94,30 +91,35 @@ def find(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> World:
 
 
 def _slurm(environ: Mapping[str, str], gpus_each: int) -> World:
-    """The place that srun gave; alone where no srun did.
+    """The place that srun gave this process; a world of one process without srun.
 
-    A batch script and an interactive shell carry SLURM_NTASKS too, but only one process runs there: a process that
-    believed it would wait for the others for ever. Only a step, started by srun, has SLURM_STEP_NUM_TASKS.
+    A batch script and an interactive shell have SLURM_NTASKS too, but only one process runs
+    there, and it would wait for the others for ever. Only a step, started by srun, has
+    SLURM_STEP_NUM_TASKS.
     """
     if "SLURM_JOB_ID" not in environ and "SLURM_PROCID" not in environ:
         return World()
     tasks = integer(environ, "SLURM_NTASKS", 1)
-    if not by_srun(environ):
+    if not started_by_srun(environ):
         if tasks <= 1:
             return World()
-        where = f"in the shell of the Slurm job {environ.get('SLURM_JOB_NAME', '')!r}"
+        job_name = environ.get("SLURM_JOB_NAME", "")
         raise UserError(
-            f"this process was started {where}, which has {tasks} tasks, but not by srun, so the other ranks would never "
-            f"come: write 'srun python …' for one rank a task, 'torchrun --nproc-per-node=… …', or '--spawn 1' for one process."
+            f"this process was started in the shell of the Slurm job {job_name!r}, which has "
+            f"{tasks} tasks, but not by srun, so no other rank would start: write 'srun "
+            f"python …' for one rank per task, 'torchrun --nproc-per-node=… …', or '--spawn "
+            f"1' for one process."
         )
     step_tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get(
         "SLURM_TASKS_PER_NODE", str(tasks)
     )
     size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    counts, node = tasks_per_node(step_tasks), integer(environ, "SLURM_NODEID", 0)
+    counts = tasks_per_node(step_tasks)
+    node = integer(environ, "SLURM_NODEID", 0)
     if not 0 <= node < len(counts):
         raise UserError(
-            f"SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE={step_tasks} counts {len(counts)} nodes."
+            f"SLURM_NODEID is {node}, but SLURM_STEP_TASKS_PER_NODE={step_tasks} lists "
+            f"{len(counts)} nodes."
         )
     local_size = counts[node]
     names = ("SLURM_PROCID", size_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
@@ -128,28 +130,34 @@ def _slurm(environ: Mapping[str, str], gpus_each: int) -> World:
     if gpus and gpus != local_size * gpus_each:
         tasks = f"'--ntasks-per-node={gpus // gpus_each}' or " if gpus % gpus_each == 0 else ""
         raise UserError(
-            f"Slurm gave this node {pluralize(gpus, 'GPU')}, but srun started {pluralize(local_size, 'task')} on it, and "
-            f"each rank needs {pluralize(gpus_each, 'GPU')}: give {tasks}"
-            f"'--gpus-per-node={local_size * gpus_each}' to srun, or write it into the job file's #SBATCH line.",
+            f"Slurm gave this node {pluralize(gpus, 'GPU')}, but srun started "
+            f"{pluralize(local_size, 'task')} on it, and each rank needs "
+            f"{pluralize(gpus_each, 'GPU')}: give "
+            f"{tasks}'--gpus-per-node={local_size * gpus_each}' to srun, or write it into "
+            f"the job file's #SBATCH line.",
             already_reported=world.local_rank != 0,
         )
     return _located(replace(world, nodes=len(counts)), environ)
 
 
-def by_srun(environ: Mapping[str, str]) -> bool:
-    """Is this process a task of srun, and not a shell in one (srun --pty bash)?"""
+def started_by_srun(environ: Mapping[str, str]) -> bool:
+    """Whether this is a task of srun, and not a command in its shell (srun --pty bash)."""
     step = "SLURM_STEP_NUM_TASKS" in environ or integer(environ, "SLURM_PROCID", 0) > 0
     return step and "SLURM_PTY_PORT" not in environ
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Read Slurm's short form: "2(x3),1" means [2, 2, 2, 1]."""
+    """Expand Slurm's short form: "2(x3),1" means [2, 2, 2, 1].
+
+    Raises UserError for another form.
+    """
     counts = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if not match:
             raise UserError(
-                f"SLURM_STEP_TASKS_PER_NODE is {text!r}, expected something like '2(x2)': start with srun again."
+                f"SLURM_STEP_TASKS_PER_NODE is {text!r}, expected something like '2(x2)': "
+                f"start with srun again."
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
@@ -158,16 +166,17 @@ def tasks_per_node(text: str) -> list[int]:
 def _checked(
     launcher: str, names: tuple | list, rank: int, size: int, local_rank: int, local_size: int
 ) -> World:
-    """Refuse numbers that cannot be true together."""
+    """The World of these numbers. Raises UserError if they contradict each other."""
     if size < 1:
         raise UserError(f"{names[1]} is {size}: a run has at least one process.")
     if not 0 <= rank < size:
         raise UserError(
-            f"{names[0]} is {rank}, but with {names[1]}={size} the ranks go from 0 to {size - 1}."
+            f"{names[0]} is {rank}, but with {names[1]}={size} ranks go from 0 to {size - 1}."
         )
     if not 0 <= local_rank < local_size:
         raise UserError(
-            f"{names[2]} is {local_rank}, but with {names[3]}={local_size} it goes from 0 to {local_size - 1}."
+            f"{names[2]} is {local_rank}, but with {names[3]}={local_size} local ranks go "
+            f"from 0 to {local_size - 1}."
         )
     if local_size > size:
         raise UserError(
@@ -177,8 +186,9 @@ def _checked(
 
 
 def _located(world: World, environ: Mapping[str, str]) -> World:
-    """Add where rank 0 can be reached, and a name for the run."""
-    address, port = environ.get("MASTER_ADDR"), None
+    """Add the address and port of rank 0, and the identifier of the run."""
+    address = environ.get("MASTER_ADDR")
+    port = None
     if "MASTER_PORT" in environ:
         port = integer(environ, "MASTER_PORT")
         if not 0 < port < 65536:
@@ -189,39 +199,46 @@ def _located(world: World, environ: Mapping[str, str]) -> World:
     if address is None and world.local_size < world.size:
         if world.launcher != "srun":
             raise UserError(
-                f"{world.launcher} started {world.size} ranks on several nodes and MASTER_ADDR does not say where rank 0 is: "
-                f"export MASTER_ADDR=<first node> MASTER_PORT=<free port> and pass both on (Open MPI: mpirun -x MASTER_ADDR)."
+                f"{world.launcher} started {world.size} ranks on several nodes, and "
+                f"MASTER_ADDR, the address of rank 0, is not set: export MASTER_ADDR=<first "
+                f"node> MASTER_PORT=<free port> and pass both on (Open MPI: mpirun -x "
+                f"MASTER_ADDR)."
             )
         address = _slurm_address(environ)
-    # On one node, ranks that share no job name share their parent, the launcher.
+    # Without a job id all ranks are on one node and have the same parent: the launcher.
     return replace(
         world, address=address or "127.0.0.1", port=port, job=job or str(os.getppid())
     )
 
 
 def _slurm_address(environ: Mapping[str, str]) -> str:
-    """The address of the step's first node, as Slurm itself reaches it: no name has to resolve."""
+    """Slurm's own address of the step's first node: no host name has to resolve."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     try:
         first = _output("scontrol", "show", "hostnames", nodes).split()[0]
         return re.search(r"NodeAddr=(\S+)", _output("scontrol", "show", "node", first))[1]
     except (OSError, subprocess.SubprocessError, IndexError, TypeError):
         raise UserError(
-            f"cannot ask scontrol which of the nodes {nodes!r} is the first: "
-            f"export MASTER_ADDR=<first node> before srun (MASTER_PORT too, if the ranks cannot agree on one)."
+            f"scontrol does not say which of the nodes {nodes!r} is the first: export "
+            f"MASTER_ADDR=<first node> before srun (MASTER_PORT too, if the ranks cannot "
+            f"agree on one)."
         ) from None
 
 
 def is_rank_zero(environ: Mapping[str, str] = os.environ) -> bool:
-    """Is this the process that prints for all? By the launcher's variables alone, so that nothing can go wrong with them."""
+    """Whether this is the process that prints for all ranks.
+
+    It reads the launcher's variables without checking them.
+    """
     names = [rank for _, rank, *_ in LAUNCHERS] + ["SLURM_PROCID"]
     return next((environ[name] for name in names if environ.get(name)), "0") == "0"
 
 
 def port_candidates(job: str, count: int = 20) -> list[int]:
-    """Ports to try for a run, the same on all its ranks: 15000 + the last four digits of a Slurm job's id, and on.
+    """`count` ports to try for a run, the same on all its ranks.
 
-    The formula is Lightning's; a run without a number is given one by hashing its name.
+    They start at 15000 + the last four digits of the Slurm job's id (Lightning's formula). A
+    job without a number gets one by hashing its name.
     """
     number = re.match(r"\d+", job)
     start = int(number[0]) if number else int(hashlib.sha256(job.encode()).hexdigest(), 16)
@@ -235,6 +252,10 @@ def _output(*command: str) -> str:
 
 
 def integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """The variable `name` as a number.
+
+    Raises UserError if it is none, or missing without a default.
+    """
     text = environ.get(name, default)
     try:
         return int(text)

@@ -1,4 +1,4 @@
-"""Is the classroom cluster a real one, does it leave nothing behind, and does it keep its hands off other people's?"""
+"""The classroom cluster is a real one, removes everything, and leaves other Slurms alone."""
 
 import os
 import re
@@ -15,7 +15,7 @@ import pytest
 from cluster import Cluster, alive, wait_until
 
 from multigpu import classroom
-from multigpu.classroom import conf, processes
+from multigpu.classroom import conf, packages, processes
 from multigpu.errors import UserError
 
 pytestmark = pytest.mark.classroom
@@ -25,7 +25,7 @@ NODES = ["munged", "slurmctld", "slurmd n1", "slurmd n2"]
 
 @pytest.fixture
 def private(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    """A place for a second cluster, so that these tests may break it; it never meets the one of the session."""
+    """A place for a second cluster, which these tests may break, apart from the session's."""
     folder = tmp_path_factory.mktemp("c")
     (folder / "etc").mkdir()
     for name in [name for name in os.environ if name.startswith("SLURM")]:
@@ -33,37 +33,33 @@ def private(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setattr(conf, "ROOT_STATE", folder / "state/multigpu/slurm")
     monkeypatch.setattr(conf, "SYSTEM_CONF", folder / "etc/slurm.conf")
-    if why_not := classroom.obstacle():
-        pytest.skip(why_not)
+    if reason := classroom.obstacle():
+        pytest.skip(reason)
     yield folder
     classroom.down()
     assert not processes.daemons() and not processes.job_processes()
 
 
 def nothing_is_left(folder: Path) -> bool:
-    there = [
+    files = sorted(
         str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != "foreign"
-    ]
-    return (
-        sorted(there) == ["etc", "state"]
-        and not processes.daemons()
-        and not processes.job_processes()
     )
+    running = processes.daemons() or processes.job_processes()
+    return files == ["etc", "state"] and not running
 
 
-# ---- up, status, down -------------------------------------------------------------------------------------------
+# ---- up, status, down -----------------------------------------------------------------------
 
 
 def test_up_status_down_and_each_of_them_twice(private: Path):
-    assert classroom.status() == (
-        False,
-        "The cluster is not up: `multigpu slurm up` starts it.",
-    )
+    running, text = classroom.status()
+    assert not running and "not up" in text and "`multigpu slurm up`" in text
     assert "nothing to do" in classroom.down()
     with pytest.raises(UserError, match="not up"):
         classroom.env()
 
-    assert "The cluster is up: 2 nodes with 2 pretended GPUs each." in classroom.up()
+    text = classroom.up()
+    assert "The cluster is up" in text and "2 nodes with 2 simulated GPUs each" in text
     first = processes.daemons()
     assert sorted(first) == NODES
     assert "already up" in classroom.up()
@@ -87,12 +83,12 @@ def test_another_shape(private: Path):
     classroom.up(nodes=3, gpus_per_node=4)
     with pytest.raises(
         UserError,
-        match=r"A cluster of 3 nodes with 4 GPUs each is up: run `multigpu slurm down` first",
+        match=r"3 nodes with 4 GPUs each is up.*`multigpu slurm down`",
     ):
         classroom.up()
-    seen = 'echo "$SLURMD_NODENAME $SLURM_GPUS_ON_NODE $CUDA_VISIBLE_DEVICES"'
+    line = 'echo "$SLURMD_NODENAME $SLURM_GPUS_ON_NODE $CUDA_VISIBLE_DEVICES"'
     for gpus in ("--gpus-per-node=4", "--gres=gpu:4"):
-        lines = Cluster().run("srun", "--nodes=3", gpus, "bash", "-c", seen).stdout.split("\n")
+        lines = Cluster().run("srun", "--nodes=3", gpus, "bash", "-c", line).stdout.split("\n")
         assert sorted(lines) == ["", "n1 4 0,1,2,3", "n2 4 0,1,2,3", "n3 4 0,1,2,3"]
 
 
@@ -105,24 +101,26 @@ def test_an_impossible_shape(nodes: int, gpus: int, private: Path):
 
 
 def test_four_at_once(private: Path):
-    said = []
+    texts = []
     threads = [
-        threading.Thread(target=lambda: said.append(classroom.up().split(":")[0]))
+        threading.Thread(target=lambda: texts.append(classroom.up().split(":")[0]))
         for _ in range(4)
     ]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert len(said) == 4 and sum("already up" in text for text in said) == 3
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(texts) == 4 and sum("already up" in text for text in texts) == 3
     assert classroom.status()[0] and sorted(processes.daemons()) == NODES
 
 
 def test_it_listens_on_the_loopback_address_only(private: Path):
     try:
-        named = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)[0][4][0]
+        address = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)[0][4][0]
     except OSError:
-        named = "nothing"
-    if named != "127.0.0.1":
-        pytest.skip(f"Slurm binds to what this machine's name means, and it means {named}")
+        address = "nothing"
+    if address != "127.0.0.1":
+        pytest.skip(f"Slurm binds to the address of this machine's name, which is {address}")
     classroom.up()
     ports = {int(port) for port in re.findall(r"[Pp]ort=(\d+)", conf.conf_path().read_text())}
     rows = [
@@ -131,36 +129,35 @@ def test_it_listens_on_the_loopback_address_only(private: Path):
         for line in Path("/proc/net", name).read_text().splitlines()[1:]
     ]
     listening = [row[1].split(":") for row in rows if row[3] == "0A"]
-    ours = [(address, int(port, 16)) for address, port in listening if int(port, 16) in ports]
-    assert sorted(ours) == sorted(
-        ("0100007F", port) for port in ports
-    )  # 127.0.0.1, as the kernel writes it
+    own = [(address, int(port, 16)) for address, port in listening if int(port, 16) in ports]
+    # 127.0.0.1, as the kernel writes it
+    assert sorted(own) == sorted(("0100007F", port) for port in ports)
 
 
 @pytest.mark.parametrize(
     "version, plugin", [((22, 5), "cgroup/v1"), ((23, 11), "disabled"), ((24, 11), "disabled")]
 )
 def test_no_cgroups(version: tuple[int, int], plugin: str, private: Path):
-    """Left to itself, slurmd looks for cgroups and ends where it finds no /sys or may not use it."""
+    """By default slurmd looks for cgroups and ends if it finds no /sys or may not use it."""
     conf.write(2, 2, version)
     assert (conf.state_dir() / "cgroup.conf").read_text() == f"CgroupPlugin={plugin}\n"
 
 
-# ---- what is not ours -------------------------------------------------------------------------------------------
+# ---- another Slurm -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
 def test_a_foreign_configuration_is_left_alone(kind: str, private: Path):
-    theirs = private / "foreign"
+    foreign = private / "foreign"
     if kind == "file":
-        conf.SYSTEM_CONF.write_text("ClusterName=theirs\n")
+        conf.SYSTEM_CONF.write_text("ClusterName=foreign\n")
     else:
-        conf.SYSTEM_CONF.symlink_to(theirs)
+        conf.SYSTEM_CONF.symlink_to(foreign)
     if kind == "link":
-        theirs.write_text("ClusterName=theirs\n")
+        foreign.write_text("ClusterName=foreign\n")
     before = os.lstat(conf.SYSTEM_CONF)
     with pytest.raises(
-        UserError, match=r"slurm\.conf is not of our making: this machine has a Slurm already"
+        UserError, match=r"slurm\.conf was not written by .*: this machine has a Slurm already"
     ):
         classroom.up()
     classroom.down()
@@ -169,21 +166,21 @@ def test_a_foreign_configuration_is_left_alone(kind: str, private: Path):
 
 
 def test_a_foreign_daemon_is_left_alone(private: Path):
-    theirs = subprocess.Popen(["bash", "-c", "exec -a /usr/sbin/slurmd sleep 60"])
+    foreign = subprocess.Popen(["bash", "-c", "exec -a /usr/sbin/slurmd sleep 60"])
     try:
         deadline = time.monotonic() + 10
-        while not processes.foreign() and time.monotonic() < deadline:
+        while not processes.foreign_daemon() and time.monotonic() < deadline:
             time.sleep(0.02)
         with pytest.raises(
             UserError,
-            match=rf"/usr/sbin/slurmd runs here \(pid {theirs.pid}\) and is not ours",
+            match=rf"/usr/sbin/slurmd runs here \(pid {foreign.pid}\).* not the classroom",
         ):
             classroom.up()
         classroom.down()
-        assert theirs.poll() is None
+        assert foreign.poll() is None
     finally:
-        theirs.kill()
-        theirs.wait()
+        foreign.kill()
+        foreign.wait()
 
 
 def test_a_foreign_slurm_conf_in_the_environment(
@@ -191,13 +188,13 @@ def test_a_foreign_slurm_conf_in_the_environment(
 ):
     monkeypatch.setenv("SLURM_CONF", "/site/slurm.conf")
     with pytest.raises(
-        UserError, match=r"SLURM_CONF is /site/slurm\.conf, which is not of our making"
+        UserError, match=r"SLURM_CONF is /site/slurm\.conf.*`unset SLURM_CONF`"
     ):
         classroom.up()
 
 
-def test_down_ends_nobody_who_only_speaks_of_the_cluster(private: Path):
-    """An editor with our slurm.conf open, a learner's shell with SLURM_CONF set, a copy of our pid file's number."""
+def test_down_ends_no_other_process_that_names_the_cluster(private: Path):
+    """An editor of slurm.conf, a shell with SLURM_CONF, a process with a pid file's number."""
     classroom.up()
     path = str(conf.conf_path())
     bystanders = [
@@ -216,20 +213,20 @@ def test_down_ends_nobody_who_only_speaks_of_the_cluster(private: Path):
         process.wait()
 
 
-# ---- when it goes wrong -----------------------------------------------------------------------------------------
+# ---- when it goes wrong ---------------------------------------------------------------------
 
 
 def test_slurm_is_missing(private: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(classroom, "_which", lambda program: None)
+    monkeypatch.setattr(packages, "which", lambda program: None)
     with pytest.raises(
         UserError,
-        match=r"not installed here \(munge and slurm-wlm missing\): run `multigpu slurm inst",
+        match=r"not installed here \(munge and slurm-wlm missing\).*`multigpu slurm install`",
     ):
         classroom.up()
 
 
 @pytest.mark.parametrize(
-    "daemon, change, told",
+    "daemon, change, message",
     [
         ("slurmctld", lambda text: text + "Nonsense=yes\n", "unrecognized key: Nonsense"),
         (
@@ -240,22 +237,23 @@ def test_slurm_is_missing(private: Path, monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_a_daemon_that_does_not_start(
-    daemon: str, change, told: str, private: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: str, change, message: str, private: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its own last words are shown, and the daemons that did start are ended again."""
-    real = conf.slurm_conf
+    """The last lines of its log are shown, and the daemons that did start are ended."""
+    original = conf.slurm_conf
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = str(other.getsockname()[1])
         monkeypatch.setattr(
-            conf, "slurm_conf", lambda *shape: change(real(*shape)).replace("{taken}", taken)
+            conf,
+            "slurm_conf",
+            lambda *shape: change(original(*shape)).replace("{taken}", taken),
         )
         with pytest.raises(UserError) as caught:
             classroom.up()
-    assert str(caught.value).startswith(f"{daemon} ended with exit code 1") and told in str(
-        caught.value
-    )
+    text = str(caught.value)
+    assert text.startswith(f"{daemon} ended with exit code 1") and message in text
     assert nothing_is_left(private)
 
 
@@ -272,7 +270,7 @@ def test_a_state_directory_that_slurm_cannot_use(
 
 
 def test_after_a_crash(private: Path):
-    """All daemons killed, all files left: the next `up` starts afresh; so does it after a crash of one daemon alone."""
+    """After all daemons, or one of them, were killed, the next `up` starts afresh."""
     classroom.up()
     for names in (NODES, ["slurmctld"], ["munged"], ["slurmd n2"]):
         running = processes.daemons()
@@ -282,15 +280,14 @@ def test_after_a_crash(private: Path):
         up, text = classroom.status()
         assert not up and (names == NODES or f"Not running: {names[0]}." in text), text
         assert "The cluster is up" in classroom.up()
-        assert (
-            classroom.status()[0]
-            and Cluster().run("srun", "--nodes=2", "true").returncode == 0
-        )
+        assert classroom.status()[0]
+        assert Cluster().run("srun", "--nodes=2", "true").returncode == 0
 
 
-def test_down_ends_jobs_that_do_not_want_to_end(private: Path):
-    """A task that ignores SIGTERM, a process that left its job's session, both also when their slurmd has crashed."""
-    work = private / "foreign"  # a folder of the test's, not the cluster's
+def test_down_ends_jobs_that_ignore_signals(private: Path):
+    """A task that ignores SIGTERM, a process in another session; also after slurmd crashed."""
+    # a folder of the test, not of the cluster
+    work = private / "foreign"
     for crash in (False, True):
         work.mkdir()
         classroom.up()
@@ -302,16 +299,14 @@ def test_down_ends_jobs_that_do_not_want_to_end(private: Path):
         wait_until(lambda pids=pids: pids.exists() and pids.read_text().count("\n") == 3)
         if crash:
             os.kill(processes.daemons()["slurmd n1"], signal.SIGKILL)
-        said = classroom.down()
-        assert re.search(r"Cancelled: job \d+ of \w+\.", said), said
+        text = classroom.down()
+        assert re.search(r"Cancelled: job \d+ of \w+\.", text), text
         assert not [pid for pid in pids.read_text().split() if alive(int(pid))]
         shutil.rmtree(work)
     assert nothing_is_left(private)
 
 
-def test_a_job_may_not_take_its_own_cluster_down(
-    private: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_job_may_not_end_its_own_cluster(private: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as job:
         job.setenv("SLURMD_NODENAME", "n1")
         job.setenv("SLURM_CONF", str(conf.conf_path()))
@@ -319,12 +314,13 @@ def test_a_job_may_not_take_its_own_cluster_down(
             classroom.down()
 
 
-# ---- install ----------------------------------------------------------------------------------------------------
+# ---- install --------------------------------------------------------------------------------
 
 
 def test_install(monkeypatch: pytest.MonkeyPatch):
-    there, ran = {"apt-get": "/usr/bin/apt-get"}, []
-    monkeypatch.setattr(classroom, "_which", there.get)
+    installed = {"apt-get": "/usr/bin/apt-get"}
+    commands = []
+    monkeypatch.setattr(packages, "which", installed.get)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(
         UserError,
@@ -335,27 +331,25 @@ def test_install(monkeypatch: pytest.MonkeyPatch):
     def apt(
         command: list[str], environment: dict[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        ran.append(" ".join(command))
-        return subprocess.CompletedProcess(command, answer, "reading\n", "E: no network\n")
+        commands.append(" ".join(command))
+        return subprocess.CompletedProcess(command, exit_code, "reading\n", "E: no network\n")
 
-    answer = 100
+    exit_code = 100
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(classroom, "_run", apt)
+    monkeypatch.setattr(packages, "run", apt)
     with pytest.raises(UserError, match=r"(?s)`apt-get update` failed.*E: no network"):
         classroom.install()
-    answer = 0
-    there["munged"] = "/usr/sbin/munged"
+    exit_code = 0
+    installed["munged"] = "/usr/sbin/munged"
     assert classroom.install(with_mpi=True) == "Installed: slurm-wlm, openmpi-bin."
-    assert ran[1:] == [
+    assert commands[1:] == [
         "apt-get update",
         "apt-get install --yes --no-install-recommends slurm-wlm openmpi-bin",
     ]
-    there |= {"slurmd": "x", "mpirun": "x"}
-    assert (
-        classroom.install(with_mpi=True) == "Already installed: munge, slurm-wlm, openmpi-bin."
-        and len(ran) == 3
-    )
-    there.clear()
+    installed |= {"slurmd": "x", "mpirun": "x"}
+    text = classroom.install(with_mpi=True)
+    assert text == "Already installed: munge, slurm-wlm, openmpi-bin." and len(commands) == 3
+    installed.clear()
     with pytest.raises(
         UserError, match="This is not Debian or Ubuntu: install munge and slurm-wlm"
     ):

@@ -1,4 +1,4 @@
-"""One script, unchanged, under every launcher: all give the loss of the one-process run."""
+"""One script, unchanged, under every launcher: each gives the loss of one process."""
 
 import json
 import os
@@ -20,8 +20,8 @@ FLAGS = ("--epochs", 1, "--batch-size", 8, "--prove")
 
 
 def losses(folder) -> tuple[int, float]:
-    told = json.loads((folder / "metrics.json").read_text())
-    return told["world_size"], told["loss"]
+    metrics = json.loads((folder / "metrics.json").read_text())
+    return metrics["world_size"], metrics["loss"]
 
 
 @pytest.fixture
@@ -37,17 +37,8 @@ def expected(tmp_path, npz) -> tuple[tuple, float]:
 def mpirun(ranks: int, *flags, **environment):
     if shutil.which("mpirun") is None:
         pytest.skip("no mpirun: apt-get install openmpi-bin")
-    return run(
-        "mpirun",
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "-np",
-        ranks,
-        "python",
-        SCRIPT,
-        *flags,
-        **environment,
-    )
+    command = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", ranks)
+    return run(*command, "python", SCRIPT, *flags, **environment)
 
 
 def test_one_process_mpirun_and_spawn_agree(tmp_path, expected):
@@ -58,26 +49,19 @@ def test_one_process_mpirun_and_spawn_agree(tmp_path, expected):
     }.items():
         done = start(tmp_path / name)
         assert done.returncode == 0, done.stdout
-        assert (
-            "holds" in done.stdout
-            and f"started by {'--spawn' if name == 'spawn' else name}" in done.stdout
-        )
+        launcher = "--spawn" if name == "spawn" else name
+        assert "holds" in done.stdout and f"started by {launcher}" in done.stdout
         size, found = losses(tmp_path / name)
         assert size == 2 and found == pytest.approx(loss, abs=1e-6)
 
 
 def test_torchrun_on_two_nodes(tmp_path, expected):
-    """Two torchruns that meet by the c10d rendezvous, two ranks each, as on two nodes."""
+    """Two torchruns with the c10d rendezvous and two ranks each, as on two nodes."""
     flags, loss = expected
     port = world.port_candidates("two nodes")[0]
-    command = [
-        "torchrun",
-        "--nnodes=2",
-        "--nproc-per-node=2",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{port}",
-    ]
-    command += ["--rdzv-id=test", SCRIPT, *flags, "--out", tmp_path / "nodes"]
+    rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test")
+    command = ["torchrun", "--nnodes=2", "--nproc-per-node=2", *rendezvous]
+    command += [SCRIPT, *flags, "--out", tmp_path / "nodes"]
     with ThreadPoolExecutor() as pool:
         both = list(pool.map(lambda _: run(*command), range(2)))
     assert [done.returncode for done in both] == [0, 0], "\n".join(
@@ -94,7 +78,7 @@ def free_port() -> int:
 
 
 def by_hand(rank: int, size: int, flags: tuple, **environment) -> subprocess.Popen:
-    """One rank, started the way old tutorials do: by hand, with the variables of env://."""
+    """One rank, started as in old tutorials: by hand, with the variables of env://."""
     places = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -125,7 +109,7 @@ def test_ranks_started_by_hand(tmp_path, expected, free_port):
 
 
 def test_two_processes_that_claim_one_rank(tmp_path, npz, free_port):
-    """RANK=1 twice: both say so, and rank 0 does not wait for ever."""
+    """RANK=1 twice: both report it, and rank 0 does not wait for ever."""
     flags = ("--data", npz(), *FLAGS, "--out", tmp_path)
     three = [by_hand(rank, 3, flags, MASTER_PORT=free_port) for rank in (0, 1, 1)]
     for code, text in ended(three):
@@ -137,13 +121,11 @@ def test_two_processes_that_claim_one_rank(tmp_path, npz, free_port):
 def test_two_processes_that_claim_rank_0(tmp_path, npz, free_port):
     flags = ("--data", npz(), *FLAGS, "--out", tmp_path)
     first = by_hand(0, 2, flags, MASTER_PORT=free_port)
-    again = (
-        ended([by_hand(0, 2, flags, MASTER_PORT=free_port)])
-        if _listens(free_port)
-        else [(None, "no listener")]
-    )
-    code, text = again[0]
-    first.kill()
+    try:
+        assert _listens(free_port)
+        ((code, text),) = ended([by_hand(0, 2, flags, MASTER_PORT=free_port)])
+    finally:
+        first.kill()
     assert code == 2 and "two processes claim rank 0" in text and "Traceback" not in text, text
 
 
@@ -166,7 +148,8 @@ def test_a_bar_on_a_terminal_and_lines_in_a_log(tmp_path, npz):
     with subprocess.Popen(command, env=clean_environment(), stdout=terminal, stderr=terminal):
         os.close(terminal)
         shown = b""
-        with suppress(OSError):  # Linux's way to say that the other side has closed
+        # Linux raises OSError when the other side has closed.
+        with suppress(OSError):
             while part := os.read(master, 1000):
                 shown += part
     os.close(master)
@@ -174,11 +157,12 @@ def test_a_bar_on_a_terminal_and_lines_in_a_log(tmp_path, npz):
 
 
 @pytest.mark.parametrize("spawn", [None, "2"])
-def test_another_pipe_that_breaks_is_a_fault_like_any_other(tmp_path, spawn):
+def test_another_broken_pipe_is_an_ordinary_error(tmp_path, spawn):
     (tmp_path / "pipe.py").write_text(
         "import argparse\nfrom multigpu import launch\n"
         "def main(args):\n    raise BrokenPipeError(32, 'a socket')\n"
-        f"if __name__ == '__main__':\n    launch.start(main, argparse.Namespace(spawn={spawn!r}))\n"
+        "if __name__ == '__main__':\n"
+        f"    launch.start(main, argparse.Namespace(spawn={spawn!r}))\n"
     )
     done = run("python", tmp_path / "pipe.py")
     assert done.returncode == 1 and "BrokenPipeError: [Errno 32] a socket" in done.stdout, (
@@ -186,25 +170,24 @@ def test_another_pipe_that_breaks_is_a_fault_like_any_other(tmp_path, spawn):
     )
 
 
-def test_a_reader_that_has_read_enough(tmp_path, npz):
+def test_a_reader_that_closes_the_pipe(tmp_path, npz):
     """… | head -1: the run ends, without a traceback."""
-    command = [
-        "python",
-        str(SCRIPT),
+    flags = (
         "--spawn",
-        "2",
+        2,
         "--data",
-        str(npz()),
+        npz(),
         "--epochs",
-        "50",
+        50,
+        "--batch-size",
+        8,
         "--out",
-        str(tmp_path),
-    ]
+        tmp_path,
+    )
+    command = [str(part) for part in ("python", SCRIPT, *flags)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(
-        [*command, "--batch-size", "8"], env=clean_environment(), **pipes
-    ) as process:
+    with subprocess.Popen(command, env=clean_environment(), **pipes) as process:
         assert process.stdout.readline().startswith("device:")
         process.stdout.close()
-        told = process.stderr.read()
-    assert process.returncode == 141 and "Traceback" not in told, told
+        errors = process.stderr.read()
+    assert process.returncode == 141 and "Traceback" not in errors, errors

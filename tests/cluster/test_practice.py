@@ -1,4 +1,4 @@
-"""Can a learner practise on the classroom cluster what is done on a real one, as root and as an ordinary user?"""
+"""The classroom cluster works like a real one, for root and for an ordinary user."""
 
 import os
 import pwd
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.classroom
 
 def test_a_plain_sbatch_finds_the_cluster(cluster: Cluster, tmp_path: Path):
     """As root in any new shell; as an ordinary user after eval "$(multigpu slurm env)"."""
-    line = 'eval "$(multigpu slurm env)" && sbatch --wait --output=log --wrap="hostname; exit 3"; echo "code $?"'
+    sbatch = 'sbatch --wait --output=log --wrap="hostname; exit 3"'
+    line = f'eval "$(multigpu slurm env)" && {sbatch}; echo "code $?"'
     done = subprocess.run(
         ["bash", "-c", line],
         env=clean_environment(),
@@ -77,15 +78,15 @@ def test_squeue_and_scancel(cluster: Cluster, tmp_path: Path):
 
 def test_salloc_and_srun(cluster: Cluster):
     line = 'echo "$SLURM_PROCID $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"'
-    asked = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2")
-    done = cluster.run("salloc", *asked, "srun", "bash", "-c", line)
+    options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2")
+    done = cluster.run("salloc", *options, "srun", "bash", "-c", line)
     assert sorted(done.stdout.splitlines()) == [
         "0 n1 0,1",
         "1 n1 0,1",
         "2 n2 0,1",
         "3 n2 0,1",
     ], done.stderr
-    done = cluster.run("srun", *asked, "--gpus-per-task=1", "bash", "-c", line)
+    done = cluster.run("srun", *options, "--gpus-per-task=1", "bash", "-c", line)
     assert sorted(done.stdout.splitlines()) == ["0 n1 0", "1 n1 1", "2 n2 0", "3 n2 1"], (
         done.stderr
     )
@@ -113,7 +114,7 @@ def test_two_jobs_on_a_node_get_different_gpus(cluster: Cluster, tmp_path: Path)
     assert [cluster.wait(job).exit_code for job in (first, second, third)] == [0, 0, 0]
 
 
-def test_more_than_there_is(cluster: Cluster):
+def test_more_gpus_than_a_node_has(cluster: Cluster):
     done = cluster.run("srun", "--nodes=1", "--gpus-per-node=99", "true")
     assert done.returncode != 0 and "configuration is not available" in done.stderr
 
@@ -128,16 +129,16 @@ def test_sacct_lists_the_jobs_that_ended(cluster: Cluster, tmp_path: Path):
     assert f"{job.number}|remembered|FAILED" in listed
 
 
-# ---- as an ordinary user ----------------------------------------------------------------------------------------
+# ---- as an ordinary user --------------------------------------------------------------------
 
 
 @pytest.fixture
 def ordinary_user():
-    """A user of this machine who is nobody special, gone after the test; skips where none can be made."""
+    """A user of this machine without privileges, removed after the test."""
     if os.geteuid() != 0 or not shutil.which("useradd"):
         pytest.skip("only root can make a user for this test, with useradd (package passwd)")
-    if why_not := classroom.obstacle():
-        pytest.skip(why_not)
+    if reason := classroom.obstacle():
+        pytest.skip(reason)
     name, home = f"course{os.getpid()}", Path(tempfile.mkdtemp(prefix="course-"))
     subprocess.run(
         ["useradd", "--no-create-home", "--home-dir", home, "--shell", "/bin/bash", name],
@@ -157,40 +158,42 @@ def ordinary_user():
 
 
 def test_as_an_ordinary_user(ordinary_user):
-    """The same, by somebody without privileges, next to whatever cluster root has up."""
+    """A cluster of a user without privileges, beside root's cluster if that is up."""
     home = ordinary_user.pw_dir
 
     def as_user(*command: str) -> subprocess.CompletedProcess[str]:
+        path = "/usr/local/bin:/usr/bin:/bin"
         return subprocess.run(
-            command, cwd=home, user=ordinary_user.pw_uid, group=ordinary_user.pw_gid, extra_groups=[],
-            env={"HOME": home, "USER": ordinary_user.pw_name, "PATH": "/usr/local/bin:/usr/bin:/bin"},
-            capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    pythons = [
-        sys.executable,
-        *filter(None, [shutil.which("python3", path="/usr/local/bin:/usr/bin")]),
-    ]
+            command,
+            cwd=home,
+            user=ordinary_user.pw_uid,
+            group=ordinary_user.pw_gid,
+            extra_groups=[],
+            env={"HOME": home, "USER": ordinary_user.pw_name, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+        )
 
     def works(python: str) -> bool:
+        is_old = "import sys; sys.exit(sys.version_info < (3, 11))"
         try:
-            return (
-                as_user(
-                    python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"
-                ).returncode
-                == 0
-            )
+            return as_user(python, "-c", is_old).returncode == 0
         except PermissionError:
             return False
 
-    python = next(filter(works, pythons), None)
+    pythons = [sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin")]
+    python = next(filter(works, filter(None, pythons)), None)
     if not python:
         pytest.skip(
-            "an ordinary user can run no python ≥ 3.11 here (this environment's lies in root's home)"
+            "an ordinary user can run no python ≥ 3.11 here (this environment's lies in "
+            "root's home)"
         )
 
-    def course(what: str) -> str:
-        done = as_user(python, "-c", f"from multigpu import classroom; print({what})")
+    def course(expression: str) -> str:
+        program = f"from multigpu import classroom; print({expression})"
+        done = as_user(python, "-c", program)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -199,29 +202,29 @@ def test_as_an_ordinary_user(ordinary_user):
         assert "already up" in course("classroom.up()")
         line = course("classroom.env()")
         assert line == f"export SLURM_CONF={home}/.local/state/multigpu/slurm/slurm.conf"
-        job = "#SBATCH --nodes=2 --ntasks-per-node=2 --gres=gpu:2 --output=log\nsrun bash -c 'echo $(id -un) $SLURMD_NODENAME'"
-        Path(home, "job.sh").write_text(f"#!/bin/bash\n{job}\nexit 6\n")
+        Path(home, "job.sh").write_text(
+            "#!/bin/bash\n"
+            "#SBATCH --nodes=2 --ntasks-per-node=2 --gres=gpu:2 --output=log\n"
+            "srun bash -c 'echo $(id -un) $SLURMD_NODENAME'\n"
+            "exit 6\n"
+        )
         done = as_user(
             "bash",
             "-c",
             f"{line} && sbatch --wait job.sh; echo code $?; sacct -c -n -P -o state",
         )
         assert done.stdout.splitlines()[1:] == ["code 6", "FAILED"], done
-        me = ordinary_user.pw_name
-        assert sorted(Path(home, "log").read_text().splitlines()) == [
-            f"{me} n1",
-            f"{me} n1",
-            f"{me} n2",
-            f"{me} n2",
-        ]
+        name = ordinary_user.pw_name
+        lines = sorted(Path(home, "log").read_text().splitlines())
+        assert lines == [f"{name} n1", f"{name} n1", f"{name} n2", f"{name} n2"]
         assert course("classroom.status()[0]") == "True"
     finally:
-        said = course("classroom.down()")
-    assert "is down" in said and "nothing to do" in course("classroom.down()")
+        text = course("classroom.down()")
+    assert "is down" in text and "nothing to do" in course("classroom.down()")
     assert os.listdir(Path(home, ".local/state")) == []
-    mine = [
+    own = [
         path
         for path in Path("/proc").glob("[0-9]*")
         if path.exists() and path.stat().st_uid == ordinary_user.pw_uid
     ]
-    assert not [path for path in mine if alive(int(path.name))]
+    assert not [path for path in own if alive(int(path.name))]

@@ -1,4 +1,4 @@
-"""A user's mistake: one clear sentence, exit code 2, no traceback, nothing half-written, no hang."""
+"""A user's error: one sentence, exit code 2, no traceback, no half-written file, no hang."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ TINY = ("--epochs", 1, "--batch-size", 8)
 def refused(done, *words: str) -> None:
     assert done.returncode == 2, done.stdout
     complaints = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
-    assert len(complaints) == 1, f"one sentence, told once, not:\n{done.stdout}"
+    assert len(complaints) == 1, f"one sentence, printed once, not:\n{done.stdout}"
     for word in words:
         assert word in complaints[0]
     assert "Traceback" not in done.stdout
@@ -52,7 +52,7 @@ def test_flags(tmp_path, flags, words):
     assert not (tmp_path / "out" / "metrics.json").exists()
 
 
-def test_a_wrong_flag_is_told_once_under_torchrun(tmp_path):
+def test_a_wrong_flag_is_reported_once_under_torchrun(tmp_path):
     done = torchrun(2, SCRIPT, "--epochs", 0, "--out", tmp_path)
     assert done.returncode != 0 and done.stdout.count("from 1 up") == 1
 
@@ -113,7 +113,7 @@ def test_a_truncated_checkpoint(tmp_path, npz, saved):
         run("python", SCRIPT, "--spawn", 2, *flags, "--resume", tmp_path / "cut.pt"),
         "truncated",
     )
-    assert torch.load(saved, weights_only=True)["format"] == 1, "the good one is untouched"
+    assert torch.load(saved, weights_only=True)["format"] == 1, "the good file is unchanged"
 
 
 def test_a_folder_for_a_checkpoint(tmp_path, npz, saved):
@@ -122,12 +122,8 @@ def test_a_folder_for_a_checkpoint(tmp_path, npz, saved):
 
 
 def test_a_checkpoint_of_another_model(tmp_path, npz, saved):
-    flags = (
-        "--batch-size",
-        8,
-        "--out",
-        tmp_path / "second",
-    )  # the digits have 10 classes, the small set 3
+    # The digits have 10 classes, the small data set has 3.
+    flags = ("--batch-size", 8, "--out", tmp_path / "second")
     refused(
         run("python", SCRIPT, "--spawn", 2, *flags, "--resume", saved),
         "another model",
@@ -145,7 +141,7 @@ def test_a_checkpoint_of_other_settings(tmp_path, npz, saved, flag, words):
     refused(run("python", SCRIPT, *flags, "--resume", saved), *words)
 
 
-def test_a_file_that_is_no_checkpoint_of_ours(tmp_path, npz):
+def test_a_file_that_is_not_a_checkpoint_of_this_course(tmp_path, npz):
     torch.save({"weights": torch.zeros(3)}, tmp_path / "other.pt")
     flags = ("--data", npz(), *TINY, "--out", tmp_path)
     refused(
@@ -159,15 +155,8 @@ def test_a_port_in_use_that_was_given(tmp_path):
         port = held.getsockname()[1]
         done = run("python", SCRIPT, "--spawn", 2, "--out", tmp_path, MASTER_PORT=port)
         refused(done, f"cannot bind port {port}", "in use")
-        done = run(
-            "python",
-            SCRIPT,
-            RANK=0,
-            LOCAL_RANK=0,
-            WORLD_SIZE=2,
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-        )
+        place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+        done = run("python", SCRIPT, MASTER_PORT=port, **place)
         refused(done, "rank 0", f"cannot bind port {port}", "in use")
 
 
@@ -199,15 +188,19 @@ def test_a_world_of_size_0(tmp_path):
 
 
 def test_more_devices_than_there_are(tmp_path):
-    """With a machine of 2 GPUs, as far as the script can tell before it touches one."""
-    program = "import torch, runpy, sys; torch.cuda.device_count = lambda: 2; sys.argv = sys.argv[1:]; "
-    program += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    """On a machine of which torch says that it has 2 GPUs."""
+    program = (
+        "import torch, runpy, sys\n"
+        "torch.cuda.device_count = lambda: 2\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
     place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3}
     done = run(sys.executable, "-c", program, SCRIPT, "--out", tmp_path, **place)
     refused(done, "3 ranks on this node but 2 GPUs", "--nproc-per-node=2")
 
 
-def test_under_torchrun_too_a_mistake_is_one_sentence_and_no_traceback_of_ours(tmp_path):
+def test_under_torchrun_too_a_mistake_is_one_sentence_and_no_traceback(tmp_path):
     done = torchrun(2, SCRIPT, "--data", "nowhere.npz", "--out", tmp_path)
     assert (
         done.returncode != 0
@@ -237,20 +230,18 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path, npz):
     refused(run("python", SCRIPT, *flags, "--lr", "3e38"), "not finite", "lower --lr")
     last = torch.load(tmp_path / "last.pt", weights_only=True)["parts"]["model"]
     assert all(value.isfinite().all() for value in last.values()), (
-        "the checkpoint before is the last good one"
+        "the checkpoint holds the last finite weights"
     )
 
 
 def test_spawn_in_a_step_of_one_task(tmp_path, npz):
-    """A terminal of JupyterLab that srun started: one task, whatever its GPUs."""
+    """A terminal of JupyterLab that srun started: one task, with any number of GPUs."""
     step = {
         "SLURM_JOB_ID": 7,
         "SLURM_PROCID": 0,
         "SLURM_LOCALID": 0,
         "SLURM_NTASKS": 1,
         "SLURM_STEP_NUM_TASKS": 1,
-    }
-    step |= {
         "SLURM_GPUS_ON_NODE": 2,
         "SLURM_CLUSTER_NAME": CLASSROOM,
         "SLURM_STEP_TASKS_PER_NODE": 1,

@@ -1,4 +1,4 @@
-"""The data set, its file form, and its fetching by many ranks at once."""
+"""The data set, its file format, and its download by many ranks at once."""
 
 import http.server
 import json
@@ -33,7 +33,7 @@ def test_the_digits():
     )
     assert data.classes(train, test) == 10
     everything = torch.cat([train.tensors[0], test.tensors[0]]).flatten(1)
-    assert len(everything.unique(dim=0)) == 1797, "no image is in both parts"
+    assert len(everything.unique(dim=0)) == 1797, "no image is in both sets"
 
 
 def test_the_mnist_form(npz):
@@ -57,7 +57,7 @@ def test_colour_images(tmp_path):
     [
         ({"x_train": np.zeros((35, 64))}, "shape"),
         ({"x_train": np.zeros((0, 8, 8)), "y_train": np.zeros(0, int)}, "shape"),
-        ({"y_train": np.zeros(34, int)}, "one an image"),
+        ({"y_train": np.zeros(34, int)}, "one per image"),
         ({"y_train": np.full(35, -1)}, "from 0 up"),
         ({"y_train": np.zeros(35)}, "whole numbers"),
         ({"x_test": np.zeros((7, 9, 9), np.uint8)}, "another shape"),
@@ -75,14 +75,16 @@ def test_a_file_that_does_not_fit(tmp_path, npz, change, words):
 def test_a_compressed_file_with_damaged_bytes(tmp_path, npz):
     np.savez_compressed(tmp_path / "bad.npz", **np.load(npz()))
     content = bytearray((tmp_path / "bad.npz").read_bytes())
-    content[61] = 0xFF  # the first byte of the compressed numbers: zlib knows no such block
+    # The first byte of the compressed numbers: zlib knows no such block.
+    content[61] = 0xFF
     (tmp_path / "bad.npz").write_bytes(content)
     with pytest.raises(UserError, match="readable"):
         data.load(tmp_path / "bad.npz")
 
 
-def test_one_download_a_node_however_many_ranks(tmp_path, npz):
-    content, requests = npz().read_bytes(), []
+def test_one_download_per_node_for_any_number_of_ranks(tmp_path, npz):
+    content = npz().read_bytes()
+    requests = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -117,8 +119,8 @@ def test_one_download_a_node_however_many_ranks(tmp_path, npz):
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["world_size"] == 3
 
 
-def test_two_addresses_that_end_alike_are_two_files(tmp_path, npz):
-    """And none of them is taken for the digits."""
+def test_two_addresses_with_one_file_name_are_two_files(tmp_path, npz):
+    """And neither is mistaken for the digits."""
     one, other = (tmp_path / name / "digits-1.npz" for name in ("a", "b"))
     for path, n in ((one, 35), (other, 36)):
         path.parent.mkdir()

@@ -1,4 +1,4 @@
-"""Which device a rank takes, on machines that this one is not."""
+"""The device of a rank, on machines with simulated numbers of GPUs."""
 
 import textwrap
 
@@ -14,28 +14,27 @@ from multigpu.launch.world import World
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Pretend a number of GPUs; gives the list of devices that were made current."""
+    """gpus(n) makes torch count n GPUs; it returns the list of devices made current."""
 
-    def pretend(count: int) -> list:
-        taken: list = []
+    def simulate(count: int) -> list:
+        current: list = []
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+        monkeypatch.setattr(torch.cuda, "set_device", current.append)
         for name in ("SLURM_GPUS_ON_NODE", "SLURM_CLUSTER_NAME"):
             monkeypatch.delenv(name, raising=False)
-        return taken
+        return current
 
-    return pretend
+    return simulate
 
 
 def test_the_local_rank_picks_the_gpu(gpus):
-    taken = gpus(2)
-    assert devices.pick(World(3, 4, 1, 2)) == torch.device("cuda:1") and taken == [
-        torch.device("cuda:1")
-    ]
+    current = gpus(2)
+    assert devices.pick(World(3, 4, 1, 2)) == torch.device("cuda:1")
+    assert current == [torch.device("cuda:1")]
     assert devices.backend(torch.device("cuda:1")) == "nccl"
 
 
-def test_the_cpu_where_there_is_no_gpu(gpus):
+def test_the_cpu_without_a_gpu(gpus):
     gpus(0)
     assert devices.pick(World(1, 2, 1, 2)) == torch.device("cpu")
     assert devices.backend(torch.device("cpu")) == "gloo"
@@ -56,14 +55,14 @@ def test_a_gpu_a_task_under_srun(gpus, monkeypatch):
         devices.pick(World(1, 2, 1, 2, "torchrun"))
 
 
-def test_the_classroom_clusters_gpus_are_pretended(gpus, monkeypatch):
+def test_the_classroom_clusters_gpus_are_simulated(gpus, monkeypatch):
     gpus(2)
     monkeypatch.setenv("SLURM_CLUSTER_NAME", devices.CLASSROOM)
     assert devices.pick(World(1, 4, 1, 2)) == torch.device("cpu")
-    assert "pretended" in devices.describe(World(1, 4, 1, 2), torch.device("cpu"))
+    assert "simulated" in devices.describe(World(1, 4, 1, 2), torch.device("cpu"))
 
 
-# ---- several GPUs a rank ----------------------------------------------------------------------------------------
+# ---- several GPUs per rank -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -73,12 +72,12 @@ def stopped():
 
 
 def test_local_rank_1_has_the_third_and_the_fourth_gpu(gpus):
-    taken = gpus(4)
+    current = gpus(4)
     assert multigpu.gpus(2, World(1, 2, 1, 2)) == [
         torch.device("cuda", 2),
         torch.device("cuda", 3),
     ]
-    assert taken == [torch.device("cuda", 2)]
+    assert current == [torch.device("cuda", 2)]
     assert multigpu.gpus(2, World(2, 4, 0, 2)) == [
         torch.device("cuda", 0),
         torch.device("cuda", 1),
@@ -97,7 +96,7 @@ def test_too_few_gpus_for_all_ranks_of_the_node(gpus, capsys, stopped):
     )
 
 
-def test_a_task_of_srun_that_sees_its_own_gpus_only(gpus, monkeypatch):
+def test_a_task_of_srun_that_sees_only_its_own_gpus(gpus, monkeypatch):
     gpus(2)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
     assert multigpu.gpus(2, World(1, 2, 1, 2, launcher="srun")) == [
@@ -119,27 +118,28 @@ def test_gpus_that_slurm_gave_and_torch_does_not_see(gpus, monkeypatch):
 def test_ranks_share_the_cores(gpus, monkeypatch, stopped):
     gpus(0)
     monkeypatch.delenv("OMP_NUM_THREADS")
-    asked: list = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    threads: list = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
     multigpu.gpus(2, World(0, 4, 0, 4))
     devices.pick(World(0, 2, 0, 2))
-    assert asked == [2, 4]
+    assert threads == [2, 4]
 
 
-def test_where_the_serial_run_computes():
-    """In a process of its own: torch's settings cannot all be put back."""
+def test_the_device_of_the_serial_run():
+    """In a process of its own: torch's settings cannot all be restored."""
     source = """
         import torch
         from multigpu import devices
         one, two = torch.device("cuda", 2), torch.device("cuda", 3)
         print(devices.home([one, two]), torch.backends.cudnn.deterministic)
-        print(devices.home([torch.device("cpu")], exact=True), torch.backends.cudnn.deterministic,
+        print(devices.home([torch.device("cpu")], exact=True))
+        print(torch.backends.cudnn.deterministic,
               torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
     """
     assert (
         run("python", "-c", textwrap.dedent(source)).stdout
-        == "cuda:2 False\ncpu True False False\n"
+        == "cuda:2 False\ncpu\nTrue False False\n"
     )
 
 

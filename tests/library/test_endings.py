@@ -1,5 +1,8 @@
-"""gloo's threads end before Python does. One that is late lets go of a tensor while the interpreter is being taken apart, and
-the process aborts: "terminate called without an active exception", once in some hundred runs, more often on a busy machine.
+"""gloo's threads end before Python does.
+
+Otherwise a thread may drop a tensor while Python is finalizing, and the process aborts:
+"terminate called without an active exception", once in some hundred runs, more often on a busy
+machine.
 """
 
 import re
@@ -18,12 +21,12 @@ def train(rank, port):
     model(torch.ones(1, 2)).sum().backward()
     dist.destroy_process_group()
 
-def told():
+def print_threads():
     threads = [open(path).read() for path in glob.glob("/proc/self/task/*/comm")]
     print(f"at the end {sum('gloo' in name for name in threads)}\\n", end="", flush=True)
 
-atexit.register(told)
-from multigpu import launch  # after the line above: what is registered first is called last
+atexit.register(print_threads)
+from multigpu import launch  # after the line above: the first registered is called last
 
 if __name__ == "__main__":
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -31,7 +34,7 @@ if __name__ == "__main__":
 """
 
 
-def test_whatever_trained_no_thread_of_gloo_is_left_at_the_end():
+def test_no_thread_of_gloo_is_left_at_the_end():
     done = run(
         "multigpu",
         "horovodrun",
@@ -46,7 +49,7 @@ def test_whatever_trained_no_thread_of_gloo_is_left_at_the_end():
 
 
 def test_a_group_that_ddp_had_can_be_ended(tmp_path):
-    """torch leaves it in the defaults of functions, and the script has the wrapper until its function is left."""
+    """torch keeps it in functions' defaults; the script keeps DDP until `train` returns."""
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
     done = run("python", script, PYTHONPATH=ROOT)

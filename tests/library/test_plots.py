@@ -1,4 +1,4 @@
-"""Figures say what they show: whole epochs, a legend in the bars' order, sums at the bars' ends."""
+"""Figures have whole epochs, a legend in the bars' order, and totals at the bars' ends."""
 
 import pytest
 
@@ -26,7 +26,7 @@ BARS = {
 
 
 def test_a_legend_has_the_bars_order():
-    """The first bar's weights have room for their name, the second's have not: they came last in the legend."""
+    """The first bar's weights have room for their name, the second's do not."""
     (legend,) = plots.stacked(BARS, "MiB", "title").legends
     assert [text.get_text() for text in legend.get_texts()] == [
         "weights",
@@ -35,17 +35,16 @@ def test_a_legend_has_the_bars_order():
     ]
 
 
-def test_totals_stand_at_the_bars_ends():
+def test_totals_are_at_the_bars_ends():
     figure = plots.stacked(BARS, "MiB", "title", totals=True)
     shown = [text.get_text() for text in figure.axes[0].texts]
     assert (shown[3], shown[-1]) == ("100", "21") and {"96", "20"} < set(shown), shown
 
 
-def test_a_dashed_curve_lets_the_one_below_through():
+def test_a_dashed_curve_leaves_the_one_below_visible():
     figure = plots.lines(
         [1, 2], {"below": [1.0, 2.0], "above": [1.0, 2.0]}, "x", "y", "title", dashed="above"
     )
     below, above, _ = figure.axes[0].lines
-    assert (
-        not below.is_dashed() and above.is_dashed() and above.get_markerfacecolor() == "none"
-    )
+    assert not below.is_dashed()
+    assert above.is_dashed() and above.get_markerfacecolor() == "none"

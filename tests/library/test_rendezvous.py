@@ -1,4 +1,4 @@
-"""The ranks meet, on another port if theirs is taken; and what keeps them from meeting is said soon."""
+"""Ranks find each other, also if their port is taken; what prevents it is reported soon."""
 
 import socket
 import threading
@@ -19,7 +19,7 @@ def no_agent(monkeypatch):
 
 
 def meet_all(*worlds: World, patience: float = 20) -> list:
-    """Each world in a thread of its own; what each got, or its UserError."""
+    """Call `meet` for each world in a thread of its own; its store, or its UserError."""
 
     def one(world: World):
         try:
@@ -31,14 +31,14 @@ def meet_all(*worlds: World, patience: float = 20) -> list:
         return list(pool.map(one, worlds))
 
 
-def test_three_ranks_meet_without_a_port_given():
+def test_three_ranks_meet_without_a_given_port():
     stores = meet_all(*(World(rank, 3, rank, 3, job="4711.0") for rank in range(3)))
     stores[0].set("greeting", "hello")
     assert [store.get("greeting") for store in stores] == [b"hello"] * 3
 
 
-def test_a_port_that_is_taken_is_passed_over():
-    """By a server that says nothing, by one that says something else, and by another run."""
+def test_ports_in_use_are_skipped():
+    """In use by a server that sends nothing, one that sends other text, and another run."""
     first, second, third, fourth = port_candidates("4720.0", 4)
     other = meet_all(
         *(World(rank, 2, rank, 2, job=f"{second - 15000}.0") for rank in range(2))
@@ -51,14 +51,14 @@ def test_a_port_that_is_taken_is_passed_over():
             target=lambda: web.accept()[0].sendall(b"HTTP/1.0 400 who are you?\n"), daemon=True
         ).start()
         stores = meet_all(*(World(rank, 2, rank, 2, job="4720.0") for rank in range(2)))
-        with socket.create_connection(("127.0.0.1", fourth), timeout=5) as door:
-            assert door.makefile().readline() == f"multigpu 4720.0 2 {stores[0].port}\n"
+        with socket.create_connection(("127.0.0.1", fourth), timeout=5) as connection:
+            assert connection.makefile().readline() == f"multigpu 4720.0 2 {stores[0].port}\n"
     other[0].set("who", "other")
-    stores[0].set("who", "mine")
-    assert stores[1].get("who") == b"mine" and other[1].get("who") == b"other"
+    stores[0].set("who", "own")
+    assert stores[1].get("who") == b"own" and other[1].get("who") == b"other"
 
 
-def test_a_given_port_that_is_taken_is_an_error():
+def test_a_given_port_in_use_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
         (error,) = meet_all(World(0, 2, 0, 2, port=port))
@@ -74,18 +74,19 @@ def test_two_claim_one_rank(ranks):
     )
 
 
-def test_a_rank_that_never_comes_is_named():
+def test_a_rank_that_never_joins_is_named():
     results = meet_all(*(World(rank, 3, rank, 3, job="4740.0") for rank in (0, 2)), patience=2)
-    assert "rank 1 has not come (1 of 3" in str(results[0])
-    assert "rank 1 has not come" in str(results[1]) or "ended while rank 2 waited" in str(
-        results[1]
+    assert "rank 1 did not join within 2 s (1 of 3" in str(results[0])
+    assert any(
+        fact in str(results[1])
+        for fact in ("rank 1 did not join", "ended while rank 2 waited")
     )
 
 
-def test_rank_0_whose_address_leads_nowhere():
-    """192.0.2.0/24 is for documentation: nobody answers there."""
+def test_rank_0_with_an_unreachable_address():
+    """192.0.2.0/24 is reserved for documentation: no machine answers there."""
     (error,) = meet_all(World(0, 2, 0, 1, address="192.0.2.1", job="4760.0"), patience=2)
-    assert "rank 1 has not come" in str(error)
+    assert "rank 1 did not join" in str(error)
 
 
 def test_no_rank_0():
@@ -97,7 +98,7 @@ def test_no_rank_0():
 def test_a_rank_without_a_gpu_among_ranks_with_one(without):
     """NCCL and gloo would wait for each other."""
     with ThreadPoolExecutor(3) as pool:
-        told = [
+        results = [
             pool.submit(
                 meet,
                 World(rank, 3, rank, 3, job=f"4750.{without}"),
@@ -106,7 +107,7 @@ def test_a_rank_without_a_gpu_among_ranks_with_one(without):
             )
             for rank, kind in enumerate(("cuda", without, "cuda"))
         ]
-    errors = [one.exception() for one in told]
+    errors = [result.exception() for result in results]
     assert all(
         "rank 1 on" in str(error)
         and "has no GPU to compute on, but other ranks do" in str(error)

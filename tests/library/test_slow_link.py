@@ -1,4 +1,4 @@
-"""Two namespaces and a cable: what is sent takes at least the time that the cable's rate allows, and nothing stays behind."""
+"""A slow link limits the rate of what is sent, and is removed completely afterwards."""
 
 import json
 import os
@@ -18,15 +18,16 @@ from multigpu import launch, rendezvous, wire
 world = launch.find()
 store = rendezvous.meet(world, torch.device("cpu"))
 dist.init_process_group("gloo", store=store, rank=world.rank, world_size=2)
-parcel = torch.zeros({BYTES}, dtype=torch.uint8)
+message = torch.zeros({BYTES}, dtype=torch.uint8)
 dist.broadcast(torch.zeros(1), 0)
 before, began = wire.sent(), time.perf_counter()
-dist.broadcast(parcel, 0)
+dist.broadcast(message, 0)
 dist.barrier()
-told = [None, None]
-dist.all_gather_object(told, (world.nodes, world.rank, wire.sent() - before, time.perf_counter() - began))
+seconds = time.perf_counter() - began
+results = [None, None]
+dist.all_gather_object(results, (world.nodes, world.rank, wire.sent() - before, seconds))
 if world.rank == 0:
-    open(sys.argv[1], "w").write(json.dumps(told))
+    open(sys.argv[1], "w").write(json.dumps(results))
 dist.destroy_process_group()
 """
 
@@ -36,8 +37,8 @@ def namespaces() -> str:
 
 
 @needs_a_link
-def test_what_is_sent_takes_the_time_that_the_cable_allows(tmp_path):
-    out = tmp_path / "told.json"
+def test_sending_takes_the_time_that_the_link_allows(tmp_path):
+    out = tmp_path / "results.json"
     assert (
         slow_link.run([sys.executable, "-c", SENDING, str(out)], megabits=40, seconds=120) == 0
     )
@@ -49,24 +50,24 @@ def test_what_is_sent_takes_the_time_that_the_cable_allows(tmp_path):
 
 
 @needs_a_link
-def test_a_rank_that_fails_ends_the_run_and_nothing_stays(tmp_path):
+def test_a_rank_that_fails_ends_the_run_and_the_link_is_removed(tmp_path):
     assert slow_link.run([sys.executable, "-c", "import sys; sys.exit(7)"], megabits=100) == 7
     assert f"multigpu-{os.getpid()}" not in namespaces()
 
 
 @needs_a_link
-def test_a_run_that_does_not_end_is_ended():
+def test_a_run_that_takes_too_long_is_ended():
     with pytest.raises(UserError, match="has not ended after 1 s"):
         slow_link.run(["sleep", "60"], megabits=100, seconds=1)
     assert f"multigpu-{os.getpid()}" not in namespaces()
 
 
-def test_without_root_it_says_so(monkeypatch):
+def test_without_root_it_names_root(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "root" in slow_link.obstacle()
 
 
-def test_without_the_tools_it_says_what_to_install(monkeypatch):
+def test_without_the_tools_it_names_the_package(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert "apt-get install iproute2" in slow_link.obstacle()

@@ -1,4 +1,4 @@
-"""Bytes that the kernel counts are those that were sent, and looking at a socket leaves it as it was."""
+"""The kernel's count equals the bytes sent, and counting does not change a socket."""
 
 import os
 import socket
@@ -16,53 +16,54 @@ def pair():
     """Both ends of a TCP connection to this machine."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as here,
+        socket.create_connection(server.getsockname()) as client,
     ):
-        there, _ = server.accept()
-        with there:
-            yield here, there
+        accepted, _ = server.accept()
+        with accepted:
+            yield client, accepted
 
 
-def through(here: socket.socket, there: socket.socket, count: int) -> None:
+def transfer(sender: socket.socket, receiver: socket.socket, count: int) -> None:
     while count:
-        piece = min(count, 10_000)
-        here.sendall(bytes(piece))
-        count -= len(there.recv(piece, socket.MSG_WAITALL))
+        chunk = min(count, 10_000)
+        sender.sendall(bytes(chunk))
+        count -= len(receiver.recv(chunk, socket.MSG_WAITALL))
 
 
 def test_each_byte_counts_once(pair):
     before = wire.sent()
-    through(*pair, 100_000)
+    transfer(*pair, 100_000)
     assert wire.sent() - before == 100_000
-    through(*reversed(pair), 7)
+    transfer(*reversed(pair), 7)
     assert wire.sent() - before == 100_007
 
 
-def test_what_the_other_side_has_no_room_for_counts(pair):
-    here, _ = pair
-    before, given = wire.sent(), 0
-    here.setblocking(False)
+def test_bytes_that_wait_to_be_sent_count(pair):
+    client, _ = pair
+    before = wire.sent()
+    written = 0
+    client.setblocking(False)
     with pytest.raises(BlockingIOError):
         while True:
-            given += here.send(bytes(100_000))
-    assert given > 0 and wire.sent() - before == given
+            written += client.send(bytes(100_000))
+    assert written > 0 and wire.sent() - before == written
 
 
-def test_what_is_received_from_others_does_not_count(pair):
-    here, there = pair
+def test_received_bytes_do_not_count(pair):
+    client, accepted = pair
     child = os.fork()
     if child == 0:
-        there.sendall(bytes(5000))
+        accepted.sendall(bytes(5000))
         os._exit(0)
-    there.close()
+    accepted.close()
     before = wire.sent()
-    assert len(here.recv(5000, socket.MSG_WAITALL)) == 5000
+    assert len(client.recv(5000, socket.MSG_WAITALL)) == 5000
     assert wire.sent() == before
     os.waitpid(child, 0)
 
 
-def test_a_socket_under_two_numbers_counts_once(pair):
-    through(*pair, 1000)
+def test_a_socket_with_two_descriptors_counts_once(pair):
+    transfer(*pair, 1000)
     before = wire.sent()
     with pair[0].dup():
         assert wire.sent() == before
@@ -83,44 +84,44 @@ def test_other_sockets_and_files_do_not_count(pair, tmp_path):
         assert wire.sent() == before
 
 
-def test_a_closed_connection_is_lost(pair):
+def test_a_closed_connection_does_not_count(pair):
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as here,
+        socket.create_connection(server.getsockname()) as client,
     ):
         before = wire.sent()
-        there, _ = server.accept()
-        with there:
-            through(here, there, 50)
+        accepted, _ = server.accept()
+        with accepted:
+            transfer(client, accepted, 50)
         assert wire.sent() - before == 50
     assert wire.sent() == before
 
 
-def test_looking_changes_nothing(pair):
-    here, there = pair
-    numbers = os.listdir("/proc/self/fd")
+def test_counting_changes_nothing(pair):
+    client, accepted = pair
+    descriptors = os.listdir("/proc/self/fd")
     socket.setdefaulttimeout(3)
     try:
         wire.sent()
     finally:
         socket.setdefaulttimeout(None)
-    assert os.get_blocking(here.fileno()) and os.get_blocking(there.fileno())
-    assert os.listdir("/proc/self/fd") == numbers
-    through(here, there, 10)
+    assert os.get_blocking(client.fileno()) and os.get_blocking(accepted.fileno())
+    assert os.listdir("/proc/self/fd") == descriptors
+    transfer(client, accepted, 10)
 
 
-def test_a_short_struct_tells_what_was_acknowledged():
+def test_a_short_struct_counts_acknowledged_bytes():
     info = bytearray(256)
     for offset, value in ((120, 900), (200, 1100), (208, 100)):
         struct.pack_into("=Q", info, offset, value)
-    assert wire.counted(bytes(info)) == 1000
+    assert wire.payload_bytes(bytes(info)) == 1000
     struct.pack_into("=I", info, 144, 5)
-    assert wire.counted(bytes(info)) == 1005
-    assert wire.counted(bytes(info[:200])) == 900
-    assert wire.counted(bytes(info[:104])) == 0
+    assert wire.payload_bytes(bytes(info)) == 1005
+    assert wire.payload_bytes(bytes(info[:200])) == 900
+    assert wire.payload_bytes(bytes(info[:104])) == 0
 
 
-def test_elsewhere_it_says_why_not(monkeypatch):
+def test_other_systems_are_refused_by_name(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UserError, match="darwin"):
         wire.sent()

@@ -1,4 +1,4 @@
-"""Every launcher's variables are understood, and what cannot be true is refused."""
+"""Every launcher's variables are read, and values that contradict each other are refused."""
 
 import pytest
 
@@ -13,18 +13,25 @@ def env(text: str) -> dict[str, str]:
 TORCHRUN = (
     "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=29400"
 )
-# as printed by Slurm 22.05 on two nodes with two GPUs each, one task a rank
+# as printed by Slurm 22.05 on two nodes with two GPUs each, one task per rank
 SRUN = (
-    "SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NTASKS=4 SLURM_NODEID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 SLURM_JOB_ID=123456 "
-    "SLURM_STEP_TASKS_PER_NODE=2(x2) SLURM_TASKS_PER_NODE=2(x2) SLURM_GPUS_ON_NODE=2 SLURM_JOB_NAME=train MASTER_ADDR=n1"
+    "SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NTASKS=4 SLURM_NODEID=1 SLURM_STEP_ID=0 "
+    "SLURM_STEP_NUM_TASKS=4 SLURM_JOB_ID=123456 SLURM_STEP_TASKS_PER_NODE=2(x2) "
+    "SLURM_TASKS_PER_NODE=2(x2) SLURM_GPUS_ON_NODE=2 SLURM_JOB_NAME=train MASTER_ADDR=n1"
 )
 MPIRUN = (
-    "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
-    "PMIX_NAMESPACE=2734161921"
+    "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+    "OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=2734161921"
 )
 MPICH = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2"
-HOROVOD = "HOROVOD_RANK=3 HOROVOD_SIZE=4 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=2 HOROVOD_CROSS_RANK=1 MASTER_ADDR=n1"
-BATCH = "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=4 SLURM_NODEID=0 SLURM_JOB_ID=3 SLURM_TASKS_PER_NODE=2(x2) SLURM_JOB_NAME=c.sh"
+HOROVOD = (
+    "HOROVOD_RANK=3 HOROVOD_SIZE=4 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=2 "
+    "HOROVOD_CROSS_RANK=1 MASTER_ADDR=n1"
+)
+BATCH = (
+    "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=4 SLURM_NODEID=0 SLURM_JOB_ID=3 "
+    "SLURM_TASKS_PER_NODE=2(x2) SLURM_JOB_NAME=c.sh"
+)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +43,8 @@ BATCH = "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=4 SLURM_NODEID=0 SLURM_JOB_
         (MPIRUN, (1, 2, 1, 2, "mpirun")),
         (MPICH, (1, 2, 1, 2, "mpirun")),
         (HOROVOD, (3, 4, 1, 2, "horovodrun")),
-        # torchrun wins over the srun that started it, and over mpirun; mpirun over the srun that starts its helpers
+        # torchrun has priority over the srun that started it, and over mpirun; mpirun has
+        # priority over the srun that starts its helpers
         (f"{SRUN} {TORCHRUN.replace('RANK=3', 'RANK=2', 1)}", (2, 4, 1, 2, "torchrun")),
         (f"{MPIRUN} {TORCHRUN}", (3, 4, 1, 2, "torchrun")),
         (f"{SRUN} {MPIRUN}", (1, 2, 1, 2, "mpirun")),
@@ -45,11 +53,12 @@ BATCH = "SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=4 SLURM_NODEID=0 SLURM_JOB_
         # shells in a Slurm job with one task: nothing was launched
         (BATCH.replace("NTASKS=4", "NTASKS=1"), (0, 1, 0, 1, "python")),
         ("SLURM_JOB_ID=4 SLURM_NTASKS=1 SLURM_JOB_NAME=interactive", (0, 1, 0, 1, "python")),
-        # srun within salloc: the job's name is "interactive", and still it is a launch
+        # srun within salloc: the job's name is "interactive", but srun started the ranks
         (SRUN.replace("train", "interactive"), (3, 4, 1, 2, "srun")),
         # an uneven step: 2 tasks on the first node, 1 on the second
         (
-            "SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=3 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=2,1 MASTER_ADDR=a",
+            "SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=3 SLURM_NODEID=1 "
+            "SLURM_STEP_TASKS_PER_NODE=2,1 MASTER_ADDR=a",
             (2, 3, 0, 1, "srun"),
         ),
         # by hand
@@ -116,7 +125,7 @@ def test_ranks_with_two_gpus_each(gpus, words):
     assert words in str(error.value)
 
 
-def test_where_rank_0_is():
+def test_the_address_of_rank_0():
     world = find(env(TORCHRUN))
     assert (world.address, world.port, world.nodes) == ("n1", 29400, 2)
     assert find(env(SRUN)).job == "123456.0" and find(env(SRUN)).port is None
@@ -124,30 +133,23 @@ def test_where_rank_0_is():
     assert World().nodes == 1
 
 
-def test_nodes_that_have_unlike_numbers_of_ranks():
+def test_nodes_with_different_numbers_of_ranks():
     uneven = (
         "SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=3 SLURM_NODEID=1 MASTER_ADDR=a "
     )
     assert find(env(uneven + "SLURM_STEP_TASKS_PER_NODE=2,1")).nodes == 2
-    assert (
-        find(
-            env(TORCHRUN.replace("WORLD_SIZE=4", "WORLD_SIZE=5", 1) + " GROUP_WORLD_SIZE=2")
-        ).nodes
-        == 2
-    )
+    torchrun = TORCHRUN.replace("WORLD_SIZE=4", "WORLD_SIZE=5", 1) + " GROUP_WORLD_SIZE=2"
+    assert find(env(torchrun)).nodes == 2
 
 
-def test_the_first_node_is_asked_of_scontrol(monkeypatch, tmp_path):
+def test_scontrol_names_the_first_node(monkeypatch, tmp_path):
     fake = tmp_path / "scontrol"
-    fake.write_text(
-        '#!/bin/sh\n[ "$2" = hostnames ] && echo "n1\nn2" || echo "NodeName=n1 NodeAddr=10.0.0.7 NodeHostName=x"\n'
-    )
+    node = "NodeName=n1 NodeAddr=10.0.0.7 NodeHostName=x"
+    fake.write_text(f'#!/bin/sh\n[ "$2" = hostnames ] && echo "n1\nn2" || echo "{node}"\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert (
-        find(env(SRUN.replace("MASTER_ADDR=n1", "SLURM_STEP_NODELIST=n[1-2]"))).address
-        == "10.0.0.7"
-    )
+    variables = SRUN.replace("MASTER_ADDR=n1", "SLURM_STEP_NODELIST=n[1-2]")
+    assert find(env(variables)).address == "10.0.0.7"
     fake.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(UserError, match="export MASTER_ADDR"):
         find(env(SRUN.replace("MASTER_ADDR=n1", "")))

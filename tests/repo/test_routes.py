@@ -1,4 +1,4 @@
-"""Does the table of all routes say what the notebooks and the simulation say?"""
+"""The table of all routes has the notebooks' results and the simulation's times."""
 
 import re
 import sys
@@ -11,13 +11,13 @@ import routes
 
 
 def rows() -> dict[str, str]:
-    found = [
+    lines = [
         line for line in routes.PAGE.read_text().splitlines() if re.match(r"\| \d\d ", line)
     ]
-    return {line.split(" | ")[0].removeprefix("| "): line for line in found}
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
 
 
-def test_every_script_is_a_route_and_every_route_a_row():
+def test_every_script_is_a_route_and_every_route_has_a_row():
     assert sorted(stem for _, stem, _ in routes.ROUTES.values()) == sorted(
         p.stem for p in (ROOT / "scripts").glob("*.py") if p.stem not in routes.NO_ROUTES
     )
@@ -35,5 +35,5 @@ def test_all_routes_agree():
 
 
 def test_the_page_is_what_the_command_writes():
-    """But for the measured column, which is kept. What is simulated is the same on every machine."""
+    """Except for the measured column, which is kept; simulated times are equal everywhere."""
     assert routes.page(0) == routes.PAGE.read_text()

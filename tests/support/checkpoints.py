@@ -1,4 +1,4 @@
-"""A checkpoint of a small model, for tests and for the process that a test kills while it saves."""
+"""A checkpoint of a small model, for tests and for a process that is killed while it saves."""
 
 from pathlib import Path
 

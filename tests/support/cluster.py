@@ -1,4 +1,4 @@
-"""How do the tests talk to the classroom cluster? Submit a job, wait for its end, read what it left."""
+"""Submit a job to the classroom cluster, wait for its end, read its log."""
 
 import os
 import re
@@ -11,10 +11,12 @@ from commands import clean_environment
 
 from multigpu.classroom import conf
 
+UNFINISHED = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+
 
 @dataclass
 class Job:
-    """A job that has ended: its state, the exit code that Slurm keeps, its log."""
+    """A job that has ended: its state, its exit code, its log."""
 
     number: int
     state: str
@@ -23,7 +25,7 @@ class Job:
 
 
 class Cluster:
-    """Slurm's commands, run with the cluster's slurm.conf and without what a launcher left in our environment."""
+    """Slurm's commands, with the cluster's slurm.conf and without a launcher's variables."""
 
     def __init__(self) -> None:
         self.conf = conf.conf_path()
@@ -32,7 +34,8 @@ class Cluster:
         self, *command: object, timeout: float = 60, **more: object
     ) -> subprocess.CompletedProcess[str]:
         environment = clean_environment() | {"SLURM_CONF": str(self.conf)}
-        environment.pop("OMP_NUM_THREADS", None)  # the job file has to set it
+        # The job file has to set it.
+        environment.pop("OMP_NUM_THREADS", None)
         return subprocess.run(
             [str(part) for part in command],
             env=environment,
@@ -48,17 +51,12 @@ class Cluster:
         return int(done.stdout)
 
     def wait(self, number: int, timeout: float = 240) -> Job:
-        """Wait for a job's end. `sbatch --wait` asks ever more rarely, so that it notices an end up to 32 s late."""
+        """Wait for a job's end. `sbatch --wait` would notice it up to 32 s late."""
         deadline = time.monotonic() + timeout
         while True:
             text = self.run("scontrol", "--oneliner", "show", "job", number).stdout
             field = dict(re.findall(r"(\w+)=(\S*)", text))
-            if field.get("JobState") not in (
-                "PENDING",
-                "RUNNING",
-                "COMPLETING",
-                "CONFIGURING",
-            ):
+            if field.get("JobState") not in UNFINISHED:
                 break
             if time.monotonic() > deadline:
                 self.run("scancel", number)
@@ -75,14 +73,14 @@ class Cluster:
         return self.wait(self.submit(*arguments, cwd=cwd), timeout)
 
     def script(self, folder: Path, text: str, name: str = "job.sh") -> Path:
-        """Write a batch script; its log goes to the folder."""
+        """Write a batch script whose log goes to the folder."""
         path = folder / name
         path.write_text(f"#!/bin/bash\n#SBATCH --output={folder}/%A-%a-%j.out\n{text}\n")
         return path
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be collected by its parent does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -91,7 +89,7 @@ def alive(pid: int) -> bool:
 
 def files_below(folder: Path) -> list[str]:
     return sorted(
-        os.path.join(place, name) for place, _, names in os.walk(folder) for name in names
+        os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names
     )
 
 

@@ -1,4 +1,4 @@
-"""Run a command, a script under torchrun, or a script with a planted fault, in an environment without a launcher's variables."""
+"""Run commands and scripts, also with a planted fault, without a launcher's variables."""
 
 import contextlib
 import os
@@ -11,65 +11,58 @@ ROOT = Path(__file__).parent.parent.parent
 SUPPORT = ROOT / "tests" / "support"
 SCRIPT = ROOT / "scripts" / "PT_CNN_MultiGPU.py"
 INSTRUMENTED = SUPPORT / "instrumented.py"
-LAUNCHERS = (
-    "SLURM_",
-    "OMPI_",
-    "PMI_",
-    "PMIX_",
-    "MPI_",
-    "HOROVOD_",
-    "TORCHELASTIC_",
-    "MASTER_",
-)
-TRACES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "PYTEST_CURRENT_TEST",
-    "PLANT",
-    "MULTIGPU_LAUNCHER",
-)
+# The variables that a launcher or a test may have left.
+PREFIXES = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "HOROVOD_", "TORCHELASTIC_", "MASTER_")
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MULTIGPU_LAUNCHER")
+NAMES += ("PYTEST_CURRENT_TEST", "PLANT")
 
 
 def clean_environment(**more: object) -> dict[str, str]:
-    """This environment without anything that a launcher left in it, and with `more`."""
+    """This process's environment without a launcher's variables, and with `more`."""
     kept = {
-        k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS) and k not in TRACES
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(PREFIXES) and name not in NAMES
     }
-    return kept | {key: str(value) for key, value in more.items()}
+    return kept | {name: str(value) for name, value in more.items()}
 
 
 def run(
     *command: object, cwd: Path | None = None, timeout: float = 240, **environment: object
 ) -> subprocess.CompletedProcess:
-    """Run a command to its end; stdout and stderr come together in .stdout. A hang is a failure after `timeout` s."""
+    """Run a command to its end, at most `timeout` s; .stdout has stdout and stderr."""
     return subprocess.run(
-        [str(part) for part in command], cwd=cwd, timeout=timeout, env=clean_environment(**environment), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [str(part) for part in command],
+        cwd=cwd,
+        timeout=timeout,
+        env=clean_environment(**environment),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def torchrun(
     ranks: int, script: Path, *flags: object, **keywords: object
 ) -> subprocess.CompletedProcess:
-    # --local-addr: where the machine's own name does not resolve, --standalone waits for ever
+    # Without --local-addr, --standalone waits for ever if the machine's name does not resolve.
     local = ("--standalone", "--local-addr=127.0.0.1")
     return run("torchrun", *local, f"--nproc-per-node={ranks}", script, *flags, **keywords)
 
 
 def free_ports(count: int) -> list[int]:
-    """Below 32768: the kernel gives no such port to the listeners that ask for any, which are opened before these are bound."""
-    found = []
+    """Free ports below 32768, which the kernel gives to no listener that asks for any port."""
+    ports = []
     for port in random.SystemRandom().sample(range(25000, 32000), 1000):
         with contextlib.suppress(OSError), socket.create_server(("", port)):
-            found.append(port)
-        if len(found) == count:
-            return found
+            ports.append(port)
+        if len(ports) == count:
+            return ports
     raise AssertionError("no free ports")
 
 
-# A fault for `planted`: the gradients are never averaged.
+# A fault for `planted`: gradients are not averaged over the ranks.
 SILENT_DDP = """
 class Silent(lesson.DDP):
     def __init__(self, *args, **keywords):
@@ -81,14 +74,18 @@ lesson.DDP = Silent
 
 
 def planted(folder: Path, stem: str, fault: str) -> Path:
-    """A script that is the lesson's after `fault` was run, which knows it as `lesson`.
+    """Write a script that runs `fault` and then the lesson, which `fault` can use as `lesson`.
 
-    A spawned process imports the file again, and so has the fault, too.
+    A spawned process imports the file again and so has the fault too.
     """
     path = folder / "planted.py"
     path.write_text(
-        f"import os, sys, torch\nsys.path.insert(0, {str(ROOT / 'scripts')!r})\nimport {stem} as lesson\n"
-        f"from multigpu import launch\n{fault}\n"
-        "if __name__ == '__main__':\n    launch.start(lesson.main, lesson.parse())\n"
+        f"import os, sys, torch\n"
+        f"sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
+        f"import {stem} as lesson\n"
+        f"from multigpu import launch\n"
+        f"{fault}\n"
+        f"if __name__ == '__main__':\n"
+        f"    launch.start(lesson.main, lesson.parse())\n"
     )
     return path

@@ -1,4 +1,4 @@
-"""A script for test_endings.py: it trains in several ways, and tells at its very end how many threads gloo still has."""
+"""For test_endings.py: train in several ways; print at the end how many gloo threads run."""
 
 import atexit
 from pathlib import Path
@@ -14,7 +14,8 @@ def threads() -> int:
 
 atexit.register(lambda: print(f"at the end {threads()}\n", end="", flush=True))
 
-import multigpu.trainer as L  # noqa: E402  after the line above: what is registered first is called last
+# After the line above: the function registered first is called last.
+import multigpu.trainer as L  # noqa: E402
 from multigpu.strategies import BaguaStrategy, DDPStrategy, QAdamOptimizer  # noqa: E402
 
 
@@ -22,7 +23,8 @@ class Lit(L.LightningModule):
     def __init__(self, manual: bool = False, qadam: bool = False):
         super().__init__()
         self.net = torch.nn.Linear(6, 3)
-        self.automatic_optimization, self.qadam = not manual, qadam
+        self.automatic_optimization = not manual
+        self.qadam = qadam
 
     def training_step(self, batch, batch_idx):
         loss = F.cross_entropy(self.net(batch[0]), batch[1])
@@ -47,17 +49,24 @@ RUNS = [
     (Lit(), "horovod"),
 ]
 data = TensorDataset(torch.randn(40, 6), torch.randint(0, 3, (40,)))
+# Kept, so that nothing is released before the end.
 trainers = []
 for model, strategy in RUNS:
-    trainers.append(
-        L.Trainer(strategy=strategy, accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
-                  enable_progress_bar=False, enable_model_summary=False)
-    )  # fmt: skip
-    trainers[-1].fit(model, DataLoader(data, 5))
+    trainer = L.Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainers.append(trainer)
+    trainer.fit(model, DataLoader(data, 5))
 
-# Without the Trainer, with a wrapper that outlives everything.
-alone = DDPStrategy()
-alone.connect()
-wrapped = alone.setup(torch.nn.Linear(6, 3))
+# Without the Trainer; the DDP wrapper exists until the process ends.
+ddp = DDPStrategy()
+ddp.connect()
+wrapped = ddp.setup(torch.nn.Linear(6, 3))
 wrapped(data.tensors[0]).sum().backward()
 print(f"before {threads()}\n", end="", flush=True)

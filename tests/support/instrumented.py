@@ -1,10 +1,11 @@
-"""Lesson 05's script with something planted in it, by the variable PLANT: used by the tests, started like the script.
+"""Lesson 05's script with faults or records that the variable PLANT selects.
 
 record=FOLDER     after every step, each rank writes its parameters to FOLDER/RANK-STEP.pt
 nosync            DDP never averages the gradients
-tied, frozen, dropout   the model has a weight that two layers share; a layer that does not learn; a random part
-raise=RANK:STEP   that rank raises an exception after that step; kill= kills it instead; both note the time in $DEATH
-count=FILE        rank 0 writes how many gradient all-reduces there were
+tied, frozen, dropout   the model has a weight that two layers share; a frozen layer; dropout
+raise=RANK:STEP   that rank raises an exception after that step; kill= kills it instead;
+                  both write the time into the file $DEATH
+count=FILE        rank 0 writes the number of gradient all-reduces
 """
 
 import os
@@ -25,13 +26,12 @@ import PT_CNN_MultiGPU as lesson
 from multigpu import launch
 from multigpu.models import CNN
 
-PLANT = dict(
-    [*item.split("="), ""][:2] for item in os.environ.get("PLANT", "").split(",") if item
-)
+ITEMS = [item for item in os.environ.get("PLANT", "").split(",") if item]
+PLANT = {name: value for name, _, value in (item.partition("=") for item in ITEMS)}
 
 
 class Tied(CNN):
-    """conv2's input has as many channels as its output, so conv3 can share its weight."""
+    """conv3 and conv4 share one weight."""
 
     def __init__(self, image_shape=(1, 8, 8), classes=10):
         super().__init__(image_shape, classes)

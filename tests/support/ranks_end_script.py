@@ -1,4 +1,7 @@
-"""`python ranks_end_script.py MODE FOLDER`: two ranks, which this script starts, meet once; then something goes wrong, or is late."""
+"""`python ranks_end_script.py MODE FOLDER`: start two ranks; one fails or is late.
+
+MODE says which, and how. Both take part in one barrier first.
+"""
 
 import atexit
 import os
@@ -15,14 +18,16 @@ from multigpu.launch import relaunch
 from multigpu.strategies import DDPStrategy
 from multigpu.strategies.accelerators import resolve
 
-mode, folder = sys.argv[1], Path(sys.argv[2])
-relaunch.SILENT = 0.3
+mode = sys.argv[1]
+folder = Path(sys.argv[2])
+relaunch.SILENT_WAIT = 0.3
 report_user_errors()
 strategy = DDPStrategy()
 strategy.configure(resolve("cpu", 2))
 strategy.launch(lambda: None)
 if mode.startswith("slow"):
-    atexit.register(time.sleep, 2.5)  # once the connection is broken: atexit goes backwards
+    # Registered before the process group exists, so called after its connections are closed.
+    atexit.register(time.sleep, 2.5)
 strategy.connect()
 dist.barrier()
 if strategy.world.rank == 1:
@@ -38,10 +43,16 @@ if strategy.world.rank == 1:
         (folder / "done").touch()
 else:
     if mode == "exit":
-        sys.exit(0)  # while rank 1 is in a collective
+        # Rank 1 is in a collective.
+        sys.exit(0)
     if mode.startswith("slow"):
-        dist.all_reduce(torch.ones(1))  # rank 1 does not come
+        # Rank 1 does not take part.
+        dist.all_reduce(torch.ones(1))
     if mode == "stopped":
-        relaunch._running = lambda ranks: os.kill(
-            os.getpid(), signal.SIGTERM
-        )  # while it waits
+
+        def stop_rank_0(self: relaunch.Relaunch) -> bool:
+            """In the place of the report that rank 0 waits."""
+            os.kill(os.getpid(), signal.SIGTERM)
+            return True
+
+        relaunch.Relaunch.report_running = stop_rank_0

@@ -1,6 +1,7 @@
-"""What can this machine run? One line a check: ok, warn or missing, what was found, why it matters, what to do.
+"""`multigpu doctor`: what this machine can run, and what to do about the rest.
 
-`multigpu doctor --json` prints one object. Its keys and the names of the checks change only together with `schema`:
+`multigpu doctor --json` prints one object. Its keys and the names of the checks change only
+together with `schema`:
 
     schema    1
     multigpu  the package's version
@@ -12,18 +13,18 @@
         found    what was found, one line of text
         why      why it matters
         fix      what to do, "" if nothing is to be done
-        details  numbers and versions, with the keys that CHECKS gives for that name; null where unknown
+        details  numbers and versions, with the keys in CHECKS; null if unknown
 
-Each check is bounded in time, and none of them raises: what goes wrong in a check is its result.
+Each check has a time limit, and none of them raises: an error in a check is its result.
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from multigpu import __version__
-from multigpu.cli.doctor import machine, software
+from multigpu.cli.doctor import machine, pytorch, software
 from multigpu.cli.doctor.machine import MISSING, OK, WARN, Found
 
 if TYPE_CHECKING:
@@ -33,41 +34,133 @@ SCHEMA = 1
 COLOURS = {OK: "green", WARN: "yellow", MISSING: "red"}
 
 
-class Spec(NamedTuple):
-    """A check: its name, is it needed by every lesson, why it matters, the keys of its details, the probe."""
+@dataclass(frozen=True)
+class Spec:
+    """A check.
+
+    name         its name
+    why          why it matters
+    details      the keys of its details
+    probe        the function that finds it out
+    needed       every lesson needs it
+    from_torch   the probe takes what `pytorch.torch_facts` returned
+    """
 
     name: str
-    needed: bool
     why: str
     details: tuple[str, ...]
     probe: Callable[..., Found]
-    from_torch: bool = False  # the probe wants to know what torch says
+    needed: bool = False
+    from_torch: bool = False
 
 
 CHECKS = (
-    Spec("python", True, "Every script and notebook runs in it.", ("version",), machine.python),
-    Spec("cpu", False, "Two ranks on CPUs can only be faster than one if each has a core.", ("cores",), machine.cpu),
     Spec(
-        "memory", False, "Each rank loads torch and the data: about half a GiB.", ("total_gib", "available_gib"),
+        "python",
+        "Every script and notebook runs in it.",
+        ("version",),
+        machine.python,
+        needed=True,
+    ),
+    Spec(
+        "cpu",
+        "Two ranks on CPUs can only be faster than one if each has a core.",
+        ("cores",),
+        machine.cpu,
+    ),
+    Spec(
+        "memory",
+        "Each rank loads torch and the data: about half a GiB.",
+        ("total_gib", "available_gib"),
         machine.memory,
     ),
-    Spec("gpu", False, "The lessons train on GPUs if there are any.", ("count", "devices"), software.gpu, True),
-    Spec("torch", True, "Most lessons train with it.", ("version", "cuda", "hip"), software.torch, True),
-    Spec("gloo", True, "Ranks on CPUs talk through it.", ("works",), software.gloo, True),
-    Spec("nccl", False, "Ranks on NVIDIA GPUs talk through it.", ("version",), software.nccl, True),
-    Spec("torch-mpi", False, "Another way for ranks to talk; no lesson needs it.", ("built_in",), software.torch_mpi, True),
-    Spec("tensorflow", False, "Lessons 07 and 08 train with it.", ("version", "keras"), software.tensorflow),
     Spec(
-        "slurm", False, "sbatch takes the job files; the daemons are the classroom cluster.",
-        ("version", "sbatch", "slurmctld", "slurmd", "munged"), software.slurm,
+        "gpu",
+        "The lessons train on GPUs if there are any.",
+        ("count", "devices"),
+        pytorch.gpu,
+        from_torch=True,
     ),
-    Spec("mpi", False, "mpirun can start the ranks instead of torchrun.", ("flavour", "version", "mpirun"), software.mpi),
-    Spec("sandbox", False, "Students' code is graded in it.", ("bwrap", "works"), software.sandbox),
-    Spec("netns", False, "Network namespaces emulate slow links between nodes.", ("works", "slow_link"), software.netns),
-    Spec("port", True, "Ranks meet at a port of rank 0's machine.", ("loopback", "port_29500_free"), machine.port),
-    Spec("shm", False, "NCCL and DataLoader workers pass data through it.", ("total_gib", "free_gib"), machine.shm),
-    Spec("files", False, "Connections and workers' tensors are open files.", ("soft", "hard"), machine.files),
-)  # fmt: skip
+    Spec(
+        "torch",
+        "Most lessons train with it.",
+        ("version", "cuda", "hip"),
+        pytorch.torch,
+        needed=True,
+        from_torch=True,
+    ),
+    Spec(
+        "gloo",
+        "Ranks on CPUs communicate through it.",
+        ("works",),
+        pytorch.gloo,
+        needed=True,
+        from_torch=True,
+    ),
+    Spec(
+        "nccl",
+        "Ranks on NVIDIA GPUs communicate through it.",
+        ("version",),
+        pytorch.nccl,
+        from_torch=True,
+    ),
+    Spec(
+        "torch-mpi",
+        "Ranks can communicate through it too; no lesson needs it.",
+        ("built_in",),
+        pytorch.torch_mpi,
+        from_torch=True,
+    ),
+    Spec(
+        "tensorflow",
+        "Lessons 07 and 08 train with it.",
+        ("version", "keras"),
+        software.tensorflow,
+    ),
+    Spec(
+        "slurm",
+        "sbatch submits the job files; the daemons are the classroom cluster's.",
+        ("version", "sbatch", "slurmctld", "slurmd", "munged"),
+        software.slurm,
+    ),
+    Spec(
+        "mpi",
+        "mpirun can start the ranks instead of torchrun.",
+        ("flavour", "version", "mpirun"),
+        software.mpi,
+    ),
+    Spec(
+        "sandbox",
+        "Students' code is graded in it.",
+        ("bwrap", "works"),
+        software.sandbox,
+    ),
+    Spec(
+        "netns",
+        "Network namespaces emulate slow links between nodes.",
+        ("works", "slow_link"),
+        software.netns,
+    ),
+    Spec(
+        "port",
+        "Ranks connect to a port of rank 0's machine.",
+        ("loopback", "port_29500_free"),
+        machine.port,
+        needed=True,
+    ),
+    Spec(
+        "shm",
+        "NCCL and DataLoader workers pass data through it.",
+        ("total_gib", "free_gib"),
+        machine.shm,
+    ),
+    Spec(
+        "files",
+        "Connections and workers' tensors are open files.",
+        ("soft", "hard"),
+        machine.files,
+    ),
+)
 
 
 @dataclass
@@ -84,9 +177,9 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Make all checks side by side and give them in the order of CHECKS. Takes a few seconds; never raises."""
+    """Make all checks in parallel; return them in the order of CHECKS. It never raises."""
     with ThreadPoolExecutor(max_workers=len(CHECKS) + 1) as pool:
-        facts = pool.submit(software.torch_facts)
+        facts = pool.submit(pytorch.torch_facts)
         results = [pool.submit(_check, spec, facts.result) for spec in CHECKS]
         return [result.result() for result in results]
 
@@ -94,31 +187,35 @@ def examine() -> list[Check]:
 def _check(spec: Spec, facts: Callable[[], dict]) -> Check:
     try:
         found = spec.probe(facts()) if spec.from_torch else spec.probe()
-    except (
-        Exception
-    ) as error:  # an odd machine must not stop the doctor: what happened is the result
+    except Exception as error:
+        # An unusual machine must not stop the doctor: the exception is the result.
         status = MISSING if spec.needed else WARN
         text = " ".join(f"the check failed: {type(error).__name__}: {error}".split())
         found = Found(status, text, "report this line, if a lesson does not run")
-    details = {key: found.details.get(key) for key in spec.details}
     return Check(
-        spec.name, found.status, spec.needed, found.text, spec.why, found.fix, details
+        name=spec.name,
+        status=found.status,
+        needed=spec.needed,
+        found=found.text,
+        why=spec.why,
+        fix=found.fix,
+        details={key: found.details.get(key) for key in spec.details},
     )
 
 
 def works(checks: list[Check]) -> bool:
-    """Is everything here that every lesson needs?"""
+    """Whether everything is here that every lesson needs."""
     return not any(check.needed and check.status == MISSING for check in checks)
 
 
 def as_dict(checks: list[Check]) -> dict[str, object]:
-    """Give what --json prints; the module's docstring describes it."""
+    """What --json prints; the module's docstring describes it."""
     rows = [vars(check) for check in checks]
     return {"schema": SCHEMA, "multigpu": __version__, "ok": works(checks), "checks": rows}
 
 
 def as_table(checks: list[Check]) -> "RenderableType":
-    """Give what a person reads, 80 columns wide or more, and a verdict as the last line."""
+    """The table for a terminal of at least 80 columns; its last line is the verdict."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -130,11 +227,10 @@ def as_table(checks: list[Check]) -> "RenderableType":
         if check.status != OK and check.fix:
             text.append("\nto do: ", "bold")
             text.append(check.fix)
-        table.add_row(
-            Text(check.status, COLOURS[check.status]), Text(check.name, "bold"), text
-        )
-    lacking = [check.name for check in checks if check.needed and check.status == MISSING]
+        status = Text(check.status, COLOURS[check.status])
+        table.add_row(status, Text(check.name, "bold"), text)
+    missing = [check.name for check in checks if check.needed and check.status == MISSING]
     verdict = "Every lesson's needs are met; what is missing above is for single lessons."
-    if lacking:
-        verdict = f"The lessons cannot run yet: {', '.join(lacking)}. See 'to do' above."
+    if missing:
+        verdict = f"The lessons cannot run yet: {', '.join(missing)}. See 'to do' above."
     return Group(table, Text(), Text(verdict))
