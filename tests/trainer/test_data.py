@@ -15,6 +15,7 @@ import multigpu.trainer as L
 from multigpu import launch, vgpu
 from multigpu.errors import UserError
 from multigpu.strategies import DDPStrategy, ddp
+from multigpu.trainer.loops import dataloaders
 
 SCHEDULES = {
     "sequential": lambda o: lr_scheduler.SequentialLR(
@@ -113,9 +114,8 @@ def drawn(**how) -> list:
     L.seed_everything(3, verbose=False, **how)
     trainer = cpu(strategy="ddp")
     trainer.strategy.connect()
-    return [
-        batch for batch in trainer.deal(DataLoader(Random(), 2, num_workers=1), training=True)
-    ]
+    loader = DataLoader(Random(), 2, num_workers=1)
+    return list(dataloaders.of_this_rank(trainer, loader, training=True))
 
 
 def on_two_ranks() -> dict:

@@ -11,7 +11,7 @@ from trainer_ranks import Net, Rows, Stream, changed, refusal, trainer
 
 import multigpu.trainer as L
 from multigpu.strategies import BaguaStrategy, PipelineStrategy
-from multigpu.trainer.arguments import NOT_HERE, OLD
+from multigpu.trainer.arguments import RENAMED, UNSUPPORTED
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -55,11 +55,11 @@ def test_an_argument_that_cannot_be_meant(case):
     assert expected in refusal(lambda: L.Trainer(**arguments))
 
 
-@pytest.mark.parametrize("name", NOT_HERE)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_an_argument_of_lightnings_that_is_not_here_says_what_does_the_same(name):
     told = refusal(lambda: L.Trainer(**{name: True}))
     assert (
-        told == f"this Trainer has no argument {name!r}, unlike Lightning's: {NOT_HERE[name]}."
+        told == f"this Trainer has no argument {name!r}, unlike Lightning's: {UNSUPPORTED[name]}."
     )
 
 
@@ -70,7 +70,7 @@ def test_every_argument_of_lightnings_is_here_or_is_spoken_of():
         "self"
     }
     ours = set(inspect.signature(L.Trainer.__init__).parameters)
-    assert theirs - ours - set(NOT_HERE) - set(OLD) == set()
+    assert theirs - ours - set(UNSUPPORTED) - set(RENAMED) == set()
 
 
 def test_old_names_are_understood_with_a_hint(capsys, monkeypatch):

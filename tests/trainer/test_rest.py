@@ -199,7 +199,7 @@ def rows(loader, epoch=0):
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
 def test_in_evaluation_the_shares_are_the_whole_each_batch_once(parts):
     loader = DataLoader(Rows(10), 3)
-    shares = [dataloaders.deal(loader, (parts, mine), training=False) for mine in range(parts)]
+    shares = [dataloaders.sharded(loader, (parts, mine), training=False) for mine in range(parts)]
     whole = rows(loader)
     assert [len(share) for share in shares] == [len(rows(share)) for share in shares]
     for mine, share in enumerate(shares):
@@ -211,7 +211,7 @@ def test_in_evaluation_the_shares_are_the_whole_each_batch_once(parts):
 )
 def test_in_training_all_ranks_make_the_same_number_of_steps(sampler, shuffle):
     loader = DataLoader(Rows(10), 2, shuffle=shuffle, sampler=sampler)
-    dealt = [dataloaders.deal(loader, (3, mine), training=True) for mine in range(3)]
+    dealt = [dataloaders.sharded(loader, (3, mine), training=True) for mine in range(3)]
     for epoch in (0, 1):
         found = [rows(loader, epoch) for loader in dealt]
         assert (
@@ -224,8 +224,8 @@ def test_in_training_all_ranks_make_the_same_number_of_steps(sampler, shuffle):
 def test_a_loader_that_is_shared_already_is_left_alone():
     own = DataLoader(Rows(10), 2, sampler=DistributedSampler(Rows(10), 2, 1, shuffle=False))
     for loader in (own, DataLoader(Stream(4)), [1, 2]):
-        assert dataloaders.deal(loader, (2, 0), training=True) is loader
-    dealt = dataloaders.deal(DataLoader(Rows(10), 3, drop_last=True), (2, 0), training=True)
+        assert dataloaders.sharded(loader, (2, 0), training=True) is loader
+    dealt = dataloaders.sharded(DataLoader(Rows(10), 3, drop_last=True), (2, 0), training=True)
     assert rows(dealt) == [[0, 2, 4]], "drop_last is kept"
 
 
@@ -235,7 +235,7 @@ def test_a_sampler_that_gives_whole_batches_is_dealt_out():
         Rows(10), None, sampler=BatchSampler(SequentialSampler(range(10)), 2, False)
     )
     for training in (True, False):
-        dealt = dataloaders.deal(loader, (2, 0), training)
+        dealt = dataloaders.sharded(loader, (2, 0), training)
         assert list(dealt.sampler) == [[0, 1], [4, 5], [8, 9]] and len(dealt) == 3
 
 
@@ -243,15 +243,23 @@ def test_a_sampler_that_gives_whole_batches_is_dealt_out():
 
 
 def results(ranks=1, gather=None, training=True):
-    made = Results(gather or (lambda thing: [thing]), ranks, training)
-    made.hook = "training_step" if training else "validation_step"
-    return made
+    return Results(gather or (lambda thing: [thing]), ranks, training)
 
 
 def log(where, name, value, **changes):
-    told = {"prog_bar": False, "logger": None, "on_step": None, "on_epoch": None, "reduce_fx": "mean", "sync": False,
-            "add_loader": True, "batch_size": None, "rank_zero_only": False}  # fmt: skip
-    where.log(name, value, *(told | changes).values())
+    settings = {
+        "prog_bar": False,
+        "logger": None,
+        "on_step": None,
+        "on_epoch": None,
+        "reduce_fx": "mean",
+        "sync_dist": False,
+        "add_dataloader_idx": True,
+        "batch_size": None,
+        "rank_zero_only": False,
+    }
+    hook = "training_step" if where.training else "validation_step"
+    where.log(hook, None, name, value, **(settings | changes))
 
 
 def test_a_mean_is_weighted_by_the_rows():
@@ -266,11 +274,11 @@ def test_a_mean_is_weighted_by_the_rows():
         log(kept, "b", value, batch_size=1)
         for how in ("sum", "max", "min"):
             log(kept, how, value, reduce_fx=how)
-    assert {k: float(v) for k, v in kept.epoch_metrics().log.items()} == pytest.approx(
+    assert {k: float(v) for k, v in kept.epoch_metrics().logger.items()} == pytest.approx(
         {"a": (3 + 5 + 9) / 5, "b": 5, "sum": 15, "max": 9, "min": 1}
     )
     kept.reset()
-    assert kept.epoch_metrics().log == {}
+    assert kept.epoch_metrics().logger == {}
 
 
 def test_names_of_a_step_and_an_epoch():
@@ -279,29 +287,30 @@ def test_names_of_a_step_and_an_epoch():
     log(kept, "both", 1.0, on_epoch=True, prog_bar=True)
     log(kept, "step", 2.0)
     log(kept, "hidden", 3.0, logger=False, on_epoch=True)
-    told = kept.step_metrics(exchange=False)
-    assert set(told.log) == {"both_step", "step"} and set(told.bar) == {"both_step"}
-    assert set(told.callback) == {"both", "both_step", "step", "hidden", "hidden_step"}
-    assert set(kept.epoch_metrics().log) == {"both_epoch"}
+    reported = kept.step_metrics(exchange=False)
+    assert set(reported.logger) == {"both_step", "step"}
+    assert set(reported.progress_bar) == {"both_step"}
+    assert set(reported.callback) == {"both", "both_step", "step", "hidden", "hidden_step"}
+    assert set(kept.epoch_metrics().logger) == {"both_epoch"}
     kept.start_batch(torch.ones(2))
-    assert kept.step_metrics(exchange=False).log == {}, "nothing was logged in this batch"
+    assert kept.step_metrics(exchange=False).logger == {}, "nothing was logged in this batch"
 
 
 def test_ranks_are_put_together_by_the_rows_of_each():
     other = results(2)
     other.start_batch(torch.ones(1))
-    log(other, "a", 7.0, on_epoch=True, sync=True)
+    log(other, "a", 7.0, on_epoch=True, sync_dist=True)
     log(other, "top", 1.0, on_epoch=True, on_step=False, reduce_fx="max")
     sent = []
     other.gather = lambda thing: sent.append(thing) or [thing]
     other.epoch_metrics(), other.step_metrics(exchange=True)
     kept = results(2, lambda thing: [thing, sent.pop(0)])
     kept.start_batch(torch.ones(3))
-    log(kept, "a", 1.0, on_epoch=True, sync=True)
+    log(kept, "a", 1.0, on_epoch=True, sync_dist=True)
     log(kept, "top", 4.0, on_epoch=True, on_step=False, reduce_fx="max")
-    epoch = kept.epoch_metrics().log
+    epoch = kept.epoch_metrics().logger
     assert (float(epoch["a_epoch"]), float(epoch["top"])) == ((3 * 1 + 7) / 4, 4)
-    assert float(kept.step_metrics(exchange=True).log["a_step"]) == 4.0
+    assert float(kept.step_metrics(exchange=True).logger["a_step"]) == 4.0
 
 
 def test_a_metric_object_is_asked_once_and_reset():
@@ -319,8 +328,8 @@ def test_a_metric_object_is_asked_once_and_reset():
     kept.start_batch(torch.ones(2))
     log(kept, "m", metric, on_epoch=True)
     assert (
-        float(kept.step_metrics(False).log["m_step"]) == 3
-        and float(kept.epoch_metrics().log["m_epoch"]) == 8
+        float(kept.step_metrics(False).logger["m_step"]) == 3
+        and float(kept.epoch_metrics().logger["m_epoch"]) == 8
     )
     kept.reset()
     assert metric.resets == 1

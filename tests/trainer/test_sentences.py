@@ -59,14 +59,14 @@ def test_bfloat16_on_an_old_virtual_gpu_names_another(request):
 
 
 def test_fewer_batches_than_ranks_is_said(monkeypatch):
-    from multigpu.trainer.loops.dataloaders import deal
+    from multigpu.trainer.loops.dataloaders import sharded
 
     with pytest.warns(UserWarning, match="1 batch to evaluate for 2 ranks, so some get none"):
-        deal(DataLoader(rows(4), 4), (2, 0), training=False)
+        sharded(DataLoader(rows(4), 4), (2, 0), training=False)
     lengthless = DataLoader(
         rows(4), batch_sampler=SimpleNamespace(__iter__=lambda: iter([[0]]))
     )
     with pytest.raises(
         UserError, match="whose batch_sampler has no length cannot be shared by 2 ranks"
     ):
-        deal(lengthless, (2, 0), training=False)
+        sharded(lengthless, (2, 0), training=False)

@@ -29,7 +29,7 @@ def save(trainer: Any, path: str | Path, weights_only: bool = False) -> None:
         raise UserError(
             "trainer.save_checkpoint: nothing has been trained yet: call fit before, or torch.save the weights."
         )
-    problem, content = None, trainer.checkpoint or compose(trainer, weights_only)
+    problem, content = None, trainer.state.spawned_checkpoint or compose(trainer, weights_only)
     if trainer.is_global_zero:
         if weights_only:
             content = {key: part for key, part in content.items() if key not in TRAINING}
@@ -48,7 +48,7 @@ def save(trainer: Any, path: str | Path, weights_only: bool = False) -> None:
 
 def compose(trainer: Any, weights_only: bool) -> dict:
     """What `save` writes. All ranks call it: each has random states of its own, and hooks may hold collectives."""
-    fit = trainer.fitting
+    fit = trainer.state.fit_loop
     states = trainer.strategy.gather_objects(
         (random_states(), fit.epoch_began if fit else None)
     )
@@ -93,7 +93,7 @@ def dump(trainer: Any, weights_only: bool) -> dict:
                 content[part.CHECKPOINT_HYPER_PARAMS_NAME] = name
     if datamodule is not None and (state := datamodule.state_dict()):
         content[type(datamodule).__qualname__] = state
-    with trainer.results.within("on_save_checkpoint"):
+    with trainer.state.running_hook("on_save_checkpoint"):
         for callback in trainer.callbacks:
             callback.on_save_checkpoint(trainer, module, content)
         module.on_save_checkpoint(content)
@@ -111,7 +111,7 @@ def watched(trainer: Any) -> dict:
 
 def loops(trainer: Any) -> dict:
     """Lightning's counters, in its own nesting, for an epoch's end or a place within it."""
-    fit = trainer.fitting
+    fit = trainer.state.fit_loop
     if fit is None:
         return {}
     n, epoch, last = (
@@ -136,7 +136,7 @@ def loops(trainer: Any) -> dict:
     return {
         "fit_loop": {
             "state_dict": {},
-            "epoch_loop.state_dict": {"_batches_that_stepped": trainer._logged_step},
+            "epoch_loop.state_dict": {"_batches_that_stepped": trainer.state.progress.batches_that_stepped},
             "epoch_loop.batch_progress": {
                 "total": total,
                 "current": full,
@@ -277,7 +277,7 @@ def restored(trainer: Any, path: str | None) -> dict | None:
     if path is None:
         return None
     with fail_together(trainer.strategy.world, trainer.strategy.gather_objects):
-        content = read(path, weights_only=trainer.weights_only)
+        content = read(path, weights_only=trainer.state.weights_only)
     restore(trainer, content, path)
     return content
 
@@ -314,8 +314,9 @@ def restore_training(trainer: Any, content: dict, path: str | Path) -> None:
         config.scheduler.load_state_dict(state)
     if trainer.precision_plugin.scaler is not None and "MixedPrecision" in content:
         trainer.precision_plugin.scaler.load_state_dict(content["MixedPrecision"])
-    fit, told = trainer.fitting, content.get("loops", {}).get("fit_loop", {})
-    trainer.global_step = content["global_step"]
+    progress_of_run = trainer.state.progress
+    fit, told = trainer.state.fit_loop, content.get("loops", {}).get("fit_loop", {})
+    progress_of_run.global_step = content["global_step"]
     progress = told.get("epoch_loop.batch_progress", {})
     done = progress.get("current", {}).get("ready", 0)
     ended = progress.get("is_last_batch", True) or not done
@@ -329,14 +330,14 @@ def restore_training(trainer: Any, content: dict, path: str | Path) -> None:
     trainer.callback_metrics.update(
         {name: torch.tensor(value) for name, value in metrics.items()}
     )
-    trainer.current_epoch = content["epoch"]
+    progress_of_run.current_epoch = content["epoch"]
     if ended and begun > content["epoch"]:
         if metrics and trainer.lightning_module.automatic_optimization:
             fit.schedule("epoch", plateau=True)
-        trainer.current_epoch += 1
+        progress_of_run.current_epoch += 1
     fit.batches_done = 0 if ended else done
     fit.total_batches = progress.get("total", {}).get("ready", 0)
-    trainer._logged_step = told.get("epoch_loop.state_dict", {}).get(
+    progress_of_run.batches_that_stepped = told.get("epoch_loop.state_dict", {}).get(
         "_batches_that_stepped", trainer.global_step
     )
     states = content.get(OURS, {}).get("random", [])
