@@ -249,11 +249,15 @@ def test_workers_draw_by_the_seed_and_the_rank(two):
 
 def test_a_users_own_worker_init_fn_stays():
     L.seed_everything(3, workers=True, verbose=False)
-    loader = DataLoader(rows(4), worker_init_fn=print)
-    assert cpu().deal(loader, training=True).worker_init_fn is print
-    assert cpu().deal(DataLoader(rows(4)), training=False).worker_init_fn is not None
+
+    def prepared(loader, training):
+        return dataloaders.of_this_rank(cpu(), loader, training)
+
+    own = DataLoader(rows(4), worker_init_fn=print)
+    assert prepared(own, training=True).worker_init_fn is print
+    assert prepared(DataLoader(rows(4)), training=False).worker_init_fn is not None
     os.environ.pop("PL_SEED_WORKERS")
-    assert cpu().deal(DataLoader(rows(4)), training=True).worker_init_fn is None
+    assert prepared(DataLoader(rows(4)), training=True).worker_init_fn is None
 
 
 def test_evaluation_takes_a_dict_of_dataloaders():

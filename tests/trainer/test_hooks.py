@@ -208,7 +208,7 @@ def test_every_form_of_configure_optimizers_means_what_it_means_in_lightning(tmp
 def test_several_optimizers_are_for_manual_optimization(tmp_path):
     module = user(ours, configure_optimizers=lambda self: [sgd(self), sgd(self)])()
     with pytest.raises(
-        UserError, match=r"gives 2 optimizers: set self.automatic_optimization = False"
+        UserError, match=r"2 optimizers: set self.automatic_optimization = False"
     ):
         trainer(ours, tmp_path).fit(module)
 

@@ -215,7 +215,7 @@ def test_how_many_steps_there_will_be_is_known_from_configure_optimizers_on():
     assert model.steps == 12
     model.setup = lambda stage: trainer.estimated_stepping_batches
     with pytest.raises(
-        UserError, match="is known from configure_optimizers on: ask for it there"
+        UserError, match="estimated_stepping_batches .*configure_optimizers"
     ):
         trainer.fit(model, *loaders())
 
