@@ -1,14 +1,15 @@
-"""`import multigpu.trainer as L` in the place of `import lightning as L`: the same user code runs.
+"""`import multigpu.trainer as L` in the place of Lightning: the same user code runs.
 
 Read the core in this order:
 
-1. module.py and hooks.py: what the user writes; trainer.py: the settings, and what the user calls
-2. loops/state.py: what changes while a run goes on
-3. loops/run.py: one call of fit, validate, test or predict, from its first to its last line
-4. loops/fit.py (epochs), loops/training_step.py (a batch), loops/optimizer_step.py (a step), loops/evaluate.py
-   (validation, testing, prediction)
-5. loops/results.py, log_context.py and log_rules.py: what `self.log` does
-6. What they use: loops/call_hooks.py, dataloaders.py, optimizers.py, precision.py, transfer.py
+1. module.py and hooks.py: what the user writes
+2. trainer.py: the settings, and what the user calls
+3. loops/state.py: what changes while a run goes on
+4. loops/run.py: one call of fit, validate, test or predict, from its first to its last line
+5. loops/fit.py (epochs), loops/training_step.py (a batch), loops/optimizer_step.py (a step)
+6. loops/evaluate.py: validation, testing and prediction
+7. loops/results.py, log_context.py and log_rules.py: what `self.log` does
+8. What they use: loops/call_hooks.py, dataloaders.py, optimizers.py, precision.py, transfer.py
 
 callbacks/, loggers/, checkpointing/ and profiler.py stand beside the loops, which call them.
 """

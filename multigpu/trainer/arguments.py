@@ -1,4 +1,6 @@
-"""Reads the Trainer's arguments: old and unsupported names, numbers out of range, and which strategy is used."""
+"""Reads the Trainer's arguments: old and unsupported names, numbers out of range, and which
+strategy is used.
+"""
 
 import os
 import sys
@@ -14,13 +16,14 @@ from multigpu.strategies.accelerators import Accelerator, resolve
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
-# Lightning's arguments, current and old, that this Trainer does not support, and what to use instead.
+# Lightning's arguments, current and old, that this Trainer does not support, and what to use
+# instead.
 UNSUPPORTED = {
     "plugins": "give strategy and precision instead",
     "barebones": "turn off logger, enable_checkpointing and enable_progress_bar",
-    "reload_dataloaders_every_n_epochs": "give a data set that changes its content itself",
+    "reload_dataloaders_every_n_epochs": "give a data set that changes by itself",
     "model_registry": "it belongs to Lightning's own platform",
-    "enable_autolog_hparams": "hyperparameters are logged where save_hyperparameters was called",
+    "enable_autolog_hparams": "call save_hyperparameters, and they are logged",
     "tpu_cores": "there are cpu, gpu and vgpu",
     "ipus": "there are cpu, gpu and vgpu",
     "resume_from_checkpoint": "give trainer.fit(model, ckpt_path=…)",
@@ -70,7 +73,8 @@ def translate_old_names(
             translated[RENAMED[name]] = value
         elif name in UNSUPPORTED:
             raise UserError(
-                f"this Trainer has no argument {name!r}, unlike Lightning's: {UNSUPPORTED[name]}."
+                f"this Trainer has no argument {name!r}, unlike Lightning's: "
+                f"{UNSUPPORTED[name]}."
             )
         else:
             hint = did_you_mean(name, known) or "see help(Trainer)."
@@ -89,7 +93,7 @@ def translate_old_names(
 
 
 def _gpu_count() -> int:
-    """The machine's GPUs; on the classroom cluster none, because all its nodes are one machine."""
+    """The machine's GPUs. None on the classroom cluster, whose nodes are one machine."""
     import torch
 
     if os.environ.get("SLURM_CLUSTER_NAME") == compute_devices.CLASSROOM:
@@ -100,7 +104,10 @@ def _gpu_count() -> int:
 def choose(
     strategy: str | Strategy, accelerator: str, devices: Any, num_nodes: int | None
 ) -> tuple[Strategy, Accelerator]:
-    """The strategy, configured for the accelerator, and the accelerator. "auto" picks a strategy that uses all devices."""
+    """The strategy, configured for the accelerator, and the accelerator.
+
+    "auto" picks a strategy that uses all devices.
+    """
     if num_nodes is not None and (type(num_nodes) is not int or num_nodes < 1):
         raise UserError(f"num_nodes is {num_nodes!r}: expected a whole number from 1 up.")
     name = strategy if isinstance(strategy, str) else strategy.name
@@ -137,7 +144,7 @@ def _pick(accelerator: Accelerator, num_nodes: int, world: World) -> tuple[str, 
 
 
 def check_manual_optimization(trainer: "Trainer") -> None:
-    """Raises UserError for arguments of automatic optimization, where `training_step` steps the optimizers itself."""
+    """Raises UserError for arguments that only automatic optimization supports."""
     if trainer.gradient_clip_val:
         raise UserError(
             "gradient_clip_val is for automatic optimization: call "
@@ -145,12 +152,14 @@ def check_manual_optimization(trainer: "Trainer") -> None:
         )
     if trainer.accumulate_grad_batches > 1:
         raise UserError(
-            "accumulate_grad_batches is for automatic optimization: call optimizer.step() only "
+            "accumulate_grad_batches is for automatic optimization: call optimizer.step() "
+            "only "
             "after every n-th batch."
         )
     if len(trainer.strategy.devices) > 1:
         raise UserError(
-            f"manual optimization steps in training_step, which {trainer.strategy.name} runs once "
+            f"manual optimization steps in training_step, which {trainer.strategy.name} runs "
+            f"once "
             f"for each part of a batch: use automatic optimization, or strategy='ddp'."
         )
 
@@ -183,7 +192,8 @@ def check_numbers(trainer: "Trainer") -> None:
         )
     if trainer.check_val_every_n_epoch is None and type(trainer.val_check_interval) is not int:
         raise UserError(
-            "check_val_every_n_epoch=None counts batches across epochs: give val_check_interval "
+            "check_val_every_n_epoch=None counts batches across epochs: give "
+            "val_check_interval "
             "as a number of batches."
         )
 
@@ -197,7 +207,8 @@ def _check_batches(name: str, value: Any) -> None:
     never = value == 0 and name == "val_check_interval"
     if not is_number or too_large or never:
         raise UserError(
-            f"{name} is {value!r}: expected a number of batches, or a fraction of them, 0.0 to "
+            f"{name} is {value!r}: expected a number of batches, or a fraction of them, 0.0 "
+            f"to "
             f"1.0."
         )
 
@@ -208,14 +219,16 @@ def batches_between_validations(trainer: "Trainer", epoch: float, validates: boo
     if type(interval) is int:
         if validates and trainer.check_val_every_n_epoch is not None and interval > epoch:
             raise UserError(
-                f"val_check_interval={interval}, but an epoch has {epoch} batches: give at most "
+                f"val_check_interval={interval}, but an epoch has {epoch} batches: give at "
+                f"most "
                 f"that many, or check_val_every_n_epoch=None to count across epochs."
             )
         return interval
     if epoch == float("inf"):
         if validates and interval != 1.0:
             raise UserError(
-                f"val_check_interval={interval} is a fraction of a loader without a length: give "
+                f"val_check_interval={interval} is a fraction of a loader without a length: "
+                f"give "
                 f"a whole number."
             )
         return float("inf")

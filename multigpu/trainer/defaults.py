@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def lengths(trainer: "Trainer") -> dict[str, Any]:
-    """The Trainer's attributes that fast_dev_run, overfit_batches and a missing max_epochs change."""
+    """The attributes that fast_dev_run, overfit_batches and a missing max_epochs change."""
     changed: dict[str, Any] = {}
     max_epochs = trainer.max_epochs
     max_steps = trainer.max_steps
@@ -73,7 +73,10 @@ def callbacks_for(
     enable_progress_bar: bool | None,
     max_time: Any,
 ) -> list[Callback]:
-    """The user's, and the default ones unless they were turned off. Raises UserError for a contradiction."""
+    """The user's, and the default ones unless they were turned off.
+
+    Raises UserError for a contradiction.
+    """
     if isinstance(given, (list, tuple)):
         callbacks = list(given)
     else:
@@ -81,7 +84,8 @@ def callbacks_for(
     has_checkpoint = any(isinstance(cb, ModelCheckpoint) for cb in callbacks)
     if has_checkpoint and enable_checkpointing is False:
         raise UserError(
-            "enable_checkpointing=False, but callbacks has a ModelCheckpoint: leave one of them "
+            "enable_checkpointing=False, but callbacks has a ModelCheckpoint: leave one of "
+            "them "
             "out."
         )
     if enable_checkpointing is not False and not has_checkpoint and not trainer.fast_dev_run:

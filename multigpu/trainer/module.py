@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     """Override `training_step` and `configure_optimizers`, and what else is needed.
 
-    automatic_optimization   False: `training_step` calls `self.manual_backward` and the optimizers itself
+    automatic_optimization   False: `training_step` calls `self.manual_backward` and the
+                             optimizers itself
     """
 
     CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
@@ -31,7 +32,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         self._automatic_optimization = True
         self.strict_loading = True
         self.example_input_array: Any = None
-        # In __dict__, because nn.Module's own way to set an attribute is slow. `_log_context` says which hook runs.
+        # In __dict__, because nn.Module's own way to set an attribute is slow. `_log_context`
+        # says which hook runs.
         self.__dict__["_trainer"] = None
         self.__dict__["_log_context"] = None
 
@@ -44,7 +46,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     def automatic_optimization(self, automatic: bool) -> None:
         self._automatic_optimization = automatic
 
-    # ---- what the user writes -----------------------------------------------------------------
+    # ---- what the user writes ---------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """(batch, batch_idx) → the loss, a dict with "loss", or None to skip the batch."""
@@ -57,18 +59,21 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         raise NotImplementedError
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """(batch, batch_idx) → what `Trainer.predict` returns for the batch; by default `self(batch)`."""
+        """(batch, batch_idx) → what `Trainer.predict` returns for the batch; by default
+        `self(batch)`.
+        """
         return self(args[0] if args else kwargs["batch"])
 
     def configure_optimizers(self) -> Any:
-        """An optimizer; a list of them; (optimizers, schedulers); {"optimizer": …, "lr_scheduler": …, "monitor": …}; a
-        list of such dicts; or None."""
+        """An optimizer; a list of them; (optimizers, schedulers); {"optimizer": …,
+        "lr_scheduler": …, "monitor": …}; a list of such dicts; or None.
+        """
         raise NotImplementedError
 
     def configure_callbacks(self) -> Any:
         return []
 
-    # ---- what the user calls ------------------------------------------------------------------
+    # ---- what the user calls ----------------------------------------------------------------
 
     def log(
         self,
@@ -87,10 +92,12 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """Keep a number for the loggers, the callbacks and the progress bar; see loops/results.py.
+        """Keep a number for the loggers, the callbacks and the progress bar; see
+        loops/results.py.
 
-        Within `training_step` the default is each step's value, elsewhere the epoch's, the mean weighted by batch size.
-        The epoch's value is always over all ranks; a step's is this rank's, or with sync_dist all ranks'.
+        Within `training_step` the default is each step's value, elsewhere the epoch's, the
+        mean weighted by batch size. The epoch's value is always over all ranks; a step's is
+        this rank's, or with sync_dist all ranks'.
         """
         context = self._log_context
         if context is not None:
@@ -121,9 +128,11 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         print_function(*args, **kwargs)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """The optimizer, or the list of them; their `step` counts, unscales and calls hooks as the Trainer's own does.
+        """The optimizer, or the list of them; their `step` counts, unscales and calls hooks as
+        the Trainer's own does.
 
-        use_pl_optimizer   False: the optimizers that configure_optimizers returned, whose `step` does none of this
+        use_pl_optimizer   False: the optimizers that configure_optimizers returned, whose
+                           `step` does none of this
         """
         state = self.trainer.state
         optimizers = state.lightning_optimizers if use_pl_optimizer else state.optimizers
@@ -137,18 +146,23 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         return schedulers[0] if len(schedulers) == 1 else schedulers
 
     def manual_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """loss.backward() in manual optimization: it scales a 16-bit loss, calls the hooks, and lets the strategy know."""
+        """loss.backward() in manual optimization: it scales a 16-bit loss, calls the hooks,
+        and lets the strategy know.
+        """
         if self.automatic_optimization:
             raise UserError(
-                "manual_backward is for manual optimization: set self.automatic_optimization = False."
+                "manual_backward is for manual optimization: set self.automatic_optimization "
+                "= False."
             )
         self.trainer.state.fit_loop.training_step.backward(loss, *args, **kwargs)
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """The tensors of all ranks, stacked: (ranks, …); in tuples, lists and dicts each tensor. One rank: unchanged.
+        """The tensors of all ranks, stacked: (ranks, …); in tuples, lists and dicts each
+        tensor. One rank: unchanged.
 
         group        gather from these ranks only (a torch.distributed group)
-        sync_grads   gradients flow back to the rank of each tensor, summed over the ranks' losses
+        sync_grads   gradients flow back to the rank of each tensor, summed over the ranks'
+                     losses
         """
         strategy = self.trainer.strategy
         if strategy.world.size == 1:
@@ -192,7 +206,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     def unfreeze(self) -> None:
         self.requires_grad_(True).train()
 
-    # ---- what the Trainer does unless it is overridden ----------------------------------------
+    # ---- what the Trainer does unless it is overridden --------------------------------------
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         loss.backward(*args, **kwargs)
@@ -200,14 +214,18 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
     ) -> None:
-        """`optimizer_closure` computes loss and gradients: an override must pass it to `optimizer.step`."""
+        """`optimizer_closure` computes loss and gradients: an override must pass it to
+        `optimizer.step`.
+        """
         optimizer.step(closure=optimizer_closure)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         optimizer.zero_grad()
 
     def on_validation_model_zero_grad(self) -> None:
-        """Called before each validation within training, between two optimizer steps: it frees memory."""
+        """Called before each validation within training, between two optimizer steps: it frees
+        memory.
+        """
         self.zero_grad()
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
@@ -227,7 +245,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Scale the gradients down to a norm over all of them ("norm"), or clamp each number to ± the value ("value").
+        """Scale the gradients down to a norm over all of them ("norm"), or clamp each number
+        to ± the value ("value").
 
         In manual optimization the gradients are first averaged over the ranks.
         """
@@ -241,7 +260,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         else:
             nn.utils.clip_grad_value_(parameters, gradient_clip_val)
 
-    # ---- where it runs ------------------------------------------------------------------------
+    # ---- where it runs ----------------------------------------------------------------------
 
     @property
     def trainer(self) -> "Trainer":
@@ -299,10 +318,12 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> "LightningModule":
-        """A module made with the hyperparameters in the checkpoint, overridden by `kwargs`, with its weights.
+        """A module made with the hyperparameters in the checkpoint, overridden by `kwargs`,
+        with its weights.
 
-        It reads this Trainer's checkpoints and Lightning's. weights_only=False reads any object, and so runs whatever code
-        the file holds: only for files that you trust. Raises UserError if the checkpoint does not fit this class.
+        It reads this Trainer's checkpoints and Lightning's. weights_only=False reads any
+        object, and so runs whatever code the file holds: only for files that you trust. Raises
+        UserError if the checkpoint does not fit this class.
         """
         from multigpu.trainer.checkpointing.checkpoint_io import construct, read
 

@@ -1,4 +1,6 @@
-"""Makes a run repeatable: one seed for Python, NumPy and torch, and the same for the order of the data."""
+"""Makes a run repeatable: one seed for Python, NumPy and torch, and the same for the order of
+the data.
+"""
 
 import os
 import random
@@ -23,11 +25,12 @@ WORKERS_VARIABLE = "PL_SEED_WORKERS"
 def seed_everything(
     seed: int | None = None, workers: bool = False, verbose: bool = True
 ) -> int:
-    """Seed Python, NumPy and torch, in this process and in ranks that it starts; return the seed.
+    """Seed Python, NumPy and torch, in this process and in ranks that it starts; return the
+    seed.
 
     seed      None: the seed that was set before, or 0
-    workers   seed a DataLoader's workers, too, each by its number and rank: otherwise the same worker of two ranks
-              draws the same numbers
+    workers   seed a DataLoader's workers, too, each by its number and rank: otherwise the same
+              worker of two ranks draws the same numbers
     """
     if seed is None:
         seed = data_seed()
@@ -51,14 +54,18 @@ def data_seed() -> int:
 
 
 def seed_workers(loader: Any, rank: int) -> None:
-    """Let the DataLoader seed its workers, if seed_everything(workers=True) asked for it and the user does not do it."""
+    """Let the DataLoader seed its workers, if seed_everything(workers=True) asked for it and
+    the user does not do it.
+    """
     wanted = int(os.environ.get(WORKERS_VARIABLE, "0"))
     if wanted and isinstance(loader, DataLoader) and loader.worker_init_fn is None:
         loader.worker_init_fn = partial(_seed_worker, rank=rank)
 
 
 def _seed_worker(worker: int, rank: int) -> None:
-    """Seed a worker by the process's seed (torch draws a new one each epoch), the rank, and the worker's number."""
+    """Seed a worker by the process's seed (torch draws a new one each epoch), the rank, and
+    the worker's number.
+    """
     process_seed = torch.initial_seed() - worker
     words = np.random.SeedSequence([process_seed, worker, rank]).generate_state(4)
     torch.manual_seed(int(words[0]) << 32 | int(words[1]))
@@ -68,7 +75,9 @@ def _seed_worker(worker: int, rank: int) -> None:
 
 @contextmanager
 def same_seed(number: int) -> Iterator[None]:
-    """Within it, all ranks draw the same numbers from torch, NumPy and Python; the states before are restored."""
+    """Within it, all ranks draw the same numbers from torch, NumPy and Python; the states
+    before are restored.
+    """
     with preserved_random_states():
         random.seed(number)
         np.random.seed(number % 2**32)

@@ -28,16 +28,18 @@ from multigpu.trainer.profiler import PassThroughProfiler
 
 
 class Trainer:
-    """As Lightning's Trainer, with the strategies that Lightning has dropped: dp, ddp2, horovod, bagua.
+    """As Lightning's Trainer, with the strategies that Lightning has dropped: dp, ddp2,
+    horovod, bagua.
 
     The arguments mean what they mean in Lightning, with two differences:
 
     num_nodes        None: as many as the launcher has started
     detect_anomaly   stop at the first loss or gradient that is not finite, and name it
 
-    The arguments become attributes of the same names, which may be changed between runs (trainer.max_epochs = 20) and,
-    by callbacks, during a run. What changes while a run goes on is in `trainer.state`, a RunState: the loops change it,
-    and the properties below read it under Lightning's names. Of these users may set should_stop and optimizers.
+    The arguments become attributes of the same names, which may be changed between runs
+    (trainer.max_epochs = 20) and, by callbacks, during a run. What changes while a run goes on
+    is in `trainer.state`, a RunState: the loops change it, and the properties below read it
+    under Lightning's names. Of these users may set should_stop and optimizers.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class Trainer:
         )
         self.state = RunState(Results(self.strategy.gather_objects, 1, training=False))
 
-    # ---- what the user calls ------------------------------------------------------------------
+    # ---- what the user calls ----------------------------------------------------------------
 
     def fit(
         self,
@@ -139,10 +141,12 @@ class Trainer:
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Train; with `ckpt_path` ("best", "last" or a file), resume as if the run had never stopped.
+        """Train; with `ckpt_path` ("best", "last" or a file), resume as if the run had never
+        stopped.
 
-        One exception: bagua's algorithms whose ranks have different weights. A checkpoint holds rank 0's, and all ranks
-        resume from these. weights_only=False reads a checkpoint that holds any objects: only for files that you trust.
+        One exception: bagua's algorithms whose ranks have different weights. A checkpoint
+        holds rank 0's, and all ranks resume from these. weights_only=False reads a checkpoint
+        that holds any objects: only for files that you trust.
         """
         self.state.weights_only = weights_only
         loaders = {"train": train_dataloaders, "val": val_dataloaders}
@@ -198,7 +202,7 @@ class Trainer:
         return self._run("predict", model, datamodule, ckpt_path, {"predict": dataloaders})
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
-        """Write a checkpoint now, in Lightning's form. All ranks must call it; rank 0 writes."""
+        """Write a checkpoint in Lightning's form. All ranks must call it; rank 0 writes."""
         checkpoint_io.save(self, filepath, bool(weights_only))
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -242,11 +246,11 @@ class Trainer:
                 values = (f"{name} {float(value):.4f}" for name, value in metrics.items())
                 self.print(prefix + ", ".join(values))
 
-    # ---- the run: Lightning's names for what is in `state` ------------------------------------
+    # ---- the run: Lightning's names for what is in `state` ----------------------------------
 
     @property
     def should_stop(self) -> bool:
-        """Set it to end training after this batch, or once min_epochs and min_steps are done."""
+        """Set it to end training after this batch, but not before min_epochs and min_steps."""
         return self.state.should_stop
 
     @should_stop.setter
@@ -278,7 +282,7 @@ class Trainer:
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
-        """Values by name; also what the hook that runs has just logged, as this rank knows it."""
+        """Values by name; also those that the running hook has just logged on this rank."""
         return self.state.callback_metrics
 
     @property
@@ -335,7 +339,9 @@ class Trainer:
 
     @property
     def estimated_stepping_batches(self) -> float:
-        """Optimizer steps in the whole run, from `configure_optimizers` on; infinity where nothing limits it."""
+        """Optimizer steps in the whole run, from `configure_optimizers` on; infinity where
+        nothing limits it.
+        """
         return estimated_steps(self)
 
     @property
@@ -389,7 +395,9 @@ class Trainer:
 
     @property
     def num_val_batches(self) -> list[float]:
-        """Batches of each dataloader on this rank; so are num_test_batches and num_predict_batches."""
+        """Batches of each dataloader on this rank; so are num_test_batches and
+        num_predict_batches.
+        """
         return self.state.data.num_val_batches
 
     @property
@@ -414,7 +422,7 @@ class Trainer:
         """The checkpoint from which the last fit resumed."""
         return self.state.ckpt_path
 
-    # ---- the ranks ----------------------------------------------------------------------------
+    # ---- the ranks --------------------------------------------------------------------------
 
     @property
     def global_rank(self) -> int:
@@ -440,7 +448,7 @@ class Trainer:
     def num_devices(self) -> int:
         return len(self.strategy.devices) or self.accelerator.count or 1
 
-    # ---- loggers and callbacks ----------------------------------------------------------------
+    # ---- loggers and callbacks --------------------------------------------------------------
 
     @property
     def logger(self) -> Logger | None:

@@ -24,7 +24,8 @@ def check_finite(trainer: "Trainer", loss: torch.Tensor, batch: Any) -> None:
         for number, tensor in enumerate(tensors(batch))
     ]
     named += [("the loss", loss)]
-    # With a loss scaler an infinite gradient is expected: the scaler skips the step and lowers its factor.
+    # With a loss scaler an infinite gradient is expected: the scaler skips the step and lowers
+    # its factor.
     if state.precision.scaler is None:
         named += [
             (f"the gradient of {name!r}", weight.grad)

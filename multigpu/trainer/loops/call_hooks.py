@@ -1,4 +1,7 @@
-"""Calls a hook of the callbacks, then of the module. A hook that nobody overrides costs nothing."""
+"""Calls a hook of the callbacks, then of the module.
+
+A hook that nobody overrides costs nothing.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,15 +17,16 @@ from multigpu.trainer.module import LightningModule
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
-# At an epoch's end they are called after the module, because they monitor what the module logs there.
+# At an epoch's end they are called after the module, because they monitor what the module logs
+# there.
 MONITORING = (ModelCheckpoint, EarlyStopping)
 
 
 def lookup(trainer: "Trainer", name: str) -> Callable[..., Any] | None:
     """A function that calls the hook `name` wherever it is overridden; None if it is nowhere.
 
-    The function returns what the module's own hook returned. Values that a hook logs go to the results of the loop that
-    runs when `lookup` is called.
+    The function returns what the module's own hook returned. Values that a hook logs go to the
+    results of the loop that runs when `lookup` is called.
     """
     state = trainer.state
     module = state.lightning_module
@@ -46,7 +50,8 @@ def lookup(trainer: "Trainer", name: str) -> Callable[..., Any] | None:
                 getattr(callback, name)(trainer, module, *args)
             answer = own(*args) if own else None
             if last:
-                # The metrics of all ranks: the callbacks' decisions must be the same everywhere.
+                # The metrics of all ranks: the callbacks' decisions must be the same
+                # everywhere.
                 state.metrics.update(results.epoch_metrics())
             for callback in last:
                 getattr(callback, name)(trainer, module, *args)

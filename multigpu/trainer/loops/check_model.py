@@ -1,4 +1,4 @@
-"""Refuses what cannot be run: no module, a module of another kind, or one that lacks a step."""
+"""Refuses what cannot be run: no module, one of another kind, or one that lacks a step."""
 
 from typing import Any
 
@@ -28,7 +28,8 @@ def check_model(stage: str, model: Any) -> None:
         )
     if not isinstance(model, LightningModule):
         raise UserError(
-            f"trainer.{stage}: {type(model).__name__} is not a LightningModule: give a subclass "
+            f"trainer.{stage}: {type(model).__name__} is not a LightningModule: give a "
+            f"subclass "
             f"of multigpu.trainer.LightningModule."
         )
     for name in REQUIRED[stage]:

@@ -1,7 +1,8 @@
-"""Which batches a rank gets: in training its shard of each epoch's samples, in evaluation every n-th batch.
+"""Which batches a rank gets: a shard of the samples, or every n-th batch.
 
-Training uses DistributedSampler, as Lightning does: all ranks make the same number of steps, and some samples come twice.
-Evaluation shards whole batches, so that each sample counts once and the user's order is kept.
+Training uses DistributedSampler, as Lightning does: all ranks make the same number of steps,
+and some samples come twice. Evaluation shards whole batches, so that each sample counts once
+and the user's order is kept.
 """
 
 import copy
@@ -39,7 +40,10 @@ class SamplerLength:
 
 
 class ShardedSampler(DistributedSampler):
-    """The user's own sampler, sharded over the ranks. All ranks draw with the same seed, anew each epoch."""
+    """The user's own sampler, sharded over the ranks.
+
+    All ranks draw with the same seed, anew each epoch.
+    """
 
     def __init__(self, sampler: Any, num_shards: int, index: int):
         super().__init__(SamplerLength(sampler), num_shards, index, shuffle=False)
@@ -71,7 +75,7 @@ class EveryNthBatch(Sampler):
 
 
 def of_this_rank(trainer: "Trainer", loader: Any, training: bool) -> Any:
-    """This rank's shard of a dataloader, its workers seeded; the loader itself where it is not sharded."""
+    """This rank's shard of a dataloader, or the loader itself; its workers are seeded."""
     if trainer.use_distributed_sampler:
         shard = trainer.strategy.shard
         loader = sharded(loader, shard, training, keep_order=bool(trainer.overfit_batches))
@@ -87,8 +91,8 @@ def sharded(
     shard        (number of shards, index of this one)
     keep_order   do not shuffle (overfit_batches)
 
-    What is no DataLoader, or has no order of its own (an IterableDataset), is returned unchanged: the user shards it.
-    Raises UserError for a batch sampler that cannot be sharded.
+    What is no DataLoader, or has no order of its own (an IterableDataset), is returned
+    unchanged: the user shards it. Raises UserError for a batch sampler that cannot be sharded.
     """
     num_shards, index = shard
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
@@ -122,7 +126,10 @@ def sharded(
 def _sharded_by_batch(
     loader: DataLoader, num_shards: int, index: int, shuffled: bool
 ) -> DataLoader:
-    """Every num_shards-th batch. A loader that shuffles is read in order, as each rank would shuffle by itself."""
+    """Every num_shards-th batch.
+
+    A loader that shuffles is read in order, as each rank would shuffle by itself.
+    """
     if shuffled:
         loader = _with_sampler(loader, SequentialSampler(loader.dataset))
     batches = length(loader)
@@ -134,7 +141,8 @@ def _sharded_by_batch(
         )
     if batches < num_shards and is_rank_zero():
         warnings.warn(
-            f"{pluralize(int(batches), 'batch')} to evaluate for {num_shards} ranks, so some get "
+            f"{pluralize(int(batches), 'batch')} to evaluate for {num_shards} ranks, so some "
+            f"get "
             f"none: a smaller batch_size gives each rank one.",
             stacklevel=2,
         )
@@ -149,7 +157,8 @@ def _draws_each_once(loader: DataLoader) -> bool:
 
 
 def _with_sampler(loader: DataLoader, sampler: Any, batches: Any = None) -> DataLoader:
-    """A copy of the loader, of its own class, that draws from another sampler or from another batch sampler.
+    """A copy of the loader, of its own class, that draws from another sampler or from another
+    batch sampler.
 
     A loader with batch_size=None uses its sampler as the batch sampler.
     """

@@ -1,4 +1,4 @@
-"""Validation, testing and prediction: every n-th batch on each of n ranks, each sample once, one reduction at the end."""
+"""Validation, testing and prediction: every n-th batch on each of n ranks, one reduction."""
 
 import inspect
 from collections.abc import Callable
@@ -31,7 +31,8 @@ class EvaluationLoop:
     sharded       for each, whether it was sharded; else each rank gets all its batches
     limits        batches of each that this rank evaluates
     uneven        whether some ranks get one batch more than others
-    logged_steps  batches of each, over all runs, whose values went to the loggers: their x axis
+    logged_steps  batches of each, over all runs, whose values went to the loggers: their x
+                  axis
     """
 
     def __init__(
@@ -69,7 +70,10 @@ class EvaluationLoop:
         self.results.device = state.results.device
 
     def run(self, sanity_steps: int | None = None) -> list[dict[str, Any]]:
-        """The metrics of each dataloader; for prediction use `predict`. `sanity_steps`: so many batches of each (-1: all)."""
+        """The metrics of each dataloader; for prediction use `predict`.
+
+        `sanity_steps`: so many batches of each (-1: all).
+        """
         trainer = self.trainer
         state = self.state
         outer_results = state.results
@@ -147,7 +151,8 @@ class EvaluationLoop:
         takes_index = len(parameters) > 1 or takes_any
         if several and len(parameters) == 2 and not takes_any:
             raise UserError(
-                f"there are {len(self.loaders)} dataloaders, and {name} takes (batch, batch_idx): "
+                f"there are {len(self.loaders)} dataloaders, and {name} takes (batch, "
+                f"batch_idx): "
                 f"add a third argument, dataloader_idx."
             )
         attributes = self.module.__dict__
@@ -185,7 +190,7 @@ class EvaluationLoop:
         return evaluate
 
     def check_all_gather(self, tensor: torch.Tensor, hook: str) -> None:
-        """Raises UserError if self.all_gather in `hook` would hang or fail: ranks with uneven batches."""
+        """Raises UserError if self.all_gather in `hook` would hang or fail."""
         strategy = self.trainer.strategy
         if self.uneven and hook not in OUTSIDE_BATCH:
             why = "different numbers of batches, so one of them would wait forever"
@@ -194,7 +199,8 @@ class EvaluationLoop:
         else:
             return
         raise UserError(
-            f"self.all_gather in {self.stage}: the ranks have {why}. Call it at the epoch's end, "
+            f"self.all_gather in {self.stage}: the ranks have {why}. Call it at the epoch's "
+            f"end, "
             f"or give batches that {strategy.world.size} ranks can share evenly.",
             already_reported=not strategy.is_global_zero,
         )
@@ -214,7 +220,7 @@ class EvaluationLoop:
         ]
 
     def predict(self) -> list | None:
-        """What `predict_step` returned for each batch, in the order of the batches, from all ranks, on all ranks.
+        """What `predict_step` returned for each batch, in order, from all ranks, on all ranks.
 
         A list for each dataloader if there are several; None if return_predictions is False.
         """

@@ -1,4 +1,4 @@
-"""Training: epochs of batches, and between them validation, schedulers, checkpoints and the end."""
+"""Training: epochs of batches; validation, schedulers and checkpoints when they are due."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,10 @@ class FitLoop:
 
     batches_done     batches of this epoch that are complete; 0 between epochs
     total_batches    those of all epochs
-    to_do            what the end of the last of them still has to do: "validate", "rest", or nothing
-    epoch_began      random states at the epoch's start: an epoch that is resumed must be shuffled as before
+    to_do            what the end of the last of them still has to do: "validate", "rest", or
+                     nothing
+    epoch_began      random states at the epoch's start: an epoch that is resumed must be
+                     shuffled as before
     after_skip       random states to set once a resumed epoch has skipped its first batches
     exchanges_steps  whether the ranks exchange every step's values; see results.py
     """
@@ -64,20 +66,21 @@ class FitLoop:
         self.training_step: TrainingStep | None = None
 
     def _shortest_of_ranks(self, batches: float) -> float:
-        """Loaders that are not sharded may be uneven: all ranks end an epoch with the shortest one."""
+        """Loaders that are not sharded may be uneven: an epoch ends with the shortest."""
         if self.length == float("inf"):
             return batches
         longest, negative = self.strategy.largest([int(batches), -int(batches)])
         shortest = -negative
         if shortest < longest:
             self.state.warn_once(
-                f"the ranks' dataloaders have from {shortest} to {longest} batches: every epoch "
+                f"the ranks' dataloaders have from {shortest} to {longest} batches: every "
+                f"epoch "
                 f"ends after {shortest}."
             )
         return shortest
 
     def estimated_steps(self) -> float:
-        """Optimizer steps in the whole run, for schedulers; -1 or infinity where nothing limits the run."""
+        """Optimizer steps in the whole run; infinity where nothing limits it."""
         trainer = self.trainer
         batches = self.batches_of_epoch
         if trainer.max_epochs == -1 or batches == float("inf"):
@@ -88,7 +91,7 @@ class FitLoop:
             steps = min(steps, trainer.max_steps)
         return int(steps) if steps != float("inf") else steps
 
-    # ---- the run ------------------------------------------------------------------------------
+    # ---- the run ----------------------------------------------------------------------------
 
     def run(self) -> None:
         trainer = self.trainer
@@ -121,7 +124,7 @@ class FitLoop:
         call_hooks.call(trainer, "on_train_end")
 
     def _look_up(self) -> None:
-        """What is called with every batch; after on_train_start, which may have added callbacks."""
+        """What every batch needs. on_train_start comes first: it may add callbacks."""
         trainer = self.trainer
         state = self.state
         self.transfer = state.transfer
@@ -156,10 +159,13 @@ class FitLoop:
             and progress.global_step >= (trainer.min_steps or 0)
         )
 
-    # ---- an epoch -----------------------------------------------------------------------------
+    # ---- an epoch ---------------------------------------------------------------------------
 
     def _iterator(self) -> Iterator:
-        """The epoch's batches. In an epoch that is resumed, the batches that are done are skipped."""
+        """The epoch's batches.
+
+        In an epoch that is resumed, the batches that are done are skipped.
+        """
         if self.epoch_began is not None and self.after_skip is not None:
             set_random_states(self.epoch_began)
         else:
@@ -254,10 +260,10 @@ class FitLoop:
         self.progress.current_epoch += 1
         self.epoch_ended = False
 
-    # ---- a batch ------------------------------------------------------------------------------
+    # ---- a batch ----------------------------------------------------------------------------
 
     def _batch(self, batch: Any, index: int, last: bool) -> bool:
-        """Returns True if the rest of the epoch is to be skipped: on_train_batch_start returned -1."""
+        """Returns True to skip the rest of the epoch: on_train_batch_start returned -1."""
         batch = self.transfer(batch)
         self.results.start_batch(batch)
         if self.batch_start is not None and self.batch_start(batch, index) == -1:
@@ -305,7 +311,7 @@ class FitLoop:
         self.to_do = ""
 
     def _report(self, output: Any, batch: Any, index: int, stepping: bool) -> None:
-        """The batch's logged values go to the callbacks, and every log_every_n_steps to the loggers."""
+        """Logged values go to callbacks, and every log_every_n_steps to loggers."""
         trainer = self.trainer
         results = self.results
         metrics = self.state.metrics
@@ -325,7 +331,7 @@ class FitLoop:
             if logged or (trainer.fast_dev_run and stepping):
                 send_to_loggers(trainer, reported)
 
-    # ---- what is due --------------------------------------------------------------------------
+    # ---- what is due ------------------------------------------------------------------------
 
     def _validation_is_due(self, index: int, last: bool) -> bool:
         every = self.trainer.check_val_every_n_epoch
@@ -364,7 +370,8 @@ def estimated_steps(trainer: "Trainer") -> float:
     fit_loop = trainer.state.fit_loop
     if fit_loop is None:
         raise UserError(
-            "trainer.estimated_stepping_batches is known from configure_optimizers on: read it "
+            "trainer.estimated_stepping_batches is known from configure_optimizers on: read "
+            "it "
             "there."
         )
     return fit_loop.estimated_steps()

@@ -13,10 +13,11 @@ class LogContext:
 
     results       where the values go
     hook          the hook that runs; "" between hooks, where `self.log` is refused
-    micro_batch   what the step was called with, where that is a part of the batch; None: the whole batch
+    micro_batch   what the step was called with, where that is a part of the batch; None: the
+                  whole batch
 
-    The module holds it, not a global: each of DataParallel's replicas is a copy of the module with attributes of
-    its own, so replicas in different threads have different contexts.
+    The module holds it, not a global: each of DataParallel's replicas is a copy of the module
+    with attributes of its own, so replicas in different threads have different contexts.
     """
 
     results: "Results"

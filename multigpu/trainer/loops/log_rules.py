@@ -1,4 +1,4 @@
-"""Where `self.log` may be called: within a batch and at both ends of an epoch, as in Lightning."""
+"""Where `self.log` may be called, as in Lightning: in a batch, and at an epoch's two ends."""
 
 import warnings
 
@@ -22,7 +22,10 @@ OUTSIDE_BATCH = frozenset(
 
 
 def check_hook_logs(hook: str, name: str) -> None:
-    """Raises UserError where the value would be lost. `hook` is the one that runs, "" if it is none of a loop's."""
+    """Raises UserError where the value would be lost.
+
+    `hook` is the one that runs, "" if it is none of a loop's.
+    """
     if hook not in WITHIN_BATCH and hook not in OUTSIDE_BATCH:
         where = f"in {hook}" if hook else "outside of the steps and their hooks"
         raise UserError(
@@ -32,7 +35,10 @@ def check_hook_logs(hook: str, name: str) -> None:
 
 
 def warn_of_names_on_some_ranks(of_ranks: list[dict]) -> None:
-    """`of_ranks`: what each rank logged in this step with sync_dist. A name that some ranks lack may be a mistake."""
+    """Warn of a name that some ranks have not logged in this step: it may be a mistake.
+
+    of_ranks   what each rank logged with sync_dist
+    """
     names = [{key[1] for key in logged} for logged in of_ranks]
     on_some = sorted(set.union(*names) - set.intersection(*names))
     if on_some and is_rank_zero():

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class OptimizerStep:
     """Average the gradients over the ranks, unscale them, call the hook, clip them, step.
 
-    `prepare` does all but the last, `apply` the last. In automatic optimization the training step calls both, once a batch
-    completes a step. In manual optimization `self.optimizers().step()` calls both; the user clips the gradients.
+    `prepare` does all but the last, `apply` the last. In automatic optimization the training
+    step calls both, once a batch completes a step. In manual optimization
+    `self.optimizers().step()` calls both; the user clips the gradients.
     """
 
     def __init__(self, trainer: "Trainer"):
@@ -42,7 +43,7 @@ class OptimizerStep:
         self.step = profiled(trainer.profiler, "optimizer_step", self.precision.step)
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """After the last backward of a step: the gradients become those that the optimizer uses."""
+        """After the last backward of a step: average, unscale and clip the gradients."""
         self.strategy.synchronize(optimizer)
         self.precision.unscale(optimizer)
         if self.before_step is not None:
@@ -62,8 +63,8 @@ class OptimizerStep:
     def run(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> None:
         """What `self.optimizers().step(closure)` does.
 
-        In automatic optimization (an overridden optimizer_step) the closure prepares the gradients itself, and the training
-        step counts.
+        In automatic optimization (an overridden optimizer_step) the closure prepares the
+        gradients itself, and the training step counts.
         """
         if closure is not None and needs_closure(optimizer):
             optimizer.step(closure)
@@ -90,7 +91,10 @@ class LightningOptimizer:
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Within it only this optimizer's parameters learn; with sync_grad=False no gradients are exchanged either."""
+        """Within it only this optimizer's parameters learn.
+
+        sync_grad   False: no gradients are exchanged, either
+        """
         state = self._state
         exchange = nullcontext() if sync_grad else self._strategy.no_sync(state.model)
         with exchange, state.lightning_module.toggled_optimizer(self.optimizer):
@@ -101,7 +105,7 @@ class LightningOptimizer:
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether `optimizer.step` computes the loss itself, perhaps several times: LBFGS, and a step whose closure is required."""
+    """Whether `optimizer.step` computes the loss itself: LBFGS, or a required closure."""
     closure = signature(optimizer.step).parameters.get("closure")
     required = closure is not None and closure.default is closure.empty
     return required or isinstance(optimizer, torch.optim.LBFGS)

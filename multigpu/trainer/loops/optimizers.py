@@ -1,4 +1,4 @@
-"""Reads what `configure_optimizers` returned: optimizers, and for each scheduler when it steps."""
+"""Reads what `configure_optimizers` returned: optimizers, and schedulers with their times."""
 
 import warnings
 from dataclasses import dataclass, fields
@@ -21,7 +21,10 @@ FORMS = (
 
 @dataclass
 class LRSchedulerConfig:
-    """When a scheduler steps: every `frequency` epochs or steps. ReduceLROnPlateau's step gets the metric `monitor`."""
+    """When a scheduler steps: every `frequency` epochs or steps.
+
+    ReduceLROnPlateau's step gets the metric `monitor`.
+    """
 
     scheduler: Any
     name: str | None = None
@@ -33,7 +36,11 @@ class LRSchedulerConfig:
 
 
 def parse(returned: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-    """Raises UserError for a form that is none of FORMS, and for several optimizers in automatic optimization."""
+    """Optimizers and schedulers.
+
+    Raises UserError for what is none of FORMS, and for several optimizers in automatic
+    optimization.
+    """
     optimizers, schedulers = _split(returned)
     if automatic and len(optimizers) > 1:
         raise UserError(
@@ -115,8 +122,9 @@ def _config(scheduler: Any, monitor: str | None, automatic: bool) -> LRScheduler
 
 
 def monitored_metric(trainer: "Trainer", config: LRSchedulerConfig) -> Any:
-    """The metric that a scheduler steps on: the mean over the ranks that logged it, so that all keep one learning rate.
+    """The metric that a scheduler steps on: the mean over the ranks that logged it.
 
+    So all ranks keep one learning rate.
     None if no rank has logged it and `strict` is False: the scheduler then does not step.
     """
     metrics = trainer.callback_metrics

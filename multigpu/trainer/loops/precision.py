@@ -29,7 +29,8 @@ class Precision:
     dtype    the type of computations; for mixed, of those that autocast considers safe
     mixed    weights in 32 bit, autocast around the forward
     plain    32-true: no conversion, no autocast, no scaler
-    scaler   16-mixed: torch's loss scaler, so that small gradients do not become 0 in 16 bit; else None
+    scaler   16-mixed: torch's loss scaler, so that small gradients do not become 0 in 16 bit;
+             else None
 
     Raises UserError for an unknown name, and for a type that the device does not support.
     """
@@ -65,7 +66,7 @@ class Precision:
         return model if self.mixed or self.dtype == torch.float32 else model.to(self.dtype)
 
     def convert_batch(self, batch: Any) -> Any:
-        """The batch, its floating-point tensors in the true type; mixed leaves them in 32 bit."""
+        """The batch, its floating-point tensors in the true type; mixed changes nothing."""
         if self.mixed or self.dtype == torch.float32:
             return batch
         return mapped(
@@ -85,12 +86,12 @@ class Precision:
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the scale, before they are clipped; the scaler notes infinite ones."""
+        """Divide the gradients by the scale, so that they can be clipped."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:
-        """Step. With a scaler, if a gradient is not finite: no step, and a smaller scale from now on."""
+        """Step. With a scaler and a gradient that is not finite: no step, a smaller scale."""
         if self.scaler is None:
             optimizer.step()
         else:

@@ -9,7 +9,7 @@ from multigpu.trainer.profiler import PassThroughProfiler
 def profiled(
     profiler: PassThroughProfiler | None, name: str, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """`function`, measured under `name`; without a profiler `function` itself, so that it costs nothing."""
+    """`function`, measured under `name`; without a profiler `function` itself."""
     if profiler is None:
         return function
 

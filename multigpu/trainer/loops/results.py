@@ -1,10 +1,12 @@
-"""The values of `self.log`: kept without waiting for the GPU, reduced over batches and ranks once.
+"""The values of `self.log`: kept without waiting for the GPU, reduced once.
 
-Ranks may log different names: they exchange names and values together, in one collective in which every rank takes part
-at the same places, so that nothing can hang. These places are the end of an epoch and the steps that are logged. Once a
-rank has logged a step's value with sync_dist, every step is such a place, because any callback may read it: the all-reduce
-at the end of each batch tells the ranks, and a run's first batch always exchanges. The one exception: a name that is first
-logged later, in a step that is not logged, keeps its own rank's value in that step.
+Ranks may log different names: they exchange names and values together, in one collective in
+which every rank takes part at the same places, so that nothing can hang. These places are the
+end of an epoch and the steps that are logged. Once a rank has logged a step's value with
+sync_dist, every step is such a place, because any callback may read it: the all-reduce at the
+end of each batch tells the ranks, and a run's first batch always exchanges. The one exception:
+a name that is first logged later, in a step that is not logged, keeps its own rank's value in
+that step.
 """
 
 import functools
@@ -27,7 +29,8 @@ from multigpu.trainer.loops.log_rules import (
 
 # How two totals become one. A mean is a sum that is divided later.
 REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
-# DataParallel's replicas log from several threads. It is no run's state, and it is not part of Results, which is pickled.
+# DataParallel's replicas log from several threads. It is no run's state, and it is not part of
+# Results, which is pickled.
 LOCK = threading.Lock()
 
 
@@ -87,7 +90,8 @@ class Results:
     """The logged values of one loop (training, validation, test).
 
     gather      collects one object of each rank: Strategy.gather_objects
-    device      where several replicas or micro-batches log a part of a batch: the values are added up on this device
+    device      where several replicas or micro-batches log a part of a batch: the values are
+                added up on this device
     any_fresh   whether anything was logged in this batch
     sync_steps  whether this rank ever logged a step's value with sync_dist
     """
@@ -131,8 +135,8 @@ class Results:
     ) -> None:
         """LightningModule.log, called in `hook` on `micro_batch` (see LogContext).
 
-        Raises UserError for a value that is not one number, for an unknown reduction, and in a hook where values are not
-        collected.
+        Raises UserError for a value that is not one number, for an unknown reduction, and in a
+        hook where values are not collected.
         """
         key = (hook, name, self.dataloader_idx if add_dataloader_idx else None)
         arguments = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
@@ -190,11 +194,13 @@ class Results:
             )
         if not on_step and not on_epoch:
             raise UserError(
-                f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing: set one of them."
+                f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing: set one of "
+                f"them."
             )
         if on_step and hook in OUTSIDE_BATCH:
             raise UserError(
-                f"self.log({name!r}, on_step=True) in {hook}: no step runs there; leave on_step out."
+                f"self.log({name!r}, on_step=True) in {hook}: no step runs there; leave "
+                f"on_step out."
             )
         entry = Entry(
             name,
@@ -228,13 +234,17 @@ class Results:
             rows = self.batch_size
         if rows is None and entry.on_epoch and entry.reduce == "mean":
             raise UserError(
-                f"self.log({entry.name!r}): the batch has no tensor, so the number of rows that "
+                f"self.log({entry.name!r}): the batch has no tensor, so the number of rows "
+                f"that "
                 f"weights the epoch's mean is unknown: give batch_size=."
             )
         return 1 if rows is None else rows
 
     def step_metrics(self, exchange: bool) -> Reported:
-        """The values of this batch. With `exchange`, which must be the same on all ranks, sync_dist values are reduced."""
+        """The values of this batch.
+
+        With `exchange`, which must be the same on all ranks, sync_dist values are reduced.
+        """
         fresh = {
             key: entry for key, entry in self.entries.items() if entry.on_step and entry.fresh
         }
@@ -260,7 +270,10 @@ class Results:
         return Reported(pairs, on_step=True, training=self.training)
 
     def epoch_metrics(self) -> Reported:
-        """The epoch's values over all batches and ranks. All ranks must call it, whatever they have logged."""
+        """The epoch's values over all batches and ranks.
+
+        All ranks must call it, whatever they have logged.
+        """
         totals: dict[tuple, tuple] = {}
         for key, entry in self.entries.items():
             if not entry.on_epoch:
@@ -301,7 +314,7 @@ class Results:
         return pairs
 
     def unreported(self, hook: str) -> dict[str, Any]:
-        """What was logged since the last report, as this rank knows it: for a `hook` that reads what it has just logged."""
+        """What `hook` has logged since the last report, as this rank knows it."""
         on_step = hook not in OUTSIDE_BATCH
         pairs = []
         for entry in self.entries.values():
@@ -331,7 +344,8 @@ def _one_number(name: str, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise UserError(
-                f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: expected "
+                f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: "
+                f"expected "
                 f"one number."
             )
         value = value.detach().reshape(())
@@ -341,13 +355,14 @@ def _one_number(name: str, value: Any) -> torch.Tensor:
     if isinstance(value, (int, float, numbers.Real)):  # NumPy's too
         return torch.tensor(float(value))
     raise UserError(
-        f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a tensor "
+        f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a "
+        f"tensor "
         f"with one."
     )
 
 
 def _value_of_batch(value: Any) -> Any:
-    """The value itself; of a torchmetrics.Metric this batch's, None after `update`, which computes none."""
+    """The value; a torchmetrics.Metric's is this batch's, or None after `update`."""
     return value._forward_cache if hasattr(value, "compute") else value
 
 
@@ -358,7 +373,10 @@ def _reduced(reduce: str, totals: Iterable[float]) -> torch.Tensor:
 
 
 def _divided(entry: Entry, total: Any, weight: float | None) -> Any:
-    """A mean from its total, NaN where nothing was counted; other totals unchanged. A Metric's value has no weight."""
+    """A mean from its total, NaN where nothing was counted; other totals unchanged.
+
+    A Metric's value has no weight.
+    """
     if entry.reduce != "mean" or weight is None:
         return total
     return total / weight if weight else math.nan

@@ -1,4 +1,4 @@
-"""One call of fit, validate, test or predict, from its first to its last line; every rank runs it."""
+"""One call of fit, validate, test or predict, on every rank, from first to last line."""
 
 import os
 from pathlib import Path
@@ -91,7 +91,7 @@ def attach(trainer: "Trainer", model: LightningModule) -> None:
 
 
 def _move_to_cpu(trainer: "Trainer") -> None:
-    """As Lightning does after a run: the module is without its wrapper, and on the CPU, like the optimizers' states."""
+    """After a run the module and the optimizers' states are on the CPU, as in Lightning."""
     state = trainer.state
     state.model = state.lightning_module
     if trainer.strategy.device.type == "vgpu":
@@ -146,7 +146,8 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
     if trainer.sync_batchnorm and strategy.world.size > 1:
         if strategy.device.type == "cpu":
             raise UserError(
-                "sync_batchnorm=True needs torch's SyncBatchNorm, which does not support the CPU: "
+                "sync_batchnorm=True needs torch's SyncBatchNorm, which does not support the "
+                "CPU: "
                 "give accelerator='gpu' or 'vgpu'."
             )
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -195,7 +196,10 @@ def _fit(trainer: "Trainer", ckpt_path: str | None, given: dict[str, Any]) -> No
 
 
 def _fit_data(trainer: "Trainer", given: dict[str, Any]) -> tuple[Any, EvaluationLoop | None]:
-    """The training dataloader, and the validation. Raises UserError if there is nothing to train on."""
+    """The training dataloader, and the validation.
+
+    Raises UserError if there is nothing to train on.
+    """
     state = trainer.state
     strategy = trainer.strategy
     train = _find_loader(trainer, "train", given)
@@ -206,7 +210,8 @@ def _fit_data(trainer: "Trainer", given: dict[str, Any]) -> tuple[Any, Evaluatio
         )
     if isinstance(train, (list, tuple, dict)):
         raise UserError(
-            "trainer.fit takes one training dataloader: concatenate the data sets, or zip them "
+            "trainer.fit takes one training dataloader: concatenate the data sets, or zip "
+            "them "
             "in a data set of your own."
         )
     has_step = overridden("validation_step", state.lightning_module, LightningModule)
@@ -237,7 +242,7 @@ def _fit_data(trainer: "Trainer", given: dict[str, Any]) -> tuple[Any, Evaluatio
 
 
 def _configure_optimizers(trainer: "Trainer") -> None:
-    """Call `configure_optimizers`, and let the strategy wrap the model and hook the optimizers."""
+    """Call `configure_optimizers`; the strategy wraps the model and hooks the optimizers."""
     state = trainer.state
     strategy = trainer.strategy
     model = state.lightning_module
@@ -297,7 +302,7 @@ def _evaluate(
 
 
 def _find_loader(trainer: "Trainer", name: str, given: dict[str, Any]) -> Any:
-    """The dataloader that the user gave, else the data module's, else the module's; None if there is none."""
+    """The user's dataloader, else the data module's, else the module's, else None."""
     state = trainer.state
     loader = given.get(name)
     method = f"{name}_dataloader"

@@ -1,4 +1,4 @@
-"""SIGTERM during training: the handler only sets a flag; the ranks agree on it between two steps, save, and stop."""
+"""SIGTERM during training: a handler sets a flag; after the step the ranks save and stop."""
 
 import signal
 import threading
@@ -22,7 +22,10 @@ class Sigterm:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Within it, a SIGTERM sets the flag. Python allows handlers in the main thread only: elsewhere nothing changes."""
+        """Within it, a SIGTERM sets the flag.
+
+        Python allows handlers in the main thread only: elsewhere nothing changes.
+        """
         self.received = 0
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -42,7 +45,7 @@ class Sigterm:
 
 
 def save_and_interrupt(trainer: "Trainer") -> None:
-    """All ranks have agreed that a SIGTERM came: save a checkpoint; training ends after this step."""
+    """On all ranks: save a checkpoint, and end training after this step."""
     saver = trainer.checkpoint_callback
     folder = (saver.dirpath if saver else None) or trainer.default_root_dir
     path = Path(folder) / "stopped.ckpt"

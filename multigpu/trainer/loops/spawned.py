@@ -1,4 +1,4 @@
-"""A run in spawned processes (ddp_spawn), whose ranks train copies: rank 0 returns what this process must know of it."""
+"""A run in spawned processes (ddp_spawn), which train copies: rank 0 returns the outcome."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ def run_stage(
     ckpt_path: str | Path | None,
     loaders: dict[str, Any],
 ) -> Any:
-    """run.run_stage in new processes; afterwards `trainer` and `model` are as if it had run in this one."""
+    """run.run_stage in new processes; `trainer` and `model` then are as if it had run here."""
     state = trainer.state
     # An evaluation changes nothing that a checkpoint holds, so the one before stays valid.
     checkpoint = None if stage == "fit" else state.spawned_checkpoint
@@ -58,7 +58,8 @@ def run_stage(
     for callback in trainer.callbacks:
         callback_state = spawned.callbacks.get(callback.state_key)
         if callback_state:
-            # ModelCheckpoint ignores a state whose folder is not its own; the rank has chosen the folder.
+            # ModelCheckpoint ignores a state whose folder is not its own; the rank has chosen
+            # the folder.
             if "dirpath" in callback_state:
                 callback.dirpath = callback_state["dirpath"]
             callback.load_state_dict(callback_state)

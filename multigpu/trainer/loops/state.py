@@ -1,7 +1,7 @@
-"""What changes while the Trainer runs: the loops own it and change it, users read it through the Trainer.
+"""What changes while the Trainer runs: the loops own it, users read it through the Trainer.
 
-Each part of a run has a dataclass: `Progress` counts, `Metrics` holds what was logged, `Data` the dataloaders, and
-`RunState` joins them with the model, the optimizers and the loops.
+Each part of a run has a dataclass: `Progress` counts, `Metrics` holds what was logged, `Data`
+the dataloaders, and `RunState` joins them with the model, the optimizers and the loops.
 """
 
 import warnings
@@ -45,7 +45,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Metrics:
-    """The newest values by name, for callbacks, loggers and the progress bar; `latest` holds the last report alone."""
+    """The newest values by name, for each reader; `latest` is the last report alone."""
 
     callback: dict[str, Any] = field(default_factory=dict)
     logged: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +61,10 @@ class Metrics:
             self.progress_bar.update(reported.progress_bar)
 
     def clear(self) -> None:
-        """Forget all values. The dicts are new, so that those which a user has kept stay as they are."""
+        """Forget all values.
+
+        The dicts are new, so that those which a user has kept stay as they are.
+        """
         self.callback = {}
         self.logged = {}
         self.progress_bar = {}
@@ -97,14 +100,17 @@ class Data:
 class RunState:
     """One Trainer's state. `trainer.state.fn` has Lightning's name.
 
-    fn                    the method that runs or ran last: "fit", "validate", "test" or "predict"
+    fn                    the method that runs or ran last: "fit", "validate", "test" or
+                          "predict"
     should_stop           users and callbacks set it: training ends after this batch
     interrupted           a SIGTERM ended the run
-    model                 what the strategy wrapped around the module; after a run the module itself
+    model                 what the strategy wrapped around the module; after a run the module
+                          itself
     optimizers            the user's; lightning_optimizers are what `self.optimizers()` returns
     results               the values logged in the current loop
     fit_loop              the last fit's, None before; evaluation_loop only while one runs
-    spawned_checkpoint    a checkpoint's content, returned by spawned ranks: this process cannot make it
+    spawned_checkpoint    a checkpoint's content, returned by spawned ranks: this process
+                          cannot make it
     """
 
     results: Results
@@ -155,7 +161,7 @@ class RunState:
 
     @contextmanager
     def running_hook(self, hook: str) -> Iterator[None]:
-        """For hooks that call_hooks does not call: `self.log` must know from where it is called."""
+        """Around a hook that call_hooks does not call, so that `self.log` knows its caller."""
         attributes = self.lightning_module.__dict__
         previous = attributes["_log_context"]
         attributes["_log_context"] = LogContext(self.results, hook)
@@ -166,7 +172,7 @@ class RunState:
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
-        """Values by name, with those that the running hook has just logged, as this rank knows them."""
+        """Values by name, with those that the running hook has just logged on this rank."""
         context = getattr(self.lightning_module, "_log_context", None)
         if context is not None:
             self.metrics.callback.update(self.results.unreported(context.hook))

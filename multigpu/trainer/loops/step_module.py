@@ -9,7 +9,7 @@ from multigpu.trainer.module import LightningModule
 
 
 class StepModule(nn.Module):
-    """DDP and DataParallel act on `forward`, and users write `training_step`: this forward calls it by name."""
+    """Its forward calls a step by name, because DDP and DataParallel act on `forward`."""
 
     def __init__(self, module: LightningModule):
         super().__init__()
@@ -21,7 +21,8 @@ class StepModule(nn.Module):
         context = attributes["_log_context"]
         if context.results.device is None:
             return getattr(module, name)(*args)
-        # In a replica, and in a pipeline, args[0] is a micro-batch, whose rows weight what the step logs.
+        # In a replica, and in a pipeline, args[0] is a micro-batch, whose rows weight what the
+        # step logs.
         attributes["_log_context"] = LogContext(context.results, context.hook, args[0])
         try:
             return getattr(module, name)(*args)

@@ -1,4 +1,4 @@
-"""One training batch: forward, backward, and after every accumulate_grad_batches batches an optimizer step."""
+"""One training batch: forward, backward, and if it completes a step the optimizer step."""
 
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TrainingStep:
-    """What the user overrides is looked up once, before the first batch: a hook that nobody has costs nothing per batch."""
+    """Runs a batch. What the user overrides is looked up once: other hooks cost nothing."""
 
     def __init__(self, trainer: "Trainer"):
         state = trainer.state
@@ -54,7 +54,10 @@ class TrainingStep:
             )
 
     def run(self, batch: Any, index: int, stepping: bool) -> Any:
-        """Train on batch number `index` of the epoch; `stepping`: it completes a step. Returns training_step's output."""
+        """Train on batch number `index` of the epoch; `stepping`: it completes a step.
+
+        Returns training_step's output.
+        """
         if not self.automatic:
             return self.forward(batch, index)
         if stepping:
@@ -63,7 +66,7 @@ class TrainingStep:
             return self._gradients(batch, index)
 
     def _forward(self, batch: Any, index: int) -> Any:
-        """What `training_step` returned, after training_step_end, else merged by the strategy."""
+        """What `training_step` returned, after training_step_end or the strategy's merge."""
         args = (batch, index) if self.takes_index else (batch,)
         if self.precision.plain:
             output = self.strategy.run_step(self.state.model, "training_step", *args)
@@ -75,7 +78,10 @@ class TrainingStep:
         return self.strategy.merge(output)
 
     def _backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Scale the loss if needed, and call the hooks around the module's `backward`. `manual_backward` calls it, too."""
+        """Scale the loss if needed, and call the hooks around the module's `backward`.
+
+        `manual_backward` calls it, too.
+        """
         scaled = self.precision.scale(loss)
         if not self.automatic:
             self.strategy.before_backward(self.state.model, scaled)
@@ -86,7 +92,7 @@ class TrainingStep:
             self.after_backward()
 
     def _gradients(self, batch: Any, index: int) -> Any:
-        """Forward and backward of one batch, its loss divided by the number of batches per step."""
+        """Forward and backward of one batch, its loss divided by the batches per step."""
         trainer = self.trainer
         output = self.forward(batch, index)
         loss = output.get("loss") if isinstance(output, dict) else output
@@ -94,7 +100,8 @@ class TrainingStep:
             self._check_skip(index, output)
         elif not isinstance(loss, torch.Tensor):
             raise UserError(
-                f"{self.returning} returned {type(loss).__name__}: expected the loss, a tensor, "
+                f"{self.returning} returned {type(loss).__name__}: expected the loss, a "
+                f"tensor, "
                 f"or a dict with 'loss'."
             )
         elif loss.numel() != 1:
@@ -116,7 +123,8 @@ class TrainingStep:
             self.backward(loss)
         elif optimizer is not None:
             raise UserError(
-                "the loss does not depend on any trainable parameter: training_step returned a "
+                "the loss does not depend on any trainable parameter: training_step returned "
+                "a "
                 "tensor without a graph. Return the loss itself, not its detached value."
             )
         if trainer.detect_anomaly:
@@ -150,7 +158,8 @@ class TrainingStep:
         return output
 
     def _run_closure(self, batch: Any, index: int) -> Any:
-        """By the user's optimizer_step, or by an optimizer that calls the closure itself, perhaps several times.
+        """By the user's optimizer_step, or by an optimizer that calls the closure itself,
+        perhaps several times.
 
         Returns the output of the last call; None if the closure was not called.
         """
@@ -169,17 +178,20 @@ class TrainingStep:
         return output
 
     def _check_skip(self, index: int, output: Any) -> None:
-        """`training_step` returned no loss. Raises UserError unless the batch can be skipped."""
+        """Without a loss: raises UserError unless the batch can be skipped."""
         trainer = self.trainer
         if isinstance(output, dict) or trainer.world_size > 1 or trainer.detect_anomaly:
             what = "a dict without 'loss'" if isinstance(output, dict) else "nothing"
             raise UserError(
-                f"training_step returned {what} in step {trainer.global_step} (batch {index} of "
+                f"training_step returned {what} in step {trainer.global_step} (batch {index} "
+                f"of "
                 f"epoch {trainer.current_epoch}): return the loss. A batch can be skipped, by "
-                f"returning None, on one device only: other ranks would wait for its gradients."
+                f"returning None, on one device only: other ranks would wait for its "
+                f"gradients."
             )
         self.state.warn_once(
-            f"training_step returned nothing in step {trainer.global_step}: the batch is skipped."
+            f"training_step returned nothing in step {trainer.global_step}: the batch is "
+            f"skipped."
         )
 
 

@@ -48,7 +48,10 @@ class BatchTransfer:
 def transfer_hooks(
     datamodule: LightningDataModule | None, module: LightningModule
 ) -> list[Callable[..., Any]] | None:
-    """The three HOOKS, each of the data module if it overrides it, else of the module; None if nobody overrides one."""
+    """The three HOOKS, each of the data module if it overrides it, else of the module.
+
+    None if neither overrides any.
+    """
     owners = [
         next(
             (owner for owner in (datamodule, module) if overridden(name, owner, DataHooks)),
