@@ -1,4 +1,4 @@
-"""What a second review found: which data, which learning rates and which gradients each rank gets. Each was wrong once."""
+"""Which data, learning rates and gradients each rank gets: each test is for a past bug."""
 
 import gc
 import os
@@ -63,7 +63,7 @@ class Scheduled(Net):
 
 
 class TwoLayers(Net):
-    """The first layer changes between learning and not, as `when` says: epoch → does it learn?"""
+    """The first layer learns in those epochs for which `when` is True."""
 
     def __init__(self, when: dict):
         super().__init__()
@@ -106,7 +106,8 @@ def changed(when: dict, strategy: object = "ddp") -> object:
     try:
         cpu(strategy=strategy, max_epochs=3).fit(model, DataLoader(rows(16), 2))
     except UserError as error:
-        return f"{error} Hooks: {sum(bool(p._post_accumulate_grad_hooks) for p in model.parameters())}."
+        hooks = sum(bool(p._post_accumulate_grad_hooks) for p in model.parameters())
+        return f"{error} Hooks: {hooks}."
     return model.first.weight.detach().flatten()
 
 

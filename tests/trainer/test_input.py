@@ -1,4 +1,4 @@
-"""Invalid arguments, modules and data raise a UserError that names the mistake and the remedy."""
+"""Invalid arguments, modules and data raise an error that names mistake and remedy."""
 
 import inspect
 import sys
@@ -126,7 +126,10 @@ LOGS = {
         lambda net, batch, i: net.log("a", torch.ones(2)),
         ("self.log('a')", "shape (2,)", "one number"),
     ),
-    "a text": (lambda net, batch, i: net.log("a", "b"), ("self.log('a')", "str", "one number")),
+    "a text": (
+        lambda net, batch, i: net.log("a", "b"),
+        ("self.log('a')", "str", "one number"),
+    ),
     "reduce_fx": (
         lambda net, batch, i: net.log("a", 1, reduce_fx="median"),
         ("reduce_fx='median'", "mean, sum, max, min"),
@@ -146,7 +149,9 @@ def test_what_cannot_be_logged(tmp_path, case):
 
 def test_a_step_cannot_be_logged_at_an_epochs_end(tmp_path):
     net = changed(on_train_epoch_end=lambda self: self.log("a", 1, on_step=True))
-    names(lambda: fit(tmp_path, net), "on_step=True", "on_train_epoch_end", "leave on_step out")
+    names(
+        lambda: fit(tmp_path, net), "on_step=True", "on_train_epoch_end", "leave on_step out"
+    )
 
 
 # case → (training_step, what the error names)

@@ -1,4 +1,4 @@
-"""Do the Trainer's other arguments do what they say? Lengths, limits, modes, profiler; and the parts beneath, by themselves."""
+"""The Trainer's other arguments: lengths, limits, modes, profiler; and the loops' parts."""
 
 import time
 import warnings
@@ -27,7 +27,10 @@ def ran(tmp_path, net=None, rows=10, val=10, **arguments):
 LENGTHS = {
     "two epochs": ({"max_epochs": 2}, (10, 10, 2, 10)),
     "max_steps": ({"max_steps": 7, "max_epochs": -1}, (7, 5, 2, 7)),
-    "max_steps, accumulated": ({"max_steps": 3, "max_epochs": -1, "accumulate_grad_batches": 2}, (5, 5, 1, 3)),
+    "max_steps, accumulated": (
+        {"max_steps": 3, "max_epochs": -1, "accumulate_grad_batches": 2},
+        (5, 5, 1, 3),
+    ),
     "max_epochs before max_steps": ({"max_steps": 99, "max_epochs": 1}, (5, 5, 1, 5)),
     "none": ({"max_epochs": 0}, (0, 0, 0, 0)),
     "no steps": ({"max_steps": 0}, (0, 0, 0, 0)),
@@ -41,7 +44,7 @@ LENGTHS = {
     "sanity": ({"num_sanity_val_steps": 2}, (5, 7, 1, 5)),
     "every other epoch": ({"max_epochs": 3, "check_val_every_n_epoch": 2}, (15, 5, 3, 15)),
     "overfit": ({"overfit_batches": 2, "max_epochs": 2}, (4, 4, 2, 4)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LENGTHS)
@@ -173,7 +176,7 @@ def test_64_bit_is_64_bit_throughout(tmp_path):
     assert set(kinds) == {torch.float64} and torch.get_default_dtype() == torch.float32
 
 
-# ---- names -----------------------------------------------------------------------------------------------------------
+# ---- names ----------------------------------------------------------------------------------
 
 
 def test_every_name_makes_its_strategy():
@@ -188,7 +191,7 @@ def test_every_name_makes_its_strategy():
     assert named(own) is own
 
 
-# ---- who gets which batch --------------------------------------------------------------------------------------------
+# ---- who gets which batch -------------------------------------------------------------------
 
 
 def rows(loader, epoch=0):
@@ -199,7 +202,9 @@ def rows(loader, epoch=0):
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
 def test_in_evaluation_the_shares_are_the_whole_each_batch_once(parts):
     loader = DataLoader(Rows(10), 3)
-    shares = [dataloaders.sharded(loader, (parts, mine), training=False) for mine in range(parts)]
+    shares = [
+        dataloaders.sharded(loader, (parts, mine), training=False) for mine in range(parts)
+    ]
     whole = rows(loader)
     assert [len(share) for share in shares] == [len(rows(share)) for share in shares]
     for mine, share in enumerate(shares):
@@ -239,7 +244,7 @@ def test_a_sampler_that_gives_whole_batches_is_dealt_out():
         assert list(dealt.sampler) == [[0, 1], [4, 5], [8, 9]] and len(dealt) == 3
 
 
-# ---- the logged numbers ----------------------------------------------------------------------------------------------
+# ---- the logged numbers ---------------------------------------------------------------------
 
 
 def results(ranks=1, gather=None, training=True):

@@ -1,4 +1,4 @@
-"""What a review found: each was wrong once."""
+"""Ranks, parts of a batch, checkpoints and signals: each test is for a past bug."""
 
 import os
 import signal

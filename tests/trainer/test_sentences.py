@@ -13,9 +13,7 @@ from multigpu.errors import UserError
 
 
 def test_a_compiled_module_is_refused_with_a_way_out():
-    with pytest.raises(
-        UserError, match=r"compile its layers.*torch\.compile"
-    ):
+    with pytest.raises(UserError, match=r"compile its layers.*torch\.compile"):
         cpu().fit(torch.compile(made()), DataLoader(rows(8), 2))
 
 
@@ -42,9 +40,7 @@ def test_the_names_of_lightning_s_modules():
 
 
 def test_nothing_to_validate_with_is_said():
-    with pytest.warns(
-        UserWarning, match="validation_step.* no validation dataloaders"
-    ):
+    with pytest.warns(UserWarning, match=r"validation_step.* no validation dataloaders"):
         cpu().fit(made(), DataLoader(rows(8), 2))
 
 
@@ -61,12 +57,10 @@ def test_bfloat16_on_an_old_virtual_gpu_names_another(request):
 def test_fewer_batches_than_ranks_is_said(monkeypatch):
     from multigpu.trainer.loops.dataloaders import sharded
 
-    with pytest.warns(UserWarning, match="1 batch .*2 ranks.*smaller batch_size"):
+    with pytest.warns(UserWarning, match=r"1 batch .*2 ranks.*smaller batch_size"):
         sharded(DataLoader(rows(4), 4), (2, 0), training=False)
     lengthless = DataLoader(
         rows(4), batch_sampler=SimpleNamespace(__iter__=lambda: iter([[0]]))
     )
-    with pytest.raises(
-        UserError, match="batch_sampler has no length.* 2 ranks.*__len__"
-    ):
+    with pytest.raises(UserError, match=r"batch_sampler has no length.* 2 ranks.*__len__"):
         sharded(lengthless, (2, 0), training=False)

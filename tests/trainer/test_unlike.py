@@ -1,4 +1,4 @@
-"""What a third review found with two ranks: ranks whose data, names or layers are unlike, and what comes after a failure."""
+"""Two ranks with different data, names or layers; and another fit after a failure."""
 
 import random
 import warnings
@@ -46,7 +46,9 @@ class Stream(IterableDataset):
 
 
 class Watching(Net):
-    """`seen`: what on_validation_epoch_end gathers of as many numbers as this rank has had rows, or had batches."""
+    """`seen`: what on_validation_epoch_end gathers of as many numbers as this rank has had
+    rows, or had batches.
+    """
 
     def __init__(self, by_row: bool):
         super().__init__()
