@@ -1,4 +1,4 @@
-"""What a second review found: each was wrong once."""
+"""What is validated, gathered, scheduled and limited: each test is for a past bug."""
 
 import warnings
 from collections import namedtuple
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from multigpu import launch
 from multigpu.errors import UserError
 
-# ---- on two ranks ----------------------------------------------------------------------------------------------------
+# ---- on two ranks ---------------------------------------------------------------------------
 
 Pair = namedtuple("Pair", "z squares")
 
@@ -59,7 +59,9 @@ class Plateau(Net):
 
 
 class Late(Plateau):
-    """Rank 1 asks for sync_dist, from the second step on, and rank 0 logs nothing: nobody waits for ever."""
+    """Rank 1 asks for sync_dist, from the second step on, and rank 0 logs nothing: nobody
+    waits for ever.
+    """
 
     def training_step(self, batch, batch_idx):
         loss = F.mse_loss(self.layer(batch[0]), batch[1])
@@ -125,7 +127,7 @@ def test_ranks_agree_to_exchange_though_one_alone_asks_for_it(two):
     assert len(set(first["seen late"][2:])) == 8
 
 
-# ---- in one process --------------------------------------------------------------------------------------------------
+# ---- in one process -------------------------------------------------------------------------
 
 
 class Two(Net):

@@ -1,4 +1,4 @@
-"""Does a run go on from a checkpoint as if it had never stopped? Ours to the bit, even within an epoch; and Lightning's."""
+"""A run resumes from a checkpoint as if it had never stopped, also from one of Lightning."""
 
 import lightnings
 import pytest
@@ -89,12 +89,22 @@ class Saver(ours.Callback):
             trainer.save_checkpoint(self.path)
 
 
-@pytest.mark.parametrize(("after", "schedule", "more"), [(1, "step", {}), (7, "step", {"num_workers": 1}), (9, "plateau", {}),
-                                                        (5, "plateau", {}), (10, "epoch", {})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("after", "schedule", "more"),
+    [
+        (1, "step", {}),
+        (7, "step", {"num_workers": 1}),
+        (9, "plateau", {}),
+        (5, "plateau", {}),
+        (10, "epoch", {}),
+    ],
+)
 def test_a_run_that_stops_within_an_epoch_goes_on_to_the_bit(tmp_path, after, schedule, more):
-    """Shuffled data and dropout: the order of the rest and the masks are those of the run that never stopped.
+    """Shuffled data and dropout: the order of the rest and the masks are those of the run that
+    never stopped.
 
-    An epoch has 5 batches: what is saved at the end of the last, before the validation, goes on with the validation.
+    An epoch has 5 batches: what is saved at the end of the last, before the validation, goes
+    on with the validation.
     """
     keywords = {"data": {"shuffle": True, **more}, "dropout": 0.5, "schedule": schedule}
     path = tmp_path / "within.ckpt"
@@ -107,7 +117,7 @@ def test_a_run_that_stops_within_an_epoch_goes_on_to_the_bit(tmp_path, after, sc
 
 @pytest.mark.parametrize("after_validation", [True, False])
 def test_a_modelcheckpoints_file_goes_on_to_the_bit(tmp_path, after_validation):
-    """A scheduler that watches val_loss steps after the file was written: that is made up for."""
+    """A scheduler that monitors val_loss steps after the file was written: resuming steps it."""
     keywords = {"data": {"shuffle": True}, "dropout": 0.5, "schedule": "plateau", "epochs": 4}
     save = {
         "save_top_k": -1,
@@ -171,7 +181,8 @@ def checkpoint(tmp_path_factory):
         ("other.ckpt", "other.ckpt holds no 'state_dict': it is not a Trainer's checkpoint."),
         (
             "weights.ckpt",
-            "holds weights only, so training cannot go on from it: load it with load_from_checkpoint.",
+            "holds weights only, so training cannot go on from it: load it with "
+            "load_from_checkpoint.",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Do the strategies keep their promises through the Trainer? dp, ddp2, horovod, pipeline, and a strategy of one's own."""
+"""dp, ddp2, horovod, pipeline and a strategy of the user, through the Trainer."""
 
 import pytest
 import torch
@@ -56,7 +56,9 @@ def test_unused_parameters_are_looked_for_only_where_wanted(ranks):
 
 
 def test_ddp2_computes_the_loss_of_a_nodes_whole_batch(ranks):
-    """In-batch negatives: the node's 10 rows are the reference; 5 rows a GPU, as ddp would have them, are not."""
+    """In-batch negatives: the node's 10 rows are the reference; 5 rows a GPU, as ddp would
+    have them, are not.
+    """
 
     def parts(size):
         nodes = [X[rank:20:2] for rank in (0, 1)]

@@ -1,4 +1,4 @@
-"""What a third review found with two ranks: ranks whose data, names or layers are unlike, and what comes after a failure."""
+"""Two ranks with different data, names or layers; and another fit after a failure."""
 
 import random
 import warnings
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from multigpu import launch
 from multigpu.errors import UserError
 from multigpu.strategies import BaguaStrategy
+from multigpu.trainer.loops import dataloaders
 
 
 class Numbers(Dataset):
@@ -45,7 +46,9 @@ class Stream(IterableDataset):
 
 
 class Watching(Net):
-    """`seen`: what on_validation_epoch_end gathers of as many numbers as this rank has had rows, or had batches."""
+    """`seen`: what on_validation_epoch_end gathers of as many numbers as this rank has had
+    rows, or had batches.
+    """
 
     def __init__(self, by_row: bool):
         super().__init__()
@@ -110,11 +113,12 @@ def on_two_ranks() -> dict:
     for name, permuted in DRAWING.items():
         trainer = cpu(strategy="ddp")
         trainer.strategy.connect()
-        share = trainer.deal(DataLoader(Numbers(), 4, sampler=Drawn(permuted)), training=True)
+        loader = DataLoader(Numbers(), 4, sampler=Drawn(permuted))
+        shard = dataloaders.of_this_rank(trainer, loader, training=True)
         found[name] = []
         for epoch in range(3):
-            share.batch_sampler.sampler.set_epoch(epoch)
-            found[name].append([row for batch in share for row in batch.tolist()])
+            shard.batch_sampler.sampler.set_epoch(epoch)
+            found[name].append([row for batch in shard for row in batch.tolist()])
 
     train, some = DataLoader(rows(8), 2), [DataLoader(rows(4), 2)] if rank else []
     found["validates"] = said(lambda: cpu(strategy="ddp").fit(made(), train, some))
