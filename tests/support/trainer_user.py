@@ -53,7 +53,7 @@ ALONE = {
     "fast_dev_run": ({"fast_dev_run": 2}, {"schedule": "step"}, {}),
     "two val loaders": ({}, {}, {"val_loaders": 2}),
 }
-# Cases for two ranks. There Lightning shuffles the training data even if the user does not, and
+# Cases for two ranks. There Lightning shuffles the training data if the user does not, too;
 # this Trainer keeps the user's order: all cases shuffle. limit_val_batches counts each rank's
 # batches in Lightning, and here those of the whole data set: `train` drops it.
 TWO = [
