@@ -154,9 +154,7 @@ def test_max_steps_ends_a_batch_that_makes_several():
     "name", ["limit_train_batches", "limit_val_batches", "overfit_batches"]
 )
 def test_a_share_of_less_than_one_batch(name):
-    with pytest.raises(
-        UserError, match=f"{name}=0.05 of 10 batches is less than one: give at least 0.1"
-    ):
+    with pytest.raises(UserError, match=f"{name}=0.05 of 10 batches .* at least 0.1"):
         trained(Net(), batches(), batches(), **{name: 0.05})
     assert trained(Net(), batches(), batches(), **{name: 0.1}).global_step
 
@@ -168,7 +166,7 @@ def test_the_least_share_that_is_told_is_one_batch():
 
 
 def test_a_training_dataloader_without_batches():
-    with pytest.warns(UserWarning, match="no batches: nothing is learned"):
+    with pytest.warns(UserWarning, match=r"no batches.* nothing is learned"):
         trained(Net(), DataLoader(rows(3), 4, drop_last=True))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

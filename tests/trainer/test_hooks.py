@@ -142,8 +142,8 @@ def test_the_order_of_all_hooks_is_lightnings(tmp_path, run):
         getattr(trainer(L, tmp_path, callbacks=[callback], **arguments), stage)(module)
         orders.append(calls)
     if stage == "fit":
-        # This Trainer calls the dataloader hooks before configure_optimizers, which may ask how
-        # many batches there are.
+        # This Trainer gets the dataloaders first, so that configure_optimizers knows their
+        # lengths.
         for order in orders:
             found = [
                 order.remove(f"module.{name}")

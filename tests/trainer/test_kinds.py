@@ -139,9 +139,7 @@ def test_a_name_that_is_logged_in_two_ways_is_refused():
             self.log("v", 1.0, on_epoch=True)
             self.log("v", 2.0, on_epoch=False)
 
-    with pytest.raises(
-        UserError, match=r"self.log\('v'\) has other arguments in training_step than before"
-    ):
+    with pytest.raises(UserError, match=r"self.log\('v'\).* other arguments .*training_step"):
         fitted(Twice())
 
 

@@ -233,8 +233,8 @@ def test_streams_of_uneven_length_end_together(ranks):
 
 def test_a_collective_that_would_hang_is_refused(ranks):
     shapes, numbers = ranks[0]["gathered"]
-    assert "the ranks have tensors of different shapes ((1, 1), (3, 1))" in shapes
-    assert "the ranks have different numbers of batches" in numbers
+    assert "different shapes ((1, 1), (3, 1))" in shapes
+    assert "different numbers of batches" in numbers
     assert all(rank["evenly gathered"] == (2, 2, 1) for rank in ranks)
 
 

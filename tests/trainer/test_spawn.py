@@ -159,9 +159,7 @@ def test_a_script_that_trains_while_it_is_imported_is_refused(tmp_path):
 
 
 def test_ddp_spawn_is_for_one_machine(tmp_path):
-    with pytest.raises(
-        UserError, match="starts processes on this machine, and num_nodes is 2"
-    ):
+    with pytest.raises(UserError, match=r"this machine.*num_nodes is 2"):
         trainer(tmp_path, strategy="ddp_spawn", devices=2, num_nodes=2).fit(
             Net(), DataLoader(Rows(4))
         )

@@ -159,7 +159,7 @@ def test_pipeline_is_one_device(tmp_path, one, micro_batches):
 def test_pipeline_refuses_a_batch_that_it_cannot_cut(tmp_path):
     with (
         vgpu.running(count=2),
-        pytest.raises(UserError, match="a batch of 3 rows cannot be cut into 4 micro-batches"),
+        pytest.raises(UserError, match=r"3 rows .* 4 micro-batches"),
     ):
         fitted(
             tmp_path,
@@ -174,7 +174,7 @@ def test_pipeline_refuses_a_batch_that_it_cannot_cut(tmp_path):
 def test_pipeline_wants_a_device_for_each_stage(tmp_path):
     with (
         vgpu.running(count=3),
-        pytest.raises(UserError, match="gives 2 stages, and there are 3 devices"),
+        pytest.raises(UserError, match=r"2 stages.* 3 devices"),
     ):
         fitted(
             tmp_path,
@@ -203,7 +203,5 @@ def test_sync_batchnorm_on_the_cpu_is_refused(tmp_path, monkeypatch):
 
     run = trainer(tmp_path, sync_batchnorm=True)
     monkeypatch.setattr(run.strategy, "world", World(0, 2))
-    with pytest.raises(
-        UserError, match="sync_batchnorm=True, and torch's SyncBatchNorm computes on no CPU"
-    ):
+    with pytest.raises(UserError, match=r"sync_batchnorm=True.*CPU.*accelerator="):
         run.fit(Net(), torch.utils.data.DataLoader(X[:, :1], 2))

@@ -193,14 +193,9 @@ def test_a_sampler_of_any_random_numbers_is_dealt_out_anew_each_epoch(two, kind)
 
 
 def test_ranks_that_have_unlike_data_are_refused_together(two):
-    assert (
-        "the number of validation dataloaders of rank 1 is not that of rank 0"
-        in two[0]["validates"]
-    )
-    assert (
-        "the kind of training dataloader (with a length, or without) of rank 1 is not that"
-        in two[0]["streams"]
-    )
+    assert "the number of validation dataloaders" in two[0]["validates"]
+    assert "the kind of training dataloader (with a length, or without)" in two[0]["streams"]
+    assert all("rank 1" in two[0][key] for key in ("validates", "streams"))
     assert all(
         rank[key].startswith("UserError") for rank in two for key in ("validates", "streams")
     )
@@ -209,19 +204,20 @@ def test_ranks_that_have_unlike_data_are_refused_together(two):
 def test_at_an_epochs_end_ranks_may_gather_what_has_one_shape(two):
     assert two[0]["gathered", False] == "nothing", "though they had 2 batches and 1"
     assert two[0]["shape", False] == two[1]["shape", False] == (2, 1)
-    assert "tensors of different shapes ((4,), (6,))" in two[0]["gathered", True]
+    assert "different shapes ((4,), (6,))" in two[0]["gathered", True]
 
 
 def test_a_name_that_one_rank_alone_logs_is_said_once(two):
     (told,) = two[0]["alone"]
     assert (
-        told.startswith("self.log('alone', sync_dist=True) was called on some ranks only")
+        told.startswith("self.log('alone', sync_dist=True)")
+        and "some ranks" in told
         and not two[1]["alone"]
     )
 
 
 def test_parameters_that_the_loss_does_not_use_are_named(two):
-    assert "'unused.weight' (one of 2) got none in the last step" in two[0]["unused"]
+    assert "'unused.weight' (one of 2)" in two[0]["unused"]
     assert "strategy='ddp_find_unused_parameters_true'" in two[0]["unused"]
 
 

@@ -127,7 +127,7 @@ class FitLoop:
         """What every batch needs. on_train_start comes first: it may add callbacks."""
         trainer = self.trainer
         state = self.state
-        self.transfer = state.transfer
+        self.transfer = None if state.transfer.nothing_to_do else state.transfer
         self.step_context = LogContext(self.results, "training_step")
         self.batch_start = call_hooks.lookup(trainer, "on_train_batch_start")
         self.batch_end = call_hooks.lookup(trainer, "on_train_batch_end")
@@ -264,7 +264,8 @@ class FitLoop:
 
     def _batch(self, batch: Any, index: int, last: bool) -> bool:
         """Returns True to skip the rest of the epoch: on_train_batch_start returned -1."""
-        batch = self.transfer(batch)
+        if self.transfer is not None:
+            batch = self.transfer(batch)
         self.results.start_batch(batch)
         if self.batch_start is not None and self.batch_start(batch, index) == -1:
             if self.automatic:  # the epoch ends with this batch

@@ -32,10 +32,15 @@ class OptimizerStep:
         module = state.lightning_module
         self.trainer = trainer
         self.module = module
-        self.strategy = trainer.strategy
         self.precision = state.precision
         self.progress = state.progress
         self.automatic = module.automatic_optimization
+        # A strategy that overrides neither costs nothing per step.
+        strategy = trainer.strategy
+        has_synchronize = overridden("synchronize", strategy, Strategy)
+        has_stepping = overridden("stepping", strategy, Strategy)
+        self.synchronize = strategy.synchronize if has_synchronize else None
+        self.stepping = strategy.stepping if has_stepping else None
         self.before_step = call_hooks.lookup(trainer, "on_before_optimizer_step")
         self.overrides_clipping = overridden(
             "configure_gradient_clipping", module, LightningModule
@@ -44,8 +49,10 @@ class OptimizerStep:
 
     def prepare(self, optimizer: Optimizer) -> None:
         """After the last backward of a step: average, unscale and clip the gradients."""
-        self.strategy.synchronize(optimizer)
-        self.precision.unscale(optimizer)
+        if self.synchronize is not None:
+            self.synchronize(optimizer)
+        if self.precision.scaler is not None:
+            self.precision.unscale(optimizer)
         if self.before_step is not None:
             self.before_step(optimizer)
         if not self.automatic:
@@ -57,8 +64,11 @@ class OptimizerStep:
 
     def apply(self, optimizer: Optimizer) -> None:
         """The step itself; with a loss scaler it is skipped if a gradient is not finite."""
-        with self.strategy.stepping(optimizer):
+        if self.stepping is None:
             self.step(optimizer)
+        else:
+            with self.stepping(optimizer):
+                self.step(optimizer)
 
     def run(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> None:
         """What `self.optimizers().step(closure)` does.

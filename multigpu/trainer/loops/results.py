@@ -14,7 +14,7 @@ import math
 import numbers
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -54,17 +54,19 @@ class Entry:
     reported: bool = False  # by step_metrics or epoch_metrics, since it was logged
     arguments: tuple = ()  # self.log's, to refuse others
     micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
+    plain_name: str = field(init=False)
+    step_name: str = field(init=False)
+    epoch_name: str = field(init=False)
 
-    def reported_name(self, on_step: bool) -> str:
-        """A name that is logged by step and by epoch has two forms."""
-        suffix = ("_step" if on_step else "_epoch") if self.on_step and self.on_epoch else ""
-        return self.name + suffix + self._dataloader()
-
-    def plain_name(self) -> str:
-        return self.name + self._dataloader()
-
-    def _dataloader(self) -> str:
-        return "" if self.dataloader_idx is None else f"/dataloader_idx_{self.dataloader_idx}"
+    def __post_init__(self) -> None:
+        """A name that is logged by step and by epoch is reported in two forms."""
+        loader = (
+            "" if self.dataloader_idx is None else f"/dataloader_idx_{self.dataloader_idx}"
+        )
+        both = self.on_step and self.on_epoch
+        self.plain_name = self.name + loader
+        self.step_name = f"{self.name}_step{loader}" if both else self.plain_name
+        self.epoch_name = f"{self.name}_epoch{loader}" if both else self.plain_name
 
     def settings(self) -> tuple:
         """What another rank needs to make an Entry of this name."""
@@ -75,15 +77,18 @@ class Reported:
     """Values by name, for each reader: the loggers, the callbacks, the progress bar."""
 
     def __init__(self, pairs: list[tuple[Entry, Any]], on_step: bool, training: bool):
-        self.logger = {e.reported_name(on_step): value for e, value in pairs if e.logger}
-        self.progress_bar = {
-            e.reported_name(on_step): value for e, value in pairs if e.prog_bar
-        }
+        self.logger: dict[str, Any] = {}
+        self.progress_bar: dict[str, Any] = {}
         self.callback: dict[str, Any] = {}
         for entry, value in pairs:
+            name = entry.step_name if on_step else entry.epoch_name
+            if entry.logger:
+                self.logger[name] = value
+            if entry.prog_bar:
+                self.progress_bar[name] = value
             if training or not on_step:
-                self.callback[entry.plain_name()] = value
-                self.callback[entry.reported_name(on_step)] = value
+                self.callback[entry.plain_name] = value
+                self.callback[name] = value
 
 
 class Results:

@@ -7,6 +7,7 @@ import torch
 from torch.optim import Optimizer
 
 from multigpu.errors import UserError
+from multigpu.strategies import Strategy
 from multigpu.trainer.hooks import overridden
 from multigpu.trainer.loops import call_hooks
 from multigpu.trainer.loops.anomaly import check_finite
@@ -39,6 +40,7 @@ class TrainingStep:
         self.forward = profiled(trainer.profiler, "training_step", self._forward)
         self.backward = profiled(trainer.profiler, "backward", self._backward)
         self.step_end = getattr(module, "training_step_end", None)
+        self.merges = overridden("merge", trainer.strategy, Strategy)
         self.returning = "training_step" if self.step_end is None else "training_step_end"
         parameters = inspect.signature(module.training_step).parameters
         self.takes_index = len(parameters) > 1 or any(
@@ -75,14 +77,14 @@ class TrainingStep:
                 output = self.strategy.run_step(self.state.model, "training_step", *args)
         if self.step_end is not None:
             return self.step_end(output)
-        return self.strategy.merge(output)
+        return self.strategy.merge(output) if self.merges else output
 
     def _backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Scale the loss if needed, and call the hooks around the module's `backward`.
 
         `manual_backward` calls it, too.
         """
-        scaled = self.precision.scale(loss)
+        scaled = loss if self.precision.scaler is None else self.precision.scale(loss)
         if not self.automatic:
             self.strategy.before_backward(self.state.model, scaled)
         if self.before_backward is not None:
@@ -112,7 +114,13 @@ class TrainingStep:
         optimizers = self.state.optimizers
         optimizer = optimizers[0] if optimizers else None
         if optimizer is not None and index % trainer.accumulate_grad_batches == 0:
-            self._zero_grad(optimizer, index)
+            if self.before_zero_grad is not None:
+                self.before_zero_grad(optimizer)
+            if self.overrides_zero_grad:
+                epoch = self.progress.current_epoch
+                self.module.optimizer_zero_grad(epoch, index, optimizer)
+            else:
+                optimizer.zero_grad()
         if loss is None:
             return None
         if trainer.accumulate_grad_batches > 1:
@@ -130,15 +138,6 @@ class TrainingStep:
         if trainer.detect_anomaly:
             check_finite(trainer, loss, batch)
         return {**output, "loss": loss} if isinstance(output, dict) else loss
-
-    def _zero_grad(self, optimizer: Optimizer, index: int) -> None:
-        if self.before_zero_grad is not None:
-            self.before_zero_grad(optimizer)
-        if self.overrides_zero_grad:
-            epoch = self.progress.current_epoch
-            self.module.optimizer_zero_grad(epoch, index, optimizer)
-        else:
-            optimizer.zero_grad()
 
     def _run_and_step(self, batch: Any, index: int) -> Any:
         """The batch that completes a step."""
