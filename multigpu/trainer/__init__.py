@@ -1,9 +1,17 @@
-"""`import multigpu.trainer as L`, in the place of `import lightning as L`: the same user code runs.
+"""`import multigpu.trainer as L` in the place of Lightning: the same user code runs.
 
-The core, in the order in which to read it: module.py (what the user writes), trainer.py (what it is given to), stages.py
-(a run from its first to its last line), fit.py (epochs), learning.py (a batch), evaluate.py (validation, testing,
-prediction), and what they use: optimizers.py, hooking.py, transfer.py, results.py and log_rules.py (what becomes of
-`self.log`). Everything else stands beside the loop, and is called by its hooks.
+Read the core in this order:
+
+1. module.py and hooks.py: what the user writes
+2. trainer.py: the settings, and what the user calls
+3. loops/state.py: what changes while a run goes on
+4. loops/run.py: one call of fit, validate, test or predict, from its first to its last line
+5. loops/fit.py (epochs), loops/training_step.py (a batch), loops/optimizer_step.py (a step)
+6. loops/evaluate.py: validation, testing and prediction
+7. loops/results.py, log_context.py and log_rules.py: what `self.log` does
+8. What they use: loops/call_hooks.py, dataloaders.py, optimizers.py, precision.py, transfer.py
+
+callbacks/, loggers/, checkpointing/ and profiler.py stand beside the loops, which call them.
 """
 
 import sys
@@ -28,7 +36,6 @@ __all__ = [
     "utilities",
 ]
 
-pytorch = sys.modules[__name__]  # L.pytorch.callbacks…, as in Lightning
-sys.modules[f"{__name__}.strategies"] = (
-    strategies  # from multigpu.trainer.strategies import DDPStrategy
-)
+pytorch = sys.modules[__name__]  # L.pytorch.callbacks, as in Lightning
+# So that `from multigpu.trainer.strategies import DDPStrategy` works.
+sys.modules[f"{__name__}.strategies"] = strategies

@@ -1,22 +1,29 @@
-"""What do the Trainer's arguments mean? Old names, names that are not here, numbers that make no sense, and which strategy."""
+"""Reads the Trainer's arguments: old and unsupported names, numbers out of range, and which
+strategy is used.
+"""
 
 import os
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from multigpu import devices as places
+from multigpu import devices as compute_devices
 from multigpu.errors import UserError, did_you_mean, pluralize
 from multigpu.launch.world import World, find, is_rank_zero
 from multigpu.strategies import Strategy, named
 from multigpu.strategies.accelerators import Accelerator, resolve
 
-# Lightning's arguments, of today and of old, that this Trainer does not have, and what does the same.
-NOT_HERE = {
-    "plugins": "a strategy and a precision cover what they are used for here",
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
+
+# Lightning's arguments, current and old, that this Trainer does not support, and what to use
+# instead.
+UNSUPPORTED = {
+    "plugins": "give strategy and precision instead",
     "barebones": "turn off logger, enable_checkpointing and enable_progress_bar",
     "reload_dataloaders_every_n_epochs": "give a data set that changes by itself",
     "model_registry": "it belongs to Lightning's own platform",
-    "enable_autolog_hparams": "hyperparameters are logged where save_hyperparameters was called",
+    "enable_autolog_hparams": "call save_hyperparameters, and they are logged",
     "tpu_cores": "there are cpu, gpu and vgpu",
     "ipus": "there are cpu, gpu and vgpu",
     "resume_from_checkpoint": "give trainer.fit(model, ckpt_path=…)",
@@ -33,179 +40,196 @@ NOT_HERE = {
     "stochastic_weight_avg": "use torch.optim.swa_utils",
     "truncated_bptt_steps": "use manual optimization",
 }
-OLD = {
+# Old names whose values mean the same today.
+RENAMED = {
     "replace_sampler_ddp": "use_distributed_sampler",
     "nb_gpu_nodes": "num_nodes",
     "num_processes": "devices",
 }
 
 
-def understand_old_names(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """gpus=2, distributed_backend='ddp' → what is written today, with a line that says so.
+def translate_old_names(
+    old: dict[str, Any], accelerator: str, devices: Any, known: Iterable[str]
+) -> dict[str, Any]:
+    """gpus=2, distributed_backend='ddp' → today's arguments, with a hint that names them.
 
-    `old` holds the arguments that the Trainer does not have, `new` the others. Raises UserError for all but the old names.
+    old      the arguments that the Trainer does not have
+    known    the names of those that it has
+
+    Raises UserError for a name that is neither old nor known.
     """
-    understood: dict[str, Any] = {}
+    translated: dict[str, Any] = {}
     for name, value in old.items():
         if name == "gpus":
-            if new["accelerator"] not in ("auto", "gpu", "cuda") or new["devices"] != "auto":
+            if accelerator not in ("auto", "gpu", "cuda") or devices != "auto":
                 raise UserError(
-                    f"gpus={value!r} and today's accelerator or devices contradict: leave gpus out."
+                    f"gpus={value!r} contradicts accelerator or devices: leave gpus out."
                 )
             if value not in (None, 0):
-                understood |= {"accelerator": "gpu", "devices": value}
+                translated |= {"accelerator": "gpu", "devices": value}
         elif name == "distributed_backend":
-            understood["strategy"] = value
-        elif name in OLD:
-            understood[OLD[name]] = value
-        elif name in NOT_HERE:
+            translated["strategy"] = value
+        elif name in RENAMED:
+            translated[RENAMED[name]] = value
+        elif name in UNSUPPORTED:
             raise UserError(
-                f"this Trainer has no argument {name!r}, unlike Lightning's: {NOT_HERE[name]}."
+                f"this Trainer has no argument {name!r}, unlike Lightning's: "
+                f"{UNSUPPORTED[name]}."
             )
         else:
-            raise UserError(
-                f"the Trainer has no argument {name!r}: {did_you_mean(name, new) or 'see help(Trainer).'}"
-            )
-    if understood and is_rank_zero():
+            hint = did_you_mean(name, known) or "see help(Trainer)."
+            raise UserError(f"the Trainer has no argument {name!r}: {hint}")
+    virtual = translated.get("accelerator") == "gpu" and not _gpu_count()
+    if translated and is_rank_zero():
         was = ", ".join(f"{name}={value!r}" for name, value in old.items())
-        now = ", ".join(f"{name}={value!r}" for name, value in understood.items())
-        virtual = ""
-        if understood.get("accelerator") == "gpu" and not _gpus():
-            virtual = "; this machine has no GPU, so virtual ones compute (accelerator='vgpu')"
-        print(f"hint: Trainer({was}) is written Trainer({now}) today{virtual}")
-    if understood.get("accelerator") == "gpu" and not _gpus():
-        understood["accelerator"] = "vgpu"
-    return understood
+        now = ", ".join(f"{name}={value!r}" for name, value in translated.items())
+        note = ""
+        if virtual:
+            note = "; this machine has no GPU, so virtual ones compute (accelerator='vgpu')"
+        print(f"hint: Trainer({was}) is written Trainer({now}) today{note}")
+    if virtual:
+        translated["accelerator"] = "vgpu"
+    return translated
 
 
-def _gpus() -> int:
+def _gpu_count() -> int:
+    """The machine's GPUs. None on the classroom cluster, whose nodes are one machine."""
     import torch
 
-    return (
-        0
-        if os.environ.get("SLURM_CLUSTER_NAME") == places.CLASSROOM
-        else torch.cuda.device_count()
-    )
+    if os.environ.get("SLURM_CLUSTER_NAME") == compute_devices.CLASSROOM:
+        return 0
+    return torch.cuda.device_count()
 
 
 def choose(
     strategy: str | Strategy, accelerator: str, devices: Any, num_nodes: int | None
 ) -> tuple[Strategy, Accelerator]:
-    """The strategy, told what it computes on. Where none was asked for and there are several devices, one is picked."""
+    """The strategy, configured for the accelerator, and the accelerator.
+
+    "auto" picks a strategy that uses all devices.
+    """
     if num_nodes is not None and (type(num_nodes) is not int or num_nodes < 1):
         raise UserError(f"num_nodes is {num_nodes!r}: expected a whole number from 1 up.")
     name = strategy if isinstance(strategy, str) else strategy.name
     several = type(devices) is int and devices > 1
-    if (
-        accelerator == "auto"
-        and several
-        and name in ("dp", "ddp2", "pipeline")
-        and not _gpus()
-    ):
-        accelerator = "vgpu"  # they want several devices in one process, and there is one CPU
-    found = resolve(accelerator, devices)
+    one_process = name in ("dp", "ddp2", "pipeline")
+    if accelerator == "auto" and several and one_process and not _gpu_count():
+        # These strategies need several devices in one process, and a machine has one CPU.
+        accelerator = "vgpu"
+    resolved = resolve(accelerator, devices)
     if strategy == "auto":
-        strategy, why = _pick(found, num_nodes or 1, find())
-        if why and is_rank_zero():
-            print(f"strategy: {strategy}, since {why}")
+        strategy, reason = _pick(resolved, num_nodes or 1, find())
+        if reason and is_rank_zero():
+            print(f"strategy: {strategy}, since {reason}")
     cores = len(os.sched_getaffinity(0))
-    if found.kind != "cuda" and (found.count or 1) > 4 * cores and is_rank_zero():
-        print(
-            f"hint: {found.count} devices compute on {pluralize(cores, 'core')} of the CPU, and share them"
-        )
+    if resolved.kind != "cuda" and (resolved.count or 1) > 4 * cores and is_rank_zero():
+        print(f"hint: {resolved.count} devices share {pluralize(cores, 'core')} of the CPU")
     chosen = named(strategy)
-    chosen.configure(found, num_nodes or 1)
-    return chosen, found
+    chosen.configure(resolved, num_nodes or 1)
+    return chosen, resolved
 
 
 def _pick(accelerator: Accelerator, num_nodes: int, world: World) -> tuple[str, str]:
+    """The name of a strategy, and the reason for it; "" where one device needs none."""
     if world.size > 1 and not (Strategy.met and accelerator.count == 1):
         return "ddp", f"{world.launcher} has started {world.size} ranks"
     if num_nodes > 1:
         return "ddp", f"num_nodes={num_nodes}"
     if (accelerator.count or 1) == 1:
         return "single_device", ""
-    what = f"devices={accelerator.count}"
+    devices = f"devices={accelerator.count}"
     if "ipykernel" in sys.modules or hasattr(sys, "ps1"):
-        return (
-            "ddp_notebook",
-            f"{what}, and there is no script that could be started again for each",
-        )
-    return "ddp", f"{what}: a process each, which start this script again"
+        return "ddp_notebook", f"{devices}, and there is no script that could be started again"
+    return "ddp", f"{devices}: a process each, which start this script again"
 
 
-def refuse_by_hand(trainer: Any) -> None:
-    """Raises UserError for what belongs to automatic optimization, where `training_step` optimizes by itself."""
+def check_manual_optimization(trainer: "Trainer") -> None:
+    """Raises UserError for arguments that only automatic optimization supports."""
     if trainer.gradient_clip_val:
         raise UserError(
-            "gradient_clip_val is for automatic optimization: call self.clip_gradients(optimizer, …) in training_step."
+            "gradient_clip_val is for automatic optimization: call "
+            "self.clip_gradients(optimizer, …) in training_step."
         )
     if trainer.accumulate_grad_batches > 1:
         raise UserError(
-            "accumulate_grad_batches is for automatic optimization: call optimizer.step() every so many batches."
+            "accumulate_grad_batches is for automatic optimization: call optimizer.step() "
+            "only "
+            "after every n-th batch."
         )
     if len(trainer.strategy.devices) > 1:
         raise UserError(
-            f"manual optimization steps in training_step, which {trainer.strategy.name} runs once for each piece of a batch: "
-            f"use automatic optimization, or strategy='ddp'."
+            f"manual optimization steps in training_step, which {trainer.strategy.name} runs "
+            f"once "
+            f"for each part of a batch: use automatic optimization, or strategy='ddp'."
         )
 
 
-def check_numbers(trainer: Any) -> None:
-    """Raises UserError for a Trainer argument that cannot be meant."""
+def check_numbers(trainer: "Trainer") -> None:
+    """Raises UserError for a Trainer argument that is out of range."""
     for name in ("max_epochs", "min_epochs", "max_steps", "min_steps"):
         value = getattr(trainer, name)
         if value is not None and (type(value) is not int or value < -1):
             raise UserError(
                 f"{name} is {value!r}: expected a whole number from 0 up, or -1 for no limit."
             )
-    for name in ("accumulate_grad_batches", "log_every_n_steps"):
+    # log_every_n_steps=0 means never.
+    for name, least in (("accumulate_grad_batches", 1), ("log_every_n_steps", 0)):
         value = getattr(trainer, name)
-        least = 0 if name.startswith("log") else 1  # 0: never
         if type(value) is not int or value < least:
             raise UserError(f"{name} is {value!r}: expected a whole number from {least} up.")
     limits = [f"limit_{kind}_batches" for kind in ("train", "val", "test", "predict")]
     for name in (*limits, "overfit_batches", "val_check_interval"):
-        value = getattr(trainer, name)
-        if value is None:
-            continue
-        none = value == 0 and name == "val_check_interval"
-        if (
-            none
-            or type(value) not in (int, float)
-            or value < 0
-            or (type(value) is float and value > 1)
-        ):
-            raise UserError(
-                f"{name} is {value!r}: expected a number of batches, or a share of them, 0.0 to 1.0."
-            )
-    clip, how = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-    if clip is not None and (type(clip) not in (int, float) or clip < 0):
+        _check_batches(name, getattr(trainer, name))
+    value = trainer.gradient_clip_val
+    if value is not None and (type(value) not in (int, float) or value < 0):
         raise UserError(
-            f"gradient_clip_val is {clip!r}: expected a number from 0 up, or None."
+            f"gradient_clip_val is {value!r}: expected a number from 0 up, or None."
         )
-    if how not in (None, "norm", "value"):
-        raise UserError(f"gradient_clip_algorithm is {how!r}: expected 'norm' or 'value'.")
+    algorithm = trainer.gradient_clip_algorithm
+    if algorithm not in (None, "norm", "value"):
+        raise UserError(
+            f"gradient_clip_algorithm is {algorithm!r}: expected 'norm' or 'value'."
+        )
     if trainer.check_val_every_n_epoch is None and type(trainer.val_check_interval) is not int:
         raise UserError(
-            "check_val_every_n_epoch=None counts over epochs: give val_check_interval as a number of batches."
+            "check_val_every_n_epoch=None counts batches across epochs: give "
+            "val_check_interval "
+            "as a number of batches."
         )
 
 
-def batches_between_validations(trainer: Any, epoch: float, validates: bool) -> float:
-    """val_check_interval is a number of batches, or a share of the `epoch`'s."""
+def _check_batches(name: str, value: Any) -> None:
+    """A number of batches, or a fraction of them."""
+    if value is None:
+        return
+    is_number = type(value) in (int, float) and value >= 0
+    too_large = type(value) is float and value > 1
+    never = value == 0 and name == "val_check_interval"
+    if not is_number or too_large or never:
+        raise UserError(
+            f"{name} is {value!r}: expected a number of batches, or a fraction of them, 0.0 "
+            f"to "
+            f"1.0."
+        )
+
+
+def batches_between_validations(trainer: "Trainer", epoch: float, validates: bool) -> float:
+    """val_check_interval as a number of batches: it may be a fraction of the `epoch`'s."""
     interval = trainer.val_check_interval
     if type(interval) is int:
         if validates and trainer.check_val_every_n_epoch is not None and interval > epoch:
             raise UserError(
-                f"val_check_interval={interval}, and an epoch has {epoch} batches: give at most that many, or "
-                f"check_val_every_n_epoch=None to count on over epochs."
+                f"val_check_interval={interval}, but an epoch has {epoch} batches: give at "
+                f"most "
+                f"that many, or check_val_every_n_epoch=None to count across epochs."
             )
         return interval
     if epoch == float("inf"):
         if validates and interval != 1.0:
             raise UserError(
-                f"val_check_interval={interval}, a share of a loader without a length: give a whole number."
+                f"val_check_interval={interval} is a fraction of a loader without a length: "
+                f"give "
+                f"a whole number."
             )
         return float("inf")
     return max(1, int(epoch * interval))

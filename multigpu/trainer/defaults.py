@@ -1,8 +1,8 @@
-"""Which logger, which callbacks, which profiler, how long? What the Trainer's shorter arguments stand for."""
+"""What the Trainer's shorter arguments stand for: lengths, logger, callbacks, profiler."""
 
 import importlib.util
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import UserError
 from multigpu.trainer import loggers
@@ -15,84 +15,95 @@ from multigpu.trainer.callbacks import (
 )
 from multigpu.trainer.hooks import overridden
 from multigpu.trainer.loggers.logger import DummyLogger
-from multigpu.trainer.profiler import SimpleProfiler
+from multigpu.trainer.profiler import PassThroughProfiler, SimpleProfiler
+
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
 
 
-def set_lengths(trainer: Any) -> None:
-    """How much is run: fast_dev_run and overfit_batches mean several arguments at once."""
+def lengths(trainer: "Trainer") -> dict[str, Any]:
+    """The attributes that fast_dev_run, overfit_batches and a missing max_epochs change."""
+    changed: dict[str, Any] = {}
+    max_epochs = trainer.max_epochs
+    max_steps = trainer.max_steps
     if trainer.fast_dev_run:
-        n = trainer.max_steps = trainer.fast_dev_run
+        max_epochs = 1
+        max_steps = trainer.fast_dev_run
         for kind in ("train", "val", "test", "predict"):
-            setattr(trainer, f"limit_{kind}_batches", n)
-        trainer.max_epochs, trainer.num_sanity_val_steps, trainer.val_check_interval = (
-            1,
-            0,
-            1.0,
-        )
-        trainer.check_val_every_n_epoch = 1
+            changed[f"limit_{kind}_batches"] = trainer.fast_dev_run
+        changed["num_sanity_val_steps"] = 0
+        changed["val_check_interval"] = 1.0
+        changed["check_val_every_n_epoch"] = 1
     if trainer.overfit_batches:
-        trainer.limit_train_batches = trainer.limit_val_batches = trainer.overfit_batches
-    if trainer.max_epochs is None:
-        trainer.max_epochs = 1000 if trainer.max_steps == -1 else -1
+        changed["limit_train_batches"] = trainer.overfit_batches
+        changed["limit_val_batches"] = trainer.overfit_batches
+    if max_epochs is None:
+        max_epochs = 1000 if max_steps == -1 else -1
+    return changed | {"max_epochs": max_epochs, "max_steps": max_steps}
 
 
-def profiler_for(wanted: Any) -> Any:
+def profiler_for(profiler: PassThroughProfiler | str | None) -> PassThroughProfiler | None:
     """None, "simple", or a profiler."""
-    if wanted in (None, "simple"):
-        return SimpleProfiler() if wanted else None
-    if isinstance(wanted, str):
+    if profiler in (None, "simple"):
+        return SimpleProfiler() if profiler else None
+    if isinstance(profiler, str):
         raise UserError(
-            f"profiler is {wanted!r}: expected 'simple', a SimpleProfiler, or None."
+            f"profiler is {profiler!r}: expected 'simple', a SimpleProfiler, or None."
         )
-    return wanted
+    return profiler
 
 
-def loggers_for(trainer: Any, wanted: Any) -> list:
+def loggers_for(trainer: "Trainer", logger: Any) -> list[loggers.Logger]:
     """None and True mean TensorBoard where it is installed, else a CSV file."""
-    if wanted is False:
+    if logger is False:
         return []
-    if trainer.fast_dev_run:  # a trial leaves nothing behind
+    if trainer.fast_dev_run:  # a trial run writes no files
         return [DummyLogger()]
-    if wanted in (None, True):
-        board = importlib.util.find_spec("tensorboard") is not None
-        return [
-            (loggers.TensorBoardLogger if board else loggers.CSVLogger)(
-                trainer.default_root_dir
-            )
-        ]
-    return list(wanted) if isinstance(wanted, Iterable) else [wanted]
+    if logger in (None, True):
+        has_tensorboard = importlib.util.find_spec("tensorboard") is not None
+        default = loggers.TensorBoardLogger if has_tensorboard else loggers.CSVLogger
+        return [default(trainer.default_root_dir)]
+    return list(logger) if isinstance(logger, Iterable) else [logger]
 
 
 def callbacks_for(
-    trainer: Any, given: Any, checkpointing: bool | None, bar: bool | None, max_time: Any
-) -> list:
-    """The user's, and the usual ones unless they were turned off."""
-    found = (
-        list(given)
-        if isinstance(given, (list, tuple))
-        else [given]
-        if given is not None
-        else []
-    )
-    own = [cb for cb in found if isinstance(cb, ModelCheckpoint)]
-    if own and checkpointing is False:
+    trainer: "Trainer",
+    given: Any,
+    enable_checkpointing: bool | None,
+    enable_progress_bar: bool | None,
+    max_time: Any,
+) -> list[Callback]:
+    """The user's, and the default ones unless they were turned off.
+
+    Raises UserError for a contradiction.
+    """
+    if isinstance(given, (list, tuple)):
+        callbacks = list(given)
+    else:
+        callbacks = [] if given is None else [given]
+    has_checkpoint = any(isinstance(cb, ModelCheckpoint) for cb in callbacks)
+    if has_checkpoint and enable_checkpointing is False:
         raise UserError(
-            "enable_checkpointing=False, and callbacks holds a ModelCheckpoint: leave one of them out."
+            "enable_checkpointing=False, but callbacks has a ModelCheckpoint: leave one of "
+            "them "
+            "out."
         )
-    if checkpointing is not False and not own and not trainer.fast_dev_run:
-        found.append(ModelCheckpoint())
-    if bar is not False and not any(isinstance(cb, ProgressBar) for cb in found):
-        found.append(TQDMProgressBar())
+    if enable_checkpointing is not False and not has_checkpoint and not trainer.fast_dev_run:
+        callbacks.append(ModelCheckpoint())
+    has_bar = any(isinstance(cb, ProgressBar) for cb in callbacks)
+    if enable_progress_bar is not False and not has_bar:
+        callbacks.append(TQDMProgressBar())
     if max_time is not None:
-        found.append(Timer(max_time))
-    keys = [cb.state_key for cb in found if overridden("state_dict", cb, Callback)]
+        callbacks.append(Timer(max_time))
+    keys = [cb.state_key for cb in callbacks if overridden("state_dict", cb, Callback)]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise UserError(
-            f"two callbacks keep their state as {twice!r}, so one would get the other's back: override state_key in one."
+            f"two callbacks keep their state as {twice!r}, so one would get the other's back: "
+            f"override state_key in one."
         )
-    return in_order(found)
+    return in_order(callbacks)
 
 
-def in_order(callbacks: list) -> list:
+def in_order(callbacks: list[Callback]) -> list[Callback]:
     """ModelCheckpoints come last: they save what the others have done."""
     return sorted(callbacks, key=lambda cb: isinstance(cb, ModelCheckpoint))

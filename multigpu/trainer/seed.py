@@ -1,4 +1,6 @@
-"""How is a run made repeatable? One seed for Python, numpy and torch, and the same for the order of the data."""
+"""Makes a run repeatable: one seed for Python, NumPy and torch, and the same for the order of
+the data.
+"""
 
 import os
 import random
@@ -15,28 +17,29 @@ from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
 
-NAME, WORKERS = (
-    "PL_GLOBAL_SEED",
-    "PL_SEED_WORKERS",
-)  # Lightning's names: ranks that are started later read them
+# Lightning's names. Ranks that are started later read these variables.
+SEED_VARIABLE = "PL_GLOBAL_SEED"
+WORKERS_VARIABLE = "PL_SEED_WORKERS"
 
 
 def seed_everything(
     seed: int | None = None, workers: bool = False, verbose: bool = True
 ) -> int:
-    """Seed Python, numpy and torch, in this process and in ranks started from it; give the seed.
+    """Seed Python, NumPy and torch, in this process and in ranks that it starts; return the
+    seed.
 
-    None: the seed that was set before, or 0. With `workers` a DataLoader's workers are seeded, each by its number and rank:
-    else the same worker of two ranks draws the same numbers.
+    seed      None: the seed that was set before, or 0
+    workers   seed a DataLoader's workers, too, each by its number and rank: otherwise the same
+              worker of two ranks draws the same numbers
     """
     if seed is None:
-        seed = int(os.environ.get(NAME, "0"))
+        seed = data_seed()
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise UserError(
             f"the seed is {seed!r}: expected a whole number from 0 to {2**32 - 1}."
         )
-    os.environ[NAME] = str(seed)
-    os.environ[WORKERS] = str(int(workers))
+    os.environ[SEED_VARIABLE] = str(seed)
+    os.environ[WORKERS_VARIABLE] = str(int(workers))
     if verbose and is_rank_zero():
         print(f"Seed set to {seed}")
     random.seed(seed)
@@ -45,35 +48,37 @@ def seed_everything(
     return seed
 
 
-def of_the_data() -> int:
-    """The seed of the order in which ranks share the data."""
-    return int(os.environ.get(NAME, "0"))
+def data_seed() -> int:
+    """The seed of the data's order, the same on all ranks."""
+    return int(os.environ.get(SEED_VARIABLE, "0"))
 
 
-def workers_of(loader: Any, rank: int) -> None:
-    """Let the DataLoader seed its workers, if that was asked for and the user does not do it."""
-    if (
-        isinstance(loader, DataLoader)
-        and loader.worker_init_fn is None
-        and int(os.environ.get(WORKERS, "0"))
-    ):
-        loader.worker_init_fn = partial(_seed_a_worker, rank=rank)
+def seed_workers(loader: Any, rank: int) -> None:
+    """Let the DataLoader seed its workers, if seed_everything(workers=True) asked for it and
+    the user does not do it.
+    """
+    wanted = int(os.environ.get(WORKERS_VARIABLE, "0"))
+    if wanted and isinstance(loader, DataLoader) and loader.worker_init_fn is None:
+        loader.worker_init_fn = partial(_seed_worker, rank=rank)
 
 
-def _seed_a_worker(worker: int, rank: int) -> None:
-    """By the process's seed, from which torch has drawn one for this epoch, by the rank, and by the worker's number."""
-    words = np.random.SeedSequence(
-        [torch.initial_seed() - worker, worker, rank]
-    ).generate_state(4)
+def _seed_worker(worker: int, rank: int) -> None:
+    """Seed a worker by the process's seed (torch draws a new one each epoch), the rank, and
+    the worker's number.
+    """
+    process_seed = torch.initial_seed() - worker
+    words = np.random.SeedSequence([process_seed, worker, rank]).generate_state(4)
     torch.manual_seed(int(words[0]) << 32 | int(words[1]))
     random.seed(words.tobytes())
     np.random.seed(words)
 
 
 @contextmanager
-def alike(number: int) -> Iterator[None]:
-    """All ranks draw the same in here, by torch, NumPy or Python, and it leaves no trace."""
-    with untouched():
+def same_seed(number: int) -> Iterator[None]:
+    """Within it, all ranks draw the same numbers from torch, NumPy and Python; the states
+    before are restored.
+    """
+    with preserved_random_states():
         random.seed(number)
         np.random.seed(number % 2**32)
         torch.manual_seed(number)
@@ -81,8 +86,8 @@ def alike(number: int) -> Iterator[None]:
 
 
 @contextmanager
-def untouched() -> Iterator[None]:
-    """What is random in here leaves no trace: the states afterwards are those before."""
+def preserved_random_states() -> Iterator[None]:
+    """The random states afterwards are those before."""
     states = random_states()
     try:
         yield

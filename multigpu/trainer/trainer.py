@@ -1,372 +1,479 @@
-"""Who runs the lesson? The Trainer: it holds the settings, starts the ranks, and calls what the user wrote."""
+"""The Trainer: it holds the settings, starts the ranks, and runs what the user wrote."""
 
+import inspect
 import os
-import warnings
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from multigpu.errors import report_user_errors
 from multigpu.strategies import Strategy
-from multigpu.trainer import arguments, defaults, seed
-from multigpu.trainer.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
+from multigpu.trainer import arguments, defaults
+from multigpu.trainer.callbacks import Callback, EarlyStopping, ModelCheckpoint, ProgressBar
 from multigpu.trainer.checkpointing import checkpoint_io
-from multigpu.trainer.loops import call_hooks, dataloaders, optimizers, run, spawned
-from multigpu.trainer.loops.optimizers import Stepper
-from multigpu.trainer.loops.results import Results, Told
-from multigpu.trainer.loops.signals import Signals
+from multigpu.trainer.datamodule import LightningDataModule
+from multigpu.trainer.loggers import Logger
+from multigpu.trainer.loops import run, spawned
+from multigpu.trainer.loops.check_model import check_model
+from multigpu.trainer.loops.fit import estimated_steps
+from multigpu.trainer.loops.optimizers import LRSchedulerConfig
+from multigpu.trainer.loops.precision import Precision
+from multigpu.trainer.loops.results import Results
+from multigpu.trainer.loops.state import RunState
 from multigpu.trainer.module import LightningModule
+from multigpu.trainer.profiler import PassThroughProfiler
 
 
 class Trainer:
-    """As Lightning's Trainer, with the strategies that it has dropped: dp, ddp2, horovod, bagua.
+    """As Lightning's Trainer, with the strategies that Lightning has dropped: dp, ddp2,
+    horovod, bagua.
 
-    The arguments mean what they mean there. num_nodes=None: as many as the launcher has started. detect_anomaly: stop at the
-    first loss or gradient that is not finite, and name it.
+    The arguments mean what they mean in Lightning, with two differences:
+
+    num_nodes        None: as many as the launcher has started
+    detect_anomaly   stop at the first loss or gradient that is not finite, and name it
+
+    The arguments become attributes of the same names, which may be changed between runs
+    (trainer.max_epochs = 20) and, by callbacks, during a run. What changes while a run goes on
+    is in `trainer.state`, a RunState: the loops change it, and the properties below read it
+    under Lightning's names. Of these users may set should_stop and optimizers.
     """
 
     def __init__(
-        self, *, accelerator: str = "auto", strategy: str | Strategy = "auto", devices: Any = "auto",
-        num_nodes: int | None = None, precision: str | int | None = None, logger: Any = None,
-        callbacks: Any = None, fast_dev_run: int | bool = False, max_epochs: int | None = None,
-        min_epochs: int | None = None, max_steps: int = -1, min_steps: int | None = None,
-        max_time: str | timedelta | dict | None = None, limit_train_batches: int | float | None = None,
-        limit_val_batches: int | float | None = None, limit_test_batches: int | float | None = None,
-        limit_predict_batches: int | float | None = None, overfit_batches: int | float = 0.0,
-        val_check_interval: int | float | None = None, check_val_every_n_epoch: int | None = 1,
-        num_sanity_val_steps: int | None = None, log_every_n_steps: int | None = None,
-        enable_checkpointing: bool | None = None, enable_progress_bar: bool | None = None,
-        enable_model_summary: bool | None = None, accumulate_grad_batches: int = 1,
-        gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None,
-        deterministic: bool | str | None = None, benchmark: bool | None = None, inference_mode: bool = True,
-        use_distributed_sampler: bool = True, profiler: Any = None, detect_anomaly: bool = False,
-        sync_batchnorm: bool = False, default_root_dir: str | Path | None = None, **old: Any,
-    ):  # fmt: skip
+        self,
+        *,
+        accelerator: str = "auto",
+        strategy: str | Strategy = "auto",
+        devices: Any = "auto",
+        num_nodes: int | None = None,
+        precision: str | int | None = None,
+        logger: Logger | list[Logger] | bool | None = None,
+        callbacks: Callback | list[Callback] | None = None,
+        fast_dev_run: int | bool = False,
+        max_epochs: int | None = None,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        min_steps: int | None = None,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        limit_predict_batches: int | float | None = None,
+        overfit_batches: int | float = 0.0,
+        val_check_interval: int | float | None = None,
+        check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int | None = None,
+        log_every_n_steps: int | None = None,
+        enable_checkpointing: bool | None = None,
+        enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = None,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+        deterministic: bool | str | None = None,
+        benchmark: bool | None = None,
+        inference_mode: bool = True,
+        use_distributed_sampler: bool = True,
+        profiler: PassThroughProfiler | str | None = None,
+        detect_anomaly: bool = False,
+        sync_batchnorm: bool = False,
+        default_root_dir: str | Path | None = None,
+        **old: Any,
+    ):
         report_user_errors()
-        told = {
-            name: value
-            for name, value in locals().items()
-            if name not in ("self", "old", "__class__")
-        }
-        told |= arguments.understand_old_names(old, told)
-        settings = SimpleNamespace(**told)
+        known = inspect.signature(Trainer.__init__).parameters
+        translated = arguments.translate_old_names(old, accelerator, devices, known)
+        self.num_nodes = translated.get("num_nodes", num_nodes) or 1
         self.strategy, self.accelerator = arguments.choose(
-            settings.strategy, settings.accelerator, settings.devices, settings.num_nodes
+            translated.get("strategy", strategy),
+            translated.get("accelerator", accelerator),
+            translated.get("devices", devices),
+            translated.get("num_nodes", num_nodes),
         )
-        self.num_nodes = settings.num_nodes or 1
         self.precision = precision or "32-true"
         self.fast_dev_run = int(fast_dev_run)
-        self.max_epochs, self.min_epochs, self.max_steps, self.min_steps = (
-            max_epochs,
-            min_epochs,
-            max_steps,
-            min_steps,
-        )
-        self.limit_train_batches, self.limit_val_batches = (
-            limit_train_batches,
-            limit_val_batches,
-        )
-        self.limit_test_batches, self.limit_predict_batches = (
-            limit_test_batches,
-            limit_predict_batches,
-        )
-        self.overfit_batches, self.accumulate_grad_batches = (
-            overfit_batches,
-            accumulate_grad_batches,
-        )
+        self.max_epochs = max_epochs
+        self.min_epochs = min_epochs
+        self.max_steps = max_steps
+        self.min_steps = min_steps
+        self.limit_train_batches = limit_train_batches
+        self.limit_val_batches = limit_val_batches
+        self.limit_test_batches = limit_test_batches
+        self.limit_predict_batches = limit_predict_batches
+        self.overfit_batches = overfit_batches
         self.val_check_interval = 1.0 if val_check_interval is None else val_check_interval
         self.check_val_every_n_epoch = check_val_every_n_epoch
         self.num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
         self.log_every_n_steps = 50 if log_every_n_steps is None else log_every_n_steps
-        self.gradient_clip_val, self.gradient_clip_algorithm = (
-            gradient_clip_val,
-            gradient_clip_algorithm,
+        self.accumulate_grad_batches = accumulate_grad_batches
+        self.gradient_clip_val = gradient_clip_val
+        self.gradient_clip_algorithm = gradient_clip_algorithm
+        self.deterministic = deterministic
+        self.benchmark = benchmark
+        self.inference_mode = inference_mode
+        self.use_distributed_sampler = translated.get(
+            "use_distributed_sampler", use_distributed_sampler
         )
-        self.deterministic, self.benchmark, self.inference_mode = (
-            deterministic,
-            benchmark,
-            inference_mode,
-        )
-        self.use_distributed_sampler = settings.use_distributed_sampler
-        self.detect_anomaly, self.sync_batchnorm = detect_anomaly, sync_batchnorm
+        self.detect_anomaly = detect_anomaly
+        self.sync_batchnorm = sync_batchnorm
         self.enable_model_summary = enable_model_summary is not False
         self.default_root_dir = str(default_root_dir or os.getcwd())
         arguments.check_numbers(self)
-        defaults.set_lengths(self)
+        vars(self).update(defaults.lengths(self))
         self.profiler = defaults.profiler_for(profiler)
         self.loggers = defaults.loggers_for(self, logger)
         self.callbacks = defaults.callbacks_for(
             self, callbacks, enable_checkpointing, enable_progress_bar, max_time
         )
-        self._fresh()
+        self.state = RunState(Results(self.strategy.gather_objects, 1, training=False))
 
-    def _fresh(self) -> None:
-        """Nothing has run yet."""
-        self.current_epoch = self.global_step = self._logged_step = 0
-        self.should_stop = self.sanity_checking = self.training = self.interrupted = False
-        self._callback_metrics: dict[str, Any] = {}
-        self.logged_metrics: dict[str, Any] = {}
-        self._bar: dict[str, Any] = {}
-        self.last_told: Told | None = None
-        self.lightning_module: Any = None
-        self.datamodule: Any = None
-        self.model: nn.Module | None = None
-        self.optimizers: list = []
-        self.steppers: list[Stepper] = []
-        self.lr_scheduler_configs: list[optimizers.Schedule] = []
-        self.fitting: Any = None
-        self.evaluating: Any = None
-        self.own_transfer: Any = None
-        self.precision_plugin: Any = None
-        self.num_training_batches: float = 0
-        self.val_check_batch: float = 0
-        self.num_val_batches: list = []
-        self.num_test_batches: list = []
-        self.num_predict_batches: list = []
-        self.return_predictions, self.weights_only = True, None
-        self.val_dataloaders = self.test_dataloaders = self.predict_dataloaders = None
-        self.ckpt_path: str | None = None
-        self.checkpoint: dict | None = (
-            None  # brought back from spawned ranks, which this process could not make
-        )
-        self.train_dataloader: Any = None
-        self.signals = Signals()
-        self.state = SimpleNamespace(fn=None)
-        self.results = Results(self.strategy.gather_objects, 1, training=False)
-        self._warned: set[str] = set()
+    # ---- what the user calls ----------------------------------------------------------------
 
-    # ---- what the user calls ------------------------------------------------------------------------------------
+    def fit(
+        self,
+        model: LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Train; with `ckpt_path` ("best", "last" or a file), resume as if the run had never
+        stopped.
 
-    def fit(self, model: LightningModule, train_dataloaders: Any = None, val_dataloaders: Any = None,
-            datamodule: Any = None, ckpt_path: str | Path | None = None, weights_only: bool | None = None) -> None:  # fmt: skip
-        """Train; with `ckpt_path` ("best", "last" or a file), go on from there as if the run had never stopped.
-
-        But for bagua's algorithms whose ranks have different weights: a checkpoint holds rank 0's, and all go on from them.
-        weights_only=False reads a checkpoint that holds any objects: for files that you trust.
+        One exception: bagua's algorithms whose ranks have different weights. A checkpoint
+        holds rank 0's, and all ranks resume from these. weights_only=False reads a checkpoint
+        that holds any objects: only for files that you trust.
         """
-        self.weights_only = weights_only
-        self._run(
-            "fit", model, datamodule, ckpt_path, train=train_dataloaders, val=val_dataloaders
-        )
+        self.state.weights_only = weights_only
+        loaders = {"train": train_dataloaders, "val": val_dataloaders}
+        self._run("fit", model, datamodule, ckpt_path, loaders)
 
-    def validate(self, model: LightningModule | None = None, dataloaders: Any = None,
-                 ckpt_path: str | Path | None = None, verbose: bool = True, datamodule: Any = None,
-                 weights_only: bool | None = None) -> list[dict]:  # fmt: skip
-        """The metrics over all samples, each once: a dict for each dataloader."""
-        self.weights_only = weights_only
-        return self._told(
-            self._run("validate", model, datamodule, ckpt_path, val=dataloaders), verbose
-        )
+    def validate(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[dict[str, float]]:
+        """The metrics over all samples, each counted once: a dict for each dataloader."""
+        self.state.weights_only = weights_only
+        metrics = self._run("validate", model, datamodule, ckpt_path, {"val": dataloaders})
+        if verbose:
+            self._print_metrics(metrics)
+        return metrics
 
-    def test(self, model: LightningModule | None = None, dataloaders: Any = None,
-             ckpt_path: str | Path | None = None, verbose: bool = True, datamodule: Any = None,
-             weights_only: bool | None = None) -> list[dict]:  # fmt: skip
+    def test(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[dict[str, float]]:
         """As `validate`, by `test_step`."""
-        self.weights_only = weights_only
-        return self._told(
-            self._run("test", model, datamodule, ckpt_path, test=dataloaders), verbose
-        )
+        self.state.weights_only = weights_only
+        metrics = self._run("test", model, datamodule, ckpt_path, {"test": dataloaders})
+        if verbose:
+            self._print_metrics(metrics)
+        return metrics
 
-    def predict(self, model: LightningModule | None = None, dataloaders: Any = None, datamodule: Any = None,
-                return_predictions: bool | None = None, ckpt_path: str | Path | None = None,
-                weights_only: bool | None = None) -> list | None:  # fmt: skip
-        """What `predict_step` gave for each batch, in order, from all ranks, on all ranks; None if that is not wanted."""
-        self.return_predictions, self.weights_only = (
-            return_predictions is not False,
-            weights_only,
-        )
-        return self._run("predict", model, datamodule, ckpt_path, predict=dataloaders)
+    def predict(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        return_predictions: bool | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> list | None:
+        """What `predict_step` returned for each batch, in order, from all ranks, on all ranks.
+
+        return_predictions   False: do not keep them, and return None
+        """
+        self.state.return_predictions = return_predictions is not False
+        self.state.weights_only = weights_only
+        return self._run("predict", model, datamodule, ckpt_path, {"predict": dataloaders})
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
-        """Write one now, in Lightning's form. All ranks must call it; rank 0 writes."""
+        """Write a checkpoint in Lightning's form. All ranks must call it; rank 0 writes."""
         checkpoint_io.save(self, filepath, bool(weights_only))
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """On rank 0 alone, without tearing the progress bar."""
+        """`print` on rank 0 alone, which does not disturb the progress bar."""
         if self.is_global_zero:
             bar = self.progress_bar_callback
-            (bar.print if bar else print)(*args, **kwargs)
-
-    # ---- a run --------------------------------------------------------------------------------------------------
+            print_function = bar.print if bar else print
+            print_function(*args, **kwargs)
 
     def _run(
-        self, stage: str, model: Any, datamodule: Any, ckpt_path: Any, **loaders: Any
+        self,
+        stage: str,
+        model: LightningModule | None,
+        datamodule: LightningDataModule | None,
+        ckpt_path: str | Path | None,
+        loaders: dict[str, Any],
     ) -> Any:
         if model is None:
-            model, saver = self.lightning_module, self.checkpoint_callback
-            if (
-                ckpt_path is None and saver is not None and saver.best_model_path
-            ):  # as Lightning does
+            model = self.state.lightning_module
+            saver = self.checkpoint_callback
+            # As Lightning does: without a model, the best checkpoint of the last fit.
+            if ckpt_path is None and saver is not None and saver.best_model_path:
                 ckpt_path = "best"
                 self.print(f"{stage}: with the weights of {saver.best_model_path}")
         for name, loader in loaders.items():
-            if hasattr(loader, "train_dataloader") and not isinstance(
-                loader, nn.Module
-            ):  # fit(model, datamodule)
-                datamodule, loaders[name] = loader, None
-        run.check_model(stage, model)
-        if not getattr(self.strategy, "returns_by_value", False):
-            return self.strategy.launch(
-                run.run_stage, self, stage, model, datamodule, ckpt_path, loaders
-            )
-        return spawned.run_stage(self, stage, model, datamodule, ckpt_path, loaders)
-
-    def _told(self, found: list[dict], verbose: bool) -> list[dict]:
-        for number, metrics in enumerate(found) if verbose else ():
-            if metrics:
-                where = f"dataloader {number}: " if len(found) > 1 else ""
-                self.print(
-                    where
-                    + ", ".join(
-                        f"{name} {float(value):.4f}" for name, value in metrics.items()
-                    )
-                )
-        return found
-
-    # ---- what the loops and the module call ---------------------------------------------------------------------
-
-    def deal(self, loader: Any, training: bool) -> Any:
-        """This rank's share of a dataloader; the loader itself where it is not dealt out."""
-        share = loader
-        if self.use_distributed_sampler:
-            share = dataloaders.deal(
-                loader, self.strategy.shard, training, in_order=bool(self.overfit_batches)
-            )
-        seed.workers_of(share, self.global_rank)
-        return share
-
-    def run_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Scale the loss if need be, and call the hooks around the module's `backward`."""
-        learning, scaled = self.fitting.learning, self.precision_plugin.scale(loss)
-        if not learning.automatic:
-            self.strategy.before_backward(self.model, scaled)
-        if learning.before_backward is not None:
-            learning.before_backward(scaled)
-        self.lightning_module.backward(scaled, *args, **kwargs)
-        if learning.after_backward is not None:
-            learning.after_backward()
-
-    def run_step(self, optimizer: Any, closure: Callable | None = None) -> None:
-        """What `self.optimizers().step(closure)` does, in manual optimization and in an overridden optimizer_step."""
-        automatic = self.lightning_module.automatic_optimization
-        if optimizers.wants_closure(optimizer) and closure is not None:
-            optimizer.step(closure)
-        else:
-            if closure is not None:
-                closure()
-            if not automatic:
-                self.strategy.synchronize(optimizer)
-                self.precision_plugin.unscale(optimizer)
-                call_hooks.call(self, "on_before_optimizer_step", optimizer)
-            with self.strategy.stepping(optimizer):
-                self.precision_plugin.step(optimizer)
-        if not automatic:
-            self.global_step += 1
-
-    def take(self, told: Told | None) -> None:
-        """New values, for callbacks, the bar and whoever looks."""
-        self.last_told = told
-        if told is not None:
-            self._callback_metrics.update(told.callback)
-            self.logged_metrics.update(told.log)
-            self._bar.update(told.bar)
-
-    def forget(self) -> None:
-        """No metric is known yet."""
-        self.last_told, self._callback_metrics, self.logged_metrics, self._bar = (
-            None,
-            {},
-            {},
-            {},
+            # The data module may be given as the dataloader: fit(model, datamodule).
+            if hasattr(loader, "train_dataloader") and not isinstance(loader, nn.Module):
+                datamodule = loader
+                loaders[name] = None
+        check_model(stage, model)
+        if getattr(self.strategy, "returns_by_value", False):
+            return spawned.run_stage(self, stage, model, datamodule, ckpt_path, loaders)
+        return self.strategy.launch(
+            run.run_stage, self, stage, model, datamodule, ckpt_path, loaders
         )
 
-    def send(self, told: Told | None, step: int | None = None) -> None:
-        """New values, for the loggers. They stand at `step`; a user who logs one named "step" has it stand there."""
-        if told is None or not told.log or not self.loggers:
-            return
-        numbers = {"epoch": self.current_epoch} | {
-            name: float(value) for name, value in told.log.items()
-        }
-        at = int(numbers.pop("step", self._logged_step if step is None else step))
-        for logger in self.loggers:
-            logger.log_metrics(dict(numbers), at)
+    def _print_metrics(self, of_dataloaders: list[dict[str, float]]) -> None:
+        for number, metrics in enumerate(of_dataloaders):
+            if metrics:
+                prefix = f"dataloader {number}: " if len(of_dataloaders) > 1 else ""
+                values = (f"{name} {float(value):.4f}" for name, value in metrics.items())
+                self.print(prefix + ", ".join(values))
 
-    def warn_once(self, text: str) -> None:
-        key = text.split(" in step")[0]
-        if key not in self._warned:
-            self._warned.add(key)
-            warnings.warn(text, stacklevel=2)
+    # ---- the run: Lightning's names for what is in `state` ----------------------------------
 
-    def profiled(self, name: str, function: Callable) -> Callable:
-        if self.profiler is None:
-            return function
+    @property
+    def should_stop(self) -> bool:
+        """Set it to end training after this batch, but not before min_epochs and min_steps."""
+        return self.state.should_stop
 
-        def timed(*args: Any) -> Any:
-            with self.profiler.profile(name):
-                return function(*args)
+    @should_stop.setter
+    def should_stop(self, should_stop: bool) -> None:
+        self.state.should_stop = should_stop
 
-        return timed
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return self.state.optimizers
 
-    # ---- where it is --------------------------------------------------------------------------------------------
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        self.state.optimizers = optimizers
+
+    @property
+    def current_epoch(self) -> int:
+        """Complete epochs; during an epoch its number, from 0."""
+        return self.state.progress.current_epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps."""
+        return self.state.progress.global_step
+
+    @property
+    def _logged_step(self) -> int:
+        """Batches that ended with an optimizer step: where the loggers write."""
+        return self.state.progress.batches_that_stepped
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
-        """Values by name; what the hook that runs has just logged, as this rank knows it."""
-        self._callback_metrics.update(self.results.untold())
-        return self._callback_metrics
+        """Values by name; also those that the running hook has just logged on this rank."""
+        return self.state.callback_metrics
 
-    global_rank = property(lambda self: self.strategy.world.rank)
-    local_rank = property(lambda self: self.strategy.world.local_rank)
-    world_size = property(lambda self: self.strategy.world.size)
-    is_global_zero = property(lambda self: self.strategy.is_global_zero)
-    num_devices = property(
-        lambda self: len(getattr(self.strategy, "devices", [])) or self.accelerator.count or 1
-    )
-    logger = property(lambda self: self.loggers[0] if self.loggers else None)
-    log_dir = property(
-        lambda self: (
-            (self.loggers[0].log_dir if self.loggers else None) or self.default_root_dir
-        )
-    )
-    checkpoint_callbacks = property(
-        lambda self: [cb for cb in self.callbacks if isinstance(cb, ModelCheckpoint)]
-    )
-    checkpoint_callback = property(lambda self: next(iter(self.checkpoint_callbacks), None))
-    early_stopping_callbacks = property(
-        lambda self: [cb for cb in self.callbacks if isinstance(cb, EarlyStopping)]
-    )
-    early_stopping_callback = property(
-        lambda self: next(iter(self.early_stopping_callbacks), None)
-    )
-    progress_bar_callback = property(
-        lambda self: next((c for c in self.callbacks if isinstance(c, ProgressBar)), None)
-    )
-    progress_bar_metrics = property(
-        lambda self: {name: float(value) for name, value in self._bar.items()}
-    )
-    validating = property(
-        lambda self: self.evaluating is not None and self.evaluating.stage == "validate"
-    )
-    testing = property(
-        lambda self: self.evaluating is not None and self.evaluating.stage == "test"
-    )
-    predicting = property(
-        lambda self: self.evaluating is not None and self.evaluating.stage == "predict"
-    )
-    received_sigterm = property(lambda self: bool(self.signals.asked))
-    estimated_stepping_batches = property(lambda self: run.estimated_steps(self))
-    is_last_batch = property(lambda self: self.fitting is not None and self.fitting.last)
-    node_rank = property(
-        lambda self: self.strategy.world.rank // self.strategy.world.local_size
-    )
-    fit_loop = property(
-        lambda self: self
-    )  # what Lightning's loop holds is here: trainer.fit_loop.max_epochs = 20
-    enable_validation = property(
-        lambda self: self.fitting is not None and self.fitting.validation is not None
-    )
+    @property
+    def logged_metrics(self) -> dict[str, Any]:
+        return self.state.metrics.logged
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        metrics = self.state.metrics.progress_bar
+        return {name: float(value) for name, value in metrics.items()}
+
+    @property
+    def training(self) -> bool:
+        return self.state.training
+
+    @property
+    def sanity_checking(self) -> bool:
+        return self.state.sanity_checking
+
+    @property
+    def validating(self) -> bool:
+        return self._evaluates("validate")
+
+    @property
+    def testing(self) -> bool:
+        return self._evaluates("test")
+
+    @property
+    def predicting(self) -> bool:
+        return self._evaluates("predict")
+
+    def _evaluates(self, stage: str) -> bool:
+        loop = self.state.evaluation_loop
+        return loop is not None and loop.stage == stage
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a SIGTERM ended the run."""
+        return self.state.interrupted
+
+    @property
+    def received_sigterm(self) -> bool:
+        return bool(self.state.sigterm.received)
+
+    @property
+    def is_last_batch(self) -> bool:
+        loop = self.state.fit_loop
+        return loop is not None and loop.last
+
+    @property
+    def enable_validation(self) -> bool:
+        loop = self.state.fit_loop
+        return loop is not None and loop.validation is not None
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        """Optimizer steps in the whole run, from `configure_optimizers` on; infinity where
+        nothing limits it.
+        """
+        return estimated_steps(self)
+
+    @property
+    def fit_loop(self) -> "Trainer":
+        """What users set on Lightning's loop is set here: trainer.fit_loop.max_epochs = 20."""
+        return self
+
+    @property
+    def lightning_module(self) -> LightningModule | None:
+        return self.state.lightning_module
+
+    @property
+    def datamodule(self) -> LightningDataModule | None:
+        return self.state.datamodule
+
+    @property
+    def model(self) -> nn.Module | None:
+        """What the strategy wrapped around the module; after a run the module itself."""
+        return self.state.model
+
+    @property
+    def precision_plugin(self) -> Precision | None:
+        return self.state.precision
+
+    @property
+    def lr_scheduler_configs(self) -> list[LRSchedulerConfig]:
+        return self.state.lr_scheduler_configs
+
+    @property
+    def train_dataloader(self) -> Any:
+        """This rank's shard of the training dataloader."""
+        return self.state.data.train_dataloader
+
+    @property
+    def val_dataloaders(self) -> Any:
+        """As the user gave them; so are test_dataloaders and predict_dataloaders."""
+        return self.state.data.val_dataloaders
+
+    @property
+    def test_dataloaders(self) -> Any:
+        return self.state.data.test_dataloaders
+
+    @property
+    def predict_dataloaders(self) -> Any:
+        return self.state.data.predict_dataloaders
+
+    @property
+    def num_training_batches(self) -> float:
+        """Batches of an epoch on this rank; infinity where the dataloader has no length."""
+        return self.state.data.num_training_batches
+
+    @property
+    def num_val_batches(self) -> list[float]:
+        """Batches of each dataloader on this rank; so are num_test_batches and
+        num_predict_batches.
+        """
+        return self.state.data.num_val_batches
+
+    @property
+    def num_test_batches(self) -> list[float]:
+        return self.state.data.num_test_batches
+
+    @property
+    def num_predict_batches(self) -> list[float]:
+        return self.state.data.num_predict_batches
+
+    @property
+    def val_check_batch(self) -> float:
+        """Training batches between two validations; infinity: at the epoch's end."""
+        return self.state.data.val_check_batch
+
+    @property
+    def return_predictions(self) -> bool:
+        return self.state.return_predictions
+
+    @property
+    def ckpt_path(self) -> str | None:
+        """The checkpoint from which the last fit resumed."""
+        return self.state.ckpt_path
+
+    # ---- the ranks --------------------------------------------------------------------------
+
+    @property
+    def global_rank(self) -> int:
+        return self.strategy.world.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self.strategy.world.local_rank
+
+    @property
+    def node_rank(self) -> int:
+        return self.strategy.world.rank // self.strategy.world.local_size
+
+    @property
+    def world_size(self) -> int:
+        return self.strategy.world.size
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.strategy.is_global_zero
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.strategy.devices) or self.accelerator.count or 1
+
+    # ---- loggers and callbacks --------------------------------------------------------------
+
+    @property
+    def logger(self) -> Logger | None:
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def log_dir(self) -> str:
+        return (self.loggers[0].log_dir if self.loggers else None) or self.default_root_dir
+
+    @property
+    def checkpoint_callbacks(self) -> list[ModelCheckpoint]:
+        return [cb for cb in self.callbacks if isinstance(cb, ModelCheckpoint)]
+
+    @property
+    def checkpoint_callback(self) -> ModelCheckpoint | None:
+        return next(iter(self.checkpoint_callbacks), None)
+
+    @property
+    def early_stopping_callbacks(self) -> list[EarlyStopping]:
+        return [cb for cb in self.callbacks if isinstance(cb, EarlyStopping)]
+
+    @property
+    def early_stopping_callback(self) -> EarlyStopping | None:
+        return next(iter(self.early_stopping_callbacks), None)
+
+    @property
+    def progress_bar_callback(self) -> ProgressBar | None:
+        return next((cb for cb in self.callbacks if isinstance(cb, ProgressBar)), None)

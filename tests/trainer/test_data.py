@@ -1,4 +1,4 @@
-"""What a second review found: which data, which learning rates and which gradients each rank gets. Each was wrong once."""
+"""Which data, learning rates and gradients each rank gets: each test is for a past bug."""
 
 import gc
 import os
@@ -16,6 +16,7 @@ import multigpu.trainer as L
 from multigpu import launch, vgpu
 from multigpu.errors import UserError
 from multigpu.strategies import DDPStrategy
+from multigpu.trainer.loops import dataloaders
 
 SCHEDULES = {
     "sequential": lambda o: lr_scheduler.SequentialLR(
@@ -63,7 +64,7 @@ class Scheduled(Net):
 
 
 class TwoLayers(Net):
-    """The first layer changes between learning and not, as `when` says: epoch → does it learn?"""
+    """The first layer learns in those epochs for which `when` is True."""
 
     def __init__(self, when: dict):
         super().__init__()
@@ -106,7 +107,8 @@ def changed(when: dict, strategy: object = "ddp") -> object:
     try:
         cpu(strategy=strategy, max_epochs=3).fit(model, DataLoader(rows(16), 2))
     except UserError as error:
-        return f"{error} Hooks: {sum(bool(p._post_accumulate_grad_hooks) for p in model.parameters())}."
+        hooks = sum(bool(p._post_accumulate_grad_hooks) for p in model.parameters())
+        return f"{error} Hooks: {hooks}."
     return model.first.weight.detach().flatten()
 
 
@@ -114,9 +116,8 @@ def drawn(**how) -> list:
     L.seed_everything(3, verbose=False, **how)
     trainer = cpu(strategy="ddp")
     trainer.strategy.connect()
-    return [
-        batch for batch in trainer.deal(DataLoader(Random(), 2, num_workers=1), training=True)
-    ]
+    loader = DataLoader(Random(), 2, num_workers=1)
+    return list(dataloaders.of_this_rank(trainer, loader, training=True))
 
 
 def on_two_ranks() -> dict:
@@ -252,11 +253,15 @@ def test_workers_draw_by_the_seed_and_the_rank(two):
 
 def test_a_users_own_worker_init_fn_stays():
     L.seed_everything(3, workers=True, verbose=False)
-    loader = DataLoader(rows(4), worker_init_fn=print)
-    assert cpu().deal(loader, training=True).worker_init_fn is print
-    assert cpu().deal(DataLoader(rows(4)), training=False).worker_init_fn is not None
+
+    def prepared(loader, training):
+        return dataloaders.of_this_rank(cpu(), loader, training)
+
+    own = DataLoader(rows(4), worker_init_fn=print)
+    assert prepared(own, training=True).worker_init_fn is print
+    assert prepared(DataLoader(rows(4)), training=False).worker_init_fn is not None
     os.environ.pop("PL_SEED_WORKERS")
-    assert cpu().deal(DataLoader(rows(4)), training=True).worker_init_fn is None
+    assert prepared(DataLoader(rows(4)), training=True).worker_init_fn is None
 
 
 def test_evaluation_takes_a_dict_of_dataloaders():

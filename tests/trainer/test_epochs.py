@@ -1,4 +1,4 @@
-"""Which epoch comes next? Counted as Lightning counts, wherever a checkpoint was written, and however a run ends."""
+"""Epochs are counted as Lightning counts them, wherever a checkpoint was written."""
 
 import pytest
 import torch
@@ -15,7 +15,10 @@ QUIET = {
 
 
 def fit(library, path, stop=False, ckpt_path=None, **limits) -> list[int]:
-    """The numbers of the epochs that run. Checkpoints: `path`.hook at each epoch's end, .end in on_train_end, .after fit."""
+    """The numbers of the epochs that run.
+
+    Checkpoints: `path`.hook at each epoch's end, .end in on_train_end, .after fit.
+    """
     begun = []
 
     class Module(library.LightningModule):

@@ -1,4 +1,4 @@
-"""What a second review found: each was wrong once."""
+"""What is validated, gathered, scheduled and limited: each test is for a past bug."""
 
 import warnings
 from collections import namedtuple
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from multigpu import launch
 from multigpu.errors import UserError
 
-# ---- on two ranks ----------------------------------------------------------------------------------------------------
+# ---- on two ranks ---------------------------------------------------------------------------
 
 Pair = namedtuple("Pair", "z squares")
 
@@ -59,7 +59,9 @@ class Plateau(Net):
 
 
 class Late(Plateau):
-    """Rank 1 asks for sync_dist, from the second step on, and rank 0 logs nothing: nobody waits for ever."""
+    """Rank 1 asks for sync_dist, from the second step on, and rank 0 logs nothing: nobody
+    waits for ever.
+    """
 
     def training_step(self, batch, batch_idx):
         loss = F.mse_loss(self.layer(batch[0]), batch[1])
@@ -125,7 +127,7 @@ def test_ranks_agree_to_exchange_though_one_alone_asks_for_it(two):
     assert len(set(first["seen late"][2:])) == 8
 
 
-# ---- in one process --------------------------------------------------------------------------------------------------
+# ---- in one process -------------------------------------------------------------------------
 
 
 class Two(Net):
@@ -152,9 +154,7 @@ def test_max_steps_ends_a_batch_that_makes_several():
     "name", ["limit_train_batches", "limit_val_batches", "overfit_batches"]
 )
 def test_a_share_of_less_than_one_batch(name):
-    with pytest.raises(
-        UserError, match=f"{name}=0.05 of 10 batches is less than one: give at least 0.1"
-    ):
+    with pytest.raises(UserError, match=f"{name}=0.05 of 10 batches .* at least 0.1"):
         trained(Net(), batches(), batches(), **{name: 0.05})
     assert trained(Net(), batches(), batches(), **{name: 0.1}).global_step
 
@@ -166,7 +166,7 @@ def test_the_least_share_that_is_told_is_one_batch():
 
 
 def test_a_training_dataloader_without_batches():
-    with pytest.warns(UserWarning, match="no batches: nothing is learned"):
+    with pytest.warns(UserWarning, match=r"no batches.* nothing is learned"):
         trained(Net(), DataLoader(rows(3), 4, drop_last=True))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

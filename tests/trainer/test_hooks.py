@@ -1,4 +1,4 @@
-"""Is every hook called when Lightning calls it? The hooks of the module and of a callback, as one list of names."""
+"""Every hook of the module and of a callback is called when Lightning calls it."""
 
 import lightnings
 import pytest
@@ -14,17 +14,49 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 # Without on_predict_model_train, which Lightning declares and never calls.
 MODULE = (
-    *("prepare_data", "setup", "teardown", "configure_callbacks", "configure_model", "configure_optimizers"),
+    *(
+        "prepare_data",
+        "setup",
+        "teardown",
+        "configure_callbacks",
+        "configure_model",
+        "configure_optimizers",
+    ),
     *("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
     *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
-    *("training_step", "validation_step", "test_step", "predict_step", "backward", "optimizer_step"),
-    *("optimizer_zero_grad", "lr_scheduler_step", "configure_gradient_clipping", "on_validation_model_zero_grad"),
+    *(
+        "training_step",
+        "validation_step",
+        "test_step",
+        "predict_step",
+        "backward",
+        "optimizer_step",
+    ),
+    *(
+        "optimizer_zero_grad",
+        "lr_scheduler_step",
+        "configure_gradient_clipping",
+        "on_validation_model_zero_grad",
+    ),
     *("on_save_checkpoint", "on_load_checkpoint", "on_before_backward", "on_after_backward"),
     *("on_before_optimizer_step", "on_before_zero_grad", "on_fit_start", "on_fit_end"),
-    *(f"on_{kind}_{when}" for kind in ("train", "validation", "test", "predict") for when in (
-        "start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end", "model_eval", "model_train")
-      if (kind, when) not in (("train", "model_eval"), ("train", "model_train"), ("predict", "model_train"))),
-)  # fmt: skip
+    *(
+        f"on_{kind}_{when}"
+        for kind in ("train", "validation", "test", "predict")
+        for when in (
+            "start",
+            "end",
+            "epoch_start",
+            "epoch_end",
+            "batch_start",
+            "batch_end",
+            "model_eval",
+            "model_train",
+        )
+        if (kind, when)
+        not in (("train", "model_eval"), ("train", "model_train"), ("predict", "model_train"))
+    ),
+)
 CALLBACK = sorted(
     name
     for name in vars(ours.Callback)
@@ -109,9 +141,9 @@ def test_the_order_of_all_hooks_is_lightnings(tmp_path, run):
         callback = recorded(L.Callback, CALLBACK, calls, "callback")()
         getattr(trainer(L, tmp_path, callbacks=[callback], **arguments), stage)(module)
         orders.append(calls)
-    if (
-        stage == "fit"
-    ):  # ours asks for the loaders before configure_optimizers, which may ask how many batches there are
+    if stage == "fit":
+        # This Trainer gets the dataloaders first, so that configure_optimizers knows their
+        # lengths.
         for order in orders:
             found = [
                 order.remove(f"module.{name}")
@@ -208,7 +240,7 @@ def test_every_form_of_configure_optimizers_means_what_it_means_in_lightning(tmp
 def test_several_optimizers_are_for_manual_optimization(tmp_path):
     module = user(ours, configure_optimizers=lambda self: [sgd(self), sgd(self)])()
     with pytest.raises(
-        UserError, match=r"gives 2 optimizers: set self.automatic_optimization = False"
+        UserError, match=r"2 optimizers: set self.automatic_optimization = False"
     ):
         trainer(ours, tmp_path).fit(module)
 
@@ -272,9 +304,12 @@ def test_lbfgs_gets_its_closure(tmp_path):
         return F.cross_entropy(self(batch[0]), batch[1])
 
     told, steps, _ = both(
-        tmp_path, training_step=training_step,
-        configure_optimizers=lambda self: torch.optim.LBFGS(self.parameters(), 0.1, max_iter=3),
-    )  # fmt: skip
+        tmp_path,
+        training_step=training_step,
+        configure_optimizers=lambda self: torch.optim.LBFGS(
+            self.parameters(), 0.1, max_iter=3
+        ),
+    )
     assert len(told) > 6 and steps == 6
 
 

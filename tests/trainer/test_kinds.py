@@ -1,4 +1,4 @@
-"""What a third review found: kinds of batches, logs, optimizers and callbacks that people have. Each was wrong once."""
+"""Batches, logs, optimizers and callbacks of many kinds: each test is for a past bug."""
 
 from collections.abc import MutableMapping
 from dataclasses import InitVar, dataclass, field
@@ -26,7 +26,7 @@ def fitted(model: Net, **keywords) -> L.Trainer:
     return trainer
 
 
-# ---- containers ------------------------------------------------------------------------------------------------------
+# ---- containers -----------------------------------------------------------------------------
 
 
 @dataclass
@@ -82,7 +82,7 @@ def test_a_packed_sequence_goes_to_a_device_as_a_whole(request):
     assert (moved.data.device, moved.batch_sizes.device.type) == (device, "cpu")
 
 
-# ---- logs ------------------------------------------------------------------------------------------------------------
+# ---- logs -----------------------------------------------------------------------------------
 
 
 def test_what_is_logged_is_the_number_of_that_moment():
@@ -139,9 +139,7 @@ def test_a_name_that_is_logged_in_two_ways_is_refused():
             self.log("v", 1.0, on_epoch=True)
             self.log("v", 2.0, on_epoch=False)
 
-    with pytest.raises(
-        UserError, match=r"self.log\('v'\) has other arguments in training_step than before"
-    ):
+    with pytest.raises(UserError, match=r"self.log\('v'\).* other arguments .*training_step"):
         fitted(Twice())
 
 
@@ -158,7 +156,7 @@ def test_validation_by_step_is_among_the_logged_metrics():
     )
 
 
-# ---- optimizers and loops --------------------------------------------------------------------------------------------
+# ---- optimizers and loops -------------------------------------------------------------------
 
 
 class Counted(torch.optim.SGD):
@@ -214,9 +212,7 @@ def test_how_many_steps_there_will_be_is_known_from_configure_optimizers_on():
     trainer = fitted(model, max_epochs=3)
     assert model.steps == 12
     model.setup = lambda stage: trainer.estimated_stepping_batches
-    with pytest.raises(
-        UserError, match="is known from configure_optimizers on: ask for it there"
-    ):
+    with pytest.raises(UserError, match=r"estimated_stepping_batches .*configure_optimizers"):
         trainer.fit(model, *loaders())
 
 

@@ -1,4 +1,4 @@
-"""How does a run end that has started its own ranks? By what the last of them did; the rank that failed is the one that is told."""
+"""How a run ends that has started its own ranks: the rank that failed is reported."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Do the Trainer's other arguments do what they say? Lengths, limits, modes, profiler; and the parts beneath, by themselves."""
+"""The Trainer's other arguments: lengths, limits, modes, profiler; and the loops' parts."""
 
 import time
 import warnings
@@ -27,7 +27,10 @@ def ran(tmp_path, net=None, rows=10, val=10, **arguments):
 LENGTHS = {
     "two epochs": ({"max_epochs": 2}, (10, 10, 2, 10)),
     "max_steps": ({"max_steps": 7, "max_epochs": -1}, (7, 5, 2, 7)),
-    "max_steps, accumulated": ({"max_steps": 3, "max_epochs": -1, "accumulate_grad_batches": 2}, (5, 5, 1, 3)),
+    "max_steps, accumulated": (
+        {"max_steps": 3, "max_epochs": -1, "accumulate_grad_batches": 2},
+        (5, 5, 1, 3),
+    ),
     "max_epochs before max_steps": ({"max_steps": 99, "max_epochs": 1}, (5, 5, 1, 5)),
     "none": ({"max_epochs": 0}, (0, 0, 0, 0)),
     "no steps": ({"max_steps": 0}, (0, 0, 0, 0)),
@@ -41,7 +44,7 @@ LENGTHS = {
     "sanity": ({"num_sanity_val_steps": 2}, (5, 7, 1, 5)),
     "every other epoch": ({"max_epochs": 3, "check_val_every_n_epoch": 2}, (15, 5, 3, 15)),
     "overfit": ({"overfit_batches": 2, "max_epochs": 2}, (4, 4, 2, 4)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LENGTHS)
@@ -173,7 +176,7 @@ def test_64_bit_is_64_bit_throughout(tmp_path):
     assert set(kinds) == {torch.float64} and torch.get_default_dtype() == torch.float32
 
 
-# ---- names -----------------------------------------------------------------------------------------------------------
+# ---- names ----------------------------------------------------------------------------------
 
 
 def test_every_name_makes_its_strategy():
@@ -188,7 +191,7 @@ def test_every_name_makes_its_strategy():
     assert named(own) is own
 
 
-# ---- who gets which batch --------------------------------------------------------------------------------------------
+# ---- who gets which batch -------------------------------------------------------------------
 
 
 def rows(loader, epoch=0):
@@ -199,7 +202,9 @@ def rows(loader, epoch=0):
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
 def test_in_evaluation_the_shares_are_the_whole_each_batch_once(parts):
     loader = DataLoader(Rows(10), 3)
-    shares = [dataloaders.deal(loader, (parts, mine), training=False) for mine in range(parts)]
+    shares = [
+        dataloaders.sharded(loader, (parts, mine), training=False) for mine in range(parts)
+    ]
     whole = rows(loader)
     assert [len(share) for share in shares] == [len(rows(share)) for share in shares]
     for mine, share in enumerate(shares):
@@ -211,7 +216,7 @@ def test_in_evaluation_the_shares_are_the_whole_each_batch_once(parts):
 )
 def test_in_training_all_ranks_make_the_same_number_of_steps(sampler, shuffle):
     loader = DataLoader(Rows(10), 2, shuffle=shuffle, sampler=sampler)
-    dealt = [dataloaders.deal(loader, (3, mine), training=True) for mine in range(3)]
+    dealt = [dataloaders.sharded(loader, (3, mine), training=True) for mine in range(3)]
     for epoch in (0, 1):
         found = [rows(loader, epoch) for loader in dealt]
         assert (
@@ -224,8 +229,8 @@ def test_in_training_all_ranks_make_the_same_number_of_steps(sampler, shuffle):
 def test_a_loader_that_is_shared_already_is_left_alone():
     own = DataLoader(Rows(10), 2, sampler=DistributedSampler(Rows(10), 2, 1, shuffle=False))
     for loader in (own, DataLoader(Stream(4)), [1, 2]):
-        assert dataloaders.deal(loader, (2, 0), training=True) is loader
-    dealt = dataloaders.deal(DataLoader(Rows(10), 3, drop_last=True), (2, 0), training=True)
+        assert dataloaders.sharded(loader, (2, 0), training=True) is loader
+    dealt = dataloaders.sharded(DataLoader(Rows(10), 3, drop_last=True), (2, 0), training=True)
     assert rows(dealt) == [[0, 2, 4]], "drop_last is kept"
 
 
@@ -235,23 +240,31 @@ def test_a_sampler_that_gives_whole_batches_is_dealt_out():
         Rows(10), None, sampler=BatchSampler(SequentialSampler(range(10)), 2, False)
     )
     for training in (True, False):
-        dealt = dataloaders.deal(loader, (2, 0), training)
+        dealt = dataloaders.sharded(loader, (2, 0), training)
         assert list(dealt.sampler) == [[0, 1], [4, 5], [8, 9]] and len(dealt) == 3
 
 
-# ---- the logged numbers ----------------------------------------------------------------------------------------------
+# ---- the logged numbers ---------------------------------------------------------------------
 
 
 def results(ranks=1, gather=None, training=True):
-    made = Results(gather or (lambda thing: [thing]), ranks, training)
-    made.hook = "training_step" if training else "validation_step"
-    return made
+    return Results(gather or (lambda thing: [thing]), ranks, training)
 
 
 def log(where, name, value, **changes):
-    told = {"prog_bar": False, "logger": None, "on_step": None, "on_epoch": None, "reduce_fx": "mean", "sync": False,
-            "add_loader": True, "batch_size": None, "rank_zero_only": False}  # fmt: skip
-    where.log(name, value, *(told | changes).values())
+    settings = {
+        "prog_bar": False,
+        "logger": None,
+        "on_step": None,
+        "on_epoch": None,
+        "reduce_fx": "mean",
+        "sync_dist": False,
+        "add_dataloader_idx": True,
+        "batch_size": None,
+        "rank_zero_only": False,
+    }
+    hook = "training_step" if where.training else "validation_step"
+    where.log(hook, None, name, value, **(settings | changes))
 
 
 def test_a_mean_is_weighted_by_the_rows():
@@ -266,11 +279,11 @@ def test_a_mean_is_weighted_by_the_rows():
         log(kept, "b", value, batch_size=1)
         for how in ("sum", "max", "min"):
             log(kept, how, value, reduce_fx=how)
-    assert {k: float(v) for k, v in kept.epoch_metrics().log.items()} == pytest.approx(
+    assert {k: float(v) for k, v in kept.epoch_metrics().logger.items()} == pytest.approx(
         {"a": (3 + 5 + 9) / 5, "b": 5, "sum": 15, "max": 9, "min": 1}
     )
     kept.reset()
-    assert kept.epoch_metrics().log == {}
+    assert kept.epoch_metrics().logger == {}
 
 
 def test_names_of_a_step_and_an_epoch():
@@ -279,29 +292,30 @@ def test_names_of_a_step_and_an_epoch():
     log(kept, "both", 1.0, on_epoch=True, prog_bar=True)
     log(kept, "step", 2.0)
     log(kept, "hidden", 3.0, logger=False, on_epoch=True)
-    told = kept.step_metrics(exchange=False)
-    assert set(told.log) == {"both_step", "step"} and set(told.bar) == {"both_step"}
-    assert set(told.callback) == {"both", "both_step", "step", "hidden", "hidden_step"}
-    assert set(kept.epoch_metrics().log) == {"both_epoch"}
+    reported = kept.step_metrics(exchange=False)
+    assert set(reported.logger) == {"both_step", "step"}
+    assert set(reported.progress_bar) == {"both_step"}
+    assert set(reported.callback) == {"both", "both_step", "step", "hidden", "hidden_step"}
+    assert set(kept.epoch_metrics().logger) == {"both_epoch"}
     kept.start_batch(torch.ones(2))
-    assert kept.step_metrics(exchange=False).log == {}, "nothing was logged in this batch"
+    assert kept.step_metrics(exchange=False).logger == {}, "nothing was logged in this batch"
 
 
 def test_ranks_are_put_together_by_the_rows_of_each():
     other = results(2)
     other.start_batch(torch.ones(1))
-    log(other, "a", 7.0, on_epoch=True, sync=True)
+    log(other, "a", 7.0, on_epoch=True, sync_dist=True)
     log(other, "top", 1.0, on_epoch=True, on_step=False, reduce_fx="max")
     sent = []
     other.gather = lambda thing: sent.append(thing) or [thing]
     other.epoch_metrics(), other.step_metrics(exchange=True)
     kept = results(2, lambda thing: [thing, sent.pop(0)])
     kept.start_batch(torch.ones(3))
-    log(kept, "a", 1.0, on_epoch=True, sync=True)
+    log(kept, "a", 1.0, on_epoch=True, sync_dist=True)
     log(kept, "top", 4.0, on_epoch=True, on_step=False, reduce_fx="max")
-    epoch = kept.epoch_metrics().log
+    epoch = kept.epoch_metrics().logger
     assert (float(epoch["a_epoch"]), float(epoch["top"])) == ((3 * 1 + 7) / 4, 4)
-    assert float(kept.step_metrics(exchange=True).log["a_step"]) == 4.0
+    assert float(kept.step_metrics(exchange=True).logger["a_step"]) == 4.0
 
 
 def test_a_metric_object_is_asked_once_and_reset():
@@ -319,8 +333,8 @@ def test_a_metric_object_is_asked_once_and_reset():
     kept.start_batch(torch.ones(2))
     log(kept, "m", metric, on_epoch=True)
     assert (
-        float(kept.step_metrics(False).log["m_step"]) == 3
-        and float(kept.epoch_metrics().log["m_epoch"]) == 8
+        float(kept.step_metrics(False).logger["m_step"]) == 3
+        and float(kept.epoch_metrics().logger["m_epoch"]) == 8
     )
     kept.reset()
     assert metric.resets == 1

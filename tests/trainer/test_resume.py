@@ -1,4 +1,4 @@
-"""Does a run go on from a checkpoint as if it had never stopped? Ours to the bit, even within an epoch; and Lightning's."""
+"""A run resumes from a checkpoint as if it had never stopped, also from one of Lightning."""
 
 import lightnings
 import pytest
@@ -89,12 +89,22 @@ class Saver(ours.Callback):
             trainer.save_checkpoint(self.path)
 
 
-@pytest.mark.parametrize(("after", "schedule", "more"), [(1, "step", {}), (7, "step", {"num_workers": 1}), (9, "plateau", {}),
-                                                        (5, "plateau", {}), (10, "epoch", {})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("after", "schedule", "more"),
+    [
+        (1, "step", {}),
+        (7, "step", {"num_workers": 1}),
+        (9, "plateau", {}),
+        (5, "plateau", {}),
+        (10, "epoch", {}),
+    ],
+)
 def test_a_run_that_stops_within_an_epoch_goes_on_to_the_bit(tmp_path, after, schedule, more):
-    """Shuffled data and dropout: the order of the rest and the masks are those of the run that never stopped.
+    """Shuffled data and dropout: the order of the rest and the masks are those of the run that
+    never stopped.
 
-    An epoch has 5 batches: what is saved at the end of the last, before the validation, goes on with the validation.
+    An epoch has 5 batches: what is saved at the end of the last, before the validation, goes
+    on with the validation.
     """
     keywords = {"data": {"shuffle": True, **more}, "dropout": 0.5, "schedule": schedule}
     path = tmp_path / "within.ckpt"
@@ -107,7 +117,7 @@ def test_a_run_that_stops_within_an_epoch_goes_on_to_the_bit(tmp_path, after, sc
 
 @pytest.mark.parametrize("after_validation", [True, False])
 def test_a_modelcheckpoints_file_goes_on_to_the_bit(tmp_path, after_validation):
-    """A scheduler that watches val_loss steps after the file was written: that is made up for."""
+    """A scheduler that monitors val_loss steps after the save: resuming steps it, too."""
     keywords = {"data": {"shuffle": True}, "dropout": 0.5, "schedule": "plateau", "epochs": 4}
     save = {
         "save_top_k": -1,
@@ -162,23 +172,22 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("file", "sentence"),
+    ("file", "facts"),
     [
-        ("half.ckpt", "half.ckpt is truncated or not a checkpoint: give another."),
-        ("text.ckpt", "text.ckpt is truncated or not a checkpoint: give another."),
-        ("none.ckpt", "none.ckpt: give another path."),
-        ("", "is a folder: give a checkpoint in it."),
-        ("other.ckpt", "other.ckpt holds no 'state_dict': it is not a Trainer's checkpoint."),
-        (
-            "weights.ckpt",
-            "holds weights only, so training cannot go on from it: load it with load_from_checkpoint.",
-        ),
+        ("half.ckpt", ["half.ckpt", "truncated"]),
+        ("text.ckpt", ["text.ckpt", "not a checkpoint"]),
+        ("none.ckpt", ["no checkpoint", "none.ckpt"]),
+        ("", ["a folder", "a checkpoint in it"]),
+        ("other.ckpt", ["other.ckpt", "'state_dict'"]),
+        ("weights.ckpt", ["weights.ckpt", "weights only", "load_from_checkpoint"]),
     ],
 )
-def test_a_file_that_is_no_checkpoint_is_one_sentence(tmp_path, checkpoint, file, sentence):
+def test_a_file_that_is_no_checkpoint_is_named_in_one_line(tmp_path, checkpoint, file, facts):
     with pytest.raises(UserError) as refusal:
         fit(ours, tmp_path, ckpt_path=checkpoint / file)
-    assert str(refusal.value).endswith(sentence) and "\n" not in str(refusal.value)
+    text = str(refusal.value)
+    missing = [fact for fact in facts if fact not in text]
+    assert not missing and "\n" not in text, f"{missing} not in: {text}"
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate", "load_from_checkpoint"])
@@ -188,7 +197,7 @@ def test_another_classs_checkpoint_changes_nothing(tmp_path, checkpoint, stage):
     train, val = trainer_user.loaders()
     with pytest.raises(
         UserError,
-        match=r"does not fit Wider: head.weight is \(3, 8\) there and \(4, 8\) here.$",
+        match=r"Wider: head.weight .*\(3, 8\).*\(4, 8\)",
     ):
         if stage == "fit":
             trainer(ours, tmp_path).fit(
@@ -202,7 +211,7 @@ def test_another_classs_checkpoint_changes_nothing(tmp_path, checkpoint, stage):
 
 
 def test_the_number_of_optimizers_must_be_the_same(tmp_path, checkpoint):
-    with pytest.raises(UserError, match="holds 1 optimizers, this run has 2"):
+    with pytest.raises(UserError, match=r"1 optimizer.* 2"):
         fit(ours, tmp_path, ckpt_path=checkpoint / "whole.ckpt", manual=True)
 
 
@@ -229,7 +238,7 @@ def test_a_checkpoint_is_written_beside_and_renamed(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(torch, "save", broken)
-    with pytest.raises(UserError, match=r"cannot write .*kept.ckpt \(No space left"):
+    with pytest.raises(UserError, match=r"kept.ckpt .*No space left"):
         run.save_checkpoint(path)
     assert path.read_bytes() == before and [p.name for p in path.parent.iterdir()] == [
         "kept.ckpt"

@@ -1,4 +1,4 @@
-"""What users of such Trainers complain of most: a rule each, and a test of the rule. (STRATEGIES.md, last section.)"""
+"""What users of such Trainers complain of most: a rule each, and a test of the rule."""
 
 import json
 import sys
@@ -30,19 +30,30 @@ def flat(batches):
     return [row for batch in batches for row in batch]
 
 
-# ---- 1. ranks that log different things ------------------------------------------------------------------------------
+# ---- 1. ranks that log different things -----------------------------------------------------
 
 
 def test_ranks_may_log_different_names(ranks):
-    """The epoch's values, and a step's with sync_dist, are over those ranks that have logged the name: on every rank."""
+    """The epoch's values, and a step's with sync_dist, are over those ranks that have logged
+    the name: on every rank.
+    """
     for rank in ranks:
         assert rank["logged"] == {
-            "both": 1.5, "both_step": 1.5, "both_epoch": 1.5, "mine": 1.0, "seldom": 4.0,
-            "that": 5.0, "that_step": 5.0, "that_epoch": 5.0, "this": 6.0, "this_step": 6.0, "this_epoch": 6.0,
-        }  # fmt: skip
+            "both": 1.5,
+            "both_step": 1.5,
+            "both_epoch": 1.5,
+            "mine": 1.0,
+            "seldom": 4.0,
+            "that": 5.0,
+            "that_step": 5.0,
+            "that_epoch": 5.0,
+            "this": 6.0,
+            "this_step": 6.0,
+            "this_epoch": 6.0,
+        }
 
 
-# ---- 2. a rank dies --------------------------------------------------------------------------------------------------
+# ---- 2. a rank dies -------------------------------------------------------------------------
 
 
 def script(mode, folder, *starter, timeout=60):
@@ -54,8 +65,8 @@ def script(mode, folder, *starter, timeout=60):
 
 def test_a_rank_that_dies_without_a_word_ends_the_run(tmp_path):
     code, told = script("exit", tmp_path)
-    assert code == 7 and "error: rank 1 ended with exit code 7" in told
-    assert "Traceback" not in told, "gloo's trouble is no news"
+    assert code == 7 and "error: rank 1" in told and "exit code 7" in told
+    assert "Traceback" not in told, "not that of gloo's lost connection"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -70,17 +81,17 @@ def test_horovodrun_ends_the_run_too(tmp_path):
         "raise 1", tmp_path, "multigpu", "horovodrun", "-np", 2, sys.executable
     )
     assert code == 1 and "ZeroDivisionError: planted in rank 1" in told
-    assert told.count("Traceback") == 1 and "error: rank 1 ended with exit code 1" in told
+    assert told.count("Traceback") == 1 and "error: rank 1" in told and "exit code 1" in told
 
 
-# ---- 3. SIGTERM ------------------------------------------------------------------------------------------------------
+# ---- 3. SIGTERM -----------------------------------------------------------------------------
 
 
 def test_sigterm_to_one_rank_stops_all_after_the_same_step_and_the_run_goes_on_from_there(
     tmp_path,
 ):
     code, told = script("term", tmp_path)
-    assert code == 143 and "stopped by SIGTERM after step 5: go on with" in told
+    assert code == 143 and "SIGTERM after step 5" in told and "ckpt_path=" in told
     assert script("resume", tmp_path)[0] == 0 and script("whole", tmp_path)[0] == 0
     for rank in (0, 1):
         first, second, whole = (
@@ -91,50 +102,70 @@ def test_sigterm_to_one_rank_stops_all_after_the_same_step_and_the_run_goes_on_f
         assert first[0] + second[0] == whole[0], "to the bit, on each rank"
 
 
-# ---- 4. the Trainer and the launcher disagree ------------------------------------------------------------------------
+# ---- 4. the Trainer and the launcher disagree -----------------------------------------------
 
 RANKS = {
     "torchrun": {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2},
-    "mpirun": {"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 2, "OMPI_COMM_WORLD_LOCAL_RANK": 0, "OMPI_COMM_WORLD_LOCAL_SIZE": 2},
-    "srun": {"SLURM_JOB_ID": 7, "SLURM_PROCID": 0, "SLURM_NTASKS": 2, "SLURM_LOCALID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_ID": 0,
-             "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_NODES": 1, "SLURM_NODEID": 0, "SLURM_STEP_NODELIST": "localhost"},
-}  # fmt: skip
+    "mpirun": {
+        "OMPI_COMM_WORLD_RANK": 0,
+        "OMPI_COMM_WORLD_SIZE": 2,
+        "OMPI_COMM_WORLD_LOCAL_RANK": 0,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": 2,
+    },
+    "srun": {
+        "SLURM_JOB_ID": 7,
+        "SLURM_PROCID": 0,
+        "SLURM_NTASKS": 2,
+        "SLURM_LOCALID": 0,
+        "SLURM_STEP_NUM_TASKS": 2,
+        "SLURM_STEP_ID": 0,
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NUM_NODES": 1,
+        "SLURM_NODEID": 0,
+        "SLURM_STEP_NODELIST": "localhost",
+    },
+}
+# (launcher, the Trainer's arguments, what the error names: both numbers, and the line to
+# change)
 MISMATCHES = [
-    ("torchrun", {"devices": 3}, "wants 3 devices, but torchrun started 2 ranks on this node: write '--nproc-per-node=3', or devices=2."),
-    ("torchrun", {"devices": 2, "num_nodes": 4}, "started ranks on 1 node: write '--nnodes=4', or num_nodes=1."),
-    ("torchrun", {"strategy": "ddp2"}, "wants 1 rank a node, but torchrun started 2 ranks on this node: write '--nproc-per-node=1'."),
-    ("torchrun", {"strategy": "dp"}, "'dp' is one process, and torchrun has started 2, which would all do the same: start one,"),
-    ("mpirun", {"devices": 3}, "but mpirun started 2 ranks on this node: write '-np 3', or devices=2."),
-    ("srun", {"devices": 3}, "but srun started 2 ranks on this node: write '#SBATCH --ntasks-per-node=3', or devices=2."),
-    ("srun", {"devices": 2, "num_nodes": 2}, "started ranks on 1 node: write '#SBATCH --nodes=2', or num_nodes=1."),
-]  # fmt: skip
+    ("torchrun", {"devices": 3}, ("3 devices", "2 ranks", "--nproc-per-node=3", "devices=2")),
+    ("torchrun", {"devices": 2, "num_nodes": 4}, ("1 node", "--nnodes=4", "num_nodes=1")),
+    ("torchrun", {"strategy": "ddp2"}, ("1 rank", "2 ranks", "--nproc-per-node=1")),
+    ("torchrun", {"strategy": "dp"}, ("'dp' is one process", "torchrun", "2")),
+    ("mpirun", {"devices": 3}, ("mpirun", "2 ranks", "-np 3", "devices=2")),
+    ("srun", {"devices": 3}, ("srun", "2 ranks", "#SBATCH --ntasks-per-node=3", "devices=2")),
+    ("srun", {"devices": 2, "num_nodes": 2}, ("1 node", "#SBATCH --nodes=2", "num_nodes=1")),
+]
 
 
-@pytest.mark.parametrize(("launcher", "arguments", "line"), MISMATCHES)
-def test_a_mismatch_names_the_line_to_change(tmp_path, monkeypatch, launcher, arguments, line):
+@pytest.mark.parametrize(("launcher", "arguments", "facts"), MISMATCHES)
+def test_a_mismatch_names_the_line_to_change(
+    tmp_path, monkeypatch, launcher, arguments, facts
+):
     for name, value in RANKS[launcher].items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UserError) as refusal:
         trainer = trainer_ranks.trainer(tmp_path, **{"strategy": "ddp", **arguments})
         trainer.fit(trainer_ranks.Net(), trainer_ranks.DataLoader(trainer_ranks.Rows(4)))
-    assert line in str(refusal.value)
+    missing = [fact for fact in facts if fact not in str(refusal.value)]
+    assert not missing, f"{missing} not in: {refusal.value}"
 
 
 def test_nodes_without_a_launcher_are_refused(tmp_path):
-    with pytest.raises(
-        UserError,
-        match=r"num_nodes=2, and no launcher has started .* `torchrun --nnodes=2 --nproc-per-node=2",
-    ):
+    expected = r"num_nodes=2.*torchrun --nnodes=2 --nproc-per-node=2"
+    with pytest.raises(UserError, match=expected):
         trainer = trainer_ranks.trainer(tmp_path, strategy="ddp", devices=2, num_nodes=2)
         trainer.fit(trainer_ranks.Net(), trainer_ranks.DataLoader(trainer_ranks.Rows(4)))
 
 
-# ---- 5. notebooks: tests/trainer/test_spawn.py -----------------------------------------------------------------------
-# ---- 6. the user's order, and each sample once -----------------------------------------------------------------------
+# ---- 5. notebooks: tests/trainer/test_spawn.py ----------------------------------------------
+# ---- 6. the user's order, and each sample once ----------------------------------------------
 
 
 def test_evaluation_counts_every_sample_once(ranks, alone):
-    """10 rows in batches of 3: the metrics are one process's, and so are the numbers of the batches."""
+    """10 rows in batches of 3: the metrics are one process's, and so are the numbers of the
+    batches.
+    """
     assert [rank["evaluated"]["seen"] for rank in ranks] == [
         [[0, 1, 2], [6, 7, 8]],
         [[3, 4, 5], [9]],
@@ -161,7 +192,7 @@ def test_a_users_sampler_is_dealt_out_and_not_replaced(ranks):
     )
     assert all(rank["not shared"] == [[0, 1], [2, 3]] * 2 for rank in ranks)
     assert [rank["overfit"] for rank in ranks] == [[[0, 2]] * 2, [[1, 3]] * 2]
-    assert "cannot be shared by 2 ranks: share it yourself" in ranks[0]["batch sampler"]
+    assert "cannot be shared by 2 ranks" in ranks[0]["batch sampler"]
 
 
 def test_shuffled_data_are_shared_anew_each_epoch(ranks):
@@ -187,7 +218,7 @@ def test_a_sampler_with_replacement_stays_one(ranks):
     )
     whole = []
     for mine in (0, 1):
-        dealt = dataloaders.deal(loader, (2, mine), training=True)
+        dealt = dataloaders.sharded(loader, (2, mine), training=True)
         dataloaders.start_epoch(dealt, 0)
         whole.append([int(row) for batch in dealt for row in batch])
         assert whole[-1] == flat(ranks[mine]["weighted"][:2]) and len(whole[-1]) == 3
@@ -202,12 +233,12 @@ def test_streams_of_uneven_length_end_together(ranks):
 
 def test_a_collective_that_would_hang_is_refused(ranks):
     shapes, numbers = ranks[0]["gathered"]
-    assert "the ranks have tensors of different shapes ((1, 1), (3, 1))" in shapes
-    assert "the ranks have different numbers of batches" in numbers
+    assert "different shapes ((1, 1), (3, 1))" in shapes
+    assert "different numbers of batches" in numbers
     assert all(rank["evenly gathered"] == (2, 2, 1) for rank in ranks)
 
 
-# ---- 7. checkpoints --------------------------------------------------------------------------------------------------
+# ---- 7. checkpoints -------------------------------------------------------------------------
 
 
 def test_all_ranks_save_and_rank_0_writes_under_another_name_first(ranks):
@@ -221,7 +252,7 @@ def test_one_rank_that_wants_to_stop_stops_all(ranks):
     assert [rank["stopped"] for rank in ranks] == [2, 2]
 
 
-# ---- 8. predictions --------------------------------------------------------------------------------------------------
+# ---- 8. predictions -------------------------------------------------------------------------
 
 
 def test_predict_gives_every_batch_once_in_order(ranks, alone):

@@ -1,4 +1,4 @@
-"""Does the same user code come to the same as with the real Lightning? Every loss, weight, metric and CSV row."""
+"""The same user code gives what Lightning gives: every loss, weight, metric and CSV row."""
 
 import os
 import subprocess
@@ -33,7 +33,10 @@ def start(which, folder):
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    """case → [(ours, theirs) of rank 0, of rank 1]. Started now, read when the tests on one device are done."""
+    """case → [(ours, theirs) of rank 0, of rank 1].
+
+    Started now, read when the tests on one device are done.
+    """
     folder = tmp_path_factory.mktemp("ddp")
     programs = {}
 

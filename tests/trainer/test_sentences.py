@@ -1,4 +1,4 @@
-"""Sentences for what this Trainer lacks, or cannot do, and people try."""
+"""Errors and warnings name what this Trainer does not support, and what to do instead."""
 
 from types import SimpleNamespace
 
@@ -13,23 +13,21 @@ from multigpu.errors import UserError
 
 
 def test_a_compiled_module_is_refused_with_a_way_out():
-    with pytest.raises(
-        UserError, match="a compiled module hides its steps: compile its layers"
-    ):
+    with pytest.raises(UserError, match=r"compile its layers.*torch\.compile"):
         cpu().fit(torch.compile(made()), DataLoader(rows(8), 2))
 
 
 @pytest.mark.parametrize(
     ("module", "name", "expected"),
     [
-        (L.callbacks, "RichProgressBar", "take TQDMProgressBar"),
-        (L.loggers, "WandbLogger", "take CSVLogger or TensorBoardLogger"),
+        (L.callbacks, "RichProgressBar", "TQDMProgressBar"),
+        (L.loggers, "WandbLogger", "CSVLogger or TensorBoardLogger"),
     ],
 )
 def test_what_is_not_here_says_what_is(module, name, expected):
-    with pytest.raises(UserError, match=f"has no {name}, unlike Lightning's: {expected}"):
+    with pytest.raises(UserError, match=f"{name}.*{expected}"):
         getattr(module, name)
-    with pytest.raises(AttributeError, match="has no attribute 'Nonsense'"):
+    with pytest.raises(AttributeError, match="'Nonsense'"):
         _ = module.Nonsense
 
 
@@ -42,16 +40,14 @@ def test_the_names_of_lightning_s_modules():
 
 
 def test_nothing_to_validate_with_is_said():
-    with pytest.warns(
-        UserWarning, match="has a validation_step, and there are no validation dataloaders"
-    ):
+    with pytest.warns(UserWarning, match=r"validation_step.* no validation dataloaders"):
         cpu().fit(made(), DataLoader(rows(8), 2))
 
 
 def test_bfloat16_on_an_old_virtual_gpu_names_another(request):
     request.addfinalizer(vgpu.stop)
     with pytest.raises(
-        UserError, match=r"or start another one before: vgpu.start\(1, gpu='A100-40GB'\)"
+        UserError, match=r"precision='16-mixed'.*vgpu.start\(1, gpu='A100-40GB'\)"
     ):
         cpu(accelerator="vgpu", precision="bf16", devices=1).fit(
             made(), DataLoader(rows(8), 2)
@@ -59,14 +55,12 @@ def test_bfloat16_on_an_old_virtual_gpu_names_another(request):
 
 
 def test_fewer_batches_than_ranks_is_said(monkeypatch):
-    from multigpu.trainer.loops.dataloaders import deal
+    from multigpu.trainer.loops.dataloaders import sharded
 
-    with pytest.warns(UserWarning, match="1 batch to evaluate for 2 ranks, so some get none"):
-        deal(DataLoader(rows(4), 4), (2, 0), training=False)
+    with pytest.warns(UserWarning, match=r"1 batch .*2 ranks.*smaller batch_size"):
+        sharded(DataLoader(rows(4), 4), (2, 0), training=False)
     lengthless = DataLoader(
         rows(4), batch_sampler=SimpleNamespace(__iter__=lambda: iter([[0]]))
     )
-    with pytest.raises(
-        UserError, match="whose batch_sampler has no length cannot be shared by 2 ranks"
-    ):
-        deal(lengthless, (2, 0), training=False)
+    with pytest.raises(UserError, match=r"batch_sampler has no length.* 2 ranks.*__len__"):
+        sharded(lengthless, (2, 0), training=False)

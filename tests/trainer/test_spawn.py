@@ -1,4 +1,4 @@
-"""Do ddp_spawn and ddp_notebook bring back what was trained? From a program without a file, as a notebook's cells are."""
+"""ddp_spawn and ddp_notebook return what was trained, to a program without a file, too."""
 
 import json
 import sys
@@ -31,7 +31,8 @@ class Net(L.LightningModule):
     def training_step(self, batch, batch_idx):
         loss = loss_of(self, batch)
         self.log("loss", loss, on_step=False, on_epoch=True)
-        self.log("ranks", float(self.trainer.world_size), reduce_fx="max", on_step=False, on_epoch=True)
+        ranks = float(self.trainer.world_size)
+        self.log("ranks", ranks, reduce_fx="max", on_step=False, on_epoch=True)
         return loss
     def predict_step(self, batch, batch_idx):
         return batch.flatten() + 100 * self.trainer.world_size
@@ -41,8 +42,10 @@ class Net(L.LightningModule):
 L.seed_everything(4, verbose=False)
 net = Net()
 saver = L.callbacks.ModelCheckpoint(os.getcwd(), monitor="loss")
-trainer = L.Trainer(accelerator="cpu", strategy=sys.argv[1], devices=2, max_epochs=2, callbacks=[saver], logger=False,
-                    enable_progress_bar=False)
+trainer = L.Trainer(
+    accelerator="cpu", strategy=sys.argv[1], devices=2, max_epochs=2, callbacks=[saver],
+    logger=False, enable_progress_bar=False,
+)
 trainer.fit(net, DataLoader(Rows(), 2))
 kept = torch.load(trainer.checkpoint_callback.best_model_path)["state_dict"]
 print("told", json.dumps({
@@ -110,20 +113,23 @@ def test_ddp_without_a_script_names_the_strategy_that_works(tmp_path, how):
         if how == "-c"
         else [
             "-c",
-            "import os\nos.dup2(os.open('cell.py', os.O_RDONLY), 0)\nos.execl(os.sys.executable, 'python', '-', 'ddp')",
+            "import os\nos.dup2(os.open('cell.py', os.O_RDONLY), "
+            "0)\nos.execl(os.sys.executable, 'python', '-', 'ddp')",
         ]
     )
     (tmp_path / "cell.py").write_text(CELL)
     done = run(sys.executable, *given, "ddp", cwd=tmp_path, PYTHONPATH=ROOT)
     assert done.returncode != 0 and "Traceback" not in done.stdout
     assert (
-        "here is no script: write one; in a notebook or at a prompt give strategy='ddp_notebook'."
-        in done.stdout
+        "here is no script: write one; in a notebook or at a prompt give "
+        "strategy='ddp_notebook'." in done.stdout
     )
 
 
 def test_ddp_spawn_evaluates_as_one_process(tmp_path):
-    """Each call is a pair of processes of its own; a run's rows stay there, and its metrics come back."""
+    """Each call is a pair of processes of its own; a run's rows stay there, and its metrics
+    come back.
+    """
     two, one = trainer(tmp_path, strategy="ddp_spawn", devices=2), evaluated(tmp_path)
     assert two.validate(Net(), DataLoader(Rows(10), 3), verbose=False) == one["told"]
 
@@ -153,9 +159,7 @@ def test_a_script_that_trains_while_it_is_imported_is_refused(tmp_path):
 
 
 def test_ddp_spawn_is_for_one_machine(tmp_path):
-    with pytest.raises(
-        UserError, match="starts processes on this machine, and num_nodes is 2"
-    ):
+    with pytest.raises(UserError, match=r"this machine.*num_nodes is 2"):
         trainer(tmp_path, strategy="ddp_spawn", devices=2, num_nodes=2).fit(
             Net(), DataLoader(Rows(4))
         )

@@ -1,4 +1,4 @@
-"""Do the strategies keep their promises through the Trainer? dp, ddp2, horovod, pipeline, and a strategy of one's own."""
+"""dp, ddp2, horovod, pipeline and a strategy of the user, through the Trainer."""
 
 import pytest
 import torch
@@ -56,7 +56,9 @@ def test_unused_parameters_are_looked_for_only_where_wanted(ranks):
 
 
 def test_ddp2_computes_the_loss_of_a_nodes_whole_batch(ranks):
-    """In-batch negatives: the node's 10 rows are the reference; 5 rows a GPU, as ddp would have them, are not."""
+    """In-batch negatives: the node's 10 rows are the reference; 5 rows a GPU, as ddp would
+    have them, are not.
+    """
 
     def parts(size):
         nodes = [X[rank:20:2] for rank in (0, 1)]
@@ -157,7 +159,7 @@ def test_pipeline_is_one_device(tmp_path, one, micro_batches):
 def test_pipeline_refuses_a_batch_that_it_cannot_cut(tmp_path):
     with (
         vgpu.running(count=2),
-        pytest.raises(UserError, match="a batch of 3 rows cannot be cut into 4 micro-batches"),
+        pytest.raises(UserError, match=r"3 rows .* 4 micro-batches"),
     ):
         fitted(
             tmp_path,
@@ -172,7 +174,7 @@ def test_pipeline_refuses_a_batch_that_it_cannot_cut(tmp_path):
 def test_pipeline_wants_a_device_for_each_stage(tmp_path):
     with (
         vgpu.running(count=3),
-        pytest.raises(UserError, match="gives 2 stages, and there are 3 devices"),
+        pytest.raises(UserError, match=r"2 stages.* 3 devices"),
     ):
         fitted(
             tmp_path,
@@ -201,7 +203,5 @@ def test_sync_batchnorm_on_the_cpu_is_refused(tmp_path, monkeypatch):
 
     run = trainer(tmp_path, sync_batchnorm=True)
     monkeypatch.setattr(run.strategy, "world", World(0, 2))
-    with pytest.raises(
-        UserError, match="sync_batchnorm=True, and torch's SyncBatchNorm computes on no CPU"
-    ):
+    with pytest.raises(UserError, match=r"sync_batchnorm=True.*CPU.*accelerator="):
         run.fit(Net(), torch.utils.data.DataLoader(X[:, :1], 2))

@@ -1,4 +1,4 @@
-"""What a third review found with two ranks: ranks whose data, names or layers are unlike, and what comes after a failure."""
+"""Two ranks with different data, names or layers; and another fit after a failure."""
 
 import random
 import warnings
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from multigpu import launch
 from multigpu.errors import UserError
 from multigpu.strategies import BaguaStrategy
+from multigpu.trainer.loops import dataloaders
 
 
 class Numbers(Dataset):
@@ -45,7 +46,9 @@ class Stream(IterableDataset):
 
 
 class Watching(Net):
-    """`seen`: what on_validation_epoch_end gathers of as many numbers as this rank has had rows, or had batches."""
+    """`seen`: what on_validation_epoch_end gathers of as many numbers as this rank has had
+    rows, or had batches.
+    """
 
     def __init__(self, by_row: bool):
         super().__init__()
@@ -110,11 +113,12 @@ def on_two_ranks() -> dict:
     for name, permuted in DRAWING.items():
         trainer = cpu(strategy="ddp")
         trainer.strategy.connect()
-        share = trainer.deal(DataLoader(Numbers(), 4, sampler=Drawn(permuted)), training=True)
+        loader = DataLoader(Numbers(), 4, sampler=Drawn(permuted))
+        shard = dataloaders.of_this_rank(trainer, loader, training=True)
         found[name] = []
         for epoch in range(3):
-            share.batch_sampler.sampler.set_epoch(epoch)
-            found[name].append([row for batch in share for row in batch.tolist()])
+            shard.batch_sampler.sampler.set_epoch(epoch)
+            found[name].append([row for batch in shard for row in batch.tolist()])
 
     train, some = DataLoader(rows(8), 2), [DataLoader(rows(4), 2)] if rank else []
     found["validates"] = said(lambda: cpu(strategy="ddp").fit(made(), train, some))
@@ -189,14 +193,9 @@ def test_a_sampler_of_any_random_numbers_is_dealt_out_anew_each_epoch(two, kind)
 
 
 def test_ranks_that_have_unlike_data_are_refused_together(two):
-    assert (
-        "the number of validation dataloaders of rank 1 is not that of rank 0"
-        in two[0]["validates"]
-    )
-    assert (
-        "the kind of training dataloader (with a length, or without) of rank 1 is not that"
-        in two[0]["streams"]
-    )
+    assert "the number of validation dataloaders" in two[0]["validates"]
+    assert "the kind of training dataloader (with a length, or without)" in two[0]["streams"]
+    assert all("rank 1" in two[0][key] for key in ("validates", "streams"))
     assert all(
         rank[key].startswith("UserError") for rank in two for key in ("validates", "streams")
     )
@@ -205,19 +204,20 @@ def test_ranks_that_have_unlike_data_are_refused_together(two):
 def test_at_an_epochs_end_ranks_may_gather_what_has_one_shape(two):
     assert two[0]["gathered", False] == "nothing", "though they had 2 batches and 1"
     assert two[0]["shape", False] == two[1]["shape", False] == (2, 1)
-    assert "tensors of different shapes ((4,), (6,))" in two[0]["gathered", True]
+    assert "different shapes ((4,), (6,))" in two[0]["gathered", True]
 
 
 def test_a_name_that_one_rank_alone_logs_is_said_once(two):
     (told,) = two[0]["alone"]
     assert (
-        told.startswith("self.log('alone', sync_dist=True) was called on some ranks only")
+        told.startswith("self.log('alone', sync_dist=True)")
+        and "some ranks" in told
         and not two[1]["alone"]
     )
 
 
 def test_parameters_that_the_loss_does_not_use_are_named(two):
-    assert "'unused.weight' (one of 2) got none in the last step" in two[0]["unused"]
+    assert "'unused.weight' (one of 2)" in two[0]["unused"]
     assert "strategy='ddp_find_unused_parameters_true'" in two[0]["unused"]
 
 

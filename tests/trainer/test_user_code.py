@@ -1,4 +1,4 @@
-"""Code as people write it for Lightning, which a strict reviewer tried: it runs here, or is refused with a sentence."""
+"""Code as people write it for Lightning: it runs, or an error says what to write."""
 
 import collections
 import dataclasses
@@ -77,9 +77,7 @@ def test_two_callbacks_of_one_key_are_refused():
         def state_dict(self):
             return {"n": 1}
 
-    with pytest.raises(
-        UserError, match=r"two callbacks keep their state as '.*Counts'.* override state_key"
-    ):
+    with pytest.raises(UserError, match=r"two callbacks.*Counts'.* override state_key"):
         trainer(callbacks=[Counts(), Counts()])
 
 
@@ -93,9 +91,7 @@ def test_a_checkpoint_with_any_object_is_read_if_it_is_trusted(tmp_path):
     path, run = tmp_path / "any.ckpt", trainer(tmp_path)
     run.fit(Kept(collections.UserDict(a=1)), DataLoader(rows(), 4))
     run.save_checkpoint(path)
-    with pytest.raises(
-        UserError, match=r"UserDict\): give weights_only=False if you trust who made it"
-    ):
+    with pytest.raises(UserError, match=r"UserDict.* weights_only=False.* trust"):
         Kept.load_from_checkpoint(path)
     assert Kept.load_from_checkpoint(path, weights_only=False).hparams.folder["a"] == 1
     again = trainer(tmp_path, max_epochs=2)
@@ -174,7 +170,7 @@ def test_a_checkpoint_fits_by_what_load_state_dict_says(tmp_path):
     assert Extra.load_from_checkpoint(path).found == 3
     with pytest.raises(
         UserError,
-        match=r"does not fit Wider: layer\.weight is \(2, 4\) there and \(2, 5\) here",
+        match=r"Wider: layer\.weight .*\(2, 4\).*\(2, 5\)",
     ):
         Wider.load_from_checkpoint(path)
     run.fit(plain := Net(), DataLoader(rows(), 4))

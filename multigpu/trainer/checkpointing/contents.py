@@ -26,7 +26,7 @@ def compose_checkpoint(trainer: Trainer, weights_only: bool) -> dict[str, Any]:
 
     All ranks call it: each has its own random states, and hooks may contain collectives.
     """
-    fit = trainer.fitting
+    fit = trainer.state.fit_loop
     epoch_start = fit.epoch_began if fit else None
     random = trainer.strategy.gather_objects((random_states(), epoch_start))
     content = _lightning_contents(trainer, weights_only)
@@ -60,7 +60,7 @@ def _lightning_contents(trainer: Trainer, weights_only: bool) -> dict[str, Any]:
                 content[part.CHECKPOINT_HYPER_PARAMS_NAME] = name
     if datamodule is not None and (state := datamodule.state_dict()):
         content[type(datamodule).__qualname__] = state
-    with trainer.results.within("on_save_checkpoint"):
+    with trainer.state.running_hook("on_save_checkpoint"):
         for callback in trainer.callbacks:
             callback.on_save_checkpoint(trainer, module, content)
         module.on_save_checkpoint(content)

@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 
 def loop_progress(trainer: Trainer) -> dict[str, Any]:
     """Lightning's "loops", at an epoch's end or within it; {} if nothing was trained."""
-    fit = trainer.fitting
+    fit = trainer.state.fit_loop
     if fit is None:
         return {}
     zero = {"total": _steps(0), "current": _steps(0)}
     step = {"total": _steps(trainer.global_step), "current": _steps(0)}
     no_batches = {"total": _batches(0), "current": _batches(0)}
     automatic = trainer.lightning_module.automatic_optimization
-    epoch = trainer.current_epoch
+    progress = trainer.state.progress
+    epoch = progress.current_epoch
     started = epoch + int(fit.epoch_ended or fit.batches_done > 0)
     epochs = {
         "ready": started,
@@ -29,7 +30,7 @@ def loop_progress(trainer: Trainer) -> dict[str, Any]:
     return {
         "fit_loop": {
             "state_dict": {},
-            "epoch_loop.state_dict": {"_batches_that_stepped": trainer._logged_step},
+            "epoch_loop.state_dict": {"_batches_that_stepped": progress.batches_that_stepped},
             "epoch_loop.batch_progress": {
                 "total": _batches(fit.total_batches),
                 "current": _batches(fit.batches_done or fit.batches_of_epoch),

@@ -47,7 +47,7 @@ def restore_model(trainer: Trainer, path: str | None) -> dict[str, Any] | None:
     if path is None:
         return None
     with fail_together(trainer.strategy.world, trainer.strategy.gather_objects):
-        content = read_checkpoint(path, weights_only=trainer.weights_only)
+        content = read_checkpoint(path, weights_only=trainer.state.weights_only)
     module = trainer.lightning_module
     module.on_load_checkpoint(content)
     load_weights(module, content, path, module.strict_loading)
@@ -70,10 +70,11 @@ def restore_training(trainer: Trainer, content: dict[str, Any], path: str | Path
     _restore_optimizers(trainer, content, path)
     own = content.get(OWN_KEY, {})
     saved = read_progress(content, own)
-    fit = trainer.fitting
-    trainer.global_step = content["global_step"]
-    trainer._logged_step = saved.batches_that_stepped
-    trainer.current_epoch = saved.epoch
+    fit = trainer.state.fit_loop
+    progress = trainer.state.progress
+    progress.global_step = content["global_step"]
+    progress.batches_that_stepped = saved.batches_that_stepped
+    progress.current_epoch = saved.epoch
     fit.total_batches = saved.total_batches
     fit.batches_done = saved.batches_done
     if own:
@@ -86,7 +87,7 @@ def restore_training(trainer: Trainer, content: dict[str, Any], path: str | Path
         # The schedulers that monitor a metric had not stepped when the file was written.
         if monitored and trainer.lightning_module.automatic_optimization:
             fit.schedule("epoch", plateau=True)
-        trainer.current_epoch += 1
+        progress.current_epoch += 1
     _restore_random_states(trainer, own.get("random", []))
 
 
@@ -117,7 +118,7 @@ def _restore_random_states(trainer: Trainer, states: list[tuple[dict, dict | Non
     Within an epoch the loader is first started with the epoch's own states, so that it
     shuffles as before; FitLoop does this.
     """
-    fit = trainer.fitting
+    fit = trainer.state.fit_loop
     within_epoch = fit.batches_done > 0
     if len(states) != trainer.world_size:
         if within_epoch:

@@ -26,7 +26,7 @@ def save_checkpoint(trainer: Trainer, path: str | Path, weights_only: bool = Fal
             "call fit first, or torch.save the weights."
         )
     # Spawned ranks returned their checkpoint: this process cannot compose it.
-    content = trainer.checkpoint or compose_checkpoint(trainer, weights_only)
+    content = trainer.state.spawned_checkpoint or compose_checkpoint(trainer, weights_only)
     problem = None
     if trainer.is_global_zero:
         if weights_only:

@@ -1,32 +1,41 @@
-"""Where did the NaN come from? The first tensor that is not finite, by name: Trainer(detect_anomaly=True)."""
+"""Trainer(detect_anomaly=True): names the first tensor that is not finite."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from multigpu.errors import UserError
 from multigpu.nested import tensors
 
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
 
-def refuse_what_is_not_finite(trainer: Any, loss: torch.Tensor, batch: Any) -> None:
-    """Raises UserError that names the step and the tensor: a weight, the batch, the loss, or a gradient."""
-    weights = list(trainer.lightning_module.named_parameters())
-    suspects = [(f"the weight {name!r}", weight) for name, weight in weights]
-    suspects += [
-        (f"the batch's tensor {place}", tensor) for place, tensor in enumerate(tensors(batch))
+
+def check_finite(trainer: "Trainer", loss: torch.Tensor, batch: Any) -> None:
+    """Raises UserError that names the step and the first tensor that is not finite.
+
+    It looks at the weights, the batch, the loss and the gradients, in this order.
+    """
+    state = trainer.state
+    weights = list(state.lightning_module.named_parameters())
+    named = [(f"the weight {name!r}", weight) for name, weight in weights]
+    named += [
+        (f"the batch's tensor {number}", tensor)
+        for number, tensor in enumerate(tensors(batch))
     ]
-    suspects += [("the loss", loss)]
-    suspects += [
-        (f"the gradient of {name!r}", weight.grad)
-        for name, weight in weights
-        if weight.grad is not None
-    ]
-    for what, tensor in suspects:
+    named += [("the loss", loss)]
+    # With a loss scaler an infinite gradient is expected: the scaler skips the step and lowers
+    # its factor.
+    if state.precision.scaler is None:
+        named += [
+            (f"the gradient of {name!r}", weight.grad)
+            for name, weight in weights
+            if weight.grad is not None
+        ]
+    for what, tensor in named:
         if tensor.is_floating_point() and not torch.isfinite(tensor.detach()).all():
-            if what.startswith("the gradient") and trainer.precision_plugin.scaler is not None:
-                continue  # too large a scale: the scaler skips the step
             raise UserError(
-                f"in step {trainer.global_step} (epoch {trainer.current_epoch}) {what} is not finite: lower the learning rate, clip the "
-                f"gradients, or look at the data.",
+                f"in step {trainer.global_step} (epoch {trainer.current_epoch}) {what} is not "
+                f"finite: lower the learning rate, clip the gradients, or look at the data.",
                 already_reported=False,
             )

@@ -1,53 +1,68 @@
-"""Who is called at a hook? The callbacks, then the module. A hook that nobody overrides costs nothing."""
+"""Calls a hook of the callbacks, then of the module.
+
+A hook that nobody overrides costs nothing.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.callbacks.early_stopping import EarlyStopping
 from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
 from multigpu.trainer.hooks import overridden
+from multigpu.trainer.loops.log_context import LogContext
+from multigpu.trainer.loops.profiled import profiled
 from multigpu.trainer.module import LightningModule
 
-WATCHERS = (
-    ModelCheckpoint,
-    EarlyStopping,
-)  # at an epoch's end they come last: they watch what the module logs there
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
+
+# At an epoch's end they are called after the module, because they monitor what the module logs
+# there.
+MONITORING = (ModelCheckpoint, EarlyStopping)
 
 
-def at(trainer: Any, name: str) -> Callable[..., Any] | None:
-    """A function that calls the hook `name` wherever it is overridden; it gives back the module's answer. None if nowhere."""
-    module = trainer.lightning_module
+def lookup(trainer: "Trainer", name: str) -> Callable[..., Any] | None:
+    """A function that calls the hook `name` wherever it is overridden; None if it is nowhere.
+
+    The function returns what the module's own hook returned. Values that a hook logs go to the
+    results of the loop that runs when `lookup` is called.
+    """
+    state = trainer.state
+    module = state.lightning_module
     first = [cb for cb in trainer.callbacks if overridden(name, cb, Callback)]
-    last: list = []
+    last: list[Callback] = []
     if name == "on_train_epoch_end":
-        first, last = (
-            [c for c in first if not isinstance(c, WATCHERS)],
-            [c for c in first if isinstance(c, WATCHERS)],
-        )
+        last = [cb for cb in first if isinstance(cb, MONITORING)]
+        first = [cb for cb in first if not isinstance(cb, MONITORING)]
     own = getattr(module, name) if overridden(name, module, LightningModule) else None
     if not first and not last and own is None:
         return None
+    attributes = module.__dict__
+    results = state.results
+    context = LogContext(results, name)
 
     def call(*args: Any) -> Any:
-        results = trainer.results
-        before, results.hook = results.hook, name
+        previous = attributes["_log_context"]
+        attributes["_log_context"] = context
         try:
             for callback in first:
                 getattr(callback, name)(trainer, module, *args)
             answer = own(*args) if own else None
-            if last:  # those of all ranks
-                trainer.take(results.epoch_metrics())
+            if last:
+                # The metrics of all ranks: the callbacks' decisions must be the same
+                # everywhere.
+                state.metrics.update(results.epoch_metrics())
             for callback in last:
                 getattr(callback, name)(trainer, module, *args)
             return answer
         finally:
-            results.hook = before
+            attributes["_log_context"] = previous
 
-    return trainer.profiled(name, call)
+    return profiled(trainer.profiler, name, call)
 
 
-def call(trainer: Any, name: str, *args: Any) -> Any:
-    """Once: for hooks outside the loop over batches."""
-    found = at(trainer, name)
-    return found(*args) if found else None
+def call(trainer: "Trainer", name: str, *args: Any) -> Any:
+    """Look the hook up and call it once: for hooks outside the loop over batches."""
+    hook = lookup(trainer, name)
+    return hook(*args) if hook else None

@@ -1,14 +1,15 @@
-"""Which batches does this rank get? In training a share of each epoch's images; in evaluation every n-th batch.
+"""Which batches a rank gets: a shard of the samples, or every n-th batch.
 
-Training uses DistributedSampler, as Lightning does: all ranks make the same number of steps, some images come twice. Evaluation
-deals out whole batches, so that each image counts once and the user's order is kept.
+Training uses DistributedSampler, as Lightning does: all ranks make the same number of steps,
+and some samples come twice. Evaluation shards whole batches, so that each sample counts once
+and the user's order is kept.
 """
 
 import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import (
     BatchSampler,
@@ -24,9 +25,12 @@ from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import is_rank_zero
 from multigpu.trainer import seed
 
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
 
-class Drawn:
-    """What a user's own sampler gives, as a data set whose order DistributedSampler deals out: drawn anew each epoch."""
+
+class SamplerLength:
+    """A sampler as the data set that DistributedSampler asks for: only its length is used."""
 
     def __init__(self, sampler: Any):
         self.sampler = sampler
@@ -35,112 +39,144 @@ class Drawn:
         return len(self.sampler)
 
 
-class SharedSampler(DistributedSampler):
-    """A sampler of the user's, dealt out over the ranks. All of them draw by the same seed, anew each epoch."""
+class ShardedSampler(DistributedSampler):
+    """The user's own sampler, sharded over the ranks.
 
-    def __init__(self, sampler: Any, parts: int, mine: int):
-        super().__init__(Drawn(sampler), parts, mine, shuffle=False)
-        self.theirs = sampler
+    All ranks draw with the same seed, anew each epoch.
+    """
+
+    def __init__(self, sampler: Any, num_shards: int, index: int):
+        super().__init__(SamplerLength(sampler), num_shards, index, shuffle=False)
+        self.original = sampler
 
     def __iter__(self) -> Iterator:
-        with seed.alike(
-            seed.of_the_data() + self.epoch
-        ):  # the ranks' random states may have gone apart
-            order = list(self.theirs)
+        # The ranks' own random states may differ.
+        with seed.same_seed(seed.data_seed() + self.epoch):
+            order = list(self.original)
         return (order[place] for place in super().__iter__())
 
 
-class EveryNth(Sampler):
-    """Of the batches that a sampler gives, those that one rank takes: mine, mine + parts, …"""
+class EveryNthBatch(Sampler):
+    """Of the batches that a sampler gives, those of one shard: index, index + num_shards, …"""
 
-    def __init__(self, batches: Any, parts: int, mine: int):
-        self.batches, self.parts, self.mine = batches, parts, mine
+    def __init__(self, batches: Any, num_shards: int, index: int):
+        self.batches = batches
+        self.num_shards = num_shards
+        self.index = index
 
     def __iter__(self) -> Iterator:
-        with seed.alike(
-            seed.of_the_data()
-        ):  # a random sampler of the user's must give the same on all ranks
+        # A random sampler of the user's must give the same batches on all ranks.
+        with seed.same_seed(seed.data_seed()):
             batches = list(self.batches)
-        for place, batch in enumerate(batches):
-            if place % self.parts == self.mine:
-                yield batch
+        yield from batches[self.index :: self.num_shards]
 
     def __len__(self) -> int:
-        return len(range(self.mine, len(self.batches), self.parts))
+        return len(range(self.index, len(self.batches), self.num_shards))
 
 
-def deal(loader: Any, shard: tuple[int, int], training: bool, in_order: bool = False) -> Any:
-    """The same DataLoader with this rank's share. `in_order`: not shuffled (overfit_batches).
+def of_this_rank(trainer: "Trainer", loader: Any, training: bool) -> Any:
+    """This rank's shard of a dataloader, or the loader itself; its workers are seeded."""
+    if trainer.use_distributed_sampler:
+        shard = trainer.strategy.shard
+        loader = sharded(loader, shard, training, keep_order=bool(trainer.overfit_batches))
+    seed.seed_workers(loader, trainer.global_rank)
+    return loader
 
-    One that is no DataLoader, or has no order of its own (an IterableDataset), comes back as it is: it must share itself.
+
+def sharded(
+    loader: Any, shard: tuple[int, int], training: bool, keep_order: bool = False
+) -> Any:
+    """The same DataLoader with one shard of the data.
+
+    shard        (number of shards, index of this one)
+    keep_order   do not shuffle (overfit_batches)
+
+    What is no DataLoader, or has no order of its own (an IterableDataset), is returned
+    unchanged: the user shards it. Raises UserError for a batch sampler that cannot be sharded.
     """
-    parts, mine = shard
+    num_shards, index = shard
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     shuffled = isinstance(loader.sampler, RandomSampler)
-    if in_order and shuffled:
-        loader = _with(loader, SequentialSampler(loader.dataset))
-    if parts == 1 or isinstance(loader.sampler, DistributedSampler):
+    if keep_order and shuffled:
+        loader = _with_sampler(loader, SequentialSampler(loader.dataset))
+    if num_shards == 1 or isinstance(loader.sampler, DistributedSampler):
         return loader
     if not training:
-        if shuffled:  # else each rank shuffles by itself
-            loader = _with(loader, SequentialSampler(loader.dataset))
-        if (batches := length(loader)) == float("inf"):
-            raise UserError(
-                f"a DataLoader whose batch_sampler has no length cannot be shared by {parts} ranks: give it a __len__, or share "
-                f"it yourself, and give Trainer(use_distributed_sampler=False)."
-            )
-        if batches < parts and is_rank_zero():
-            warnings.warn(
-                f"{pluralize(int(batches), 'batch')} to evaluate for {parts} ranks, so some get none: a smaller batch_size gives "
-                f"each of them one.",
-                stacklevel=2,
-            )
-        return _with(loader, None, EveryNth(_batches(loader), parts, mine))
+        return _sharded_by_batch(loader, num_shards, index, shuffled)
     if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise UserError(
-            f"a DataLoader with a batch_sampler of its own ({type(loader.batch_sampler).__name__}) cannot be shared by "
-            f"{parts} ranks: share it yourself, and give Trainer(use_distributed_sampler=False)."
+            f"a DataLoader with a batch_sampler of its own "
+            f"({type(loader.batch_sampler).__name__}) cannot be shared by {num_shards} ranks: "
+            f"shard it yourself, and give Trainer(use_distributed_sampler=False)."
         )
-    if isinstance(loader.sampler, SequentialSampler) or (shuffled and _whole(loader)):
-        shuffle = shuffled and not in_order
-        return _with(
-            loader,
-            DistributedSampler(
-                loader.dataset, parts, mine, shuffle=shuffle, seed=seed.of_the_data()
-            ),
+    in_order = isinstance(loader.sampler, SequentialSampler)
+    if in_order or (shuffled and _draws_each_once(loader)):
+        sampler = DistributedSampler(
+            loader.dataset,
+            num_shards,
+            index,
+            shuffle=shuffled and not keep_order,
+            seed=seed.data_seed(),
         )
-    return _with(loader, SharedSampler(loader.sampler, parts, mine))
+        return _with_sampler(loader, sampler)
+    return _with_sampler(loader, ShardedSampler(loader.sampler, num_shards, index))
 
 
-def _whole(loader: DataLoader) -> bool:
-    """Does its RandomSampler give each row once? So does shuffle=True."""
+def _sharded_by_batch(
+    loader: DataLoader, num_shards: int, index: int, shuffled: bool
+) -> DataLoader:
+    """Every num_shards-th batch.
+
+    A loader that shuffles is read in order, as each rank would shuffle by itself.
+    """
+    if shuffled:
+        loader = _with_sampler(loader, SequentialSampler(loader.dataset))
+    batches = length(loader)
+    if batches == float("inf"):
+        raise UserError(
+            f"a DataLoader whose batch_sampler has no length cannot be shared by {num_shards} "
+            f"ranks: give it a __len__, or shard it yourself, and give "
+            f"Trainer(use_distributed_sampler=False)."
+        )
+    if batches < num_shards and is_rank_zero():
+        warnings.warn(
+            f"{pluralize(int(batches), 'batch')} to evaluate for {num_shards} ranks, so some "
+            f"get "
+            f"none: a smaller batch_size gives each rank one.",
+            stacklevel=2,
+        )
+    # With batch_size=None the sampler itself gives whole batches.
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    return _with_sampler(loader, None, EveryNthBatch(sampler, num_shards, index))
+
+
+def _draws_each_once(loader: DataLoader) -> bool:
+    """Whether its RandomSampler draws each row once, as that of shuffle=True does."""
     return not loader.sampler.replacement and loader.sampler.num_samples == len(loader.dataset)
 
 
-def _with(loader: DataLoader, sampler: Any, batches: Any = None) -> DataLoader:
-    """A copy of the loader, of its own class, that draws from another sampler.
+def _with_sampler(loader: DataLoader, sampler: Any, batches: Any = None) -> DataLoader:
+    """A copy of the loader, of its own class, that draws from another sampler or from another
+    batch sampler.
 
-    One with batch_size=None takes what its sampler gives as the batches.
+    A loader with batch_size=None uses its sampler as the batch sampler.
     """
     changed = copy.copy(loader)
     if loader.batch_sampler is None:
-        sampler, batches = sampler if batches is None else batches, None
+        sampler = sampler if batches is None else batches
+        batches = None
     elif batches is None:
         batches = BatchSampler(sampler, loader.batch_size, loader.drop_last)
+    # DataLoader.__setattr__ refuses these names.
     changed.__dict__.update(batch_sampler=batches, _iterator=None)
     if sampler is not None:
         changed.__dict__["sampler"] = sampler
     return changed
 
 
-def _batches(loader: DataLoader) -> Any:
-    """What gives its batches' rows."""
-    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-
-
 def start_epoch(loader: Any, epoch: int) -> None:
-    """Tell the samplers that shuffle by epoch which one it is."""
+    """Tell the samplers that shuffle by epoch which epoch it is."""
     for holder in (loader, getattr(loader, "batch_sampler", None)):
         sampler = getattr(holder, "sampler", None)
         if hasattr(sampler, "set_epoch"):
@@ -148,7 +184,7 @@ def start_epoch(loader: Any, epoch: int) -> None:
 
 
 def length(loader: Any) -> float:
-    """Batches that this rank gets; infinity where nobody knows."""
+    """Batches of the loader; infinity where it has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -156,17 +192,18 @@ def length(loader: Any) -> float:
 
 
 def limited(batches: float, limit: int | float | None, name: str) -> float:
-    """At most `limit` batches: a number, or a share of them (1.0 is all)."""
+    """At most `limit` batches: a number, or a fraction of them (1.0 is all)."""
     if limit is None or (isinstance(limit, float) and limit == 1.0):
         return batches
     if isinstance(limit, float):
         if batches == float("inf"):
             raise UserError(
-                f"{name}={limit}: a share of a loader without a length. Give a number of batches."
+                f"{name}={limit}: a fraction of a loader without a length is unknown. Give a "
+                f"number of batches."
             )
         if limit and batches and batches * limit < 1:
-            places = len(str(batches)) + 1
-            least = math.ceil(10**places / batches) / 10**places
+            digits = len(str(batches)) + 1
+            least = math.ceil(10**digits / batches) / 10**digits
             raise UserError(
                 f"{name}={limit} of {batches} batches is less than one: give at least {least}."
             )
@@ -174,8 +211,8 @@ def limited(batches: float, limit: int | float | None, name: str) -> float:
     return min(batches, limit)
 
 
-def listed(loaders: Any) -> list:
-    """One loader, or several for evaluation: a list of them, or a dict, whose names do not matter."""
+def as_list(loaders: Any) -> list:
+    """One loader, or several for evaluation: a list, or a dict, whose names have no effect."""
     if loaders is None:
         return []
     if isinstance(loaders, Mapping):

@@ -1,7 +1,8 @@
-"""How do validation, testing and prediction run? Every n-th batch on each rank, each sample once, and one sum at the end."""
+"""Validation, testing and prediction: every n-th batch on each of n ranks, one reduction."""
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -9,190 +10,235 @@ from multigpu.devices import on_the_cpu
 from multigpu.errors import UserError
 from multigpu.trainer.hooks import overridden
 from multigpu.trainer.loops import call_hooks, dataloaders
-from multigpu.trainer.loops.log_rules import BETWEEN
+from multigpu.trainer.loops.log_context import LogContext
+from multigpu.trainer.loops.log_rules import OUTSIDE_BATCH
+from multigpu.trainer.loops.loggers import send_to_loggers
 from multigpu.trainer.loops.results import Results
-from multigpu.trainer.loops.transfer import transfer
 from multigpu.trainer.module import LightningModule
 
-HOOK = {"validate": "validation", "test": "test", "predict": "predict"}
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
+
+# As the hooks are named: on_validation_start.
+PREFIX = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
-class Evaluation:
+class EvaluationLoop:
     """One of the three, over one or several dataloaders.
 
-    stage      "validate", "test" or "predict"
-    whole      the loaders as the user gave them
-    loaders    this rank's share of them
+    stage         "validate", "test" or "predict"
+    loaders       this rank's shards of them
+    sharded       for each, whether it was sharded; else each rank gets all its batches
+    limits        batches of each that this rank evaluates
+    uneven        whether some ranks get one batch more than others
+    logged_steps  batches of each, over all runs, whose values went to the loggers: their x
+                  axis
     """
 
-    def __init__(self, trainer: Any, stage: str, loaders: list, limit: int | float | None):
-        self.trainer, self.module, self.stage = trainer, trainer.lightning_module, stage
-        self.loaders = [trainer.deal(loader, training=False) for loader in loaders]
-        parts, mine = trainer.strategy.shard if trainer.use_distributed_sampler else (1, 0)
-        self.uneven = self.kept = False
+    def __init__(
+        self, trainer: "Trainer", stage: str, loaders: list, limit: int | float | None
+    ):
+        state = trainer.state
+        strategy = trainer.strategy
+        self.trainer = trainer
+        self.state = state
+        self.module = state.lightning_module
+        self.stage = stage
+        self.loaders = [
+            dataloaders.of_this_rank(trainer, loader, training=False) for loader in loaders
+        ]
+        self.sharded = [
+            shard is not whole for whole, shard in zip(loaders, self.loaders, strict=True)
+        ]
+        self.num_shards, self.shard_index = (
+            strategy.shard if trainer.use_distributed_sampler else (1, 0)
+        )
+        self.keeps_outputs = False
+        self.uneven = False
         self.limits: list[float] = []
-        self.seen = [0] * len(
-            loaders
-        )  # batches of each, in all runs: what is logged by step stands there
+        self.logged_steps = [0] * len(loaders)
         name = f"limit_{'val' if stage == 'validate' else stage}_batches"
         if trainer.overfit_batches and stage == "validate":
             name = "overfit_batches"
-        self.dealt = [
-            share is not whole for whole, share in zip(loaders, self.loaders, strict=True)
-        ]
-        for whole, dealt in zip(loaders, self.dealt, strict=True):
+        for whole, sharded in zip(loaders, self.sharded, strict=True):
             batches = dataloaders.limited(dataloaders.length(whole), limit, name)
-            # not dealt out: each rank has all that the loader gives
-            self.limits.append(len(range(mine, int(batches), parts)) if dealt else batches)
-            self.uneven |= dealt and int(batches) % parts != 0
-        self.parts, self.mine = parts, mine
-        self.results = Results(
-            trainer.strategy.gather_objects, trainer.world_size, training=False
-        )
-        self.results.home = trainer.results.home
+            if sharded:
+                self.uneven |= int(batches) % self.num_shards != 0
+                batches = len(range(self.shard_index, int(batches), self.num_shards))
+            self.limits.append(batches)
+        self.results = Results(strategy.gather_objects, trainer.world_size, training=False)
+        self.results.device = state.results.device
 
-    def run(self, sanity: int | None = None) -> list[dict[str, Any]]:
-        """The metrics of each dataloader; for prediction use `predict`. `sanity`: so many batches (-1: all)."""
-        trainer, before = self.trainer, (self.trainer.results, self.trainer.training)
-        trainer.results, trainer.training, trainer.evaluating = self.results, False, self
+    def run(self, sanity_steps: int | None = None) -> list[dict[str, Any]]:
+        """The metrics of each dataloader; for prediction use `predict`.
+
+        `sanity_steps`: so many batches of each (-1: all).
+        """
+        trainer = self.trainer
+        state = self.state
+        outer_results = state.results
+        outer_training = state.training
+        state.results = self.results
+        state.training = False
+        state.evaluation_loop = self
         modes = {part: part.training for part in self.module.modules()}
-        swap = f"on_{HOOK[self.stage]}_model"
-        getattr(self.module, f"{swap}_eval")() if self._own(
-            f"{swap}_eval"
-        ) else self.module.eval()
-        # virtual GPUs know no inference tensors
-        quick = trainer.inference_mode and trainer.strategy.device.type != "vgpu"
-        with torch.inference_mode() if quick else torch.no_grad():
-            told = self._loaders(sanity)
-        if self._own(f"{swap}_train"):
-            getattr(self.module, f"{swap}_train")()
+        prefix = PREFIX[self.stage]
+        if self._overrides(f"on_{prefix}_model_eval"):
+            getattr(self.module, f"on_{prefix}_model_eval")()
+        else:
+            self.module.eval()
+        # Virtual GPUs do not support inference tensors.
+        inference = trainer.inference_mode and trainer.strategy.device.type != "vgpu"
+        with torch.inference_mode() if inference else torch.no_grad():
+            metrics = self._run_loaders(sanity_steps)
+        if self._overrides(f"on_{prefix}_model_train"):
+            getattr(self.module, f"on_{prefix}_model_train")()
         else:
             for part, mode in modes.items():
                 part.training = mode
-        (trainer.results, trainer.training), trainer.evaluating = before, None
-        return told
+        state.results = outer_results
+        state.training = outer_training
+        state.evaluation_loop = None
+        return metrics
 
-    def _own(self, name: str) -> bool:
+    def _overrides(self, name: str) -> bool:
         return overridden(name, self.module, LightningModule)
 
-    def _loaders(self, sanity: int | None) -> list[dict[str, Any]]:
-        trainer, kind = self.trainer, HOOK[self.stage]
-        call_hooks.call(trainer, f"on_{kind}_start")
-        call_hooks.call(trainer, f"on_{kind}_epoch_start")
-        step = self._stepper()
+    def _run_loaders(self, sanity_steps: int | None) -> list[dict[str, Any]]:
+        trainer = self.trainer
+        metrics = self.state.metrics
+        prefix = PREFIX[self.stage]
+        call_hooks.call(trainer, f"on_{prefix}_start")
+        call_hooks.call(trainer, f"on_{prefix}_epoch_start")
+        step = self._batch_function()
         for number, loader in enumerate(self.loaders):
-            limit = (
-                self.limits[number]
-                if sanity in (None, -1)
-                else min(self.limits[number], sanity)
-            )
-            dataloaders.start_epoch(loader, trainer.current_epoch)
+            limit = self.limits[number]
+            if sanity_steps not in (None, -1):
+                limit = min(limit, sanity_steps)
+            dataloaders.start_epoch(loader, self.state.progress.current_epoch)
             if limit:
                 for index, batch in enumerate(loader):
                     step(batch, index, number)
                     if index + 1 >= limit:
                         break
         self.results.start_batch(None)
-        trainer.take(self.results.epoch_metrics())
-        call_hooks.call(trainer, f"on_{kind}_epoch_end")
-        told = self.results.epoch_metrics()
-        trainer.take(told)
-        if not trainer.sanity_checking and self.stage != "predict":
-            trainer.send(told)
-        call_hooks.call(trainer, f"on_{kind}_end")
+        metrics.update(self.results.epoch_metrics())
+        call_hooks.call(trainer, f"on_{prefix}_epoch_end")
+        reported = self.results.epoch_metrics()
+        metrics.update(reported)
+        if not self.state.sanity_checking and self.stage != "predict":
+            send_to_loggers(trainer, reported)
+        call_hooks.call(trainer, f"on_{prefix}_end")
         self.results.reset()
-        return self._by_loader(told.log)
+        return self._by_dataloader(reported.logger)
 
-    def _stepper(self) -> Any:
-        """A function for one batch, with its hooks looked up once."""
-        trainer, kind, many = self.trainer, HOOK[self.stage], len(self.loaders) > 1
-        start, end = (
-            call_hooks.at(trainer, f"on_{kind}_batch_start"),
-            call_hooks.at(trainer, f"on_{kind}_batch_end"),
-        )
-        step_end = getattr(self.module, f"{kind}_step_end", None)
-        takes = inspect.signature(getattr(self.module, f"{kind}_step")).parameters
-        any_number = any(p.kind is p.VAR_POSITIONAL for p in takes.values())
-        takes_index = len(takes) > 1 or any_number
-        if many and len(takes) == 2 and not any_number:
+    def _batch_function(self) -> Callable[[Any, int, int], None]:
+        """A function that evaluates one batch, its hooks looked up once."""
+        trainer = self.trainer
+        state = self.state
+        strategy = trainer.strategy
+        results = self.results
+        precision = state.precision
+        transfer = state.transfer
+        prefix = PREFIX[self.stage]
+        name = f"{prefix}_step"
+        several = len(self.loaders) > 1
+        batch_start = call_hooks.lookup(trainer, f"on_{prefix}_batch_start")
+        batch_end = call_hooks.lookup(trainer, f"on_{prefix}_batch_end")
+        step_end = getattr(self.module, f"{prefix}_step_end", None)
+        parameters = inspect.signature(getattr(self.module, name)).parameters
+        takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+        takes_index = len(parameters) > 1 or takes_any
+        if several and len(parameters) == 2 and not takes_any:
             raise UserError(
-                f"there are {len(self.loaders)} dataloaders, and {kind}_step takes (batch, batch_idx): "
+                f"there are {len(self.loaders)} dataloaders, and {name} takes (batch, "
+                f"batch_idx): "
                 f"add a third argument, dataloader_idx."
             )
+        attributes = self.module.__dict__
+        between_hooks = attributes["_log_context"]
+        step_context = LogContext(results, name)
         self.outputs: list[list] = [[] for _ in self.loaders]
 
-        def step(batch: Any, index: int, number: int) -> None:
-            place = (
-                index * self.parts + self.mine if self.dealt[number] else index
-            )  # as one process would count
-            batch = transfer(trainer, batch, number)
-            self.results.start_batch(batch, number if many else None)
-            told = (batch, place, number) if many else (batch, place)
-            if start is not None:
-                start(*told)
-            self.results.hook = f"{kind}_step"
-            with trainer.precision_plugin.context():
-                output = trainer.strategy.run_step(
-                    trainer.model, f"{kind}_step", *(told if takes_index else (batch,))
-                )
-            output = step_end(output) if step_end is not None else output
-            self.results.hook = ""
-            if end is not None:
-                end(output, *told)
-            if self.kept:
+        def evaluate(batch: Any, index: int, number: int) -> None:
+            if self.sharded[number]:  # its index in the whole dataloader
+                batch_idx = index * self.num_shards + self.shard_index
+            else:
+                batch_idx = index
+            batch = transfer(batch, number)
+            results.start_batch(batch, number if several else None)
+            arguments = (batch, batch_idx, number) if several else (batch, batch_idx)
+            if batch_start is not None:
+                batch_start(*arguments)
+            attributes["_log_context"] = step_context
+            with precision.context():
+                step_arguments = arguments if takes_index else (batch,)
+                output = strategy.run_step(state.model, name, *step_arguments)
+            if step_end is not None:
+                output = step_end(output)
+            attributes["_log_context"] = between_hooks
+            if batch_end is not None:
+                batch_end(output, *arguments)
+            if self.keeps_outputs:
                 self.outputs[number].append(on_the_cpu(output))
-            elif self.results.any_fresh and not trainer.sanity_checking:
-                trainer.take(self.results.step_metrics(exchange=False))
-                trainer.send(trainer.last_told, step=self.seen[number])
-                self.seen[number] += 1
+            elif results.any_fresh and not state.sanity_checking:
+                reported = results.step_metrics(exchange=False)
+                state.metrics.update(reported)
+                send_to_loggers(trainer, reported, step=self.logged_steps[number])
+                self.logged_steps[number] += 1
 
-        return step
+        return evaluate
 
-    def refuse_uneven(self, tensor: torch.Tensor) -> None:
-        """A collective in a step waits for ever if one rank has a batch more than another, and breaks if one is smaller."""
+    def check_all_gather(self, tensor: torch.Tensor, hook: str) -> None:
+        """Raises UserError if self.all_gather in `hook` would hang or fail."""
         strategy = self.trainer.strategy
-        if self.uneven and self.results.hook not in BETWEEN:
-            why = "different numbers of batches, so one of them would wait for ever"
+        if self.uneven and hook not in OUTSIDE_BATCH:
+            why = "different numbers of batches, so one of them would wait forever"
         elif len(shapes := set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
             why = f"tensors of different shapes ({', '.join(map(str, sorted(shapes)))})"
         else:
             return
         raise UserError(
-            f"self.all_gather in {self.stage}: the ranks have {why}. Use it at the epoch's end, or batches that "
-            f"{strategy.world.size} ranks can share evenly.",
+            f"self.all_gather in {self.stage}: the ranks have {why}. Call it at the epoch's "
+            f"end, "
+            f"or give batches that {strategy.world.size} ranks can share evenly.",
             already_reported=not strategy.is_global_zero,
         )
 
-    def _by_loader(self, log: dict[str, Any]) -> list[dict[str, Any]]:
-        """Each dataloader's own metrics, and those of all."""
-        numbers = range(len(self.loaders))
+    def _by_dataloader(self, metrics: dict[str, Any]) -> list[dict[str, Any]]:
+        """For each dataloader its own metrics, and those that belong to none."""
         if len(self.loaders) == 1:
-            return [dict(log)]
-        ends = [f"/dataloader_idx_{number}" for number in numbers]
+            return [dict(metrics)]
+        suffixes = tuple(f"/dataloader_idx_{number}" for number in range(len(self.loaders)))
         return [
             {
-                key: value
-                for key, value in log.items()
-                if key.endswith(ends[number]) or not key.endswith(tuple(ends))
+                name: value
+                for name, value in metrics.items()
+                if name.endswith(own) or not name.endswith(suffixes)
             }
-            for number in numbers
+            for own in suffixes
         ]
 
     def predict(self) -> list | None:
-        """What `predict_step` gave for each batch, in the order of the batches, from all ranks, on all ranks."""
-        self.kept = self.trainer.return_predictions
+        """What `predict_step` returned for each batch, in order, from all ranks, on all ranks.
+
+        A list for each dataloader if there are several; None if return_predictions is False.
+        """
+        self.keeps_outputs = self.state.return_predictions
         self.run()
-        if not self.kept:
+        if not self.keeps_outputs:
             return None
-        everybody = self.trainer.strategy.gather_objects(self.outputs)
-        found = []
-        for number, dealt in enumerate(self.dealt):
-            lists = [theirs[number] for theirs in everybody]
-            if not dealt:  # each rank predicted what its own loader gave
-                found.append([output for theirs in lists for output in theirs])
-                continue
-            total = sum(map(len, lists))
-            found.append(
-                [lists[place % self.parts][place // self.parts] for place in range(total)]
-            )
-        return found[0] if len(found) == 1 else found
+        of_ranks = self.trainer.strategy.gather_objects(self.outputs)
+        predictions = []
+        for number, sharded in enumerate(self.sharded):
+            lists = [outputs[number] for outputs in of_ranks]
+            if sharded:
+                total = sum(map(len, lists))
+                ordered = [
+                    lists[index % self.num_shards][index // self.num_shards]
+                    for index in range(total)
+                ]
+            else:  # each rank predicted for all batches of its own loader
+                ordered = [output for outputs in lists for output in outputs]
+            predictions.append(ordered)
+        return predictions[0] if len(predictions) == 1 else predictions

@@ -1,142 +1,176 @@
-"""How does training run? Epochs of batches, and what is due between them: validation, schedulers, checkpoints, the end."""
+"""Training: epochs of batches; validation, schedulers and checkpoints when they are due."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from multigpu.checkpoint import random_states, set_random_states
+from multigpu.errors import UserError
 from multigpu.trainer import arguments
 from multigpu.trainer.loops import call_hooks, dataloaders, optimizers
-from multigpu.trainer.loops.evaluate import Evaluation
+from multigpu.trainer.loops.evaluate import EvaluationLoop
+from multigpu.trainer.loops.log_context import LogContext
+from multigpu.trainer.loops.loggers import send_to_loggers
+from multigpu.trainer.loops.optimizer_step import OptimizerStep
+from multigpu.trainer.loops.profiled import profiled
+from multigpu.trainer.loops.sigterm import save_and_interrupt
 from multigpu.trainer.loops.training_step import TrainingStep
-from multigpu.trainer.loops.transfer import transfer
+
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
 
 END = object()
 
 
 class FitLoop:
-    """One training run. The Trainer holds the settings and what users look at; learning.py has what is done with a batch.
+    """One training run. training_step.py has what is done with a batch.
 
-    batches_done   batches of this epoch that are behind us; 0 between epochs
-    to_do          what the end of the last of them still asks for: "validate", "rest", or nothing
+    batches_done     batches of this epoch that are complete; 0 between epochs
+    total_batches    those of all epochs
+    to_do            what the end of the last of them still has to do: "validate", "rest", or
+                     nothing
+    epoch_began      random states at the epoch's start: an epoch that is resumed must be
+                     shuffled as before
+    after_skip       random states to set once a resumed epoch has skipped its first batches
+    exchanges_steps  whether the ranks exchange every step's values; see results.py
     """
 
-    def __init__(self, trainer: Any, loader: Any, validation: Evaluation | None):
-        self.trainer, self.module, self.strategy = (
-            trainer,
-            trainer.lightning_module,
-            trainer.strategy,
-        )
+    def __init__(self, trainer: "Trainer", loader: Any, validation: EvaluationLoop | None):
+        state = trainer.state
+        self.trainer = trainer
+        self.state = state
+        self.progress = state.progress
+        self.module = state.lightning_module
+        self.strategy = trainer.strategy
+        self.results = state.results
         self.validation = validation
         self.loader = loader
         self.length = dataloaders.length(loader)
-        limit, name = (
-            trainer.limit_train_batches,
-            ("overfit_batches" if trainer.overfit_batches else "limit_train_batches"),
-        )
-        self.batches_of_epoch = self._shortest(dataloaders.limited(self.length, limit, name))
+        limit = trainer.limit_train_batches
+        name = "overfit_batches" if trainer.overfit_batches else "limit_train_batches"
+        batches = dataloaders.limited(self.length, limit, name)
+        self.batches_of_epoch = self._shortest_of_ranks(batches)
         if self.batches_of_epoch == 0 and limit != 0:
-            trainer.warn_once(
+            state.warn_once(
                 "the training dataloader has no batches: nothing is learned in this fit."
             )
-        self.batches_done = self.total_batches = 0
+        self.batches_done = 0
+        self.total_batches = 0
         self.to_do = ""
-        self.syncing = True  # do the ranks exchange each step's values? see results.py
-        self.last = self.epoch_ended = False
-        self.epoch_began: dict | None = (
-            None  # random states: an epoch that is resumed must be shuffled as before
-        )
-        self.after_skip: dict | None = None
-        self.learning: TrainingStep | None = None
+        self.exchanges_steps = True
+        self.last = False
+        self.epoch_ended = False
+        self.epoch_began: dict[str, Any] | None = None
+        self.after_skip: dict[str, Any] | None = None
+        self.training_step: TrainingStep | None = None
 
-    def _shortest(self, mine: float) -> float:
-        """Loaders that are not dealt out may be uneven: all ranks end an epoch with the first, as with streams."""
+    def _shortest_of_ranks(self, batches: float) -> float:
+        """Loaders that are not sharded may be uneven: an epoch ends with the shortest."""
         if self.length == float("inf"):
-            return mine
-        longest, negative = self.strategy.largest([int(mine), -int(mine)])
-        if (shortest := -negative) < longest:
-            self.trainer.warn_once(
-                f"the ranks' dataloaders have from {shortest} to {longest} batches: every epoch ends after {shortest}."
+            return batches
+        longest, negative = self.strategy.largest([int(batches), -int(batches)])
+        shortest = -negative
+        if shortest < longest:
+            self.state.warn_once(
+                f"the ranks' dataloaders have from {shortest} to {longest} batches: every "
+                f"epoch "
+                f"ends after {shortest}."
             )
         return shortest
 
-    # ---- the run ------------------------------------------------------------------------------------------------
+    def estimated_steps(self) -> float:
+        """Optimizer steps in the whole run; infinity where nothing limits it."""
+        trainer = self.trainer
+        batches = self.batches_of_epoch
+        if trainer.max_epochs == -1 or batches == float("inf"):
+            steps = float("inf")
+        else:
+            steps = -(-batches // trainer.accumulate_grad_batches) * trainer.max_epochs
+        if trainer.max_steps != -1:
+            steps = min(steps, trainer.max_steps)
+        return int(steps) if steps != float("inf") else steps
+
+    # ---- the run ----------------------------------------------------------------------------
 
     def run(self) -> None:
         trainer = self.trainer
+        state = self.state
         if self.batches_of_epoch == 0:
             return
-        self._prepare()
-        iterator = self._iterator()
-        call_hooks.call(trainer, "on_train_start")
-        self._look_up()  # who is called with every batch: on_train_start may have added callbacks
-        while not self._finished():
-            trainer.results, trainer.training = self.results, True
-            dataloaders.start_epoch(self.loader, trainer.current_epoch)
-            self.epoch_ended = False
-            call_hooks.call(trainer, "on_train_epoch_start")
-            self.strategy.start_epoch(trainer.model)
-            self._epoch(self._iterator() if iterator is None else iterator)
-            iterator = None
-            if trainer.interrupted:
-                break
-            self._end_epoch()
-        if not trainer.interrupted and self.strategy.largest([trainer.signals.asked])[0]:
-            trainer.signals.stop(trainer)  # it came in the last epoch's end
-        call_hooks.call(trainer, "on_train_end")
-
-    def _prepare(self) -> None:
-        trainer, module = self.trainer, self.module
-        self.results = trainer.results
-        self.automatic = module.automatic_optimization
-        trainer.num_training_batches = self.batches_of_epoch
-        trainer.val_check_batch = arguments.batches_between_validations(
+        self.automatic = self.module.automatic_optimization
+        data = state.data
+        data.num_training_batches = self.batches_of_epoch
+        data.val_check_batch = arguments.batches_between_validations(
             trainer, self.batches_of_epoch, bool(self.validation)
         )
+        iterator = self._iterator()
+        call_hooks.call(trainer, "on_train_start")
+        self._look_up()
+        while not self._finished():
+            state.results = self.results
+            state.training = True
+            dataloaders.start_epoch(self.loader, self.progress.current_epoch)
+            self.epoch_ended = False
+            call_hooks.call(trainer, "on_train_epoch_start")
+            self.strategy.start_epoch(state.model)
+            self._epoch(self._iterator() if iterator is None else iterator)
+            iterator = None
+            if state.interrupted:
+                break
+            self._end_epoch()
+        if not state.interrupted and self.strategy.largest([state.sigterm.received])[0]:
+            save_and_interrupt(trainer)  # the signal came at the last epoch's end
+        call_hooks.call(trainer, "on_train_end")
 
     def _look_up(self) -> None:
+        """What every batch needs. on_train_start comes first: it may add callbacks."""
         trainer = self.trainer
-        self.start, self.end = (
-            call_hooks.at(trainer, "on_train_batch_start"),
-            call_hooks.at(trainer, "on_train_batch_end"),
-        )
-        self.heard = bool(
-            self.strategy.largest([int(self.end is not None)])[0]
-        )  # does any rank look at a batch's end?
-        self.fetch = trainer.profiled("train_dataloader_next", next)
-        self.learning = TrainingStep(trainer)
+        state = self.state
+        self.transfer = None if state.transfer.nothing_to_do else state.transfer
+        self.step_context = LogContext(self.results, "training_step")
+        self.batch_start = call_hooks.lookup(trainer, "on_train_batch_start")
+        self.batch_end = call_hooks.lookup(trainer, "on_train_batch_end")
+        # All ranks exchange values at a batch's end if a callback of any rank may read them.
+        has_batch_end = int(self.batch_end is not None)
+        self.any_batch_end = bool(self.strategy.largest([has_batch_end])[0])
+        self.fetch = profiled(trainer.profiler, "train_dataloader_next", next)
+        state.optimizer_step = OptimizerStep(trainer)
+        self.training_step = TrainingStep(trainer)
 
     def _finished(self) -> bool:
         trainer = self.trainer
-        if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        progress = self.progress
+        if trainer.max_steps != -1 and progress.global_step >= trainer.max_steps:
             return True
-        if (
-            trainer.max_epochs not in (None, -1)
-            and trainer.current_epoch >= trainer.max_epochs
-        ):
+        limited = trainer.max_epochs not in (None, -1)
+        if limited and progress.current_epoch >= trainer.max_epochs:
             return True
         return self._may_stop()
 
     def _may_stop(self) -> bool:
-        """Somebody set trainer.should_stop, and the least that was asked for is done."""
+        """Whether should_stop is set, and min_epochs and min_steps are done."""
         trainer = self.trainer
-        epochs = trainer.current_epoch + (self.batches_done == 0 and self.epoch_ended)
+        progress = self.progress
+        epochs = progress.current_epoch + (self.batches_done == 0 and self.epoch_ended)
         return (
-            trainer.should_stop
+            self.state.should_stop
             and epochs >= (trainer.min_epochs or 0)
-            and trainer.global_step >= (trainer.min_steps or 0)
+            and progress.global_step >= (trainer.min_steps or 0)
         )
 
-    # ---- an epoch -----------------------------------------------------------------------------------------------
+    # ---- an epoch ---------------------------------------------------------------------------
 
     def _iterator(self) -> Iterator:
-        """The epoch's batches. In an epoch that is resumed, those that were done are passed over."""
+        """The epoch's batches.
+
+        In an epoch that is resumed, the batches that are done are skipped.
+        """
         if self.epoch_began is not None and self.after_skip is not None:
             set_random_states(self.epoch_began)
         else:
             self.epoch_began = random_states()
-        dataloaders.start_epoch(self.loader, self.trainer.current_epoch)
+        dataloaders.start_epoch(self.loader, self.progress.current_epoch)
         iterator = iter(self.loader)
         for _ in range(self.batches_done):
             next(iterator, END)
@@ -146,169 +180,210 @@ class FitLoop:
         return iterator
 
     def _epoch(self, iterator: Iterator) -> None:
-        trainer, strategy, limit = self.trainer, self.strategy, self.batches_of_epoch
-        many, index, skipped = strategy.control is not None, self.batches_done, False
+        state = self.state
+        strategy = self.strategy
+        sigterm = state.sigterm
+        limit = self.batches_of_epoch
+        several_ranks = strategy.control is not None
+        index = self.batches_done
+        skipped = False
+        # Of a loader without a length one batch is fetched ahead, to know which is the last.
         unsized = self.length == float("inf")
         following = next(iterator, END) if unsized and index < limit else None
         self.last = index >= limit or following is END
-        if index and self.to_do:  # a run that was saved within a batch's end
+        if index and self.to_do:  # resumed from a checkpoint that a batch's end has written
             self._end_batch(index - 1, self.last)
         while index < limit and not skipped:
-            if unsized:  # to know which batch is the last, one is fetched ahead
-                batch, following = (
-                    following,
-                    END if index + 1 >= limit else self.fetch(iterator, END),
-                )
-                if (
-                    many
-                ):  # some rank has no more: all of them end with this batch, or without one
-                    none, no_more = strategy.largest(
-                        [int(batch is END), int(following is END)]
-                    )
-                    batch, following = END if none else batch, END if no_more else following
+            if unsized:
+                batch = following
+                following = END if index + 1 >= limit else self.fetch(iterator, END)
+                if several_ranks:
+                    batch, following = self._end_together(batch, following)
             else:
                 batch = self.fetch(iterator, END)
             if batch is END:
                 break
-            self.index, self.last = index, index + 1 >= limit or following is END
+            last = index + 1 >= limit or following is END
+            self.index = index
+            self.last = last
+            self.batches_done = index + 1
+            self.total_batches += 1
+            skipped = self._batch(batch, index, last)
             index += 1
-            self.batches_done, self.total_batches = index, self.total_batches + 1
-            skipped = self._batch(batch, self.index, self.last)
-            asked = trainer.signals.asked
-            if many:  # a rank that stops alone leaves the others waiting
-                asks = [asked, int(trainer.should_stop), int(self.results.sync_asked)]
-                asked, trainer.should_stop, self.syncing = map(bool, strategy.largest(asks))
-            if asked:
-                trainer.signals.stop(trainer)
+            interrupt = sigterm.received
+            if several_ranks:  # a rank that stopped alone would leave the others waiting
+                interrupt, stop, exchange = strategy.largest(
+                    [interrupt, int(state.should_stop), int(self.results.sync_steps)]
+                )
+                state.should_stop = bool(stop)
+                self.exchanges_steps = bool(exchange)
+            if interrupt:
+                save_and_interrupt(self.trainer)
                 return
-            if self._finished_within():
+            if self._finished_within_epoch():
                 break
-        self.batches_done, self.epoch_ended = 0, True
+        self.batches_done = 0
+        self.epoch_ended = True
 
-    def _finished_within(self) -> bool:
-        trainer = self.trainer
-        enough = (
-            trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
-        )  # a batch may make several steps
-        return enough or (trainer.should_stop and self._may_stop())
+    def _end_together(self, batch: Any, following: Any) -> tuple[Any, Any]:
+        """If any rank has no batch, or no following one, no rank has."""
+        no_batch, no_following = self.strategy.largest(
+            [int(batch is END), int(following is END)]
+        )
+        return END if no_batch else batch, END if no_following else following
+
+    def _finished_within_epoch(self) -> bool:
+        max_steps = self.trainer.max_steps
+        # >=: in manual optimization a batch may make several steps.
+        if max_steps != -1 and self.progress.global_step >= max_steps:
+            return True
+        return self.state.should_stop and self._may_stop()
 
     def _end_epoch(self) -> None:
         trainer = self.trainer
-        trainer.take(
-            self.results.epoch_metrics()
-            if self.results.entries or trainer.world_size > 1
-            else None
-        )
-        before = len(self.results.entries)
+        results = self.results
+        metrics = self.state.metrics
+        several_ranks = trainer.world_size > 1
+        logged = results.entries or several_ranks
+        metrics.update(results.epoch_metrics() if logged else None)
+        before = len(results.entries)
         call_hooks.call(trainer, "on_train_epoch_end")
-        if before != len(self.results.entries) or trainer.world_size > 1:
-            trainer.take(self.results.epoch_metrics())
+        if before != len(results.entries) or several_ranks:
+            metrics.update(results.epoch_metrics())
         if self.automatic and self.last:
             self.schedule("epoch", plateau=True)
-        trainer.send(
-            trainer.last_told, step=trainer._logged_step - 1
-        )  # an epoch's values stand at its last step
-        self.results.reset()
-        trainer.last_told = None
-        trainer.current_epoch += 1
+        # An epoch's values stand at its last step.
+        step = self.progress.batches_that_stepped - 1
+        send_to_loggers(trainer, metrics.latest, step)
+        results.reset()
+        metrics.latest = None
+        self.progress.current_epoch += 1
         self.epoch_ended = False
 
-    # ---- a batch ------------------------------------------------------------------------------------------------
+    # ---- a batch ----------------------------------------------------------------------------
 
     def _batch(self, batch: Any, index: int, last: bool) -> bool:
-        """True if the rest of the epoch is to be skipped: on_train_batch_start gave -1."""
-        trainer, results = self.trainer, self.results
-        batch = transfer(trainer, batch)
-        results.start_batch(batch)
-        if self.start is not None and self.start(batch, index) == -1:
-            if self.automatic:  # the epoch ends here
+        """Returns True to skip the rest of the epoch: on_train_batch_start returned -1."""
+        if self.transfer is not None:
+            batch = self.transfer(batch)
+        self.results.start_batch(batch)
+        if self.batch_start is not None and self.batch_start(batch, index) == -1:
+            if self.automatic:  # the epoch ends with this batch
                 self.schedule("step", plateau=False)
                 self.schedule("epoch", plateau=False)
             return True
-        stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
-        results.hook = "training_step"
-        output = self.learning.learn(batch, index, stepping)
-        results.hook = ""
-        if trainer.lr_scheduler_configs and self.automatic:
+        stepping = last or (index + 1) % self.trainer.accumulate_grad_batches == 0
+        attributes = self.module.__dict__
+        between_hooks = attributes["_log_context"]
+        attributes["_log_context"] = self.step_context
+        output = self.training_step.run(batch, index, stepping)
+        attributes["_log_context"] = between_hooks
+        if self.state.lr_scheduler_configs and self.automatic:
             if stepping:
                 self.schedule("step", plateau=False)
             if last:
                 self.schedule("epoch", plateau=False)
         self.to_do = "validate"
-        self._tell(output, batch, index, stepping)
+        self._report(output, batch, index, stepping)
         self._end_batch(index, last)
         return False
 
     def _end_batch(self, index: int, last: bool) -> None:
         trainer = self.trainer
+        state = self.state
         stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
-        due = (
-            self.to_do == "validate" and self.validation is not None and self._due(index, last)
+        validating = (
+            self.validation is not None
+            and self.to_do == "validate"
+            and self._validation_is_due(index, last)
         )
-        self.to_do, self.index = "rest", index
-        if due:
+        self.to_do = "rest"
+        self.index = index
+        if validating:
             if stepping:
                 self.module.on_validation_model_zero_grad()
             self.validation.run()
-            trainer.results, trainer.training = self.results, True
+            state.results = self.results
+            state.training = True
         if stepping:
-            if trainer.lr_scheduler_configs and self.automatic:
+            if state.lr_scheduler_configs and self.automatic:
                 self.schedule("step", plateau=True)
-            trainer._logged_step += 1
+            self.progress.batches_that_stepped += 1
         self.to_do = ""
 
-    def _tell(self, output: Any, batch: Any, index: int, stepping: bool) -> None:
-        trainer, results = self.trainer, self.results
-        syncing = self.syncing and results.ranks > 1
-        if self.heard and (syncing or results.any_fresh):
-            trainer.take(results.step_metrics(exchange=syncing))
-        if self.end is not None:
-            self.end(_outputs(output), batch, index)
-        every = trainer.log_every_n_steps
-        logged = stepping and bool(every) and (trainer._logged_step + 1) % every == 0
-        exchange = results.ranks > 1 and (logged or syncing)
-        if results.any_fresh or exchange:
-            told = results.step_metrics(exchange)
-            trainer.take(told)
-            if logged or (trainer.fast_dev_run and stepping):
-                trainer.send(told)
-
-    # ---- when ---------------------------------------------------------------------------------------------------
-
-    def _due(self, index: int, last: bool) -> bool:
-        """Is it time to validate?"""
+    def _report(self, output: Any, batch: Any, index: int, stepping: bool) -> None:
+        """Logged values go to callbacks, and every log_every_n_steps to loggers."""
         trainer = self.trainer
-        every = trainer.check_val_every_n_epoch
-        if every is not None and (trainer.current_epoch + 1) % every:
+        results = self.results
+        metrics = self.state.metrics
+        exchanging = self.exchanges_steps and results.ranks > 1
+        if self.any_batch_end and (exchanging or results.any_fresh):
+            metrics.update(results.step_metrics(exchange=exchanging))
+        if self.batch_end is not None:
+            self.batch_end(_outputs(output), batch, index)
+        every = trainer.log_every_n_steps
+        logged = (
+            stepping and bool(every) and (self.progress.batches_that_stepped + 1) % every == 0
+        )
+        exchange = results.ranks > 1 and (logged or exchanging)
+        if results.any_fresh or exchange:
+            reported = results.step_metrics(exchange)
+            metrics.update(reported)
+            if logged or (trainer.fast_dev_run and stepping):
+                send_to_loggers(trainer, reported)
+
+    # ---- what is due ------------------------------------------------------------------------
+
+    def _validation_is_due(self, index: int, last: bool) -> bool:
+        every = self.trainer.check_val_every_n_epoch
+        if every is not None and (self.progress.current_epoch + 1) % every:
             return False
-        if trainer.should_stop and self._may_stop():
+        if self.state.should_stop and self._may_stop():
             return True
-        if trainer.val_check_batch == float("inf"):
+        batches = self.state.data.val_check_batch
+        if batches == float("inf"):
             return last
-        return (
-            self.total_batches if every is None else index + 1
-        ) % trainer.val_check_batch == 0
+        done = self.total_batches if every is None else index + 1
+        return done % batches == 0
 
     def schedule(self, interval: str, plateau: bool) -> None:
-        """Step the schedulers of this interval: those that watch a metric after it is known, the others before."""
-        trainer = self.trainer
-        for config in trainer.lr_scheduler_configs:
+        """Step the schedulers of this interval.
+
+        plateau   True: those that get a metric, once it is known; False: the others
+        """
+        for config in self.state.lr_scheduler_configs:
             if config.reduce_on_plateau != plateau or config.interval != interval:
                 continue
-            at = (self.index if interval == "step" else trainer.current_epoch) + 1
-            if at % config.frequency:
+            count = (self.index if interval == "step" else self.progress.current_epoch) + 1
+            if count % config.frequency:
                 continue
             metric = None
             if plateau:
-                metric = optimizers.watched(trainer, config)
+                metric = optimizers.monitored_metric(self.trainer, config)
                 if metric is None:
                     continue
-            with trainer.results.within("lr_scheduler_step"):
+            with self.state.running_hook("lr_scheduler_step"):
                 self.module.lr_scheduler_step(config.scheduler, metric)
 
 
+def estimated_steps(trainer: "Trainer") -> float:
+    """FitLoop.estimated_steps. Raises UserError before `configure_optimizers`."""
+    fit_loop = trainer.state.fit_loop
+    if fit_loop is None:
+        raise UserError(
+            "trainer.estimated_stepping_batches is known from configure_optimizers on: read "
+            "it "
+            "there."
+        )
+    return fit_loop.estimated_steps()
+
+
 def _outputs(output: Any) -> dict[str, Any]:
-    """What on_train_batch_end is given: a dict, and the loss in it without its graph."""
-    found = {} if output is None else output if isinstance(output, dict) else {"loss": output}
-    loss = found.get("loss")
-    return {**found, "loss": loss.detach()} if isinstance(loss, torch.Tensor) else found
+    """What on_train_batch_end gets: a dict, the loss in it without its graph."""
+    if output is None:
+        return {}
+    outputs = output if isinstance(output, dict) else {"loss": output}
+    loss = outputs.get("loss")
+    if isinstance(loss, torch.Tensor):
+        return {**outputs, "loss": loss.detach()}
+    return outputs

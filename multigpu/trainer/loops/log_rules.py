@@ -1,4 +1,4 @@
-"""Where may `self.log` be called? Where something collects: within a batch, and at both ends of an epoch, as in Lightning."""
+"""Where `self.log` may be called, as in Lightning: in a batch, and at an epoch's two ends."""
 
 import warnings
 
@@ -6,7 +6,7 @@ from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
 
 LOOPS = ("train", "validation", "test")
-WITHIN = frozenset(
+WITHIN_BATCH = frozenset(
     ["training_step", "validation_step", "test_step"]
     + [
         "on_before_backward",
@@ -16,27 +16,34 @@ WITHIN = frozenset(
     ]
     + [f"on_{loop}_batch_{end}" for loop in LOOPS for end in ("start", "end")]
 )
-BETWEEN = frozenset(
+OUTSIDE_BATCH = frozenset(
     f"on_{loop}_{when}" for loop in LOOPS for when in ("start", "epoch_start", "epoch_end")
 )
 
 
-def refuse_where_nothing_collects(hook: str, name: str) -> None:
-    """Raises UserError where the value would be dropped. `hook` is the one that runs; "" if it is none of a loop's."""
-    if hook not in WITHIN and hook not in BETWEEN:
+def check_hook_logs(hook: str, name: str) -> None:
+    """Raises UserError where the value would be lost.
+
+    `hook` is the one that runs, "" if it is none of a loop's.
+    """
+    if hook not in WITHIN_BATCH and hook not in OUTSIDE_BATCH:
         where = f"in {hook}" if hook else "outside of the steps and their hooks"
         raise UserError(
-            f"self.log({name!r}) {where}: nothing collects there. Log in a step or at an epoch's end, or give the number to "
-            f"self.logger.log_metrics."
+            f"self.log({name!r}) {where}: values are not collected there. Log in a step or at "
+            f"an epoch's end, or give the number to self.logger.log_metrics."
         )
 
 
-def warn_of_lonely_names(told: list[dict]) -> None:
-    """`told`: what each rank has logged in this step with sync_dist. A name that some have not may be a mistake."""
-    names = [{key[1] for key in theirs} for theirs in told]
-    if is_rank_zero() and (lonely := sorted(set.union(*names) - set.intersection(*names))):
+def warn_of_names_on_some_ranks(of_ranks: list[dict]) -> None:
+    """Warn of a name that some ranks have not logged in this step: it may be a mistake.
+
+    of_ranks   what each rank logged with sync_dist
+    """
+    names = [{key[1] for key in logged} for logged in of_ranks]
+    on_some = sorted(set.union(*names) - set.intersection(*names))
+    if on_some and is_rank_zero():
         warnings.warn(
-            f"self.log({lonely[0]!r}, sync_dist=True) was called on some ranks only, and the mean is theirs. Lightning would "
-            f"wait for the others for ever.",
+            f"self.log({on_some[0]!r}, sync_dist=True) was called on some ranks only, and the "
+            f"mean is that of these ranks. Lightning would wait for the others forever.",
             stacklevel=2,
         )

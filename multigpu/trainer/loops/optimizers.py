@@ -1,17 +1,17 @@
-"""What did `configure_optimizers` return? Optimizers, and for each scheduler when it steps."""
+"""Reads what `configure_optimizers` returned: optimizers, and schedulers with their times."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
-from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from multigpu.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
 
 FORMS = (
     "an optimizer, a list of optimizers, ([optimizers], [schedulers]), "
@@ -20,8 +20,11 @@ FORMS = (
 
 
 @dataclass
-class Schedule:
-    """When a scheduler steps: every `frequency` epochs or steps; a plateau's, by the metric `monitor`."""
+class LRSchedulerConfig:
+    """When a scheduler steps: every `frequency` epochs or steps.
+
+    ReduceLROnPlateau's step gets the metric `monitor`.
+    """
 
     scheduler: Any
     name: str | None = None
@@ -32,25 +35,31 @@ class Schedule:
     strict: bool = True
 
 
-def parse(returned: Any, automatic: bool) -> tuple[list[Optimizer], list[Schedule]]:
-    """Raises UserError for a form that is none of FORMS, and for several optimizers in automatic optimization."""
-    optimizers, found = _parts(returned)
+def parse(returned: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    """Optimizers and schedulers.
+
+    Raises UserError for what is none of FORMS, and for several optimizers in automatic
+    optimization.
+    """
+    optimizers, schedulers = _split(returned)
     if automatic and len(optimizers) > 1:
         raise UserError(
-            f"configure_optimizers gives {len(optimizers)} optimizers: set self.automatic_optimization = False, and step them "
-            f"yourself in training_step (a, b = self.optimizers())."
+            f"configure_optimizers returns {len(optimizers)} optimizers: set "
+            f"self.automatic_optimization = False, and step them yourself in training_step "
+            f"(a, b = self.optimizers())."
         )
-    schedules = [_schedule(scheduler, monitor, automatic) for scheduler, monitor in found]
-    for schedule in schedules:
-        if getattr(schedule.scheduler, "optimizer", optimizers[0]) not in optimizers:
+    configs = [_config(scheduler, monitor, automatic) for scheduler, monitor in schedulers]
+    for config in configs:
+        if getattr(config.scheduler, "optimizer", optimizers[0]) not in optimizers:
             raise UserError(
-                "a scheduler changes an optimizer that configure_optimizers does not return."
+                "a scheduler changes an optimizer that configure_optimizers does not return: "
+                "return that optimizer, too."
             )
-    return optimizers, schedules
+    return optimizers, configs
 
 
-def _parts(returned: Any) -> tuple[list[Optimizer], list[tuple[Any, str | None]]]:
-    """The optimizers, and each scheduler (or its dict) with the metric that it watches."""
+def _split(returned: Any) -> tuple[list[Optimizer], list[tuple[Any, str | None]]]:
+    """The optimizers, and each scheduler (or its dict) with the metric that it monitors."""
     if returned is None:
         return [], []
     if isinstance(returned, Optimizer):
@@ -58,102 +67,79 @@ def _parts(returned: Any) -> tuple[list[Optimizer], list[tuple[Any, str | None]]
     if isinstance(returned, dict):
         returned = [returned]
     if isinstance(returned, (list, tuple)) and returned:
-        if all(isinstance(part, Optimizer) for part in returned):
+        if all(isinstance(item, Optimizer) for item in returned):
             return list(returned), []
         if all(
-            isinstance(part, dict) and isinstance(part.get("optimizer"), Optimizer)
-            for part in returned
+            isinstance(item, dict) and isinstance(item.get("optimizer"), Optimizer)
+            for item in returned
         ):
-            found = [
-                (part["lr_scheduler"], part.get("monitor"))
-                for part in returned
-                if part.get("lr_scheduler")
+            schedulers = [
+                (item["lr_scheduler"], item.get("monitor"))
+                for item in returned
+                if item.get("lr_scheduler")
             ]
-            return [part["optimizer"] for part in returned], found
+            return [item["optimizer"] for item in returned], schedulers
         if len(returned) == 2 and isinstance(returned[0], (list, tuple)):
             optimizers, schedulers = returned
-            if all(isinstance(part, Optimizer) for part in optimizers):
-                listed = schedulers if isinstance(schedulers, (list, tuple)) else [schedulers]
-                return list(optimizers), [(scheduler, None) for scheduler in listed]
+            if all(isinstance(item, Optimizer) for item in optimizers):
+                if not isinstance(schedulers, (list, tuple)):
+                    schedulers = [schedulers]
+                return list(optimizers), [(scheduler, None) for scheduler in schedulers]
     raise UserError(
         f"configure_optimizers returned {type(returned).__name__}: expected {FORMS}."
     )
 
 
-def _schedule(scheduler: Any, monitor: str | None, automatic: bool) -> Schedule:
-    told = dict(scheduler) if isinstance(scheduler, dict) else {"scheduler": scheduler}
-    unknown = set(told) - {field.name for field in fields(Schedule)}
-    if "scheduler" not in told:
+def _config(scheduler: Any, monitor: str | None, automatic: bool) -> LRSchedulerConfig:
+    settings = dict(scheduler) if isinstance(scheduler, dict) else {"scheduler": scheduler}
+    known = [field.name for field in fields(LRSchedulerConfig)]
+    if "scheduler" not in settings:
         raise UserError(
-            f"an lr_scheduler dict has the keys {sorted(told)}: expected 'scheduler', and perhaps 'interval', 'frequency', "
-            f"'monitor', 'strict', 'name'."
+            f"an lr_scheduler dict has the keys {sorted(settings)}: expected 'scheduler', and "
+            f"optionally 'interval', 'frequency', 'monitor', 'strict', 'name'."
         )
-    for key in unknown:  # as Lightning, which people's code was written for
-        hint = did_you_mean(key, (field.name for field in fields(Schedule))) or "leave it out."
+    for key in set(settings) - set(known):  # Lightning warns, too
+        hint = did_you_mean(key, known) or "leave it out."
         warnings.warn(
-            f"an lr_scheduler dict has a key {key!r}, which means nothing here: {hint}",
+            f"an lr_scheduler dict has the key {key!r}, which has no effect: {hint}",
             stacklevel=3,
         )
-        del told[key]
-    told.setdefault("monitor", monitor)
-    told.setdefault("reduce_on_plateau", isinstance(told["scheduler"], ReduceLROnPlateau))
-    schedule = Schedule(**told)
-    if schedule.interval not in ("epoch", "step"):
+        del settings[key]
+    settings.setdefault("monitor", monitor)
+    is_plateau = isinstance(settings["scheduler"], ReduceLROnPlateau)
+    settings.setdefault("reduce_on_plateau", is_plateau)
+    config = LRSchedulerConfig(**settings)
+    if config.interval not in ("epoch", "step"):
         raise UserError(
-            f"a scheduler's interval is {schedule.interval!r}: expected 'epoch' or 'step'."
+            f"a scheduler's interval is {config.interval!r}: expected 'epoch' or 'step'."
         )
-    if automatic and schedule.reduce_on_plateau and schedule.monitor is None:
+    if automatic and config.reduce_on_plateau and config.monitor is None:
         raise UserError(
-            'ReduceLROnPlateau needs a metric: add "monitor": "val_loss" to what configure_optimizers returns.'
+            'ReduceLROnPlateau needs a metric: add "monitor": "val_loss" to what '
+            "configure_optimizers returns."
         )
-    return schedule
+    return config
 
 
-def watched(trainer: Any, schedule: Schedule) -> Any:
-    """The metric that a scheduler steps on; the mean over those ranks that have it, so that all keep one learning rate.
+def monitored_metric(trainer: "Trainer", config: LRSchedulerConfig) -> Any:
+    """The metric that a scheduler steps on: the mean over the ranks that logged it.
 
-    None if nobody has logged it, and `strict` is False: then it does not step.
+    So all ranks keep one learning rate.
+    None if no rank has logged it and `strict` is False: the scheduler then does not step.
     """
-    metric = trainer.callback_metrics.get(schedule.monitor)
+    metrics = trainer.callback_metrics
+    metric = metrics.get(config.monitor)
     if trainer.world_size > 1:
-        everybody = trainer.strategy.gather_objects(None if metric is None else float(metric))
-        known = [value for value in everybody if value is not None]
-        if known:  # what is equal already stays so to the last bit
-            metric = torch.tensor(
-                known[0] if len(set(known)) == 1 else sum(known) / len(known)
-            )
-    if metric is None and schedule.strict:
-        names = ", ".join(trainer.callback_metrics) or "none"
+        of_ranks = trainer.strategy.gather_objects(None if metric is None else float(metric))
+        known = [value for value in of_ranks if value is not None]
+        if known:
+            # Equal values are not averaged: the sum would change their last bits.
+            mean = known[0] if len(set(known)) == 1 else sum(known) / len(known)
+            metric = torch.tensor(mean)
+    if metric is None and config.strict:
+        names = ", ".join(metrics) or "none"
         raise UserError(
-            f"a scheduler watches {schedule.monitor!r}, which was not logged; there are: {names}."
+            f"a scheduler monitors {config.monitor!r}, which was not logged; logged metrics: "
+            f"{names}."
         )
     return metric
-
-
-class Stepper:
-    """What `self.optimizers()` gives: the optimizer, whose `step` goes through the Trainer (scaling, hooks, counting)."""
-
-    def __init__(self, optimizer: Optimizer, trainer: Any):
-        self.optimizer, self._trainer = optimizer, trainer
-
-    def step(self, closure: Any = None, **keywords: Any) -> None:
-        self._trainer.run_step(self.optimizer, closure)
-
-    @contextmanager
-    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Only this optimizer's parameters learn in here; with sync_grad=False, no gradients are exchanged either."""
-        trainer = self._trainer
-        exchange = nullcontext() if sync_grad else trainer.strategy.no_sync(trainer.model)
-        with exchange, trainer.lightning_module.toggled_optimizer(self.optimizer):
-            yield
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.optimizer, name)
-
-
-def wants_closure(optimizer: Optimizer) -> bool:
-    """Does its `step` compute the loss itself, perhaps several times? LBFGS's, and any that cannot be called without."""
-    closure = signature(optimizer.step).parameters.get("closure")
-    return isinstance(optimizer, torch.optim.LBFGS) or (
-        closure is not None and closure.default is closure.empty
-    )

@@ -1,6 +1,7 @@
-"""In which numbers is computed? 32 or 64 bit, 16 bit where that is safe (mixed), or 16 bit throughout (true)."""
+"""Precision: 32 or 64 bit, 16 bit where that is safe (mixed), or 16 bit throughout (true)."""
 
 import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -12,24 +13,26 @@ from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
 from multigpu.nested import mapped
 
-# What users write → Lightning's name today. Plain 16 means mixed: the weights stay in 32 bit.
+# What users write → Lightning's name. Plain 16 means mixed: the weights stay in 32 bit.
 NAMES = {
     "32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed",
-    **{name: name for name in ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")},
+    "32-true": "32-true", "64-true": "64-true", "16-true": "16-true", "bf16-true": "bf16-true",
+    "16-mixed": "16-mixed", "bf16-mixed": "bf16-mixed",
 }  # fmt: skip
 TYPES = {"32": torch.float32, "64": torch.float64, "16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Precision:
-    """One run's numbers on one kind of device.
+    """One run's precision on one kind of device.
 
     name     "32-true", "bf16-mixed", …
-    dtype    the type that is computed in; for mixed, where autocast deems it safe
+    dtype    the type of computations; for mixed, of those that autocast considers safe
     mixed    weights in 32 bit, autocast around the forward
-    plain    nothing to do: no context, no scaler
-    scaler   16-mixed: the loss times a large number, so that small gradients do not become 0 in 16 bit; else None
+    plain    32-true: no conversion, no autocast, no scaler
+    scaler   16-mixed: torch's loss scaler, so that small gradients do not become 0 in 16 bit;
+             else None
 
-    Raises UserError for a name that is unknown, or numbers that the device cannot do.
+    Raises UserError for an unknown name, and for a type that the device does not support.
     """
 
     def __init__(self, precision: str | int = "32-true", device: torch.device | None = None):
@@ -44,28 +47,26 @@ class Precision:
                 )
             self.name = "bf16-mixed"
         stem, _, how = self.name.partition("-")
-        self.dtype, self.mixed, self.device = TYPES[stem], how == "mixed", device
+        self.dtype = TYPES[stem]
+        self.mixed = how == "mixed"
+        self.device = device
         self.plain = self.dtype == torch.float32 and not self.mixed
         if stem == "bf16" and device.type != "cpu":
             gpus = torch.get_device_module(device)
             if not gpus.is_bf16_supported(including_emulation=False):
                 name = gpus.get_device_name(device)
-                other = (
-                    ", or start another one before: vgpu.start(1, gpu='A100-40GB')"
-                    if device.type == "vgpu"
-                    else ""
-                )
-                raise UserError(
-                    f"precision {self.name}: {name} has no bfloat16. Give precision='16-mixed'{other}."
-                )
+                remedy = "Give precision='16-mixed'"
+                if device.type == "vgpu":
+                    remedy += ", or start another one before: vgpu.start(1, gpu='A100-40GB')"
+                raise UserError(f"precision {self.name}: {name} has no bfloat16. {remedy}.")
         self.scaler = torch.amp.GradScaler(device.type) if self.name == "16-mixed" else None
 
     def convert_module(self, model: nn.Module) -> nn.Module:
-        """The weights in the true type; mixed leaves them alone."""
+        """Convert the weights to the true type; mixed leaves them in 32 bit."""
         return model if self.mixed or self.dtype == torch.float32 else model.to(self.dtype)
 
     def convert_batch(self, batch: Any) -> Any:
-        """The batch's floating numbers in the true type."""
+        """The batch, its floating-point tensors in the true type; mixed changes nothing."""
         if self.mixed or self.dtype == torch.float32:
             return batch
         return mapped(
@@ -74,23 +75,23 @@ class Precision:
         )
 
     def context(self) -> AbstractContextManager:
-        """Around each step's forward: autocast; or new tensors in the true type."""
+        """Around each step's forward: autocast, or the true type as torch's default type."""
         if self.plain:
             return nullcontext()
         if self.mixed:
             return torch.autocast(self.device.type, self.dtype)
-        return default_type(self.dtype)
+        return default_dtype(self.dtype)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """The gradients' true size again, before they are clipped; infinite ones are noted."""
+        """Divide the gradients by the scale, so that they can be clipped."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:
-        """A step; with a scaler none, and a smaller factor, if a gradient is not finite."""
+        """Step. With a scaler and a gradient that is not finite: no step, a smaller scale."""
         if self.scaler is None:
             optimizer.step()
         else:
@@ -99,11 +100,11 @@ class Precision:
 
 
 @contextmanager
-def default_type(dtype: torch.dtype) -> Any:
-    """New floating tensors are of `dtype` in here."""
-    before = torch.get_default_dtype()
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Within it, new floating-point tensors have `dtype`."""
+    previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(previous)

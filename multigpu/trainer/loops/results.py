@@ -1,19 +1,20 @@
-"""What becomes of `self.log`? Numbers are kept without waiting for the GPU, and reduced over batches and ranks once.
+"""The values of `self.log`: kept without waiting for the GPU, reduced once.
 
-Ranks may log different things: they exchange names and numbers together, in one collective that every rank takes part in
-at the same places, so nothing can hang: the end of an epoch, and the steps that are logged. Once a rank has logged a step's
-value with sync_dist, each step is such a place: a callback may look at any. The ranks hear of it in the all-reduce that ends
-every batch, and a run's first batch is always such a place. Only a name that is first logged later, in a step that is not
-logged, is the rank's own in that one step.
+Ranks may log different names: they exchange names and values together, in one collective in
+which every rank takes part at the same places, so that nothing can hang. These places are the
+end of an epoch and the steps that are logged. Once a rank has logged a step's value with
+sync_dist, every step is such a place, because any callback may read it: the all-reduce at the
+end of each batch tells the ranks, and a run's first batch always exchanges. The one exception:
+a name that is first logged later, in a step that is not logged, keeps its own rank's value in
+that step.
 """
 
 import functools
 import math
 import numbers
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,20 +22,21 @@ import torch
 from multigpu.errors import UserError
 from multigpu.nested import rows_of
 from multigpu.trainer.loops.log_rules import (
-    BETWEEN,
-    refuse_where_nothing_collects,
-    warn_of_lonely_names,
+    OUTSIDE_BATCH,
+    check_hook_logs,
+    warn_of_names_on_some_ranks,
 )
 
 # How two totals become one. A mean is a sum that is divided later.
 REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
-LOCK = threading.Lock()  # dp's replicas log at the same time
-PIECE = threading.local()  # the piece of the batch that this thread computes on: dp's replica's, pipeline's micro-batch
+# DataParallel's replicas log from several threads. It is no run's state, and it is not part of
+# Results, which is pickled.
+LOCK = threading.Lock()
 
 
 @dataclass(slots=True)
 class Entry:
-    """One logged name: how it is told, its last value, and what has come together in this epoch."""
+    """One logged name: how it is reported, its last value, and its total in this epoch."""
 
     name: str
     prog_bar: bool
@@ -43,126 +45,167 @@ class Entry:
     on_epoch: bool
     reduce: str
     sync: bool
-    everywhere: bool  # False: rank_zero_only
-    loader: int | None
+    all_ranks: bool  # False: rank_zero_only
+    dataloader_idx: int | None
     value: Any = None
     total: Any = None
     weight: float = 0.0
     fresh: bool = False  # logged in this batch
-    told: bool = False  # in step_metrics or epoch_metrics, since it was logged
-    given: tuple = ()  # self.log's arguments
-    pieces: Any = None  # (sum, rows) of the pieces of this batch that have logged it
+    reported: bool = False  # by step_metrics or epoch_metrics, since it was logged
+    arguments: tuple = ()  # self.log's, to refuse others
+    micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
+    plain_name: str = field(init=False)
+    step_name: str = field(init=False)
+    epoch_name: str = field(init=False)
 
-    def named(self, on_step: bool) -> str:
-        """Logged by step and by epoch, a name has two forms."""
-        suffix = ("_step" if on_step else "_epoch") if self.on_step and self.on_epoch else ""
-        where = "" if self.loader is None else f"/dataloader_idx_{self.loader}"
-        return self.name + suffix + where
+    def __post_init__(self) -> None:
+        """A name that is logged by step and by epoch is reported in two forms."""
+        loader = (
+            "" if self.dataloader_idx is None else f"/dataloader_idx_{self.dataloader_idx}"
+        )
+        both = self.on_step and self.on_epoch
+        self.plain_name = self.name + loader
+        self.step_name = f"{self.name}_step{loader}" if both else self.plain_name
+        self.epoch_name = f"{self.name}_epoch{loader}" if both else self.plain_name
 
-    def plain(self) -> str:
-        return self.name + ("" if self.loader is None else f"/dataloader_idx_{self.loader}")
+    def settings(self) -> tuple:
+        """What another rank needs to make an Entry of this name."""
+        return tuple(getattr(self, name) for name in Entry.__slots__[:9])
+
+
+class Reported:
+    """Values by name, for each reader: the loggers, the callbacks, the progress bar."""
+
+    def __init__(self, pairs: list[tuple[Entry, Any]], on_step: bool, training: bool):
+        self.logger: dict[str, Any] = {}
+        self.progress_bar: dict[str, Any] = {}
+        self.callback: dict[str, Any] = {}
+        for entry, value in pairs:
+            name = entry.step_name if on_step else entry.epoch_name
+            if entry.logger:
+                self.logger[name] = value
+            if entry.prog_bar:
+                self.progress_bar[name] = value
+            if training or not on_step:
+                self.callback[entry.plain_name] = value
+                self.callback[name] = value
 
 
 class Results:
-    """The logged numbers of one loop (training, validation, test).
+    """The logged values of one loop (training, validation, test).
 
-    gather   collects one object of each rank: Strategy.gather_objects
+    gather      collects one object of each rank: Strategy.gather_objects
+    device      where several replicas or micro-batches log a part of a batch: the values are
+                added up on this device
+    any_fresh   whether anything was logged in this batch
+    sync_steps  whether this rank ever logged a step's value with sync_dist
     """
 
     def __init__(self, gather: Callable[[Any], list], ranks: int, training: bool):
-        self.gather, self.ranks, self.training = gather, ranks, training
+        self.gather = gather
+        self.ranks = ranks
+        self.training = training
+        self.device: torch.device | None = None
         self.entries: dict[tuple, Entry] = {}
-        self.hook = ""  # which of the user's hooks is running
         self.batch: Any = None
         self.batch_size: int | None = None
-        self.loader: int | None = None
-        self.home: torch.device | None = None
+        self.dataloader_idx: int | None = None
         self.any_fresh = False
-        self.sync_asked = False  # has this rank ever logged a step's value with sync_dist?
+        self.sync_steps = False
 
-    @contextmanager
-    def within(self, hook: str) -> Iterator[None]:
-        """For hooks that are not called through hooking.at: `log` must know where it was called."""
-        before, self.hook = self.hook, hook
-        try:
-            yield
-        finally:
-            self.hook = before
-
-    def start_batch(self, batch: Any, loader: int | None = None) -> None:
-        self.batch, self.batch_size, self.loader = batch, None, loader
+    def start_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
+        self.batch = batch
+        self.batch_size = None
+        self.dataloader_idx = dataloader_idx
         if self.any_fresh:
             self.any_fresh = False
             for entry in self.entries.values():
                 entry.fresh = False
 
     def log(
-        self, name: str, value: Any, prog_bar: bool, logger: bool | None, on_step: bool | None, on_epoch: bool | None,
-        reduce_fx: Any, sync: bool, add_loader: bool, batch_size: int | None, rank_zero_only: bool,
-    ) -> None:  # fmt: skip
-        """What LightningModule.log calls. Raises UserError for a value that is not one number, or an unknown reduction."""
-        key = (self.hook, name, self.loader if add_loader else None)
+        self,
+        hook: str,
+        micro_batch: Any,
+        name: str,
+        value: Any,
+        prog_bar: bool,
+        logger: bool | None,
+        on_step: bool | None,
+        on_epoch: bool | None,
+        reduce_fx: Any,
+        sync_dist: bool,
+        add_dataloader_idx: bool,
+        batch_size: int | None,
+        rank_zero_only: bool,
+    ) -> None:
+        """LightningModule.log, called in `hook` on `micro_batch` (see LogContext).
+
+        Raises UserError for a value that is not one number, for an unknown reduction, and in a
+        hook where values are not collected.
+        """
+        key = (hook, name, self.dataloader_idx if add_dataloader_idx else None)
+        arguments = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
         with LOCK:
-            entry, given = (
-                self.entries.get(key),
-                (prog_bar, logger, on_step, on_epoch, reduce_fx, sync, rank_zero_only),
-            )
+            entry = self.entries.get(key)
             if entry is None:
-                entry = self._new(key, given)
-            elif entry.given != given:
+                entry = self._add(key, arguments)
+            elif entry.arguments != arguments:
                 raise UserError(
-                    f"self.log({name!r}) has other arguments in {self.hook} than before: give it another name."
+                    f"self.log({name!r}) has other arguments in {hook} than before: give it "
+                    f"another name."
                 )
-            again, entry.fresh, entry.told, self.any_fresh = entry.fresh, True, False, True
-            if hasattr(value, "compute"):  # a torchmetrics.Metric, which gathers for itself
+            again = entry.fresh
+            entry.fresh = True
+            entry.reported = False
+            self.any_fresh = True
+            if hasattr(value, "compute"):
+                # A torchmetrics.Metric gathers for itself.
                 entry.value = value
                 return
-            value = _number(name, value)
+            value = _one_number(name, value)
             entry.value = value
-            if self.home is not None:  # from a replica on another device, or of a micro-batch
-                value, rows = (
-                    value.to(self.home),
-                    self._rows(entry) if batch_size is None else batch_size,
-                )
-                total, before = entry.pieces if again else (0.0, 0)
-                entry.pieces = total + value * rows, before + rows
-                entry.value = (
-                    entry.pieces[0] / max(1, entry.pieces[1])
-                    if entry.reduce == "mean"
-                    else value
-                )
+            rows = batch_size
+            if self.device is not None:
+                value = value.to(self.device)
+                rows = self._rows(entry, hook, micro_batch) if rows is None else rows
+                total, before = entry.micro_batches if again else (0.0, 0)
+                entry.micro_batches = (total + value * rows, before + rows)
+                entry.value = value
+                if entry.reduce == "mean":
+                    entry.value = entry.micro_batches[0] / max(1, entry.micro_batches[1])
             if not entry.on_epoch:
                 return
             if entry.reduce == "mean":
-                weight = self._rows(entry) if batch_size is None else batch_size
-                value, entry.weight = value * weight, entry.weight + weight
-            entry.total = (
-                value if entry.total is None else REDUCTIONS[entry.reduce](entry.total, value)
-            )
+                weight = self._rows(entry, hook, micro_batch) if rows is None else rows
+                value = value * weight
+                entry.weight = entry.weight + weight
+            if entry.total is None:
+                entry.total = value
+            else:
+                entry.total = REDUCTIONS[entry.reduce](entry.total, value)
 
-    def _new(self, key: tuple, given: tuple) -> Entry:
-        (
-            (hook, name, loader),
-            (prog_bar, logger, on_step, on_epoch, reduce_fx, sync, rank_zero_only),
-        ) = key, given
-        refuse_where_nothing_collects(hook, name)
-        within = self.training and hook not in BETWEEN
-        on_step, on_epoch = (
-            within if on_step is None else on_step,
-            (not within) if on_epoch is None else on_epoch,
-        )
+    def _add(self, key: tuple, arguments: tuple) -> Entry:
+        hook, name, dataloader_idx = key
+        prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only = arguments
+        check_hook_logs(hook, name)
+        by_step = self.training and hook not in OUTSIDE_BATCH
+        on_step = by_step if on_step is None else on_step
+        on_epoch = not by_step if on_epoch is None else on_epoch
         reduce = getattr(reduce_fx, "__name__", str(reduce_fx)).lower().replace("avg", "mean")
         if reduce not in REDUCTIONS:
             raise UserError(
-                f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(REDUCTIONS)}."
+                f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of "
+                f"{', '.join(REDUCTIONS)}."
             )
         if not on_step and not on_epoch:
             raise UserError(
-                f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing: set one of them."
+                f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing: set one of "
+                f"them."
             )
-        if on_step and hook in BETWEEN:
+        if on_step and hook in OUTSIDE_BATCH:
             raise UserError(
-                f"self.log({name!r}, on_step=True) in {hook}: there is no step, so leave on_step out."
+                f"self.log({name!r}, on_step=True) in {hook}: no step runs there; leave "
+                f"on_step out."
             )
         entry = Entry(
             name,
@@ -171,109 +214,125 @@ class Results:
             on_step,
             on_epoch,
             reduce,
-            sync,
+            sync_dist,
             not rank_zero_only,
-            loader,
+            dataloader_idx,
+            arguments=arguments,
         )
-        self.entries[key], entry.given = entry, given
-        self.sync_asked |= on_step and sync and not rank_zero_only
+        self.entries[key] = entry
+        self.sync_steps |= on_step and sync_dist and not rank_zero_only
         return entry
 
-    def _rows(self, entry: Entry) -> int:
-        """The rows of what is computed on. Raises UserError if a mean by epoch needs them and the batch does not tell."""
-        if self.batch is None or self.hook in BETWEEN:
-            return 1
-        if self.home is not None:
-            piece = getattr(
-                PIECE, "batch", None
-            )  # none in training_step_end, where the pieces are joined
-            found = rows_of(self.batch if piece is None else piece)
-        else:
-            found = self.batch_size = (
-                rows_of(self.batch) if self.batch_size is None else self.batch_size
-            )
-        if found is None and entry.on_epoch and entry.reduce == "mean":
-            raise UserError(
-                f"self.log({entry.name!r}): the batch has no tensor that tells how many rows the epoch's mean should count: "
-                f"give batch_size=."
-            )
-        return 1 if found is None else found
+    def _rows(self, entry: Entry, hook: str, micro_batch: Any) -> int:
+        """The rows that the step computes on; 1 outside of a batch.
 
-    def step_metrics(self, exchange: bool) -> "Told":
-        """The values of this batch. With `exchange`, which all ranks must say alike, those with sync_dist over all ranks."""
+        Raises UserError if an epoch's mean needs them and the batch has no tensor.
+        """
+        if self.batch is None or hook in OUTSIDE_BATCH:
+            return 1
+        if self.device is not None:
+            # training_step_end has no micro-batch: it gets the outputs of all of them.
+            rows = rows_of(self.batch if micro_batch is None else micro_batch)
+        else:
+            if self.batch_size is None:
+                self.batch_size = rows_of(self.batch)
+            rows = self.batch_size
+        if rows is None and entry.on_epoch and entry.reduce == "mean":
+            raise UserError(
+                f"self.log({entry.name!r}): the batch has no tensor, so the number of rows "
+                f"that "
+                f"weights the epoch's mean is unknown: give batch_size=."
+            )
+        return 1 if rows is None else rows
+
+    def step_metrics(self, exchange: bool) -> Reported:
+        """The values of this batch.
+
+        With `exchange`, which must be the same on all ranks, sync_dist values are reduced.
+        """
         fresh = {
             key: entry for key, entry in self.entries.items() if entry.on_step and entry.fresh
         }
-        values = {key: _computed(entry.value) for key, entry in fresh.items()}
+        values = {key: _value_of_batch(entry.value) for key, entry in fresh.items()}
         fresh = {key: entry for key, entry in fresh.items() if values[key] is not None}
         for entry in fresh.values():
-            entry.told = True
+            entry.reported = True
         if exchange and self.ranks > 1:
-            told = self.gather(
+            of_ranks = self.gather(
                 {
-                    key: (_settings(e), float(values[key]))
-                    for key, e in fresh.items()
-                    if e.sync and e.everywhere
+                    key: (entry.settings(), float(values[key]))
+                    for key, entry in fresh.items()
+                    if entry.sync and entry.all_ranks
                 }
             )
-            warn_of_lonely_names(told)
-            for key in dict.fromkeys(key for theirs in told for key in theirs):
-                parts = [theirs[key] for theirs in told if key in theirs]
-                reduce = fresh.setdefault(key, Entry(*parts[0][0])).reduce
-                total = _over_ranks(reduce, (value for _, value in parts))
-                values[key] = (total / (len(parts) if reduce == "mean" else 1)).float()
-        return Told(
-            [(entry, values[key]) for key, entry in fresh.items()],
-            on_step=True,
-            training=self.training,
-        )
+            warn_of_names_on_some_ranks(of_ranks)
+            for key in dict.fromkeys(key for logged in of_ranks for key in logged):
+                pairs = [logged[key] for logged in of_ranks if key in logged]
+                reduce = fresh.setdefault(key, Entry(*pairs[0][0])).reduce
+                total = _reduced(reduce, (value for _, value in pairs))
+                values[key] = (total / (len(pairs) if reduce == "mean" else 1)).float()
+        pairs = [(entry, values[key]) for key, entry in fresh.items()]
+        return Reported(pairs, on_step=True, training=self.training)
 
-    def epoch_metrics(self) -> "Told":
-        """The epoch's values over all batches and all ranks; all ranks call it, whatever they have logged."""
-        mine: dict[tuple, tuple] = {}
+    def epoch_metrics(self) -> Reported:
+        """The epoch's values over all batches and ranks.
+
+        All ranks must call it, whatever they have logged.
+        """
+        totals: dict[tuple, tuple] = {}
         for key, entry in self.entries.items():
             if not entry.on_epoch:
                 continue
-            entry.told = True
+            entry.reported = True
             if hasattr(entry.value, "compute"):
-                entry.total, entry.weight = entry.value.compute(), 1.0
-                mine[key] = (entry, entry.total, None)
+                entry.total = entry.value.compute()
+                entry.weight = 1.0
+                totals[key] = (entry, entry.total, None)
             elif entry.total is not None:
-                mine[key] = (entry, entry.total, entry.weight)
-        found = []
+                totals[key] = (entry, entry.total, entry.weight)
         if self.ranks == 1:
-            for entry, total, weight in mine.values():
-                found.append((entry, torch.as_tensor(_divided(entry, total, weight))))
+            pairs = [
+                (entry, torch.as_tensor(_divided(entry, total, weight)))
+                for entry, total, weight in totals.values()
+            ]
         else:
-            sent = {
-                key: (_settings(e), float(total), weight)
-                for key, (e, total, weight) in mine.items()
-            }
-            told = self.gather(sent)
-            for key in dict.fromkeys(key for theirs in told for key in theirs):
-                settings, total, weight = next(theirs[key] for theirs in told if key in theirs)
-                entry = Entry(*settings)
-                if weight is not None and entry.everywhere:
-                    _, totals, weights = zip(
-                        *(theirs[key] for theirs in told if key in theirs), strict=True
-                    )
-                    total, weight = _over_ranks(entry.reduce, totals), sum(weights)
-                found.append((entry, torch.as_tensor(_divided(entry, total, weight)).float()))
-        return Told(found, on_step=False, training=self.training)
+            pairs = self._over_ranks(totals)
+        return Reported(pairs, on_step=False, training=self.training)
 
-    def untold(self) -> dict[str, Any]:
-        """What was logged since the last telling, as this rank knows it: for a hook that looks at what it has just logged."""
-        on_step, found = self.hook not in BETWEEN, []
+    def _over_ranks(self, totals: dict[tuple, tuple]) -> list[tuple[Entry, torch.Tensor]]:
+        """Entries with the values of all ranks, in the same order on all ranks."""
+        of_ranks = self.gather(
+            {
+                key: (entry.settings(), float(total), weight)
+                for key, (entry, total, weight) in totals.items()
+            }
+        )
+        pairs = []
+        for key in dict.fromkeys(key for logged in of_ranks for key in logged):
+            logged = [values[key] for values in of_ranks if key in values]
+            settings, total, weight = logged[0]
+            entry = Entry(*settings)
+            if weight is not None and entry.all_ranks:
+                total = _reduced(entry.reduce, (total for _, total, _ in logged))
+                weight = sum(weight for _, _, weight in logged)
+            pairs.append((entry, torch.as_tensor(_divided(entry, total, weight)).float()))
+        return pairs
+
+    def unreported(self, hook: str) -> dict[str, Any]:
+        """What `hook` has logged since the last report, as this rank knows it."""
+        on_step = hook not in OUTSIDE_BATCH
+        pairs = []
         for entry in self.entries.values():
-            if not entry.told and entry.on_step and on_step:
-                found.append((entry, _computed(entry.value)))
-            elif not entry.told and entry.on_epoch and not on_step and entry.total is not None:
-                found.append(
-                    (entry, torch.as_tensor(_divided(entry, entry.total, entry.weight)))
-                )
-        return Told(
-            [pair for pair in found if pair[1] is not None], on_step, self.training
-        ).callback
+            if entry.reported:
+                continue
+            if on_step and entry.on_step:
+                value = _value_of_batch(entry.value)
+                if value is not None:
+                    pairs.append((entry, value))
+            elif not on_step and entry.on_epoch and entry.total is not None:
+                value = _divided(entry, entry.total, entry.weight)
+                pairs.append((entry, torch.as_tensor(value)))
+        return Reported(pairs, on_step, self.training).callback
 
     def reset(self) -> None:
         """A new epoch."""
@@ -281,56 +340,48 @@ class Results:
             if hasattr(entry.value, "reset"):
                 entry.value.reset()
         self.entries.clear()
-        self.any_fresh, self.batch = False, None
+        self.any_fresh = False
+        self.batch = None
 
 
-class Told:
-    """Values by who wants them: the loggers, the callbacks, the progress bar. All by name."""
-
-    def __init__(self, found: list[tuple[Entry, Any]], on_step: bool, training: bool):
-        self.log = {e.named(on_step): value for e, value in found if e.logger}
-        self.bar = {e.named(on_step): value for e, value in found if e.prog_bar}
-        self.callback: dict[str, Any] = {}
-        for entry, value in found:
-            if training or not on_step:
-                self.callback[entry.plain()] = self.callback[entry.named(on_step)] = value
-
-
-def _number(name: str, value: Any) -> Any:
+def _one_number(name: str, value: Any) -> torch.Tensor:
+    """The value as a tensor without shape. Raises UserError if it is not one number."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise UserError(
-                f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: expected one number."
+                f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: "
+                f"expected "
+                f"one number."
             )
         value = value.detach().reshape(())
-        return (
-            value.clone() if value.dtype in (torch.float32, torch.float64) else value.float()
-        )  # it may change later
+        if value.dtype in (torch.float32, torch.float64):
+            return value.clone()  # the user may change it in place later
+        return value.float()
     if isinstance(value, (int, float, numbers.Real)):  # NumPy's too
         return torch.tensor(float(value))
     raise UserError(
-        f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a tensor with one."
+        f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a "
+        f"tensor "
+        f"with one."
     )
 
 
-def _computed(value: Any) -> Any:
-    """A torchmetrics.Metric's value of this batch: None if `update` was called, which computes none."""
+def _value_of_batch(value: Any) -> Any:
+    """The value; a torchmetrics.Metric's is this batch's, or None after `update`."""
     return value._forward_cache if hasattr(value, "compute") else value
 
 
-def _over_ranks(reduce: str, totals: Iterable[float]) -> torch.Tensor:
-    """In float64; what is not a number anywhere makes the whole so."""
-    return functools.reduce(
-        REDUCTIONS[reduce], [torch.tensor(total, dtype=torch.float64) for total in totals]
-    )
+def _reduced(reduce: str, totals: Iterable[float]) -> torch.Tensor:
+    """The ranks' totals as one, in float64. A NaN of any rank makes it NaN."""
+    tensors = [torch.tensor(total, dtype=torch.float64) for total in totals]
+    return functools.reduce(REDUCTIONS[reduce], tensors)
 
 
 def _divided(entry: Entry, total: Any, weight: float | None) -> Any:
-    """A mean, from its total; not a number where nothing was counted. A torchmetrics.Metric's value has no weight."""
+    """A mean from its total, NaN where nothing was counted; other totals unchanged.
+
+    A Metric's value has no weight.
+    """
     if entry.reduce != "mean" or weight is None:
         return total
     return total / weight if weight else math.nan
-
-
-def _settings(entry: Entry) -> tuple:
-    return tuple(getattr(entry, name) for name in Entry.__slots__[:9])

@@ -1,68 +1,101 @@
-"""What comes back from ranks that trained a copy? The weights, the metrics, the callbacks' states, and what a checkpoint holds."""
+"""A run in spawned processes (ddp_spawn), which train copies: rank 0 returns the outcome."""
 
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.devices import on_the_cpu
 from multigpu.trainer.checkpointing import checkpoint_io
+from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.loops import run
+from multigpu.trainer.loops.state import Metrics, Progress
+from multigpu.trainer.module import LightningModule
 
-NAMES = (
-    "current_epoch",
-    "global_step",
-    "_logged_step",
-    "should_stop",
-    "_callback_metrics",
-    "logged_metrics",
-)
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class SpawnedRun:
+    """What rank 0 returns, its tensors on the CPU.
+
+    returned      of fit, validate, test or predict
+    callbacks     their states by state_key
+    checkpoint    the content of a checkpoint after "fit"; None after an evaluation
+    """
+
+    returned: Any
+    weights: dict[str, torch.Tensor]
+    progress: Progress
+    metrics: Metrics
+    should_stop: bool
+    callbacks: dict[str, dict[str, Any]]
+    checkpoint: dict[str, Any] | None
 
 
 def run_stage(
-    trainer: Any, stage: str, model: Any, datamodule: Any, ckpt_path: Any, loaders: dict
-) -> Any:
-    """A stage in new processes (ddp_spawn); afterwards `trainer` and `model` are as if it had run here."""
-    kept = (
-        None if stage == "fit" else trainer.checkpoint
-    )  # an evaluation changes nothing that a checkpoint holds
-    trainer.lightning_module = trainer.checkpoint = None
-    told = trainer.strategy.launch(
-        _rank, trainer, stage, model, datamodule, ckpt_path, loaders, random_states()
-    )
-    model.load_state_dict(told.pop("weights"))
-    states = told.pop("callbacks")
-    for callback in trainer.callbacks:
-        if state := states.get(callback.state_key):
-            callback.__dict__.update(
-                {"dirpath": state["dirpath"]} if "dirpath" in state else {}
-            )
-            callback.load_state_dict(state)
-    result = told.pop("result")
-    trainer.__dict__.update(told)
-    trainer.lightning_module = model
-    trainer.checkpoint = trainer.checkpoint or kept
-    model.trainer = trainer
-    return result
-
-
-def _rank(
-    trainer: Any,
+    trainer: "Trainer",
     stage: str,
-    model: Any,
-    datamodule: Any,
-    ckpt_path: Any,
-    loaders: dict,
-    states: dict,
-) -> dict[str, Any]:
-    """In a spawned process: the run, and what the parent gets of it from rank 0."""
+    model: LightningModule,
+    datamodule: LightningDataModule | None,
+    ckpt_path: str | Path | None,
+    loaders: dict[str, Any],
+) -> Any:
+    """run.run_stage in new processes; `trainer` and `model` then are as if it had run here."""
+    state = trainer.state
+    # An evaluation changes nothing that a checkpoint holds, so the one before stays valid.
+    checkpoint = None if stage == "fit" else state.spawned_checkpoint
+    # What is pickled for the ranks should not hold them.
+    state.lightning_module = None
+    state.spawned_checkpoint = None
+    spawned: SpawnedRun = trainer.strategy.launch(
+        _run_rank, trainer, stage, model, datamodule, ckpt_path, loaders, random_states()
+    )
+    model.load_state_dict(spawned.weights)
+    for callback in trainer.callbacks:
+        callback_state = spawned.callbacks.get(callback.state_key)
+        if callback_state:
+            # ModelCheckpoint ignores a state whose folder is not its own; the rank has chosen
+            # the folder.
+            if "dirpath" in callback_state:
+                callback.dirpath = callback_state["dirpath"]
+            callback.load_state_dict(callback_state)
+    state.progress = spawned.progress
+    state.metrics = spawned.metrics
+    state.should_stop = spawned.should_stop
+    state.spawned_checkpoint = spawned.checkpoint or checkpoint
+    state.lightning_module = model
+    run.attach(trainer, model)
+    return spawned.returned
+
+
+def _run_rank(
+    trainer: "Trainer",
+    stage: str,
+    model: LightningModule,
+    datamodule: LightningDataModule | None,
+    ckpt_path: str | Path | None,
+    loaders: dict[str, Any],
+    states: dict[str, Any],
+) -> SpawnedRun:
+    """In a spawned process. All ranks call it; rank 0's result is used."""
     set_random_states(states)
-    result = run.run_stage(trainer, stage, model, datamodule, ckpt_path, loaders)
-    content = checkpoint_io.compose(trainer, weights_only=False) if stage == "fit" else None
-    return {
-        "result": result,
-        "weights": on_the_cpu(dict(model.state_dict())),
-        "callbacks": {
+    returned = run.run_stage(trainer, stage, model, datamodule, ckpt_path, loaders)
+    checkpoint = None
+    if stage == "fit":
+        checkpoint = on_the_cpu(checkpoint_io.compose(trainer, weights_only=False))
+    state = trainer.state
+    return SpawnedRun(
+        returned=returned,
+        weights=on_the_cpu(dict(model.state_dict())),
+        progress=state.progress,
+        metrics=state.metrics.copy_to_cpu(),
+        should_stop=state.should_stop,
+        callbacks={
             callback.state_key: callback.state_dict() for callback in trainer.callbacks
         },
-        "checkpoint": content and on_the_cpu(content),
-        **{name: on_the_cpu(getattr(trainer, name)) for name in NAMES},
-    }
+        checkpoint=checkpoint,
+    )

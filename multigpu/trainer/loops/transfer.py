@@ -1,31 +1,67 @@
-"""How does a batch come to its device? Through the user's hooks, if there are any."""
+"""Moves a batch to its device, through the user's hooks if there are any."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.hooks import DataHooks, overridden, to_device
+from multigpu.trainer.loops.precision import Precision
+from multigpu.trainer.module import LightningModule
 
 HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-def own_transfer(datamodule: Any, module: Any) -> list | None:
-    """The three hooks, each from whoever has written it, the data module first; None if nobody has written any."""
+class BatchTransfer:
+    """Called with a batch, it returns the batch on `device`, in the run's precision.
+
+    What it needs is looked up once, before the first batch.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        precision: Precision,
+        datamodule: LightningDataModule | None,
+        module: LightningModule,
+    ):
+        self.device = device
+        self.precision = precision
+        self.hooks = transfer_hooks(datamodule, module)
+        # A dataloader's batches are on the CPU.
+        self.nothing_to_do = precision.plain and self.hooks is None and device.type == "cpu"
+
+    def __call__(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        if self.nothing_to_do:
+            return batch
+        if not self.precision.plain:
+            batch = self.precision.convert_batch(batch)
+        if self.hooks is None:
+            return batch if self.device.type == "cpu" else to_device(batch, self.device)
+        before, move, after = self.hooks
+        batch = before(batch, dataloader_idx)
+        batch = move(batch, self.device, dataloader_idx)
+        return after(batch, dataloader_idx)
+
+
+def transfer_hooks(
+    datamodule: LightningDataModule | None, module: LightningModule
+) -> list[Callable[..., Any]] | None:
+    """The three HOOKS, each of the data module if it overrides it, else of the module.
+
+    None if neither overrides any.
+    """
     owners = [
-        next((o for o in (datamodule, module) if overridden(name, o, DataHooks)), None)
+        next(
+            (owner for owner in (datamodule, module) if overridden(name, owner, DataHooks)),
+            None,
+        )
         for name in HOOKS
     ]
-    if not any(owners):
+    if not any(owner is not None for owner in owners):
         return None
-    return [getattr(owner or module, name) for name, owner in zip(HOOKS, owners, strict=True)]
-
-
-def transfer(trainer: Any, batch: Any, loader: int = 0) -> Any:
-    """The batch on this rank's device, in the run's numbers."""
-    if not trainer.precision_plugin.plain:
-        batch = trainer.precision_plugin.convert_batch(batch)
-    device = trainer.strategy.device
-    if trainer.own_transfer is None:
-        return (
-            batch if device.type == "cpu" else to_device(batch, device)
-        )  # a dataloader's batches are on the CPU
-    before, move, after = trainer.own_transfer
-    return after(move(before(batch, loader), device, loader), loader)
+    return [
+        getattr(module if owner is None else owner, name)
+        for name, owner in zip(HOOKS, owners, strict=True)
+    ]

@@ -1,0 +1,121 @@
+"""One optimizer step, the same for automatic and manual optimization."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from multigpu.strategies import Strategy
+from multigpu.trainer.hooks import overridden
+from multigpu.trainer.loops import call_hooks
+from multigpu.trainer.loops.profiled import profiled
+from multigpu.trainer.module import LightningModule
+
+if TYPE_CHECKING:
+    from multigpu.trainer.loops.state import RunState
+    from multigpu.trainer.trainer import Trainer
+
+
+class OptimizerStep:
+    """Average the gradients over the ranks, unscale them, call the hook, clip them, step.
+
+    `prepare` does all but the last, `apply` the last. In automatic optimization the training
+    step calls both, once a batch completes a step. In manual optimization
+    `self.optimizers().step()` calls both; the user clips the gradients.
+    """
+
+    def __init__(self, trainer: "Trainer"):
+        state = trainer.state
+        module = state.lightning_module
+        self.trainer = trainer
+        self.module = module
+        self.precision = state.precision
+        self.progress = state.progress
+        self.automatic = module.automatic_optimization
+        # A strategy that overrides neither costs nothing per step.
+        strategy = trainer.strategy
+        has_synchronize = overridden("synchronize", strategy, Strategy)
+        has_stepping = overridden("stepping", strategy, Strategy)
+        self.synchronize = strategy.synchronize if has_synchronize else None
+        self.stepping = strategy.stepping if has_stepping else None
+        self.before_step = call_hooks.lookup(trainer, "on_before_optimizer_step")
+        self.overrides_clipping = overridden(
+            "configure_gradient_clipping", module, LightningModule
+        )
+        self.step = profiled(trainer.profiler, "optimizer_step", self.precision.step)
+
+    def prepare(self, optimizer: Optimizer) -> None:
+        """After the last backward of a step: average, unscale and clip the gradients."""
+        if self.synchronize is not None:
+            self.synchronize(optimizer)
+        if self.precision.scaler is not None:
+            self.precision.unscale(optimizer)
+        if self.before_step is not None:
+            self.before_step(optimizer)
+        if not self.automatic:
+            return
+        clip = self.trainer.gradient_clip_val
+        if clip is not None or self.overrides_clipping:
+            algorithm = self.trainer.gradient_clip_algorithm or "norm"
+            self.module.configure_gradient_clipping(optimizer, clip, algorithm)
+
+    def apply(self, optimizer: Optimizer) -> None:
+        """The step itself; with a loss scaler it is skipped if a gradient is not finite."""
+        if self.stepping is None:
+            self.step(optimizer)
+        else:
+            with self.stepping(optimizer):
+                self.step(optimizer)
+
+    def run(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> None:
+        """What `self.optimizers().step(closure)` does.
+
+        In automatic optimization (an overridden optimizer_step) the closure prepares the
+        gradients itself, and the training step counts.
+        """
+        if closure is not None and needs_closure(optimizer):
+            optimizer.step(closure)
+        else:
+            if closure is not None:
+                closure()
+            if not self.automatic:
+                self.prepare(optimizer)
+            self.apply(optimizer)
+        if not self.automatic:
+            self.progress.global_step += 1
+
+
+class LightningOptimizer:
+    """What `self.optimizers()` returns: the optimizer, whose `step` is an OptimizerStep."""
+
+    def __init__(self, optimizer: Optimizer, state: "RunState", strategy: Strategy):
+        self.optimizer = optimizer
+        self._state = state
+        self._strategy = strategy
+
+    def step(self, closure: Callable[[], Any] | None = None, **keywords: Any) -> None:
+        self._state.optimizer_step.run(self.optimizer, closure)
+
+    @contextmanager
+    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+        """Within it only this optimizer's parameters learn.
+
+        sync_grad   False: no gradients are exchanged, either
+        """
+        state = self._state
+        exchange = nullcontext() if sync_grad else self._strategy.no_sync(state.model)
+        with exchange, state.lightning_module.toggled_optimizer(self.optimizer):
+            yield
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether `optimizer.step` computes the loss itself: LBFGS, or a required closure."""
+    closure = signature(optimizer.step).parameters.get("closure")
+    required = closure is not None and closure.default is closure.empty
+    return required or isinstance(optimizer, torch.optim.LBFGS)

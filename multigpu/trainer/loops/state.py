@@ -1,0 +1,186 @@
+"""What changes while the Trainer runs: the loops own it, users read it through the Trainer.
+
+Each part of a run has a dataclass: `Progress` counts, `Metrics` holds what was logged, `Data`
+the dataloaders, and `RunState` joins them with the model, the optimizers and the loops.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from multigpu.devices import on_the_cpu
+from multigpu.trainer.datamodule import LightningDataModule
+from multigpu.trainer.loops.log_context import LogContext
+from multigpu.trainer.loops.optimizers import LRSchedulerConfig
+from multigpu.trainer.loops.precision import Precision
+from multigpu.trainer.loops.results import Reported, Results
+from multigpu.trainer.loops.sigterm import Sigterm
+from multigpu.trainer.loops.transfer import BatchTransfer
+from multigpu.trainer.module import LightningModule
+
+if TYPE_CHECKING:
+    from multigpu.trainer.loops.evaluate import EvaluationLoop
+    from multigpu.trainer.loops.fit import FitLoop
+    from multigpu.trainer.loops.optimizer_step import LightningOptimizer, OptimizerStep
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the training is. Checkpoints hold these counters, and spawned ranks return them.
+
+    current_epoch          complete epochs
+    global_step            optimizer steps
+    batches_that_stepped   batches that ended with an optimizer step: the loggers' x axis
+    """
+
+    current_epoch: int = 0
+    global_step: int = 0
+    batches_that_stepped: int = 0
+
+
+@dataclass(slots=True)
+class Metrics:
+    """The newest values by name, for each reader; `latest` is the last report alone."""
+
+    callback: dict[str, Any] = field(default_factory=dict)
+    logged: dict[str, Any] = field(default_factory=dict)
+    progress_bar: dict[str, Any] = field(default_factory=dict)
+    latest: Reported | None = None
+
+    def update(self, reported: Reported | None) -> None:
+        """Add new values; None: nothing was logged."""
+        self.latest = reported
+        if reported is not None:
+            self.callback.update(reported.callback)
+            self.logged.update(reported.logger)
+            self.progress_bar.update(reported.progress_bar)
+
+    def clear(self) -> None:
+        """Forget all values.
+
+        The dicts are new, so that those which a user has kept stay as they are.
+        """
+        self.callback = {}
+        self.logged = {}
+        self.progress_bar = {}
+        self.latest = None
+
+    def copy_to_cpu(self) -> "Metrics":
+        """A copy that another process can unpickle."""
+        return Metrics(
+            on_the_cpu(self.callback), on_the_cpu(self.logged), on_the_cpu(self.progress_bar)
+        )
+
+
+@dataclass(slots=True)
+class Data:
+    """The dataloaders, and how many batches of them this rank gets.
+
+    train_dataloader    this rank's shard; the others are as the user gave them
+    val_check_batch     training batches between two validations; infinity: at the epoch's end
+    """
+
+    train_dataloader: Any = None
+    val_dataloaders: Any = None
+    test_dataloaders: Any = None
+    predict_dataloaders: Any = None
+    num_training_batches: float = 0
+    num_val_batches: list[float] = field(default_factory=list)
+    num_test_batches: list[float] = field(default_factory=list)
+    num_predict_batches: list[float] = field(default_factory=list)
+    val_check_batch: float = 0
+
+
+@dataclass(slots=True)
+class RunState:
+    """One Trainer's state. `trainer.state.fn` has Lightning's name.
+
+    fn                    the method that runs or ran last: "fit", "validate", "test" or
+                          "predict"
+    should_stop           users and callbacks set it: training ends after this batch
+    interrupted           a SIGTERM ended the run
+    model                 what the strategy wrapped around the module; after a run the module
+                          itself
+    optimizers            the user's; lightning_optimizers are what `self.optimizers()` returns
+    results               the values logged in the current loop
+    fit_loop              the last fit's, None before; evaluation_loop only while one runs
+    spawned_checkpoint    a checkpoint's content, returned by spawned ranks: this process
+                          cannot make it
+    """
+
+    results: Results
+    fn: str | None = None
+    progress: Progress = field(default_factory=Progress)
+    metrics: Metrics = field(default_factory=Metrics)
+    data: Data = field(default_factory=Data)
+    should_stop: bool = False
+    sanity_checking: bool = False
+    training: bool = False
+    interrupted: bool = False
+    lightning_module: LightningModule | None = None
+    datamodule: LightningDataModule | None = None
+    model: nn.Module | None = None
+    precision: Precision | None = None
+    transfer: BatchTransfer | None = None
+    optimizers: list[Optimizer] = field(default_factory=list)
+    lightning_optimizers: "list[LightningOptimizer]" = field(default_factory=list)
+    lr_scheduler_configs: list[LRSchedulerConfig] = field(default_factory=list)
+    optimizer_step: "OptimizerStep | None" = None
+    fit_loop: "FitLoop | None" = None
+    evaluation_loop: "EvaluationLoop | None" = None
+    ckpt_path: str | None = None
+    weights_only: bool | None = None
+    return_predictions: bool = True
+    spawned_checkpoint: dict[str, Any] | None = None
+    sigterm: Sigterm = field(default_factory=Sigterm)
+    warned: set[str] = field(default_factory=set)
+
+    def begin(
+        self, fn: str, module: LightningModule, datamodule: Any, results: Results
+    ) -> None:
+        """A run begins: metrics and results of the one before are forgotten, counters stay."""
+        self.fn = fn
+        self.interrupted = False
+        self.lightning_module = module
+        self.datamodule = datamodule
+        self.results = results
+        self.metrics.clear()
+        if fn == "fit":
+            self.fit_loop = None
+
+    def fail(self) -> None:
+        """The run ends with an exception: no loop is running."""
+        self.evaluation_loop = None
+        self.sanity_checking = False
+        self.training = False
+
+    @contextmanager
+    def running_hook(self, hook: str) -> Iterator[None]:
+        """Around a hook that call_hooks does not call, so that `self.log` knows its caller."""
+        attributes = self.lightning_module.__dict__
+        previous = attributes["_log_context"]
+        attributes["_log_context"] = LogContext(self.results, hook)
+        try:
+            yield
+        finally:
+            attributes["_log_context"] = previous
+
+    @property
+    def callback_metrics(self) -> dict[str, Any]:
+        """Values by name, with those that the running hook has just logged on this rank."""
+        context = getattr(self.lightning_module, "_log_context", None)
+        if context is not None:
+            self.metrics.callback.update(self.results.unreported(context.hook))
+        return self.metrics.callback
+
+    def warn_once(self, text: str) -> None:
+        """Warn, unless the same was said before, in whichever step."""
+        key = text.split(" in step")[0]
+        if key not in self.warned:
+            self.warned.add(key)
+            warnings.warn(text, stacklevel=2)
