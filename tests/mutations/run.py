@@ -37,7 +37,17 @@ def copy(folder: Path) -> None:
 def tests_pass(folder: Path, tests: list[str], limit: float | None) -> tuple[bool, str]:
     """Run the tests in the copy. Returns whether all passed, and pytest's last lines."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rf", "-p", "no:cacheprovider", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-rf",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
     process = subprocess.Popen(
         command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, start_new_session=True,
@@ -55,7 +65,9 @@ def tests_pass(folder: Path, tests: list[str], limit: float | None) -> tuple[boo
 
 
 def main() -> None:
-    mutations = tomllib.loads((ROOT / "tests/mutations/mutations.toml").read_text())["mutation"]
+    mutations = tomllib.loads((ROOT / "tests/mutations/mutations.toml").read_text())[
+        "mutation"
+    ]
     if wanted := sys.argv[1:]:
         mutations = [mutation for mutation in mutations if mutation["name"] in wanted]
     rows, survived = [], []

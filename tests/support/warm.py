@@ -5,7 +5,6 @@ Where a real start is what a test is about (launchers, a missing package, the ti
 `--spawn` ranks, and torchrun's, are forked, too (MULTIGPU_START_METHOD).
 """
 
-import array
 import atexit
 import json
 import os
@@ -58,7 +57,10 @@ class Server:
             os.rmdir(self.folder)
 
 
-SERVERS = {"torch": Server(PRELOAD), "tensorflow": Server((*PRELOAD, "multigpu.tf_common", "keras"))}
+SERVERS = {
+    "torch": Server(PRELOAD),
+    "tensorflow": Server((*PRELOAD, "multigpu.tf_common", "keras")),
+}
 
 
 def run(
@@ -77,7 +79,11 @@ def run(
     server.start(environment)
     with tempfile.TemporaryFile() as output, socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server.address)
-        request = {"arguments": arguments, "environment": environment, "cwd": str(cwd or os.getcwd())}
+        request = {
+            "arguments": arguments,
+            "environment": environment,
+            "cwd": str(cwd or os.getcwd()),
+        }
         text = json.dumps(request).encode()
         socket.send_fds(connection, [len(text).to_bytes(8, "little")], [output.fileno()])
         connection.sendall(text)
@@ -89,7 +95,9 @@ def run(
             raise subprocess.TimeoutExpired(arguments, timeout, output.read()) from None
         output.seek(0)
         code = int.from_bytes(answer, "little", signed=True)
-        return subprocess.CompletedProcess(arguments, code, output.read().decode(errors="replace"), "")
+        return subprocess.CompletedProcess(
+            arguments, code, output.read().decode(errors="replace"), ""
+        )
 
 
 # ---- the server ------------------------------------------------------------------------------------------
@@ -150,9 +158,9 @@ def become(request: dict, output: int) -> None:
     os.dup2(nothing, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     os.environ.clear()
     os.environ.update(request["environment"], MULTIGPU_START_METHOD="fork")
     os.chdir(request["cwd"])
