@@ -66,8 +66,8 @@ def against_serial(
 
     The serial run takes --epochs, --batch-size, --lr and --seed from `args`. `batch_size`, the
     images in a global batch, and `epochs` replace the first two where the run did not use the
-    flags' values. The limit, 1e-5, leaves room for sums in another order (5e-7 is usual), and for
-    nothing else.
+    flags' values. The limit, 1e-5, leaves room for sums in another order (5e-7 is usual), and
+    for nothing else.
     """
     device = next(fresh.parameters()).device
     on_device = TensorDataset(*(tensor.to(device) for tensor in train.tensors))

@@ -5,8 +5,8 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import NoReturn
 
@@ -25,7 +25,8 @@ def exit_code(main: Callable[..., None], args: object) -> int:
     from torch.multiprocessing import ProcessRaisedException
 
     try:
-        main(args)
+        with groups_kept():
+            main(args)
     except UserError as error:
         return report_exit_code(error)
     except ProcessRaisedException as failure:
@@ -42,6 +43,31 @@ def exit_code(main: Callable[..., None], args: object) -> int:
             raise
         return PIPE_CLOSED
     return 0
+
+
+@contextmanager
+def groups_kept() -> Iterator[None]:
+    """Keep process groups alive until the block ends, also those that the block destroys.
+
+    DDP holds its group from C++. If DDP drops the last reference, it waits for gloo's threads
+    while it holds the GIL, which they need: the process may hang. That happens if
+    torch.distributed.nn.functional was imported before the group was made (see `end_gloo`),
+    for instance by `import torch._dynamo`. A reference from Python drops without the GIL.
+    """
+    import torch.distributed as dist
+
+    groups: list[dist.ProcessGroup] = []
+    original = dist.destroy_process_group
+
+    def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
+        groups.extend(dist.distributed_c10d._world.pg_map)
+        original(group)
+
+    dist.destroy_process_group = destroy_process_group
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = original
 
 
 def user_error_text(trace: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from multigpu.errors import UserError
-from multigpu.launch.exit import PIPE_CLOSED, USER_ERROR, leave, user_error_text
+from multigpu.launch.exit import PIPE_CLOSED, USER_ERROR, groups_kept, leave, user_error_text
 from multigpu.launch.world import LAUNCHERS, World, find, integer, started_by_srun
 
 
@@ -106,8 +106,14 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
         raise UserError(
             f"cannot bind port {port}, which is in use: give another MASTER_PORT, or none."
         ) from None
-    child_args = (function, processes, store.port, args)
-    context = mp.spawn(_run_child, child_args, processes, join=False)
+    # Tests set "fork" or "forkserver", so that a rank does not import torch again.
+    method = os.environ.get("MULTIGPU_START_METHOD", "spawn")
+    # A fork server has the environment of its own start.
+    environment = dict(os.environ) if method == "forkserver" else None
+    child_args = (function, processes, store.port, args, environment)
+    context = mp.start_processes(
+        _run_child, child_args, processes, join=False, start_method=method
+    )
     try:
         while not context.join(grace_period=1):
             pass
@@ -146,8 +152,16 @@ def hide_spawn_warnings() -> None:
 
 
 def _run_child(
-    local_rank: int, function: Callable[..., None], processes: int, port: int, args: tuple
+    local_rank: int,
+    function: Callable[..., None],
+    processes: int,
+    port: int,
+    args: tuple,
+    environment: dict[str, str] | None,
 ) -> None:
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     os.environ.update(
         RANK=str(local_rank),
         LOCAL_RANK=str(local_rank),
@@ -158,7 +172,8 @@ def _run_child(
         TORCHELASTIC_USE_AGENT_STORE="True",
         MULTIGPU_LAUNCHER="--spawn",
     )
-    function(*args)
+    with groups_kept():
+        function(*args)
     leave(0)
 
 

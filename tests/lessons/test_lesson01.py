@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from commands import ROOT, run, torchrun
+from commands import ROOT, run_script, torchrun
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import PT_CNN_SingleGPU as lesson
@@ -23,7 +23,7 @@ def test_workers_change_no_bit(tmp_path, npz):
     flags = ("--data", npz(), "--epochs", 2, "--batch-size", 8, "--prove")
     for workers in (0, 1, 2):
         more = ("--workers", workers, "--out", tmp_path / str(workers))
-        done = run("python", SCRIPT, *flags, *more)
+        done = run_script(SCRIPT, *flags, *more)
         assert done.returncode == 0, done.stdout
         assert "equals the plain loop" in done.stdout
         assert "limit 1e-05: holds" in done.stdout
@@ -61,7 +61,7 @@ def test_the_last_batch_counts_by_its_images(tmp_path, npz):
 
 def test_profile_prints_operations_and_writes_a_trace(tmp_path, npz):
     flags = ("--data", npz(), "--epochs", 1, "--batch-size", 8, "--profile", "--out", tmp_path)
-    done = run("python", SCRIPT, *flags)
+    done = run_script(SCRIPT, *flags)
     assert done.returncode == 0, done.stdout
     assert "aten::convolution_backward" in done.stdout
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -92,7 +92,7 @@ def test_phases_are_measured_separately():
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run("python", SCRIPT, *flags, "--out", tmp_path / "out")
+    done = run_script(SCRIPT, *flags, "--out", tmp_path / "out")
     assert done.returncode == 2, done.stdout
     assert done.stdout.count("error: ") == 1
     assert words in done.stdout

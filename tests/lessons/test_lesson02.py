@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import ROOT, run, torchrun
+from commands import ROOT, run_script, torchrun
 from torch import nn
 
 from multigpu import vgpu
@@ -60,7 +60,7 @@ def test_by_hand_and_the_real_class_give_the_serial_gradients(count):
 def test_the_run_equals_one_process(tmp_path, npz, devices):
     """35 images in batches of 8: the last batch has 3, so a GPU may get one image, or none."""
     more = ("--devices", devices, "--out", tmp_path / "o")
-    done = run("python", SCRIPT, "--data", npz(), *FLAGS, *more)
+    done = run_script(SCRIPT, "--data", npz(), *FLAGS, *more)
     assert done.returncode == 0, done.stdout
     assert "limit 1e-05: holds" in done.stdout
     assert done.stdout.count("This machine has no GPU") == 1
@@ -96,7 +96,7 @@ def test_without_the_sum_of_gradients_the_proof_fails(tmp_path, npz, monkeypatch
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run("python", SCRIPT, *flags, "--out", tmp_path / "out")
+    done = run_script(SCRIPT, *flags, "--out", tmp_path / "out")
     assert done.returncode == 2, done.stdout
     assert done.stdout.count("error: ") == 1
     assert words in done.stdout

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from commands import ROOT, planted, run, torchrun
+from commands import ROOT, planted, run_script, torchrun
 
 from multigpu import proof, vgpu
 from multigpu.models import CNN
@@ -87,7 +87,7 @@ def test_the_layers_are_where_the_lesson_says(two):
 def test_the_run_equals_one_process(tmp_path, npz, micro_batches):
     """35 images in batches of 8: the last batch has 3, fewer than 4 micro-batches."""
     more = ("--micro-batches", micro_batches, "--out", tmp_path / "o")
-    done = run("python", SCRIPT, "--data", npz(), *FLAGS, *more)
+    done = run_script(SCRIPT, "--data", npz(), *FLAGS, *more)
     assert done.returncode == 0, done.stdout
     assert "limit 1e-05: holds" in done.stdout
     saved = torch.load(tmp_path / "o" / "model.pt")
@@ -174,7 +174,7 @@ def test_the_pipeline_equals_one_process(tmp_path, npz, ranks, schedule, micro_b
     """35 images in batches of 8: the last batch is padded."""
     flags = ("--data", npz(), *FLAGS, "--schedule", schedule)
     more = ("--micro-batches", micro_batches, "--spawn", ranks, "--out", tmp_path / "o")
-    done = run("python", PIPELINE, *flags, *more)
+    done = run_script(PIPELINE, *flags, *more)
     assert done.returncode == 0, done.stdout
     assert "limit 1e-05: holds" in done.stdout
     assert f"{schedule} with {ranks} stages equals one process" in done.stdout
@@ -184,7 +184,7 @@ def test_the_pipeline_equals_one_process(tmp_path, npz, ranks, schedule, micro_b
 def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
     path = planted(tmp_path, "PT_CNN_Pipeline", FAULTS[fault])
     more = ("--schedule", "gpipe", "--spawn", 2, "--out", tmp_path / "o")
-    done = run("python", path, "--data", npz(), *FLAGS, *more)
+    done = run_script(path, "--data", npz(), *FLAGS, *more)
     assert done.returncode == 1, done.stdout
     assert "limit 1e-05: fails" in done.stdout
 
@@ -208,7 +208,7 @@ def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
 )
 def test_a_mistake_is_one_sentence(tmp_path, script, flags, words):
     batch = ("--batch-size", 64) if "--micro-batches" in flags else ()
-    done = run("python", script, *flags, *batch, "--out", tmp_path / "out")
+    done = run_script(script, *flags, *batch, "--out", tmp_path / "out")
     assert done.returncode == 2, done.stdout
     assert done.stdout.count("error: ") == 1
     assert words in done.stdout
@@ -227,7 +227,7 @@ def test_ranks_that_read_other_data(tmp_path, npz):
     fault = "lesson.data.checksum = lambda train: os.environ['RANK']"
     path = planted(tmp_path, "PT_CNN_Pipeline", fault)
     flags = ("--data", npz(), "--spawn", 3, "--out", tmp_path / "o")
-    done = run("python", path, *flags, timeout=60)
+    done = run_script(path, *flags, timeout=60)
     assert done.returncode == 2, done.stdout
     assert done.stdout.count("error: ") == 1
     (error,) = (line for line in done.stdout.splitlines() if line.startswith("error: "))
@@ -238,7 +238,7 @@ def test_ranks_that_read_other_data(tmp_path, npz):
 def test_a_rank_that_dies_ends_the_pipeline(tmp_path, npz):
     path = planted(tmp_path, "PT_CNN_Pipeline", "lesson.F.pad = None")
     flags = ("--data", npz(), "--spawn", 2, "--out", tmp_path / "o")
-    done = run("python", path, *flags, timeout=60)
+    done = run_script(path, *flags, timeout=60)
     assert done.returncode == 1, done.stdout
     assert "TypeError" in done.stdout
     assert not list(tmp_path.rglob("*.pt"))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from commands import ROOT, SILENT_DDP, planted, run, torchrun
+from commands import ROOT, SILENT_DDP, planted, run, run_script, torchrun
 
 from multigpu import launch
 
@@ -17,7 +17,7 @@ FLAGS = ("--epochs", 2, "--prove")
 def test_spawned_ranks_learn_what_one_process_learns(tmp_path, npz, nprocs, batch):
     """35 images: the last batch is uneven, and the sampler repeats some."""
     flags = ("--data", npz(), *FLAGS, "--batch-size", batch)
-    done = run("python", SCRIPT, *flags, "--nprocs", nprocs, "--out", tmp_path / "o")
+    done = run_script(SCRIPT, *flags, "--nprocs", nprocs, "--out", tmp_path / "o")
     assert done.returncode == 0, done.stdout
     assert "limit 1e-05: holds" in done.stdout
     written = sorted(path.name for path in (tmp_path / "o").iterdir())
@@ -27,7 +27,7 @@ def test_spawned_ranks_learn_what_one_process_learns(tmp_path, npz, nprocs, batc
 def test_without_averaging_the_proof_fails(tmp_path, npz):
     path = planted(tmp_path, "PT_CNN_DDPSpawn", SILENT_DDP)
     flags = ("--data", npz(), *FLAGS, "--batch-size", 8)
-    done = run("python", path, *flags, "--nprocs", 2, "--out", tmp_path / "o")
+    done = run_script(path, *flags, "--nprocs", 2, "--out", tmp_path / "o")
     assert done.returncode == 1, done.stdout
     assert "limit 1e-05: fails" in done.stdout
 
@@ -42,7 +42,7 @@ def test_without_averaging_the_proof_fails(tmp_path, npz):
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_no_model(tmp_path, flags, words):
-    done = run("python", SCRIPT, *flags, "--out", tmp_path / "out")
+    done = run_script(SCRIPT, *flags, "--out", tmp_path / "out")
     assert done.returncode == 2, done.stdout
     assert done.stdout.count("error: ") == 1
     assert words in done.stdout
@@ -53,7 +53,7 @@ def test_a_mistake_is_one_sentence_and_leaves_no_model(tmp_path, flags, words):
 def test_a_rank_that_raises_is_reported_with_its_traceback(tmp_path, npz):
     fault = SILENT_DDP.replace("sync = False", "sync = 1 / 0")
     path = planted(tmp_path, "PT_CNN_DDPSpawn", fault)
-    done = run("python", path, "--data", npz(), *FLAGS, "--nprocs", 2, "--out", tmp_path / "o")
+    done = run_script(path, "--data", npz(), *FLAGS, "--nprocs", 2, "--out", tmp_path / "o")
     assert done.returncode == 1, done.stdout
     assert "ZeroDivisionError" in done.stdout
     assert not list(tmp_path.rglob("*.pt"))

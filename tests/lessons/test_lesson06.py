@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from commands import ROOT, SILENT_DDP, planted, run
+from commands import ROOT, SILENT_DDP, planted, run_script
 
 from multigpu import vgpu
 
@@ -45,7 +45,7 @@ def test_replicas_of_stages_equal_one_process(tmp_path, npz, ranks, batch, micro
     """35 images: the last batch is uneven, and the sampler repeats some."""
     flags = ("--data", npz(), *FLAGS, "--batch-size", batch, "--spawn", ranks)
     more = ("--micro-batches", micro_batches, "--out", tmp_path / "o")
-    done = run("python", SCRIPT, *flags, *more)
+    done = run_script(SCRIPT, *flags, *more)
     assert done.returncode == 0, done.stdout
     assert "limit 1e-05: holds" in done.stdout
     assert done.stdout.count("This machine has no GPU") == 1
@@ -62,7 +62,7 @@ def test_replicas_of_stages_equal_one_process(tmp_path, npz, ranks, batch, micro
 def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
     path = planted(tmp_path, "PT_CNN_HybridParallel", FAULTS[fault])
     more = ("--batch-size", 8, "--spawn", 2, "--out", tmp_path / "o")
-    done = run("python", path, "--data", npz(), *FLAGS, *more)
+    done = run_script(path, "--data", npz(), *FLAGS, *more)
     assert done.returncode == 1, done.stdout
     assert "limit 1e-05: fails" in done.stdout
 
@@ -77,7 +77,7 @@ def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run("python", SCRIPT, *flags, "--out", tmp_path / "out")
+    done = run_script(SCRIPT, *flags, "--out", tmp_path / "out")
     assert done.returncode == 2, done.stdout
     assert done.stdout.count("error: ") == 1
     assert words in done.stdout
@@ -88,7 +88,7 @@ def test_a_mistake_is_one_sentence(tmp_path, flags, words):
 def test_the_lesson_asks_for_its_ranks_own_gpus(tmp_path, npz):
     path = planted(tmp_path, "PT_CNN_HybridParallel", PRINTS_ITS_GPUS)
     flags = ("--data", npz(), "--epochs", 1, "--batch-size", 8)
-    done = run("python", path, *flags, "--spawn", 2, "--out", tmp_path / "o")
+    done = run_script(path, *flags, "--spawn", 2, "--out", tmp_path / "o")
     assert "rank 0 asks for 2" in done.stdout, done.stdout
     assert "rank 1 asks for 2" in done.stdout, done.stdout
 

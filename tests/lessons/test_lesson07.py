@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from commands import ROOT, planted, run
+from commands import ROOT, planted, run_script
 from torch.utils.data import TensorDataset
 
 pytest.importorskip("tensorflow")
@@ -35,7 +35,7 @@ lesson.read_data = lambda *args: original(*args).map(double)
 
 
 def lesson(stem: str, *flags: object, **more: object):
-    return run("python", ROOT / "scripts" / f"{stem}.py", *flags, **more)
+    return run_script(ROOT / "scripts" / f"{stem}.py", *flags, **more)
 
 
 @pytest.mark.parametrize(("stem", "devices"), [*((stem, 3) for stem in STEMS), (STEMS[0], 1)])
@@ -53,8 +53,7 @@ def test_the_run_equals_one_device(stem, devices, tmp_path, npz):
     )
     # Saved under the strategy, loaded without it, and without the course: plain variables, the
     # same accuracy.
-    plain = run(
-        "python",
+    plain = run_script(
         "-c",
         f"import keras\nkeras.models.load_model({str(tmp_path / 'o' / 'model.keras')!r})",
     )
@@ -72,8 +71,8 @@ def test_the_run_equals_one_device(stem, devices, tmp_path, npz):
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_fault_makes_the_proof_fail(stem, fault, tmp_path, npz):
     script = planted(tmp_path, stem, fault)
-    done = run(
-        "python", script, "--data", npz(36), *FLAGS, "--devices", 2, "--out", tmp_path / "o"
+    done = run_script(
+        script, "--data", npz(36), *FLAGS, "--devices", 2, "--out", tmp_path / "o"
     )
     assert done.returncode == 1 and "limit 1e-05: fails" in done.stdout, done.stdout
     assert float(re.search(r"max difference (\S+),", done.stdout)[1]) > 1e-4
@@ -197,7 +196,7 @@ def test_a_launcher_that_starts_several_is_refused(tmp_path):
 
 def test_the_weights_are_the_ones_of_torch_after_ten_epochs(tmp_path):
     """Mirrored, on the digits, beside lesson 01's script: two frameworks, one result."""
-    one = run("python", ROOT / "scripts" / "PT_CNN_SingleGPU.py", "--out", tmp_path / "torch")
+    one = run_script(ROOT / "scripts" / "PT_CNN_SingleGPU.py", "--out", tmp_path / "torch")
     many = lesson("TF_CNN_CustomLoop", "--out", tmp_path / "tf")
     assert one.returncode == many.returncode == 0, one.stdout + many.stdout
     in_torch = CNN()

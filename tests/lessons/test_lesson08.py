@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import ROOT, clean_environment, free_ports, planted, run
+from commands import ROOT, clean_environment, free_ports, planted, run_script
 
 pytest.importorskip("tensorflow")
 STEM = "TF_CNN_MultiNode"
@@ -160,7 +160,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been_killed(tmp_path, whole):
     """To the bit, the optimizer's momentum included."""
     flags, _, uninterrupted = whole
     flags = (*flags, "--out", tmp_path / "o")
-    killed = run("python", planted(tmp_path, STEM, DEATH), *flags, "--spawn", 2, DEATH=9)
+    killed = run_script(planted(tmp_path, STEM, DEATH), *flags, "--spawn", 2, DEATH=9)
     assert killed.returncode == 128 + 9, killed.stdout
     assert "error: process 1 terminated with signal SIGKILL" in killed.stdout, (
         "the report names the rank that died, not the one that noticed"
@@ -221,7 +221,7 @@ def test_only_the_chief_writes_and_two_runs_stay_apart(tmp_path, npz):
 
 def test_a_worker_that_never_joins(tmp_path):
     path = planted(tmp_path, STEM, "lesson.tf_config.PATIENCE = 2")
-    done = run("python", path, "--out", tmp_path / "o", TF_CONFIG=configs(free_ports(2))[0])
+    done = run_script(path, "--out", tmp_path / "o", TF_CONFIG=configs(free_ports(2))[0])
     assert done.returncode == 2 and done.stdout.count("error: ") == 1, done.stdout
     assert (
         "rank 1" in done.stdout
@@ -252,7 +252,7 @@ config.connect_workers = dies
 def test_a_port_of_tf_config_that_is_taken(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as held:
         (config,) = configs([held.getsockname()[1]])
-        done = run("python", SCRIPT, "--out", tmp_path / "o", TF_CONFIG=config)
+        done = run_script(SCRIPT, "--out", tmp_path / "o", TF_CONFIG=config)
     assert (
         done.returncode == 2
         and "but the port is in use" in done.stdout
@@ -282,7 +282,7 @@ def test_workers_that_were_given_different_flags(tmp_path, npz, flags):
 
 
 def test_a_loss_that_is_no_number(tmp_path):
-    done = run("python", SCRIPT, "--lr", "3e38", "--out", tmp_path)
+    done = run_script(SCRIPT, "--lr", "3e38", "--out", tmp_path)
     assert (
         done.returncode == 2
         and done.stdout.count("error: ") == 1
@@ -293,7 +293,7 @@ def test_a_loss_that_is_no_number(tmp_path):
 
 def test_a_tf_config_that_is_wrong(tmp_path):
     config = '{"cluster": {"worker": ["a:1"]}}'
-    done = run("python", SCRIPT, "--out", tmp_path / "out", TF_CONFIG=config)
+    done = run_script(SCRIPT, "--out", tmp_path / "out", TF_CONFIG=config)
     assert done.returncode == 2 and done.stdout.startswith(
         "error: TF_CONFIG does not say which worker this is"
     ), done.stdout
@@ -311,9 +311,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path, whole, more, words):
     """Other settings, and another model: the digits have 10 classes. One worker reads it."""
     flags, _, folder = whole
     flags = flags[2:] if more == ("--data",) else (*flags, *more)
-    done = run(
-        "python", SCRIPT, *flags, "--out", tmp_path / "o", "--resume", folder / "last.pt"
-    )
+    done = run_script(SCRIPT, *flags, "--out", tmp_path / "o", "--resume", folder / "last.pt")
     assert (
         done.returncode == 2 and done.stdout.count("error: ") == 1 and words in done.stdout
     ), done.stdout

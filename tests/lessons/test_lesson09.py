@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from commands import ROOT, planted, run, torchrun
+from commands import ROOT, planted, run_script, torchrun
 
 SCRIPT = ROOT / "scripts" / "PTL_multiGPU.py"
 PAGE = ROOT / "lessons" / "09-lightning"
@@ -53,9 +53,7 @@ def test_the_trainer_learns_what_one_process_learns(tmp_path, npz, start, ranks,
     """35 images, 7 for testing: the last batch is uneven, and the sampler repeats some."""
     flags = ("--data", npz(), *FLAGS, *more, "--prove", "--out", tmp_path / "o")
     done = (
-        torchrun(ranks, SCRIPT, *flags)
-        if start == "torchrun"
-        else run("python", SCRIPT, *flags)
+        torchrun(ranks, SCRIPT, *flags) if start == "torchrun" else run_script(SCRIPT, *flags)
     )
     assert done.returncode == 0 and "limit 1e-05: holds" in done.stdout, done.stdout
     assert warnings_in(done.stdout) == min(1, ranks - 1), "one batch of 7 images to test with"
@@ -71,7 +69,7 @@ def test_the_trainer_learns_what_one_process_learns(tmp_path, npz, start, ranks,
 def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
     path = planted(tmp_path, "PTL_multiGPU", FAULTS[fault])
     more = ("--devices", 2, "--prove", "--out", tmp_path / "o")
-    done = run("python", path, "--data", npz(), *FLAGS, *more)
+    done = run_script(path, "--data", npz(), *FLAGS, *more)
     assert done.returncode == 1 and "limit 1e-05: fails" in done.stdout, done.stdout
 
 
@@ -84,15 +82,18 @@ lesson.DistributedSampler = lambda data, *_, seed: RandomSampler(data)
     path = planted(tmp_path, "PTL_multiGPU", fault)
     flags = ("--data", npz(), *FLAGS, "--prove", "--out", tmp_path)
     assert [
-        run("python", path, *flags, "--devices", devices).returncode for devices in (1, 2)
-    ] == [1, 0]
+        run_script(path, *flags, "--devices", devices).returncode for devices in (1, 2)
+    ] == [
+        1,
+        0,
+    ]
 
 
 def test_a_run_that_is_resumed_is_the_run_that_never_stopped(tmp_path, npz):
     same = ("--data", npz(), "--batch-size", 8, "--devices", 2, "--out", tmp_path / "o")
-    anew = run("python", SCRIPT, *same, "--epochs", 1, "--resume")
+    anew = run_script(SCRIPT, *same, "--epochs", 1, "--resume")
     assert anew.returncode == 0 and "no checkpoint in" in anew.stdout, anew.stdout
-    done = run("python", SCRIPT, *same, "--epochs", 3, "--prove", "--resume")
+    done = run_script(SCRIPT, *same, "--epochs", 3, "--prove", "--resume")
     assert (
         done.returncode == 0 and "1 epoch done, of 3" in done.stdout and "holds" in done.stdout
     ), done.stdout
@@ -102,7 +103,7 @@ def test_a_run_that_is_resumed_is_the_run_that_never_stopped(tmp_path, npz):
 
 def test_16_bit_is_another_run(tmp_path, npz):
     flags = ("--data", npz(), *FLAGS, "--precision", "bf16")
-    done = run("python", SCRIPT, *flags, "--out", tmp_path / "o")
+    done = run_script(SCRIPT, *flags, "--out", tmp_path / "o")
     assert done.returncode == 0 and "proof" not in done.stdout, done.stdout
 
 
@@ -122,7 +123,7 @@ def test_a_mistake_is_one_sentence(tmp_path, start, flags, words):
         done = torchrun(2, SCRIPT, "--out", tmp_path, *flags)
         assert done.returncode == 1, done.stdout
     else:
-        done = run("python", SCRIPT, "--devices", 2, "--out", tmp_path, *flags)
+        done = run_script(SCRIPT, "--devices", 2, "--out", tmp_path, *flags)
         assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
     sentences = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert len(sentences) == 1, done.stdout
@@ -130,7 +131,7 @@ def test_a_mistake_is_one_sentence(tmp_path, start, flags, words):
 
 
 def test_what_a_rank_finds_in_its_environment():
-    done = run("python", PAGE / "variables.py", PYTHONPATH=ROOT)
+    done = run_script(PAGE / "variables.py", PYTHONPATH=ROOT)
     lines = sorted(line.partition(" ")[2] for line in done.stdout.splitlines() if "=" in line)
     assert lines == [
         f"WORLD_SIZE=3 NODE_RANK=None RANK={rank} LOCAL_RANK={rank}" for rank in range(3)
@@ -156,9 +157,9 @@ def test_what_moved_is_counted_in_the_scripts():
     reason="the package lightning is not installed",
 )
 def test_the_real_lightning_runs_the_same_classes(tmp_path):
-    done = run("python", SCRIPT, "--epochs", 1, "--out", tmp_path)
+    done = run_script(SCRIPT, "--epochs", 1, "--out", tmp_path)
     assert done.returncode == 0, done.stdout
-    done = run("python", PAGE / "in_lightning.py", tmp_path / "last.ckpt", PYTHONPATH=ROOT)
+    done = run_script(PAGE / "in_lightning.py", tmp_path / "last.ckpt", PYTHONPATH=ROOT)
     assert (
         "weights within 1e-6: True" in done.stdout and "the same weights: True" in done.stdout
     ), done.stdout
@@ -172,6 +173,6 @@ def test_the_pages_own_example_runs(tmp_path, library):
     own = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
     assert "import multigpu.trainer as L" in own
     script.write_text(own.replace("multigpu.trainer", library))
-    done = run("python", script, cwd=tmp_path)
+    done = run_script(script, cwd=tmp_path)
     assert done.returncode == 0 and (tmp_path / "mine.ckpt").exists(), done.stdout
     assert done.stdout.count("\nNet(") == 1

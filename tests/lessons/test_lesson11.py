@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ROOT, planted, run
+from commands import ROOT, planted, run_script
 from torch import nn
 
 from multigpu import data, launch, vgpu
@@ -80,7 +80,7 @@ def metrics_in(folder: Path) -> dict:
     ],
 )
 def test_a_precision_learns_what_it_should(tmp_path, flags, name, limit):
-    done = run("python", SCRIPT, *SHORT, *flags, "--out", tmp_path / "o")
+    done = run_script(SCRIPT, *SHORT, *flags, "--out", tmp_path / "o")
     assert done.returncode == 0 and limit in done.stdout and "fails" not in done.stdout, (
         done.stdout
     )
@@ -94,8 +94,7 @@ def test_a_precision_learns_what_it_should(tmp_path, flags, name, limit):
 def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
     text, flags = FAULTS[fault]
     small = ("--data", npz()) if "images" in fault else ()
-    done = run(
-        "python",
+    done = run_script(
         planted(tmp_path, "PTL_Precision", text),
         *flags,
         *small,
@@ -117,7 +116,7 @@ def test_weights_in_bfloat16_lose_small_steps_and_the_proof_says_so(tmp_path):
         3,
         "--prove",
     )
-    done = run("python", SCRIPT, *flags, "--out", tmp_path / "o")
+    done = run_script(SCRIPT, *flags, "--out", tmp_path / "o")
     assert done.returncode == 1 and "limit 5e-03: fails" in done.stdout, done.stdout
     assert not metrics_in(tmp_path / "o")["proof"]["holds"]
 
@@ -139,7 +138,7 @@ def test_weights_in_bfloat16_lose_small_steps_and_the_proof_says_so(tmp_path):
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, flags, words):
-    done = run("python", SCRIPT, *flags, "--out", tmp_path / "o")
+    done = run_script(SCRIPT, *flags, "--out", tmp_path / "o")
     assert done.returncode == 2 and done.stdout.count("error: ") == 1, done.stdout
     assert all(word in done.stdout for word in words), done.stdout
     assert "Traceback" not in done.stdout

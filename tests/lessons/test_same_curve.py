@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import ROOT, run
+from commands import ROOT, run_script
 
 ROUTES = {
     "PT_CNN_DataParallel": (),
@@ -23,7 +23,7 @@ FLAGS = ("--epochs", 3, "--lr", 0.1)
 
 def curve(stem: str, data, out, *more) -> list[tuple[float, float]]:
     script = ROOT / "scripts" / f"{stem}.py"
-    done = run("python", script, "--data", data, *FLAGS, *more, "--out", out)
+    done = run_script(script, "--data", data, *FLAGS, *more, "--out", out)
     assert done.returncode == 0, done.stdout
     epochs = json.loads((out / "metrics.json").read_text())["epochs"]
     return [(epoch["loss"], epoch["test_accuracy"]) for epoch in epochs]

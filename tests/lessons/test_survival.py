@@ -6,7 +6,7 @@ import instrumented
 import psutil
 import pytest
 import torch
-from commands import INSTRUMENTED, SCRIPT, run, torchrun
+from commands import INSTRUMENTED, SCRIPT, run, run_script, torchrun
 
 from multigpu import data
 
@@ -16,7 +16,7 @@ FLAGS = ("--epochs", 2, "--batch-size", 8, "--save-every", 2)  # 5 steps an epoc
 def start(how: str, ranks: int, *flags, **environment):
     if how == "torchrun":
         return torchrun(ranks, INSTRUMENTED, *flags, **environment)
-    return run("python", INSTRUMENTED, "--spawn", ranks, *flags, **environment)
+    return run_script(INSTRUMENTED, "--spawn", ranks, *flags, **environment)
 
 
 def same(one, other) -> bool:
@@ -142,7 +142,7 @@ def test_a_rank_that_dies_while_another_sleeps_ends_the_run(tmp_path):
         "    sys.exit(launch.spawn(work, 2))\n"
     )
     began = time.time()
-    done = run("python", tmp_path / "sleepy.py", timeout=60)
+    done = run_script(tmp_path / "sleepy.py", timeout=60)
     assert done.returncode == 1, done.stdout
     assert "planted fault" in done.stdout
     assert time.time() - began < 30

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from commands import INSTRUMENTED, SCRIPT, run, torchrun
+from commands import INSTRUMENTED, SCRIPT, run, run_script, torchrun
 
 from multigpu.devices import CLASSROOM
 
@@ -48,7 +48,7 @@ def refused(done, *words: str) -> None:
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else None,
 )
 def test_flags(tmp_path, flags, words):
-    refused(run("python", SCRIPT, "--out", tmp_path / "out", *flags, cwd=tmp_path), *words)
+    refused(run_script(SCRIPT, "--out", tmp_path / "out", *flags, cwd=tmp_path), *words)
     assert not (tmp_path / "out" / "metrics.json").exists()
 
 
@@ -66,7 +66,7 @@ def test_spawn_inside_torchrun(tmp_path):
 def test_a_malformed_npz(tmp_path, content):
     (tmp_path / "bad.npz").write_bytes(content)
     refused(
-        run("python", SCRIPT, "--spawn", 2, "--data", tmp_path / "bad.npz", "--out", tmp_path),
+        run_script(SCRIPT, "--spawn", 2, "--data", tmp_path / "bad.npz", "--out", tmp_path),
         "bad.npz",
         "readable",
     )
@@ -77,7 +77,7 @@ def test_an_npz_without_labels(tmp_path, npz):
     del arrays["y_test"]
     np.savez(tmp_path / "bad.npz", **arrays)
     refused(
-        run("python", SCRIPT, "--data", tmp_path / "bad.npz", "--out", tmp_path),
+        run_script(SCRIPT, "--data", tmp_path / "bad.npz", "--out", tmp_path),
         "no array y_test",
     )
 
@@ -85,7 +85,7 @@ def test_an_npz_without_labels(tmp_path, npz):
 def test_an_unwritable_out(tmp_path):
     (tmp_path / "file").write_text("in the way")
     refused(
-        run("python", SCRIPT, "--spawn", 2, "--out", tmp_path / "file" / "out"),
+        run_script(SCRIPT, "--spawn", 2, "--out", tmp_path / "file" / "out"),
         "cannot write",
         "--out",
     )
@@ -96,12 +96,12 @@ def test_an_unwritable_out(tmp_path):
     reason="only root can hide a folder from itself by mounting it read-only",
 )
 def test_out_on_a_read_only_place():
-    refused(run("python", SCRIPT, "--out", "/proc/sys/out"), "cannot write", "--out")
+    refused(run_script(SCRIPT, "--out", "/proc/sys/out"), "cannot write", "--out")
 
 
 @pytest.fixture
 def saved(tmp_path, npz):
-    done = run("python", SCRIPT, "--data", npz(), *TINY, "--out", tmp_path / "first")
+    done = run_script(SCRIPT, "--data", npz(), *TINY, "--out", tmp_path / "first")
     assert done.returncode == 0, done.stdout
     return tmp_path / "first" / "last.pt"
 
@@ -110,7 +110,7 @@ def test_a_truncated_checkpoint(tmp_path, npz, saved):
     (tmp_path / "cut.pt").write_bytes(saved.read_bytes()[:-2000])
     flags = ("--data", npz(), *TINY, "--out", tmp_path / "first")
     refused(
-        run("python", SCRIPT, "--spawn", 2, *flags, "--resume", tmp_path / "cut.pt"),
+        run_script(SCRIPT, "--spawn", 2, *flags, "--resume", tmp_path / "cut.pt"),
         "truncated",
     )
     assert torch.load(saved, weights_only=True)["format"] == 1, "the good file is unchanged"
@@ -118,14 +118,14 @@ def test_a_truncated_checkpoint(tmp_path, npz, saved):
 
 def test_a_folder_for_a_checkpoint(tmp_path, npz, saved):
     flags = ("--data", npz(), *TINY, "--out", tmp_path / "second", "--resume", saved.parent)
-    refused(run("python", SCRIPT, *flags), "is a folder", str(saved))
+    refused(run_script(SCRIPT, *flags), "is a folder", str(saved))
 
 
 def test_a_checkpoint_of_another_model(tmp_path, npz, saved):
     # The digits have 10 classes, the small data set has 3.
     flags = ("--batch-size", 8, "--out", tmp_path / "second")
     refused(
-        run("python", SCRIPT, "--spawn", 2, *flags, "--resume", saved),
+        run_script(SCRIPT, "--spawn", 2, *flags, "--resume", saved),
         "another model",
         "fc2.weight",
         "(3, 64)",
@@ -138,14 +138,14 @@ def test_a_checkpoint_of_another_model(tmp_path, npz, saved):
 )
 def test_a_checkpoint_of_other_settings(tmp_path, npz, saved, flag, words):
     flags = ("--data", npz(), *TINY, *flag, "--out", tmp_path / "second")
-    refused(run("python", SCRIPT, *flags, "--resume", saved), *words)
+    refused(run_script(SCRIPT, *flags, "--resume", saved), *words)
 
 
 def test_a_file_that_is_not_a_checkpoint_of_this_course(tmp_path, npz):
     torch.save({"weights": torch.zeros(3)}, tmp_path / "other.pt")
     flags = ("--data", npz(), *TINY, "--out", tmp_path)
     refused(
-        run("python", SCRIPT, *flags, "--resume", tmp_path / "other.pt"),
+        run_script(SCRIPT, *flags, "--resume", tmp_path / "other.pt"),
         "not a checkpoint of this course",
     )
 
@@ -153,10 +153,10 @@ def test_a_file_that_is_not_a_checkpoint_of_this_course(tmp_path, npz):
 def test_a_port_in_use_that_was_given(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
-        done = run("python", SCRIPT, "--spawn", 2, "--out", tmp_path, MASTER_PORT=port)
+        done = run_script(SCRIPT, "--spawn", 2, "--out", tmp_path, MASTER_PORT=port)
         refused(done, f"cannot bind port {port}", "in use")
         place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
-        done = run("python", SCRIPT, MASTER_PORT=port, **place)
+        done = run_script(SCRIPT, MASTER_PORT=port, **place)
         refused(done, "rank 0", f"cannot bind port {port}", "in use")
 
 
@@ -171,18 +171,16 @@ INTERACTIVE = {
 
 def test_slurm_variables_of_an_interactive_shell(tmp_path, npz):
     flags = ("--data", npz(), *TINY, "--out", tmp_path)
-    refused(
-        run("python", SCRIPT, *flags, **INTERACTIVE), "4 tasks", "srun python", "--spawn 1"
-    )
-    assert run("python", SCRIPT, *flags, "--spawn", 1, **INTERACTIVE).returncode == 0, (
+    refused(run_script(SCRIPT, *flags, **INTERACTIVE), "4 tasks", "srun python", "--spawn 1")
+    assert run_script(SCRIPT, *flags, "--spawn", 1, **INTERACTIVE).returncode == 0, (
         "the advice works"
     )
-    assert run("python", SCRIPT, *flags, **INTERACTIVE | {"SLURM_NTASKS": 1}).returncode == 0
+    assert run_script(SCRIPT, *flags, **INTERACTIVE | {"SLURM_NTASKS": 1}).returncode == 0
 
 
 def test_a_world_of_size_0(tmp_path):
     refused(
-        run("python", SCRIPT, "--out", tmp_path, RANK=0, LOCAL_RANK=0, WORLD_SIZE=0),
+        run_script(SCRIPT, "--out", tmp_path, RANK=0, LOCAL_RANK=0, WORLD_SIZE=0),
         "WORLD_SIZE is 0",
     )
 
@@ -211,14 +209,14 @@ def test_under_torchrun_too_a_mistake_is_one_sentence_and_no_traceback(tmp_path)
 
 def test_a_checkpoint_of_other_data(tmp_path, npz, saved):
     flags = ("--data", npz(36), *TINY, "--out", tmp_path / "second")
-    refused(run("python", SCRIPT, *flags, "--resume", saved), "--data (its checksum)")
+    refused(run_script(SCRIPT, *flags, "--resume", saved), "--data (its checksum)")
 
 
 def test_a_checkpoint_of_a_model_with_a_frozen_layer(tmp_path, npz):
     flags = ("--data", npz(), *TINY, "--out", tmp_path)
-    assert run("python", INSTRUMENTED, *flags, PLANT="frozen").returncode == 0
+    assert run_script(INSTRUMENTED, *flags, PLANT="frozen").returncode == 0
     refused(
-        run("python", INSTRUMENTED, *flags, "--resume", PLANT="plain"),
+        run_script(INSTRUMENTED, *flags, "--resume", PLANT="plain"),
         "another model",
         "[6]",
         "[8]",
@@ -227,7 +225,7 @@ def test_a_checkpoint_of_a_model_with_a_frozen_layer(tmp_path, npz):
 
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path, npz):
     flags = ("--data", npz(), "--batch-size", 8, "--save-every", 1, "--out", tmp_path)
-    refused(run("python", SCRIPT, *flags, "--lr", "3e38"), "not finite", "lower --lr")
+    refused(run_script(SCRIPT, *flags, "--lr", "3e38"), "not finite", "lower --lr")
     last = torch.load(tmp_path / "last.pt", weights_only=True)["parts"]["model"]
     assert all(value.isfinite().all() for value in last.values()), (
         "the checkpoint holds the last finite weights"
@@ -246,7 +244,5 @@ def test_spawn_in_a_step_of_one_task(tmp_path, npz):
         "SLURM_CLUSTER_NAME": CLASSROOM,
         "SLURM_STEP_TASKS_PER_NODE": 1,
     }
-    done = run(
-        "python", SCRIPT, "--spawn", 2, "--data", npz(), *TINY, "--out", tmp_path, **step
-    )
+    done = run_script(SCRIPT, "--spawn", 2, "--data", npz(), *TINY, "--out", tmp_path, **step)
     assert done.returncode == 0, done.stdout

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from checkpoints import make
-from commands import SUPPORT, run
+from commands import SUPPORT, run_script
 
 from multigpu import files
 from multigpu.checkpoint import Checkpoint
@@ -118,7 +118,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_old_file(tmp_path):
     saver.write_text(
         f"import sys\nsys.path.insert(0, {str(SUPPORT)!r})\n{KILLED_WHILE_SAVING}"
     )
-    done = run("python", saver, tmp_path / "a.pt")
+    done = run_script(saver, tmp_path / "a.pt")
     assert done.returncode == -signal.SIGKILL, done.stdout
     assert any(path.read_bytes() == b"half" for path in tmp_path.glob(".a.pt.*")), (
         "the process was killed in the middle of the save"

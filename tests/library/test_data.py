@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from commands import SCRIPT, run
+from commands import SCRIPT, run_script
 
 from multigpu import data
 from multigpu.errors import UserError
@@ -112,7 +112,7 @@ def test_one_download_per_node_for_any_number_of_ranks(tmp_path, npz):
             "--out",
             tmp_path / "out",
         )
-        done = run("python", SCRIPT, *flags)
+        done = run_script(SCRIPT, *flags)
         server.shutdown()
     assert done.returncode == 0, done.stdout
     assert requests == ["/small.npz"]

@@ -5,9 +5,14 @@ Otherwise a thread may drop a tensor while Python is finalizing, and the process
 machine.
 """
 
+import gc
 import re
+import weakref
 
+import torch.distributed as dist
 from commands import ROOT, run
+
+from multigpu.launch.exit import groups_kept
 
 SPAWNED = """
 import atexit, glob, torch, torch.distributed as dist
@@ -54,3 +59,15 @@ def test_a_group_that_ddp_had_can_be_ended(tmp_path):
     script.write_text(SPAWNED)
     done = run("python", script, PYTHONPATH=ROOT)
     assert done.stdout.count("at the end 0") == 3, done.stdout
+
+
+def test_a_destroyed_group_is_kept_until_the_run_has_ended():
+    """Otherwise DDP may hold the last reference, and waits for gloo with the GIL in its hand."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = weakref.ref(dist.group.WORLD)
+    with groups_kept():
+        dist.destroy_process_group()
+        gc.collect()
+        assert group() is not None
+    gc.collect()
+    assert group() is None

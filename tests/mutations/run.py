@@ -1,11 +1,12 @@
-"""Break the code on purpose, one behaviour at a time: do the tests that should notice turn red?
+"""Break the code on purpose, one behaviour at a time; the tests that notice must turn red.
 
-    python tests/mutations/run.py             all of mutations.toml; writes benchmarks/mutations.json
-    python tests/mutations/run.py NAME…       these alone; writes nothing
+    python tests/mutations/run.py          all of them; writes benchmarks/mutations.json
+    python tests/mutations/run.py NAME…    these alone; writes nothing
 
-Each mutation names a behaviour, the text that makes it so, a text that breaks it, and tests. It is red if one of
-its tests fails or runs into its time limit. The repository's files are copied to a folder of their own; they
-are never changed in place. `make test-mutations` calls this; it is not part of `make test`.
+Each mutation in mutations.toml names a behaviour, the text that makes it so, a text that
+breaks it, and tests. It is red if one of its tests fails or runs into the time limit. The
+files are copied to a temporary folder and are never changed in place. `make test-mutations`
+calls this; it is not part of `make test`.
 """
 
 import json
@@ -19,7 +20,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 900  # for the tests of one mutation; an endless loop is red, too
+# The time limit for the tests of one mutation; an endless loop is red, too.
+SECONDS = 900
 
 
 def copy(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The README keeps its promises: its figures are the measured ones, its commands do what it says."""
+"""The README's figures are the measured ones, and its commands do what it says."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from threading import Thread
 from zipfile import ZipFile
 
 import pytest
-from commands import ROOT, clean_environment, run
+from commands import ROOT, clean_environment, run, run_script
 
 README = (ROOT / "README.md").read_text()
 # <!--= FILE PATH FORMAT -->: what follows is the number at PATH in benchmarks/FILE.
@@ -44,7 +44,7 @@ def test_the_front_page_is_a_screen_and_a_half():
 def test_make_run_prints_what_the_front_page_says(tmp_path):
     """The lines, the accuracy and the proof, without the speeds."""
     flags = ("--spawn", "auto", "--prove", "--out", tmp_path)
-    done = run("python", ROOT / "scripts" / "PT_CNN_MultiGPU.py", *flags)
+    done = run_script(ROOT / "scripts" / "PT_CNN_MultiGPU.py", *flags)
     assert done.returncode == 0, done.stdout
     shown = README[README.index("device: 2 ×") :]
     shown = shown[: shown.index("```")]
@@ -68,12 +68,12 @@ def test_make_run_prints_what_the_front_page_says(tmp_path):
     assert metrics["proof"]["holds"] and len(metrics["epochs"]) == 10
 
 
-# ---- make install ----------------------------------------------------------------------------------------
+# ---- make install --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def index(tmp_path):
-    """A stand-in for an index of CPU builds: its torch 2.13.0+cpu is an empty package. Yields its address."""
+    """The address of a stand-in for an index of CPU builds: its torch is an empty package."""
     folder = tmp_path / "index" / "torch"
     folder.mkdir(parents=True)
     name = "torch-2.13.0+cpu-py3-none-any.whl"

@@ -3,9 +3,12 @@
 import contextlib
 import os
 import random
+import re
 import socket
 import subprocess
 from pathlib import Path
+
+import warm
 
 ROOT = Path(__file__).parent.parent.parent
 SUPPORT = ROOT / "tests" / "support"
@@ -14,7 +17,7 @@ INSTRUMENTED = SUPPORT / "instrumented.py"
 # The variables that a launcher or a test may have left.
 PREFIXES = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "HOROVOD_", "TORCHELASTIC_", "MASTER_")
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MULTIGPU_LAUNCHER")
-NAMES += ("PYTEST_CURRENT_TEST", "PLANT")
+NAMES += ("PYTEST_CURRENT_TEST", "PLANT", "MULTIGPU_START_METHOD")
 
 
 def clean_environment(**more: object) -> dict[str, str]:
@@ -43,12 +46,42 @@ def run(
     )
 
 
-def torchrun(
-    ranks: int, script: Path, *flags: object, **keywords: object
+def run_script(
+    path: Path,
+    *flags: object,
+    cwd: Path | None = None,
+    timeout: float = 240,
+    **environment: object,
 ) -> subprocess.CompletedProcess:
-    # Without --local-addr, --standalone waits for ever if the machine's name does not resolve.
-    local = ("--standalone", "--local-addr=127.0.0.1")
-    return run("torchrun", *local, f"--nproc-per-node={ranks}", script, *flags, **keywords)
+    """As `run("python", path, *flags)`, in a fork of a process that has imported torch.
+
+    A script that imports TensorFlow starts from a process that has imported it, too.
+    """
+    tensorflow = re.search(r"\bTF_CNN|import tensorflow|tf_common", Path(path).read_text())
+    return _warm(
+        [path, *flags], cwd, timeout, environment, "tensorflow" if tensorflow else "torch"
+    )
+
+
+def torchrun(
+    ranks: int,
+    path: Path,
+    *flags: object,
+    cwd: Path | None = None,
+    timeout: float = 240,
+    **environment: object,
+) -> subprocess.CompletedProcess:
+    """Run a script under torchrun; its agent forks the ranks (warm.py)."""
+    # Without --local-addr, --standalone waits for ever if the machine has no name that resolves.
+    local = ("--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}")
+    return _warm(["torchrun", *local, path, *flags], cwd, timeout, environment, "torch")
+
+
+def _warm(
+    arguments: list, cwd: Path | None, timeout: float, environment: dict, imported: str
+) -> subprocess.CompletedProcess:
+    words = [str(argument) for argument in arguments]
+    return warm.run(words, clean_environment(**environment), cwd, timeout, imported)
 
 
 def free_ports(count: int) -> list[int]:

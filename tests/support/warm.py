@@ -1,8 +1,8 @@
-"""Run a script in a fork of a process that has imported torch already. A start takes milliseconds instead of seconds.
+"""Run a script in a fork of a process that has imported torch: it starts in milliseconds.
 
-Where a real start is what a test is about (launchers, a missing package, the time to start), it uses
-`commands.run` instead. The forked process has a working directory, environment and output of its own; its
-`--spawn` ranks, and torchrun's, are forked, too (MULTIGPU_START_METHOD).
+A test of a real start (launchers, a missing package) uses `commands.run` instead. The forked
+process has its own working directory, environment and output. Its `--spawn` ranks and
+torchrun's ranks are forked, too (MULTIGPU_START_METHOD).
 """
 
 import atexit
@@ -18,17 +18,26 @@ from contextlib import suppress
 from pathlib import Path
 
 PRELOAD = (
-    "torch", "torch._dynamo", "torch.distributed", "torch.distributed.run", "torch.nn.parallel", "torch.optim",
-    "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg", "tqdm.auto", "multigpu.trainer",
-    "multigpu.vgpu", "multigpu.metrics", "multigpu.proof", "multigpu.checkpoint", "multigpu.plots", "multigpu.data",
-)  # fmt: skip
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.run",
+    "torch.nn.parallel",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "tqdm.auto",
+    "multigpu.trainer",
+    "multigpu.vgpu",
+    "multigpu.metrics",
+    "multigpu.proof",
+    "multigpu.checkpoint",
+)
 
 
-# ---- the client, in the process that runs the tests ------------------------------------------------------
+# ---- the client, in the process that runs the tests --------------------------------------------
 
 
 class Server:
-    """The warm process of this test process. It starts at the first request and ends with this process."""
+    """The warm process of this process: starts at the first request, ends with this one."""
 
     def __init__(self, preload: tuple[str, ...]) -> None:
         self.preload = preload
@@ -70,7 +79,7 @@ def run(
     timeout: float,
     imported: str = "torch",
 ) -> subprocess.CompletedProcess:
-    """Run `script.py flags…`, or `torchrun flags… script.py flags…`; stdout and stderr come together in .stdout.
+    """Run `script.py flags…`, or `torchrun flags… script.py flags…`; .stdout has stderr, too.
 
     Raises subprocess.TimeoutExpired after `timeout` seconds; the script and its ranks are then killed.
     `imported` names what the warm process has imported: "torch", or "tensorflow" as well.
@@ -100,7 +109,7 @@ def run(
         )
 
 
-# ---- the server ------------------------------------------------------------------------------------------
+# ---- the server --------------------------------------------------------------------------------
 
 
 def serve(listener: socket.socket, preload: list[str]) -> None:
@@ -140,7 +149,7 @@ def handle(connection: socket.socket) -> None:
 
 
 def wait(child: int, connection: socket.socket) -> int:
-    """The child's exit code, as subprocess counts it. Its process group is killed if the client goes away."""
+    """The child's exit code, as subprocess has it; if the client goes away, the group is killed."""
     import select
 
     descriptor = os.pidfd_open(child)
@@ -196,7 +205,10 @@ def torchrun(arguments: list[str]) -> None:
 
 
 def rank(path: str, *flags: str) -> None:
-    """One rank of torchrun's. In one more fork: a script ends by os._exit, and the agent waits for a return value."""
+    """One rank under torchrun, in one more fork.
+
+    A script ends with os._exit, and the agent waits for a return value.
+    """
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -93,7 +93,6 @@ def _kernels() -> tuple[torch.library.Library, torch.library.Library]:
 
     Their modules use the device type, so they are imported after it is registered.
     """
-    import multigpu.vgpu.ops.transfer  # noqa: F401 - adds the copies to HANDLERS
     from multigpu.vgpu.ops import autocast, kernels
     from multigpu.vgpu.ops.dispatch import dispatch
 
