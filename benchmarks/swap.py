@@ -22,7 +22,7 @@ ROUNDS = 7
 
 def rank() -> None:
     world = launch.find()
-    store = rendezvous.meet(world, torch.device("cpu"))
+    store = rendezvous.open_store(world, torch.device("cpu"))
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=2)
     peer = 1 - world.rank
     outgoing = torch.zeros(BYTES, dtype=torch.uint8)

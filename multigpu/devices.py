@@ -7,7 +7,7 @@ import torch
 
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import World
-from multigpu.nested import mapped
+from multigpu.nested import map_tensors
 
 CLASSROOM = "multigpu-classroom"  # the ClusterName of `multigpu slurm up`
 
@@ -19,11 +19,11 @@ def pick(world: World, exact: bool = False) -> torch.device:
     Raises UserError if the node has more ranks than GPUs, or torch does not see the GPUs that
     Slurm gave.
     """
-    gpus = seen(world)
+    gpus = visible_gpus(world)
     if gpus == 0:
         share_cores(world)
         return torch.device("cpu")
-    gpu_of_rank = own(1, world)
+    gpu_of_rank = gpus_of_rank(1, world)
     if not gpu_of_rank:
         raise UserError(
             f"{world.local_size} ranks on this node but {pluralize(gpus, 'GPU')}, and each "
@@ -36,7 +36,7 @@ def pick(world: World, exact: bool = False) -> torch.device:
     return gpu_of_rank[0]
 
 
-def own(count: int, world: World) -> list[torch.device]:
+def gpus_of_rank(count: int, world: World) -> list[torch.device]:
     """`count` GPUs for this rank alone, the first made current.
 
     The list is empty if the node has fewer GPUs than `count` for each of its ranks. Local rank
@@ -44,7 +44,7 @@ def own(count: int, world: World) -> list[torch.device]:
     from 0.
     Raises UserError if torch does not see the GPUs that Slurm gave.
     """
-    gpus = seen(world)
+    gpus = visible_gpus(world)
     allocated = _gpus_of_slurm()
     needed = count * world.local_size
     sees_own_only = gpus == count and world.launcher == "srun" and allocated >= needed
@@ -56,7 +56,7 @@ def own(count: int, world: World) -> list[torch.device]:
     return devices
 
 
-def seen(world: World) -> int:
+def visible_gpus(world: World) -> int:
     """The number of GPUs that torch sees; 0 on the classroom cluster: its GPUs are simulated.
 
     There it is 0 on a machine with real GPUs too: the cluster's two nodes would share them.
@@ -81,7 +81,7 @@ def _gpus_of_slurm() -> int:
     return int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
 
 
-def home(places: list[torch.device], exact: bool = False) -> torch.device:
+def serial_device(places: list[torch.device], exact: bool = False) -> torch.device:
     """The device of the serial run that a run on `places` is compared with.
 
     It is the first of `places`, or the CPU if they are virtual GPUs. `exact` as in `pick`.
@@ -140,6 +140,6 @@ def describe(world: World, device: torch.device, each: int = 1) -> str:
     return f"device: {world.size} × CPU process ({why}), gloo ({started})"
 
 
-def on_the_cpu(value: Any) -> Any:
-    """A copy of `value` with its tensors detached and on the CPU; see `nested.mapped`."""
-    return mapped(value, lambda tensor: tensor.detach().cpu())
+def to_cpu(value: Any) -> Any:
+    """A copy of `value` with its tensors detached and on the CPU; see `nested.map_tensors`."""
+    return map_tensors(value, lambda tensor: tensor.detach().cpu())

@@ -22,7 +22,7 @@ def header() -> str:
     return f"{'epoch':>5}  {'loss':>8}  {'test accuracy':>13}  {'images/s':>9}"
 
 
-def opening(at: dict, args: Namespace, loaded: Path | None, world: World) -> str:
+def resume_header(at: dict, args: Namespace, loaded: Path | None, world: World) -> str:
     """The text above the first new epoch: where a resumed run continues, the table so far.
 
     `at` is the position in the run: the epochs and steps done, and history, a list of what
@@ -119,7 +119,7 @@ def report(
         sys.exit(1)
 
 
-def line(route: str, folder: str | Path) -> str:
+def route_row(route: str, folder: str | Path) -> str:
     """The route's line of the table of all routes, from the metrics.json in `folder`.
 
     The numbers are rounded to what is the same on every machine.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-def mapped(
+def map_tensors(
     value: Any,
     function: Callable[[torch.Tensor], Any],
     rest: Callable[[Any], Any] = lambda leaf: leaf,
@@ -20,7 +20,7 @@ def mapped(
     """
 
     def map_item(item: Any) -> Any:
-        return mapped(item, function, rest)
+        return map_tensors(item, function, rest)
 
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -79,7 +79,7 @@ def _items(value: Any) -> Iterable:
     return ()
 
 
-def rows_of(batch: Any) -> int | None:
+def count_rows(batch: Any) -> int | None:
     """The length of dimension 0 of the first tensor, 1 for a scalar; None without tensors."""
     first = next(tensors(batch), None)
     if first is None:

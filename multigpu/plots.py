@@ -101,7 +101,7 @@ def curves(history: list[dict], path: str | Path, title: str) -> Path:
     return save(by_epoch([row["epoch"] for row in history], values, title), path)
 
 
-def shares(
+def shards(
     epochs: list[list[list[int]]], title: str, rows: list[str] | None = None, piece: int = 1
 ) -> "Figure":
     """Which rank reads which image: epochs[epoch][rank] is the list of image numbers.

@@ -25,7 +25,7 @@ from multigpu.launch.world import World, port_candidates
 PATIENCE = 180.0
 
 
-def meet(world: World, device: torch.device, patience: float = PATIENCE) -> dist.Store:
+def open_store(world: World, device: torch.device, patience: float = PATIENCE) -> dist.Store:
     """A store that all ranks of the run share, for `dist.init_process_group(store=…)`.
 
     A given MASTER_PORT is only where the ranks find each other. The store uses any free port,

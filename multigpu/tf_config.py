@@ -165,11 +165,11 @@ def connect_workers(
     workers find each other at rank 0, as in lesson 05, and form a gloo process group, which
     later carries messages between them. Raises UserError, on all ranks, if a port that
     TF_CONFIG gives is in use, if the workers have different lists or different numbers of
-    `gpus`, and for what rendezvous.meet raises.
+    `gpus`, and for what rendezvous.open_store raises.
     """
     device = torch.device("cuda" if gpus else "cpu")
     try:
-        store = rendezvous.meet(world, device, PATIENCE)
+        store = rendezvous.open_store(world, device, PATIENCE)
     except UserError as error:
         if world.launcher != "TF_CONFIG":
             raise

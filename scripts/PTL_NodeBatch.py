@@ -98,7 +98,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # for ranks in ranks_of.values():
 #     shards.append([list(range(rank, 24, ranks)) for rank in range(ranks)])
 # title = "Compared with its own colour: in ddp2 twice as many"
-# plots.shares(shards, title, list(ranks_of), 24)
+# plots.shards(shards, title, list(ranks_of), 24)
 
 
 # %%
@@ -380,4 +380,4 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb"]
 # short = "--prove --epochs 3 --out results/10-nodes"
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_NodeBatch.py {short}
-# print(metrics.line("10 ddp2, a node's batch", "results/10-nodes"))
+# print(metrics.route_row("10 ddp2, a node's batch", "results/10-nodes"))

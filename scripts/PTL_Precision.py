@@ -383,7 +383,7 @@ def main(args: argparse.Namespace) -> None:
     if args.prove and precision in ("32-true", "64-true"):
         images, labels = train.tensors
         same_type = TensorDataset(images.to(module.dtype), labels)
-        fresh.to(devices.home([module.device]), module.dtype)
+        fresh.to(devices.serial_device([module.device]), module.dtype)
         verdict = proof.against_serial(
             f"{precision} equals one process",
             module.cnn,
@@ -430,4 +430,4 @@ if __name__ == "__main__":
 # !python {script} {true} --prove | grep "epoch:"
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("11 16-mixed", "results/11"))
+# print(metrics.route_row("11 16-mixed", "results/11"))

@@ -385,4 +385,4 @@ if __name__ == "__main__":
 # | a loss over a node's batch | `ddp2` | the next notebook |
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("10 every strategy", "results/10"))
+# print(metrics.route_row("10 every strategy", "results/10"))

@@ -402,4 +402,4 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # !python ../lessons/09-lightning/in_lightning.py results/09/last.ckpt
-# print(metrics.line("09 Lightning-style Trainer", "results/09"))
+# print(metrics.route_row("09 Lightning-style Trainer", "results/09"))

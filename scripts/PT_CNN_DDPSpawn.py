@@ -296,4 +296,4 @@ if __name__ == "__main__":
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_DDPSpawn.py --prove --out results/04
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("04 DDP by mp.spawn", "results/04"))  # for the table of all routes
+# print(metrics.route_row("04 DDP by mp.spawn", "results/04"))  # for the table of all routes

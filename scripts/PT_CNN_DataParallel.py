@@ -239,7 +239,7 @@ def main(args: argparse.Namespace) -> None:
     launch.alone("PT_CNN_DataParallel")
     world = launch.World()
     gpus = multigpu.gpus(args.devices)
-    serial_device = devices.home(gpus, exact=args.prove)
+    serial_device = devices.serial_device(gpus, exact=args.prove)
     batch_size = args.batch_size or 64
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
@@ -318,4 +318,4 @@ if __name__ == "__main__":
 # vgpu.Timeline.of_ranks(launch.call(ddp, 2)).plot(title=title)
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("02 DataParallel", "results/02"))  # for the table of all routes
+# print(metrics.route_row("02 DataParallel", "results/02"))  # for the table of all routes

@@ -90,7 +90,7 @@ class Halves(CNN):
 def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
     world = launch.find(gpus_each=2)
     gpus = multigpu.gpus(2, world)
-    store = rendezvous.meet(world, gpus[0])
+    store = rendezvous.open_store(world, gpus[0])
     dist.init_process_group(
         devices.backend(gpus[0]),
         store=store,
@@ -234,7 +234,7 @@ def accuracy(model: Halves, test: TensorDataset, world: launch.World) -> float:
 # %%
 def main(args: argparse.Namespace) -> None:
     world, gpus = set_up(args)
-    serial_device = devices.home(gpus, exact=args.prove)
+    serial_device = devices.serial_device(gpus, exact=args.prove)
     with rendezvous.fail_together(world):
         batch = flags.split_batch(args.batch_size, world.size, args.micro_batches)
         if world.rank == 0:
@@ -314,4 +314,4 @@ if __name__ == "__main__":
 # !OMP_NUM_THREADS=1 {torchrun} ../scripts/PT_CNN_HybridParallel.py --prove --out results/06
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("06 model and data parallel", "results/06"))
+# print(metrics.route_row("06 model and data parallel", "results/06"))

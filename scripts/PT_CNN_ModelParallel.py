@@ -263,7 +263,7 @@ def main(args: argparse.Namespace) -> None:
     launch.alone("PT_CNN_ModelParallel")
     world = launch.World()
     gpus = multigpu.gpus(2)
-    serial_device = devices.home(gpus, exact=args.prove)
+    serial_device = devices.serial_device(gpus, exact=args.prove)
     batch = flags.split_batch(args.batch_size, 1, args.micro_batches)
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
@@ -332,4 +332,4 @@ if __name__ == "__main__":
 # The second part, with a process for each GPU, is in PT_CNN_Pipeline.ipynb.
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("03 model parallelism", "results/03"))  # for the table of all routes
+# print(metrics.route_row("03 model parallelism", "results/03"))  # for the table of all routes

@@ -128,7 +128,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
     world = launch.find()  # .rank, .size, .local_rank
     device = devices.pick(world, exact=args.prove)  # cuda:LOCAL_RANK, or the CPU
-    store = rendezvous.meet(world, device)
+    store = rendezvous.open_store(world, device)
     dist.init_process_group(
         devices.backend(device),
         store=store,
@@ -154,7 +154,7 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
 #     for sampler in samplers:
 #         sampler.set_epoch(epoch)
 #     epochs.append([list(sampler) for sampler in samplers])
-# plots.shares(epochs, "Every image goes to one rank; set_epoch shuffles again")
+# plots.shards(epochs, "Every image goes to one rank; set_epoch shuffles again")
 
 
 # %%
@@ -318,7 +318,7 @@ def main(args: argparse.Namespace) -> None:
 
     start = {"epoch": 0, "step": 0, "seen": [0.0, 0.0], "history": []}
     position = run.checkpoint.load(args.resume) or start
-    opening = metrics.opening(position, args, last.loaded, world)
+    opening = metrics.resume_header(position, args, last.loaded, world)
     if world.rank == 0:
         print(opening, flush=True)
     epochs = max(args.epochs, position["epoch"])
@@ -400,4 +400,4 @@ if __name__ == "__main__":
 # print(f"mean over images {losses.mean():.4f}, mean of the ranks' means {of_ranks:.4f}")
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("05 DDP", "results/05"))  # for the table of all routes
+# print(metrics.route_row("05 DDP", "results/05"))  # for the table of all routes

@@ -219,7 +219,7 @@ def accuracy(
 def main(args: argparse.Namespace) -> None:
     world = launch.find()
     device = devices.pick(world, exact=args.prove)
-    store = rendezvous.meet(world, device)
+    store = rendezvous.open_store(world, device)
     dist.init_process_group(
         devices.backend(device),
         store=store,
@@ -321,4 +321,4 @@ if __name__ == "__main__":
 # !OMP_NUM_THREADS=1 {torchrun} ../scripts/PT_CNN_Pipeline.py --prove --out results/03-pipeline
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("03 pipeline, 1F1B", "results/03-pipeline"))
+# print(metrics.route_row("03 pipeline, 1F1B", "results/03-pipeline"))

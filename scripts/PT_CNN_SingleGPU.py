@@ -349,4 +349,4 @@ if __name__ == "__main__":
 # as long as one GPU is not busy all the time: two would be idle.
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("01 one GPU", "results/01"))  # for the table of all routes
+# print(metrics.route_row("01 one GPU", "results/01"))  # for the table of all routes

@@ -370,4 +370,4 @@ if __name__ == "__main__":
 # print(f"all {len(tensorflow)} losses within 1e-5:", largest < 1e-5)
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("07 MirroredStrategy, by hand", "results/07-loop"))
+# print(metrics.route_row("07 MirroredStrategy, by hand", "results/07-loop"))

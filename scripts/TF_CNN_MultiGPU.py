@@ -116,7 +116,7 @@ def read_data(
 # by_shard = [[int(number) for number in numbers.shard(2, index)] for index in (0, 1)]
 #
 # title = "The strategy splits each batch of 8; shard gives out images in turn"
-# plots.shares([by_strategy, by_shard], title, ["strategy", "shard"], 4)
+# plots.shards([by_strategy, by_shard], title, ["strategy", "shard"], 4)
 
 # %% [markdown]
 # What does `prefetch` gain, if reading takes as long as a step? Half of the time. But
@@ -356,4 +356,4 @@ if __name__ == "__main__":
 # print([round(float(tf.make_ndarray(event.tensor_proto)), 2) for event in events])
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("07 MirroredStrategy", "results/07"))  # a line in the table of all routes
+# print(metrics.route_row("07 MirroredStrategy", "results/07"))  # for the table of routes

@@ -321,7 +321,7 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
     say(tf_config.describe(world, replicas, device.type == "cuda"))
     shards = f"{replicas} (replicas) × {batch.per_micro_batch} (images)"
     say(f"global batch {batch.global_size} = {shards}\n")
-    say(metrics.opening(position, args, last.loaded, world))
+    say(metrics.resume_header(position, args, last.loaded, world))
 
     # Made once: arrays would be copied into each data set's graph.
     train_images = tf_common.tensors(train_set)
@@ -409,4 +409,4 @@ if __name__ == "__main__":
 # !{worker_1} & {worker_0} && wait
 
 # %% tags=["active-ipynb"]
-# print(metrics.line("08 TensorFlow, two workers", "results/08"))
+# print(metrics.route_row("08 TensorFlow, two workers", "results/08"))

@@ -27,7 +27,7 @@ WAIT_AFTER_ERROR = 1.0
 SILENT_WAIT = 5.0
 
 
-def start_again(processes: int) -> None:
+def relaunch_script(processes: int) -> None:
     """Make this process rank 0 of `processes` on this machine, and start the others.
 
     All ranks end together: one that fails ends the others within seconds, and this process

@@ -41,7 +41,7 @@ class Strategy:
     backwards       number of `backward` calls before each step; set it before `setup`
     manual          manual optimization: the training step itself calls `backward`, each time
                     after `before_backward`; set it before `setup`
-    takes_float16   the strategy supports loss scaling, with which one rank may skip a step
+    supports_loss_scaling   a rank may skip a step, as loss scaling does
     """
 
     name = "strategy"
@@ -51,7 +51,7 @@ class Strategy:
     met = False
     backwards = 1
     manual = False
-    takes_float16 = True
+    supports_loss_scaling = True
 
     def __init__(self) -> None:
         self.accelerator: Accelerator | None = None
@@ -120,7 +120,7 @@ class Strategy:
         """
         return model
 
-    def evaluated(self, model: nn.Module) -> nn.Module:
+    def wrap_for_evaluation(self, model: nn.Module) -> nn.Module:
         """Like `wrap`, for validation, test and prediction."""
         return model
 
@@ -130,7 +130,7 @@ class Strategy:
         Raises UserError if the set of trainable parameters has changed since.
         """
 
-    def adapt(self, schedulers: list[LRScheduler]) -> None:
+    def scale_schedulers(self, schedulers: list[LRScheduler]) -> None:
         """Called after `wrap`: scale the schedulers if `wrap` scaled the learning rates."""
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager:
@@ -144,7 +144,7 @@ class Strategy:
     def before_backward(self, model: nn.Module, loss: torch.Tensor) -> None:
         """In manual optimization: called before each `loss.backward()`."""
 
-    def merge(self, output: Any) -> Any:
+    def reduce_loss(self, output: Any) -> Any:
         """The loss of a step, from the model's output: dp's has one loss per replica."""
         return output
 
@@ -203,7 +203,7 @@ class Strategy:
         dist.all_gather_object(objects, obj, self.control)
         return objects
 
-    def largest(self, numbers: list[int]) -> list[int]:
+    def all_reduce_max(self, numbers: list[int]) -> list[int]:
         """The maximum of each number over all ranks, by one all-reduce."""
         if self.control is None:
             return numbers
@@ -214,8 +214,8 @@ class Strategy:
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """True if the decision is true on all ranks; with all=False, on at least one."""
         if all:
-            return not self.largest([int(not decision)])[0]
-        return bool(self.largest([int(decision)])[0])
+            return not self.all_reduce_max([int(not decision)])[0]
+        return bool(self.all_reduce_max([int(decision)])[0])
 
     def reduce(self, tensor: torch.Tensor, reduce_op: str = "mean") -> torch.Tensor:
         """The mean (or sum, max, min) of a tensor over all ranks; a new tensor on each."""

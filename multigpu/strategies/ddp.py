@@ -132,7 +132,7 @@ class DDPStrategy(Strategy):
                 f"nodes: start the script on each with `torchrun --nnodes={self.num_nodes} "
                 f"--nproc-per-node={processes} …`, or with srun in a Slurm job."
             )
-        relaunch.start_again(processes)
+        relaunch.relaunch_script(processes)
 
     def connect(self) -> None:
         """Find this process's rank and device, and start the process group if none runs."""
@@ -159,7 +159,7 @@ class DDPStrategy(Strategy):
         """
         dist.init_process_group(
             self.process_group_backend or devices.backend(self.device),
-            store=rendezvous.meet(self.world, self.device),
+            store=rendezvous.open_store(self.world, self.device),
             rank=self.world.rank,
             world_size=self.world.size,
             timeout=self.timeout,

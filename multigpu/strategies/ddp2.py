@@ -36,7 +36,7 @@ class DDP2Strategy(DDPStrategy):
         """DDP around DataParallel."""
         return self.distributed(replicated(model, self.devices))
 
-    def evaluated(self, model: nn.Module) -> nn.Module:
+    def wrap_for_evaluation(self, model: nn.Module) -> nn.Module:
         """DataParallel alone: an evaluation averages no gradients."""
         return replicated(model, self.devices)
 
@@ -44,6 +44,6 @@ class DDP2Strategy(DDPStrategy):
         """As ddp; without device_ids for a module over several devices, whose inputs stay."""
         return super().configure_ddp(model, None if len(self.devices) > 1 else device_ids)
 
-    def merge(self, output: Any) -> Any:
+    def reduce_loss(self, output: Any) -> Any:
         """The mean of the replicas' losses."""
         return mean_of_replicas(output)

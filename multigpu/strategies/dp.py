@@ -44,11 +44,11 @@ class DataParallelStrategy(Strategy):
         """The model in DataParallel."""
         return replicated(model, self.devices)
 
-    def evaluated(self, model: nn.Module) -> nn.Module:
+    def wrap_for_evaluation(self, model: nn.Module) -> nn.Module:
         """The model in DataParallel."""
         return replicated(model, self.devices)
 
-    def merge(self, output: Any) -> Any:
+    def reduce_loss(self, output: Any) -> Any:
         """The mean of the replicas' losses."""
         return mean_of_replicas(output)
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError, pluralize
-from multigpu.nested import mapped, tensors
+from multigpu.nested import map_tensors, tensors
 from multigpu.strategies.base import Strategy
 
 
@@ -110,7 +110,7 @@ class PipelineStrategy(Strategy):
         weighted = []
         for indices in torch.arange(rows).tensor_split(self.micro_batches):
             span = slice(int(indices[0]), int(indices[-1]) + 1)
-            micro_batch = mapped(batch, lambda tensor, span=span: tensor[span])
+            micro_batch = map_tensors(batch, lambda tensor, span=span: tensor[span])
             weighted.append((micro_batch, len(indices) / rows))
         return weighted
 

@@ -49,7 +49,7 @@ class DDPSpawnStrategy(DDPStrategy):
         return launch.call(_result_of_rank_zero, processes, function, args)[0]
 
     @property
-    def returns_by_value(self) -> bool:
+    def trains_in_other_processes(self) -> bool:
         """True if `launch` trains in other processes, whose results must be sent back."""
         return find().launcher == "python"
 

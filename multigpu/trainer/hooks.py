@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from multigpu.nested import mapped
+from multigpu.nested import map_tensors
 
 
 class DataHooks:
@@ -135,4 +135,4 @@ def to_device(batch: Any, device: torch.device) -> Any:
             return value
         return value.to(device)
 
-    return mapped(batch, move_tensor, move_other)
+    return map_tensors(batch, move_tensor, move_other)

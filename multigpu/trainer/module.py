@@ -325,10 +325,11 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         object, and so runs whatever code the file holds: only for files that you trust. Raises
         UserError if the checkpoint does not fit this class.
         """
-        from multigpu.trainer.checkpointing.checkpoint_io import construct, read
+        from multigpu.trainer.checkpointing.from_checkpoint import module_from_checkpoint
+        from multigpu.trainer.checkpointing.reading import read_checkpoint
 
-        checkpoint = read(checkpoint_path, map_location or "cpu", weights_only)
-        return construct(cls, checkpoint, checkpoint_path, strict, kwargs)
+        checkpoint = read_checkpoint(checkpoint_path, map_location or "cpu", weights_only)
+        return module_from_checkpoint(cls, checkpoint, checkpoint_path, strict, kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the Trainer: a copy in another process has a Trainer of its own."""

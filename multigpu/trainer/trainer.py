@@ -13,7 +13,7 @@ from multigpu.errors import report_user_errors
 from multigpu.strategies import Strategy
 from multigpu.trainer import arguments, defaults
 from multigpu.trainer.callbacks import Callback, EarlyStopping, ModelCheckpoint, ProgressBar
-from multigpu.trainer.checkpointing import checkpoint_io
+from multigpu.trainer.checkpointing.saving import save_checkpoint
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.loggers import Logger
 from multigpu.trainer.loops import run, spawned
@@ -203,7 +203,7 @@ class Trainer:
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
         """Write a checkpoint in Lightning's form. All ranks must call it; rank 0 writes."""
-        checkpoint_io.save(self, filepath, bool(weights_only))
+        save_checkpoint(self, filepath, bool(weights_only))
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """`print` on rank 0 alone, which does not disturb the progress bar."""
@@ -233,7 +233,7 @@ class Trainer:
                 datamodule = loader
                 loaders[name] = None
         check_model(stage, model)
-        if getattr(self.strategy, "returns_by_value", False):
+        if getattr(self.strategy, "trains_in_other_processes", False):
             return spawned.run_stage(self, stage, model, datamodule, ckpt_path, loaders)
         return self.strategy.launch(
             run.run_stage, self, stage, model, datamodule, ckpt_path, loaders

@@ -22,7 +22,7 @@ def gpus(count: int = 2, world: World | None = None) -> list[torch.device]:
     if world is None:
         rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
         world = World(rank=int(rank))
-    real = devices.own(count, world)
+    real = devices.gpus_of_rank(count, world)
     if real:
         return real
     virtual = vgpu.devices()
@@ -41,7 +41,7 @@ def gpus(count: int = 2, world: World | None = None) -> list[torch.device]:
 
 
 def _announcement(count: int, world: World) -> str:
-    real = devices.seen(world)
+    real = devices.visible_gpus(world)
     has = pluralize(real, "GPU") if real else "no GPU"
     compute = f"{count} virtual GPUs compute" if count > 1 else "a virtual GPU computes"
     if world.size > 1:

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from commands import ROOT, planted, run_script
+from commands import ROOT, planted, run, run_script
 from torch.utils.data import TensorDataset
 
 pytest.importorskip("tensorflow")
@@ -53,7 +53,8 @@ def test_the_run_equals_one_device(stem, devices, tmp_path, npz):
     )
     # Saved under the strategy, loaded without it, and without the course: plain variables, the
     # same accuracy.
-    plain = run_script(
+    plain = run(
+        "python",
         "-c",
         f"import keras\nkeras.models.load_model({str(tmp_path / 'o' / 'model.keras')!r})",
     )

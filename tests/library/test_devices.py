@@ -132,8 +132,8 @@ def test_the_device_of_the_serial_run():
         import torch
         from multigpu import devices
         one, two = torch.device("cuda", 2), torch.device("cuda", 3)
-        print(devices.home([one, two]), torch.backends.cudnn.deterministic)
-        print(devices.home([torch.device("cpu")], exact=True))
+        print(devices.serial_device([one, two]), torch.backends.cudnn.deterministic)
+        print(devices.serial_device([torch.device("cpu")], exact=True))
         print(torch.backends.cudnn.deterministic,
               torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
     """

@@ -62,7 +62,7 @@ def test_a_group_that_ddp_had_can_be_ended(tmp_path):
 
 
 def test_a_destroyed_group_is_kept_until_the_run_has_ended():
-    """Otherwise DDP may hold the last reference, and waits for gloo with the GIL in its hand."""
+    """Otherwise DDP may drop the last reference, and wait for gloo while it holds the GIL."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = weakref.ref(dist.group.WORLD)
     with groups_kept():

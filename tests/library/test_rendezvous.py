@@ -10,7 +10,7 @@ import torch
 
 from multigpu.errors import UserError
 from multigpu.launch.world import World, port_candidates
-from multigpu.rendezvous import meet
+from multigpu.rendezvous import open_store
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def meet_all(*worlds: World, patience: float = 20) -> list:
 
     def one(world: World):
         try:
-            return meet(world, torch.device("cpu"), patience)
+            return open_store(world, torch.device("cpu"), patience)
         except UserError as error:
             return error
 
@@ -100,7 +100,7 @@ def test_a_rank_without_a_gpu_among_ranks_with_one(without):
     with ThreadPoolExecutor(3) as pool:
         results = [
             pool.submit(
-                meet,
+                open_store,
                 World(rank, 3, rank, 3, job=f"4750.{without}"),
                 SimpleNamespace(type=kind),
                 20,

@@ -16,7 +16,7 @@ SENDING = f"""
 import json, sys, time, torch, torch.distributed as dist
 from multigpu import launch, rendezvous, wire
 world = launch.find()
-store = rendezvous.meet(world, torch.device("cpu"))
+store = rendezvous.open_store(world, torch.device("cpu"))
 dist.init_process_group("gloo", store=store, rank=world.rank, world_size=2)
 message = torch.zeros({BYTES}, dtype=torch.uint8)
 dist.broadcast(torch.zeros(1), 0)

@@ -28,8 +28,11 @@ def copy(folder: Path) -> None:
     """Copy the files that git tracks, and new ones that it does not ignore."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     for name in filter(None, listing.split("\0")):
         if (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -51,9 +54,14 @@ def tests_pass(folder: Path, tests: list[str], limit: float | None) -> tuple[boo
         *tests,
     ]
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -86,7 +94,8 @@ def main() -> None:
             if text.count(mutation["old"]) != 1:
                 found = text.count(mutation["old"])
                 raise SystemExit(
-                    f"error: {mutation['name']}: its old text is {found} times in {mutation['file']}"
+                    f"error: {mutation['name']}: "
+                    f"its old text is {found} times in {mutation['file']}"
                 )
             path.write_text(text.replace(mutation["old"], mutation["new"]))
             began = time.monotonic()

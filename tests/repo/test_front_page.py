@@ -133,8 +133,12 @@ def test_make_says_how_much_it_will_bring(tmp_path):
     environment = {k: v for k, v in clean_environment().items() if k != "PIP_EXTRA_INDEX_URL"}
     done = subprocess.run(
         ["make", "install", f"VENV={tmp_path}/venv", "PACKAGES=--no-deps no-such-package"],
-        cwd=ROOT, env=environment | {"PIP_NO_INDEX": "1"}, text=True, capture_output=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment | {"PIP_NO_INDEX": "1"},
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
     assert done.returncode != 0
     assert re.search(r"CUDA build, [\d.]+ GB.*TORCH=cpu", done.stdout)
     assert not (tmp_path / "venv" / "installed").exists(), "a failed install is repeated"

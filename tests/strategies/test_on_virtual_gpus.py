@@ -68,7 +68,7 @@ def experiments() -> dict:
     world = launch.find()
     torch.set_num_threads(1)
     (device,) = vgpu.start(1)
-    store = rendezvous.meet(world, device)
+    store = rendezvous.open_store(world, device)
     dist.init_process_group("vgpu", store=store, rank=world.rank, world_size=world.size)
     hvd.init()
     report = {}

@@ -72,7 +72,7 @@ def torchrun(
     **environment: object,
 ) -> subprocess.CompletedProcess:
     """Run a script under torchrun; its agent forks the ranks (warm.py)."""
-    # Without --local-addr, --standalone waits for ever if the machine has no name that resolves.
+    # Without --local-addr, --standalone hangs if the machine's name does not resolve.
     local = ("--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}")
     return _warm(["torchrun", *local, path, *flags], cwd, timeout, environment, "torch")
 

@@ -22,7 +22,7 @@ def start_gloo(seed: int = 0) -> tuple[int, int]:
     """(rank, number of ranks), connected by gloo; each rank has its own random numbers."""
     world = launch.find()
     torch.set_num_threads(1)
-    store = rendezvous.meet(world, torch.device("cpu"))
+    store = rendezvous.open_store(world, torch.device("cpu"))
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
     torch.manual_seed(seed + world.rank)
     return world.rank, world.size

@@ -1,4 +1,4 @@
-"""What two ranks do for the tests of the Trainer's rules: many short runs in one pair of processes, by `launch.call`."""
+"""Many short runs in one pair of ranks, for the tests of the Trainer's rules."""
 
 import os
 from pathlib import Path
@@ -100,7 +100,7 @@ def sentence(function):
 
 
 def evaluated(folder, **arguments):
-    """10 rows in batches of 3: on two ranks, one has two batches of 3, the other one of 3 and one of 1."""
+    """10 rows in batches of 3: rank 0 has two batches of 3, rank 1 one of 3 and one of 1."""
     net = Net()
     run = trainer(folder, **arguments)
     told = run.validate(net, DataLoader(Rows(10), 3), verbose=False)
@@ -112,13 +112,19 @@ def evaluated(folder, **arguments):
     several = run.predict(net, [DataLoader(Rows(5), 2), DataLoader(Rows(2), 2)])
     limited = trainer(folder, **arguments, limit_predict_batches=3)
     return {
-        "told": told, "seen": seen, "tested": tested, "tested rows": net.rows,
+        "told": told,
+        "seen": seen,
+        "tested": tested,
+        "tested rows": net.rows,
         "predicted": [(out["index"], out["rows"].tolist()) for out in predicted],
         "several": [[out["rows"].tolist() for out in loader] for loader in several],
-        "not wanted": (run.predict(net, DataLoader(Rows(4), 2), return_predictions=False), run.return_predictions),
+        "not wanted": (
+            run.predict(net, DataLoader(Rows(4), 2), return_predictions=False),
+            run.return_predictions,
+        ),
         "limited": len(limited.predict(net, DataLoader(Rows(10), 3))),
         "streamed": len(run.predict(net, DataLoader(Stream(4), 2))),
-    }  # fmt: skip
+    }
 
 
 def order(folder, loader, **arguments):
@@ -188,21 +194,33 @@ def everything(folder):
         "in order": order(folder, DataLoader(Rows(8), 2), **two),
         "shuffled": order(folder, DataLoader(Rows(8), 2, shuffle=True), **two),
         "weighted": order(
-            folder, DataLoader(Rows(8), 2, sampler=torch.utils.data.RandomSampler(Rows(8), True, 6)), **two
+            folder,
+            DataLoader(Rows(8), 2, sampler=torch.utils.data.RandomSampler(Rows(8), True, 6)),
+            **two,
         ),
-        "not shared": order(folder, DataLoader(Rows(4), 2), use_distributed_sampler=False, **two),
-        "overfit": order(folder, DataLoader(Rows(8), 2, shuffle=True), overfit_batches=1, **two),
+        "not shared": order(
+            folder, DataLoader(Rows(4), 2), use_distributed_sampler=False, **two
+        ),
+        "overfit": order(
+            folder, DataLoader(Rows(8), 2, shuffle=True), overfit_batches=1, **two
+        ),
         "streams": order(folder, DataLoader(Stream(5 if rank else 3), 1), **two),
-        "uneven loaders": order(folder, DataLoader(Rows(5 if rank else 3), 1), use_distributed_sampler=False, **two),
+        "uneven loaders": order(
+            folder, DataLoader(Rows(5 if rank else 3), 1), use_distributed_sampler=False, **two
+        ),
         "an empty stream": order(folder, DataLoader(Stream(0 if rank else 3), 1), **two),
         "batch sampler": sentence(
             lambda: order(folder, DataLoader(Rows(8), batch_sampler=[[0, 1], [2, 3]]), **two)
         ),
         "gathered": [
-            sentence(lambda n=n: trainer(folder, **two).validate(gathering, DataLoader(Rows(n), 3), verbose=False))
+            sentence(
+                lambda n=n: trainer(folder, **two).validate(
+                    gathering, DataLoader(Rows(n), 3), verbose=False
+                )
+            )
             for n in (10, 9)
         ],
-    }  # fmt: skip
+    }
     trainer(folder, **two).validate(even, DataLoader(Rows(8), 2), verbose=False)
     found["evenly gathered"] = tuple(even.rows[1])
     return found

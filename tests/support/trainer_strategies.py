@@ -1,4 +1,4 @@
-"""What two ranks do for tests/trainer/test_strategies.py: each strategy through the Trainer, and without it."""
+"""Each strategy with and without the Trainer, on two ranks: for test_strategies.py."""
 
 import os
 
@@ -23,7 +23,7 @@ X *= torch.linspace(0.1, 3, 40).unsqueeze(
 
 
 class Classes(L.LightningModule):
-    """`gathered`: the loss is computed in training_step_end, from the whole batch's outputs."""
+    """gathered=True: training_step_end computes the loss from the whole batch."""
 
     def __init__(self, gathered=True, nce=False, sgd=torch.optim.SGD):
         super().__init__()
@@ -181,14 +181,17 @@ def everything(folder):
         )
     }
     found |= {
-        "called": Own.called, "backend": dist.get_backend(), "nodes": two_nodes(folder, rank), "horovod": horovod(folder),
+        "called": Own.called,
+        "backend": dist.get_backend(),
+        "nodes": two_nodes(folder, rank),
+        "horovod": horovod(folder),
         "ddp": fitted(folder, Classes(gathered=False), strategy="ddp"),
         "unused": [unused(folder, answer) for answer in ("true", "false")],
         "ddp alone": without_the_trainer(DDPStrategy()),
         "bagua alone": without_the_trainer(BaguaStrategy("bytegrad")),
         "qadam": sentence(lambda: fitted(folder, Two(), strategy=BaguaStrategy("qadam"))),
         "nothing": nothing(folder),
-    }  # fmt: skip
+    }
     found["ends"] = {}
     for name in ("ddp", "horovod", "bagua"):
         net = Ended(gathered=False)

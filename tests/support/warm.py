@@ -33,7 +33,7 @@ PRELOAD = (
 )
 
 
-# ---- the client, in the process that runs the tests --------------------------------------------
+# ---- the client, in the process that runs the tests ----------------------------------------
 
 
 class Server:
@@ -52,9 +52,11 @@ class Server:
         listener.bind(self.address)
         listener.listen(16)
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(listener.fileno()), *self.preload], env=environment, pass_fds=[listener.fileno()],
+            [sys.executable, __file__, str(listener.fileno()), *self.preload],
+            env=environment,
+            pass_fds=[listener.fileno()],
             stdin=subprocess.PIPE,
-        )  # fmt: skip
+        )
         listener.close()
         atexit.register(self.stop)
 
@@ -81,7 +83,7 @@ def run(
 ) -> subprocess.CompletedProcess:
     """Run `script.py flags…`, or `torchrun flags… script.py flags…`; .stdout has stderr, too.
 
-    Raises subprocess.TimeoutExpired after `timeout` seconds; the script and its ranks are then killed.
+    After `timeout` seconds the script and its ranks are killed: subprocess.TimeoutExpired.
     `imported` names what the warm process has imported: "torch", or "tensorflow" as well.
     """
     server = SERVERS[imported]
@@ -109,7 +111,7 @@ def run(
         )
 
 
-# ---- the server --------------------------------------------------------------------------------
+# ---- the server ----------------------------------------------------------------------------
 
 
 def serve(listener: socket.socket, preload: list[str]) -> None:
@@ -130,7 +132,7 @@ def serve(listener: socket.socket, preload: list[str]) -> None:
 
 
 def handle(connection: socket.socket) -> None:
-    """In a fork of the server: start the script in another fork, wait for it, send its exit code."""
+    """In a fork of the server: run the script in another fork, and send its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     head, fds, _, _ = socket.recv_fds(connection, 8, 1)
     size, text = int.from_bytes(head, "little"), b""
@@ -149,7 +151,7 @@ def handle(connection: socket.socket) -> None:
 
 
 def wait(child: int, connection: socket.socket) -> int:
-    """The child's exit code, as subprocess has it; if the client goes away, the group is killed."""
+    """The child's exit code; if the client goes away, the child's process group is killed."""
     import select
 
     descriptor = os.pidfd_open(child)
@@ -197,7 +199,7 @@ def torchrun(arguments: list[str]) -> None:
 
     def launch(config, entrypoint):
         config.start_method = "fork"
-        # `entrypoint` is Python's path, and the first argument is -u: neither is needed in a fork.
+        # `entrypoint` is Python's path, and the first argument is -u: a fork needs neither.
         return lambda _, *rest: elastic_launch(config, rank)(*rest)
 
     elastic.elastic_launch = launch

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import multigpu.trainer as L
 from multigpu import vgpu
 from multigpu.errors import UserError
-from multigpu.nested import mapped
+from multigpu.nested import map_tensors
 from multigpu.trainer.hooks import to_device
 
 
@@ -65,13 +65,13 @@ class Mine(MutableMapping):
 
 def test_a_dataclass_is_copied_and_not_made_anew():
     given = Scaled(torch.ones(2))
-    new = mapped(given, lambda tensor: tensor + 1)
+    new = map_tensors(given, lambda tensor: tensor + 1)
     assert (new.x.tolist(), new.scale, given.x.tolist()) == ([3.0, 3.0], 2.0, [2.0, 2.0])
 
 
 def test_a_mapping_stays_what_it_was():
     given = Mine(x=torch.ones(2))
-    assert mapped(given, lambda tensor: tensor + 1)["x"].tolist() == [2.0, 2.0]
+    assert map_tensors(given, lambda tensor: tensor + 1)["x"].tolist() == [2.0, 2.0]
     assert given["x"].tolist() == [1.0, 1.0]
 
 

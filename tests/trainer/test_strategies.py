@@ -193,7 +193,7 @@ def test_the_loss_scaler_is_refused_where_it_would_break_an_algorithm(tmp_path):
         ("low_precision_decentralized", False),
         ("bytegrad", True),
     ):
-        assert BaguaStrategy(name).takes_float16 == takes
+        assert BaguaStrategy(name).supports_loss_scaling == takes
 
 
 def test_sync_batchnorm_on_the_cpu_is_refused(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
-from multigpu.nested import mapped, tensors
+from multigpu.nested import map_tensors, tensors
 
 QUIET = {
     "logger": False,
@@ -184,10 +184,10 @@ def test_a_mistake_in_the_users_init_is_the_users():
             super().__init__()
             len(3)
 
-    from multigpu.trainer.checkpointing.checkpoint_io import construct
+    from multigpu.trainer.checkpointing.from_checkpoint import module_from_checkpoint
 
     with pytest.raises(TypeError, match="has no len"):
-        construct(Faulty, {"state_dict": {}}, Path("x"), None, {})
+        module_from_checkpoint(Faulty, {"state_dict": {}}, Path("x"), None, {})
 
 
 Pair = collections.namedtuple("Pair", "x y")
@@ -205,7 +205,7 @@ def test_what_a_batch_may_be():
         "c": collections.UserDict(d=torch.ones(1)),
         "e": Both(torch.ones(3), "n"),
     }
-    told = mapped(half, lambda tensor: tensor.half())
+    told = map_tensors(half, lambda tensor: tensor.half())
     assert [tensor.dtype for tensor in tensors(told)] == [torch.float16] * 4
     assert (
         type(told["a"]) is Pair

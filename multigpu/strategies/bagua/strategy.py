@@ -56,7 +56,7 @@ class BaguaStrategy(DDPStrategy):
             raise UserError(
                 f"bagua's {algorithm} does not take that argument ({error})."
             ) from None
-        self.takes_float16 = algorithm not in NO_LOSS_SCALING
+        self.supports_loss_scaling = algorithm not in NO_LOSS_SCALING
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
         """The module that the algorithm returns: DDP, or the model with hooks."""

@@ -70,7 +70,7 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0) -> None:
     """
     if size() == 1:
         return
-    state = devices.on_the_cpu(optimizer.state_dict()) if rank() == root_rank else None
+    state = devices.to_cpu(optimizer.state_dict()) if rank() == root_rank else None
     states = [state]
     dist.broadcast_object_list(states, root_rank)
     # load_state_dict moves each tensor to its parameter's device.

@@ -28,7 +28,7 @@ class Process:
         world = find()
         if not dist.is_initialized():
             device = devices.pick(world)
-            store = rendezvous.meet(world, device)
+            store = rendezvous.open_store(world, device)
             dist.init_process_group(
                 devices.backend(device), store=store, rank=world.rank, world_size=world.size
             )

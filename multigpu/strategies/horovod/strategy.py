@@ -128,7 +128,7 @@ class HorovodStrategy(DDPStrategy):
         scaled._learning_rate_factor = self.factor
         return remaining
 
-    def adapt(self, schedulers: list[LRScheduler]) -> None:
+    def scale_schedulers(self, schedulers: list[LRScheduler]) -> None:
         """Multiply the schedulers' learning rates and bounds."""
         for scheduler in schedulers:
             factor = self._remaining_factor(scheduler)
@@ -141,7 +141,7 @@ class HorovodStrategy(DDPStrategy):
                 else:
                     setattr(scheduler, name, rates * factor)
             # SequentialLR and ChainedScheduler contain others.
-            self.adapt(getattr(scheduler, "_schedulers", []))
+            self.scale_schedulers(getattr(scheduler, "_schedulers", []))
 
     def detach(self) -> None:
         """Give the optimizers back their own class."""

@@ -50,7 +50,9 @@ class Table(Callback):
             f"global batch {data.batch_size} = {world.size} (ranks) × {data.share} (images)\n"
         )
         progress = {"epoch": trainer.current_epoch, "step": 0, "history": self.rows}
-        trainer.print(metrics.opening(progress, self.args, self.loaded, world), flush=True)
+        trainer.print(
+            metrics.resume_header(progress, self.args, self.loaded, world), flush=True
+        )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epoch_start = time.perf_counter()

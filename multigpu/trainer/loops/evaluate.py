@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multigpu.devices import on_the_cpu
+from multigpu.devices import to_cpu
 from multigpu.errors import UserError
 from multigpu.trainer.hooks import overridden
 from multigpu.trainer.loops import call_hooks, dataloaders
@@ -180,7 +180,7 @@ class EvaluationLoop:
             if batch_end is not None:
                 batch_end(output, *arguments)
             if self.keeps_outputs:
-                self.outputs[number].append(on_the_cpu(output))
+                self.outputs[number].append(to_cpu(output))
             elif results.any_fresh and not state.sanity_checking:
                 reported = results.step_metrics(exchange=False)
                 state.metrics.update(reported)

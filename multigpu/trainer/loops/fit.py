@@ -69,7 +69,7 @@ class FitLoop:
         """Loaders that are not sharded may be uneven: an epoch ends with the shortest."""
         if self.length == float("inf"):
             return batches
-        longest, negative = self.strategy.largest([int(batches), -int(batches)])
+        longest, negative = self.strategy.all_reduce_max([int(batches), -int(batches)])
         shortest = -negative
         if shortest < longest:
             self.state.warn_once(
@@ -119,7 +119,7 @@ class FitLoop:
             if state.interrupted:
                 break
             self._end_epoch()
-        if not state.interrupted and self.strategy.largest([state.sigterm.received])[0]:
+        if not state.interrupted and self.strategy.all_reduce_max([state.sigterm.received])[0]:
             save_and_interrupt(trainer)  # the signal came at the last epoch's end
         call_hooks.call(trainer, "on_train_end")
 
@@ -133,7 +133,7 @@ class FitLoop:
         self.batch_end = call_hooks.lookup(trainer, "on_train_batch_end")
         # All ranks exchange values at a batch's end if a callback of any rank may read them.
         has_batch_end = int(self.batch_end is not None)
-        self.any_batch_end = bool(self.strategy.largest([has_batch_end])[0])
+        self.any_batch_end = bool(self.strategy.all_reduce_max([has_batch_end])[0])
         self.fetch = profiled(trainer.profiler, "train_dataloader_next", next)
         state.optimizer_step = OptimizerStep(trainer)
         self.training_step = TrainingStep(trainer)
@@ -212,7 +212,7 @@ class FitLoop:
             index += 1
             interrupt = sigterm.received
             if several_ranks:  # a rank that stopped alone would leave the others waiting
-                interrupt, stop, exchange = strategy.largest(
+                interrupt, stop, exchange = strategy.all_reduce_max(
                     [interrupt, int(state.should_stop), int(self.results.sync_steps)]
                 )
                 state.should_stop = bool(stop)
@@ -227,7 +227,7 @@ class FitLoop:
 
     def _end_together(self, batch: Any, following: Any) -> tuple[Any, Any]:
         """If any rank has no batch, or no following one, no rank has."""
-        no_batch, no_following = self.strategy.largest(
+        no_batch, no_following = self.strategy.all_reduce_max(
             [int(batch is END), int(following is END)]
         )
         return END if no_batch else batch, END if no_following else following

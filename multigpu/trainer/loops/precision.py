@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from multigpu.errors import UserError
 from multigpu.launch.world import is_rank_zero
-from multigpu.nested import mapped
+from multigpu.nested import map_tensors
 
 # What users write → Lightning's name. Plain 16 means mixed: the weights stay in 32 bit.
 NAMES = {
@@ -69,7 +69,7 @@ class Precision:
         """The batch, its floating-point tensors in the true type; mixed changes nothing."""
         if self.mixed or self.dtype == torch.float32:
             return batch
-        return mapped(
+        return map_tensors(
             batch,
             lambda tensor: tensor.to(self.dtype) if tensor.is_floating_point() else tensor,
         )

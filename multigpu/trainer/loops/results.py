@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from multigpu.errors import UserError
-from multigpu.nested import rows_of
+from multigpu.nested import count_rows
 from multigpu.trainer.loops.log_rules import (
     OUTSIDE_BATCH,
     check_hook_logs,
@@ -232,10 +232,10 @@ class Results:
             return 1
         if self.device is not None:
             # training_step_end has no micro-batch: it gets the outputs of all of them.
-            rows = rows_of(self.batch if micro_batch is None else micro_batch)
+            rows = count_rows(self.batch if micro_batch is None else micro_batch)
         else:
             if self.batch_size is None:
-                self.batch_size = rows_of(self.batch)
+                self.batch_size = count_rows(self.batch)
             rows = self.batch_size
         if rows is None and entry.on_epoch and entry.reduce == "mean":
             raise UserError(

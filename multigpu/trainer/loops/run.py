@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from multigpu.devices import on_the_cpu
+from multigpu.devices import to_cpu
 from multigpu.errors import UserError, pluralize
 from multigpu.rendezvous import fail_together, same_everywhere
 from multigpu.trainer import arguments, defaults, seed
-from multigpu.trainer.checkpointing import checkpoint_io
+from multigpu.trainer.checkpointing import restoring
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.hooks import DataHooks, overridden
 from multigpu.trainer.loops import call_hooks, dataloaders, optimizers
@@ -52,7 +52,7 @@ def run_stage(
         datamodule.trainer = trainer
     try:
         # Before configure_callbacks, which may replace the ModelCheckpoint that knows "best".
-        ckpt_path = checkpoint_io.named(trainer, ckpt_path)
+        ckpt_path = restoring.resolve_path(trainer, ckpt_path)
         _set_up(trainer, stage)
         if stage == "fit":
             returned = _fit(trainer, ckpt_path, given)
@@ -102,7 +102,7 @@ def _move_to_cpu(trainer: "Trainer") -> None:
     state.model.cpu()
     for optimizer in state.optimizers:
         for key, value in optimizer.state.items():
-            optimizer.state[key] = on_the_cpu(value)
+            optimizer.state[key] = to_cpu(value)
 
 
 def _set_up(trainer: "Trainer", stage: str) -> None:
@@ -111,7 +111,7 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
     model = state.lightning_module
     datamodule = state.datamodule
     state.precision = Precision(trainer.precision, strategy.device)
-    if state.precision.scaler is not None and not strategy.takes_float16:
+    if state.precision.scaler is not None and not strategy.supports_loss_scaling:
         algorithm = type(getattr(strategy, "algorithm", strategy)).__name__
         raise UserError(
             f"precision 16-mixed uses loss scaling, which may skip a step; {strategy.name} "
@@ -169,14 +169,14 @@ def _fit(trainer: "Trainer", ckpt_path: str | None, given: dict[str, Any]) -> No
     state = trainer.state
     model = state.lightning_module
     state.ckpt_path = ckpt_path
-    loaded = checkpoint_io.restored(trainer, ckpt_path)
+    loaded = restoring.restore_model(trainer, ckpt_path)
     train, validation = _fit_data(trainer, given)
     state.data.train_dataloader = dataloaders.of_this_rank(trainer, train, training=True)
     state.fit_loop = FitLoop(trainer, state.data.train_dataloader, validation)
     state.data.num_training_batches = state.fit_loop.batches_of_epoch
     _configure_optimizers(trainer)
     if loaded:
-        checkpoint_io.restore_training(trainer, loaded, ckpt_path)
+        restoring.restore_training(trainer, loaded, ckpt_path)
     introduce(trainer)
     call_hooks.call(trainer, "on_fit_start")
     if validation and trainer.num_sanity_val_steps and not loaded:
@@ -256,7 +256,7 @@ def _configure_optimizers(trainer: "Trainer") -> None:
     strategy.backwards = trainer.accumulate_grad_batches
     strategy.manual = not model.automatic_optimization
     state.model = strategy.wrap(state.model, state.optimizers)
-    strategy.adapt([config.scheduler for config in state.lr_scheduler_configs])
+    strategy.scale_schedulers([config.scheduler for config in state.lr_scheduler_configs])
     state.lightning_optimizers = [
         LightningOptimizer(optimizer, state, strategy) for optimizer in state.optimizers
     ]
@@ -282,7 +282,7 @@ def _evaluate(
     trainer: "Trainer", stage: str, ckpt_path: str | None, given: dict[str, Any]
 ) -> list | None:
     state = trainer.state
-    checkpoint_io.restored(trainer, ckpt_path)
+    restoring.restore_model(trainer, ckpt_path)
     name = "val" if stage == "validate" else stage
     loaders = dataloaders.as_list(_find_loader(trainer, name, given))
     if not loaders:
@@ -290,7 +290,7 @@ def _evaluate(
             f"trainer.{stage} has no data: give dataloaders, a datamodule, or write "
             f"{name}_dataloader."
         )
-    state.model = trainer.strategy.evaluated(state.model)
+    state.model = trainer.strategy.wrap_for_evaluation(state.model)
     limit = getattr(trainer, f"limit_{name}_batches")
     evaluation = EvaluationLoop(trainer, stage, loaders, limit)
     setattr(state.data, f"num_{name}_batches", evaluation.limits)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multigpu.checkpoint import random_states, set_random_states
-from multigpu.devices import on_the_cpu
-from multigpu.trainer.checkpointing import checkpoint_io
+from multigpu.devices import to_cpu
+from multigpu.trainer.checkpointing.contents import compose_checkpoint
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.loops import run
 from multigpu.trainer.loops.state import Metrics, Progress
@@ -86,11 +86,11 @@ def _run_rank(
     returned = run.run_stage(trainer, stage, model, datamodule, ckpt_path, loaders)
     checkpoint = None
     if stage == "fit":
-        checkpoint = on_the_cpu(checkpoint_io.compose(trainer, weights_only=False))
+        checkpoint = to_cpu(compose_checkpoint(trainer, weights_only=False))
     state = trainer.state
     return SpawnedRun(
         returned=returned,
-        weights=on_the_cpu(dict(model.state_dict())),
+        weights=to_cpu(dict(model.state_dict())),
         progress=state.progress,
         metrics=state.metrics.copy_to_cpu(),
         should_stop=state.should_stop,

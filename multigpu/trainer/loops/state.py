@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
-from multigpu.devices import on_the_cpu
+from multigpu.devices import to_cpu
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.optimizers import LRSchedulerConfig
@@ -72,9 +72,7 @@ class Metrics:
 
     def copy_to_cpu(self) -> "Metrics":
         """A copy that another process can unpickle."""
-        return Metrics(
-            on_the_cpu(self.callback), on_the_cpu(self.logged), on_the_cpu(self.progress_bar)
-        )
+        return Metrics(to_cpu(self.callback), to_cpu(self.logged), to_cpu(self.progress_bar))
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class TrainingStep:
         self.forward = profiled(trainer.profiler, "training_step", self._forward)
         self.backward = profiled(trainer.profiler, "backward", self._backward)
         self.step_end = getattr(module, "training_step_end", None)
-        self.merges = overridden("merge", trainer.strategy, Strategy)
+        self.merges = overridden("reduce_loss", trainer.strategy, Strategy)
         self.returning = "training_step" if self.step_end is None else "training_step_end"
         parameters = inspect.signature(module.training_step).parameters
         self.takes_index = len(parameters) > 1 or any(
@@ -77,7 +77,7 @@ class TrainingStep:
                 output = self.strategy.run_step(self.state.model, "training_step", *args)
         if self.step_end is not None:
             return self.step_end(output)
-        return self.strategy.merge(output) if self.merges else output
+        return self.strategy.reduce_loss(output) if self.merges else output
 
     def _backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Scale the loss if needed, and call the hooks around the module's `backward`.
