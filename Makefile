@@ -47,6 +47,9 @@ lint: $(INSTALLED)
 	lint-imports
 	multigpu notebooks check
 
+test-quick: lint
+	pytest tests/library tests/strategies tests/trainer tests/vgpu -m "not classroom and not slow" --numprocesses=2 --dist=loadfile
+
 # Two workers take a file each. Tests that need the one classroom cluster, and notebooks, run alone.
 test: lint
 	multigpu slurm install --with-mpi || true

@@ -98,7 +98,14 @@ def share_cores(world: World) -> None:
     down. If OMP_NUM_THREADS is set, it is left as it is.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
+        torch.set_num_threads(max(1, available_cores() // world.local_size))
+
+
+def available_cores() -> int:
+    """Cores that this process may use; outside Linux, all cores of the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def compute_exactly() -> None:

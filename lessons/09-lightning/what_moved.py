@@ -1,8 +1,9 @@
-"""Which lines of lesson 05 lesson 09 does not have, and what replaces them.
+"""Which statements of lesson 05 lesson 09 does not have, and what replaces them.
 
 python lessons/09-lightning/what_moved.py
 
-The lines are counted in the two scripts.
+Statements are counted in the two scripts, without imports, docstrings and notebook cells. A
+statement that spans several lines counts once.
 """
 
 import ast
@@ -10,7 +11,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
-# Subject: the texts by which a line is recognized, and what replaces the line.
+# Subject: the texts by which a statement is recognized, and what replaces it.
 SUBJECTS = {
     "the device: .to(), pin_memory": (
         (".to(", "pin_memory"),
@@ -37,7 +38,7 @@ SUBJECTS = {
         "Trainer(precision)",
     ),
     "sums over ranks: all_reduce": (
-        ("all_reduce", "everywhere"),
+        ("all_reduce", "sum_over_ranks"),
         "self.log(…, sync_dist=True)",
     ),
     "train and eval mode, no_grad": (
@@ -59,35 +60,38 @@ SUBJECTS = {
 }
 
 
-def code(stem: str) -> list[str]:
-    """The script's lines of code, without imports, comments, prose and notebook cells."""
-    text = (SCRIPTS / f"{stem}.py").read_text()
-    skipped = set()
-    for node in ast.walk(ast.parse(text)):
+def statements(stem: str) -> list[str]:
+    """The script's statements as text; of a compound one (def, for, with) its first line."""
+    found = []
+    for node in ast.walk(ast.parse((SCRIPTS / f"{stem}.py").read_text())):
         is_import = isinstance(node, (ast.Import, ast.ImportFrom))
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if is_import or is_docstring:
-            skipped.update(range(node.lineno, node.end_lineno + 1))
-    lines = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if number not in skipped:
-            lines.append(line.partition("  # ")[0].strip())
-    return [line for line in lines if line and not line.startswith("#")]
+        if isinstance(node, ast.stmt) and not is_import and not is_docstring:
+            found.append(first_line(node))
+    return found
+
+
+def first_line(node: ast.stmt) -> str:
+    """A simple statement, or a compound one without its body; decorators included."""
+    lines = ast.unparse(node).splitlines()
+    if not hasattr(node, "body"):
+        return " ".join(lines)
+    return " ".join(lines[: len(getattr(node, "decorator_list", [])) + 1])
 
 
 def count(lines: list[str], texts: tuple[str, ...]) -> int:
-    """The number of lines in which one of the texts occurs."""
+    """The number of statements in which one of the texts occurs."""
     return sum(any(text in line for text in texts) for line in lines)
 
 
 def table() -> str:
-    before = code("PT_CNN_MultiGPU")
-    after = code("PTL_multiGPU")
-    rows = [f"{'lines about':<44}{'05':>4}{'09':>4}   what does it now"]
+    before = statements("PT_CNN_MultiGPU")
+    after = statements("PTL_multiGPU")
+    rows = [f"{'statements about':<44}{'05':>4}{'09':>4}   what does it now"]
     for subject, (texts, replacement) in SUBJECTS.items():
         counts = f"{count(before, texts):>4}{count(after, texts):>4}"
         rows.append(f"{subject:<44}{counts}   {replacement}")
-    rows.append(f"{'all lines of code':<44}{len(before):>4}{len(after):>4}")
+    rows.append(f"{'all statements':<44}{len(before):>4}{len(after):>4}")
     return "\n".join(rows)
 
 

@@ -121,7 +121,7 @@ def choose(
         strategy, reason = _pick(resolved, num_nodes or 1, find())
         if reason and is_rank_zero():
             print(f"strategy: {strategy}, since {reason}")
-    cores = len(os.sched_getaffinity(0))
+    cores = compute_devices.available_cores()
     if resolved.kind != "cuda" and (resolved.count or 1) > 4 * cores and is_rank_zero():
         print(f"hint: {resolved.count} devices share {pluralize(cores, 'core')} of the CPU")
     chosen = named(strategy)

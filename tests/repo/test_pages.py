@@ -4,6 +4,7 @@ nbval compares the stored notebooks with new runs.
 """
 
 import json
+import re
 import sys
 
 import pytest
@@ -18,7 +19,7 @@ FIGURES = [
         "02",
         "37.25 instead of 28.50",
         "PT_CNN_DataParallel",
-        "pieces' means 37.25, mean of all rows 28.50",
+        "replicas' means 37.25, mean of all rows 28.50",
     ),
     (
         "02",
@@ -102,7 +103,7 @@ FIGURES = [
         "07",
         "without, twice as long",
         "TF_CNN_MultiGPU",
-        "not allowed 2 times, not written 1 times",
+        "forbidden 2 times, default 1 times",
     ),
     (
         "07",
@@ -112,15 +113,15 @@ FIGURES = [
     ),
     (
         "07",
-        "Holds to 3e-07 after 10 epochs",
+        "Holds to 1e-06 after 10 epochs",
         "TF_CNN_MultiGPU",
-        "equals one device after 10 epochs: max difference",
+        "equals one device: max difference",
     ),
     (
         "07",
         "the losses are 1.2 away within an epoch",
         "TF_CNN_CustomLoop",
-        "1 / own piece: 1.2 away",
+        "1 / own shard: 1.2 away",
     ),
     (
         "07",
@@ -136,9 +137,9 @@ FIGURES = [
     ),
     (
         "08",
-        "Holds to 2e-07 after 10 epochs",
+        "Holds to 1e-06 after 10 epochs",
         "TF_CNN_MultiNode",
-        "max difference 2.0e-07",
+        "MultiWorker on 2 replicas equals one device: max difference",
     ),
     (
         "08",
@@ -166,9 +167,9 @@ FIGURES = [
     ),
     (
         "09",
-        "Holds to 4e-07 after 10 epochs",
+        "Holds to 1e-06 after 10 epochs",
         "PTL_multiGPU",
-        "after 10 epochs: max difference 3.6e-07",
+        "the Trainer on 2 ranks equals one process: max difference",
     ),
     (
         "09",
@@ -178,9 +179,9 @@ FIGURES = [
     ),
     (
         "09",
-        "75 lines of code instead of 111",
+        "91 statements instead of 129",
         "PTL_multiGPU",
-        "all lines of code                            111  75",
+        "all statements                               129  91",
     ),
     (
         "09",
@@ -258,7 +259,7 @@ FIGURES = [
         "11",
         "From 0.8 times (H100, batch 64",
         "PTL_Precision",
-        "H100-80GB, 16-mixed for 32-true: 64: 0.8 ×",
+        "H100-80GB, 16-mixed against 32-true: 64: 0.8 ×",
     ),
     (
         "11",
@@ -270,50 +271,50 @@ FIGURES = [
         "11",
         "fails at 0.01",
         "PTL_Precision",
-        "proof: bf16-true learns what 32 bit learns, test loss by epoch: max "
+        "proof: bf16-true matches fp32, test loss by epoch: max "
         "difference 1.0e-01, limit 5e-03: fails",
     ),
     (
         "10",
         "| 153,128 | 153,704 | yes |",
         "PTL_Strategies",
-        "153,128  153,704              0  within 1e-5",
+        "153,128  153,704                   0  within 1e-5",
     ),
     (
         "10",
         "| 153,128 | 157,736 | yes, with lr / n |",
         "PTL_Strategies",
-        "153,128  157,736              0  within 1e-5",
+        "153,128  157,736                   0  within 1e-5",
     ),
     (
         "10",
         "| 153,128 | 153,856 | yes |",
         "PTL_Strategies",
-        "153,128  153,856              0  within 1e-5",
+        "153,128  153,856                   0  within 1e-5",
     ),
     (
         "10",
         "| 38,298 | 38,730 | no, 6e-03 away |",
         "PTL_Strategies",
-        "38,298   38,730              0        6e-03",
+        "38,298   38,730                   0        6e-03",
     ),
     (
         "10",
         "| 38,298 | 38,730 | no, 6e-01 from Adam |",
         "PTL_Strategies",
-        "38,298   38,730              0        6e-01",
+        "38,298   38,730                   0        6e-01",
     ),
     (
         "10",
         "| 76,580 | 76,868 | no, 2e-02 away |",
         "PTL_Strategies",
-        "76,580   76,868          2e-02        2e-02",
+        "76,580   76,868               2e-02        2e-02",
     ),
     (
         "10",
         "| 153,128 | 153,704 | no, 3e-02 away |",
         "PTL_Strategies",
-        "153,128  153,704          3e-02        3e-02",
+        "153,128  153,704               3e-02        3e-02",
     ),
     (
         "10",
@@ -358,6 +359,20 @@ FIGURES = [
 def test_a_figure_on_a_page_is_what_the_notebook_prints(lesson, claim, stem, printed_text):
     (page,) = (ROOT / "lessons").glob(f"{lesson}-*/README.md")
     assert claim in page.read_text() and printed_text in printed(stem)
+
+
+@pytest.mark.parametrize("lesson", ["03", "06", "07", "08", "09"])
+def test_the_proofs_hold_to_what_the_page_says(lesson):
+    """The page says 1e-06; the last digits differ between machines."""
+    (page,) = (ROOT / "lessons").glob(f"{lesson}-*/README.md")
+    text = page.read_text()
+    assert "Holds to 1e-06 after 10 epochs" in text
+    proofs = []
+    for stem in set(re.findall(r"notebooks/(\w+)\.ipynb", text)):
+        proofs += re.findall(
+            r"equals? one .*max difference (\S+), limit 1e-05: holds", printed(stem)
+        )
+    assert proofs and max(map(float, proofs)) < 1e-6
 
 
 def test_the_pages_have_the_measured_figures():
