@@ -16,7 +16,7 @@ multiprocessing.set_forkserver_preload(
 )
 
 
-# Files that `make test-quick` leaves out: they start many real processes, or take seconds a test.
+# Files that `make test-quick` leaves out: they start real processes, or take seconds per test.
 SLOW = {
     *("test_tf_common.py", "test_endings.py", "test_doctor.py", "test_bad_input.py"),
     *("test_front_page.py", "test_notebooks.py", "test_routes.py", "test_distributed.py"),
