@@ -44,6 +44,10 @@ class ErrorHook:
     started_ranks    what ends before an error is printed; None if a launcher started the ranks
     """
 
+    # The one of this process. sys.excepthook may be another: init_process_group puts a hook
+    # there that calls this one.
+    installed: "ErrorHook | None" = None
+
     def __init__(self, previous: Callable[..., object]):
         self.previous = previous
         self.one_sentence = False
@@ -67,10 +71,11 @@ class ErrorHook:
 
 
 def error_hook() -> ErrorHook:
-    """The ErrorHook in `sys.excepthook`; it is installed there if another hook is."""
-    if not isinstance(sys.excepthook, ErrorHook):
-        sys.excepthook = ErrorHook(sys.excepthook)
-    return sys.excepthook
+    """This process's ErrorHook; the first call installs it in `sys.excepthook`."""
+    if ErrorHook.installed is None:
+        ErrorHook.installed = ErrorHook(sys.excepthook)
+        sys.excepthook = ErrorHook.installed
+    return ErrorHook.installed
 
 
 def report_user_errors() -> None:
@@ -83,8 +88,8 @@ def report(error: UserError) -> None:
 
     If another rank prints the same error, wait for the launcher to end this rank.
     """
-    hook = sys.excepthook
-    if isinstance(hook, ErrorHook) and hook.started_ranks is not None:
+    hook = ErrorHook.installed
+    if hook is not None and hook.started_ranks is not None:
         hook.started_ranks.end()
     if error.already_reported:
         wait_for_launcher()

@@ -223,8 +223,8 @@ def check_shards(images: int, batch_size: int, replicas: int, fit: bool = False)
     if -(-last // per_shard) < replicas:
         raise UserError(
             f"the last batch of an epoch has {pluralize(last, 'image')}, too few for "
-            f"{replicas} replicas: give another --batch-size than {batch_size}, or fewer "
-            "--devices."
+            f"{replicas} replicas: change --batch-size (it is {batch_size}), or use fewer "
+            f"--devices."
         )
     if fit and images < batch_size and images % replicas:
         raise UserError(

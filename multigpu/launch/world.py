@@ -157,7 +157,7 @@ def tasks_per_node(text: str) -> list[int]:
         if not match:
             raise UserError(
                 f"SLURM_STEP_TASKS_PER_NODE is {text!r}, expected something like '2(x2)': "
-                f"start with srun again."
+                f"start the job again, with srun."
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts

@@ -108,9 +108,9 @@ def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") 
     highest = max(indices, default=(count or 1) - 1)
     if count != -1 and highest >= gpus:
         raise UserError(
-            f"devices={devices!r} asks for GPU {highest}, "
-            f"and this machine has {pluralize(gpus, 'GPU')}, numbered from 0: "
-            f"ask for at most {gpus}, or give accelerator='vgpu'."
+            f"devices={devices!r} asks for GPU {highest}, but this machine has "
+            f"{pluralize(gpus, 'GPU')}, numbered from 0: ask for no more than "
+            f"{pluralize(gpus, 'GPU')}, or give accelerator='vgpu'."
         )
     return Accelerator(kind, gpus if count == -1 else count, indices)
 

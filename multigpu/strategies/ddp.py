@@ -323,8 +323,8 @@ class DDPStrategy(Strategy):
             averaged = list(self.averaged.values())
             which = _first([averaged[int(number)] for number in numbers[1].split()])
         raise UserError(
-            f"{self.name} waits for the gradients of all parameters that learn, "
-            f"and {which} got none in the last step: freeze what the loss does not use, "
+            f"{self.name} waits for a gradient of every trainable parameter, but {which} "
+            f"got none in the last step: freeze the parameters that the loss does not use, "
             f"or give strategy='ddp_find_unused_parameters_true'.",
             already_reported=self.world.rank != 0,
         ) from None

@@ -75,9 +75,9 @@ class PipelineStrategy(Strategy):
         if len(stages) != len(self.devices):
             raise UserError(
                 f"{type(module).__name__}.pipeline_stages() gives "
-                f"{pluralize(len(stages), 'stage')}, and there are "
-                f"{pluralize(len(self.devices), 'device')}: one stage a device, "
-                f"so give devices={len(stages)}."
+                f"{pluralize(len(stages), 'stage')}, but there are "
+                f"{pluralize(len(self.devices), 'device')}. Each device needs exactly one "
+                f"stage: give devices={len(stages)}."
             )
         return stages
 

@@ -73,7 +73,7 @@ def translate_old_names(
             translated[RENAMED[name]] = value
         elif name in UNSUPPORTED:
             raise UserError(
-                f"this Trainer has no argument {name!r}, unlike Lightning's: "
+                f"Lightning's Trainer has an argument {name!r}, this Trainer has not: "
                 f"{UNSUPPORTED[name]}."
             )
         else:
@@ -153,14 +153,12 @@ def check_manual_optimization(trainer: "Trainer") -> None:
     if trainer.accumulate_grad_batches > 1:
         raise UserError(
             "accumulate_grad_batches is for automatic optimization: call optimizer.step() "
-            "only "
-            "after every n-th batch."
+            "only after every n-th batch."
         )
     if len(trainer.strategy.devices) > 1:
         raise UserError(
             f"manual optimization steps in training_step, which {trainer.strategy.name} runs "
-            f"once "
-            f"for each part of a batch: use automatic optimization, or strategy='ddp'."
+            f"once for each part of a batch: use automatic optimization, or strategy='ddp'."
         )
 
 
@@ -208,8 +206,7 @@ def _check_batches(name: str, value: Any) -> None:
     if not is_number or too_large or never:
         raise UserError(
             f"{name} is {value!r}: expected a number of batches, or a fraction of them, 0.0 "
-            f"to "
-            f"1.0."
+            f"to 1.0."
         )
 
 
@@ -220,16 +217,14 @@ def batches_between_validations(trainer: "Trainer", epoch: float, validates: boo
         if validates and trainer.check_val_every_n_epoch is not None and interval > epoch:
             raise UserError(
                 f"val_check_interval={interval}, but an epoch has {epoch} batches: give at "
-                f"most "
-                f"that many, or check_val_every_n_epoch=None to count across epochs."
+                f"most that many, or check_val_every_n_epoch=None to count across epochs."
             )
         return interval
     if epoch == float("inf"):
         if validates and interval != 1.0:
             raise UserError(
                 f"val_check_interval={interval} is a fraction of a loader without a length: "
-                f"give "
-                f"a whole number."
+                f"give a whole number."
             )
         return float("inf")
     return max(1, int(epoch * interval))

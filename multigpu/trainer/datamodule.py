@@ -72,7 +72,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> LightningDataModule:
-        """A data module made with the checkpoint's hyperparameters, in the state it kept.
+        """Make a data module with the hyperparameters and the state of the checkpoint.
 
         `kwargs` take precedence over the hyperparameters.
         """

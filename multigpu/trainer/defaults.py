@@ -85,8 +85,7 @@ def callbacks_for(
     if has_checkpoint and enable_checkpointing is False:
         raise UserError(
             "enable_checkpointing=False, but callbacks has a ModelCheckpoint: leave one of "
-            "them "
-            "out."
+            "them out."
         )
     if enable_checkpointing is not False and not has_checkpoint and not trainer.fast_dev_run:
         callbacks.append(ModelCheckpoint())

@@ -42,10 +42,10 @@ class PassThroughProfiler:
         return ""
 
     def describe(self) -> None:
-        """Print the report on the first rank of each node, or write each rank's to a file.
+        """Print the report on the first rank of each node.
 
-        It is written if `filename` is given: to `dirpath`, with stage and local rank in its
-        name.
+        If `filename` is given, each rank writes its report to a file in `dirpath` instead; the
+        file's name contains the stage and the local rank.
         """
         text = self.summary()
         if not text:

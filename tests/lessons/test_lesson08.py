@@ -304,7 +304,7 @@ def test_a_tf_config_that_is_wrong(tmp_path):
     ("more", "words"),
     [
         (("--lr", 0.1), "was written with --lr 0.05, this run has 0.1"),
-        (("--data",), "6.kernel is (64, 3) there and (64, 10)"),
+        (("--data",), "6.kernel is (64, 3) in the file and (64, 10)"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit(tmp_path, whole, more, words):

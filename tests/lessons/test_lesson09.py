@@ -143,12 +143,14 @@ def test_what_moved_is_counted_in_the_scripts():
     sys.path.insert(0, str(PAGE))
     import what_moved
 
-    lines = what_moved.code("PTL_multiGPU")
+    lines = what_moved.statements("PTL_multiGPU")
     assert "class LitCNN(L.LightningModule):" in lines and not any(
         line.startswith(("import", "#")) for line in lines
     )
     assert all(
-        any(word in line for word in words for line in what_moved.code("PT_CNN_MultiGPU"))
+        any(
+            word in line for word in words for line in what_moved.statements("PT_CNN_MultiGPU")
+        )
         for words, _ in what_moved.SUBJECTS.values()
     ), "each row finds something in lesson 05"
 

@@ -88,7 +88,13 @@ def test_a_kill_between_two_saves_leaves_the_checkpoint_alone(tmp_path, npz):
 def test_a_rank_that_dies_ends_the_run_with_its_traceback(tmp_path, npz, how, rank):
     death = tmp_path / "death"
     flags = ("--data", npz(), "--batch-size", 9, "--out", tmp_path)
-    done = start(how, 3, *flags, PLANT=f"raise={rank}:2", DEATH=death)
+    if how == "torchrun":
+        # Really started: torchrun reads the traceback from the rank's own process.
+        local = ("--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=3")
+        command = ("torchrun", *local, INSTRUMENTED, *flags)
+        done = run(*command, PLANT=f"raise={rank}:2", DEATH=death)
+    else:
+        done = start(how, 3, *flags, PLANT=f"raise={rank}:2", DEATH=death)
     assert time.time() - float(death.read_text()) < 15
     assert done.returncode not in (0, 2)
     # the traceback of the rank that died

@@ -23,7 +23,7 @@ def ranks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return trainer_ranks.wrap_for_evaluation(tmp_path_factory.mktemp("alone"))
+    return trainer_ranks.evaluated(tmp_path_factory.mktemp("alone"))
 
 
 def flat(batches):

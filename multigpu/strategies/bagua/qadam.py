@@ -147,7 +147,7 @@ class QAdam(Algorithm):
         if len(optimizers) != 1 or not isinstance(optimizers[0], QAdamOptimizer):
             given = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
             raise UserError(
-                f"qadam needs one optimizer, a QAdamOptimizer, and was given: {given}."
+                f"qadam needs exactly one optimizer, a QAdamOptimizer, but was given: {given}."
             )
         self.optimizer = optimizers[0]
         wrapped = target.wrap(target.model)

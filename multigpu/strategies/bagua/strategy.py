@@ -54,7 +54,7 @@ class BaguaStrategy(DDPStrategy):
             self.algorithm = ALGORITHMS[algorithm](**keywords)
         except TypeError as error:
             raise UserError(
-                f"bagua's {algorithm} does not take that argument ({error})."
+                f"bagua's {algorithm} was given an argument that it does not accept: {error}."
             ) from None
         self.supports_loss_scaling = algorithm not in NO_LOSS_SCALING
 

@@ -32,8 +32,8 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None) -> str | None:
     path = getattr(trainer.checkpoint_callback, f"{ckpt_path}_model_path", "")
     if not path:
         raise UserError(
-            f"ckpt_path={ckpt_path!r}, and no ModelCheckpoint has saved such a one: "
-            "give a file.",
+            f"ckpt_path is {ckpt_path!r}, but no ModelCheckpoint has saved such a checkpoint: "
+            "give the path of a file.",
             already_reported=not trainer.is_global_zero,
         )
     return path

@@ -29,8 +29,7 @@ def check_model(stage: str, model: Any) -> None:
     if not isinstance(model, LightningModule):
         raise UserError(
             f"trainer.{stage}: {type(model).__name__} is not a LightningModule: give a "
-            f"subclass "
-            f"of multigpu.trainer.LightningModule."
+            f"subclass of multigpu.trainer.LightningModule."
         )
     for name in REQUIRED[stage]:
         if not overridden(name, model, LightningModule):

@@ -142,8 +142,7 @@ def _sharded_by_batch(
     if batches < num_shards and is_rank_zero():
         warnings.warn(
             f"{pluralize(int(batches), 'batch')} to evaluate for {num_shards} ranks, so some "
-            f"get "
-            f"none: a smaller batch_size gives each rank one.",
+            f"get none: a smaller batch_size gives each rank one.",
             stacklevel=2,
         )
     # With batch_size=None the sampler itself gives whole batches.

@@ -152,8 +152,7 @@ class EvaluationLoop:
         if several and len(parameters) == 2 and not takes_any:
             raise UserError(
                 f"there are {len(self.loaders)} dataloaders, and {name} takes (batch, "
-                f"batch_idx): "
-                f"add a third argument, dataloader_idx."
+                f"batch_idx): add a third argument, dataloader_idx."
             )
         attributes = self.module.__dict__
         between_hooks = attributes["_log_context"]
@@ -200,8 +199,7 @@ class EvaluationLoop:
             return
         raise UserError(
             f"self.all_gather in {self.stage}: the ranks have {why}. Call it at the epoch's "
-            f"end, "
-            f"or give batches that {strategy.world.size} ranks can share evenly.",
+            f"end, or give batches that {strategy.world.size} ranks can share evenly.",
             already_reported=not strategy.is_global_zero,
         )
 

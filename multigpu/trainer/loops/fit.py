@@ -74,8 +74,7 @@ class FitLoop:
         if shortest < longest:
             self.state.warn_once(
                 f"the ranks' dataloaders have from {shortest} to {longest} batches: every "
-                f"epoch "
-                f"ends after {shortest}."
+                f"epoch ends after {shortest}."
             )
         return shortest
 
@@ -371,9 +370,8 @@ def estimated_steps(trainer: "Trainer") -> float:
     fit_loop = trainer.state.fit_loop
     if fit_loop is None:
         raise UserError(
-            "trainer.estimated_stepping_batches is known from configure_optimizers on: read "
-            "it "
-            "there."
+            "trainer.estimated_stepping_batches is not known before configure_optimizers is "
+            "called: read it in configure_optimizers or later."
         )
     return fit_loop.estimated_steps()
 

@@ -240,8 +240,7 @@ class Results:
         if rows is None and entry.on_epoch and entry.reduce == "mean":
             raise UserError(
                 f"self.log({entry.name!r}): the batch has no tensor, so the number of rows "
-                f"that "
-                f"weights the epoch's mean is unknown: give batch_size=."
+                f"that weights the epoch's mean is unknown: give batch_size=."
             )
         return 1 if rows is None else rows
 
@@ -350,8 +349,7 @@ def _one_number(name: str, value: Any) -> torch.Tensor:
         if value.numel() != 1:
             raise UserError(
                 f"self.log({name!r}) was given a tensor of shape {tuple(value.shape)}: "
-                f"expected "
-                f"one number."
+                f"expected one number."
             )
         value = value.detach().reshape(())
         if value.dtype in (torch.float32, torch.float64):
@@ -361,8 +359,7 @@ def _one_number(name: str, value: Any) -> torch.Tensor:
         return torch.tensor(float(value))
     raise UserError(
         f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a "
-        f"tensor "
-        f"with one."
+        f"tensor with one."
     )
 
 

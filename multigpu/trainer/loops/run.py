@@ -147,8 +147,7 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
         if strategy.device.type == "cpu":
             raise UserError(
                 "sync_batchnorm=True needs torch's SyncBatchNorm, which does not support the "
-                "CPU: "
-                "give accelerator='gpu' or 'vgpu'."
+                "CPU: give accelerator='gpu' or 'vgpu'."
             )
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
     state.precision.convert_module(model)
@@ -211,8 +210,7 @@ def _fit_data(trainer: "Trainer", given: dict[str, Any]) -> tuple[Any, Evaluatio
     if isinstance(train, (list, tuple, dict)):
         raise UserError(
             "trainer.fit takes one training dataloader: concatenate the data sets, or zip "
-            "them "
-            "in a data set of your own."
+            "them in a data set of your own."
         )
     has_step = overridden("validation_step", state.lightning_module, LightningModule)
     wanted = has_step and trainer.limit_val_batches != 0

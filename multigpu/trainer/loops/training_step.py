@@ -103,8 +103,7 @@ class TrainingStep:
         elif not isinstance(loss, torch.Tensor):
             raise UserError(
                 f"{self.returning} returned {type(loss).__name__}: expected the loss, a "
-                f"tensor, "
-                f"or a dict with 'loss'."
+                f"tensor, or a dict with 'loss'."
             )
         elif loss.numel() != 1:
             raise UserError(
@@ -132,8 +131,7 @@ class TrainingStep:
         elif optimizer is not None:
             raise UserError(
                 "the loss does not depend on any trainable parameter: training_step returned "
-                "a "
-                "tensor without a graph. Return the loss itself, not its detached value."
+                "a tensor without a graph. Return the loss itself, not its detached value."
             )
         if trainer.detect_anomaly:
             check_finite(trainer, loss, batch)
@@ -183,10 +181,9 @@ class TrainingStep:
             what = "a dict without 'loss'" if isinstance(output, dict) else "nothing"
             raise UserError(
                 f"training_step returned {what} in step {trainer.global_step} (batch {index} "
-                f"of "
-                f"epoch {trainer.current_epoch}): return the loss. A batch can be skipped, by "
-                f"returning None, on one device only: other ranks would wait for its "
-                f"gradients."
+                f"of epoch {trainer.current_epoch}): return the loss. Returning None skips a "
+                f"batch only in a run on one device: with more, the other ranks would wait "
+                f"for this rank's gradients."
             )
         self.state.warn_once(
             f"training_step returned nothing in step {trainer.global_step}: the batch is "

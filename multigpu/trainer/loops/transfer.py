@@ -16,7 +16,7 @@ HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch
 class BatchTransfer:
     """Called with a batch, it returns the batch on `device`, in the run's precision.
 
-    What it needs is looked up once, before the first batch.
+    Before the first batch it finds out, once, which hooks the user has overridden.
     """
 
     def __init__(

@@ -103,7 +103,7 @@ def check_generator(generator: torch.Generator, device: torch.device) -> None:
 
 
 def check_foreach_devices(info: OpInfo, func: torch._ops.OpOverload, args: tuple) -> None:
-    """Raise RuntimeError if tensors at one position of the lists are on two devices."""
+    """Raise RuntimeError if tensors at one index of the lists are on different devices."""
     first = args[0]
     for value in args[1:]:
         if isinstance(value, (list, tuple)) and len(value) == len(first):

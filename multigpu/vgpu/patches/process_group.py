@@ -94,7 +94,7 @@ class VirtualGroup(dist.ProcessGroup):
         return self.gloo.barrier(opts or dist.BarrierOptions())
 
     def collective(self, name: str, args: tuple, call: Callable[..., dist.Work]) -> dist.Work:
-        """Start a collective: `call` is gloo's method, `args` what torch has passed."""
+        """Start a collective. `call` is gloo's method; `args` are torch's arguments."""
         work = self._start(name, args, call)
         if work is None:
             return call(*args)

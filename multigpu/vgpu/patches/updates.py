@@ -1,4 +1,4 @@
-"""Optimizers on virtual GPUs: a note to the clock for each step, and foreach kernels."""
+"""Optimizers on virtual GPUs: the clock learns of each step; foreach kernels are used."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from multigpu.vgpu.sim.machine import current
 def recording(
     original: type[torch.autograd.profiler.record_function],
 ) -> type[torch.autograd.profiler.record_function]:
-    """record_function, which is around every optimizer's step, with a note to the clock.
+    """record_function, which runs around every optimizer step, and marks it on the clock.
 
     The clock is the one that is running when this is called.
     """

@@ -246,7 +246,7 @@ class Clock:
         host.time = max(host.join(), until)
 
     def wait(self, device: int, until: float) -> None:
-        """Let the device's later work start at `until` at the earliest; the host continues."""
+        """Later work of the device starts at time `until` or later; the host does not wait."""
         self.device_free_at[device] = max(self.device_free_at[device], until)
 
 

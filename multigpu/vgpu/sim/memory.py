@@ -161,7 +161,7 @@ def keep_freed_memory() -> None:
 
 
 def readable(nbytes: float) -> str:
-    """Bytes in the form of CUDA's messages: "64.00 MiB"."""
+    """Format a number of bytes as CUDA's messages do: "64.00 MiB"."""
     for unit in ("bytes", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} bytes" if unit == "bytes" else f"{nbytes:.2f} {unit}"
