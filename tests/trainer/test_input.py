@@ -259,11 +259,11 @@ MISSING = {
     "two loaders": (lambda run: run.fit(Net(), [[1], [2]]), ("one training dataloader",)),
     "best": (
         lambda run: run.validate(Net(), [1], ckpt_path="best"),
-        ("ckpt_path='best'", "ModelCheckpoint", "give a file"),
+        ("ckpt_path", "'best'", "ModelCheckpoint", "file"),
     ),
     "last": (
         lambda run: run.fit(Net(), [1], ckpt_path="last"),
-        ("ckpt_path='last'", "ModelCheckpoint", "give a file"),
+        ("ckpt_path", "'last'", "ModelCheckpoint", "file"),
     ),
 }
 

@@ -98,7 +98,8 @@ def test_a_step_that_returns_nothing_is_refused_on_several_ranks(ranks):
 
 
 def test_qadam_takes_one_optimizer(ranks):
-    assert all("qadam needs one optimizer" in rank["qadam"] for rank in ranks)
+    for rank in ranks:
+        assert "qadam" in rank["qadam"] and "QAdamOptimizer" in rank["qadam"]
 
 
 def test_every_strategy_calls_training_step_end(ranks, tmp_path):
