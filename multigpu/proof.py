@@ -94,8 +94,8 @@ def learns_the_same(
 
     For 16-bit numbers, which are too coarse to compare weights (lesson 11). `rows` has each
     epoch's test_loss and test_accuracy. The limits are 5e-3 for the loss after each epoch, and
-    1e-2 for the accuracy at the end. Prints a verdict for each; returns the one that fails, or
-    the accuracy's.
+    1e-2 for the accuracy at the end. Prints both verdicts. Returns the verdict that fails; if
+    none fails, the accuracy's.
     """
     images, labels = test.tensors
     losses: list[float] = []

@@ -88,7 +88,7 @@ def end_gloo() -> None:
     """End gloo's threads while Python still runs: drop the references to their groups.
 
     A gloo thread needs the interpreter to drop the tensors of the last collective. If Python
-    is finalizing by then, the process aborts: "terminate called without an active exception"
+    is already finalizing, the process aborts: "terminate called without an active exception"
     (pytorch/pytorch#190489), in about one run of a hundred; more often if a run ends soon
     after a collective, or on a busy machine.
 

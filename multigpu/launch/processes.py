@@ -10,8 +10,7 @@ from contextlib import suppress
 from types import FrameType
 
 POLL_INTERVAL = 0.02  # seconds
-# Seconds between SIGTERM and SIGKILL after a failure: the other ranks wait for the one that
-# failed.
+# Seconds between SIGTERM and SIGKILL after a failure: the others wait for the failed rank.
 GRACE_AFTER_FAILURE = 1.0
 # Seconds to save a checkpoint after this process was sent SIGTERM: what Slurm gives by
 # default.

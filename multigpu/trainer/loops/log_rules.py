@@ -24,7 +24,7 @@ OUTSIDE_BATCH = frozenset(
 def check_hook_logs(hook: str, name: str) -> None:
     """Raises UserError where the value would be lost.
 
-    `hook` is the one that runs, "" if it is none of a loop's.
+    `hook` names the hook that runs; "" outside of a loop's hooks.
     """
     if hook not in WITHIN_BATCH and hook not in OUTSIDE_BATCH:
         where = f"in {hook}" if hook else "outside of the steps and their hooks"

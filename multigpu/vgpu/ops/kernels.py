@@ -2,8 +2,8 @@
 
 For a device other than the CPU, LSTM and GRU layers call fused cells. These implement the
 formulas in the documentation of torch.nn.LSTM and torch.nn.GRU, and their derivatives.
-Attention would use its slowest kernel; here it uses the one that the CPU chooses, so its
-numbers are the CPU's to the bit.
+Attention would use its slowest kernel. With these kernels it uses the kernel that the CPU
+chooses, so its numbers are the CPU's to the bit.
 """
 
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ def is_initialized() -> bool:
 
 
 def _is_in_bad_fork() -> bool:
-    """Whether this process was forked from the one that started the virtual GPUs."""
+    """Whether this process is a fork of the process that started the virtual GPUs."""
     running = _machine.running()
     return running is not None and running.process != os.getpid()
 
@@ -53,7 +53,7 @@ def current_device() -> int:
 
 
 def set_device(device: Device) -> None:
-    """Make a device the one that "vgpu" means in this thread.
+    """Make a device the current device, which "vgpu" means in this thread.
 
     A negative index changes nothing, as in torch.cuda.
     """

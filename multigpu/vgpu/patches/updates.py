@@ -14,7 +14,7 @@ def recording(
 ) -> type[torch.autograd.profiler.record_function]:
     """record_function, which runs around every optimizer step, and marks it on the clock.
 
-    The clock is the one that is running when this is called.
+    It marks the clock that is running when this is called.
     """
     clock = current().clock
 

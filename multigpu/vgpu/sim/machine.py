@@ -105,7 +105,7 @@ def running() -> Machine | None:
 def current() -> Machine:
     """The running machine.
 
-    Raises RuntimeError if none runs, or if this process is a fork of the one that started it.
+    Raises RuntimeError if none runs, or in a fork of the process that started the machine.
     """
     if _running is None:
         raise RuntimeError("No virtual GPUs are running: call vgpu.start() first.")
