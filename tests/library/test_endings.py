@@ -10,7 +10,8 @@ import re
 import weakref
 
 import torch.distributed as dist
-from commands import ROOT, run
+import warm
+from commands import ROOT, run, run_script
 
 from multigpu.launch.exit import groups_kept
 
@@ -45,7 +46,7 @@ def test_no_thread_of_gloo_is_left_at_the_end():
         "horovodrun",
         "-np",
         2,
-        "python",
+        warm.python(),
         ROOT / "tests" / "support" / "ending.py",
         PYTHONPATH=ROOT,
     )
@@ -57,7 +58,7 @@ def test_a_group_that_ddp_had_can_be_ended(tmp_path):
     """torch keeps it in functions' defaults; the script keeps DDP until `train` returns."""
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
-    done = run("python", script, PYTHONPATH=ROOT)
+    done = run_script(script, PYTHONPATH=ROOT)
     assert done.stdout.count("at the end 0") == 3, done.stdout
 
 
