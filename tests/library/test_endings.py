@@ -9,10 +9,13 @@ import gc
 import re
 import weakref
 
+import pytest
 import torch.distributed as dist
 from commands import ROOT, run
 
 from multigpu.launch.exit import groups_kept
+
+pytestmark = pytest.mark.slow
 
 SPAWNED = """
 import atexit, glob, torch, torch.distributed as dist

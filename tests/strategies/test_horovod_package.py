@@ -2,7 +2,10 @@
 
 import re
 
+import pytest
 from commands import ROOT, run
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import torch, torch.nn.functional as F

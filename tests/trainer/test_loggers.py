@@ -7,15 +7,21 @@ from argparse import Namespace
 from types import ModuleType
 
 import lightnings
+import plain_net
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+import multigpu.trainer as L
 from multigpu.errors import UserError
 from multigpu.trainer.loggers import CSVLogger, Logger, TensorBoardLogger, tensorboard_logger
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+
 TEXT_FILES = (".csv", ".yaml")
+
+
 # If this module exists, TensorBoard does not import TensorFlow.
 NOTF = "tensorboard.compat.notf"
 
@@ -286,3 +292,18 @@ def test_tensorboard_keeps_an_existing_hparams_file(lightning, tmp_path):
     path.write_text("edited: 1\n")
     logger.finalize("success")
     assert path.read_text() == "edited: 1\n"
+
+
+# ---- in a run -------------------------------------------------------------------------------
+
+
+def test_a_trial_has_a_logger_that_keeps_nothing(tmp_path):
+    class Draws(plain_net.Net):
+        def on_train_start(self):
+            self.logger.experiment.add_scalar("x", 1)
+
+    run = plain_net.trainer(
+        tmp_path, fast_dev_run=True, logger=True, callbacks=[L.callbacks.LearningRateMonitor()]
+    )
+    run.fit(Draws(), DataLoader(plain_net.rows(), 4))
+    assert not any(tmp_path.iterdir()) and run.log_dir == str(tmp_path)

@@ -2,6 +2,8 @@
 
 import lightnings
 import pytest
+from numbered_rows import Rows, changed, trainer
+from torch.utils.data import DataLoader
 
 from multigpu.errors import UserError
 from multigpu.trainer.profiler import PassThroughProfiler, SimpleProfiler, Total
@@ -85,3 +87,14 @@ def test_the_pass_through_profiler_does_nothing(capsys):
     profiler.teardown("fit")
     assert profiler.summary() == ""
     assert capsys.readouterr().out == ""
+
+
+# ---- in a run -------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_simple_profiler_prints_a_table(tmp_path, capsys):
+    net = changed(on_train_batch_end=lambda self, *_: None)
+    trainer(tmp_path, profiler="simple").fit(net, DataLoader(Rows(10), 2))
+    told = capsys.readouterr().out
+    assert "on_train_batch_end" in told and "training_step" in told

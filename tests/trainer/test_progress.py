@@ -11,7 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightnings import fake
+from small_net import made, rows
+from torch.utils.data import DataLoader
 
+import multigpu.trainer as L
 from multigpu.trainer.callbacks import TQDMProgressBar, progress
 
 
@@ -131,3 +134,12 @@ def test_an_endless_epoch_has_a_bar_without_a_total():
     assert "4it" in terminal.getvalue()
     assert "%" not in terminal.getvalue()
     assert printed_by(bar, "b") == "b\n", "an exception closes the bar"
+
+
+# ---- in a run -------------------------------------------------------------------------------
+
+
+def test_predict_with_a_progress_bar():
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert len(trainer.predict(made(), DataLoader(rows(4).tensors[0], 2))) == 2
+    assert trainer.num_predict_batches == [2]

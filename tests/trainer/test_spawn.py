@@ -6,10 +6,14 @@ import sys
 import pytest
 import torch
 from commands import ROOT, run
+from numbered_rows import Net, Rows, evaluated, trainer
+from small_net import cpu, made, rows
 from torch.utils.data import DataLoader
-from trainer_ranks import Net, Rows, evaluated, trainer
 
 from multigpu.errors import UserError
+
+pytestmark = pytest.mark.slow
+
 
 CELL = """
 import json, os, sys, torch, multigpu.trainer as L
@@ -163,3 +167,12 @@ def test_ddp_spawn_is_for_one_machine(tmp_path):
         trainer(tmp_path, strategy="ddp_spawn", devices=2, num_nodes=2).fit(
             Net(), DataLoader(Rows(4))
         )
+
+
+def test_spawned_ranks_may_be_saved_after_an_evaluation(tmp_path):
+    trainer, model = cpu(strategy="ddp_spawn", devices=1), made()
+    trainer.fit(model, DataLoader(rows(4), 2))
+    trainer.validate(model, DataLoader(rows(4), 2), verbose=False)
+    trainer.save_checkpoint(tmp_path / "mine.ckpt")
+    saved = torch.load(tmp_path / "mine.ckpt")
+    assert saved["global_step"] == 2 and len(saved["optimizer_states"]) == 1
