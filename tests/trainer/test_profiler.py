@@ -9,16 +9,14 @@ from multigpu.errors import UserError
 from multigpu.trainer.profiler import PassThroughProfiler, SimpleProfiler, Total
 
 
-@pytest.fixture(scope="module")
-def lightning():
-    return lightnings.package().pytorch
-
-
 def table(text):
     """The title, and the cells of each row."""
     lines = text.splitlines()
     rows = [line.split("|")[1:-1] for line in lines if "|" in line]
     return lines[0], [[cell.strip() for cell in row] for row in rows]
+
+
+# ---- SimpleProfiler -------------------------------------------------------------------------
 
 
 def test_the_profilers_table(capsys):
@@ -59,6 +57,11 @@ def test_a_profiler_without_actions():
     assert "no action" in SimpleProfiler().summary()
 
 
+@pytest.fixture(scope="module")
+def lightning():
+    return lightnings.package().pytorch
+
+
 def test_a_profilers_file_is_named_as_lightnings(lightning, tmp_path):
     for folder, cls in (("a", lightning.profilers.SimpleProfiler), ("b", SimpleProfiler)):
         profiler = cls(dirpath=tmp_path / folder, filename="a b:c")
@@ -77,6 +80,9 @@ def test_a_profiler_used_wrongly():
         profiler.start("a")
     with pytest.raises(UserError, match="'b' has not started"):
         profiler.stop("b")
+
+
+# ---- PassThroughProfiler --------------------------------------------------------------------
 
 
 def test_the_pass_through_profiler_does_nothing(capsys):

@@ -15,6 +15,9 @@ from multigpu.errors import UserError
 pytestmark = pytest.mark.slow
 
 
+# ---- ddp_notebook ---------------------------------------------------------------------------
+
+
 CELL = """
 import json, os, sys, torch, multigpu.trainer as L
 from torch.utils.data import DataLoader, Dataset
@@ -110,6 +113,9 @@ def test_predictions_of_spawned_ranks_come_in_order(cell):
     ]
 
 
+# ---- ddp ------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("how", ["-c", "-"])
 def test_ddp_without_a_script_names_the_strategy_that_works(tmp_path, how):
     given = (
@@ -128,6 +134,9 @@ def test_ddp_without_a_script_names_the_strategy_that_works(tmp_path, how):
         "here is no script: write one; in a notebook or at a prompt give "
         "strategy='ddp_notebook'." in done.stdout
     )
+
+
+# ---- ddp_spawn ------------------------------------------------------------------------------
 
 
 def test_ddp_spawn_evaluates_as_one_process(tmp_path):
