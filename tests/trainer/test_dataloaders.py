@@ -2,11 +2,17 @@
 
 import os
 
+import numpy as np
+import pytest
+import torch
 from small_net import Net, cpu, made, rows
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import multigpu.trainer as L
+from multigpu import launch
 from multigpu.trainer.loops import dataloaders
+
+# ---- dataloaders and data modules -----------------------------------------------------------
 
 
 def test_evaluation_takes_a_dict_of_dataloaders():
@@ -17,19 +23,6 @@ def test_evaluation_takes_a_dict_of_dataloaders():
     loaders = {"small": DataLoader(rows(2), 2), "large": DataLoader(rows(3), 3)}
     told = cpu().validate(Many(), loaders, verbose=False)
     assert told == [{"n/dataloader_idx_0": 2.0}, {"n/dataloader_idx_1": 3.0}]
-
-
-def test_a_users_own_worker_init_fn_stays():
-    L.seed_everything(3, workers=True, verbose=False)
-
-    def prepared(loader, training):
-        return dataloaders.of_this_rank(cpu(), loader, training)
-
-    own = DataLoader(rows(4), worker_init_fn=print)
-    assert prepared(own, training=True).worker_init_fn is print
-    assert prepared(DataLoader(rows(4)), training=False).worker_init_fn is not None
-    os.environ.pop("PL_SEED_WORKERS")
-    assert prepared(DataLoader(rows(4)), training=True).worker_init_fn is None
 
 
 def test_a_data_module_of_data_sets_and_from_a_checkpoint(tmp_path):
@@ -64,3 +57,61 @@ def test_a_data_module_of_data_sets_and_from_a_checkpoint(tmp_path):
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     again = Sized.load_from_checkpoint(tmp_path / "a.ckpt")
     assert (again.hparams.size, again.state) == (6, 7)
+
+
+# ---- workers --------------------------------------------------------------------------------
+
+
+def test_a_users_own_worker_init_fn_stays():
+    L.seed_everything(3, workers=True, verbose=False)
+
+    def prepared(loader, training):
+        return dataloaders.of_this_rank(cpu(), loader, training)
+
+    own = DataLoader(rows(4), worker_init_fn=print)
+    assert prepared(own, training=True).worker_init_fn is print
+    assert prepared(DataLoader(rows(4)), training=False).worker_init_fn is not None
+    os.environ.pop("PL_SEED_WORKERS")
+    assert prepared(DataLoader(rows(4)), training=True).worker_init_fn is None
+
+
+class Random(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        return torch.rand(1).item(), float(np.random.rand())
+
+
+def drawn(**how) -> list:
+    L.seed_everything(3, verbose=False, **how)
+    trainer = cpu(strategy="ddp")
+    trainer.strategy.connect()
+    loader = DataLoader(Random(), 2, num_workers=1)
+    return list(dataloaders.of_this_rank(trainer, loader, training=True))
+
+
+def drawn_three_times() -> dict:
+    return {
+        "workers": drawn(workers=True),
+        "again": drawn(workers=True),
+        "not seeded": drawn(),
+    }
+
+
+@pytest.mark.slow
+def test_workers_draw_by_the_seed_and_the_rank():
+    two = launch.call(drawn_three_times, 2)
+    first, second = (
+        np.array([[part.numpy() for part in batch] for batch in rank["workers"]])
+        for rank in two
+    )
+    assert not np.isin(first, second).any()
+    assert np.array_equal(
+        first, [[part.numpy() for part in batch] for batch in two[0]["again"]]
+    )
+    first, second = (
+        np.array([[part.numpy() for part in batch] for batch in rank["not seeded"]])
+        for rank in two
+    )
+    assert np.array_equal(first, second), "torch's own seeds know no ranks"

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler
 from multigpu import launch
 from multigpu.trainer.loops.dataloaders import sharded
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def evaluations(folder: str) -> dict:

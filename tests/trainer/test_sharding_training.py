@@ -1,4 +1,4 @@
-"""Which rows each of two ranks trains on: samplers, shuffled data, streams, workers."""
+"""Which rows each of two ranks trains on: samplers, shuffled data, streams."""
 
 import random
 
@@ -17,7 +17,7 @@ import multigpu.trainer as L
 from multigpu import launch
 from multigpu.trainer.loops import dataloaders
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 # ---- rows in batches ------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_streams_of_uneven_length_end_together(ranks):
     assert all(rank["an empty stream"] == [] for rank in ranks)
 
 
-# ---- samplers, unequal data, loaders without batches, workers -------------------------------
+# ---- samplers, unequal data, loaders without batches ----------------------------------------
 
 
 class Numbers(Dataset):
@@ -150,22 +150,6 @@ class Unbatched(small_net.Net):
         return float(batch[0][0])
 
 
-class Random(Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, row):
-        return torch.rand(1).item(), float(np.random.rand())
-
-
-def drawn_in_workers(**how) -> list:
-    L.seed_everything(3, verbose=False, **how)
-    trainer = small_net.cpu(strategy="ddp")
-    trainer.strategy.connect()
-    loader = DataLoader(Random(), 2, num_workers=1)
-    return list(dataloaders.of_this_rank(trainer, loader, training=True))
-
-
 def data_of_a_rank() -> dict:
     found: dict = {}
     rank = launch.find().rank
@@ -196,10 +180,6 @@ def data_of_a_rank() -> dict:
     trainer.fit(model, DataLoader(small_net.rows(8), batch_size=None, shuffle=True))
     found["shuffled"] = model.seen
     found["predicted"] = trainer.predict(model, DataLoader(small_net.rows(7), batch_size=None))
-
-    found["workers"] = drawn_in_workers(workers=True)
-    found["again"] = drawn_in_workers(workers=True)
-    found["not seeded"] = drawn_in_workers()
     return found
 
 
@@ -237,19 +217,3 @@ def test_a_loader_without_batches_is_predicted_once_and_in_order(two):
         assert rank["predicted"] == pytest.approx(
             [float(row[0]) for row in small_net.rows(7).tensors[0]]
         )
-
-
-def test_workers_draw_by_the_seed_and_the_rank(two):
-    first, second = (
-        np.array([[part.numpy() for part in batch] for batch in rank["workers"]])
-        for rank in two
-    )
-    assert not np.isin(first, second).any()
-    assert np.array_equal(
-        first, [[part.numpy() for part in batch] for batch in two[0]["again"]]
-    )
-    first, second = (
-        np.array([[part.numpy() for part in batch] for batch in rank["not seeded"]])
-        for rank in two
-    )
-    assert np.array_equal(first, second), "torch's own seeds know no ranks"
