@@ -48,14 +48,12 @@ lint: $(INSTALLED)
 	multigpu notebooks check
 
 test-quick: lint
-	pytest tests/library tests/strategies tests/trainer tests/vgpu -m "not classroom and not slow" --numprocesses=2 --dist=loadfile
+	pytest tests/library tests/strategies tests/trainer tests/vgpu -m "not classroom and not slow" --numprocesses=2
 
-# Two workers take a file each. Tests that need the one classroom cluster, and notebooks, run alone.
+# Three workers take a file each, because tests often wait: for a job in the queue, or a time limit.
 test: lint
 	multigpu slurm install --with-mpi || true
-	pytest tests -m "not classroom" --numprocesses=2 --dist=loadfile
-	pytest tests -m classroom
-	pytest notebooks
+	pytest --numprocesses=3
 
 lab: $(INSTALLED)
 	python -m jupyterlab --config=lessons/.jupyter/lab.py

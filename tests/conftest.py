@@ -1,19 +1,10 @@
 """Fixtures of all tests."""
 
-import multiprocessing
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-os.environ["OMP_NUM_THREADS"] = "1"
-# Ranks of `launch.call` in a test are forked from a server that has imported torch once.
-# tests/trainer/test_spawn.py and the lessons' own mp.spawn start real processes.
-os.environ["MULTIGPU_START_METHOD"] = "forkserver"
-multiprocessing.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.nn.parallel", "multigpu.trainer", "multigpu.vgpu"]
-)
 
 
 def pytest_runtest_teardown() -> None:
@@ -57,10 +48,6 @@ def cluster():
 
     from multigpu import classroom
 
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        pytest.fail(
-            "a machine has one classroom cluster: mark the test with pytest.mark.classroom"
-        )
     if reason := classroom.obstacle():
         pytest.skip(reason)
     was_up = classroom.status()[0]

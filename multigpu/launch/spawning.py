@@ -106,14 +106,8 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
         raise UserError(
             f"cannot bind port {port}, which is in use: give another MASTER_PORT, or none."
         ) from None
-    # Tests set "fork" or "forkserver", so that a rank does not import torch again.
-    method = os.environ.get("MULTIGPU_START_METHOD", "spawn")
-    # A fork server has the environment of its own start.
-    environment = dict(os.environ) if method == "forkserver" else None
-    child_args = (function, processes, store.port, args, environment)
-    context = mp.start_processes(
-        _run_child, child_args, processes, join=False, start_method=method
-    )
+    child_args = (function, processes, store.port, args)
+    context = mp.spawn(_run_child, child_args, processes, join=False)
     try:
         while not context.join(grace_period=1):
             pass
@@ -157,11 +151,7 @@ def _run_child(
     processes: int,
     port: int,
     args: tuple,
-    environment: dict[str, str] | None,
 ) -> None:
-    if environment is not None:
-        os.environ.clear()
-        os.environ.update(environment)
     os.environ.update(
         RANK=str(local_rank),
         LOCAL_RANK=str(local_rank),

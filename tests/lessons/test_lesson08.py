@@ -3,12 +3,12 @@
 import json
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import warm
 from commands import ROOT, clean_environment, free_ports, planted, run_script
 
 pytest.importorskip("tensorflow")
@@ -76,7 +76,7 @@ def by_hand(
     for index, config in enumerate(configs(free_ports(workers))):
         folder = cwd / f"{index}"
         folder.mkdir(parents=True)
-        command = [sys.executable, script, *map(str, flags)]
+        command = [warm.python(), script, *map(str, flags)]
         if index == workers - 1:
             command += last
         started.append(

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from commands import ROOT, planted, run
+from commands import ROOT, planted, run_script
 
 from multigpu.errors import UserError
 from multigpu.strategies import ALGORITHMS
@@ -20,7 +20,7 @@ APART = ("bagua:decentralized", "bagua:low_precision_decentralized", "bagua:asyn
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict]:
     """All strategies on two ranks, on the digits: what it printed, and metrics.json."""
     out = tmp_path_factory.mktemp("all")
-    done = run("python", SCRIPT, "--epochs", 2, "--prove", "--out", out)
+    done = run_script(SCRIPT, "--epochs", 2, "--prove", "--out", out)
     assert done.returncode == 0, done.stdout
     assert {path.name for path in out.iterdir()} == {
         "bytes.png",
@@ -77,7 +77,7 @@ def test_who_is_exact_and_whose_ranks_are_apart(whole):
 def test_four_ranks_and_one_peer_each(tmp_path, npz):
     settings = ("--data", npz(), "--epochs", 3, "--batch-size", 8)
     flags = (*settings, "--ranks", 4, "--out", tmp_path / "o")
-    done = run("python", SCRIPT, "--strategy", "bagua:decentralized:shift_one", *flags)
+    done = run_script(SCRIPT, "--strategy", "bagua:decentralized:shift_one", *flags)
     assert done.returncode == 0, done.stdout
     metrics = json.loads((tmp_path / "o" / "metrics.json").read_text())
     (row,) = metrics["strategies"].values()
@@ -102,9 +102,8 @@ ddp.DistributedDataParallel = Silent
 """
     settings = ("--data", npz(), "--epochs", 2, "--batch-size", 8)
     flags = (*settings, "--prove", "--out", tmp_path / "o")
-    done = run(
-        "python", planted(tmp_path, "PTL_Strategies", fault), "--strategy", "ddp", *flags
-    )
+    path = planted(tmp_path, "PTL_Strategies", fault)
+    done = run_script(path, "--strategy", "ddp", *flags)
     assert done.returncode == 1 and "limit 1e-05: fails" in done.stdout, done.stdout
 
 
@@ -133,7 +132,7 @@ def test_a_name_that_is_none(name, words):
 )
 def test_a_mistake_is_one_sentence(tmp_path, npz, flags, words):
     out = tmp_path / "out"
-    done = run("python", SCRIPT, "--data", npz(), "--epochs", 1, *flags, "--out", out)
+    done = run_script(SCRIPT, "--data", npz(), "--epochs", 1, *flags, "--out", out)
     assert (
         done.returncode == 2 and done.stdout.count("error: ") == 1 and words in done.stdout
     ), done.stdout
@@ -144,7 +143,7 @@ def test_a_mistake_is_one_sentence(tmp_path, npz, flags, words):
 def test_ddp2_learns_from_the_nodes_batches(tmp_path, npz, nodes, each):
     settings = ("--data", npz(), "--epochs", 2, "--batch-size", 12)
     flags = (*settings, "--nodes", nodes, "--each", each, "--prove")
-    done = run("python", NODES, *flags, "--out", tmp_path / "o")
+    done = run_script(NODES, *flags, "--out", tmp_path / "o")
     assert done.returncode == 0 and "limit 1e-05: holds" in done.stdout, done.stdout
     metrics = json.loads((tmp_path / "o" / "metrics.json").read_text())
     assert (metrics["devices"], metrics["world_size"]) == (nodes * each, nodes)
@@ -165,12 +164,12 @@ lesson.nce = lambda a, b: (nce(a[::2], b[::2]) + nce(a[1::2], b[1::2])) / 2
 """
     settings = ("--data", npz(), "--epochs", 2, "--batch-size", 8)
     flags = (*settings, "--prove", "--out", tmp_path / "o")
-    done = run("python", planted(tmp_path, "PTL_NodeBatch", fault), *flags)
+    done = run_script(planted(tmp_path, "PTL_NodeBatch", fault), *flags)
     assert done.returncode == 1 and "limit 1e-05: fails" in done.stdout, done.stdout
 
 
 def test_a_batch_that_cannot_be_filled(tmp_path, npz):
-    done = run("python", NODES, "--data", npz(), "--batch-size", 40, "--out", tmp_path / "o")
+    done = run_script(NODES, "--data", npz(), "--batch-size", 40, "--out", tmp_path / "o")
     assert done.returncode == 2 and "35 training images fill no batch of 40" in done.stdout, (
         done.stdout
     )

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import re
 import socket
 import subprocess
 from pathlib import Path
@@ -17,7 +16,7 @@ INSTRUMENTED = SUPPORT / "instrumented.py"
 # The variables that a launcher or a test may have left.
 PREFIXES = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "HOROVOD_", "TORCHELASTIC_", "MASTER_")
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MULTIGPU_LAUNCHER")
-NAMES += ("PYTEST_CURRENT_TEST", "PLANT", "MULTIGPU_START_METHOD")
+NAMES += ("PYTEST_CURRENT_TEST", "PLANT", "WARM_IMPORTED")
 
 
 def clean_environment(**more: object) -> dict[str, str]:
@@ -53,14 +52,8 @@ def run_script(
     timeout: float = 240,
     **environment: object,
 ) -> subprocess.CompletedProcess:
-    """As `run("python", path, *flags)`, in a fork of a process that has imported torch.
-
-    A script that imports TensorFlow starts from a process that has imported it, too.
-    """
-    tensorflow = re.search(r"\bTF_CNN|import tensorflow|tf_common", Path(path).read_text())
-    return _warm(
-        [path, *flags], cwd, timeout, environment, "tensorflow" if tensorflow else "torch"
-    )
+    """As `run("python", path, *flags)`, in a fork of a process that has imported torch."""
+    return run(warm.python(), path, *flags, cwd=cwd, timeout=timeout, **environment)
 
 
 def torchrun(
@@ -71,17 +64,11 @@ def torchrun(
     timeout: float = 240,
     **environment: object,
 ) -> subprocess.CompletedProcess:
-    """Run a script under torchrun; its agent forks the ranks (warm.py)."""
+    """Run a script under torchrun, the agent and the ranks as `run_script` does."""
+    command = warm.python().with_name("torchrun")
     # Without --local-addr, --standalone hangs if the machine's name does not resolve.
     local = ("--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}")
-    return _warm(["torchrun", *local, path, *flags], cwd, timeout, environment, "torch")
-
-
-def _warm(
-    arguments: list, cwd: Path | None, timeout: float, environment: dict, imported: str
-) -> subprocess.CompletedProcess:
-    words = [str(argument) for argument in arguments]
-    return warm.run(words, clean_environment(**environment), cwd, timeout, imported)
+    return run(command, *local, path, *flags, cwd=cwd, timeout=timeout, **environment)
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,27 +1,40 @@
-"""Run a script in a fork of a process that has imported torch: it starts in milliseconds.
+"""Processes that start in milliseconds: forks of a process that has imported torch.
 
-A test of a real start (launchers, a missing package) uses `commands.run` instead. The forked
-process has its own working directory, environment and output. Its `--spawn` ranks and
-torchrun's ranks are forked, too (MULTIGPU_START_METHOD).
+`python()` is the path of a command that takes Python's arguments: a script, `-m module` or
+`-c code`. The command sends its arguments, its environment and its open files to the warm
+process (a server), which forks; the fork runs the program. In the fork `sys.executable` is
+that command, so that the ranks of mp.spawn, of torchrun and of the Trainer start in the same
+way. Programs that import TensorFlow are forks of a second process, which has imported that.
+
+A test of a real start (a launcher, a missing package, an import time) uses `sys.executable`.
 """
 
 import atexit
+import fcntl
 import json
 import os
 import runpy
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import types
+import warnings
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
-PRELOAD = (
+TORCH = (
     "torch",
     "torch._dynamo",
     "torch.distributed.run",
+    "torch.multiprocessing",
     "torch.nn.parallel",
+    "cloudpickle",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "tqdm.auto",
@@ -30,112 +43,96 @@ PRELOAD = (
     "multigpu.metrics",
     "multigpu.proof",
     "multigpu.checkpoint",
+    "multigpu.comparison",
 )
+TENSORFLOW = ("multigpu.tf_common", "keras")
+SUPPORT = Path(__file__).parent
 
 
-# ---- the client, in the process that runs the tests ----------------------------------------
+# ---- in the process that runs the tests ----------------------------------------------------
 
 
-class Server:
-    """The warm process of this process: starts at the first request, ends with this one."""
-
-    def __init__(self, preload: tuple[str, ...]) -> None:
-        self.preload = preload
-        self.folder = tempfile.mkdtemp(prefix="warm")
-        self.address = os.path.join(self.folder, "socket")
-        self.process: subprocess.Popen | None = None
-
-    def start(self, environment: dict[str, str]) -> None:
-        if self.process is not None:
-            return
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(self.address)
-        listener.listen(16)
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, str(listener.fileno()), *self.preload],
-            env=environment,
-            pass_fds=[listener.fileno()],
-            stdin=subprocess.PIPE,
-        )
+@cache
+def python() -> Path:
+    """The command that starts a program in a fork. The first call starts the server."""
+    folder = Path(tempfile.mkdtemp(prefix="warm"))
+    for name in ("python", "python3", "torchrun"):
+        words = [sys.executable, "-IS", str(SUPPORT / "warm_client.py"), str(folder), name]
+        command = folder / name
+        command.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        command.chmod(0o755)
+    write_kernel(folder)
+    listeners = []
+    for name in ("torch", "tensorflow"):
+        listeners.append(socket.socket(socket.AF_UNIX))
+        listeners[-1].bind(str(folder / f"{name}.socket"))
+        listeners[-1].listen(64)
+    server = subprocess.Popen(
+        [sys.executable, __file__, folder, *(str(one.fileno()) for one in listeners)],
+        pass_fds=[one.fileno() for one in listeners],
+        stdin=subprocess.PIPE,
+    )
+    for listener in listeners:
         listener.close()
-        atexit.register(self.stop)
-
-    def stop(self) -> None:
-        self.process.stdin.close()  # the server ends when its standard input does
-        self.process.wait()
-        with suppress(OSError):
-            os.unlink(self.address)
-            os.rmdir(self.folder)
+    atexit.register(stop, server, folder)
+    return folder / "python"
 
 
-SERVERS = {
-    "torch": Server(PRELOAD),
-    "tensorflow": Server((*PRELOAD, "multigpu.tf_common", "keras")),
-}
+def write_kernel(folder: Path) -> None:
+    """The Jupyter kernel `warm`: found if JUPYTER_PATH is the folder."""
+    kernel = folder / "kernels" / "warm"
+    kernel.mkdir(parents=True)
+    command = [str(folder / "python"), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": command, "display_name": "warm", "language": "python"}
+    (kernel / "kernel.json").write_text(json.dumps(spec))
 
 
-def run(
-    arguments: list[str],
-    environment: dict[str, str],
-    cwd: Path | None,
-    timeout: float,
-    imported: str = "torch",
-) -> subprocess.CompletedProcess:
-    """Run `script.py flags…`, or `torchrun flags… script.py flags…`; .stdout has stderr, too.
-
-    After `timeout` seconds the script and its ranks are killed: subprocess.TimeoutExpired.
-    `imported` names what the warm process has imported: "torch", or "tensorflow" as well.
-    """
-    server = SERVERS[imported]
-    server.start(environment)
-    with tempfile.TemporaryFile() as output, socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(server.address)
-        request = {
-            "arguments": arguments,
-            "environment": environment,
-            "cwd": str(cwd or os.getcwd()),
-        }
-        text = json.dumps(request).encode()
-        socket.send_fds(connection, [len(text).to_bytes(8, "little")], [output.fileno()])
-        connection.sendall(text)
-        connection.settimeout(timeout)
-        try:
-            answer = connection.recv(8)
-        except TimeoutError:
-            output.seek(0)
-            raise subprocess.TimeoutExpired(arguments, timeout, output.read()) from None
-        output.seek(0)
-        code = int.from_bytes(answer, "little", signed=True)
-        return subprocess.CompletedProcess(
-            arguments, code, output.read().decode(errors="replace"), ""
-        )
+def stop(server: subprocess.Popen, folder: Path) -> None:
+    """End the server: it ends when its standard input does."""
+    server.stdin.close()
+    server.wait()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---- the server ----------------------------------------------------------------------------
 
 
-def serve(listener: socket.socket, preload: list[str]) -> None:
-    for name in preload:
-        __import__(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forked handlers are reaped by the kernel
+def serve(folder: str, torch: socket.socket, tensorflow: socket.socket) -> None:
+    """Fork for each connection; at the first to `tensorflow`, fork the second server."""
     import select
 
+    for name in TORCH:
+        __import__(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are reaped by the kernel
+    listeners = [torch, tensorflow]
     while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        ready, _, _ = select.select([*listeners, sys.stdin], [], [])
         if sys.stdin in ready:  # the tests have ended
             return
-        connection, _ = listener.accept()
+        if tensorflow in ready and len(listeners) == 2:
+            if os.fork() == 0:
+                torch.close()
+                for name in TENSORFLOW:
+                    __import__(name)
+                listeners = [tensorflow]
+            else:
+                tensorflow.close()
+                listeners = [torch]
+            continue
+        connection, _ = ready[0].accept()
         if os.fork() == 0:
-            listener.close()
-            handle(connection)
+            for listener in listeners:
+                listener.close()
+            handle(folder, connection)
         connection.close()
 
 
-def handle(connection: socket.socket) -> None:
-    """In a fork of the server: run the script in another fork, and send its exit code."""
+def handle(folder: str, connection: socket.socket) -> NoReturn:
+    """Run the program in one more fork, and send the fork's id and exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    head, fds, _, _ = socket.recv_fds(connection, 8, 1)
-    size, text = int.from_bytes(head, "little"), b""
+    head, files, _, _ = socket.recv_fds(connection, 8, 250)
+    size = int.from_bytes(head, "little")
+    text = b""
     while len(text) < size:
         text += connection.recv(size - len(text))
     request = json.loads(text)
@@ -143,7 +140,10 @@ def handle(connection: socket.socket) -> None:
     if child == 0:
         os.setsid()
         connection.close()
-        become(request, fds[0])
+        become(folder, request, files)
+    for file in files:
+        os.close(file)
+    connection.sendall(child.to_bytes(8, "little", signed=True))
     code = wait(child, connection)
     with suppress(OSError):
         connection.sendall(code.to_bytes(8, "little", signed=True))
@@ -151,7 +151,7 @@ def handle(connection: socket.socket) -> None:
 
 
 def wait(child: int, connection: socket.socket) -> int:
-    """The child's exit code; if the client goes away, the child's process group is killed."""
+    """The child's exit code; if the client ends, the child's process group is killed."""
     import select
 
     descriptor = os.pidfd_open(child)
@@ -163,67 +163,61 @@ def wait(child: int, connection: socket.socket) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def become(request: dict, output: int) -> None:
-    """Become the script: its environment, folder, output and arguments."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+def become(folder: str, request: dict, files: list[int]) -> NoReturn:
+    """Become the program: its open files, environment, working directory and arguments."""
+    import multiprocessing.process
+    import multiprocessing.spawn
+
+    # First to high numbers: a wanted number may be that of another received file.
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD, 500) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(high, request["files"], strict=True):
+        os.dup2(file, number)
+        os.close(file)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.environ.clear()
-    os.environ.update(request["environment"], MULTIGPU_START_METHOD="fork")
+    os.environ.update(request["environment"])
+    os.environ["PATH"] = os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])
+    if "keras" in sys.modules:
+        os.environ["WARM_IMPORTED"] = "tensorflow"
+    sys.executable = os.path.join(folder, "python")
+    multiprocessing.spawn.set_executable(sys.executable)
     os.chdir(request["cwd"])
-    arguments = request["arguments"]
-    if arguments[0] == "torchrun":
-        torchrun(arguments[1:])
-    else:
-        script(*arguments)
+    multiprocessing.process.ORIGINAL_DIR = request["cwd"]  # where __main__'s path starts
+    for entry in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if entry:
+            sys.path.insert(0, entry)
+    run_program(request["arguments"])
     sys.exit(0)
 
 
-def script(path: str, *flags: str) -> None:
-    sys.argv = [path, *flags]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    for entry in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
-        if entry:
-            sys.path.insert(1, entry)
-    runpy.run_path(path, run_name="__main__")
-
-
-def torchrun(arguments: list[str]) -> None:
-    """As the command, but its agent forks the ranks instead of starting Python for each."""
-    from torch.distributed import run as elastic
-    from torch.distributed.launcher.api import elastic_launch
-
-    def launch(config, entrypoint):
-        config.start_method = "fork"
-        # `entrypoint` is Python's path, and the first argument is -u: a fork needs neither.
-        return lambda _, *rest: elastic_launch(config, rank)(*rest)
-
-    elastic.elastic_launch = launch
-    elastic.main(arguments)
-
-
-def rank(path: str, *flags: str) -> None:
-    """One rank under torchrun, in one more fork.
-
-    A script ends with os._exit, and the agent waits for a return value.
-    """
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        script(path, *flags)
-        sys.exit(0)
-    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    if code:
-        os._exit(code)
+def run_program(arguments: list[str]) -> None:
+    """What `python arguments…` does."""
+    first, *rest = arguments
+    if first == "-c":
+        code, *rest = rest
+        sys.argv = ["-c", *rest]
+        sys.path.insert(0, "")
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(code, "<string>", "exec"), vars(main))
+    elif first == "-m":
+        module, *rest = rest
+        sys.argv = [module, *rest]
+        sys.path.insert(0, os.getcwd())
+        warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [first, *rest]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
+        runpy.run_path(first, run_name="__main__")
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    # The script's folder is no place that a program would import from.
+    del sys.path[0]
+    sys.path.insert(0, str(SUPPORT.parent.parent))
+    serve(sys.argv[1], *(socket.socket(fileno=int(number)) for number in sys.argv[2:]))
