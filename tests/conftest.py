@@ -6,25 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-# Files that `make test-quick` leaves out: they start real processes, or take seconds per test.
-SLOW = {
-    *("test_tf_common.py", "test_endings.py", "test_doctor.py", "test_bad_input.py"),
-    *("test_front_page.py", "test_notebooks.py", "test_routes.py", "test_distributed.py"),
-    *("test_rules.py", "test_ranks_end.py", "test_same.py", "test_spawn.py", "test_data.py"),
-    *(
-        "test_horovod_package.py",
-        "test_qadam.py",
-        "test_decentralized.py",
-        "test_on_virtual_gpus.py",
-    ),
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.name in SLOW:
-            item.add_marker(pytest.mark.slow)
-
 
 def pytest_runtest_teardown() -> None:
     """Remove the seed that seed_everything passes on to processes that are started later."""

@@ -11,6 +11,8 @@ from commands import INSTRUMENTED, SCRIPT, run, run_script, torchrun
 
 from multigpu.devices import CLASSROOM
 
+pytestmark = pytest.mark.slow
+
 TINY = ("--epochs", 1, "--batch-size", 8)
 
 

@@ -16,6 +16,8 @@ from multigpu.cli import doctor
 from multigpu.cli.doctor import machine, pytorch, software
 from multigpu.commands import run_bounded
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # A copy on purpose: a change of the JSON needs a new `schema`, and a change here.
 DETAILS = {

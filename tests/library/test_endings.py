@@ -9,11 +9,14 @@ import gc
 import re
 import weakref
 
+import pytest
 import torch.distributed as dist
 import warm
 from commands import ROOT, run, run_script
 
 from multigpu.launch.exit import groups_kept
+
+pytestmark = pytest.mark.slow
 
 SPAWNED = """
 import atexit, glob, torch, torch.distributed as dist

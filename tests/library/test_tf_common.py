@@ -13,6 +13,8 @@ from multigpu import data, errors, proof, tf_common
 from multigpu.models import CNN
 from multigpu.tf_common import tf
 
+pytestmark = pytest.mark.slow
+
 PLACES = tf_common.devices(4)  # before anything else: TensorFlow starts once in a process
 
 

@@ -12,6 +12,8 @@ from zipfile import ZipFile
 import pytest
 from commands import ROOT, clean_environment, run, run_script
 
+pytestmark = pytest.mark.slow
+
 README = (ROOT / "README.md").read_text()
 # <!--= FILE PATH FORMAT -->: what follows is the number at PATH in benchmarks/FILE.
 MARKER = re.compile(r"<!--= (\S+) (\S+) (\S+) -->([-+]?[\d.]+%?)")

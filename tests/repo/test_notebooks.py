@@ -13,6 +13,8 @@ from commands import ROOT
 from multigpu import notebooks
 from multigpu.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """\
 # ---
 # jupyter:

@@ -9,6 +9,8 @@ from commands import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import routes
 
+pytestmark = pytest.mark.slow
+
 
 def rows() -> dict[str, str]:
     lines = [

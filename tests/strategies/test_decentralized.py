@@ -33,6 +33,8 @@ from multigpu.strategies.bagua.decentralized import Decentralized, peer
 from multigpu.strategies.bagua.low_precision import LowPrecisionDecentralized
 from multigpu.strategies.weights import broadcast_model
 
+pytestmark = pytest.mark.slow
+
 # PEERS[number of ranks][exchange % 2][rank]
 PEERS = {2: [[1, 0], [1, 0]], 4: [[2, 3, 0, 1], [3, 2, 1, 0]]}
 

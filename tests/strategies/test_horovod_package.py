@@ -2,8 +2,11 @@
 
 import re
 
+import pytest
 import warm
 from commands import ROOT, run
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import torch, torch.nn.functional as F

@@ -17,6 +17,8 @@ from multigpu.strategies.bagua.gradient_allreduce import GradientAllReduce
 from multigpu.strategies.bagua.low_precision import LowPrecisionDecentralized
 from multigpu.strategies.bagua.qadam import QAdam, QAdamOptimizer
 
+pytestmark = pytest.mark.slow
+
 ALGORITHMS = {
     "gradient_allreduce": GradientAllReduce,
     "bytegrad": ByteGrad,

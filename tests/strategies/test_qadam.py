@@ -32,6 +32,8 @@ from torch import nn
 from multigpu import launch
 from multigpu.strategies.bagua.qadam import QAdam, QAdamOptimizer
 
+pytestmark = pytest.mark.slow
+
 # In float64: Adam divides by the root of the variance, which magnifies float32's rounding
 # where a gradient is small.
 F64 = torch.float64

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import multigpu.trainer as L
 
@@ -61,3 +61,13 @@ def made(seed: int = 0, **keywords) -> Net:
 
 def cpu(**keywords) -> L.Trainer:
     return L.Trainer(**{"accelerator": "cpu", "max_epochs": 1, **QUIET, **keywords})
+
+
+def loaders(n: int = 8):
+    return DataLoader(rows(n), 2), DataLoader(rows(4), 2)
+
+
+def fitted(model: Net, **keywords) -> L.Trainer:
+    trainer = cpu(**keywords)
+    trainer.fit(model, *loaders())
+    return trainer

@@ -7,10 +7,14 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import lightnings
+import plain_net
 import pytest
+import small_net
 import torch
 from lightnings import fake, fit
+from torch.utils.data import DataLoader
 
+import multigpu.trainer as L
 from multigpu.errors import UserError
 from multigpu.trainer import callbacks
 from multigpu.trainer.callbacks.early_stopping import EarlyStoppingReason
@@ -19,12 +23,17 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 NAN = float("nan")
+
+
 SCORES = (0.5, 0.3, 0.4, 0.2)
 
 
 @pytest.fixture(scope="module")
 def lightning():
     return lightnings.package()
+
+
+# ---- EarlyStopping --------------------------------------------------------------------------
 
 
 # name → (EarlyStopping's arguments, val_loss by validation, the Trainer's arguments)
@@ -123,6 +132,9 @@ def test_early_stopping_ignores_other_validations(change):
     assert not trainer.should_stop
 
 
+# ---- LearningRateMonitor --------------------------------------------------------------------
+
+
 def two_groups(net):
     first = torch.nn.Parameter(torch.ones(1))
     second = torch.nn.Parameter(torch.ones(1))
@@ -160,6 +172,8 @@ def two_schedulers(net, name=None):
 
 
 ALL_VALUES = {"log_momentum": True, "log_weight_decay": True}
+
+
 # name → (the module's optimizers, LearningRateMonitor's arguments, the Trainer's arguments)
 RATES = {
     "plain": (None, {}, {}),
@@ -231,6 +245,9 @@ def test_mistakes_with_the_learning_rate_monitor(lightning, tmp_path):
         callbacks.LearningRateMonitor().on_train_start(trainer, None)
 
 
+# ---- Timer ----------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("duration", "seconds"),
     [("01:02:03:04", 93784), ({"minutes": 2}, 120), (timedelta(1), 86400)],
@@ -296,6 +313,9 @@ def test_a_timer_without_a_limit():
     assert callbacks.Timer().time_remaining() is None
 
 
+# ---- names and arguments --------------------------------------------------------------------
+
+
 def test_every_hook_has_lightnings_arguments(lightning):
     for name, function in inspect.getmembers(lightning.Callback, inspect.isfunction):
         if not name.startswith("_"):
@@ -322,3 +342,42 @@ def test_an_unsupported_callback_names_an_alternative(lightning, name, alternati
     assert hasattr(lightning.pytorch.callbacks, name)
     with pytest.raises(UserError, match=rf"{name}.*{re.escape(alternative)}"):
         getattr(callbacks, name)
+
+
+# ---- the Trainer's list of callbacks --------------------------------------------------------
+
+
+def test_two_callbacks_of_one_key_are_refused():
+    class Counts(L.Callback):
+        def state_dict(self):
+            return {"n": 1}
+
+    with pytest.raises(UserError, match=r"two callbacks.*Counts'.* override state_key"):
+        plain_net.trainer(callbacks=[Counts(), Counts()])
+
+
+def test_a_callback_that_comes_late_is_called():
+    class Late(L.Callback):
+        batches = 0
+
+        def on_train_batch_end(self, *_):
+            self.batches += 1
+
+    class First(L.Callback):
+        def on_train_start(self, trainer, module):
+            trainer.callbacks.append(late)
+
+    late = Late()
+    small_net.fitted(small_net.made(), callbacks=[First()])
+    assert late.batches == 4
+
+
+def test_a_modules_own_callbacks_are_all_kept_and_checkpoints_come_last(tmp_path):
+    model = small_net.made()
+    mine = [L.callbacks.ModelCheckpoint(tmp_path / name, every_n_epochs=1) for name in "ab"]
+    model.configure_callbacks = lambda: [*mine, L.callbacks.EarlyStopping("l")]
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, **{**small_net.QUIET, "enable_checkpointing": True}
+    )
+    trainer.fit(model, DataLoader(small_net.rows(4), 2))
+    assert trainer.callbacks[-2:] == mine

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 NAN = float("nan")
+
+
 SCORES = (0.5, 0.3, 0.4, 0.2)
 
 
@@ -58,6 +60,13 @@ def state(checkpoint, root):
         "key": checkpoint.state_key,
         "state": sorted(checkpoint.state_dict()),
     }
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ---- files ----------------------------------------------------------------------------------
 
 
 # name → (ModelCheckpoint's arguments, the arguments of `fit`)
@@ -165,6 +174,57 @@ def test_a_second_run_in_one_folder_gets_v1_and_a_resumed_one_goes_on(lightning,
     assert len(states[1]["files"]) > 4
 
 
+def test_a_last_checkpoint_with_the_epoch_in_its_name(lightning, tmp_path):
+    for cls, folder in classes(lightning, tmp_path):
+        checkpoint = cls(dirpath=folder, save_last=True)
+        checkpoint.CHECKPOINT_NAME_LAST = "last-{epoch}"
+        fit(tmp_path, checkpoint, SCORES)
+        assert names(folder) == ["epoch=3-step=16.ckpt", "last-epoch=3.ckpt"]
+
+
+def test_the_checkpoint_that_a_run_resumed_from_stays(lightning, tmp_path):
+    for cls, folder in classes(lightning, tmp_path):
+        fit(tmp_path, cls(dirpath=folder, monitor="val_loss"), (0.5,))
+        start = folder / "epoch=0-step=4.ckpt"
+        resumed = cls(dirpath=folder, monitor="val_loss")
+        fit(tmp_path, resumed, (0.4, 0.3), ckpt_path=start, max_epochs=3)
+        assert names(folder) == [start.name, "epoch=2-step=12.ckpt"]
+
+
+def test_saved_on_an_exception(lightning, tmp_path):
+    def fail_at_step_2(trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 2:
+            raise RuntimeError("power cut")
+
+    for cls, folder in classes(lightning, tmp_path):
+        checkpoint = cls(dirpath=folder, save_on_exception=True)
+        checkpoint.on_train_batch_start = fail_at_step_2
+        with pytest.raises(RuntimeError, match="power cut"):
+            fit(tmp_path, checkpoint, SCORES)
+        assert [path.name for path in folder.iterdir()] == ["epoch=0-step=2.ckpt"]
+
+
+def test_the_sanity_check_saves_nothing(tmp_path):
+    trainer = fake(
+        global_step=3, callback_metrics={"a": torch.tensor([1.0])}, sanity_checking=True
+    )
+    checkpoint = ModelCheckpoint(tmp_path, monitor="a")
+    checkpoint.on_validation_end(trainer, None)
+    checkpoint.on_train_epoch_end(trainer, None)
+    assert not trainer.saved
+
+
+def test_a_metric_of_shape_1_is_a_score(tmp_path):
+    trainer = fake(global_step=3, callback_metrics={"a": torch.tensor([1.0])})
+    checkpoint = ModelCheckpoint(tmp_path, monitor="a")
+    checkpoint.on_train_epoch_end(trainer, None)
+    assert len(trainer.saved) == 1
+    assert checkpoint.best_model_score.shape == ()
+
+
+# ---- states ---------------------------------------------------------------------------------
+
+
 def test_lightnings_checkpoint_state_is_restored(lightning, tmp_path):
     arguments = {"dirpath": tmp_path, "monitor": "val_loss", "save_top_k": 2}
     original = lightning.pytorch.callbacks.ModelCheckpoint(**arguments)
@@ -189,53 +249,7 @@ def test_a_state_from_another_folder_restores_the_best_path_only(lightning, tmp_
     assert not restored.best_k_models
 
 
-def test_saved_on_an_exception(lightning, tmp_path):
-    def fail_at_step_2(trainer, pl_module, batch, batch_idx):
-        if trainer.global_step == 2:
-            raise RuntimeError("power cut")
-
-    for cls, folder in classes(lightning, tmp_path):
-        checkpoint = cls(dirpath=folder, save_on_exception=True)
-        checkpoint.on_train_batch_start = fail_at_step_2
-        with pytest.raises(RuntimeError, match="power cut"):
-            fit(tmp_path, checkpoint, SCORES)
-        assert [path.name for path in folder.iterdir()] == ["epoch=0-step=2.ckpt"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "trainer"),
-    [
-        ({"monitor": "val_los"}, {}),
-        ({"monitor": "val_los"}, {"val_check_interval": 0.5}),
-        ({"monitor": "val_los", "every_n_train_steps": 1}, {}),
-        ({"monitor": "val_los"}, {"validate": False}),
-    ],
-)
-def test_a_metric_that_is_not_logged(lightning, tmp_path, arguments, trainer):
-    with pytest.raises(UserError, match=r"'val_los'.*the metrics are .*train/loss"):
-        fit(tmp_path, ModelCheckpoint(**arguments), SCORES[:2] * 2, **trainer)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"mode": "mni"}, "'min'.*or 'max'"),
-        ({"save_top_k": -2}, "-1 for all"),
-        ({"save_top_k": 2}, "needs monitor"),
-        ({"every_n_epochs": -1}, "every_n_epochs=-1"),
-        ({"every_n_train_steps": -1}, "every_n_train_steps=-1"),
-        ({"every_n_epochs": 1, "every_n_train_steps": 1}, "two ModelCheckpoints"),
-    ],
-)
-def test_wrong_arguments_of_a_checkpoint(arguments, message):
-    with pytest.raises(UserError, match=message):
-        ModelCheckpoint(**arguments)
-
-
-def test_a_wrong_format_in_a_files_name():
-    checkpoint = ModelCheckpoint(filename="{epoch:zz}")
-    with pytest.raises(UserError, match=r"filename='\{epoch:zz\}'"):
-        checkpoint.format_checkpoint_name({"epoch": torch.tensor(1)})
+# ---- several ranks --------------------------------------------------------------------------
 
 
 def test_ranks_whose_metric_differs_keep_the_same_lists(tmp_path):
@@ -271,27 +285,6 @@ def test_ranks_whose_metric_differs_keep_the_same_lists(tmp_path):
     assert not broadcasts
     assert len(lists[1]) == 2
     assert lists[0] == lists[1]
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_last_checkpoint_with_the_epoch_in_its_name(lightning, tmp_path):
-    for cls, folder in classes(lightning, tmp_path):
-        checkpoint = cls(dirpath=folder, save_last=True)
-        checkpoint.CHECKPOINT_NAME_LAST = "last-{epoch}"
-        fit(tmp_path, checkpoint, SCORES)
-        assert names(folder) == ["epoch=3-step=16.ckpt", "last-epoch=3.ckpt"]
-
-
-def test_the_checkpoint_that_a_run_resumed_from_stays(lightning, tmp_path):
-    for cls, folder in classes(lightning, tmp_path):
-        fit(tmp_path, cls(dirpath=folder, monitor="val_loss"), (0.5,))
-        start = folder / "epoch=0-step=4.ckpt"
-        resumed = cls(dirpath=folder, monitor="val_loss")
-        fit(tmp_path, resumed, (0.4, 0.3), ckpt_path=start, max_epochs=3)
-        assert names(folder) == [start.name, "epoch=2-step=12.ckpt"]
 
 
 def test_only_rank_0_deletes_and_only_in_its_folder(tmp_path):
@@ -336,19 +329,40 @@ def test_a_checkpoint_is_kept_if_all_ranks_find_its_score_better(tmp_path):
     assert not trainer.saved
 
 
-def test_the_sanity_check_saves_nothing(tmp_path):
-    trainer = fake(
-        global_step=3, callback_metrics={"a": torch.tensor([1.0])}, sanity_checking=True
-    )
-    checkpoint = ModelCheckpoint(tmp_path, monitor="a")
-    checkpoint.on_validation_end(trainer, None)
-    checkpoint.on_train_epoch_end(trainer, None)
-    assert not trainer.saved
+# ---- mistakes -------------------------------------------------------------------------------
 
 
-def test_a_metric_of_shape_1_is_a_score(tmp_path):
-    trainer = fake(global_step=3, callback_metrics={"a": torch.tensor([1.0])})
-    checkpoint = ModelCheckpoint(tmp_path, monitor="a")
-    checkpoint.on_train_epoch_end(trainer, None)
-    assert len(trainer.saved) == 1
-    assert checkpoint.best_model_score.shape == ()
+@pytest.mark.parametrize(
+    ("arguments", "trainer"),
+    [
+        ({"monitor": "val_los"}, {}),
+        ({"monitor": "val_los"}, {"val_check_interval": 0.5}),
+        ({"monitor": "val_los", "every_n_train_steps": 1}, {}),
+        ({"monitor": "val_los"}, {"validate": False}),
+    ],
+)
+def test_a_metric_that_is_not_logged(lightning, tmp_path, arguments, trainer):
+    with pytest.raises(UserError, match=r"'val_los'.*the metrics are .*train/loss"):
+        fit(tmp_path, ModelCheckpoint(**arguments), SCORES[:2] * 2, **trainer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mode": "mni"}, "'min'.*or 'max'"),
+        ({"save_top_k": -2}, "-1 for all"),
+        ({"save_top_k": 2}, "needs monitor"),
+        ({"every_n_epochs": -1}, "every_n_epochs=-1"),
+        ({"every_n_train_steps": -1}, "every_n_train_steps=-1"),
+        ({"every_n_epochs": 1, "every_n_train_steps": 1}, "two ModelCheckpoints"),
+    ],
+)
+def test_wrong_arguments_of_a_checkpoint(arguments, message):
+    with pytest.raises(UserError, match=message):
+        ModelCheckpoint(**arguments)
+
+
+def test_a_wrong_format_in_a_files_name():
+    checkpoint = ModelCheckpoint(filename="{epoch:zz}")
+    with pytest.raises(UserError, match=r"filename='\{epoch:zz\}'"):
+        checkpoint.format_checkpoint_name({"epoch": torch.tensor(1)})

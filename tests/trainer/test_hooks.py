@@ -1,16 +1,21 @@
 """Every hook of the module and of a callback is called when Lightning calls it."""
 
 import lightnings
+import plain_net
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from trainer_user import data, trainer
+from user_methods import both, user
 
 import multigpu.trainer as ours
-from multigpu.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+# ---- the order of all hooks -----------------------------------------------------------------
+
 
 # Without on_predict_model_train, which Lightning declares and never calls.
 MODULE = (
@@ -57,6 +62,8 @@ MODULE = (
         not in (("train", "model_eval"), ("train", "model_train"), ("predict", "model_train"))
     ),
 )
+
+
 CALLBACK = sorted(
     name
     for name in vars(ours.Callback)
@@ -76,41 +83,6 @@ def recorded(base, names, calls, who):
 
     made = type(who, (base,), {name: method(name) for name in names if hasattr(base, name)})
     return made
-
-
-def user(L, **methods):
-    """A small module; `methods` replace its own."""
-
-    class Net(L.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(6, 3)
-
-        def forward(self, x):
-            return self.layer(x)
-
-        def training_step(self, batch, batch_idx):
-            return F.cross_entropy(self(batch[0]), batch[1])
-
-        def validation_step(self, batch, batch_idx):
-            self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
-
-        def test_step(self, batch, batch_idx):
-            self.log("test_loss", F.cross_entropy(self(batch[0]), batch[1]))
-
-        def predict_step(self, batch, batch_idx):
-            return self(batch[0])
-
-        def loader(self):
-            return DataLoader(data(10, 1), batch_size=4)
-
-        train_dataloader = val_dataloader = test_dataloader = predict_dataloader = loader
-
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), 0.1)
-            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
-
-    return type("Net", (Net,), methods)
 
 
 RUNS = {
@@ -155,100 +127,7 @@ def test_the_order_of_all_hooks_is_lightnings(tmp_path, run):
     assert orders[0] == orders[1]
 
 
-def both(tmp_path, **methods):
-    """What the module's `told` holds after a fit of two epochs, in ours and in Lightning."""
-    found = []
-    for L in (ours, lightnings.package()):
-        L.seed_everything(1, verbose=False)
-        module = user(L, **methods)()
-        module.told = []
-        run = trainer(L, tmp_path)
-        run.fit(module)
-        found.append((module.told, run.global_step, [w.tolist() for w in module.parameters()]))
-    assert found[0] == found[1]
-    return found[0]
-
-
-def sgd(module, lr=0.1):
-    return torch.optim.SGD(module.parameters(), lr)
-
-
-def stepped(optimizer):
-    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-
-
-def with_scheduler(module, **more):
-    optimizer = sgd(module)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": stepped(optimizer), **more}}
-
-
-def in_two_lists(module, wrap=lambda scheduler: scheduler):
-    optimizer = sgd(module)
-    return [optimizer], [wrap(stepped(optimizer))]
-
-
-def bare(module):
-    optimizer = sgd(module)
-    return {"optimizer": optimizer, "lr_scheduler": stepped(optimizer)}
-
-
-def watching(module):
-    optimizer = sgd(module)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0)
-    return {"optimizer": optimizer, "lr_scheduler": plateau, "monitor": "val_loss"}
-
-
-FORMS = {
-    "an optimizer": sgd,
-    "a list": lambda module: [sgd(module)],
-    "a tuple": lambda module: (sgd(module),),
-    "two lists": in_two_lists,
-    "two lists, a dict": lambda module: in_two_lists(
-        module, lambda s: {"scheduler": s, "interval": "step"}
-    ),
-    "a dict": lambda module: {"optimizer": sgd(module)},
-    "a dict, a scheduler": bare,
-    "a dict of dicts": lambda module: with_scheduler(
-        module, interval="step", frequency=2, name="mine"
-    ),
-    "a dict in a list": lambda module: [with_scheduler(module)],
-    "a metric": watching,
-    "none": lambda module: None,
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_configure_optimizers_means_what_it_means_in_lightning(tmp_path, form):
-    def note(self, *_):
-        self.told.append(
-            [
-                group["lr"]
-                for optimizer in self.trainer.optimizers
-                for group in optimizer.param_groups
-            ]
-        )
-
-    told, steps, _ = both(
-        tmp_path, configure_optimizers=FORMS[form], on_train_batch_end=note, on_train_end=note
-    )
-    assert len(told) == 7 and steps == 6
-    assert (told[0] == told[-1]) == (
-        form in ("an optimizer", "a list", "a tuple", "a dict", "none")
-    )
-
-
-def test_several_optimizers_are_for_manual_optimization(tmp_path):
-    module = user(ours, configure_optimizers=lambda self: [sgd(self), sgd(self)])()
-    with pytest.raises(
-        UserError, match=r"2 optimizers: set self.automatic_optimization = False"
-    ):
-        trainer(ours, tmp_path).fit(module)
-
-
-@pytest.mark.parametrize("wrong", ["sgd", 3, [1, 2], {"lr_scheduler": 1}, ()], ids=repr)
-def test_another_form_of_configure_optimizers_is_refused(tmp_path, wrong):
-    with pytest.raises(UserError, match="configure_optimizers returned"):
-        trainer(ours, tmp_path).fit(user(ours, configure_optimizers=lambda self: wrong)())
+# ---- what a hook may do ---------------------------------------------------------------------
 
 
 def test_on_train_batch_start_can_end_the_epoch(tmp_path):
@@ -287,32 +166,6 @@ def test_a_dict_reaches_the_end_of_the_batch(tmp_path):
     )
 
 
-def test_an_optimizer_step_of_the_users_own(tmp_path):
-    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
-        self.told.append((epoch, batch_idx))
-        optimizer.step(closure=optimizer_closure)
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.5
-
-    told, steps, _ = both(tmp_path, optimizer_step=optimizer_step)
-    assert told == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] and steps == 6
-
-
-def test_lbfgs_gets_its_closure(tmp_path):
-    def training_step(self, batch, batch_idx):
-        self.told.append(batch_idx)
-        return F.cross_entropy(self(batch[0]), batch[1])
-
-    told, steps, _ = both(
-        tmp_path,
-        training_step=training_step,
-        configure_optimizers=lambda self: torch.optim.LBFGS(
-            self.parameters(), 0.1, max_iter=3
-        ),
-    )
-    assert len(told) > 6 and steps == 6
-
-
 def test_predict_step_is_the_forward_by_default(tmp_path):
     module = user(
         ours,
@@ -334,3 +187,25 @@ def test_a_modules_own_callbacks_replace_the_trainers_of_their_class(tmp_path):
         run = trainer(L, tmp_path, callbacks=[stop("val_loss", patience=1)])
         run.fit(module)
         assert [cb.patience for cb in run.callbacks if isinstance(cb, stop)] == [7]
+
+
+def test_hooks_of_the_batchs_way_may_stand_in_two_places():
+    class Both_(plain_net.Net):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch * 0
+
+    class Data(ours.LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(plain_net.rows(), 4)
+
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            seen.append(float(batch.abs().sum()))
+            return batch
+
+    seen: list = []
+    model = Both_()
+    model.on_train_batch_end = lambda outputs, batch, batch_idx: seen.append(
+        float(batch.abs().sum())
+    )
+    plain_net.trainer().fit(model, datamodule=Data())
+    assert seen[0] > 0 and seen[1] == 0

@@ -22,6 +22,9 @@ def lightning():
     return lightnings.package()
 
 
+# ---- compared with Lightning's --------------------------------------------------------------
+
+
 def objects(mixin):
     """Objects of classes as users write them, with this mixin."""
 
@@ -250,6 +253,9 @@ def test_the_same_hyperparameters_reach_loggers_and_checkpoints(lightning, tmp_p
     assert ("Container", [{"x": 1}], {"x": 1}, "config") in results[half:]
 
 
+# ---- hparams of a model ---------------------------------------------------------------------
+
+
 def test_a_model_within_a_model_keeps_its_own_arguments_only():
     """Lightning adds the arguments of the outer model, whose __init__ is running around it."""
 
@@ -285,6 +291,17 @@ def test_without_save_hyperparameters_there_are_none():
     assert HyperparametersMixin().hparams_initial == {}
 
 
+def test_outside_of_init_a_dict_can_be_saved():
+    model = HyperparametersMixin()
+    model.save_hyperparameters()
+    assert model.hparams == {}
+    model.save_hyperparameters({"a": 1})
+    assert model.hparams.a == 1
+
+
+# ---- AttributeDict --------------------------------------------------------------------------
+
+
 def test_an_attribute_dict():
     values = AttributeDict(lr=0.1, name="a")
     values.momentum = 0.9
@@ -302,6 +319,9 @@ def test_a_missing_attribute_is_named():
         _ = AttributeDict(momentum=0.9).momentun
     with pytest.raises(AttributeError, match=r"'lr'.*there are none"):
         _ = AttributeDict().lr
+
+
+# ---- mistakes -------------------------------------------------------------------------------
 
 
 def maker(*args, **kwargs):
@@ -338,11 +358,3 @@ def test_a_hyperparameter_that_cannot_be_copied():
 def test_a_hyperparameter_that_is_a_module():
     with pytest.warns(UserWarning, match=r"'net' is a module.*ignore=\['net'\]"):
         maker()(net=torch.nn.Linear(1, 1))
-
-
-def test_outside_of_init_a_dict_can_be_saved():
-    model = HyperparametersMixin()
-    model.save_hyperparameters()
-    assert model.hparams == {}
-    model.save_hyperparameters({"a": 1})
-    assert model.hparams.a == 1

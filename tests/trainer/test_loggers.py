@@ -7,15 +7,21 @@ from argparse import Namespace
 from types import ModuleType
 
 import lightnings
+import plain_net
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+import multigpu.trainer as L
 from multigpu.errors import UserError
 from multigpu.trainer.loggers import CSVLogger, Logger, TensorBoardLogger, tensorboard_logger
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+
 TEXT_FILES = (".csv", ".yaml")
+
+
 # If this module exists, TensorBoard does not import TensorFlow.
 NOTF = "tensorboard.compat.notf"
 
@@ -52,16 +58,7 @@ def log(logger):
     logger.finalize("success")
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, {"name": ""}, {"name": None}, {"version": "mine"}, {"prefix": "p"}]
-)
-@pytest.mark.parametrize("every", [1, 3, 100])
-def test_csv_files_are_lightnings(lightning, tmp_path, arguments, every):
-    for folder, cls in (("a", lightning.loggers.CSVLogger), ("b", CSVLogger)):
-        # Two runs: the second gets a new version, or replaces the files.
-        for _ in range(2):
-            log(cls(tmp_path / folder, flush_logs_every_n_steps=every, **arguments))
-    assert files(tmp_path / "a") == files(tmp_path / "b") != {}
+# ---- what all loggers do --------------------------------------------------------------------
 
 
 def test_where_loggers_write(lightning, tmp_path):
@@ -77,20 +74,6 @@ def test_where_loggers_write(lightning, tmp_path):
         assert logger.log_dir.endswith("version_13")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"sub_dir": "s"},
-        {"version": "v", "name": ""},
-        {"version": 3, "sub_dir": "~/$HOME"},
-    ],
-)
-def test_where_tensorboard_writes(lightning, tmp_path, arguments):
-    logger = TensorBoardLogger(tmp_path, **arguments)
-    expected = lightning.loggers.TensorBoardLogger(tmp_path, **arguments)
-    assert (logger.log_dir, logger.sub_dir) == (expected.log_dir, expected.sub_dir)
-
-
 @pytest.mark.parametrize("cls", [CSVLogger, TensorBoardLogger])
 def test_only_rank_0_writes_and_all_ranks_have_its_version(tmp_path, cls):
     logger = cls(tmp_path / "logs")
@@ -101,6 +84,38 @@ def test_only_rank_0_writes_and_all_ranks_have_its_version(tmp_path, cls):
     logger.experiment["x"] = logger.experiment["y"].z()
     assert logger.log_dir.endswith("version_7")
     assert not (tmp_path / "logs").exists()
+
+
+def test_loggers_can_be_pickled(tmp_path):
+    for logger in (CSVLogger(tmp_path), TensorBoardLogger(tmp_path)):
+        assert pickle.loads(pickle.dumps(logger)).log_dir == logger.log_dir
+
+
+def test_a_users_logger():
+    class Last(Logger):
+        def log_metrics(self, metrics, step=None):
+            self.last = metrics
+
+    logger = Last()
+    logger.log_metrics({"a": 1}, 0)
+    logger.finalize("success")
+    assert logger.last == {"a": 1}
+    assert logger.name is logger.version is logger.save_dir is logger.log_dir is None
+
+
+# ---- CSVLogger ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"name": ""}, {"name": None}, {"version": "mine"}, {"prefix": "p"}]
+)
+@pytest.mark.parametrize("every", [1, 3, 100])
+def test_csv_files_are_lightnings(lightning, tmp_path, arguments, every):
+    for folder, cls in (("a", lightning.loggers.CSVLogger), ("b", CSVLogger)):
+        # Two runs: the second gets a new version, or replaces the files.
+        for _ in range(2):
+            log(cls(tmp_path / folder, flush_logs_every_n_steps=every, **arguments))
+    assert files(tmp_path / "a") == files(tmp_path / "b") != {}
 
 
 def test_a_csv_of_another_run_is_replaced(tmp_path):
@@ -128,6 +143,32 @@ def test_a_late_column_is_empty_in_earlier_rows(tmp_path):
         {"a": "2", "b": "", "c,d": 'x"y', "step": "1"},
         {"a": "", "b": "3", "c,d": "", "step": "2"},
     ]
+
+
+def test_csv_rows_are_written_every_n_steps(tmp_path):
+    path = tmp_path / "lightning_logs/version_0/metrics.csv"
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=3)
+    for step in range(3):
+        assert not path.exists()
+        logger.log_metrics({"a": 1}, step)
+    assert path.exists()
+
+
+# ---- TensorBoardLogger ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"sub_dir": "s"},
+        {"version": "v", "name": ""},
+        {"version": 3, "sub_dir": "~/$HOME"},
+    ],
+)
+def test_where_tensorboard_writes(lightning, tmp_path, arguments):
+    logger = TensorBoardLogger(tmp_path, **arguments)
+    expected = lightning.loggers.TensorBoardLogger(tmp_path, **arguments)
+    assert (logger.log_dir, logger.sub_dir) == (expected.log_dir, expected.sub_dir)
 
 
 def read_events(folder):
@@ -224,21 +265,25 @@ def test_without_tensorboard(tmp_path, monkeypatch):
         logger.save()
 
 
-def test_loggers_can_be_pickled(tmp_path):
-    for logger in (CSVLogger(tmp_path), TensorBoardLogger(tmp_path)):
-        assert pickle.loads(pickle.dumps(logger)).log_dir == logger.log_dir
-
-
-def test_a_users_logger():
-    class Last(Logger):
-        def log_metrics(self, metrics, step=None):
-            self.last = metrics
-
-    logger = Last()
+def test_tensorboard_keeps_the_time_of_the_step(lightning, tmp_path, monkeypatch):
+    logger = TensorBoardLogger(tmp_path)
+    monkeypatch.setattr(tensorboard_logger.time, "time", lambda: 1000.0)
     logger.log_metrics({"a": 1}, 0)
+    monkeypatch.undo()
     logger.finalize("success")
-    assert logger.last == {"a": 1}
-    assert logger.name is logger.version is logger.save_dir is logger.log_dir is None
+    assert [event.wall_time for event in read_events(logger.log_dir).Scalars("a")] == [1000.0]
+
+
+def test_tensorboard_keeps_an_existing_hparams_file(lightning, tmp_path):
+    logger = TensorBoardLogger(tmp_path, version=0)
+    logger.log_hyperparams({"lr": 1})
+    path = tmp_path / "lightning_logs/version_0/hparams.yaml"
+    path.write_text("edited: 1\n")
+    logger.finalize("success")
+    assert path.read_text() == "edited: 1\n"
+
+
+# ---- in a run -------------------------------------------------------------------------------
 
 
 def test_lightnings_trainer_runs_with_our_logger(lightning, tmp_path):
@@ -261,28 +306,13 @@ def test_lightnings_trainer_runs_with_our_logger(lightning, tmp_path):
     assert checkpoints == ["lightning_logs/version_0/checkpoints/epoch=1-step=8.ckpt"]
 
 
-def test_csv_rows_are_written_every_n_steps(tmp_path):
-    path = tmp_path / "lightning_logs/version_0/metrics.csv"
-    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=3)
-    for step in range(3):
-        assert not path.exists()
-        logger.log_metrics({"a": 1}, step)
-    assert path.exists()
+def test_a_trial_has_a_logger_that_keeps_nothing(tmp_path):
+    class Draws(plain_net.Net):
+        def on_train_start(self):
+            self.logger.experiment.add_scalar("x", 1)
 
-
-def test_tensorboard_keeps_the_time_of_the_step(lightning, tmp_path, monkeypatch):
-    logger = TensorBoardLogger(tmp_path)
-    monkeypatch.setattr(tensorboard_logger.time, "time", lambda: 1000.0)
-    logger.log_metrics({"a": 1}, 0)
-    monkeypatch.undo()
-    logger.finalize("success")
-    assert [event.wall_time for event in read_events(logger.log_dir).Scalars("a")] == [1000.0]
-
-
-def test_tensorboard_keeps_an_existing_hparams_file(lightning, tmp_path):
-    logger = TensorBoardLogger(tmp_path, version=0)
-    logger.log_hyperparams({"lr": 1})
-    path = tmp_path / "lightning_logs/version_0/hparams.yaml"
-    path.write_text("edited: 1\n")
-    logger.finalize("success")
-    assert path.read_text() == "edited: 1\n"
+    run = plain_net.trainer(
+        tmp_path, fast_dev_run=True, logger=True, callbacks=[L.callbacks.LearningRateMonitor()]
+    )
+    run.fit(Draws(), DataLoader(plain_net.rows(), 4))
+    assert not any(tmp_path.iterdir()) and run.log_dir == str(tmp_path)

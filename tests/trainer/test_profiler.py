@@ -2,14 +2,11 @@
 
 import lightnings
 import pytest
+from numbered_rows import Rows, changed, trainer
+from torch.utils.data import DataLoader
 
 from multigpu.errors import UserError
 from multigpu.trainer.profiler import PassThroughProfiler, SimpleProfiler, Total
-
-
-@pytest.fixture(scope="module")
-def lightning():
-    return lightnings.package().pytorch
 
 
 def table(text):
@@ -17,6 +14,9 @@ def table(text):
     lines = text.splitlines()
     rows = [line.split("|")[1:-1] for line in lines if "|" in line]
     return lines[0], [[cell.strip() for cell in row] for row in rows]
+
+
+# ---- SimpleProfiler -------------------------------------------------------------------------
 
 
 def test_the_profilers_table(capsys):
@@ -57,6 +57,11 @@ def test_a_profiler_without_actions():
     assert "no action" in SimpleProfiler().summary()
 
 
+@pytest.fixture(scope="module")
+def lightning():
+    return lightnings.package().pytorch
+
+
 def test_a_profilers_file_is_named_as_lightnings(lightning, tmp_path):
     for folder, cls in (("a", lightning.profilers.SimpleProfiler), ("b", SimpleProfiler)):
         profiler = cls(dirpath=tmp_path / folder, filename="a b:c")
@@ -77,6 +82,9 @@ def test_a_profiler_used_wrongly():
         profiler.stop("b")
 
 
+# ---- PassThroughProfiler --------------------------------------------------------------------
+
+
 def test_the_pass_through_profiler_does_nothing(capsys):
     profiler = PassThroughProfiler()
     with profiler.profile("a"), profiler.profile("a"):
@@ -85,3 +93,14 @@ def test_the_pass_through_profiler_does_nothing(capsys):
     profiler.teardown("fit")
     assert profiler.summary() == ""
     assert capsys.readouterr().out == ""
+
+
+# ---- in a run -------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_simple_profiler_prints_a_table(tmp_path, capsys):
+    net = changed(on_train_batch_end=lambda self, *_: None)
+    trainer(tmp_path, profiler="simple").fit(net, DataLoader(Rows(10), 2))
+    told = capsys.readouterr().out
+    assert "on_train_batch_end" in told and "training_step" in told

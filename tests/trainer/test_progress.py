@@ -11,7 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightnings import fake
+from small_net import made, rows
+from torch.utils.data import DataLoader
 
+import multigpu.trainer as L
 from multigpu.trainer.callbacks import TQDMProgressBar, progress
 
 
@@ -39,6 +42,9 @@ def printed_by(bar, text):
     return terminal.getvalue()
 
 
+# ---- a log ----------------------------------------------------------------------------------
+
+
 def test_a_log_gets_one_line_per_epoch(capsys):
     bar = TQDMProgressBar()
     trainer = fake(progress_bar_metrics={"loss": torch.tensor(0.123456), "tag": "x"})
@@ -56,6 +62,9 @@ def test_a_log_gets_nothing_from_other_ranks_or_at_refresh_rate_0(capsys):
     on_rank_1.setup(fake(is_global_zero=False), None, "fit")
     run_epoch(on_rank_1, fake(is_global_zero=False))
     assert capsys.readouterr().out == ""
+
+
+# ---- a terminal -----------------------------------------------------------------------------
 
 
 def test_a_terminal_gets_a_bar(monkeypatch):
@@ -131,3 +140,12 @@ def test_an_endless_epoch_has_a_bar_without_a_total():
     assert "4it" in terminal.getvalue()
     assert "%" not in terminal.getvalue()
     assert printed_by(bar, "b") == "b\n", "an exception closes the bar"
+
+
+# ---- in a run -------------------------------------------------------------------------------
+
+
+def test_predict_with_a_progress_bar():
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert len(trainer.predict(made(), DataLoader(rows(4).tensors[0], 2))) == 2
+    assert trainer.num_predict_batches == [2]

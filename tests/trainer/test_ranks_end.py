@@ -7,6 +7,8 @@ import time
 import pytest
 from commands import ROOT, run
 
+pytestmark = pytest.mark.slow
+
 
 def ended(mode, folder):
     """The exit code, what was printed, and the seconds from rank 1's last word on."""

@@ -31,6 +31,9 @@ def packages():
     return {"ours": ours, "lightning": lightnings.package()}
 
 
+# ---- from this Trainer to Lightning's and back ----------------------------------------------
+
+
 @pytest.mark.parametrize("schedule", ["step", "epoch", "plateau"])
 @pytest.mark.parametrize(
     "way", [("ours", "lightning"), ("lightning", "ours")], ids=" to ".join
@@ -75,6 +78,23 @@ def test_load_from_checkpoint_reads_the_others(tmp_path, way):
     module = kind.load_from_checkpoint(tmp_path / "one.ckpt", manual=True)
     assert dict(module.hparams) == {"schedule": "epoch", "manual": True, "dropout": 0.25}
     assert all(torch.equal(weights[name], w) for name, w in module.state_dict().items())
+
+
+def test_a_checkpoint_has_lightnings_keys_and_one_of_our_own(tmp_path):
+    files = []
+    for name, L in packages().items():
+        _, _, run = fit(L, tmp_path, epochs=1, schedule="epoch")
+        run.save_checkpoint(tmp_path / name)
+        files.append(torch.load(tmp_path / name, weights_only=name == "ours"))
+    mine, theirs = files
+    assert mine.keys() - theirs.keys() == {"multigpu"}
+    assert theirs.keys() - mine.keys() <= {"hparams_name"}
+    assert (mine["epoch"], mine["global_step"]) == (theirs["epoch"], theirs["global_step"])
+    assert mine["hyper_parameters"] == theirs["hyper_parameters"]
+    assert mine["lr_schedulers"] == theirs["lr_schedulers"]
+
+
+# ---- to the bit -----------------------------------------------------------------------------
 
 
 class Saver(ours.Callback):
@@ -139,24 +159,7 @@ def test_a_modelcheckpoints_file_goes_on_to_the_bit(tmp_path, after_validation):
         assert all(torch.equal(weights[name], w) for name, w in reached.items())
 
 
-def test_a_checkpoint_has_lightnings_keys_and_one_of_our_own(tmp_path):
-    files = []
-    for name, L in packages().items():
-        _, _, run = fit(L, tmp_path, epochs=1, schedule="epoch")
-        run.save_checkpoint(tmp_path / name)
-        files.append(torch.load(tmp_path / name, weights_only=name == "ours"))
-    mine, theirs = files
-    assert mine.keys() - theirs.keys() == {"multigpu"}
-    assert theirs.keys() - mine.keys() <= {"hparams_name"}
-    assert (mine["epoch"], mine["global_step"]) == (theirs["epoch"], theirs["global_step"])
-    assert mine["hyper_parameters"] == theirs["hyper_parameters"]
-    assert mine["lr_schedulers"] == theirs["lr_schedulers"]
-
-
-class Wider(type(trainer_user.net(ours))):
-    def __init__(self):
-        super().__init__()
-        self.head = torch.nn.Linear(8, 4)
+# ---- files that are refused, or read in part ------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +191,12 @@ def test_a_file_that_is_no_checkpoint_is_named_in_one_line(tmp_path, checkpoint,
     text = str(refusal.value)
     missing = [fact for fact in facts if fact not in text]
     assert not missing and "\n" not in text, f"{missing} not in: {text}"
+
+
+class Wider(type(trainer_user.net(ours))):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(8, 4)
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate", "load_from_checkpoint"])
@@ -224,6 +233,9 @@ def test_weights_of_a_weights_only_file_can_be_validated(tmp_path, checkpoint):
     assert told[0]["val_loss"] > 0 and all(
         torch.equal(kept[name], w) for name, w in module.state_dict().items()
     )
+
+
+# ---- writing --------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_is_written_beside_and_renamed(tmp_path, monkeypatch):

@@ -6,10 +6,17 @@ import sys
 import pytest
 import torch
 from commands import ROOT, run
+from numbered_rows import Net, Rows, evaluated, trainer
+from small_net import cpu, made, rows
 from torch.utils.data import DataLoader
-from trainer_ranks import Net, Rows, evaluated, trainer
 
 from multigpu.errors import UserError
+
+pytestmark = pytest.mark.slow
+
+
+# ---- ddp_notebook ---------------------------------------------------------------------------
+
 
 CELL = """
 import json, os, sys, torch, multigpu.trainer as L
@@ -106,6 +113,9 @@ def test_predictions_of_spawned_ranks_come_in_order(cell):
     ]
 
 
+# ---- ddp ------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("how", ["-c", "-"])
 def test_ddp_without_a_script_names_the_strategy_that_works(tmp_path, how):
     given = (
@@ -124,6 +134,9 @@ def test_ddp_without_a_script_names_the_strategy_that_works(tmp_path, how):
         "here is no script: write one; in a notebook or at a prompt give "
         "strategy='ddp_notebook'." in done.stdout
     )
+
+
+# ---- ddp_spawn ------------------------------------------------------------------------------
 
 
 def test_ddp_spawn_evaluates_as_one_process(tmp_path):
@@ -163,3 +176,12 @@ def test_ddp_spawn_is_for_one_machine(tmp_path):
         trainer(tmp_path, strategy="ddp_spawn", devices=2, num_nodes=2).fit(
             Net(), DataLoader(Rows(4))
         )
+
+
+def test_spawned_ranks_may_be_saved_after_an_evaluation(tmp_path):
+    trainer, model = cpu(strategy="ddp_spawn", devices=1), made()
+    trainer.fit(model, DataLoader(rows(4), 2))
+    trainer.validate(model, DataLoader(rows(4), 2), verbose=False)
+    trainer.save_checkpoint(tmp_path / "mine.ckpt")
+    saved = torch.load(tmp_path / "mine.ckpt")
+    assert saved["global_step"] == 2 and len(saved["optimizer_states"]) == 1

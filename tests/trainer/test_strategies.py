@@ -1,117 +1,34 @@
-"""dp, ddp2, horovod, pipeline and a strategy of the user, through the Trainer."""
+"""Strategies in one process, through the Trainer: names, dp, pipeline, and what is refused."""
 
 import pytest
 import torch
+from refusals import refusal
+from strategy_net import Classes, Ended, X, Y, fitted, gap
 from torch.nn import functional as F
-from trainer_strategies import RATE, Classes, Ended, X, Y, everything, fitted, nce
 
-from multigpu import launch, vgpu
+from multigpu import vgpu
 from multigpu.errors import UserError
-from multigpu.strategies import PipelineStrategy
+from multigpu.strategies import STRATEGIES, PipelineStrategy, named
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return launch.call(everything, 2, str(tmp_path_factory.mktemp("ranks")))
+# ---- names ----------------------------------------------------------------------------------
 
 
-def by_hand(losses, rates=(RATE,) * 9):
-    """The weights after ordinary steps down these losses, each a function of the net."""
-    net = Classes()
-    for loss, rate in zip(losses, rates, strict=False):
-        net.zero_grad()
-        loss(net).backward()
-        for weight in net.parameters():
-            weight.data -= rate * weight.grad
-    return [w.detach() for w in net.parameters()]
+def test_every_name_makes_its_strategy():
+    for name in STRATEGIES:
+        assert named(name).name == name
+    for stem in ("ddp", "ddp_spawn", "ddp_notebook"):
+        for answer in (True, False):
+            made = named(f"{stem}_find_unused_parameters_{str(answer).lower()}")
+            assert made.name == stem and made.keywords == {"find_unused_parameters": answer}
+    assert "there is no strategy" in refusal(lambda: named("ddp_find_unused_parameters_maybe"))
+    own = named("ddp")
+    assert named(own) is own
 
 
-def whole(start, end):
-    return lambda net: F.cross_entropy(net(X[start:end]), Y[start:end])
-
-
-def gap(mine, theirs):
-    return max((a - b).abs().max().item() for a, b in zip(mine, theirs, strict=True))
-
-
-def test_ddp_is_the_full_batch(ranks):
-    for rank in ranks:
-        assert gap(rank["ddp"], by_hand([whole(0, 20), whole(20, 40)])) < 1e-6
-
-
-def test_a_strategy_can_be_given_a_group_and_a_wrapper_of_its_own(ranks):
-    for rank in ranks:
-        assert (
-            rank["called"] == ["init_dist_connection", ("configure_ddp", None)]
-            and rank["backend"] == "gloo"
-        )
-        assert gap(rank["own"], rank["ddp"]) == 0
-
-
-def test_unused_parameters_are_looked_for_only_where_wanted(ranks):
-    for rank in ranks:
-        assert rank["unused"][0] == "" and "got none in the last step" in rank["unused"][1]
-
-
-def test_ddp2_computes_the_loss_of_a_nodes_whole_batch(ranks):
-    """In-batch negatives: the node's 10 rows are the reference; 5 rows a GPU, as ddp would
-    have them, are not.
-    """
-
-    def parts(size):
-        nodes = [X[rank:20:2] for rank in (0, 1)]
-        pieces = [piece for node in nodes for piece in node.split(size)]
-        return lambda net: sum(nce(net(piece)) for piece in pieces) / len(pieces)
-
-    for rank in ranks:
-        assert gap(rank["nodes"], by_hand([parts(10)])) < 1e-6
-        assert gap(rank["nodes"], by_hand([parts(5)])) > 1e-3
-
-
-def test_horovod_multiplies_the_learning_rate_and_what_the_scheduler_takes_for_it(ranks):
-    """2 ranks: 0.2 in the first epoch, half of it in the second."""
-    steps = [whole(0, 20), whole(20, 40)] * 2
-    for rank in ranks:
-        (rate, base), weights = rank["horovod"]
-        assert rate == 2 * RATE and base == [2 * RATE]
-        assert gap(weights, by_hand(steps, [2 * RATE, 2 * RATE, RATE, RATE])) < 1e-6
-
-
-def test_strategies_work_in_an_ordinary_loop(ranks):
-    reference = by_hand([whole(8 * step, 8 * step + 8) for step in range(3)])
-    for rank in ranks:
-        assert gap(rank["ddp alone"], reference) < 1e-6
-        assert (
-            0 < gap(rank["bagua alone"], reference) < 1e-2
-            and gap(rank["bagua alone"], ranks[0]["bagua alone"]) == 0
-        )
-
-
-def test_a_step_that_returns_nothing_is_refused_on_several_ranks(ranks):
-    for rank in ranks:
-        assert (
-            "training_step returned nothing in step 0 (batch 0 of epoch 0): return the loss."
-            in rank["nothing"]
-        )
-
-
-def test_qadam_takes_one_optimizer(ranks):
-    for rank in ranks:
-        assert "qadam" in rank["qadam"] and "QAdamOptimizer" in rank["qadam"]
-
-
-def test_every_strategy_calls_training_step_end(ranks, tmp_path):
-    assert all(rank["ends"] == {"ddp": 2, "horovod": 2, "bagua": 2} for rank in ranks)
-    for name, devices in (("single_device", 1), ("dp", 2), ("ddp2", 2), ("pipeline", 2)):
-        net = Ended(gathered=False)
-        if name == "ddp2":  # it starts a process group: see two_nodes
-            continue
-        with vgpu.running(count=devices):
-            strategy = PipelineStrategy(1) if name == "pipeline" else name
-            fitted(tmp_path, net, strategy=strategy, accelerator="vgpu", devices=devices)
-        assert net.ends == 4, name
+# ---- dp -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +57,9 @@ def test_dps_mean_over_replicas_is_another_number(tmp_path, one):
     replicas = [F.cross_entropy(start(X[piece]), Y[piece]).item() for piece in pieces]
     assert net.losses[0] == pytest.approx(sum(replicas) / 4, abs=1e-6)
     assert abs(net.losses[0] - one[0]) > 0.01 and gap(weights, one[1]) > 1e-3
+
+
+# ---- pipeline -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -186,6 +106,9 @@ def test_pipeline_wants_a_device_for_each_stage(tmp_path):
         )
 
 
+# ---- refused --------------------------------------------------------------------------------
+
+
 def test_the_loss_scaler_is_refused_where_it_would_break_an_algorithm(tmp_path):
     from multigpu.strategies import BaguaStrategy
 
@@ -198,7 +121,7 @@ def test_the_loss_scaler_is_refused_where_it_would_break_an_algorithm(tmp_path):
 
 
 def test_sync_batchnorm_on_the_cpu_is_refused(tmp_path, monkeypatch):
-    from trainer_ranks import Net, trainer
+    from numbered_rows import Net, trainer
 
     from multigpu.launch.world import World
 

@@ -11,6 +11,8 @@ from commands import run, run_script
 
 from multigpu.vgpu import LINKS
 
+pytestmark = pytest.mark.slow
+
 WORKER = """
 import json, sys, torch
 from datetime import timedelta

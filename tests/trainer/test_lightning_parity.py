@@ -12,7 +12,7 @@ from commands import ROOT, clean_environment
 
 import multigpu.trainer as ours
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def start(which, folder):
@@ -68,6 +68,10 @@ def two_ranks(tmp_path_factory):
             program.terminate()
 
 
+def numbers(row):
+    return {name: float(text) for name, text in row.items() if text}
+
+
 def agree(mine, theirs):
     """Within 1e-6, at every step."""
     assert mine["losses"] == pytest.approx(theirs["losses"], abs=1e-6)
@@ -83,10 +87,6 @@ def agree(mine, theirs):
     assert [numbers(row) for row in mine["rows"]] == [
         pytest.approx(numbers(row), abs=1e-6) for row in theirs["rows"]
     ]
-
-
-def numbers(row):
-    return {name: float(text) for name, text in row.items() if text}
 
 
 @pytest.mark.parametrize("case", [*trainer_user.CASES, *trainer_user.ALONE])

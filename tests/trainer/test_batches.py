@@ -1,0 +1,112 @@
+"""What a batch may be: mappings, dataclasses, named tuples, packed sequences."""
+
+import collections
+import dataclasses
+from collections.abc import MutableMapping
+from dataclasses import InitVar, dataclass, field
+
+import pytest
+import torch
+from plain_net import Net, rows, trainer
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader
+
+from multigpu import vgpu
+from multigpu.nested import map_tensors, tensors
+from multigpu.trainer.hooks import to_device
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+# ---- tensors in containers ------------------------------------------------------------------
+
+
+@dataclass
+class Scaled:
+    """Its __init__ does more than to keep what it is given."""
+
+    x: torch.Tensor
+    by: InitVar[float] = 2.0
+    scale: float = field(init=False, default=1.0)
+
+    def __post_init__(self, by):
+        self.x, self.scale = self.x * by, by
+
+
+def test_a_dataclass_is_copied_and_not_made_anew():
+    given = Scaled(torch.ones(2))
+    new = map_tensors(given, lambda tensor: tensor + 1)
+    assert (new.x.tolist(), new.scale, given.x.tolist()) == ([3.0, 3.0], 2.0, [2.0, 2.0])
+
+
+class Mine(MutableMapping):
+    """Made of something else than a mapping, and copy.copy shares what is in it."""
+
+    def __init__(self, **parts):
+        self.parts = parts
+
+    def __getitem__(self, key):
+        return self.parts[key]
+
+    def __setitem__(self, key, value):
+        self.parts[key] = value
+
+    def __delitem__(self, key):
+        del self.parts[key]
+
+    def __iter__(self):
+        return iter(self.parts)
+
+    def __len__(self):
+        return len(self.parts)
+
+
+def test_a_mapping_stays_what_it_was():
+    given = Mine(x=torch.ones(2))
+    assert map_tensors(given, lambda tensor: tensor + 1)["x"].tolist() == [2.0, 2.0]
+    assert given["x"].tolist() == [1.0, 1.0]
+
+
+def test_a_packed_sequence_goes_to_a_device_as_a_whole(request):
+    request.addfinalizer(vgpu.stop)
+    (device,) = vgpu.start(1)
+    moved = to_device(pack_sequence([torch.ones(3), torch.ones(2)]), device)
+    assert (moved.data.device, moved.batch_sizes.device.type) == (device, "cpu")
+
+
+Pair = collections.namedtuple("Pair", "x y")
+
+
+@dataclasses.dataclass
+class Both:
+    x: torch.Tensor
+    name: str
+
+
+def test_what_a_batch_may_be():
+    half = {
+        "a": Pair(torch.ones(2), [torch.zeros(1), "b"]),
+        "c": collections.UserDict(d=torch.ones(1)),
+        "e": Both(torch.ones(3), "n"),
+    }
+    told = map_tensors(half, lambda tensor: tensor.half())
+    assert [tensor.dtype for tensor in tensors(told)] == [torch.float16] * 4
+    assert (
+        type(told["a"]) is Pair
+        and type(told["c"]) is collections.UserDict
+        and told["e"].name == "n"
+    )
+    assert half["c"]["d"].dtype == torch.float32, "the batch itself is left alone"
+
+
+# ---- in a run -------------------------------------------------------------------------------
+
+
+def test_named_tuples_in_other_numbers():
+    class Named(Net):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch.x, batch_idx)
+
+    data = [Pair(row, 1) for row in rows()]
+    for precision in ("64-true", "bf16-true"):
+        trainer(precision=precision).fit(Named(), DataLoader(data, 4))

@@ -1,0 +1,64 @@
+"""The Trainer and the launcher disagree: the error names the line to change."""
+
+import numbered_rows
+import pytest
+
+from multigpu.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+RANKS = {
+    "torchrun": {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2},
+    "mpirun": {
+        "OMPI_COMM_WORLD_RANK": 0,
+        "OMPI_COMM_WORLD_SIZE": 2,
+        "OMPI_COMM_WORLD_LOCAL_RANK": 0,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": 2,
+    },
+    "srun": {
+        "SLURM_JOB_ID": 7,
+        "SLURM_PROCID": 0,
+        "SLURM_NTASKS": 2,
+        "SLURM_LOCALID": 0,
+        "SLURM_STEP_NUM_TASKS": 2,
+        "SLURM_STEP_ID": 0,
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NUM_NODES": 1,
+        "SLURM_NODEID": 0,
+        "SLURM_STEP_NODELIST": "localhost",
+    },
+}
+
+
+# (launcher, the Trainer's arguments, what the error names: both numbers, and the line to
+# change)
+MISMATCHES = [
+    ("torchrun", {"devices": 3}, ("3 devices", "2 ranks", "--nproc-per-node=3", "devices=2")),
+    ("torchrun", {"devices": 2, "num_nodes": 4}, ("1 node", "--nnodes=4", "num_nodes=1")),
+    ("torchrun", {"strategy": "ddp2"}, ("1 rank", "2 ranks", "--nproc-per-node=1")),
+    ("torchrun", {"strategy": "dp"}, ("'dp' is one process", "torchrun", "2")),
+    ("mpirun", {"devices": 3}, ("mpirun", "2 ranks", "-np 3", "devices=2")),
+    ("srun", {"devices": 3}, ("srun", "2 ranks", "#SBATCH --ntasks-per-node=3", "devices=2")),
+    ("srun", {"devices": 2, "num_nodes": 2}, ("1 node", "#SBATCH --nodes=2", "num_nodes=1")),
+]
+
+
+@pytest.mark.parametrize(("launcher", "arguments", "facts"), MISMATCHES)
+def test_a_mismatch_names_the_line_to_change(
+    tmp_path, monkeypatch, launcher, arguments, facts
+):
+    for name, value in RANKS[launcher].items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError) as refusal:
+        trainer = numbered_rows.trainer(tmp_path, **{"strategy": "ddp", **arguments})
+        trainer.fit(numbered_rows.Net(), numbered_rows.DataLoader(numbered_rows.Rows(4)))
+    missing = [fact for fact in facts if fact not in str(refusal.value)]
+    assert not missing, f"{missing} not in: {refusal.value}"
+
+
+def test_nodes_without_a_launcher_are_refused(tmp_path):
+    expected = r"num_nodes=2.*torchrun --nnodes=2 --nproc-per-node=2"
+    with pytest.raises(UserError, match=expected):
+        trainer = numbered_rows.trainer(tmp_path, strategy="ddp", devices=2, num_nodes=2)
+        trainer.fit(numbered_rows.Net(), numbered_rows.DataLoader(numbered_rows.Rows(4)))

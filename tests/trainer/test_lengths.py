@@ -1,0 +1,95 @@
+"""How much a run does: epochs, steps, limits, and when it may stop."""
+
+import time
+
+import pytest
+import torch
+from numbered_rows import Net, Rows, Stream, changed, ran, trainer
+from torch.utils.data import DataLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+# ---- epochs, steps and limits ---------------------------------------------------------------
+
+
+LENGTHS = {
+    "two epochs": ({"max_epochs": 2}, (10, 10, 2, 10)),
+    "max_steps": ({"max_steps": 7, "max_epochs": -1}, (7, 5, 2, 7)),
+    "max_steps, accumulated": (
+        {"max_steps": 3, "max_epochs": -1, "accumulate_grad_batches": 2},
+        (5, 5, 1, 3),
+    ),
+    "max_epochs before max_steps": ({"max_steps": 99, "max_epochs": 1}, (5, 5, 1, 5)),
+    "none": ({"max_epochs": 0}, (0, 0, 0, 0)),
+    "no steps": ({"max_steps": 0}, (0, 0, 0, 0)),
+    "fast_dev_run": ({"fast_dev_run": True, "max_epochs": 9}, (1, 1, 1, 1)),
+    "fast_dev_run of 3": ({"fast_dev_run": 3}, (3, 3, 1, 3)),
+    "limits": ({"limit_train_batches": 3, "limit_val_batches": 2}, (3, 2, 1, 3)),
+    "shares": ({"limit_train_batches": 0.5, "limit_val_batches": 0.2}, (2, 1, 1, 2)),
+    "all": ({"limit_train_batches": 1.0, "limit_val_batches": 99}, (5, 5, 1, 5)),
+    "nothing to validate": ({"limit_val_batches": 0}, (5, 0, 1, 5)),
+    "nothing to train": ({"limit_train_batches": 0}, (0, 0, 0, 0)),
+    "sanity": ({"num_sanity_val_steps": 2}, (5, 7, 1, 5)),
+    "every other epoch": ({"max_epochs": 3, "check_val_every_n_epoch": 2}, (15, 5, 3, 15)),
+    "overfit": ({"overfit_batches": 2, "max_epochs": 2}, (4, 4, 2, 4)),
+}
+
+
+@pytest.mark.parametrize("case", LENGTHS)
+def test_how_much_is_run(tmp_path, case):
+    arguments, expected = LENGTHS[case]
+    assert ran(tmp_path, **arguments) == expected
+
+
+def test_overfit_batches_takes_the_same_rows_each_time(tmp_path):
+    net = Net()
+    trainer(tmp_path, overfit_batches=2, max_epochs=2).fit(
+        net, DataLoader(Rows(10), 2, shuffle=True)
+    )
+    assert net.rows == [[0, 1], [2, 3]] * 2
+
+
+def test_a_stream_of_unknown_length_is_trained_to_its_end(tmp_path):
+    net = Net()
+    run = trainer(tmp_path, max_epochs=2, accumulate_grad_batches=2)
+    run.fit(net, DataLoader(Stream(5), 2), DataLoader(Stream(3), 2))
+    assert run.global_step == 4 and net.rows == [[0, 1], [2, 3], [4], [0, 1], [2]] * 2
+
+
+def test_estimated_stepping_batches(tmp_path):
+    told = []
+
+    def configure_optimizers(self):
+        told.append(self.trainer.estimated_stepping_batches)
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    for arguments in (
+        {"max_epochs": 3, "accumulate_grad_batches": 2},
+        {"max_steps": 4, "max_epochs": 9},
+        {"max_epochs": -1, "max_steps": 7},
+    ):
+        run = trainer(tmp_path, limit_val_batches=0, **arguments)
+        run.fit(changed(configure_optimizers=configure_optimizers), DataLoader(Rows(10), 2))
+        assert run.estimated_stepping_batches == told[-1]
+    assert told == [9, 4, 7]
+
+
+# ---- when a run may stop --------------------------------------------------------------------
+
+
+def stop(net, batch, batch_idx):
+    net.trainer.should_stop = True
+
+
+@pytest.mark.parametrize(
+    ("least", "steps"),
+    [({}, 1), ({"min_epochs": 2}, 10), ({"min_steps": 3}, 3), ({"min_epochs": 1}, 5)],
+)
+def test_should_stop_waits_for_the_least_that_was_asked_for(tmp_path, least, steps):
+    assert ran(tmp_path, Net(train=stop), val=0, max_epochs=5, **least)[3] == steps
+
+
+def test_max_time_ends_the_run(tmp_path):
+    net = Net(train=lambda *_: time.sleep(0.02))
+    assert 1 <= ran(tmp_path, net, rows=1000, val=0, max_time={"seconds": 1})[3] < 500

@@ -1,0 +1,94 @@
+"""Names that code for Lightning uses: each works, or an error names the alternative."""
+
+import inspect
+import sys
+
+import pytest
+from plain_net import Net, rows, trainer
+from refusals import names
+from torch.utils.data import DataLoader
+
+import multigpu.trainer as L
+from multigpu.errors import UserError
+from multigpu.trainer.arguments import RENAMED, UNSUPPORTED
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+# ---- the Trainer's arguments ----------------------------------------------------------------
+
+
+def test_every_argument_of_lightnings_is_supported_or_has_an_alternative():
+    import lightnings
+
+    lightning = set(inspect.signature(lightnings.package().Trainer.__init__).parameters)
+    this = set(inspect.signature(L.Trainer.__init__).parameters)
+    assert lightning - this - set(UNSUPPORTED) - set(RENAMED) == set()
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_unsupported_argument_of_lightnings_names_the_alternative(name):
+    names(lambda: L.Trainer(**{name: True}), repr(name), "Lightning", UNSUPPORTED[name])
+
+
+def test_old_names_are_translated_with_a_hint(capsys, monkeypatch):
+    # One of pytest's plugins imports it, so that the Trainer would see a notebook.
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    made = L.Trainer(gpus=2, distributed_backend="dp")
+    assert made.strategy.name == "dp" and made.num_devices == 2
+    hint = capsys.readouterr().out
+    assert "Trainer(gpus=2, distributed_backend='dp')" in hint
+    assert "devices=2, strategy='dp')" in hint
+    assert L.Trainer(num_processes=2, accelerator="cpu").strategy.name == "ddp"
+    hint = capsys.readouterr().out
+    assert "Trainer(num_processes=2)" in hint and "Trainer(devices=2)" in hint
+    assert not L.Trainer(replace_sampler_ddp=False).use_distributed_sampler
+    assert L.Trainer(gpus=0).num_devices == 1
+
+
+# ---- attributes and modules -----------------------------------------------------------------
+
+
+def test_names_that_everyday_code_reads():
+    class Stops(Net):
+        def training_step(self, batch, batch_idx):
+            self.lasts = [*getattr(self, "lasts", []), self.trainer.is_last_batch]
+            self.log_dict({"a": 1.0}, True)
+            return super().training_step(batch, batch_idx)
+
+    loader, model = DataLoader(rows(), 4), Stops()
+    stopping, bar = L.callbacks.EarlyStopping("v"), L.callbacks.TQDMProgressBar()
+    run = trainer(callbacks=[stopping, bar], enable_progress_bar=None)
+    run.fit(model, loader, loader)
+    assert model.lasts == [False, True] and run.progress_bar_metrics["a"] == 1.0
+    assert run.early_stopping_callback is stopping and run.progress_bar_callback is bar
+    assert (
+        run.val_dataloaders is loader
+        and run.node_rank == 0
+        and run.strategy.root_device.type == "cpu"
+    )
+    run.fit_loop.max_epochs = 3
+    run.fit(model, loader, loader)
+    assert run.current_epoch == 3
+
+
+def test_the_names_of_lightning_s_modules():
+    from multigpu.trainer.strategies import DDPStrategy
+
+    from multigpu.trainer.utilities import rank_zero_only
+
+    assert DDPStrategy is L.strategies.DDPStrategy and rank_zero_only(lambda x: x + 1)(1) == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "expected"),
+    [
+        (L.callbacks, "RichProgressBar", "TQDMProgressBar"),
+        (L.loggers, "WandbLogger", "CSVLogger or TensorBoardLogger"),
+    ],
+)
+def test_what_is_not_here_says_what_is(module, name, expected):
+    with pytest.raises(UserError, match=f"{name}.*{expected}"):
+        getattr(module, name)
+    with pytest.raises(AttributeError, match="'Nonsense'"):
+        _ = module.Nonsense

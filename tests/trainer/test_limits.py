@@ -1,0 +1,83 @@
+"""Limits: less than one batch, no batches, endless data, several steps in one batch."""
+
+import warnings
+
+import pytest
+import small_net
+import torch
+from regression_net import Net, batches, rows, trained
+from torch.utils.data import DataLoader
+
+from multigpu.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "name", ["limit_train_batches", "limit_val_batches", "overfit_batches"]
+)
+def test_a_share_of_less_than_one_batch(name):
+    with pytest.raises(UserError, match=f"{name}=0.05 of 10 batches .* at least 0.1"):
+        trained(Net(), batches(), batches(), **{name: 0.05})
+    assert trained(Net(), batches(), batches(), **{name: 0.1}).global_step
+
+
+def test_the_least_share_that_is_told_is_one_batch():
+    with pytest.raises(UserError, match=r"give at least 0\.021"):
+        trained(Net(), batches(49, 1), limit_train_batches=0.01)
+    assert trained(Net(), batches(49, 1), limit_train_batches=0.021).global_step == 1
+
+
+def test_a_training_dataloader_without_batches():
+    with pytest.warns(UserWarning, match=r"no batches.* nothing is learned"):
+        trained(Net(), DataLoader(rows(3), 4, drop_last=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(Net(), batches(), batches(), limit_train_batches=0)
+
+
+def test_an_endless_loader_has_endless_steps():
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from small_net.rows(4)
+
+    model, found = small_net.made(), []
+    model.on_train_start = lambda: found.append(model.trainer.estimated_stepping_batches)
+    small_net.cpu(max_epochs=1).fit(model, DataLoader(Endless(), 2))
+    assert found == [float("inf")]
+    assert (
+        small_net.cpu(fast_dev_run=True, check_val_every_n_epoch=5).check_val_every_n_epoch
+        == 1
+    )
+
+
+def test_how_many_steps_there_will_be_is_known_from_configure_optimizers_on():
+    class Asks(small_net.Net):
+        def configure_optimizers(self):
+            self.steps = self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    model = Asks()
+    trainer = small_net.fitted(model, max_epochs=3)
+    assert model.steps == 12
+    model.setup = lambda stage: trainer.estimated_stepping_batches
+    with pytest.raises(UserError, match=r"estimated_stepping_batches .*configure_optimizers"):
+        trainer.fit(model, *small_net.loaders())
+
+
+class Two(Net):
+    """Two optimizers, which each step once a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+
+def test_max_steps_ends_a_batch_that_makes_several():
+    assert trained(Two(), max_steps=5, max_epochs=-1).global_step == 6
+    assert trained(Two(), max_epochs=1).global_step == 20

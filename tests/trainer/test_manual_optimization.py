@@ -1,0 +1,100 @@
+"""Manual optimization: how a module says so, and what ranks and strategies make of it."""
+
+import plain_net
+import pytest
+import torch
+from small_net import QUIET, Net, cpu, made, rows
+from torch.utils.data import DataLoader
+from trainer_user import trainer
+from user_methods import sgd, user
+
+import multigpu.trainer as L
+from multigpu import launch, vgpu
+from multigpu.errors import UserError
+from multigpu.strategies import BaguaStrategy, HorovodStrategy
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+# ---- one process ----------------------------------------------------------------------------
+
+
+def test_a_class_may_say_that_its_optimization_is_manual():
+    class Manual(plain_net.Net):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    class ByProperty(Manual):
+        @property
+        def automatic_optimization(self):
+            return False
+
+    for kind in (Manual, ByProperty):
+        torch.manual_seed(0)
+        model, run = kind(), plain_net.trainer()
+        before = model.layer.weight.detach().clone()
+        run.fit(model, DataLoader(plain_net.rows(), 4))
+        assert run.global_step == 2 and not torch.equal(before, model.layer.weight)
+
+
+def test_several_optimizers_are_for_manual_optimization(tmp_path):
+    module = user(L, configure_optimizers=lambda self: [sgd(self), sgd(self)])()
+    with pytest.raises(
+        UserError, match=r"2 optimizers: set self.automatic_optimization = False"
+    ):
+        trainer(L, tmp_path).fit(module)
+
+
+@pytest.mark.parametrize("strategy", ["dp", "ddp2", "pipeline"])
+def test_manual_optimization_is_refused_where_a_step_runs_in_pieces(strategy, request):
+    request.addfinalizer(vgpu.stop)
+    Net.pipeline_stages = lambda self: [self.layer[0], torch.nn.Identity()]
+    with pytest.raises(
+        UserError, match=r"manual optimization .*automatic optimization, or strategy='ddp'"
+    ):
+        L.Trainer(accelerator="vgpu", devices=2, strategy=strategy, **QUIET).fit(
+            made(manual=True), DataLoader(rows(4), 4)
+        )
+    del Net.pipeline_stages
+
+
+# ---- two ranks ------------------------------------------------------------------------------
+
+
+def weights_of(model: Net) -> torch.Tensor:
+    return model.layer[0].weight.detach().clone().flatten()
+
+
+def on_two_ranks() -> dict:
+    found = {}
+    model = made(manual=True)
+    cpu(strategy=HorovodStrategy()).fit(model, DataLoader(rows(16), 2, shuffle=True))
+    found["horovod, clipped by hand"] = model.layer[0].weight.detach().flatten()
+    strategy = BaguaStrategy("async", sync_interval_ms=10**6, warmup_steps=2)
+    model = made(manual=True)
+    strategy.algorithm._start = lambda: found.setdefault(
+        "at the end of the warm-up", weights_of(model)
+    )
+    cpu(strategy=strategy).fit(model, DataLoader(rows(16), 2, shuffle=True))
+    found["long after it"] = weights_of(model)
+    return found
+
+
+@pytest.fixture(scope="module")
+def two():
+    return launch.call(on_two_ranks, 2)
+
+
+def test_horovods_gradients_are_averaged_before_they_are_clipped_by_hand(two):
+    assert torch.equal(*(rank["horovod, clipped by hand"] for rank in two))
+
+
+def test_after_an_asynchronous_warm_up_ranks_are_on_their_own_in_manual_optimization_too(two):
+    first, second = two
+    assert torch.equal(first["at the end of the warm-up"], second["at the end of the warm-up"])
+    assert not torch.equal(first["long after it"], second["long after it"])

@@ -1,0 +1,113 @@
+"""An invalid argument of the Trainer or of a strategy: the error names mistake and remedy."""
+
+import sys
+
+import pytest
+import torch
+from commands import ROOT, run
+from numbered_rows import Net, fit
+from refusals import names
+
+import multigpu.trainer as L
+from multigpu.strategies import BaguaStrategy, PipelineStrategy
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+# ---- the Trainer's arguments ----------------------------------------------------------------
+
+
+BOTH = {"enable_checkpointing": False, "callbacks": [L.callbacks.ModelCheckpoint()]}
+
+
+# case → (the Trainer's arguments, what the error names: argument, value, remedy)
+ARGUMENTS = {
+    "strategy ddpp": ({"strategy": "ddpp"}, ("'ddpp'", "'ddp' or 'ddp2'")),
+    "strategy zzz": ({"strategy": "zzz"}, ("'zzz'", "'single_device'", "'dp'", "'ddp'")),
+    "strategy fsdp": ({"strategy": "fsdp"}, ("strategy", "'fsdp'")),
+    "devices 0": ({"devices": 0}, ("devices is 0", "-1", "list of GPUs")),
+    "devices x": ({"devices": "x"}, ("devices is 'x'",)),
+    "devices twice": ({"devices": [0, 0]}, ("devices is [0, 0]",)),
+    "devices []": ({"devices": []}, ("devices is []",)),
+    "devices -2": ({"devices": -2}, ("devices is -2",)),
+    "devices 1.5": ({"devices": 1.5}, ("devices is 1.5",)),
+    "devices True": ({"devices": True}, ("devices is True",)),
+    "accelerator": ({"accelerator": "tpu"}, ("accelerator", "'tpu'", "'cpu', 'gpu', 'vgpu'")),
+    "num_nodes": ({"num_nodes": 0}, ("num_nodes is 0", "from 1")),
+    "dp on nodes": ({"strategy": "dp", "num_nodes": 2}, ("dp", "one process", "2")),
+    "max_epochs": ({"max_epochs": -2}, ("max_epochs is -2", "from 0", "-1 for no limit")),
+    "max_steps": ({"max_steps": 1.5}, ("max_steps is 1.5", "whole number")),
+    "accumulate": ({"accumulate_grad_batches": 0}, ("accumulate_grad_batches is 0", "from 1")),
+    "log_every_n_steps": ({"log_every_n_steps": -1}, ("log_every_n_steps is -1",)),
+    "a fraction": ({"limit_train_batches": 1.5}, ("limit_train_batches is 1.5", "0.0 to 1.0")),
+    "val_check_interval": ({"val_check_interval": -1}, ("val_check_interval is -1",)),
+    "clip": ({"gradient_clip_val": "a"}, ("gradient_clip_val is 'a'", "from 0", "None")),
+    "clip by": (
+        {"gradient_clip_algorithm": "max"},
+        ("gradient_clip_algorithm is 'max'", "'norm' or 'value'"),
+    ),
+    "over epochs": (
+        {"check_val_every_n_epoch": None},
+        ("check_val_every_n_epoch=None", "give val_check_interval"),
+    ),
+    "profiler": ({"profiler": "deep"}, ("profiler is 'deep'", "'simple'")),
+    "misspelt": ({"max_epoch": 3}, ("'max_epoch'", "'max_epochs' or 'min_epochs'")),
+    "unknown": ({"xyzzy": 3}, ("'xyzzy'", "help(Trainer)")),
+    "two savers": (BOTH, ("enable_checkpointing=False", "ModelCheckpoint")),
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_an_invalid_argument_is_named(case):
+    arguments, facts = ARGUMENTS[case]
+    names(lambda: L.Trainer(**arguments), *facts)
+
+
+def test_a_script_prints_the_sentence_alone(tmp_path):
+    for code in (
+        "L.Trainer(strategy='ddpp')",
+        "L.Trainer(logger=False).fit(L.LightningModule())",
+    ):
+        done = run(
+            sys.executable,
+            "-c",
+            f"import multigpu.trainer as L; {code}",
+            cwd=tmp_path,
+            PYTHONPATH=ROOT,
+        )
+        lines = done.stdout.strip().splitlines()
+        assert done.returncode != 0 and len(lines) == 1 and lines[0].startswith("error: ")
+
+
+def test_more_gpus_than_there_are(monkeypatch):
+    monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for devices, highest in ((3, 2), ([0, 5], 5)):
+        names(
+            lambda devices=devices: L.Trainer(accelerator="gpu", devices=devices),
+            f"GPU {highest}",
+            "2 GPUs",
+        )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    names(lambda: L.Trainer(accelerator="gpu"), "accelerator='gpu'", "none")
+
+
+# ---- strategies -----------------------------------------------------------------------------
+
+
+# case → (a call, what the error names)
+STRATEGIES = {
+    "algorithm": (lambda: BaguaStrategy(algorithm="bytgrad"), ("'bytgrad'", "'bytegrad'")),
+    "its argument": (lambda: BaguaStrategy(algorithm="async", speed=3), ("async", "argument")),
+    "micro_batches": (lambda: PipelineStrategy(micro_batches=0), ("micro_batches is 0",)),
+    "horovod": (
+        lambda: fit(".", Net(), strategy="horovod", devices=3),
+        ("multigpu horovodrun -np 3",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STRATEGIES)
+def test_an_invalid_strategy_is_named(case):
+    make, facts = STRATEGIES[case]
+    names(make, *facts)

@@ -1,0 +1,152 @@
+"""What configure_optimizers may return, and how an optimizer steps."""
+
+import plain_net
+import pytest
+import torch
+from small_net import fitted, made
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from trainer_user import trainer
+from user_methods import both, sgd, user
+
+import multigpu.trainer as ours
+from multigpu.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+# ---- configure_optimizers -------------------------------------------------------------------
+
+
+def stepped(optimizer):
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+def with_scheduler(module, **more):
+    optimizer = sgd(module)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": stepped(optimizer), **more}}
+
+
+def in_two_lists(module, wrap=lambda scheduler: scheduler):
+    optimizer = sgd(module)
+    return [optimizer], [wrap(stepped(optimizer))]
+
+
+def bare(module):
+    optimizer = sgd(module)
+    return {"optimizer": optimizer, "lr_scheduler": stepped(optimizer)}
+
+
+def watching(module):
+    optimizer = sgd(module)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0)
+    return {"optimizer": optimizer, "lr_scheduler": plateau, "monitor": "val_loss"}
+
+
+FORMS = {
+    "an optimizer": sgd,
+    "a list": lambda module: [sgd(module)],
+    "a tuple": lambda module: (sgd(module),),
+    "two lists": in_two_lists,
+    "two lists, a dict": lambda module: in_two_lists(
+        module, lambda s: {"scheduler": s, "interval": "step"}
+    ),
+    "a dict": lambda module: {"optimizer": sgd(module)},
+    "a dict, a scheduler": bare,
+    "a dict of dicts": lambda module: with_scheduler(
+        module, interval="step", frequency=2, name="mine"
+    ),
+    "a dict in a list": lambda module: [with_scheduler(module)],
+    "a metric": watching,
+    "none": lambda module: None,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_configure_optimizers_means_what_it_means_in_lightning(tmp_path, form):
+    def note(self, *_):
+        self.told.append(
+            [
+                group["lr"]
+                for optimizer in self.trainer.optimizers
+                for group in optimizer.param_groups
+            ]
+        )
+
+    told, steps, _ = both(
+        tmp_path, configure_optimizers=FORMS[form], on_train_batch_end=note, on_train_end=note
+    )
+    assert len(told) == 7 and steps == 6
+    assert (told[0] == told[-1]) == (
+        form in ("an optimizer", "a list", "a tuple", "a dict", "none")
+    )
+
+
+@pytest.mark.parametrize("wrong", ["sgd", 3, [1, 2], {"lr_scheduler": 1}, ()], ids=repr)
+def test_another_form_of_configure_optimizers_is_refused(tmp_path, wrong):
+    with pytest.raises(UserError, match="configure_optimizers returned"):
+        trainer(ours, tmp_path).fit(user(ours, configure_optimizers=lambda self: wrong)())
+
+
+# ---- steps ----------------------------------------------------------------------------------
+
+
+def test_an_optimizer_step_of_the_users_own(tmp_path):
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        self.told.append((epoch, batch_idx))
+        optimizer.step(closure=optimizer_closure)
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+
+    told, steps, _ = both(tmp_path, optimizer_step=optimizer_step)
+    assert told == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] and steps == 6
+
+
+def test_lbfgs_gets_its_closure(tmp_path):
+    def training_step(self, batch, batch_idx):
+        self.told.append(batch_idx)
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    told, steps, _ = both(
+        tmp_path,
+        training_step=training_step,
+        configure_optimizers=lambda self: torch.optim.LBFGS(
+            self.parameters(), 0.1, max_iter=3
+        ),
+    )
+    assert len(told) > 6 and steps == 6
+
+
+def test_an_optimizer_whose_step_needs_the_closure_gets_it():
+    class Twice(torch.optim.SGD):
+        """As SAM: the loss is computed, a step made, and the loss computed again."""
+
+        def step(self, closure):
+            closure()
+            super().step()
+            closure()
+            super().step()
+
+    models = plain_net.Net(), plain_net.Net()
+    models[1].load_state_dict(models[0].state_dict())
+    models[0].configure_optimizers = lambda: Twice(models[0].parameters(), 0.1)
+    run = plain_net.trainer()
+    run.fit(models[0], DataLoader(plain_net.rows(), 4))
+    optimizer = torch.optim.SGD(models[1].parameters(), 0.1)
+    for batch in (batch for batch in plain_net.rows().split(4) for _ in range(2)):
+        optimizer.zero_grad()
+        models[1].training_step(batch, 0).backward()
+        optimizer.step()
+    assert run.global_step == 2 and torch.equal(models[0].layer.weight, models[1].layer.weight)
+
+
+class Counted(torch.optim.SGD):
+    def step(self, closure=None):
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        return super().step(closure)
+
+
+def test_an_optimizer_may_keep_plain_values():
+    model = made()
+    model.configure_optimizers = lambda: Counted(model.parameters(), 0.1)
+    assert fitted(model).optimizers[0].state["steps"] == 4

@@ -1,0 +1,60 @@
+"""Precision: which numbers a run computes with, and what the loss scaler does."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from numbered_rows import Net, Rows, ran, trainer
+from small_net import QUIET, cpu, made, rows
+from torch.utils.data import DataLoader
+
+import multigpu.trainer as L
+from multigpu import vgpu
+from multigpu.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_a_tensor_is_scaled_back_before_it_is_clipped(tmp_path):
+    """16-mixed on the CPU is bf16-mixed, with a warning that says so."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run = trainer(tmp_path, precision=16)
+        run.fit(Net(), DataLoader(Rows(4), 2))
+    assert run.precision_plugin.name == "bf16-mixed" and any(
+        "bf16-mixed is used instead" in str(w.message) for w in told
+    )
+
+
+def test_64_bit_is_64_bit_throughout(tmp_path):
+    kinds = []
+    net = Net(
+        train=lambda net, batch, i: kinds.extend(
+            (batch.dtype, torch.zeros(1).dtype, net.dtype)
+        )
+    )
+    ran(tmp_path, net, precision=64, fast_dev_run=True, val=0)
+    assert set(kinds) == {torch.float64} and torch.get_default_dtype() == torch.float32
+
+
+def test_a_batch_without_a_loss_is_skipped_with_a_scaler_too(request):
+    request.addfinalizer(vgpu.stop)
+    model = made()
+    model.training_step = lambda batch, i: (
+        None if i == 0 else F.cross_entropy(model(batch[0]), batch[1])
+    )
+    with pytest.warns(UserWarning, match="returned nothing"):
+        L.Trainer(accelerator="vgpu", precision=16, max_epochs=1, **QUIET).fit(
+            model, DataLoader(rows(6), 2)
+        )
+
+
+def test_bfloat16_on_an_old_virtual_gpu_names_another(request):
+    request.addfinalizer(vgpu.stop)
+    with pytest.raises(
+        UserError, match=r"precision='16-mixed'.*vgpu.start\(1, gpu='A100-40GB'\)"
+    ):
+        cpu(accelerator="vgpu", precision="bf16", devices=1).fit(
+            made(), DataLoader(rows(8), 2)
+        )
