@@ -25,7 +25,7 @@ from multigpu.devices import CLASSROOM
 from multigpu.errors import UserError, pluralize
 from multigpu.launch import world as launched
 from multigpu.launch.world import World
-from multigpu.rendezvous import PATIENCE
+from multigpu.rendezvous import JOIN_TIMEOUT
 
 NO_PROXY = "no_grpc_proxy"  # gRPC reads this variable in lower case only
 EXAMPLE = (
@@ -46,10 +46,10 @@ def find(environ: Mapping[str, str] = os.environ) -> World:
         name: value for name, value in environ.items() if name != "SLURM_GPUS_ON_NODE"
     }
     if not environ.get("TF_CONFIG"):
-        return launched.find(without_gpus)
+        return launched.find_world(without_gpus)
     addresses, rank = read(environ["TF_CONFIG"])
     try:
-        started = launched.find(without_gpus)
+        started = launched.find_world(without_gpus)
     except UserError:
         # The shell of a Slurm job, for example: who writes TF_CONFIG there starts the workers.
         started = World()
@@ -169,7 +169,7 @@ def connect_workers(
     """
     device = torch.device("cuda" if gpus else "cpu")
     try:
-        store = rendezvous.open_store(world, device, PATIENCE)
+        store = rendezvous.open_store(world, device, JOIN_TIMEOUT)
     except UserError as error:
         if world.launcher != "TF_CONFIG":
             raise
@@ -178,7 +178,7 @@ def connect_workers(
             "which rank this is (task → index)."
         ) from None
     # With this timeout, a worker that stops responding later is noticed, too.
-    timeout = timedelta(seconds=PATIENCE)
+    timeout = timedelta(seconds=JOIN_TIMEOUT)
     try:
         dist.init_process_group(
             "gloo", store=store, rank=world.rank, world_size=world.size, timeout=timeout
@@ -216,7 +216,9 @@ def without_timeout() -> Iterator[None]:
     try:
         yield
     finally:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE), dist.group.WORLD)
+        dist.distributed_c10d._set_pg_timeout(
+            timedelta(seconds=JOIN_TIMEOUT), dist.group.WORLD
+        )
 
 
 def _reserve(address: str) -> socket.socket:
@@ -281,8 +283,9 @@ def gpus_of_worker(
 
     Raises UserError if the node's workers cannot divide its GPUs evenly.
     """
-    promised = launched.integer(environ, "SLURM_GPUS_ON_NODE", 0)
-    per_task = visible * world.local_size == promised  # srun --gpus-per-task hides the others
+    allocated_gpus = launched.integer(environ, "SLURM_GPUS_ON_NODE", 0)
+    # srun --gpus-per-task hides the others.
+    per_task = visible * world.local_size == allocated_gpus
     if world.launcher == "srun" and world.local_size > 1 and per_task:
         return range(visible)
     if visible % world.local_size:
@@ -327,13 +330,13 @@ def report_lost_worker(world: World) -> Iterator[None]:
 
 @contextmanager
 def deadline() -> Iterator[None]:
-    """End the process by SIGALRM if this block takes longer than PATIENCE.
+    """End the process by SIGALRM if this block takes longer than JOIN_TIMEOUT.
 
     TensorFlow connects its workers while it holds Python's lock. If a worker dies at that
     moment, the others would wait an hour, and neither a thread nor Ctrl-C could end them. The
     operating system handles this signal itself, so there is no error message.
     """
-    signal.alarm(int(PATIENCE))
+    signal.alarm(int(JOIN_TIMEOUT))
     try:
         yield
     finally:

@@ -81,7 +81,7 @@ def cluster():
         pytest.fail(
             "a machine has one classroom cluster: mark the test with pytest.mark.classroom"
         )
-    if reason := classroom.obstacle():
+    if reason := classroom.unavailable_reason():
         pytest.skip(reason)
     was_up = classroom.status()[0]
     if not was_up:

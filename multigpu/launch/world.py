@@ -59,7 +59,7 @@ LAUNCHERS = (
 )
 
 
-def find(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> World:
+def find_world(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> World:
     """This process's place, from the launcher's variables; a world of one process without any.
 
     `gpus_each` is the number of GPUs that a rank uses; under srun, each task must have as

@@ -12,7 +12,7 @@ import weakref
 import torch.distributed as dist
 from commands import ROOT, run
 
-from multigpu.launch.exit import groups_kept
+from multigpu.launch.exit import keep_groups_alive
 
 SPAWNED = """
 import atexit, glob, torch, torch.distributed as dist
@@ -65,7 +65,7 @@ def test_a_destroyed_group_is_kept_until_the_run_has_ended():
     """Otherwise DDP may drop the last reference, and wait for gloo while it holds the GIL."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = weakref.ref(dist.group.WORLD)
-    with groups_kept():
+    with keep_groups_alive():
         dist.destroy_process_group()
         gc.collect()
         assert group() is not None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_net import Net, cpu, made, rows
+from small_net import Net, cpu, make_net, rows
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset
@@ -55,12 +55,12 @@ class Scheduled(Net):
         optimizer.register_step_pre_hook(
             lambda *_: self.rates.append(optimizer.param_groups[0]["lr"])
         )
-        told = {
+        reported = {
             "scheduler": SCHEDULES[self.schedule](optimizer),
             "interval": "step",
             "monitor": "l",
         }
-        return {"optimizer": optimizer, "lr_scheduler": told}
+        return {"optimizer": optimizer, "lr_scheduler": reported}
 
 
 class TwoLayers(Net):
@@ -117,7 +117,7 @@ def drawn(**how) -> list:
     trainer = cpu(strategy="ddp")
     trainer.strategy.connect()
     loader = DataLoader(Random(), 2, num_workers=1)
-    return list(dataloaders.of_this_rank(trainer, loader, training=True))
+    return list(dataloaders.prepare_for_rank(trainer, loader, training=True))
 
 
 def on_two_ranks() -> dict:
@@ -127,7 +127,7 @@ def on_two_ranks() -> dict:
             model = Scheduled(schedule)
             cpu(strategy=strategy).fit(model, DataLoader(rows(16), 1))
             found[schedule, strategy] = model.rates
-    model = made()
+    model = make_net()
     for _ in range(2):
         cpu(strategy="horovod").fit(model, DataLoader(rows(16), 2))
     found["twice"] = model.layer[0].weight.detach().flatten()
@@ -143,7 +143,7 @@ def on_two_ranks() -> dict:
     trainers = []
     for _ in range(2):
         trainers.append(cpu(strategy="ddp"))
-        trainers[-1].fit(made(manual=True), DataLoader(rows(8), 2))
+        trainers[-1].fit(make_net(manual=True), DataLoader(rows(8), 2))
     gc.collect()
     found["wrappers"] = sum(
         isinstance(thing, DistributedDataParallel) for thing in gc.get_objects()
@@ -255,7 +255,7 @@ def test_a_users_own_worker_init_fn_stays():
     L.seed_everything(3, workers=True, verbose=False)
 
     def prepared(loader, training):
-        return dataloaders.of_this_rank(cpu(), loader, training)
+        return dataloaders.prepare_for_rank(cpu(), loader, training)
 
     own = DataLoader(rows(4), worker_init_fn=print)
     assert prepared(own, training=True).worker_init_fn is print
@@ -270,12 +270,12 @@ def test_evaluation_takes_a_dict_of_dataloaders():
             self.log("n", float(len(batch[0])))
 
     loaders = {"small": DataLoader(rows(2), 2), "large": DataLoader(rows(3), 3)}
-    told = cpu().validate(Many(), loaders, verbose=False)
-    assert told == [{"n/dataloader_idx_0": 2.0}, {"n/dataloader_idx_1": 3.0}]
+    reported = cpu().validate(Many(), loaders, verbose=False)
+    assert reported == [{"n/dataloader_idx_0": 2.0}, {"n/dataloader_idx_1": 3.0}]
 
 
 def test_spawned_ranks_may_be_saved_after_an_evaluation(tmp_path):
-    trainer, model = cpu(strategy="ddp_spawn", devices=1), made()
+    trainer, model = cpu(strategy="ddp_spawn", devices=1), make_net()
     trainer.fit(model, DataLoader(rows(4), 2))
     trainer.validate(model, DataLoader(rows(4), 2), verbose=False)
     trainer.save_checkpoint(tmp_path / "mine.ckpt")

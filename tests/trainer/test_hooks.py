@@ -156,15 +156,17 @@ def test_the_order_of_all_hooks_is_lightnings(tmp_path, run):
 
 
 def both(tmp_path, **methods):
-    """What the module's `told` holds after a fit of two epochs, in ours and in Lightning."""
+    """`module.recorded` after a fit of two epochs, in this Trainer and in Lightning."""
     found = []
     for L in (ours, lightnings.package()):
         L.seed_everything(1, verbose=False)
         module = user(L, **methods)()
-        module.told = []
+        module.recorded = []
         run = trainer(L, tmp_path)
         run.fit(module)
-        found.append((module.told, run.global_step, [w.tolist() for w in module.parameters()]))
+        found.append(
+            (module.recorded, run.global_step, [w.tolist() for w in module.parameters()])
+        )
     assert found[0] == found[1]
     return found[0]
 
@@ -220,7 +222,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_configure_optimizers_means_what_it_means_in_lightning(tmp_path, form):
     def note(self, *_):
-        self.told.append(
+        self.recorded.append(
             [
                 group["lr"]
                 for optimizer in self.trainer.optimizers
@@ -228,11 +230,11 @@ def test_every_form_of_configure_optimizers_means_what_it_means_in_lightning(tmp
             ]
         )
 
-    told, steps, _ = both(
+    reported, steps, _ = both(
         tmp_path, configure_optimizers=FORMS[form], on_train_batch_end=note, on_train_end=note
     )
-    assert len(told) == 7 and steps == 6
-    assert (told[0] == told[-1]) == (
+    assert len(reported) == 7 and steps == 6
+    assert (reported[0] == reported[-1]) == (
         form in ("an optimizer", "a list", "a tuple", "a dict", "none")
     )
 
@@ -253,14 +255,14 @@ def test_another_form_of_configure_optimizers_is_refused(tmp_path, wrong):
 
 def test_on_train_batch_start_can_end_the_epoch(tmp_path):
     def begin(self, batch, batch_idx):
-        self.told.append(batch_idx)
+        self.recorded.append(batch_idx)
         return -1 if batch_idx == 1 and self.current_epoch == 0 else None
 
     def note(self):
-        self.told.append("end")
+        self.recorded.append("end")
 
-    told, steps, _ = both(tmp_path, on_train_batch_start=begin, on_train_epoch_end=note)
-    assert told == [0, 1, "end", 0, 1, 2, "end"] and steps == 4
+    reported, steps, _ = both(tmp_path, on_train_batch_start=begin, on_train_epoch_end=note)
+    assert reported == [0, 1, "end", 0, 1, 2, "end"] and steps == 4
 
 
 def test_a_step_that_returns_nothing_skips_the_batch_on_one_device(tmp_path):
@@ -268,10 +270,10 @@ def test_a_step_that_returns_nothing_skips_the_batch_on_one_device(tmp_path):
         return None if batch_idx == 1 else F.cross_entropy(self(batch[0]), batch[1])
 
     def note(self, outputs, batch, batch_idx):
-        self.told.append(bool(outputs))
+        self.recorded.append(bool(outputs))
 
-    told, steps, _ = both(tmp_path, training_step=training_step, on_train_batch_end=note)
-    assert told == [True, False, True] * 2 and steps == 6
+    reported, steps, _ = both(tmp_path, training_step=training_step, on_train_batch_end=note)
+    assert reported == [True, False, True] * 2 and steps == 6
 
 
 def test_a_dict_reaches_the_end_of_the_batch(tmp_path):
@@ -279,7 +281,7 @@ def test_a_dict_reaches_the_end_of_the_batch(tmp_path):
         return {"loss": F.cross_entropy(self(batch[0]), batch[1]), "rows": len(batch[0])}
 
     def note(self, outputs, batch, batch_idx):
-        self.told.append((outputs["rows"], outputs["loss"].requires_grad))
+        self.recorded.append((outputs["rows"], outputs["loss"].requires_grad))
 
     assert (
         both(tmp_path, training_step=training_step, on_train_batch_end=note)[0]
@@ -289,28 +291,28 @@ def test_a_dict_reaches_the_end_of_the_batch(tmp_path):
 
 def test_an_optimizer_step_of_the_users_own(tmp_path):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
-        self.told.append((epoch, batch_idx))
+        self.recorded.append((epoch, batch_idx))
         optimizer.step(closure=optimizer_closure)
         for group in optimizer.param_groups:
             group["lr"] *= 0.5
 
-    told, steps, _ = both(tmp_path, optimizer_step=optimizer_step)
-    assert told == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] and steps == 6
+    reported, steps, _ = both(tmp_path, optimizer_step=optimizer_step)
+    assert reported == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] and steps == 6
 
 
 def test_lbfgs_gets_its_closure(tmp_path):
     def training_step(self, batch, batch_idx):
-        self.told.append(batch_idx)
+        self.recorded.append(batch_idx)
         return F.cross_entropy(self(batch[0]), batch[1])
 
-    told, steps, _ = both(
+    reported, steps, _ = both(
         tmp_path,
         training_step=training_step,
         configure_optimizers=lambda self: torch.optim.LBFGS(
             self.parameters(), 0.1, max_iter=3
         ),
     )
-    assert len(told) > 6 and steps == 6
+    assert len(reported) > 6 and steps == 6
 
 
 def test_predict_step_is_the_forward_by_default(tmp_path):

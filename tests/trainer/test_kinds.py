@@ -5,7 +5,7 @@ from dataclasses import InitVar, dataclass, field
 
 import pytest
 import torch
-from small_net import Net, cpu, made, rows
+from small_net import Net, cpu, make_net, rows
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
 
@@ -166,13 +166,13 @@ class Counted(torch.optim.SGD):
 
 
 def test_an_optimizer_may_keep_plain_values():
-    model = made()
+    model = make_net()
     model.configure_optimizers = lambda: Counted(model.parameters(), 0.1)
     assert fitted(model).optimizers[0].state["steps"] == 4
 
 
 def test_a_plateau_takes_whole_epochs_only():
-    model, seen = made(), []
+    model, seen = make_net(), []
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
 
     def configure_optimizers():
@@ -198,7 +198,7 @@ def test_a_callback_that_comes_late_is_called():
             trainer.callbacks.append(late)
 
     late = Late()
-    fitted(made(), callbacks=[First()])
+    fitted(make_net(), callbacks=[First()])
     assert late.batches == 4
 
 
@@ -223,7 +223,7 @@ def test_log_every_n_steps_0_is_never():
         (L.loggers.Logger,),
         {"log_metrics": lambda self, metrics, step: kept.append(step)},
     )()
-    model = made()
+    model = make_net()
     model.training_step = lambda batch, batch_idx: (
         model.log("x", 1.0),
         Net.training_step(model, batch, batch_idx),
@@ -234,7 +234,9 @@ def test_log_every_n_steps_0_is_never():
 
 def test_fast_dev_run_leaves_the_users_checkpoint_callback(tmp_path):
     saver = L.callbacks.ModelCheckpoint(tmp_path / "none")
-    trainer = fitted(made(), callbacks=[saver], enable_checkpointing=True, fast_dev_run=True)
+    trainer = fitted(
+        make_net(), callbacks=[saver], enable_checkpointing=True, fast_dev_run=True
+    )
     assert (
         trainer.checkpoint_callback is saver
         and saver.best_model_path == ""
@@ -243,7 +245,7 @@ def test_fast_dev_run_leaves_the_users_checkpoint_callback(tmp_path):
 
 
 def test_best_is_that_of_the_module_s_own_callbacks(tmp_path):
-    model = made()
+    model = make_net()
     model.configure_callbacks = lambda: L.callbacks.ModelCheckpoint(tmp_path, monitor="v")
     trainer = fitted(model, enable_checkpointing=True)
     assert trainer.test(model, loaders()[1], ckpt_path="best", verbose=False)
@@ -257,7 +259,7 @@ def test_a_data_module_of_data_sets_and_from_a_checkpoint(tmp_path):
         len(data.train_dataloader()),
         [len(loader) for loader in data.val_dataloader()],
     ) == (4, [2, 1])
-    model = made()
+    model = make_net()
     model.validation_step = lambda batch, batch_idx, dataloader_idx: None
     assert cpu(max_epochs=1).fit(model, data) is None and model.trainer.global_step == 4
 
@@ -277,7 +279,7 @@ def test_a_data_module_of_data_sets_and_from_a_checkpoint(tmp_path):
             self.state = state_dict["state"]
 
     trainer = cpu(max_epochs=1)
-    trainer.fit(made(), Sized(size=6))
+    trainer.fit(make_net(), Sized(size=6))
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     again = Sized.load_from_checkpoint(tmp_path / "a.ckpt")
     assert (again.hparams.size, again.state) == (6, 7)

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler
 from trainer_ranks import Backwards, Net, Rows, Stream, changed, refusal, trainer
 
-from multigpu.strategies import STRATEGIES, named
+from multigpu.strategies import STRATEGIES, strategy_by_name
 from multigpu.trainer.loops import dataloaders
 from multigpu.trainer.loops.results import Results
 
@@ -79,10 +79,10 @@ def test_overfit_batches_takes_the_same_rows_each_time(tmp_path):
 
 
 def test_estimated_stepping_batches(tmp_path):
-    told = []
+    reported = []
 
     def configure_optimizers(self):
-        told.append(self.trainer.estimated_stepping_batches)
+        reported.append(self.trainer.estimated_stepping_batches)
         return torch.optim.SGD(self.parameters(), 0.1)
 
     for arguments in (
@@ -92,8 +92,8 @@ def test_estimated_stepping_batches(tmp_path):
     ):
         run = trainer(tmp_path, limit_val_batches=0, **arguments)
         run.fit(changed(configure_optimizers=configure_optimizers), DataLoader(Rows(10), 2))
-        assert run.estimated_stepping_batches == told[-1]
-    assert told == [9, 4, 7]
+        assert run.estimated_stepping_batches == reported[-1]
+    assert reported == [9, 4, 7]
 
 
 def test_a_stream_of_unknown_length_is_trained_to_its_end(tmp_path):
@@ -120,16 +120,16 @@ def test_deterministic_and_benchmark_are_set_in_torch(tmp_path):
 
 @pytest.mark.parametrize("inference", [True, False])
 def test_evaluation_keeps_no_graph_and_inference_mode_only_where_wanted(tmp_path, inference):
-    told = []
+    reported = []
     net = Net(
-        val=lambda net, *_: told.append(
+        val=lambda net, *_: reported.append(
             (torch.is_inference_mode_enabled(), torch.is_grad_enabled(), net.training)
         )
     )
     trainer(tmp_path, inference_mode=inference).validate(
         net.train(), DataLoader(Rows(2)), verbose=False
     )
-    assert told == [(inference, False, False)] * 2 and net.training
+    assert reported == [(inference, False, False)] * 2 and net.training
 
 
 def test_evaluation_leaves_a_frozen_parts_mode_alone(tmp_path):
@@ -145,8 +145,8 @@ def test_evaluation_leaves_a_frozen_parts_mode_alone(tmp_path):
 def test_the_simple_profiler_prints_a_table(tmp_path, capsys):
     net = changed(on_train_batch_end=lambda self, *_: None)
     trainer(tmp_path, profiler="simple").fit(net, DataLoader(Rows(10), 2))
-    told = capsys.readouterr().out
-    assert "on_train_batch_end" in told and "training_step" in told
+    reported = capsys.readouterr().out
+    assert "on_train_batch_end" in reported and "training_step" in reported
 
 
 def test_what_is_logged_in_validation_is_verbose_or_not(tmp_path, capsys):
@@ -156,12 +156,12 @@ def test_what_is_logged_in_validation_is_verbose_or_not(tmp_path, capsys):
 
 def test_a_tensor_is_scaled_back_before_it_is_clipped(tmp_path):
     """16-mixed on the CPU is bf16-mixed, with a warning that says so."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         run = trainer(tmp_path, precision=16)
         run.fit(Net(), DataLoader(Rows(4), 2))
     assert run.precision_plugin.name == "bf16-mixed" and any(
-        "bf16-mixed is used instead" in str(w.message) for w in told
+        "bf16-mixed is used instead" in str(w.message) for w in reported
     )
 
 
@@ -181,14 +181,16 @@ def test_64_bit_is_64_bit_throughout(tmp_path):
 
 def test_every_name_makes_its_strategy():
     for name in STRATEGIES:
-        assert named(name).name == name
+        assert strategy_by_name(name).name == name
     for stem in ("ddp", "ddp_spawn", "ddp_notebook"):
         for answer in (True, False):
-            made = named(f"{stem}_find_unused_parameters_{str(answer).lower()}")
+            made = strategy_by_name(f"{stem}_find_unused_parameters_{str(answer).lower()}")
             assert made.name == stem and made.keywords == {"find_unused_parameters": answer}
-    assert "there is no strategy" in refusal(lambda: named("ddp_find_unused_parameters_maybe"))
-    own = named("ddp")
-    assert named(own) is own
+    assert "there is no strategy" in refusal(
+        lambda: strategy_by_name("ddp_find_unused_parameters_maybe")
+    )
+    own = strategy_by_name("ddp")
+    assert strategy_by_name(own) is own
 
 
 # ---- who gets which batch -------------------------------------------------------------------
@@ -203,7 +205,8 @@ def rows(loader, epoch=0):
 def test_in_evaluation_the_shares_are_the_whole_each_batch_once(parts):
     loader = DataLoader(Rows(10), 3)
     shares = [
-        dataloaders.sharded(loader, (parts, mine), training=False) for mine in range(parts)
+        dataloaders.shard_loader(loader, (parts, mine), training=False)
+        for mine in range(parts)
     ]
     whole = rows(loader)
     assert [len(share) for share in shares] == [len(rows(share)) for share in shares]
@@ -216,22 +219,24 @@ def test_in_evaluation_the_shares_are_the_whole_each_batch_once(parts):
 )
 def test_in_training_all_ranks_make_the_same_number_of_steps(sampler, shuffle):
     loader = DataLoader(Rows(10), 2, shuffle=shuffle, sampler=sampler)
-    dealt = [dataloaders.sharded(loader, (3, mine), training=True) for mine in range(3)]
+    sharded = [dataloaders.shard_loader(loader, (3, mine), training=True) for mine in range(3)]
     for epoch in (0, 1):
-        found = [rows(loader, epoch) for loader in dealt]
+        found = [rows(loader, epoch) for loader in sharded]
         assert (
-            [len(share) for share in found] == [2, 2, 2] == [len(loader) for loader in dealt]
+            [len(share) for share in found] == [2, 2, 2] == [len(loader) for loader in sharded]
         )
         assert {row for share in found for batch in share for row in batch} == set(range(10))
-    assert (rows(dealt[0], 0) != rows(dealt[0], 1)) == bool(shuffle)
+    assert (rows(sharded[0], 0) != rows(sharded[0], 1)) == bool(shuffle)
 
 
 def test_a_loader_that_is_shared_already_is_left_alone():
     own = DataLoader(Rows(10), 2, sampler=DistributedSampler(Rows(10), 2, 1, shuffle=False))
     for loader in (own, DataLoader(Stream(4)), [1, 2]):
-        assert dataloaders.sharded(loader, (2, 0), training=True) is loader
-    dealt = dataloaders.sharded(DataLoader(Rows(10), 3, drop_last=True), (2, 0), training=True)
-    assert rows(dealt) == [[0, 2, 4]], "drop_last is kept"
+        assert dataloaders.shard_loader(loader, (2, 0), training=True) is loader
+    sharded = dataloaders.shard_loader(
+        DataLoader(Rows(10), 3, drop_last=True), (2, 0), training=True
+    )
+    assert rows(sharded) == [[0, 2, 4]], "drop_last is kept"
 
 
 def test_a_sampler_that_gives_whole_batches_is_dealt_out():
@@ -240,8 +245,8 @@ def test_a_sampler_that_gives_whole_batches_is_dealt_out():
         Rows(10), None, sampler=BatchSampler(SequentialSampler(range(10)), 2, False)
     )
     for training in (True, False):
-        dealt = dataloaders.sharded(loader, (2, 0), training)
-        assert list(dealt.sampler) == [[0, 1], [4, 5], [8, 9]] and len(dealt) == 3
+        sharded = dataloaders.shard_loader(loader, (2, 0), training)
+        assert list(sharded.sampler) == [[0, 1], [4, 5], [8, 9]] and len(sharded) == 3
 
 
 # ---- the logged numbers ---------------------------------------------------------------------

@@ -6,25 +6,25 @@ import signal
 import pytest
 import torch
 import torch.nn.functional as F
-from small_net import QUIET, Net, cpu, made, rows
+from small_net import QUIET, Net, cpu, make_net, rows
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
 import multigpu.trainer as L
 from multigpu import launch
 from multigpu.errors import UserError
 from multigpu.strategies import BaguaStrategy, HorovodStrategy
-from multigpu.trainer.loops.dataloaders import sharded
+from multigpu.trainer.loops.dataloaders import shard_loader
 
 
 def on_two_ranks(folder: str) -> dict:
     found = {}
-    model = made(norm=True)
+    model = make_net(norm=True)
     trainer = cpu(
         strategy="ddp"
     )  # one validation batch: rank 1 has none, and there are buffers
     trainer.fit(model, DataLoader(rows(8), 2, shuffle=True), DataLoader(rows(3), 3))
     found["validated"] = float(trainer.callback_metrics["v"])
-    model = made(manual=True)
+    model = make_net(manual=True)
     cpu(strategy=HorovodStrategy()).fit(model, DataLoader(rows(16), 2, shuffle=True))
     found["horovod, clipped by hand"] = model.layer[0].weight.detach().flatten()
 
@@ -36,24 +36,24 @@ def on_two_ranks(folder: str) -> dict:
     trainer.fit(Collective(), DataLoader(rows(8), 2))
     trainer.save_checkpoint(f"{folder}/mine.ckpt")
     found["saved by"] = torch.load(f"{folder}/mine.ckpt")["ranks"]
-    torch.manual_seed(launch.find().rank)  # the ranks' random states are apart
-    dealt = sharded(
+    torch.manual_seed(launch.find_world().rank)  # the ranks' random states are apart
+    sharded = shard_loader(
         DataLoader(rows(16), 2, sampler=SubsetRandomSampler(range(16))),
-        (2, launch.find().rank),
+        (2, launch.find_world().rank),
         training=False,
     )
     before = torch.get_rng_state()
-    found["evaluated"] = [index for batch in dealt.batch_sampler for index in batch]
+    found["evaluated"] = [index for batch in sharded.batch_sampler for index in batch]
     found["its draws are nobody else's"] = torch.equal(before, torch.get_rng_state())
     strategy = BaguaStrategy("async", sync_interval_ms=0, warmup_steps=1)
     trainer = cpu(strategy=strategy)
-    trainer.validate(made(), DataLoader(rows(4), 2), verbose=False)
+    trainer.validate(make_net(), DataLoader(rows(4), 2), verbose=False)
     for _ in range(2):
         trainer.max_epochs += 2
-        trainer.fit(made(), DataLoader(rows(64), 1))
-        found.setdefault("syncs", []).append(strategy.algorithm.syncs)
+        trainer.fit(make_net(), DataLoader(rows(64), 1))
+        found.setdefault("averaging_rounds", []).append(strategy.algorithm.averaging_rounds)
     strategy = BaguaStrategy("async", sync_interval_ms=10**6, warmup_steps=2)
-    model = made(manual=True)
+    model = make_net(manual=True)
     strategy.algorithm._start = lambda: found.setdefault(
         "at the end of the warm-up", weights_of(model)
     )
@@ -109,7 +109,7 @@ def test_a_random_sampler_of_the_users_gives_each_row_once_in_an_evaluation(two)
 
 
 def test_asynchronous_averages_begin_again_with_each_fit(two):
-    first, second = two[0]["syncs"]
+    first, second = two[0]["averaging_rounds"]
     assert 0 < first < second
 
 
@@ -132,7 +132,10 @@ def test_after_a_run_the_model_is_on_the_cpu_without_a_wrapper(request):
     request.addfinalizer(vgpu.stop)
     vgpu.start(2)
     for strategy, devices in (("dp", 2), ("auto", 1)):
-        model, trainer = made(), cpu(accelerator="vgpu", strategy=strategy, devices=devices)
+        model, trainer = (
+            make_net(),
+            cpu(accelerator="vgpu", strategy=strategy, devices=devices),
+        )
         model.configure_optimizers = lambda model=model: torch.optim.SGD(
             model.parameters(), lr=0.1, momentum=0.9
         )
@@ -152,7 +155,7 @@ def test_a_run_by_shapes_alone_leaves_the_model_where_it_is(request):
 
     request.addfinalizer(vgpu.stop)
     vgpu.start(1, compute=False)
-    model = made()
+    model = make_net()
     model.training_step = lambda batch, batch_idx: F.cross_entropy(model(batch[0]), batch[1])
     cpu(accelerator="vgpu", devices=1, detect_anomaly=False).fit(model, DataLoader(rows(8), 4))
     assert next(model.parameters()).device.type == "vgpu"
@@ -160,7 +163,7 @@ def test_a_run_by_shapes_alone_leaves_the_model_where_it_is(request):
 
 def test_predict_with_a_progress_bar():
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    assert len(trainer.predict(made(), DataLoader(rows(4).tensors[0], 2))) == 2
+    assert len(trainer.predict(make_net(), DataLoader(rows(4).tensors[0], 2))) == 2
     assert trainer.num_predict_batches == [2]
 
 
@@ -180,7 +183,7 @@ def test_what_pieces_log_counts_by_their_rows(strategy, devices, request):
             self.log("l", loss, on_step=True, on_epoch=True)
             return loss * 0.0  # so that validation sees the first weights
 
-    def told(**keywords) -> tuple:
+    def reported(**keywords) -> tuple:
         torch.manual_seed(0)
         module = Staged()
         module.layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
@@ -194,8 +197,8 @@ def test_what_pieces_log_counts_by_their_rows(strategy, devices, request):
         Staged.validation_step = lambda self, batch, i: self.log(
             "v", F.cross_entropy(self(batch[0]).cpu(), batch[1].cpu())
         )
-    one = told(accelerator="cpu")
-    assert told(accelerator="vgpu", devices=devices, strategy=strategy) == pytest.approx(
+    one = reported(accelerator="cpu")
+    assert reported(accelerator="vgpu", devices=devices, strategy=strategy) == pytest.approx(
         one, abs=1e-5
     )
 
@@ -210,7 +213,7 @@ def test_manual_optimization_is_refused_where_a_step_runs_in_pieces(strategy, re
         UserError, match=r"manual optimization .*automatic optimization, or strategy='ddp'"
     ):
         L.Trainer(accelerator="vgpu", devices=2, strategy=strategy, **QUIET).fit(
-            made(manual=True), DataLoader(rows(4), 4)
+            make_net(manual=True), DataLoader(rows(4), 4)
         )
     del Net.pipeline_stages
 
@@ -221,7 +224,7 @@ def test_a_sigterm_outside_of_training_is_not_swallowed_and_none_is_kept():
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     try:
         trainer = cpu()
-        model = made()
+        model = make_net()
         model.on_test_start = lambda: os.kill(os.getpid(), signal.SIGTERM)
         trainer.test(model, DataLoader(rows(4), 2), verbose=False)
         assert asked == [1] and not trainer.received_sigterm
@@ -232,7 +235,7 @@ def test_a_sigterm_outside_of_training_is_not_swallowed_and_none_is_kept():
 
 
 def test_should_stop_and_metrics_do_not_outlive_a_run():
-    trainer, model = cpu(), made()
+    trainer, model = cpu(), make_net()
     trainer.fit(model, DataLoader(rows(4), 2))
     trainer.should_stop, trainer.max_epochs = True, 2
     trainer.fit(model, DataLoader(rows(4), 2))
@@ -251,14 +254,14 @@ def test_test_without_a_model_takes_the_best_checkpoint(tmp_path):
         callbacks=[saver],
         **{**QUIET, "enable_checkpointing": True},
     )
-    trainer.fit(made(), DataLoader(rows(12), 4), DataLoader(rows(12), 4))
+    trainer.fit(make_net(), DataLoader(rows(12), 4), DataLoader(rows(12), 4))
     assert trainer.test(dataloaders=DataLoader(rows(12), 4), verbose=False)[0][
         "v"
     ] == pytest.approx(float(saver.best_model_score), abs=1e-6)
 
 
 def test_a_modules_own_callbacks_are_all_kept_and_checkpoints_come_last(tmp_path):
-    model = made()
+    model = make_net()
     mine = [L.callbacks.ModelCheckpoint(tmp_path / name, every_n_epochs=1) for name in "ab"]
     model.configure_callbacks = lambda: [*mine, L.callbacks.EarlyStopping("l")]
     trainer = L.Trainer(
@@ -272,7 +275,7 @@ def test_a_batch_without_a_loss_is_skipped_with_a_scaler_too(request):
     from multigpu import vgpu
 
     request.addfinalizer(vgpu.stop)
-    model = made()
+    model = make_net()
     model.training_step = lambda batch, i: (
         None if i == 0 else F.cross_entropy(model(batch[0]), batch[1])
     )
@@ -287,7 +290,7 @@ def test_an_endless_loader_has_endless_steps():
         def __iter__(self):
             yield from rows(4)
 
-    model, found = made(), []
+    model, found = make_net(), []
     model.on_train_start = lambda: found.append(model.trainer.estimated_stepping_batches)
     cpu(max_epochs=1).fit(model, DataLoader(Endless(), 2))
     assert found == [float("inf")]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_net import cpu, made, rows
+from small_net import cpu, make_net, rows
 from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
@@ -14,7 +14,7 @@ from multigpu.errors import UserError
 
 def test_a_compiled_module_is_refused_with_a_way_out():
     with pytest.raises(UserError, match=r"compile its layers.*torch\.compile"):
-        cpu().fit(torch.compile(made()), DataLoader(rows(8), 2))
+        cpu().fit(torch.compile(make_net()), DataLoader(rows(8), 2))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_names_of_lightning_s_modules():
 
 def test_nothing_to_validate_with_is_said():
     with pytest.warns(UserWarning, match=r"validation_step.* no validation dataloaders"):
-        cpu().fit(made(), DataLoader(rows(8), 2))
+        cpu().fit(make_net(), DataLoader(rows(8), 2))
 
 
 def test_bfloat16_on_an_old_virtual_gpu_names_another(request):
@@ -50,17 +50,17 @@ def test_bfloat16_on_an_old_virtual_gpu_names_another(request):
         UserError, match=r"precision='16-mixed'.*vgpu.start\(1, gpu='A100-40GB'\)"
     ):
         cpu(accelerator="vgpu", precision="bf16", devices=1).fit(
-            made(), DataLoader(rows(8), 2)
+            make_net(), DataLoader(rows(8), 2)
         )
 
 
 def test_fewer_batches_than_ranks_is_said(monkeypatch):
-    from multigpu.trainer.loops.dataloaders import sharded
+    from multigpu.trainer.loops.dataloaders import shard_loader
 
     with pytest.warns(UserWarning, match=r"1 batch .*2 ranks.*smaller batch_size"):
-        sharded(DataLoader(rows(4), 4), (2, 0), training=False)
+        shard_loader(DataLoader(rows(4), 4), (2, 0), training=False)
     lengthless = DataLoader(
         rows(4), batch_sampler=SimpleNamespace(__iter__=lambda: iter([[0]]))
     )
     with pytest.raises(UserError, match=r"batch_sampler has no length.* 2 ranks.*__len__"):
-        sharded(lengthless, (2, 0), training=False)
+        shard_loader(lengthless, (2, 0), training=False)

@@ -48,7 +48,7 @@ trainer = L.Trainer(
 )
 trainer.fit(net, DataLoader(Rows(), 2))
 kept = torch.load(trainer.checkpoint_callback.best_model_path)["state_dict"]
-print("told", json.dumps({
+print("metrics", json.dumps({
     "weights": [w.flatten().tolist() for w in net.parameters()],
     "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     "at": [trainer.current_epoch, trainer.global_step],
@@ -69,7 +69,7 @@ def cell(tmp_path_factory):
         cwd=tmp_path_factory.mktemp("cell"),
         PYTHONPATH=ROOT,
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("told ")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("metrics ")]
     assert done.returncode == 0 and len(lines) == 1, done.stdout
     return json.loads(lines[0][5:])
 
@@ -131,7 +131,7 @@ def test_ddp_spawn_evaluates_as_one_process(tmp_path):
     come back.
     """
     two, one = trainer(tmp_path, strategy="ddp_spawn", devices=2), evaluated(tmp_path)
-    assert two.validate(Net(), DataLoader(Rows(10), 3), verbose=False) == one["told"]
+    assert two.validate(Net(), DataLoader(Rows(10), 3), verbose=False) == one["metrics"]
 
 
 def test_a_rank_that_fails_in_a_spawned_run_is_told_by_its_traceback(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_net import Net, cpu, made, rows
+from small_net import Net, cpu, make_net, rows
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from multigpu import launch
@@ -98,7 +98,7 @@ def said(function) -> str:
 
 
 def fails_at(step: int) -> Net:
-    model = made()
+    model = make_net()
     model.training_step = lambda batch, i: (
         F.cross_entropy(model(batch[0]), batch[1]) * (1 // (i - step))
     )
@@ -107,24 +107,24 @@ def fails_at(step: int) -> Net:
 
 def on_two_ranks() -> dict:
     found: dict = {}
-    rank = launch.find().rank
+    rank = launch.find_world().rank
     random.seed(rank)
     np.random.seed(rank)
     for name, permuted in DRAWING.items():
         trainer = cpu(strategy="ddp")
         trainer.strategy.connect()
         loader = DataLoader(Numbers(), 4, sampler=Drawn(permuted))
-        shard = dataloaders.of_this_rank(trainer, loader, training=True)
+        shard = dataloaders.prepare_for_rank(trainer, loader, training=True)
         found[name] = []
         for epoch in range(3):
             shard.batch_sampler.sampler.set_epoch(epoch)
             found[name].append([row for batch in shard for row in batch.tolist()])
 
     train, some = DataLoader(rows(8), 2), [DataLoader(rows(4), 2)] if rank else []
-    found["validates"] = said(lambda: cpu(strategy="ddp").fit(made(), train, some))
+    found["validates"] = said(lambda: cpu(strategy="ddp").fit(make_net(), train, some))
     streams = DataLoader(Stream(), 2) if rank else train
     found["streams"] = said(
-        lambda: cpu(strategy="ddp", use_distributed_sampler=False).fit(made(), streams)
+        lambda: cpu(strategy="ddp", use_distributed_sampler=False).fit(make_net(), streams)
     )
 
     for by_row in (False, True):
@@ -156,7 +156,7 @@ def on_two_ranks() -> dict:
         float((a - b).abs().max()) for a, b in zip(freezes.at, freezes.at[1:], strict=False)
     ]
 
-    model = made()
+    model = make_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.configure_optimizers = lambda: {"optimizer": optimizer, "lr_scheduler": scheduler}
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
@@ -172,10 +172,12 @@ def on_two_ranks() -> dict:
         ("async", BaguaStrategy("async", sync_interval_ms=20)),
         ("horovod", "horovod"),
     ):
-        told = said(lambda strategy=strategy: cpu(strategy=strategy).fit(fails_at(1), train))
+        reported = said(
+            lambda strategy=strategy: cpu(strategy=strategy).fit(fails_at(1), train)
+        )
         found[name] = (
-            told,
-            said(lambda strategy=strategy: cpu(strategy=strategy).fit(made(), train)),
+            reported,
+            said(lambda strategy=strategy: cpu(strategy=strategy).fit(make_net(), train)),
         )
     return found
 
@@ -208,10 +210,10 @@ def test_at_an_epochs_end_ranks_may_gather_what_has_one_shape(two):
 
 
 def test_a_name_that_one_rank_alone_logs_is_said_once(two):
-    (told,) = two[0]["alone"]
+    (reported,) = two[0]["alone"]
     assert (
-        told.startswith("self.log('alone', sync_dist=True)")
-        and "some ranks" in told
+        reported.startswith("self.log('alone', sync_dist=True)")
+        and "some ranks" in reported
         and not two[1]["alone"]
     )
 
