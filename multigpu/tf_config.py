@@ -35,7 +35,7 @@ EXAMPLE = (
 LOST_WORKER = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
 
 
-def find(environ: Mapping[str, str] = os.environ) -> World:
+def find_world(environ: Mapping[str, str] = os.environ) -> World:
     """This process's place: from TF_CONFIG if it is set, else from torchrun, srun or mpirun.
 
     The rank is the worker's number; a chief, if there is one, is rank 0. `gpus_of_worker` says
@@ -92,10 +92,10 @@ def read(text: str) -> tuple[list[str], int]:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise _wrong(f"is not JSON ({error})") from None
+        raise _tf_config_error(f"is not JSON ({error})") from None
     cluster = config.get("cluster") if isinstance(config, dict) else None
     if not isinstance(cluster, dict) or not (cluster.get("worker") or cluster.get("chief")):
-        raise _wrong("has no list cluster → worker")
+        raise _tf_config_error("has no list cluster → worker")
     unsupported = sorted(set(cluster) - {"worker", "chief"})
     if unsupported:
         raise UserError(
@@ -106,7 +106,9 @@ def read(text: str) -> tuple[list[str], int]:
     lists = {"chief": cluster.get("chief", []), "worker": cluster.get("worker", [])}
     for kind, addresses in lists.items():
         if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
-            raise _wrong(f"has something other than a list of texts in cluster → {kind}")
+            raise _tf_config_error(
+                f"has something other than a list of texts in cluster → {kind}"
+            )
         for address in addresses:
             _check_address(address)
     addresses = lists["chief"] + lists["worker"]
@@ -119,7 +121,9 @@ def read(text: str) -> tuple[list[str], int]:
         )
     task = config.get("task")
     if not isinstance(task, dict) or type(task.get("index")) is not int:
-        raise _wrong("does not say which worker this is: no whole number in task → index")
+        raise _tf_config_error(
+            "does not say which worker this is: no whole number in task → index"
+        )
     kind = task.get("type", "worker")
     index = task["index"]
     if kind not in ("worker", "chief"):
@@ -136,7 +140,7 @@ def read(text: str) -> tuple[list[str], int]:
     return addresses, before + index
 
 
-def _wrong(what: str) -> UserError:
+def _tf_config_error(what: str) -> UserError:
     return UserError(
         f"TF_CONFIG {what}: expected something like '{EXAMPLE}', or unset it and use --spawn, "
         "torchrun or srun."

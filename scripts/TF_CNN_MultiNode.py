@@ -90,7 +90,7 @@ def set_up(
 # %% tags=["active-ipynb"]
 # def automatic():
 #     """The images that this worker reads in an epoch. launch.call runs it in each process."""
-#     strategy, _ = set_up(parse([]), tf_config.find())
+#     strategy, _ = set_up(parse([]), tf_config.find_world())
 #     policies = tf.data.experimental.AutoShardPolicy
 #     read = {}
 #     for policy in (policies.AUTO, policies.DATA, policies.OFF):
@@ -237,7 +237,7 @@ def test_step(
 #
 #     One model draws its weights in the scope; the other one's are set there, by set_weights.
 #     """
-#     world = tf_config.find()
+#     world = tf_config.find_world()
 #     strategy, _ = set_up(parse([]), world)
 #     with strategy.scope():
 #         tf.keras.utils.set_random_seed(world.rank)
@@ -268,7 +268,7 @@ def test_step(
 # %%
 def main(args: argparse.Namespace) -> None:
     # From TF_CONFIG if it is set, else from torchrun's, srun's or mpirun's variables.
-    world = tf_config.find()
+    world = tf_config.find_world()
     with tf_config.report_lost_worker(world):
         train(args, world)
 

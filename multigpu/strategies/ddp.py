@@ -106,11 +106,11 @@ class DDPStrategy(Strategy):
     def launch(self, function: Callable[..., Result], *args: Any) -> Result:
         """`function(*args)`, in the ranks that a launcher started, or in new ones."""
         wanted = self.ranks_on_node() or 1
-        if self.find().launcher == "python" and wanted * self.num_nodes > 1:
+        if self.find_world().launcher == "python" and wanted * self.num_nodes > 1:
             self.start(wanted)
         return function(*args)
 
-    def find(self) -> World:
+    def find_world(self) -> World:
         """This process's rank among all.
 
         Raises UserError if Slurm has given the node fewer GPUs than its processes need
@@ -139,7 +139,7 @@ class DDPStrategy(Strategy):
         if self.connected and dist.is_initialized():
             return
         self.accelerator = self.accelerator or resolve()
-        self.world = self.find()
+        self.world = self.find_world()
         self._check_launcher(self.world)
         self.device = self.accelerator.of_rank(self.world)
         self.devices = [self.device]

@@ -22,7 +22,7 @@ MPI_FLAVOURS = {
 VERSION = re.compile(r"\d+\.\d+[\w.]*")
 
 
-def find(program: str) -> str | None:
+def find_program(program: str) -> str | None:
     """A program's path, also in the directories of daemons; None if it is not installed."""
     return shutil.which(program) or shutil.which(program, path=SBIN)
 
@@ -46,7 +46,7 @@ def _package_version(name: str) -> str | None:
 
 def slurm() -> Finding:
     details: dict[str, object] = {
-        name: find(name) for name in ("sbatch", "slurmctld", "slurmd", "munged")
+        name: find_program(name) for name in ("sbatch", "slurmctld", "slurmd", "munged")
     }
     installed = [name for name, path in details.items() if path]
     missing = [name for name, path in details.items() if not path]
@@ -113,7 +113,7 @@ def netns() -> Finding:
         details = {"works": False, "slow_link": False}
         return Finding(MISSING, problem, "needs root, or user namespaces", details)
     no_slow_link: dict[str, object] = {"works": True, "slow_link": False}
-    tc = find("tc")
+    tc = find_program("tc")
     if tc is None:
         fix = "sudo apt-get install iproute2"
         return Finding(WARN, "they work, but there is no tc", fix, no_slow_link)

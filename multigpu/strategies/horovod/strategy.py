@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from multigpu.errors import UserError
 from multigpu.launch.world import find_world
-from multigpu.strategies import horovod as own
+from multigpu.strategies import horovod as course_horovod
 from multigpu.strategies.ddp import DDPStrategy, trainable_parameters
 from multigpu.strategies.horovod.optimizer import remove_averaging
 
@@ -34,7 +34,7 @@ def package() -> ModuleType:
     try:
         import horovod.torch as real
     except ImportError:
-        return own
+        return course_horovod
     return real
 
 

@@ -34,7 +34,7 @@ def shapes_only(
     if not any(tensor._payload.is_meta for tensor in tensors):
         return payloads, kwargs
     if info.mutable:
-        written = info.written(payloads, kwargs)
+        written = info.written_ids(payloads, kwargs)
         for tensor, payload in zip(tensors, before, strict=True):
             is_flag = info.name == FIND_INFINITE and payload.dim() == 0
             if id(payload) in written and not is_flag:

@@ -1,7 +1,7 @@
 """All symbols of torch that are replaced while virtual GPUs run.
 
 `vgpu.start()` applies TABLE, and `vgpu.stop()` undoes all of it. What is registered once and
-stays until the process ends, the device type and its kernels, is listed in backend.STAYS.
+stays until the process ends, the device type and its kernels, is listed in backend.PERMANENT.
 """
 
 from collections.abc import Callable
