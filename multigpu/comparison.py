@@ -196,8 +196,8 @@ def measure_link(
         )
     if rows[names[0]]["ranks"] != 2:
         raise UserError(
-            f"--measure-link: a cable has two ends, and there are {rows[names[0]]['ranks']} "
-            f"ranks: give --ranks 2."
+            f"--measure-link: the link joins two ranks, and there are "
+            f"{rows[names[0]]['ranks']}: give --ranks 2."
         )
     if why_not := slow_link.unavailable_reason():
         raise UserError(

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-NAMES = {"multigpu": "multigpu.trainer", "lightning": "lightning"}
+LIBRARIES = {"multigpu": "multigpu.trainer", "lightning": "lightning"}
 # case → (the Trainer's arguments, the module's, the data's)
 CASES = {
     "plain": ({}, {}, {}),
@@ -232,7 +232,7 @@ def csv_rows(logger):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     which, folder = sys.argv[1:]
-    L = importlib.import_module(NAMES[which])
+    L = importlib.import_module(LIBRARIES[which])
     if which == "lightning":
         import logging
 

@@ -41,7 +41,7 @@ def two_ranks(tmp_path_factory):
     programs = {}
 
     def results():
-        for which in trainer_user.NAMES:
+        for which in trainer_user.LIBRARIES:
             if which not in programs:
                 programs[which] = start(which, folder)
             reported, _ = programs[which].communicate(timeout=200)
@@ -49,7 +49,7 @@ def two_ranks(tmp_path_factory):
         return [
             [
                 torch.load(folder / f"{which}{rank}.pt", weights_only=False)
-                for which in trainer_user.NAMES
+                for which in trainer_user.LIBRARIES
             ]
             for rank in (0, 1)
         ]
