@@ -71,7 +71,7 @@ def cell(tmp_path_factory):
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("metrics ")]
     assert done.returncode == 0 and len(lines) == 1, done.stdout
-    return json.loads(lines[0][5:])
+    return json.loads(lines[0].removeprefix("metrics "))
 
 
 def test_a_notebooks_functions_and_classes_train_in_other_processes(cell):
