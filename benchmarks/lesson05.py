@@ -71,7 +71,7 @@ def seconds_to_first_step(folder: Path, *script: object) -> float:
 
 def summary(what: str, goal: str, ratios: list[float]) -> dict:
     """Print the median and the range of the ratios, and return them for the file."""
-    row = {"what": what, "goal": goal, "median": round(statistics.median(ratios), 3)}
+    row = {"quantity": what, "goal": goal, "median": round(statistics.median(ratios), 3)}
     row |= {"min": round(min(ratios), 3), "max": round(max(ratios), 3), "pairs": len(ratios)}
     spread = f"{row['min']:.2f} to {row['max']:.2f} in {len(ratios)} pairs"
     print(f"{what}: {row['median']:.2f} ({spread}; goal: {goal})")

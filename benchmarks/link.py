@@ -52,10 +52,10 @@ def measure(make: Callable[[], Strategy]) -> tuple[float, float]:
     step()
     dist.barrier()
     began = time.perf_counter()
-    sent_before = wire.sent()
+    sent_before = wire.bytes_sent()
     for _ in range(STEPS):
         step()
-    sent = wire.sent() - sent_before
+    sent = wire.bytes_sent() - sent_before
     dist.barrier()
     seconds = time.perf_counter() - began
     strategy.close()
@@ -64,12 +64,12 @@ def measure(make: Callable[[], Strategy]) -> tuple[float, float]:
 
 def rank(out: Path) -> None:
     """What each of the two ranks runs: the strategies in turn."""
-    found: dict[str, list] = {name: [] for name in STRATEGIES}
+    measurements: dict[str, list] = {name: [] for name in STRATEGIES}
     for _ in range(ROUNDS):
         for name, make in STRATEGIES.items():
-            found[name].append(measure(make))
+            measurements[name].append(measure(make))
     if dist.get_rank() == 0:
-        write_json(out, found)
+        write_json(out, measurements)
     dist.barrier()
 
 
@@ -87,14 +87,18 @@ def main() -> None:
             return
         if code:
             sys.exit(code)
-        found = json.loads(out.read_text())
+        measurements = json.loads(out.read_text())
     rows = []
-    for name, pairs in found.items():
+    of_ddp = measurements["ddp"]
+    for name, pairs in measurements.items():
         # the ratio of the steps per second in each round
-        ratios = [ddp[0] / other[0] for ddp, other in zip(found["ddp"], pairs, strict=True)]
-        row = {"strategy": name, "steps/s over ddp's": round(statistics.median(ratios), 2)}
+        ratios = [ddp[0] / other[0] for ddp, other in zip(of_ddp, pairs, strict=True)]
+        row = {
+            "strategy": name,
+            "steps/s relative to ddp": round(statistics.median(ratios), 2),
+        }
         row |= {"min": round(min(ratios), 2), "max": round(max(ratios), 2), "rounds": ROUNDS}
-        row |= {"bytes a step and rank": round(statistics.median(pair[1] for pair in pairs))}
+        row |= {"bytes per step and rank": round(statistics.median(pair[1] for pair in pairs))}
         rows.append(row)
         print(row)
     write_json(

@@ -93,7 +93,7 @@ def halves(micro_batches: int = MICRO_BATCHES) -> vgpu.Timeline:
 def _stage() -> vgpu.Timeline:
     from PT_CNN_Pipeline import schedule, stage
 
-    rank = launch.find().rank
+    rank = launch.find_world().rank
     (place,) = vgpu.start(1, compute=False)
     dist.init_process_group("vgpu")
     own_stage = stage(CNN(**WIDE), rank, 2).to(place)

@@ -21,7 +21,7 @@ ROUNDS = 7
 
 
 def rank() -> None:
-    world = launch.find()
+    world = launch.find_world()
     store = rendezvous.open_store(world, torch.device("cpu"))
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=2)
     peer = 1 - world.rank

@@ -72,7 +72,7 @@ def importing(statement: str) -> float:
 
 def summary(what: str, goal: str, values: list[float]) -> dict:
     """Print the median and the range of the values, and return them for the file."""
-    row = {"what": what, "goal": goal, "median": round(statistics.median(values), 3)}
+    row = {"quantity": what, "goal": goal, "median": round(statistics.median(values), 3)}
     row |= {"min": round(min(values), 3), "max": round(max(values), 3), "rounds": len(values)}
     spread = f"{row['min']:g} to {row['max']:g} in {len(values)} rounds"
     print(f"{what}: {row['median']:g} ({spread}; goal: {goal})", flush=True)

@@ -154,7 +154,7 @@ def main() -> None:
         rows.append(
             {
                 "source": source,
-                "what": what,
+                "quantity": what,
                 "published": round(published, 3),
                 "simulated": round(simulated, 3),
                 "error": round(error, 3),
@@ -223,7 +223,7 @@ def main() -> None:
         HERE / "vgpu_fidelity.json",
         {
             "rows": rows,
-            "what": "simulated and published ratios; see vgpu_fidelity.py for the sources",
+            "description": "simulated and published ratios; sources: vgpu_fidelity.py",
         },
     )
 

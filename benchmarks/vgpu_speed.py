@@ -84,7 +84,7 @@ def overhead(threads: int) -> dict:
     ratios = sorted(virtual / plain for plain, virtual in pairs)
     quartiles = (ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4])
     return {
-        "what": f"CNN step at batch 256, {threads} thread(s), one virtual GPU / plain CPU",
+        "quantity": f"CNN step at batch 256, {threads} thread(s), one virtual GPU / plain CPU",
         "goal": "at most 1.3",
         "median": round(statistics.median(ratios), 3),
         "quartiles": [round(quartile, 3) for quartile in quartiles],
@@ -102,7 +102,7 @@ def within_one_process() -> dict:
         ratios = sorted(1 / seconds(plain, 3) * seconds(virtual, 3) for _ in range(ROUNDS))
     what = f"the same within one process, {torch.get_num_threads()} thread(s)"
     return {
-        "what": what,
+        "quantity": what,
         "goal": "none",
         "median": round(statistics.median(ratios), 3),
         "rounds": ROUNDS,
@@ -124,7 +124,7 @@ def shape_only() -> dict:
         step()
         times = [seconds(step) for _ in range(5)]
     return {
-        "what": "shape-only ResNet-50 step, seconds",
+        "quantity": "shape-only ResNet-50 step, seconds",
         "goal": "under 2",
         "median": round(statistics.median(times), 3),
     }
@@ -140,7 +140,7 @@ def importing() -> dict:
     )
     times = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(5)]
     return {
-        "what": "import multigpu after import torch, seconds",
+        "quantity": "import multigpu after import torch, seconds",
         "goal": "at most 0.1",
         "median": round(statistics.median(times), 4),
     }
@@ -153,5 +153,5 @@ if __name__ == "__main__":
     rows = [overhead(threads) for threads in sorted({1, torch.get_num_threads()})]
     rows += [within_one_process(), shape_only(), importing()]
     for row in rows:
-        print(f"{row['what']}: {row['median']} ({row['goal']})")
+        print(f"{row['quantity']}: {row['median']} ({row['goal']})")
     write_json(HERE / "vgpu_speed.json", {"rows": rows})

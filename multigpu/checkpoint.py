@@ -104,17 +104,18 @@ class Variables:
     """
 
     def __init__(self, variables: list):
-        self.named = {
+        self.variables_by_name = {
             f"{index}.{variable.name}": variable for index, variable in enumerate(variables)
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {
-            name: torch.from_numpy(np.array(variable)) for name, variable in self.named.items()
+            name: torch.from_numpy(np.array(variable))
+            for name, variable in self.variables_by_name.items()
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for name, variable in self.named.items():
+        for name, variable in self.variables_by_name.items():
             variable.assign(state[name].numpy())
 
 

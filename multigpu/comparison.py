@@ -18,7 +18,7 @@ from multigpu import launch, plots, proof, slow_link, wire
 from multigpu.errors import UserError, pluralize
 from multigpu.files import write_json
 from multigpu.strategies.bagua.async_average import AsyncModelAverage
-from multigpu.strategies.costs import predicted
+from multigpu.strategies.costs import predicted_bytes
 from multigpu.trainer import Callback, LightningModule, Trainer
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STEPS_BETWEEN_COPIES = 5
 
 
-def weights(model: nn.Module) -> torch.Tensor:
+def flat_weights(model: nn.Module) -> torch.Tensor:
     """All parameters as one vector on the CPU, a copy."""
     return torch.cat(
         [parameter.detach().reshape(-1).cpu() for parameter in model.parameters()]
@@ -37,13 +37,14 @@ def weights(model: nn.Module) -> torch.Tensor:
 class Record(Callback):
     """Records a fit on each rank. Afterwards `ranks` has the records of all ranks, in order.
 
-    loss      of each epoch, over all ranks
-    bytes     that the rank sent in each step, as the kernel counts them; for bagua:async one
-              number, the bytes of an averaging round
-    ends      when each step ended, in seconds
-    weights   copies of its weights: after step 1, 1 + STEPS_BETWEEN_COPIES, … and at the end
-    device    "cpu", "cuda" or "vgpu"
-    syncs     averaging rounds until the end, for bagua:async
+    loss              of each epoch, over all ranks
+    bytes             that the rank sent in each step, as the kernel counts them; for
+                      bagua:async one number, the bytes of an averaging round
+    ends              when each step ended, in seconds
+    weights           copies of its weights: after step 1, 1 + STEPS_BETWEEN_COPIES, … and at
+                      the end
+    device            "cpu", "cuda" or "vgpu"
+    averaging_rounds  number of them until the end, for bagua:async
 
     The copies are compared after the run. What the Trainer itself sends between two steps is
     not in `bytes`.
@@ -57,7 +58,7 @@ class Record(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self.sent_before_step = wire.sent()
+        self.sent_before_step = wire.bytes_sent()
 
     def on_train_batch_end(
         self,
@@ -67,21 +68,21 @@ class Record(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        self.record["bytes"].append(wire.sent() - self.sent_before_step)
+        self.record["bytes"].append(wire.bytes_sent() - self.sent_before_step)
         self.record["ends"].append(time.perf_counter())
         if trainer.global_step % STEPS_BETWEEN_COPIES == 1:
-            self.record["weights"].append(weights(pl_module))
+            self.record["weights"].append(flat_weights(pl_module))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.record["loss"].append(float(trainer.callback_metrics["loss"]))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.record["weights"].append(weights(pl_module))
+        self.record["weights"].append(flat_weights(pl_module))
         self.record["device"] = trainer.strategy.device.type
         algorithm = getattr(trainer.strategy, "algorithm", None)
         # There is no thread with one rank, or while async warms up.
         if isinstance(algorithm, AsyncModelAverage) and algorithm.thread:
-            self.record["syncs"] = algorithm.syncs
+            self.record["averaging_rounds"] = algorithm.averaging_rounds
             self.record["bytes"] = [bytes_per_round(algorithm)]
         self.ranks = trainer.strategy.gather_objects(self.record)
 
@@ -100,15 +101,15 @@ def bytes_per_round(algorithm: AsyncModelAverage) -> float:
     that it contains no half round. (One vote more or less is 50 bytes.)
     """
     with algorithm.round_lock:
-        before = wire.sent()
-        first = algorithm.syncs
-    while algorithm.syncs < first + 3 and algorithm.thread.is_alive():
+        before = wire.bytes_sent()
+        first = algorithm.averaging_rounds
+    while algorithm.averaging_rounds < first + 3 and algorithm.thread.is_alive():
         time.sleep(0.001)
     with algorithm.round_lock:
-        return (wire.sent() - before) / max(1, algorithm.syncs - first)
+        return (wire.bytes_sent() - before) / max(1, algorithm.averaging_rounds - first)
 
 
-def compared(
+def summarize(
     name: str,
     records: list[dict[str, Any]],
     model: nn.Module,
@@ -117,9 +118,9 @@ def compared(
 ) -> dict[str, Any]:
     """One strategy's row, from the ranks' records; `model` gets rank 0's last weights.
 
-    "spread" is the consensus distance at each copy: the largest Euclidean distance of a rank's
-    weights from the mean over the ranks. (Papers often take the root mean square over the
-    ranks.)
+    "consensus_distance" is a list with one number for each copy: the largest Euclidean
+    distance of a rank's weights from the mean over the ranks. (Papers often take the root mean
+    square over the ranks.)
     """
     copies = [torch.stack(record["weights"]) for record in records]
     every = torch.stack(copies).double()  # (ranks, copies, N)
@@ -129,7 +130,7 @@ def compared(
     nn.utils.vector_to_parameters(first["weights"][-1], model.parameters())
     with torch.no_grad():
         correct = model(test.tensors[0]).argmax(1) == test.tensors[1]
-    expected = predicted(name, every.shape[-1], len(records))
+    expected = predicted_bytes(name, every.shape[-1], len(records))
     return {
         "loss": first["loss"][-1],
         "losses": first["loss"],
@@ -140,16 +141,16 @@ def compared(
         "bytes_counted": statistics.median(first["bytes"]),
         "link_seconds_predicted": expected * 8e-6 / megabits,
         "seconds": (ends[-1] - ends[0]) / max(1, len(ends) - 1),
-        "bytes_each": first["bytes"],
-        "syncs": first.get("syncs"),
-        "spread": distances.amax(0).tolist(),
+        "bytes_by_step": first["bytes"],
+        "averaging_rounds": first.get("averaging_rounds"),
+        "consensus_distance": distances.amax(0).tolist(),
     }
 
 
 def table(rows: dict[str, dict], ranks: int) -> str:
     """All rows, rounded so that each run prints the same.
 
-    The last column is empty unless `from_serial` was called.
+    The last column is empty unless `compare_with_serial` was called.
     """
     titles = "loss  accuracy  bytes predicted  counted  consensus distance  from serial"
     lines = [f"{pluralize(ranks, 'rank'):34}  {titles}"]
@@ -158,7 +159,7 @@ def table(rows: dict[str, dict], ranks: int) -> str:
         # NCCL's bytes do not pass through the kernel's sockets.
         if row["device"] == "cuda" and row["bytes_predicted"]:
             counted = "not counted"
-        distance = row["spread"][-1]
+        distance = row["consensus_distance"][-1]
         line = (
             f"{name:34}  {row['loss']:.2f}  {row['test_accuracy']:8.2f}  "
             f"{row['bytes_predicted']:15,.0f}  {counted:>7}  "
@@ -169,13 +170,13 @@ def table(rows: dict[str, dict], ranks: int) -> str:
 
 
 def _from_serial_text(row: dict[str, Any]) -> str:
-    difference = row.get("from_serial")
+    difference = row.get("difference_from_serial")
     if difference is None:
         return ""
     return "within 1e-5" if difference <= 1e-5 else f"{difference:.0e}"
 
 
-def measured(
+def measure_link(
     rows: dict[str, dict],
     script: str,
     names: Sequence[str],
@@ -195,10 +196,10 @@ def measured(
         )
     if rows[names[0]]["ranks"] != 2:
         raise UserError(
-            f"--measure-link: a cable has two ends, and there are {rows[names[0]]['ranks']} "
-            f"ranks: give --ranks 2."
+            f"--measure-link: the link joins two ranks, and there are "
+            f"{rows[names[0]]['ranks']}: give --ranks 2."
         )
-    if why_not := slow_link.obstacle():
+    if why_not := slow_link.unavailable_reason():
         raise UserError(
             f"--measure-link: {why_not}. Leave it out, and the times are predicted."
         )
@@ -230,13 +231,15 @@ def bytes_picture(rows: dict[str, dict]) -> "Figure":
         name + ("" if amount else ": 0"): {"sent": amount} for name, amount in sent.items()
     }
     unit = "kB per step and rank (async: per round), counted by the kernel"
-    return plots.stacked(bars, unit, title)
+    return plots.stacked_bars(bars, unit, title)
 
 
-def spread_picture(rows: dict[str, dict]) -> "Figure":
+def consensus_picture(rows: dict[str, dict]) -> "Figure":
     """The consensus distance of each strategy for which it was ever above 1e-6."""
     distances = {
-        name: row["spread"] for name, row in rows.items() if max(row["spread"]) > 1e-6
+        name: row["consensus_distance"]
+        for name, row in rows.items()
+        if max(row["consensus_distance"]) > 1e-6
     }
     fig = plots.figure(8, 3.2)
     axes = fig.add_subplot()
@@ -264,7 +267,7 @@ def link_picture(rows: dict[str, dict], megabits: float) -> "Figure":
         name: {"predicted": 1e3 * row["link_seconds_predicted"]} for name, row in rows.items()
     }
     unit = f"ms per step at {megabits:g} Mbit/s; bars: predicted, bytes ÷ rate"
-    fig = plots.stacked(bars, unit, "")
+    fig = plots.stacked_bars(bars, unit, "")
     axes = fig.axes[0]
     times = _measured_milliseconds(rows)
     title = "Predicted: on a slow link the bytes are the time"
@@ -290,21 +293,25 @@ def _measured_milliseconds(rows: dict[str, dict]) -> dict[str, float]:
     }
 
 
-def from_serial(
+def compare_with_serial(
     rows: dict[str, dict],
     records: dict[str, list[dict]],
     make: Callable[[], nn.Module],
     train: TensorDataset,
     args: Namespace,
+    *,
+    batch_size: int,
 ) -> None:
-    """Add `from_serial` to each row: rank 0's largest difference from a serial run's weights.
+    """Add `difference_from_serial` to each row: the largest of rank 0's weights from a serial
+    run's.
 
-    The serial run uses SGD, and Adam with lr / 50 for bagua:qadam. `make()` returns a new
-    model.
+    The serial run takes --epochs, --lr and --seed from `args`; `batch_size` is the number of
+    images in a global batch. It uses SGD, and Adam with lr / 50 for bagua:qadam. `make()`
+    returns a new model.
     """
     settings = {
         "epochs": args.epochs,
-        "batch_size": args.batch_size,
+        "batch_size": batch_size,
         "lr": args.lr,
         "seed": args.seed,
     }
@@ -318,21 +325,28 @@ def from_serial(
         if adam not in expected:
             model = make().to(device)
             optimizer = torch.optim.Adam(model.parameters(), args.lr / 50) if adam else None
-            trained = proof.serial(model, data, **settings, optimizer=optimizer)
-            expected[adam] = weights(trained)
+            trained = proof.train_serially(model, data, **settings, optimizer=optimizer)
+            expected[adam] = flat_weights(trained)
         last = records[name][0]["weights"][-1]
-        row["from_serial"] = (last - expected[adam]).abs().max().item()
+        row["difference_from_serial"] = (last - expected[adam]).abs().max().item()
 
 
 def report(
-    rows: dict[str, dict], exact: Sequence[str], args: Namespace, world: launch.World
+    rows: dict[str, dict],
+    exact: Sequence[str],
+    args: Namespace,
+    world: launch.World,
+    *,
+    ranks: int,
+    batch_size: int,
 ) -> None:
     """Print the table, the proof and the measured times; save the figures and metrics.json.
 
     With --prove the strategies of `exact` must equal the serial run; exit code 1 if they do
-    not. The loss and accuracy in metrics.json are ddp's, or the first strategy's.
+    not. The loss and accuracy in metrics.json are ddp's, or the first strategy's. `batch_size`
+    is the number of images in a global batch of all `ranks`.
     """
-    print(table(rows, args.ranks))
+    print(table(rows, ranks))
     verdict = _verdict(rows, exact, args)
     times = _measured_milliseconds(rows)
     if times:
@@ -344,7 +358,7 @@ def report(
         print(f"measured at {args.link:g} Mbit/s, ms per step: {', '.join(texts)}")
     pictures = {
         "bytes": bytes_picture(rows),
-        "spread": spread_picture(rows),
+        "consensus": consensus_picture(rows),
         "link": link_picture(rows, args.link),
     }
     paths = [
@@ -353,12 +367,12 @@ def report(
     print("figures:", *paths)
     representative = rows.get("ddp") or next(iter(rows.values()))
     metrics = {
-        "world_size": args.ranks,
+        "world_size": ranks,
         "nodes": world.nodes,
         "launcher": world.launcher,
-        "devices": args.ranks,
+        "devices": ranks,
         "device": representative["device"],
-        "batch_size": args.batch_size,
+        "batch_size": batch_size,
         "link_megabits": args.link,
         "loss": representative["loss"],
         "test_accuracy": representative["test_accuracy"],
@@ -375,9 +389,9 @@ def _verdict(
 ) -> dict[str, Any] | None:
     """The printed proof; None without --prove, or if no strategy is meant to be exact."""
     differences = {
-        name: row["from_serial"]
+        name: row["difference_from_serial"]
         for name, row in rows.items()
-        if name in exact and "from_serial" in row
+        if name in exact and "difference_from_serial" in row
     }
     if differences:
         verb = "equals" if len(differences) == 1 else "equal"

@@ -143,7 +143,7 @@ def load(path: str | Path) -> tuple[TensorDataset, TensorDataset]:
     return train, test
 
 
-def classes(train: TensorDataset, test: TensorDataset) -> int:
+def num_classes(train: TensorDataset, test: TensorDataset) -> int:
     """The number of classes: one more than the largest label."""
     return int(max(train.tensors[1].max(), test.tensors[1].max())) + 1
 

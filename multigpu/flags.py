@@ -120,24 +120,3 @@ def split_batch(
             f"give {near}, or another multiple of {parts}."
         )
     return Batch(size, ranks, micro_batches, size // parts)
-
-
-def split(
-    batch_size: int | None, ranks: int, accumulate: int = 1, who: str = "rank"
-) -> tuple[int, int]:
-    """The global batch, and a rank's images in one forward: batch / (ranks × accumulate).
-
-    Without a stated batch it is 64, rounded up to what splits evenly. Raises UserError if a
-    stated one does not; it calls those who share the batch `who`.
-    """
-    pieces = ranks * accumulate
-    if batch_size is None:
-        batch_size = -(-64 // pieces) * pieces
-    if batch_size % pieces:
-        near = max(1, round(batch_size / pieces)) * pieces
-        what = pluralize(ranks, who) + (f" × {accumulate} pieces" if accumulate > 1 else "")
-        raise UserError(
-            f"--batch-size {batch_size} cannot be split evenly over {what}: give {near}, or "
-            f"another multiple of {pieces}."
-        )
-    return batch_size, batch_size // pieces

@@ -61,7 +61,7 @@ def row(epoch: dict) -> str:
     return f"{epoch['epoch']:>5}  {loss}  {accuracy}  {epoch['images_per_s']:>9,.0f}"
 
 
-def finite(loss: float, epoch: int, world: World) -> float:
+def check_loss(loss: float, epoch: int, world: World) -> float:
     """Return the loss of epoch `epoch` (from 0).
 
     Raises UserError if it is infinite or NaN: training does not recover from that.

@@ -102,12 +102,15 @@ def curves(history: list[dict], path: str | Path, title: str) -> Path:
 
 
 def shards(
-    epochs: list[list[list[int]]], title: str, rows: list[str] | None = None, piece: int = 1
+    epochs: list[list[list[int]]],
+    title: str,
+    rows: list[str] | None = None,
+    images_per_step: int = 1,
 ) -> "Figure":
     """Which rank reads which image: epochs[epoch][rank] is the list of image numbers.
 
     One row per epoch, one cell per image. `rows` names the rows if they are not epochs;
-    `piece` is the number of images that a rank reads in a step.
+    `images_per_step` is the number of images that a rank reads in a step.
     """
     fig = figure(8, 0.9 + 0.7 * len(epochs))
     axes = fig.add_subplot()
@@ -128,7 +131,7 @@ def shards(
                 axes.text(
                     image + 0.9,
                     row + 0.36,
-                    f"{step // piece + 1}",
+                    f"{step // images_per_step + 1}",
                     ha="right",
                     va="bottom",
                     color=text,
@@ -148,7 +151,7 @@ def shards(
     return fig
 
 
-def stacked(
+def stacked_bars(
     bars: dict[str, dict[str, float]], unit: str, title: str, totals: bool = False
 ) -> "Figure":
     """Horizontal bars, each divided into parts: bars[name][part] is an amount in `unit`.
@@ -169,8 +172,8 @@ def stacked(
             bar = axes.barh(
                 row, amount, left=left, color=colour, edgecolor="white", height=0.7
             )
-            share = f"{amount / (sum(parts.values()) or 1):.0%}"
-            texts = [f"{amount:,.0f}"] if amounts_only else [f"{part} {share}", part]
+            percentage = f"{amount / (sum(parts.values()) or 1):.0%}"
+            texts = [f"{amount:,.0f}"] if amounts_only else [f"{part} {percentage}", part]
             # The longest bar has room for about 85 characters.
             room = 85 * amount / longest
             text = next((text for text in texts if len(text) < room), "")

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 
-def serial(
+def train_serially(
     model: nn.Module,
     train: TensorDataset,
     *,
@@ -52,8 +52,8 @@ def difference(one: nn.Module, other: nn.Module) -> float:
     return max((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in pairs)
 
 
-def against_serial(
-    what: str,
+def compare_with_serial(
+    claim: str,
     trained: nn.Module,
     fresh: nn.Module,
     train: TensorDataset,
@@ -71,7 +71,7 @@ def against_serial(
     """
     device = next(fresh.parameters()).device
     on_device = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
-    serial(
+    train_serially(
         fresh,
         on_device,
         epochs=epochs or args.epochs,
@@ -79,28 +79,32 @@ def against_serial(
         lr=args.lr,
         seed=args.seed,
     )
-    return verdict(what, difference(fresh, trained), 1e-5)
+    return verdict(claim, difference(fresh, trained), 1e-5)
 
 
-def learns_the_same(
-    what: str,
+def compare_metrics_with_serial(
+    claim: str,
     rows: list[dict],
     fresh: nn.Module,
     train: TensorDataset,
     test: TensorDataset,
     args: Namespace,
+    *,
+    batch_size: int,
 ) -> dict:
     """Train `fresh` serially, on the CPU in 32 bit, and compare test loss and accuracy.
 
-    For 16-bit numbers, which are too coarse to compare weights (lesson 11). `rows` has each
-    epoch's test_loss and test_accuracy. The limits are 5e-3 for the loss after each epoch, and
-    1e-2 for the accuracy at the end. Prints both verdicts. Returns the verdict that fails; if
-    none fails, the accuracy's.
+    For 16-bit numbers, which are too coarse to compare weights (lesson 11). The serial run
+    takes --epochs, --lr and --seed from `args`; `batch_size` is the number of images in a
+    global batch. `rows` has each epoch's test_loss and test_accuracy.
+
+    The limits are 5e-3 for the loss after each epoch, and 1e-2 for the accuracy at the end.
+    Prints both verdicts. Returns the verdict that fails; if none fails, the accuracy's.
     """
     images, labels = test.tensors
     losses: list[float] = []
     accuracies: list[float] = []
-    steps_per_epoch = -(-len(train) // args.batch_size)
+    steps_per_epoch = -(-len(train) // batch_size)
 
     def evaluate(step: int, model: nn.Module) -> None:
         if step % steps_per_epoch == 0:
@@ -108,11 +112,11 @@ def learns_the_same(
             losses.append(F.cross_entropy(logits, labels).item())
             accuracies.append((logits.argmax(1) == labels).double().mean().item())
 
-    serial(
+    train_serially(
         fresh,
         train,
         epochs=args.epochs,
-        batch_size=args.batch_size,
+        batch_size=batch_size,
         lr=args.lr,
         seed=args.seed,
         after_step=evaluate,
@@ -121,19 +125,22 @@ def learns_the_same(
         abs(row["test_loss"] - loss) for row, loss in zip(rows, losses, strict=True)
     )
     accuracy_difference = abs(rows[-1]["test_accuracy"] - accuracies[-1])
-    loss = verdict(f"{what}, test loss by epoch", loss_difference, 5e-3)
-    accuracy = verdict(f"{what}, accuracy", accuracy_difference, 1e-2)
+    loss = verdict(f"{claim}, test loss by epoch", loss_difference, 5e-3)
+    accuracy = verdict(f"{claim}, accuracy", accuracy_difference, 1e-2)
     return accuracy if loss["holds"] else loss
 
 
-def verdict(what: str, found: float, limit: float) -> dict:
-    """Print the proof's line and return it for metrics.json.
-
-    `found` is the largest difference; NaN never holds.
-    """
-    holds = found <= limit
+def verdict(claim: str, max_difference: float, limit: float) -> dict:
+    """Print the proof's line and return it for metrics.json. NaN never holds."""
+    holds = max_difference <= limit
     result = "holds" if holds else "fails"
     print(
-        f"proof: {what}: max difference {found:.1e}, limit {limit:.0e}: {result}", flush=True
+        f"proof: {claim}: max difference {max_difference:.1e}, limit {limit:.0e}: {result}",
+        flush=True,
     )
-    return {"what": what, "max_difference": found, "limit": limit, "holds": holds}
+    return {
+        "claim": claim,
+        "max_difference": max_difference,
+        "limit": limit,
+        "holds": holds,
+    }

@@ -22,10 +22,12 @@ from multigpu.errors import UserError
 from multigpu.launch.world import World, port_candidates
 
 # Seconds to wait for all ranks: importing torch from a busy file system can take two minutes.
-PATIENCE = 180.0
+JOIN_TIMEOUT = 180.0
 
 
-def open_store(world: World, device: torch.device, patience: float = PATIENCE) -> dist.Store:
+def open_store(
+    world: World, device: torch.device, join_timeout: float = JOIN_TIMEOUT
+) -> dist.Store:
     """A store that all ranks of the run share, for `dist.init_process_group(store=…)`.
 
     A given MASTER_PORT is only where the ranks find each other. The store uses any free port,
@@ -33,12 +35,12 @@ def open_store(world: World, device: torch.device, patience: float = PATIENCE) -
     only cannot train together.
 
     Raises UserError if rank 0 cannot bind the given port, if two processes claim one rank, if
-    not all ranks join within `patience` seconds, or if one rank has a GPU and another has
+    not all ranks join within `join_timeout` seconds, or if one rank has a GPU and another has
     none.
     """
     if world.size == 1:
         return dist.HashStore()
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + join_timeout
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun or `spawn` opened the store. torchrun keeps it when it restarts the ranks: a
         # prefix separates their keys from those of the start before.
@@ -47,7 +49,7 @@ def open_store(world: World, device: torch.device, patience: float = PATIENCE) -
         store = dist.PrefixStore(f"start {restarts}", store)
     else:
         store = _own_store(world, deadline)
-    _claim_rank(store, world, device, deadline, patience)
+    _claim_rank(store, world, device, deadline, join_timeout)
     return store
 
 
@@ -162,7 +164,7 @@ def _connect(world: World, port: int) -> dist.Store:
             port,
             world.size,
             is_master=False,
-            timeout=timedelta(seconds=PATIENCE),
+            timeout=timedelta(seconds=JOIN_TIMEOUT),
         )
     except RuntimeError:
         raise UserError(
@@ -173,7 +175,7 @@ def _connect(world: World, port: int) -> dist.Store:
 
 
 def _claim_rank(
-    store: dist.Store, world: World, device: torch.device, deadline: float, patience: float
+    store: dist.Store, world: World, device: torch.device, deadline: float, join_timeout: float
 ) -> None:
     """Claim this process's rank in the store, and wait until every rank is claimed.
 
@@ -193,7 +195,7 @@ def _claim_rank(
             store.add("ranks", 1)
         while store.add("ranks", 0) < world.size and not store.check(["clash"]):
             if time.monotonic() > deadline:
-                raise _missing_ranks(store, world, patience)
+                raise _missing_ranks(store, world, join_timeout)
             time.sleep(pause)
             pause = min(2 * pause, longest_pause)
         clash = int(store.get("clash")) if store.check(["clash"]) else None
@@ -219,10 +221,10 @@ def _claim_rank(
     )
 
 
-def _missing_ranks(store: dist.Store, world: World, patience: float) -> UserError:
+def _missing_ranks(store: dist.Store, world: World, join_timeout: float) -> UserError:
     missing = [rank for rank in range(world.size) if not store.check([f"rank {rank}"])]
     return UserError(
-        f"rank {missing[0]} did not join within {patience:.0f} s ({len(missing)} of "
+        f"rank {missing[0]} did not join within {join_timeout:.0f} s ({len(missing)} of "
         f"{world.size} ranks are missing): look for its error message further up, or for a "
         f"node that cannot reach {world.address}."
     )

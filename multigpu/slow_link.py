@@ -21,7 +21,7 @@ PORT = 29512
 IN_NAMESPACE = ["sh", "-c", 'exec ip netns exec "$MULTIGPU_NAMESPACE" "$@"', "sh"]
 
 
-def obstacle() -> str | None:
+def unavailable_reason() -> str | None:
     """Why this machine cannot make a slow link; None if it can."""
     if os.name != "posix" or os.geteuid() != 0:
         return "network namespaces need root"
@@ -29,14 +29,14 @@ def obstacle() -> str | None:
         if shutil.which(tool) is None:
             return f"there is no command {tool}: apt-get install iproute2"
     try:
-        with cable(1000):
+        with linked_namespaces(1000):
             return None
     except UserError as error:
         return str(error)
 
 
 @contextmanager
-def cable(megabits: float) -> Iterator[list[str]]:
+def linked_namespaces(megabits: float) -> Iterator[list[str]]:
     """Make two namespaces with a link of `megabits` Mbit/s and yield their names.
 
     Both are removed afterwards. Raises UserError if they cannot be made.
@@ -70,7 +70,7 @@ def run(command: list[str], megabits: float, seconds: float = 600, **environment
     rank that fails, 0 if none does. Raises UserError if there can be no such link, or if the
     ranks have not ended after `seconds`.
     """
-    with cable(megabits) as names:
+    with linked_namespaces(megabits) as names:
         environments = {}
         for rank, (name, interface) in enumerate(zip(names, _interfaces(), strict=True)):
             environments[rank] = os.environ | {

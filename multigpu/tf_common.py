@@ -55,10 +55,10 @@ def gpus(already_reported: bool = False) -> list["tf.config.PhysicalDevice"]:
     if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
         _make_visible([])
         return []
-    promised = integer(os.environ, "SLURM_GPUS_ON_NODE", 0)
-    if promised and not visible:
+    allocated_gpus = integer(os.environ, "SLURM_GPUS_ON_NODE", 0)
+    if allocated_gpus and not visible:
         raise UserError(
-            f"Slurm gave this node {pluralize(promised, 'GPU')}, but TensorFlow "
+            f"Slurm gave this node {pluralize(allocated_gpus, 'GPU')}, but TensorFlow "
             f"{tf.__version__} sees none: install its CUDA build in an environment of its "
             "own (lesson 07's page shows how), or ask Slurm for no GPU. "
             "TF_CPP_MIN_LOG_LEVEL=0 makes TensorFlow print which library it misses.",
@@ -195,7 +195,9 @@ def tensors(dataset: TensorDataset) -> tuple["tf.Tensor", "tf.Tensor"]:
         return tf.constant(images), tf.constant(labels)
 
 
-def padded(dataset: TensorDataset, batch_size: int, replicas: int) -> "tf.data.Dataset":
+def padded_batches(
+    dataset: TensorDataset, batch_size: int, replicas: int
+) -> "tf.data.Dataset":
     """Batches of (images, labels, weights) in which every replica gets images.
 
     The last batch is padded with images from the beginning. A weight is 1 / (images in a batch
@@ -234,13 +236,13 @@ def check_shards(images: int, batch_size: int, replicas: int, fit: bool = False)
         )
 
 
-def order(images: int, epoch: int, seed: int) -> np.ndarray:
+def epoch_order(images: int, epoch: int, seed: int) -> np.ndarray:
     """The order of the images in an epoch (from 0): that of PyTorch's DistributedSampler."""
     generator = torch.Generator().manual_seed(seed + epoch)
     return torch.randperm(images, generator=generator).numpy()
 
 
-def serial(
+def train_serially(
     model: "tf.keras.Model",
     train: TensorDataset,
     *,
@@ -251,7 +253,7 @@ def serial(
 ) -> list[float]:
     """Train `model` on one device, without tf.distribute, and return each step's loss.
 
-    The same as proof.serial, for Keras.
+    The same as proof.train_serially, for Keras.
     """
     images, labels = arrays(train)
     optimizer = tf.keras.optimizers.SGD(lr, momentum=0.9)
@@ -268,7 +270,7 @@ def serial(
 
     losses = []
     for epoch in range(epochs):
-        shuffled = order(len(labels), epoch, seed)
+        shuffled = epoch_order(len(labels), epoch, seed)
         for start in range(0, len(labels), batch_size):
             batch = shuffled[start : start + batch_size]
             loss = step(tf.constant(images[batch]), tf.constant(labels[batch]))
@@ -282,8 +284,8 @@ def difference(one: "tf.keras.Model", other: "tf.keras.Model") -> float:
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
-def against_serial(
-    what: str,
+def compare_with_serial(
+    claim: str,
     trained: "tf.keras.Model",
     fresh: "tf.keras.Model",
     train: TensorDataset,
@@ -295,7 +297,7 @@ def against_serial(
 ) -> dict:
     """Train `fresh` on one device with the settings of the other run, and compare.
 
-    Prints the line of proof and returns the verdict, as proof.against_serial does.
+    Prints the line of proof and returns the verdict, as proof.compare_with_serial does.
     """
-    serial(fresh, train, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed)
-    return proof.verdict(what, difference(fresh, trained), 1e-5)
+    train_serially(fresh, train, epochs=epochs, batch_size=batch_size, lr=lr, seed=seed)
+    return proof.verdict(claim, difference(fresh, trained), 1e-5)

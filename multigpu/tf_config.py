@@ -25,7 +25,7 @@ from multigpu.devices import CLASSROOM
 from multigpu.errors import UserError, pluralize
 from multigpu.launch import world as launched
 from multigpu.launch.world import World
-from multigpu.rendezvous import PATIENCE
+from multigpu.rendezvous import JOIN_TIMEOUT
 
 NO_PROXY = "no_grpc_proxy"  # gRPC reads this variable in lower case only
 EXAMPLE = (
@@ -35,7 +35,7 @@ EXAMPLE = (
 LOST_WORKER = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
 
 
-def find(environ: Mapping[str, str] = os.environ) -> World:
+def find_world(environ: Mapping[str, str] = os.environ) -> World:
     """This process's place: from TF_CONFIG if it is set, else from torchrun, srun or mpirun.
 
     The rank is the worker's number; a chief, if there is one, is rank 0. `gpus_of_worker` says
@@ -46,10 +46,10 @@ def find(environ: Mapping[str, str] = os.environ) -> World:
         name: value for name, value in environ.items() if name != "SLURM_GPUS_ON_NODE"
     }
     if not environ.get("TF_CONFIG"):
-        return launched.find(without_gpus)
+        return launched.find_world(without_gpus)
     addresses, rank = read(environ["TF_CONFIG"])
     try:
-        started = launched.find(without_gpus)
+        started = launched.find_world(without_gpus)
     except UserError:
         # The shell of a Slurm job, for example: who writes TF_CONFIG there starts the workers.
         started = World()
@@ -92,10 +92,10 @@ def read(text: str) -> tuple[list[str], int]:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise _wrong(f"is not JSON ({error})") from None
+        raise _tf_config_error(f"is not JSON ({error})") from None
     cluster = config.get("cluster") if isinstance(config, dict) else None
     if not isinstance(cluster, dict) or not (cluster.get("worker") or cluster.get("chief")):
-        raise _wrong("has no list cluster → worker")
+        raise _tf_config_error("has no list cluster → worker")
     unsupported = sorted(set(cluster) - {"worker", "chief"})
     if unsupported:
         raise UserError(
@@ -106,7 +106,9 @@ def read(text: str) -> tuple[list[str], int]:
     lists = {"chief": cluster.get("chief", []), "worker": cluster.get("worker", [])}
     for kind, addresses in lists.items():
         if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
-            raise _wrong(f"has something other than a list of texts in cluster → {kind}")
+            raise _tf_config_error(
+                f"has something other than a list of texts in cluster → {kind}"
+            )
         for address in addresses:
             _check_address(address)
     addresses = lists["chief"] + lists["worker"]
@@ -119,7 +121,9 @@ def read(text: str) -> tuple[list[str], int]:
         )
     task = config.get("task")
     if not isinstance(task, dict) or type(task.get("index")) is not int:
-        raise _wrong("does not say which worker this is: no whole number in task → index")
+        raise _tf_config_error(
+            "does not say which worker this is: no whole number in task → index"
+        )
     kind = task.get("type", "worker")
     index = task["index"]
     if kind not in ("worker", "chief"):
@@ -136,7 +140,7 @@ def read(text: str) -> tuple[list[str], int]:
     return addresses, before + index
 
 
-def _wrong(what: str) -> UserError:
+def _tf_config_error(what: str) -> UserError:
     return UserError(
         f"TF_CONFIG {what}: expected something like '{EXAMPLE}', or unset it and use --spawn, "
         "torchrun or srun."
@@ -169,7 +173,7 @@ def connect_workers(
     """
     device = torch.device("cuda" if gpus else "cpu")
     try:
-        store = rendezvous.open_store(world, device, PATIENCE)
+        store = rendezvous.open_store(world, device, JOIN_TIMEOUT)
     except UserError as error:
         if world.launcher != "TF_CONFIG":
             raise
@@ -178,7 +182,7 @@ def connect_workers(
             "which rank this is (task → index)."
         ) from None
     # With this timeout, a worker that stops responding later is noticed, too.
-    timeout = timedelta(seconds=PATIENCE)
+    timeout = timedelta(seconds=JOIN_TIMEOUT)
     try:
         dist.init_process_group(
             "gloo", store=store, rank=world.rank, world_size=world.size, timeout=timeout
@@ -216,7 +220,9 @@ def without_timeout() -> Iterator[None]:
     try:
         yield
     finally:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=PATIENCE), dist.group.WORLD)
+        dist.distributed_c10d._set_pg_timeout(
+            timedelta(seconds=JOIN_TIMEOUT), dist.group.WORLD
+        )
 
 
 def _reserve(address: str) -> socket.socket:
@@ -281,8 +287,9 @@ def gpus_of_worker(
 
     Raises UserError if the node's workers cannot divide its GPUs evenly.
     """
-    promised = launched.integer(environ, "SLURM_GPUS_ON_NODE", 0)
-    per_task = visible * world.local_size == promised  # srun --gpus-per-task hides the others
+    allocated_gpus = launched.integer(environ, "SLURM_GPUS_ON_NODE", 0)
+    # srun --gpus-per-task hides the others.
+    per_task = visible * world.local_size == allocated_gpus
     if world.launcher == "srun" and world.local_size > 1 and per_task:
         return range(visible)
     if visible % world.local_size:
@@ -327,13 +334,13 @@ def report_lost_worker(world: World) -> Iterator[None]:
 
 @contextmanager
 def deadline() -> Iterator[None]:
-    """End the process by SIGALRM if this block takes longer than PATIENCE.
+    """End the process by SIGALRM if this block takes longer than JOIN_TIMEOUT.
 
     TensorFlow connects its workers while it holds Python's lock. If a worker dies at that
     moment, the others would wait an hour, and neither a thread nor Ctrl-C could end them. The
     operating system handles this signal itself, so there is no error message.
     """
-    signal.alarm(int(PATIENCE))
+    signal.alarm(int(JOIN_TIMEOUT))
     try:
         yield
     finally:

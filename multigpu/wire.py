@@ -16,7 +16,7 @@ BYTES_RETRANS = 208
 NOTSENT_BYTES = 144
 
 
-def sent() -> int:
+def bytes_sent() -> int:
     """Bytes of payload that this process has given to its open TCP connections.
 
     Each byte counts once. Use the difference of two calls. A connection that is closed between
@@ -42,11 +42,11 @@ def sent() -> int:
             continue
         if name.startswith("socket:") and name not in seen:
             seen.add(name)
-            total += _sent_by_socket(libc, int(descriptor))
+            total += _bytes_sent_by_socket(libc, int(descriptor))
     return total
 
 
-def _sent_by_socket(libc: ctypes.CDLL, descriptor: int) -> int:
+def _bytes_sent_by_socket(libc: ctypes.CDLL, descriptor: int) -> int:
     """The bytes that one socket has sent; 0 for a socket that is not TCP.
 
     It calls getsockopt directly: a Python socket made from the descriptor would set Python's

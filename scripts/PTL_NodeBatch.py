@@ -52,7 +52,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% tags=["active-ipynb"]
 # from torch import nn
 # from multigpu import vgpu
-# from multigpu.strategies.dp import replicated
+# from multigpu.strategies.dp import wrap_in_data_parallel
 #
 #
 # def through_dp(rows, step, gpus=2):
@@ -60,7 +60,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     model = nn.Identity()
 #     model.forward = step
 #     with vgpu.running(gpus) as devices:
-#         return replicated(model, devices)(rows.to(devices[0])).cpu()
+#         return wrap_in_data_parallel(model, devices)(rows.to(devices[0])).cpu()
 #
 #
 # rows = torch.arange(10.0).reshape(10, 1)
@@ -223,7 +223,7 @@ def matched(model: CNN, images: torch.Tensor) -> float:
 
 
 def main(args: argparse.Namespace) -> None:
-    world = launch.find(gpus_each=args.each)
+    world = launch.find_world(gpus_each=args.each)
     nodes = world.size if world.size > 1 else args.nodes
     batch_size = flags.split_batch(args.batch_size, nodes, args.each).global_size
     files.writable_folder(args.out)
@@ -239,7 +239,7 @@ def main(args: argparse.Namespace) -> None:
         result = launch.call(train, nodes, args, batch_size)[0]
     if world.rank > 0:
         return
-    loss = metrics.finite(result["loss"], args.epochs - 1, world)
+    loss = metrics.check_loss(result["loss"], args.epochs - 1, world)
     accuracy = matched(result["model"], test.tensors[0])
     print(f"ddp2 on {nodes} × {args.each} {result['device']}: loss {loss:.2f}")
     print(

@@ -149,7 +149,7 @@ class LitCNN(LightningModule):
     ):
         super().__init__()
         torch.manual_seed(args.seed)
-        self.cnn = CNN(tuple(train[0][0].shape), data.classes(train, test))
+        self.cnn = CNN(tuple(train[0][0].shape), data.num_classes(train, test))
         self.images = train
         self.args = args
         self.batch_size = batch_size  # global
@@ -218,7 +218,7 @@ class Table(Callback):
         for name in ("loss", "test_loss", "test_accuracy"):
             row[name] = float(trainer.callback_metrics[name])
         row["images_per_s"] = len(module.images) / seconds
-        metrics.finite(row["loss"], trainer.current_epoch, trainer.strategy.world)
+        metrics.check_loss(row["loss"], trainer.current_epoch, trainer.strategy.world)
         self.rows.append(row)
         trainer.print(metrics.row(row), flush=True)
 
@@ -360,7 +360,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    count = max(launch.find().size, args.devices or 1)
+    count = max(launch.find_world().size, args.devices or 1)
     batch_size = flags.split_batch(args.batch_size, count, who="device").global_size
     files.writable_folder(args.out)
     train, test = data.load(data.fetch(args.data))
@@ -384,7 +384,7 @@ def main(args: argparse.Namespace) -> None:
         images, labels = train.tensors
         same_type = TensorDataset(images.to(module.dtype), labels)
         fresh.to(devices.serial_device([module.device]), module.dtype)
-        verdict = proof.against_serial(
+        verdict = proof.compare_with_serial(
             f"{precision} equals one process",
             module.cnn,
             fresh,
@@ -393,9 +393,14 @@ def main(args: argparse.Namespace) -> None:
             batch_size=batch_size,
         )
     elif args.prove:
-        settings = argparse.Namespace(**{**vars(args), "batch_size": batch_size})
-        verdict = proof.learns_the_same(
-            f"{precision} matches fp32", table.rows, fresh, train, test, settings
+        verdict = proof.compare_metrics_with_serial(
+            f"{precision} matches fp32",
+            table.rows,
+            fresh,
+            train,
+            test,
+            args,
+            batch_size=batch_size,
         )
     metrics.report(
         args.out,

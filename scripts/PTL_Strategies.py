@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import multigpu.trainer as L
 from multigpu import data, devices, files, flags, launch, metrics, vgpu
-from multigpu.comparison import Record, compared, from_serial, measured, report
+from multigpu.comparison import Record, compare_with_serial, measure_link, report, summarize
 from multigpu.models import CNN
 from multigpu.strategies import ALGORITHMS, QAdamOptimizer
-from multigpu.strategies.costs import ONE_PROCESS, by_name
+from multigpu.strategies.costs import ONE_PROCESS, strategy_for_short_run
 
 NAMES = (
     "dp",
@@ -95,7 +95,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     n = dist.get_world_size()
 #     chunks = list(torch.full((count,), float(rank)).chunk(n))
 #
-#     began = wire.sent()
+#     began = wire.bytes_sent()
 #     for hop in range(2 * (n - 1)):
 #         out = (rank - hop) % n
 #         into = (rank - hop - 1) % n
@@ -105,10 +105,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #         sending.wait()
 #         chunks[into] = chunks[into] + received if hop < n - 1 else received
 #
-#     middle = wire.sent()
+#     middle = wire.bytes_sent()
 #     total = torch.full((count,), float(rank))
 #     dist.all_reduce(total)
-#     return middle - began, wire.sent() - middle, torch.equal(torch.cat(chunks), total)
+#     return middle - began, wire.bytes_sent() - middle, torch.equal(torch.cat(chunks), total)
 
 # %% tags=["active-ipynb"]
 # N = 38400
@@ -122,7 +122,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # The difference is headers. All formulas (`multigpu/strategies/costs.py`), for prediction (1):
 
 # %% tags=["active-ipynb"]
-# from multigpu.strategies.costs import predicted
+# from multigpu.strategies.costs import predicted_bytes
 #
 # N = 38282
 # names = (
@@ -133,10 +133,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # )
 # print("2 ranks:")
 # for name in ("dp", *names):
-#     print(f"    {name} {predicted(name, N, 2):,.0f}")
+#     print(f"    {name} {predicted_bytes(name, N, 2):,.0f}")
 #
 # ranks = (2, 4, 8, 16, 32, 64)
-# curves = {name: [predicted(name, N, n) / N for n in ranks] for name in names}
+# curves = {name: [predicted_bytes(name, N, n) / N for n in ranks] for name in names}
 # title = "Predicted: at most 8 bytes a weight"
 # picture = plots.lines(ranks, curves, "ranks", "bytes a weight", title, None)
 # picture.axes[0].legend(frameon=False, loc=(0.6, 0.54))
@@ -224,7 +224,7 @@ def devices_of(name: str, ranks: int) -> int | str:
     """The number of devices that a process of this strategy uses."""
     if name in ("pipeline", "ddp2"):
         return 2
-    if name in ("dp", "ddp_spawn") and launch.find().size == 1:
+    if name in ("dp", "ddp_spawn") and launch.find_world().size == 1:
         return ranks
     return "auto"
 
@@ -235,7 +235,7 @@ def train(
     """Train with one strategy after the other, and return what their ranks recorded."""
     records = {}
     for name in names:
-        if name == "ddp2" and launch.find().launcher == "--spawn":
+        if name == "ddp2" and launch.find_world().launcher == "--spawn":
             os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         if args.prove:
             devices.compute_exactly()
@@ -244,7 +244,7 @@ def train(
 
         record = Record()
         trainer = L.Trainer(
-            strategy=by_name(name),
+            strategy=strategy_for_short_run(name),
             devices=devices_of(name, batch.ranks),
             max_epochs=args.epochs,
             callbacks=[record],
@@ -262,11 +262,11 @@ def train(
 
 def new_model(train: TensorDataset, test: TensorDataset, args: argparse.Namespace) -> CNN:
     torch.manual_seed(args.seed)
-    return CNN(tuple(train[0][0].shape), data.classes(train, test), args.hidden)
+    return CNN(tuple(train[0][0].shape), data.num_classes(train, test), args.hidden)
 
 
 def main(args: argparse.Namespace) -> None:
-    world = launch.find()
+    world = launch.find_world()
     launched = world.size > 1
     ranks = world.size if launched else args.ranks
     batch = flags.split_batch(args.batch_size, ranks)
@@ -275,7 +275,7 @@ def main(args: argparse.Namespace) -> None:
     if "all" in names:
         names = [n for n in NAMES if not launched or n not in (*NO_LAUNCHER, "ddp2")]
     for name in names:
-        by_name(name)  # reports a wrong name before anything starts
+        strategy_for_short_run(name)  # reports a wrong name before anything starts
     if world.rank == 0:
         files.writable_folder(args.out)
     train_set, test_set = data.load(data.fetch(args.data))
@@ -297,18 +297,18 @@ def main(args: argparse.Namespace) -> None:
 
     rows = {}
     for name in names:
-        rows[name] = compared(name, records[name], fresh(), test_set, args.link)
-        metrics.finite(rows[name]["loss"], args.epochs - 1, world)
+        rows[name] = summarize(name, records[name], fresh(), test_set, args.link)
+        metrics.check_loss(rows[name]["loss"], args.epochs - 1, world)
 
-    # The flags with the values that this run took where they were not given.
-    values = {**vars(args), "ranks": ranks, "batch_size": batch.global_size}
-    settings = argparse.Namespace(**values)
     if args.prove:
-        from_serial(rows, records, fresh, train_set, settings)
+        compare_with_serial(
+            rows, records, fresh, train_set, args, batch_size=batch.global_size
+        )
     if args.measure_link:
         size = ("--hidden", args.hidden, "--batch-size", batch.global_size)
-        measured(rows, __file__, spawned, ("--epochs", 1, *size), args.link)
-    report(rows, EXACT, settings, world)  # the table, the verdict, the pictures, metrics.json
+        measure_link(rows, __file__, spawned, ("--epochs", 1, *size), args.link)
+    # The table, the verdict, the pictures and metrics.json.
+    report(rows, EXACT, args, world, ranks=ranks, batch_size=batch.global_size)
 
 
 # %% tags=["active-py"]
@@ -327,7 +327,7 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb"]
 # import json
 # from pathlib import Path
-# from multigpu.comparison import bytes_picture, link_picture, spread_picture
+# from multigpu.comparison import bytes_picture, consensus_picture, link_picture
 #
 #
 # def rows_in(folder):
@@ -337,8 +337,9 @@ if __name__ == "__main__":
 # rows = rows_in("results/10")
 # headers = {name: rows[name]["bytes_counted"] - 153128 for name in ("ddp", "horovod")}
 # print("gloo's headers: ddp", headers["ddp"], "horovod", headers["horovod"])
-# print("qadam sends in steps 10, 11, 12:", *rows["bagua:qadam"]["bytes_each"][9:12])
-# print("async: it has averaged while it trained:", rows["bagua:async"]["syncs"] > 0)
+# print("qadam sends in steps 10, 11, 12:", *rows["bagua:qadam"]["bytes_by_step"][9:12])
+# rounds = rows["bagua:async"]["averaging_rounds"]
+# print("async: it has averaged while it trained:", rounds > 0)
 # bytes_picture(rows)
 
 # %% [markdown]
@@ -347,7 +348,7 @@ if __name__ == "__main__":
 # differ? Each rank of three strategies adds its own step before the next average:
 
 # %% tags=["active-ipynb"]
-# spread_picture(rows)
+# consensus_picture(rows)
 
 # %% [markdown]
 # **Four ranks.** An all-reduce sends more with four ranks. An exchange with one peer does not,
@@ -367,7 +368,7 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # from multigpu import slow_link
 #
-# measure = "" if slow_link.obstacle() else "--measure-link"
+# measure = "" if slow_link.unavailable_reason() else "--measure-link"
 # slow = f"--strategy {some} --hidden 1024 --epochs 1 {measure} --out results/10-link"
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py {slow}
 # link_picture(rows_in("results/10-link"), 100)

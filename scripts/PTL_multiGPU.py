@@ -156,17 +156,17 @@ class DigitsData(L.LightningDataModule):
     def setup(self, stage: str) -> None:
         self.train, self.test = data.load(data.fetch(self.source))
         image_shape = tuple(self.train[0][0].shape)
-        self.sizes = (image_shape, data.classes(self.train, self.test))
+        self.sizes = (image_shape, data.num_classes(self.train, self.test))
 
         self.batch = flags.split_batch(self.batch_size, self.trainer.world_size)
         self.batch_size = self.batch.global_size
-        self.share = self.batch.per_micro_batch
+        self.images_per_rank = self.batch.per_micro_batch
 
     def train_dataloader(self) -> DataLoader:
         ranks = self.trainer.world_size
         rank = self.trainer.global_rank
         sampler = DistributedSampler(self.train, ranks, rank, seed=self.seed)
-        return DataLoader(self.train, self.share, sampler=sampler)
+        return DataLoader(self.train, self.images_per_rank, sampler=sampler)
 
     def val_dataloader(self) -> DataLoader:
         return DataLoader(self.test, batch_size=256)
@@ -303,7 +303,7 @@ class DigitsData(L.LightningDataModule):
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    if launch.find().rank == 0:
+    if launch.find_world().rank == 0:
         files.writable_folder(args.out)
     if args.prove:
         devices.compute_exactly()
@@ -342,7 +342,7 @@ def main(args: argparse.Namespace) -> None:
     if args.prove:
         torch.manual_seed(args.seed)
         fresh = CNN(*digits.sizes).to(model.device)
-        verdict = proof.against_serial(
+        verdict = proof.compare_with_serial(
             f"the Trainer on {pluralize(world.size, 'rank')} equals one process",
             model.net,
             fresh,

@@ -102,7 +102,7 @@ def train(
         images_per_s = len(train_set) / (time.perf_counter() - began)
         row = {
             "epoch": epoch + 1,
-            "loss": metrics.finite(total.item() / len(train_set), epoch, world),
+            "loss": metrics.check_loss(total.item() / len(train_set), epoch, world),
             "test_accuracy": accuracy(model.module, test),
             "images_per_s": images_per_s,
         }
@@ -119,7 +119,7 @@ def train(
 def new_model(
     train_set: TensorDataset, test: TensorDataset, device: torch.device
 ) -> torch.nn.Module:
-    return CNN(tuple(train_set[0][0].shape), data.classes(train_set, test)).to(device)
+    return CNN(tuple(train_set[0][0].shape), data.num_classes(train_set, test)).to(device)
 
 
 @torch.no_grad()
@@ -140,7 +140,7 @@ def accuracy(model: torch.nn.Module, test: TensorDataset) -> float:
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    launch.alone("PT_CNN_DDPSpawn")
+    launch.single_process_world("PT_CNN_DDPSpawn")
     batch = flags.split_batch(args.batch_size, args.nprocs)
     train_set, test = data.load(data.fetch(args.data))
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -156,7 +156,7 @@ def main(args: argparse.Namespace) -> None:
         claim = f"DDP on {args.nprocs} spawned ranks equals one process"
         torch.manual_seed(args.seed)
         fresh = new_model(train_set, test, device)
-        verdict = proof.against_serial(
+        verdict = proof.compare_with_serial(
             claim, model, fresh, train_set, args, batch_size=batch.global_size
         )
     world = launch.World(0, args.nprocs, 0, args.nprocs, launcher="mp.spawn")
@@ -183,7 +183,7 @@ def main(args: argparse.Namespace) -> None:
 #
 #
 # def hello():
-#     return f"rank {launch.find().rank} of {launch.find().size}"
+#     return f"rank {launch.find_world().rank} of {launch.find_world().size}"
 #
 #
 # names = pickle.dumps(hello)
@@ -271,7 +271,8 @@ def main(args: argparse.Namespace) -> None:
 
 # %% tags=["active-ipynb"]
 # def shard():
-#     return list(DistributedSampler(range(1437), launch.find().size, launch.find().rank))
+#     world = launch.find_world()
+#     return list(DistributedSampler(range(1437), world.size, world.rank))
 #
 #
 # first, second = launch.call(shard, 2)

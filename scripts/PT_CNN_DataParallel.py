@@ -167,7 +167,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # for gpu, parts in held.items():
 #     bars[str(gpu)] = {part: size / 2**20 for part, size in parts.items() if size}
 # title = f"Only {first} holds gradients and the optimizer's state"
-# plots.stacked(bars, f"MiB ({vgpu.label()})", title)
+# plots.stacked_bars(bars, f"MiB ({vgpu.label()})", title)
 
 # %% [markdown]
 # On GPU 1 the copy of the weights counts as activations. Now two steps; the longest transfer
@@ -236,7 +236,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    launch.alone("PT_CNN_DataParallel")
+    launch.single_process_world("PT_CNN_DataParallel")
     world = launch.World()
     gpus = multigpu.gpus(args.devices)
     serial_device = devices.serial_device(gpus, exact=args.prove)
@@ -247,7 +247,7 @@ def main(args: argparse.Namespace) -> None:
 
     def new_model(device: torch.device) -> nn.Module:
         torch.manual_seed(args.seed)
-        return CNN(tuple(train[0][0].shape), data.classes(train, test)).to(device)
+        return CNN(tuple(train[0][0].shape), data.num_classes(train, test)).to(device)
 
     model = nn.DataParallel(new_model(gpus[0]), gpus)
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
@@ -259,7 +259,7 @@ def main(args: argparse.Namespace) -> None:
         order = RandomSampler(train, generator=generator)
         loss = train_epoch(model, optimizer, DataLoader(train, batch_size, sampler=order))
         images_per_s = len(train) / (time.perf_counter() - began)
-        metrics.finite(loss, epoch, world)
+        metrics.check_loss(loss, epoch, world)
         row = {
             "epoch": epoch + 1,
             "loss": loss,
@@ -277,7 +277,7 @@ def main(args: argparse.Namespace) -> None:
     if args.prove:
         claim = f"DataParallel on {args.devices} GPUs equals one process"
         fresh = new_model(serial_device)
-        verdict = proof.against_serial(
+        verdict = proof.compare_with_serial(
             claim, model.module, fresh, train, args, batch_size=batch_size
         )
     metrics.report(

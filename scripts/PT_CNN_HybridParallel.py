@@ -88,7 +88,7 @@ class Halves(CNN):
 
 # %%
 def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
-    world = launch.find(gpus_each=2)
+    world = launch.find_world(gpus_each=2)
     gpus = multigpu.gpus(2, world)
     store = rendezvous.open_store(world, gpus[0])
     dist.init_process_group(
@@ -161,7 +161,7 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 #     "4 × 1, each GPU": ddp_memory[0],
 # }
 # title = "Stages divide the weights, replicas divide the images"
-# plots.stacked(bars, "MiB, metered on virtual GPUs", title)
+# plots.stacked_bars(bars, "MiB, metered on virtual GPUs", title)
 
 # %% tags=["active-ipynb"]
 # def compare(link, hybrid, ddp):
@@ -247,7 +247,7 @@ def main(args: argparse.Namespace) -> None:
 
     def new_model(kind: type[CNN], *placement: object) -> CNN:
         torch.manual_seed(args.seed)
-        return kind(*placement, tuple(train[0][0].shape), data.classes(train, test))
+        return kind(*placement, tuple(train[0][0].shape), data.num_classes(train, test))
 
     model = DDP(new_model(Halves, *gpus, batch.micro_batches))
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
@@ -266,7 +266,7 @@ def main(args: argparse.Namespace) -> None:
         sampler.set_epoch(epoch)
         loader = DataLoader(train, images_per_rank, sampler=sampler)
         loss = train_epoch(model, optimizer, loader, batch, world)
-        metrics.finite(loss, epoch, world)
+        metrics.check_loss(loss, epoch, world)
         images_per_s = len(train) / (time.perf_counter() - began)
         row = {
             "epoch": epoch + 1,
@@ -287,7 +287,7 @@ def main(args: argparse.Namespace) -> None:
         if args.prove:
             claim = f"{pluralize(world.size, 'replica')} × 2 stages equals one process"
             fresh = new_model(CNN).to(serial_device)
-            verdict = proof.against_serial(
+            verdict = proof.compare_with_serial(
                 claim, model.module, fresh, train, args, batch_size=batch.global_size
             )
         metrics.report(

@@ -260,7 +260,7 @@ def accuracy(model: Halves, test: TensorDataset) -> float:
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    launch.alone("PT_CNN_ModelParallel")
+    launch.single_process_world("PT_CNN_ModelParallel")
     world = launch.World()
     gpus = multigpu.gpus(2)
     serial_device = devices.serial_device(gpus, exact=args.prove)
@@ -272,7 +272,7 @@ def main(args: argparse.Namespace) -> None:
 
     def new_model(kind: type[CNN], *gpus: torch.device) -> CNN:
         torch.manual_seed(args.seed)
-        return kind(*gpus, tuple(train[0][0].shape), data.classes(train, test))
+        return kind(*gpus, tuple(train[0][0].shape), data.num_classes(train, test))
 
     model = new_model(Halves, *gpus)
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
@@ -285,7 +285,7 @@ def main(args: argparse.Namespace) -> None:
         loader = DataLoader(train, batch.global_size, sampler=order)
         loss = train_epoch(model, optimizer, loader, batch.micro_batches)
         images_per_s = len(train) / (time.perf_counter() - began)
-        metrics.finite(loss, epoch, world)
+        metrics.check_loss(loss, epoch, world)
         row = {
             "epoch": epoch + 1,
             "loss": loss,
@@ -303,7 +303,7 @@ def main(args: argparse.Namespace) -> None:
     if args.prove:
         claim = "two halves on two GPUs equal one process"
         fresh = new_model(CNN).to(serial_device)
-        verdict = proof.against_serial(
+        verdict = proof.compare_with_serial(
             claim, model, fresh, train, args, batch_size=batch.global_size
         )
     metrics.report(

@@ -119,14 +119,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ## Step 2 · Set up the ranks
 # A launcher starts one process per GPU and gives each a **rank**. All else follows from that
-# number: the GPU, the shard of the data, which process prints. `launch.find` reads it from the
-# variables of torchrun, srun or mpirun. The processes connect to rank 0; after that they can
-# call collectives.
+# number: the GPU, the shard of the data, which process prints. `launch.find_world` reads it
+# from the variables of torchrun, srun or mpirun. The processes connect to rank 0; after that
+# they can call collectives.
 
 
 # %%
 def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
-    world = launch.find()  # .rank, .size, .local_rank
+    world = launch.find_world()  # .rank, .size, .local_rank
     device = devices.pick(world, exact=args.prove)  # cuda:LOCAL_RANK, or the CPU
     store = rendezvous.open_store(world, device)
     dist.init_process_group(
@@ -244,7 +244,7 @@ def train_epoch(run: Run, train: TensorDataset, position: dict) -> float:
                 run.checkpoint.save({**position, "step": step + 1, "seen": sums})
 
     loss_sum, image_count = sum_over_ranks(seen)
-    return metrics.finite(loss_sum / image_count, position["epoch"], world)
+    return metrics.check_loss(loss_sum / image_count, position["epoch"], world)
 
 
 def sum_over_ranks(numbers: torch.Tensor) -> list[float]:
@@ -294,7 +294,7 @@ def main(args: argparse.Namespace) -> None:
 
     def new_model() -> torch.nn.Module:
         torch.manual_seed(args.seed)
-        return CNN(tuple(train[0][0].shape), data.classes(train, test)).to(device)
+        return CNN(tuple(train[0][0].shape), data.num_classes(train, test)).to(device)
 
     model = DDP(new_model(), device_ids=[device.index] if device.type == "cuda" else None)
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
@@ -344,7 +344,7 @@ def main(args: argparse.Namespace) -> None:
         verdict = None
         if args.prove:
             claim = f"DDP on {pluralize(world.size, 'rank')} equals one process"
-            verdict = proof.against_serial(
+            verdict = proof.compare_with_serial(
                 claim,
                 model.module,
                 new_model(),

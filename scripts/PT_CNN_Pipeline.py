@@ -184,7 +184,7 @@ def accuracy(
 #     """This rank's peak memory in MiB, and its timeline."""
 #     (gpu,) = vgpu.start(1, compute=False)
 #     dist.init_process_group("vgpu")
-#     world = launch.find()
+#     world = launch.find_world()
 #     layers = stage(CNN((1, 28, 28), hidden=320), world.rank, world.size).to(gpu)
 #     pipeline = schedule(name, layers, world.rank, world.size, gpu, micro_batches)
 #     return pipelined_step(pipeline, world, gpu, batch)
@@ -217,7 +217,7 @@ def accuracy(
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    world = launch.find()
+    world = launch.find_world()
     device = devices.pick(world, exact=args.prove)
     store = rendezvous.open_store(world, device)
     dist.init_process_group(
@@ -249,7 +249,7 @@ def main(args: argparse.Namespace) -> None:
 
     def new_model() -> CNN:
         torch.manual_seed(args.seed)
-        return CNN(tuple(train[0][0].shape), data.classes(train, test))
+        return CNN(tuple(train[0][0].shape), data.num_classes(train, test))
 
     model = new_model()
     layers = stage(model, world.rank, world.size).to(device)
@@ -278,7 +278,7 @@ def main(args: argparse.Namespace) -> None:
         dist.broadcast(results, src=world.size - 1)
         loss, right = results.tolist()
         images_per_s = len(train) / (time.perf_counter() - began)
-        metrics.finite(loss, epoch, world)
+        metrics.check_loss(loss, epoch, world)
         row = {
             "epoch": epoch + 1,
             "loss": loss,
@@ -303,7 +303,7 @@ def main(args: argparse.Namespace) -> None:
         if args.prove:
             claim = f"{args.schedule} with {world.size} stages equals one process"
             fresh = new_model().to(device)
-            verdict = proof.against_serial(
+            verdict = proof.compare_with_serial(
                 claim, model, fresh, train, args, batch_size=batch.global_size
             )
         metrics.report(args.out, world, device, history, verdict, batch_size=batch.global_size)

@@ -204,7 +204,7 @@ def phases(
 #     bars[f"batch {batch_size}"] = microseconds
 #
 # title = "The smaller the batch, the more an image costs"
-# plots.stacked(bars, "µs an image, measured on this machine", title)
+# plots.stacked_bars(bars, "µs an image, measured on this machine", title)
 
 # %% [markdown]
 # **Backward takes nearly as long as two forwards**: it computes the gradient of each layer's
@@ -267,7 +267,8 @@ def profiled(
 #     began = time.perf_counter()
 #     images_read = sum(len(labels) for _, labels in loader)
 #     speeds[f"workers: {workers}"] = {"data": images_read / (time.perf_counter() - began)}
-# plots.stacked(speeds, "images/s, measured on this machine", "Workers wait at the same time")
+# title = "Workers wait at the same time"
+# plots.stacked_bars(speeds, "images/s, measured on this machine", title)
 
 # %% [markdown]
 # Workers help as long as reading means *waiting*. Where reading means computing, they help as
@@ -282,7 +283,7 @@ def profiled(
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    world = launch.alone("PT_CNN_SingleGPU")
+    world = launch.single_process_world("PT_CNN_SingleGPU")
     device = devices.pick(world, exact=args.prove)
     pin = device.type == "cuda"
     batch_size = args.batch_size or 64
@@ -292,7 +293,7 @@ def main(args: argparse.Namespace) -> None:
 
     def new_model() -> torch.nn.Module:
         torch.manual_seed(args.seed)
-        return CNN(tuple(train[0][0].shape), data.classes(train, test)).to(device)
+        return CNN(tuple(train[0][0].shape), data.num_classes(train, test)).to(device)
 
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
@@ -303,7 +304,7 @@ def main(args: argparse.Namespace) -> None:
         loader = loader_of(train, batch_size, args.seed + epoch, args.workers, pin)
         loss = train_epoch(model, optimizer, loader)
         images_per_s = len(train) / (time.perf_counter() - began)
-        metrics.finite(loss, epoch, world)
+        metrics.check_loss(loss, epoch, world)
         row = {
             "epoch": epoch + 1,
             "loss": loss,
@@ -319,7 +320,7 @@ def main(args: argparse.Namespace) -> None:
     verdict = None
     if args.prove:
         claim = "a DataLoader's run equals the plain loop"
-        verdict = proof.against_serial(
+        verdict = proof.compare_with_serial(
             claim, model, new_model(), train, args, batch_size=batch_size
         )
 

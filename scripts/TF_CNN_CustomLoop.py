@@ -127,7 +127,7 @@ def read_data(
         weights = tf.fill(tf.shape(numbers), weight)
         return tf.gather(images, numbers), tf.gather(labels, numbers), weights
 
-    order = tf_common.order(len(labels), epoch, seed)
+    order = tf_common.epoch_order(len(labels), epoch, seed)
     numbers = tf.data.Dataset.from_tensor_slices(order).batch(batch_size)
     return numbers.map(gather).prefetch(tf.data.AUTOTUNE)
 
@@ -197,15 +197,15 @@ def train_epoch(
 # settings = {"batch_size": 64, "seed": 0}
 # right = losses_of(read_data(images, labels, 0, **settings))
 # wrong = losses_of(read_data(images, labels, 0, **settings).map(double))
-# alone = tf_common.serial(tf_common.cnn(), train, epochs=1, lr=0.05, **settings)
+# alone = tf_common.train_serially(tf_common.cnn(), train, epochs=1, lr=0.05, **settings)
 
 # %% tags=["active-ipynb"]
-# def apart(losses):
+# def largest_difference(losses):
 #     return max(abs(a - b) for a, b in zip(losses, alone))
 #
 #
-# print("1 / global batch: losses of one device to 1e-5:", apart(right) < 1e-5)
-# print(f"1 / own shard: {apart(wrong):.1f} away")
+# print("1 / global batch: losses of one device to 1e-5:", largest_difference(right) < 1e-5)
+# print(f"1 / own shard: {largest_difference(wrong):.1f} away")
 #
 # curves = {"one device, and 1 / global batch": right, "1 / own shard": wrong}
 # title = "With each replica's own mean, the steps are twice as long"
@@ -271,7 +271,7 @@ def hits(
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    launch.alone("TF_CNN_CustomLoop")
+    launch.single_process_world("TF_CNN_CustomLoop")
     devices = tf_common.devices(args.devices, exact=args.prove)
     replicas = len(devices)
     batch_size = flags.split_batch(args.batch_size, replicas, who="replica").global_size
@@ -282,12 +282,12 @@ def main(args: argparse.Namespace) -> None:
 
     strategy = tf.distribute.MirroredStrategy(devices)
     shape = tuple(train[0][0].shape)
-    classes = data.classes(train, test)
+    classes = data.num_classes(train, test)
     model, optimizer = make(strategy, args, shape, classes)
     step = train_step(strategy, model, optimizer)
     count = test_step(strategy, model)
     images, labels = tf_common.tensors(train)
-    test_batches = tf_common.padded(test, 256, replicas)
+    test_batches = tf_common.padded_batches(test, 256, replicas)
 
     history = []
     for epoch in range(args.epochs):
@@ -295,7 +295,7 @@ def main(args: argparse.Namespace) -> None:
         batches = read_data(images, labels, epoch, batch_size, args.seed)
         loss = sum(train_epoch(strategy, step, batches)) / len(train)
         images_per_s = len(train) / (time.perf_counter() - began)
-        metrics.finite(loss, epoch, launch.World())
+        metrics.check_loss(loss, epoch, launch.World())
 
         row = {
             "epoch": epoch + 1,
@@ -311,7 +311,7 @@ def main(args: argparse.Namespace) -> None:
 
     verdict = None
     if args.prove:
-        verdict = tf_common.against_serial(
+        verdict = tf_common.compare_with_serial(
             f"custom loop on {replicas} replicas equals one device",
             model,
             tf_common.cnn(shape, classes, args.seed),
@@ -354,7 +354,7 @@ if __name__ == "__main__":
 # optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 # pytorch = []
 # for epoch in range(10):
-#     order = torch.as_tensor(tf_common.order(len(train), epoch, seed=0))
+#     order = torch.as_tensor(tf_common.epoch_order(len(train), epoch, seed=0))
 #     for batch in order.split(64):
 #         x, y = train[batch]
 #         optimizer.zero_grad()
@@ -363,7 +363,7 @@ if __name__ == "__main__":
 #         optimizer.step()
 #         pytorch.append(loss.item())
 #
-# tensorflow = tf_common.serial(tf_common.cnn(), train, epochs=10, lr=0.05, **settings)
+# tensorflow = tf_common.train_serially(tf_common.cnn(), train, epochs=10, lr=0.05, **settings)
 # for step in range(3):
 #     print(f"step {step + 1}: PyTorch {pytorch[step]:.5f}, TensorFlow {tensorflow[step]:.5f}")
 # largest = max(abs(a - b) for a, b in zip(tensorflow, pytorch))

@@ -87,7 +87,7 @@ def read_data(
     def batches_of(order: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices(order).batch(batch_size)
 
-    orders = [tf_common.order(len(labels), epoch, seed) for epoch in range(epochs)]
+    orders = [tf_common.epoch_order(len(labels), epoch, seed) for epoch in range(epochs)]
     numbers = tf.data.Dataset.from_tensor_slices(orders).flat_map(batches_of)
     return numbers.map(gather, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
@@ -216,7 +216,7 @@ def make(
 #     return tf_common.difference(model, serial)
 #
 # serial = tf_common.cnn()
-# tf_common.serial(serial, train, epochs=1, batch_size=64, lr=0.05, seed=0)
+# tf_common.train_serially(serial, train, epochs=1, batch_size=64, lr=0.05, seed=0)
 #
 # Loss = tf.keras.losses.SparseCategoricalCrossentropy
 # weighted_sum = after_an_epoch(Loss(from_logits=True, reduction="sum"), batches)
@@ -263,7 +263,7 @@ class Table(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         row = {
             "epoch": epoch + 1,
-            "loss": metrics.finite(logs["mean_loss"], epoch, launch.World()),
+            "loss": metrics.check_loss(logs["mean_loss"], epoch, launch.World()),
             "test_accuracy": logs["val_accuracy"],
             "images_per_s": self.images_per_s,
         }
@@ -277,7 +277,7 @@ class Table(tf.keras.callbacks.Callback):
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    launch.alone("TF_CNN_MultiGPU")
+    launch.single_process_world("TF_CNN_MultiGPU")
     devices = tf_common.devices(args.devices, exact=args.prove)
     replicas = len(devices)
     batch_size = flags.split_batch(args.batch_size, replicas, who="replica").global_size
@@ -291,7 +291,7 @@ def main(args: argparse.Namespace) -> None:
         tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     strategy = tf.distribute.MirroredStrategy(devices)
     shape = tuple(train[0][0].shape)
-    classes = data.classes(train, test)
+    classes = data.num_classes(train, test)
     model = make(strategy, args, shape, classes)
 
     table = Table(len(train))
@@ -301,7 +301,7 @@ def main(args: argparse.Namespace) -> None:
         epochs=args.epochs,
         steps_per_epoch=-(-len(train) // batch_size),
         shuffle=False,  # read_data has shuffled
-        validation_data=tf_common.padded(test, 256, replicas),
+        validation_data=tf_common.padded_batches(test, 256, replicas),
         callbacks=[table, tf.keras.callbacks.TensorBoard(log)],
         verbose=0,
     )
@@ -310,7 +310,7 @@ def main(args: argparse.Namespace) -> None:
 
     verdict = None
     if args.prove:
-        verdict = tf_common.against_serial(
+        verdict = tf_common.compare_with_serial(
             f"fit on {replicas} replicas equals one device",
             model,
             tf_common.cnn(shape, classes, args.seed),

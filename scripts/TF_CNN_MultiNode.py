@@ -90,7 +90,7 @@ def set_up(
 # %% tags=["active-ipynb"]
 # def automatic():
 #     """The images that this worker reads in an epoch. launch.call runs it in each process."""
-#     strategy, _ = set_up(parse([]), tf_config.find())
+#     strategy, _ = set_up(parse([]), tf_config.find_world())
 #     policies = tf.data.experimental.AutoShardPolicy
 #     read = {}
 #     for policy in (policies.AUTO, policies.DATA, policies.OFF):
@@ -237,7 +237,7 @@ def test_step(
 #
 #     One model draws its weights in the scope; the other one's are set there, by set_weights.
 #     """
-#     world = tf_config.find()
+#     world = tf_config.find_world()
 #     strategy, _ = set_up(parse([]), world)
 #     with strategy.scope():
 #         tf.keras.utils.set_random_seed(world.rank)
@@ -268,7 +268,7 @@ def test_step(
 # %%
 def main(args: argparse.Namespace) -> None:
     # From TF_CONFIG if it is set, else from torchrun's, srun's or mpirun's variables.
-    world = tf_config.find()
+    world = tf_config.find_world()
     with tf_config.report_lost_worker(world):
         train(args, world)
 
@@ -278,7 +278,7 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
     replicas = strategy.num_replicas_in_sync
     chief = world.rank == 0
 
-    def say(text: str) -> None:
+    def print_on_chief(text: str) -> None:
         if chief:
             print(text, flush=True)
 
@@ -304,7 +304,7 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
         rendezvous.same_everywhere(world, flag, value)
 
     shape = tuple(train_set[0][0].shape)
-    classes = data.classes(train_set, test_set)
+    classes = data.num_classes(train_set, test_set)
     with strategy.scope():
         model = tf_common.cnn(shape, classes, args.seed)
         optimizer = tf.keras.optimizers.SGD(args.lr, momentum=0.9)
@@ -318,10 +318,10 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
     last = checkpoint.Checkpoint(args.out / "last.pt", parts, settings, world)
     position = last.load(args.resume) or {"epoch": 0, "step": 0, "history": []}
 
-    say(tf_config.describe(world, replicas, device.type == "cuda"))
+    print_on_chief(tf_config.describe(world, replicas, device.type == "cuda"))
     shards = f"{replicas} (replicas) × {batch.per_micro_batch} (images)"
-    say(f"global batch {batch.global_size} = {shards}\n")
-    say(metrics.resume_header(position, args, last.loaded, world))
+    print_on_chief(f"global batch {batch.global_size} = {shards}\n")
+    print_on_chief(metrics.resume_header(position, args, last.loaded, world))
 
     # Made once: arrays would be copied into each data set's graph.
     train_images = tf_common.tensors(train_set)
@@ -332,13 +332,13 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
 
     for epoch in range(position["epoch"], args.epochs):
         began = time.perf_counter()
-        order = tf_common.order(len(train_set), epoch, args.seed)
+        order = tf_common.epoch_order(len(train_set), epoch, args.seed)
         batches = distribute(strategy, *train_images, order, batch.global_size)
         total = 0.0
         for number, shards in enumerate(batches):
             total += float(step(*shards)) * batch.images_in_step(number, len(train_set))
         images_per_s = len(train_set) / (time.perf_counter() - began)
-        loss = metrics.finite(total / len(train_set), epoch, world)
+        loss = metrics.check_loss(total / len(train_set), epoch, world)
 
         test_batches = distribute(strategy, *test_images, in_order, 256 * replicas)
         hits = sum(float(count(*shards)) for shards in test_batches)
@@ -348,7 +348,7 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
             "test_accuracy": hits / len(test_set),
             "images_per_s": images_per_s,
         }
-        say(metrics.row(row))
+        print_on_chief(metrics.row(row))
         position = {**position, "epoch": epoch + 1, "history": [*position["history"], row]}
         last.save(position)
 
@@ -357,7 +357,7 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
     verdict = None
     with tf_config.without_timeout(), rendezvous.fail_together(world):
         if chief and args.prove:
-            verdict = tf_common.against_serial(
+            verdict = tf_common.compare_with_serial(
                 f"MultiWorker on {replicas} replicas equals one device",
                 model,
                 tf_common.cnn(shape, classes, args.seed),

@@ -48,7 +48,7 @@ def cluster():
 
     from multigpu import classroom
 
-    if reason := classroom.obstacle():
+    if reason := classroom.unavailable_reason():
         pytest.skip(reason)
     was_up = classroom.status()[0]
     if not was_up:

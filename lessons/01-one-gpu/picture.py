@@ -25,5 +25,5 @@ for batch_size in (16, 64, 256):
     bars[f"batch {batch_size}"] = microseconds
 
 unit = "µs an image, measured on one CPU core"
-figure = plots.stacked(bars, unit, "The smaller the batch, the more an image costs")
+figure = plots.stacked_bars(bars, unit, "The smaller the batch, the more an image costs")
 print(plots.save(figure, Path(__file__).with_name("where-the-time-goes.png")).name)

@@ -77,4 +77,4 @@ def draw_peaks(peaks: dict[str, list[float]], label: str) -> Figure:
         for name, mib in peaks.items():
             bars[f"{name}, rank {rank}"] = {"peak": mib[rank]}
     unit = f"peak of all memory, MiB ({label})"
-    return plots.stacked(bars, unit, "1F1B holds fewer micro-batches at a time")
+    return plots.stacked_bars(bars, unit, "1F1B holds fewer micro-batches at a time")

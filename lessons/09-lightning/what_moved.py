@@ -18,7 +18,7 @@ SUBJECTS = {
         "Trainer moves the module and each batch",
     ),
     "the ranks: find, pick, rendezvous, group": (
-        ("launch.find", "devices.pick", "rendezvous", "process_group"),
+        ("launch.find_world", "devices.pick", "rendezvous", "process_group"),
         "Trainer(devices, num_nodes)",
     ),
     "DDP, no_sync": (
@@ -62,13 +62,13 @@ SUBJECTS = {
 
 def statements(stem: str) -> list[str]:
     """The script's statements as text; of a compound one (def, for, with) its first line."""
-    found = []
+    texts = []
     for node in ast.walk(ast.parse((SCRIPTS / f"{stem}.py").read_text())):
         is_import = isinstance(node, (ast.Import, ast.ImportFrom))
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(node, ast.stmt) and not is_import and not is_docstring:
-            found.append(first_line(node))
-    return found
+            texts.append(first_line(node))
+    return texts
 
 
 def first_line(node: ast.stmt) -> str:

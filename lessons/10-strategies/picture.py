@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from multigpu import launch, plots, vgpu
 from multigpu.models import CNN
 from multigpu.strategies.accelerators import resolve
-from multigpu.strategies.costs import by_name
+from multigpu.strategies.costs import strategy_for_short_run
 from multigpu.vgpu.sim.presets import Link
 
 ETHERNET = Link("10 Gbit/s", bandwidth=1.25e9, latency=30e-6)
@@ -29,7 +29,7 @@ NAMES = {
 def one_step(name: str) -> vgpu.Timeline:
     """The timeline of the wide CNN's third step: 1,024 images a rank, shapes only."""
     (device,) = vgpu.start(1, link=ETHERNET, compute=False)
-    strategy = by_name(name)
+    strategy = strategy_for_short_run(name)
     strategy.configure(resolve("vgpu"))
     strategy.connect()
     model = strategy.place(CNN((1, 28, 28), hidden=320))

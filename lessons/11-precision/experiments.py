@@ -89,7 +89,7 @@ def memory(batches: tuple[int, ...] = (64, 4096)) -> "Figure":
     print("MiB by precision and batch:", "; ".join(lengths))
     title = "Mixed precision nearly halves activations, and adds 16-bit copies of the weights"
     unit = "MiB by precision and batch, metered on a virtual A100 before backward"
-    return plots.stacked(bars, unit, title, totals=True)
+    return plots.stacked_bars(bars, unit, title, totals=True)
 
 
 def speed(batches: tuple[int, ...] = (64, 256, 1024, 4096)) -> "Figure":

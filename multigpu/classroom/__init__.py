@@ -15,13 +15,13 @@ from pathlib import Path
 
 from multigpu.classroom import conf
 from multigpu.classroom.commands import nodes_table, queue
-from multigpu.classroom.conf import conf_path, daemon_names, linked, state_dir
+from multigpu.classroom.conf import conf_path, daemon_names, is_linked, state_dir
 from multigpu.classroom.daemons import anything_left, start, stop
 from multigpu.classroom.packages import PACKAGES, install, missing_packages
 from multigpu.classroom.processes import daemons, foreign_daemon
 from multigpu.errors import UserError, pluralize
 
-__all__ = ["down", "env", "install", "obstacle", "status", "up"]
+__all__ = ["down", "env", "install", "status", "unavailable_reason", "up"]
 
 
 def up(nodes: int = 2, gpus_per_node: int = 2) -> str:
@@ -35,10 +35,10 @@ def up(nodes: int = 2, gpus_per_node: int = 2) -> str:
             f"The cluster can have 1 to 16 nodes with 0 to 16 GPUs each, "
             f"not {nodes} with {gpus_per_node}."
         )
-    if reason := obstacle():
+    if reason := unavailable_reason():
         raise UserError(reason)
     with _lock():
-        shape = conf.shape()
+        shape = conf.cluster_shape()
         if shape and set(daemon_names(shape[0])) <= set(daemons()):
             if shape != (nodes, gpus_per_node):
                 raise UserError(
@@ -84,7 +84,7 @@ def down() -> str:
 def status() -> tuple[bool, str]:
     """Whether the whole cluster runs, and a text: nodes and jobs, or what to do."""
     running = daemons()
-    shape = conf.shape()
+    shape = conf.cluster_shape()
     if not running:
         return False, "The cluster is not up: `multigpu slurm up` starts it."
     expected = daemon_names(shape[0]) if shape else daemon_names(0)
@@ -97,7 +97,7 @@ def status() -> tuple[bool, str]:
     return True, text
 
 
-def obstacle() -> str | None:
+def unavailable_reason() -> str | None:
     """Why no cluster can be started here, as a sentence; None if one can.
 
     Slurm is missing, the machine has another Slurm (which must be neither changed nor hidden),
@@ -111,7 +111,7 @@ def obstacle() -> str | None:
             f"root."
         )
     system = conf.SYSTEM_CONF
-    if (system.exists() or system.is_symlink()) and not linked():
+    if (system.exists() or system.is_symlink()) and not is_linked():
         return (
             f"{system} was not written by `multigpu slurm up`: this machine has a Slurm "
             f"already, which is left alone."
@@ -146,7 +146,7 @@ def env() -> str:
     """
     if not conf_path().exists():
         raise UserError("The cluster is not up: run `multigpu slurm up` first.")
-    if os.geteuid() == 0 and linked():
+    if os.geteuid() == 0 and is_linked():
         return ""
     return f"export SLURM_CONF={conf_path()}"
 

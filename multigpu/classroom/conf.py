@@ -36,7 +36,7 @@ def conf_path() -> Path:
     return state_dir() / "slurm.conf"
 
 
-def linked() -> bool:
+def is_linked() -> bool:
     """Whether the system's slurm.conf is a link to the classroom cluster of root.
 
     After a reboot the link can remain, although /run is empty.
@@ -55,7 +55,7 @@ def daemon_names(nodes: int) -> list[str]:
     return ["munged", "slurmctld", *(f"slurmd {node}" for node in node_names(nodes))]
 
 
-def shape() -> tuple[int, int] | None:
+def cluster_shape() -> tuple[int, int] | None:
     """Nodes and GPUs per node in the cluster's slurm.conf; None if there is no such file."""
     try:
         lines = conf_path().read_text().splitlines()

@@ -16,7 +16,7 @@ from multigpu.classroom.commands import (
     slurm_version,
     which,
 )
-from multigpu.classroom.conf import conf_path, linked, node_names, state_dir
+from multigpu.classroom.conf import conf_path, is_linked, node_names, state_dir
 from multigpu.classroom.processes import daemons, job_processes
 from multigpu.errors import UserError
 
@@ -53,7 +53,7 @@ def start(nodes: int, gpus_per_node: int) -> None:
             name=f"slurmd {node}",
             ready=lambda node=node: _node_state(node) == "idle",
         )
-    if os.geteuid() == 0 and conf.SYSTEM_CONF.parent.is_dir() and not linked():
+    if os.geteuid() == 0 and conf.SYSTEM_CONF.parent.is_dir() and not is_linked():
         # From now on a plain sbatch finds the cluster, in any shell of any user.
         conf.SYSTEM_CONF.symlink_to(slurm_conf)
 
@@ -107,7 +107,7 @@ def stop() -> None:
     _kill(job_processes, signal.SIGKILL)
     _kill(lambda: list(daemons().values()), signal.SIGTERM, signal.SIGKILL)
     _kill(job_processes, signal.SIGKILL)
-    if os.geteuid() == 0 and linked():
+    if os.geteuid() == 0 and is_linked():
         conf.SYSTEM_CONF.unlink()
     shutil.rmtree(state_dir(), ignore_errors=True)
     # OSError: another program's files are in it, or it does not exist.
@@ -127,7 +127,7 @@ def _kill(pids: Callable[[], list[int]], *signals: int) -> None:
 
 def anything_left() -> bool:
     """Whether any file or process of the cluster exists."""
-    linked_by_root = os.geteuid() == 0 and linked()
+    linked_by_root = os.geteuid() == 0 and is_linked()
     return bool(state_dir().exists() or daemons() or job_processes() or linked_by_root)
 
 

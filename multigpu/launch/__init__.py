@@ -4,8 +4,8 @@
 """
 
 from multigpu.launch.exit import end_gloo
-from multigpu.launch.script import alone, start
+from multigpu.launch.script import single_process_world, start
 from multigpu.launch.spawning import call, spawn
-from multigpu.launch.world import World, find
+from multigpu.launch.world import World, find_world
 
-__all__ = ["World", "alone", "call", "end_gloo", "find", "spawn", "start"]
+__all__ = ["World", "call", "end_gloo", "find_world", "single_process_world", "spawn", "start"]

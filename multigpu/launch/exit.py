@@ -25,7 +25,7 @@ def exit_code(main: Callable[..., None], args: object) -> int:
     from torch.multiprocessing import ProcessRaisedException
 
     try:
-        with groups_kept():
+        with keep_groups_alive():
             main(args)
     except UserError as error:
         return report_exit_code(error)
@@ -46,7 +46,7 @@ def exit_code(main: Callable[..., None], args: object) -> int:
 
 
 @contextmanager
-def groups_kept() -> Iterator[None]:
+def keep_groups_alive() -> Iterator[None]:
     """Keep process groups alive until the block ends, also those that the block destroys.
 
     DDP holds its group from C++. If DDP drops the last reference, it waits for gloo's threads
@@ -110,7 +110,7 @@ def end_gloo() -> None:
             )
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process without finalizing Python: a group may still be open (`end_gloo`)."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from multigpu.errors import UserError
-from multigpu.launch.exit import exit_code, leave, report_exit_code
+from multigpu.launch.exit import exit_code, exit_process, report_exit_code
 from multigpu.launch.spawning import hide_spawn_warnings, outer_world, spawn
 from multigpu.launch.world import World
 
@@ -33,10 +33,10 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
         code = 130
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
-    leave(code)
+    exit_process(code)
 
 
-def alone(stem: str) -> World:
+def single_process_world(stem: str) -> World:
     """The world of a script that is one process.
 
     Raises UserError if a launcher started several processes of it.
@@ -65,4 +65,4 @@ def _processes_to_spawn(flag: str | None) -> int | None:
 
 
 def _run_rank(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
-    leave(exit_code(main, args))
+    exit_process(exit_code(main, args))

@@ -11,8 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from multigpu.errors import UserError
-from multigpu.launch.exit import PIPE_CLOSED, USER_ERROR, groups_kept, leave, user_error_text
-from multigpu.launch.world import LAUNCHERS, World, find, integer, started_by_srun
+from multigpu.launch.exit import (
+    PIPE_CLOSED,
+    USER_ERROR,
+    exit_process,
+    keep_groups_alive,
+    user_error_text,
+)
+from multigpu.launch.world import LAUNCHERS, World, find_world, integer, started_by_srun
 
 
 def spawn(function: Callable[..., None], processes: int, *args: object) -> int:
@@ -46,8 +52,8 @@ def call(
     import cloudpickle
     import torch
 
-    # cloudpickle takes these modules along if a function uses such a name, as in data.classes,
-    # and cannot pickle them.
+    # cloudpickle takes these modules along if a function uses such a name, as in
+    # dataset.classes, and cannot pickle them.
     for module in (torch.classes, torch.ops):
         copyreg.pickle(
             type(module), lambda module: (importlib.import_module, (module.__name__,))
@@ -162,9 +168,9 @@ def _run_child(
         TORCHELASTIC_USE_AGENT_STORE="True",
         MULTIGPU_LAUNCHER="--spawn",
     )
-    with groups_kept():
+    with keep_groups_alive():
         function(*args)
-    leave(0)
+    exit_process(0)
 
 
 def outer_world() -> World:
@@ -173,7 +179,7 @@ def outer_world() -> World:
     In the shell of a Slurm job there are none, although its variables count the job's tasks.
     """
     if any(name in os.environ for _, *names in LAUNCHERS for name in names):
-        return find()
+        return find_world()
     if not started_by_srun(os.environ):
         return World()
     tasks = integer(os.environ, "SLURM_STEP_NUM_TASKS", 1)

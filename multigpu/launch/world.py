@@ -1,7 +1,7 @@
 """This process's rank, node and world size, read from the variables that the launcher set.
 
-torchrun, srun, mpirun and horovodrun each set variables of their own. `find` reads all of
-them, torchrun's first, and raises UserError for values that contradict each other.
+torchrun, srun, mpirun and horovodrun each set variables of their own. `find_world` reads all
+of them, torchrun's first, and raises UserError for values that contradict each other.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ LAUNCHERS = (
 )
 
 
-def find(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> World:
+def find_world(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> World:
     """This process's place, from the launcher's variables; a world of one process without any.
 
     `gpus_each` is the number of GPUs that a rank uses; under srun, each task must have as
@@ -83,10 +83,10 @@ def find(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> World:
             )
         # `spawn` sets torchrun's variables and this one.
         launcher = environ.get("MULTIGPU_LAUNCHER", launcher)
-        world = _checked(launcher, names, *(integer(environ, name) for name in names))
+        world = _checked_world(launcher, names, *(integer(environ, name) for name in names))
         if launcher == "torchrun" and "GROUP_WORLD_SIZE" in environ:
             world = replace(world, nodes=integer(environ, "GROUP_WORLD_SIZE"))
-        return _located(world, environ)
+        return _with_address(world, environ)
     return _slurm(environ, gpus_each)
 
 
@@ -123,7 +123,7 @@ def _slurm(environ: Mapping[str, str], gpus_each: int) -> World:
         )
     local_size = counts[node]
     names = ("SLURM_PROCID", size_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
-    world = _checked(
+    world = _checked_world(
         "srun", names, *(integer(environ, name) for name in names[:3]), local_size
     )
     gpus = integer(environ, "SLURM_GPUS_ON_NODE", 0)
@@ -137,7 +137,7 @@ def _slurm(environ: Mapping[str, str], gpus_each: int) -> World:
             f"the job file's #SBATCH line.",
             already_reported=world.local_rank != 0,
         )
-    return _located(replace(world, nodes=len(counts)), environ)
+    return _with_address(replace(world, nodes=len(counts)), environ)
 
 
 def started_by_srun(environ: Mapping[str, str]) -> bool:
@@ -163,7 +163,7 @@ def tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-def _checked(
+def _checked_world(
     launcher: str, names: tuple | list, rank: int, size: int, local_rank: int, local_size: int
 ) -> World:
     """The World of these numbers. Raises UserError if they contradict each other."""
@@ -185,7 +185,7 @@ def _checked(
     return World(rank, size, local_rank, local_size, launcher, nodes=-(-size // local_size))
 
 
-def _located(world: World, environ: Mapping[str, str]) -> World:
+def _with_address(world: World, environ: Mapping[str, str]) -> World:
     """Add the address and port of rank 0, and the identifier of the run."""
     address = environ.get("MASTER_ADDR")
     port = None

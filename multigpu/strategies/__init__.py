@@ -10,7 +10,7 @@ from multigpu.strategies.ddp2 import DDP2Strategy
 from multigpu.strategies.dp import DataParallelStrategy
 from multigpu.strategies.horovod.strategy import HorovodStrategy
 from multigpu.strategies.pipeline import PipelineStrategy
-from multigpu.strategies.registry import STRATEGIES, named
+from multigpu.strategies.registry import STRATEGIES, strategy_by_name
 from multigpu.strategies.single import SingleDeviceStrategy
 from multigpu.strategies.spawn import DDPNotebookStrategy, DDPSpawnStrategy
 
@@ -28,5 +28,5 @@ __all__ = [
     "QAdamOptimizer",
     "SingleDeviceStrategy",
     "Strategy",
-    "named",
+    "strategy_by_name",
 ]

@@ -24,9 +24,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from multigpu.errors import UserError
-from multigpu.launch.world import World, find
+from multigpu.launch.world import World, find_world
 from multigpu.strategies.accelerators import Accelerator, resolve
-from multigpu.strategies.gather import Gather, stacked
+from multigpu.strategies.gather import Gather, all_gather_stacked
 
 Result = TypeVar("Result")
 
@@ -34,13 +34,13 @@ Result = TypeVar("Result")
 class Strategy:
     """The base of all strategies: one process, which computes on `device`.
 
-    name            what the user writes: Trainer(strategy=name)
-    device          the device of this rank's batches; known after `connect`
-    devices         all devices of this process; known after `connect`
-    world           this process's rank and the number of ranks; known after `connect`
-    backwards       number of `backward` calls before each step; set it before `setup`
-    manual          manual optimization: the training step itself calls `backward`, each time
-                    after `before_backward`; set it before `setup`
+    name                    what the user writes: Trainer(strategy=name)
+    device                  the device of this rank's batches; known after `connect`
+    devices                 all devices of this process; known after `connect`
+    world                   this process's rank and the number of ranks; known after `connect`
+    backwards_per_step      `backward` calls before each step; set it before `setup`
+    manual_optimization     the training step itself calls `backward`, each time after
+                            `before_backward`; set it before `setup`
     supports_loss_scaling   a rank may skip a step, as loss scaling does
     """
 
@@ -48,9 +48,9 @@ class Strategy:
     # True once this process has been one rank of several. It is a fact about the process,
     # which all strategies share: after ddp, rank 0 may go on alone with a strategy of one
     # process.
-    met = False
-    backwards = 1
-    manual = False
+    has_been_rank = False
+    backwards_per_step = 1
+    manual_optimization = False
     supports_loss_scaling = True
 
     def __init__(self) -> None:
@@ -84,9 +84,9 @@ class Strategy:
     def own_devices(self) -> list[torch.device]:
         """The devices of a one-process run. Raises UserError if a launcher started several."""
         self.accelerator = self.accelerator or resolve()
-        launched = find()
+        launched = find_world()
         # A process that has been a rank of an earlier run may go on alone: rank 0 often tests.
-        if launched.size > 1 and not Strategy.met:
+        if launched.size > 1 and not Strategy.has_been_rank:
             raise UserError(
                 f"strategy {self.name!r} is one process, and {launched.launcher} has started "
                 f"{launched.size}, which would all do the same: start one, "
@@ -151,7 +151,7 @@ class Strategy:
     def synchronize(self, optimizer: Optimizer) -> None:
         """Called after a step's last `backward`: completes the gradients before clipping."""
 
-    def stepping(self, optimizer: Optimizer) -> AbstractContextManager:
+    def optimizer_step_context(self, optimizer: Optimizer) -> AbstractContextManager:
         """The context of `optimizer.step`, once `synchronize` was called."""
         return nullcontext()
 
@@ -245,4 +245,4 @@ class Strategy:
         """
         if self.control is None:
             return tensor.unsqueeze(0)
-        return Gather.apply(tensor, group) if sync_grads else stacked(tensor, group)
+        return Gather.apply(tensor, group) if sync_grads else all_gather_stacked(tensor, group)

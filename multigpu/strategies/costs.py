@@ -12,16 +12,16 @@ The transport adds its own bytes: gloo puts a header before each message.
 from multigpu.strategies.bagua import BaguaStrategy
 from multigpu.strategies.base import Strategy
 from multigpu.strategies.pipeline import PipelineStrategy
-from multigpu.strategies.registry import named
+from multigpu.strategies.registry import strategy_by_name
 
 ONE_PROCESS = ("dp", "pipeline")
 
 
-def predicted(name: str, weights: int, ranks: int) -> float:
+def predicted_bytes(name: str, weights: int, ranks: int) -> float:
     """Bytes that a rank sends through the network per step.
 
     For bagua:async per averaging round; for bagua:qadam after the warm-up; for ddp2 `ranks`
-    are nodes. `name` is a name that `by_name` accepts.
+    are nodes. `name` is a name that `strategy_for_short_run` accepts.
     """
     if ranks == 1 or name in ONE_PROCESS:
         return 0.0
@@ -34,11 +34,11 @@ def predicted(name: str, weights: int, ranks: int) -> float:
     return 8 * weights * (ranks - 1) / ranks
 
 
-def by_name(name: str) -> Strategy:
+def strategy_for_short_run(name: str) -> Strategy:
     """The strategy of that name, with settings for a short run.
 
     bagua:async averages every 10 ms, pipeline has 2 micro-batches.
     """
     if name == "bagua:async":
         return BaguaStrategy("async", sync_interval_ms=10)
-    return PipelineStrategy(micro_batches=2) if name == "pipeline" else named(name)
+    return PipelineStrategy(micro_batches=2) if name == "pipeline" else strategy_by_name(name)

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from multigpu import devices, rendezvous
 from multigpu.errors import UserError, pluralize
 from multigpu.launch import relaunch
-from multigpu.launch.world import World, find
+from multigpu.launch.world import World, find_world
 from multigpu.strategies.accelerators import resolve
 from multigpu.strategies.base import Strategy
 
@@ -106,11 +106,11 @@ class DDPStrategy(Strategy):
     def launch(self, function: Callable[..., Result], *args: Any) -> Result:
         """`function(*args)`, in the ranks that a launcher started, or in new ones."""
         wanted = self.ranks_on_node() or 1
-        if self.find().launcher == "python" and wanted * self.num_nodes > 1:
+        if self.find_world().launcher == "python" and wanted * self.num_nodes > 1:
             self.start(wanted)
         return function(*args)
 
-    def find(self) -> World:
+    def find_world(self) -> World:
         """This process's rank among all.
 
         Raises UserError if Slurm has given the node fewer GPUs than its processes need
@@ -119,7 +119,7 @@ class DDPStrategy(Strategy):
         gpus_each = 1
         if self.processes_per_node and self.accelerator:
             gpus_each = self.accelerator.count or 1
-        return find(gpus_each=gpus_each)
+        return find_world(gpus_each=gpus_each)
 
     def start(self, processes: int) -> None:
         """Become rank 0, and start the script again for the other ranks of this machine.
@@ -139,7 +139,7 @@ class DDPStrategy(Strategy):
         if self.connected and dist.is_initialized():
             return
         self.accelerator = self.accelerator or resolve()
-        self.world = self.find()
+        self.world = self.find_world()
         self._check_launcher(self.world)
         self.device = self.accelerator.of_rank(self.world)
         self.devices = [self.device]
@@ -150,7 +150,7 @@ class DDPStrategy(Strategy):
         if dist.get_backend() == "nccl":
             self._control = dist.new_group(backend="gloo", timeout=self.timeout)
         self.connected = True
-        Strategy.met = Strategy.met or self.world.size > 1
+        Strategy.has_been_rank = Strategy.has_been_rank or self.world.size > 1
 
     def init_dist_connection(self) -> None:
         """Start the process group; `self.world` and `self.device` are known.
@@ -222,7 +222,7 @@ class DDPStrategy(Strategy):
             if self.lifetime is not None:
                 self.lifetime.wrappers.add(wrapped)
             self.averaged = trainable_parameters(model)
-            if self.manual:
+            if self.manual_optimization:
                 self._allow_backward_within_forward(wrapped)
         return wrapped
 
@@ -310,7 +310,7 @@ class DDPStrategy(Strategy):
                     raise
                 self._raise_unused(str(error))
         output = model.module(name, *args)
-        if self.manual:
+        if self.manual_optimization:
             # The inner module's forward hook has run; DDP's own, which undoes it, will not.
             self.after_forward()
         return output

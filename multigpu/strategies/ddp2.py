@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from multigpu.strategies.accelerators import resolve
 from multigpu.strategies.ddp import DDPStrategy
-from multigpu.strategies.dp import mean_of_replicas, replicated
+from multigpu.strategies.dp import mean_of_replicas, wrap_in_data_parallel
 
 
 class DDP2Strategy(DDPStrategy):
@@ -34,11 +34,11 @@ class DDP2Strategy(DDPStrategy):
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
         """DDP around DataParallel."""
-        return self.distributed(replicated(model, self.devices))
+        return self.distributed(wrap_in_data_parallel(model, self.devices))
 
     def wrap_for_evaluation(self, model: nn.Module) -> nn.Module:
         """DataParallel alone: an evaluation averages no gradients."""
-        return replicated(model, self.devices)
+        return wrap_in_data_parallel(model, self.devices)
 
     def configure_ddp(self, model: nn.Module, device_ids: list[int] | None) -> nn.Module:
         """As ddp; without device_ids for a module over several devices, whose inputs stay."""

@@ -42,25 +42,25 @@ class DataParallelStrategy(Strategy):
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
         """The model in DataParallel."""
-        return replicated(model, self.devices)
+        return wrap_in_data_parallel(model, self.devices)
 
     def wrap_for_evaluation(self, model: nn.Module) -> nn.Module:
         """The model in DataParallel."""
-        return replicated(model, self.devices)
+        return wrap_in_data_parallel(model, self.devices)
 
     def reduce_loss(self, output: Any) -> Any:
         """The mean of the replicas' losses."""
         return mean_of_replicas(output)
 
 
-def replicated(model: nn.Module, devices: list[torch.device]) -> nn.Module:
+def wrap_in_data_parallel(model: nn.Module, devices: list[torch.device]) -> nn.Module:
     """`model`, which is on the first device, in DataParallel; unchanged for one device."""
-    # torch warns when one scalar per replica becomes a vector, which is what `merge` expects.
+    # torch warns when one scalar per replica becomes a vector, as `reduce_loss` expects.
     warnings.filterwarnings("ignore", message="Was asked to gather along dimension 0")
-    return Replicated(model, device_ids=devices) if len(devices) > 1 else model
+    return AutocastDataParallel(model, device_ids=devices) if len(devices) > 1 else model
 
 
-class Replicated(nn.DataParallel):
+class AutocastDataParallel(nn.DataParallel):
     """DataParallel whose threads compute under the caller's autocast.
 
     torch's DataParallel enables autocast in its threads for CUDA only, and never sets its

@@ -5,7 +5,9 @@ import torch.distributed as dist
 from torch.autograd.function import FunctionCtx
 
 
-def stacked(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+def all_gather_stacked(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
     """The ranks' tensors, all of one shape, as (ranks, …). Without gradients. A collective."""
     tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(tensors, tensor.detach().contiguous(), group=group)
@@ -13,11 +15,12 @@ def stacked(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> tor
 
 
 class Gather(torch.autograd.Function):
-    """`stacked` with gradients: each rank's loss depends on the tensors of all ranks.
+    """`all_gather_stacked` with gradients.
 
-    The gradient of a rank's tensor is therefore the sum of its gradients over all ranks'
-    losses, as in torch.distributed.nn's all_gather. That module is not imported here, because
-    it keeps the process group alive (see launch.end_gloo).
+    Each rank's loss depends on the tensors of all ranks. The gradient of a rank's tensor is
+    therefore the sum of its gradients over all ranks' losses, as in torch.distributed.nn's
+    all_gather. That module is not imported here, because it keeps the process group alive (see
+    launch.end_gloo).
     """
 
     @staticmethod
@@ -25,7 +28,7 @@ class Gather(torch.autograd.Function):
         ctx: FunctionCtx, tensor: torch.Tensor, group: dist.ProcessGroup | None
     ) -> torch.Tensor:
         ctx.group = group
-        return stacked(tensor, group)
+        return all_gather_stacked(tensor, group)
 
     @staticmethod
     def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -28,7 +28,7 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
 UNUSED = "_find_unused_parameters_"
 
 
-def named(strategy: str | Strategy) -> Strategy:
+def strategy_by_name(strategy: str | Strategy) -> Strategy:
     """A new strategy of that name; a Strategy object is returned as it is.
 
     Accepts a name of STRATEGIES, "bagua:bytegrad" and so on, "bagua:decentralized:shift_one",

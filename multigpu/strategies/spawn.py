@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from multigpu import launch
 from multigpu.errors import UserError
-from multigpu.launch.world import find
+from multigpu.launch.world import find_world
 from multigpu.strategies.ddp import DDPStrategy
 
 Result = TypeVar("Result")
@@ -31,7 +31,7 @@ class DDPSpawnStrategy(DDPStrategy):
 
         Raises RuntimeError with the traceback of the rank that failed first.
         """
-        if find().launcher != "python":
+        if find_world().launcher != "python":
             return function(*args)
         process = multiprocessing.current_process()
         if getattr(process, "_inheriting", False):
@@ -51,7 +51,7 @@ class DDPSpawnStrategy(DDPStrategy):
     @property
     def trains_in_other_processes(self) -> bool:
         """True if `launch` trains in other processes, whose results must be sent back."""
-        return find().launcher == "python"
+        return find_world().launcher == "python"
 
 
 class DDPNotebookStrategy(DDPSpawnStrategy):
@@ -62,4 +62,4 @@ class DDPNotebookStrategy(DDPSpawnStrategy):
 
 def _result_of_rank_zero(function: Callable[..., Result], args: tuple) -> Result | None:
     result = function(*args)
-    return result if find().rank == 0 else None
+    return result if find_world().rank == 0 else None

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 
 
-def ranks(group: dist.ProcessGroup | None = None) -> int:
+def num_ranks(group: dist.ProcessGroup | None = None) -> int:
     """The number of ranks; 1 if torch.distributed has not been started."""
     return dist.get_world_size(group) if dist.is_initialized() else 1
 
@@ -35,7 +35,7 @@ def swap(
 @torch.no_grad()
 def broadcast_model(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Copy the parameters and buffers of the group's rank 0 to all ranks. A collective."""
-    if ranks(group) == 1:
+    if num_ranks(group) == 1:
         return
     for tensor in [*model.parameters(), *model.buffers()]:
         detached = tensor.detach()

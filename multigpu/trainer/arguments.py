@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from multigpu import devices as compute_devices
 from multigpu.errors import UserError, did_you_mean, pluralize
-from multigpu.launch.world import World, find, is_rank_zero
-from multigpu.strategies import Strategy, named
+from multigpu.launch.world import World, find_world, is_rank_zero
+from multigpu.strategies import Strategy, strategy_by_name
 from multigpu.strategies.accelerators import Accelerator, resolve
 
 if TYPE_CHECKING:
@@ -118,20 +118,20 @@ def choose(
         accelerator = "vgpu"
     resolved = resolve(accelerator, devices)
     if strategy == "auto":
-        strategy, reason = _pick(resolved, num_nodes or 1, find())
+        strategy, reason = _pick(resolved, num_nodes or 1, find_world())
         if reason and is_rank_zero():
             print(f"strategy: {strategy}, since {reason}")
     cores = compute_devices.available_cores()
     if resolved.kind != "cuda" and (resolved.count or 1) > 4 * cores and is_rank_zero():
         print(f"hint: {resolved.count} devices share {pluralize(cores, 'core')} of the CPU")
-    chosen = named(strategy)
+    chosen = strategy_by_name(strategy)
     chosen.configure(resolved, num_nodes or 1)
     return chosen, resolved
 
 
 def _pick(accelerator: Accelerator, num_nodes: int, world: World) -> tuple[str, str]:
     """The name of a strategy, and the reason for it; "" where one device needs none."""
-    if world.size > 1 and not (Strategy.met and accelerator.count == 1):
+    if world.size > 1 and not (Strategy.has_been_rank and accelerator.count == 1):
         return "ddp", f"{world.launcher} has started {world.size} ranks"
     if num_nodes > 1:
         return "ddp", f"num_nodes={num_nodes}"

@@ -13,7 +13,7 @@ from multigpu.trainer.callbacks import (
     Timer,
     TQDMProgressBar,
 )
-from multigpu.trainer.hooks import overridden
+from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loggers.logger import DummyLogger
 from multigpu.trainer.profiler import PassThroughProfiler, SimpleProfiler
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
 
-def lengths(trainer: "Trainer") -> dict[str, Any]:
+def run_lengths(trainer: "Trainer") -> dict[str, Any]:
     """The attributes that fast_dev_run, overfit_batches and a missing max_epochs change."""
     changed: dict[str, Any] = {}
     max_epochs = trainer.max_epochs
@@ -94,15 +94,15 @@ def callbacks_for(
         callbacks.append(TQDMProgressBar())
     if max_time is not None:
         callbacks.append(Timer(max_time))
-    keys = [cb.state_key for cb in callbacks if overridden("state_dict", cb, Callback)]
-    if twice := next((key for key in keys if keys.count(key) > 1), None):
+    keys = [cb.state_key for cb in callbacks if is_overridden("state_dict", cb, Callback)]
+    if duplicate := next((key for key in keys if keys.count(key) > 1), None):
         raise UserError(
-            f"two callbacks keep their state as {twice!r}, so one would get the other's back: "
-            f"override state_key in one."
+            f"two callbacks keep their state as {duplicate!r}, so one would get the other's "
+            f"back: override state_key in one."
         )
-    return in_order(callbacks)
+    return checkpoints_last(callbacks)
 
 
-def in_order(callbacks: list[Callback]) -> list[Callback]:
+def checkpoints_last(callbacks: list[Callback]) -> list[Callback]:
     """ModelCheckpoints come last: they save what the others have done."""
     return sorted(callbacks, key=lambda cb: isinstance(cb, ModelCheckpoint))

@@ -113,7 +113,7 @@ class ModuleHooks(DataHooks):
     # outputs. Every strategy calls them, so that a module does the same everywhere.
 
 
-def overridden(name: str, thing: object, base: type) -> bool:
+def is_overridden(name: str, thing: object, base: type) -> bool:
     """Whether the object, or its class, has its own version of the method `name` of `base`."""
     method = getattr(thing, name, None)
     if method is None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
 
-def introduce(trainer: Trainer) -> None:
+def print_summary_and_log_hparams(trainer: Trainer) -> None:
     """Print the summary on rank 0; give loggers the hyperparameters and the graph."""
     if trainer.is_global_zero and trainer.enable_model_summary:
         _print_summary(trainer)

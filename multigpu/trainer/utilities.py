@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from multigpu.launch.world import find
+from multigpu.launch.world import find_world
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,7 +15,7 @@ def rank_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
 
     @wraps(function)
     def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R | None:
-        return function(*args, **kwargs) if find().rank == 0 else None
+        return function(*args, **kwargs) if find_world().rank == 0 else None
 
     return on_rank_zero
 

@@ -22,7 +22,7 @@ from multigpu.vgpu.patches import TABLE, backend
 from multigpu.vgpu.sim import machine as _machine
 from multigpu.vgpu.sim.machine import Machine
 from multigpu.vgpu.sim.memory import keep_freed_memory
-from multigpu.vgpu.sim.presets import GPUS, LINKS, Gpu, Link, named, size_in_bytes
+from multigpu.vgpu.sim.presets import GPUS, LINKS, Gpu, Link, find_preset, size_in_bytes
 from multigpu.vgpu.sim.timeline import Timeline
 
 __all__ = [
@@ -64,8 +64,8 @@ def start(
         raise UserError(
             f"count is {count!r}: the number of virtual GPUs is a whole number from 1 to 128."
         )
-    gpu = named(gpu, GPUS)
-    link = named(link, LINKS)
+    gpu = find_preset(gpu, GPUS)
+    link = find_preset(link, LINKS)
     capacity = gpu.memory if memory is None else size_in_bytes(memory)
     if (running_machine := _machine.running()) is not None:
         raise UserError(
@@ -77,7 +77,7 @@ def start(
     if compute:
         keep_freed_memory()
     # Some rows of the table need the running machine.
-    _machine.run(machine)
+    _machine.set_running(machine)
     _machine.set_current_index(0)
     try:
         TABLE.apply()
@@ -105,7 +105,7 @@ def stop() -> None:
 def _end(machine: Machine) -> None:
     for meter in machine.meters:
         meter.alive = False
-    _machine.run(None)
+    _machine.set_running(None)
 
 
 @contextmanager

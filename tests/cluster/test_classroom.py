@@ -33,7 +33,7 @@ def private(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setattr(conf, "ROOT_STATE", folder / "state/multigpu/slurm")
     monkeypatch.setattr(conf, "SYSTEM_CONF", folder / "etc/slurm.conf")
-    if reason := classroom.obstacle():
+    if reason := classroom.unavailable_reason():
         pytest.skip(reason)
     yield folder
     classroom.down()

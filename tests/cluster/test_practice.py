@@ -137,7 +137,7 @@ def ordinary_user():
     """A user of this machine without privileges, removed after the test."""
     if os.geteuid() != 0 or not shutil.which("useradd"):
         pytest.skip("only root can make a user for this test, with useradd (package passwd)")
-    if reason := classroom.obstacle():
+    if reason := classroom.unavailable_reason():
         pytest.skip(reason)
     name, home = f"course{os.getpid()}", Path(tempfile.mkdtemp(prefix="course-"))
     subprocess.run(

@@ -27,7 +27,7 @@ def serial_steps(kind: str, path, batch: int, lr: float = 0.05) -> list[list[tor
     train, test = data.load(path)
     images, labels = train.tensors
     torch.manual_seed(0)
-    model = instrumented.MODELS[kind]((1, 8, 8), data.classes(train, test))
+    model = instrumented.MODELS[kind]((1, 8, 8), data.num_classes(train, test))
     learning = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(learning, lr=lr, momentum=0.9)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))

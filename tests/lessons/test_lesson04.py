@@ -79,7 +79,7 @@ def test_a_function_of_a_cell_and_what_it_uses():
         "from multigpu import launch\n"
         "factor = 3\n"
         "def times(x):\n"
-        "    world = launch.find()\n"
+        "    world = launch.find_world()\n"
         "    return world.rank, world.size, factor * x\n"
         "print(launch.call(times, 2, x=torch.ones(1)))"
     )
@@ -91,7 +91,7 @@ def test_a_rank_that_fails_is_reported_and_the_others_end():
         "import time\n"
         "from multigpu import launch\n"
         "def work():\n"
-        "    if launch.find().rank == 1:\n"
+        "    if launch.find_world().rank == 1:\n"
         "        raise ValueError('planted')\n"
         "    time.sleep(600)\n"
         "try:\n"

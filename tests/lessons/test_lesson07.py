@@ -110,7 +110,9 @@ def test_sixteen_bit_trains_and_is_another_run(tmp_path, npz):
     done = lesson("TF_CNN_MultiGPU", "--data", source, *settings, "--out", tmp_path / "o")
     train, _ = data.load(source)
     model = tf_common.cnn((1, 8, 8), classes=3)
-    exact = np.mean(tf_common.serial(model, train, epochs=1, batch_size=6, lr=0.05, seed=0))
+    exact = np.mean(
+        tf_common.train_serially(model, train, epochs=1, batch_size=6, lr=0.05, seed=0)
+    )
     assert done.returncode == 0, done.stdout
     found = json.loads((tmp_path / "o" / "metrics.json").read_text())["loss"]
     assert 1e-5 < abs(found - exact) < 0.05
@@ -168,7 +170,7 @@ def test_hits_do_not_count_padding(monkeypatch):
         return tf.one_hot(tf.zeros(tf.shape(images)[0], tf.int32), 3)
 
     count = module.test_step(strategy, always_zero)
-    assert module.hits(strategy, count, tf_common.padded(dataset, 256, 2)) == 7
+    assert module.hits(strategy, count, tf_common.padded_batches(dataset, 256, 2)) == 7
 
 
 def test_tensorboard_shows_losses_that_can_be_compared(tmp_path, npz):

@@ -220,7 +220,7 @@ def test_only_the_chief_writes_and_two_runs_stay_apart(tmp_path, npz):
 
 
 def test_a_worker_that_never_joins(tmp_path):
-    path = planted(tmp_path, STEM, "lesson.tf_config.PATIENCE = 2")
+    path = planted(tmp_path, STEM, "lesson.tf_config.JOIN_TIMEOUT = 2")
     done = run_script(path, "--out", tmp_path / "o", TF_CONFIG=configs(free_ports(2))[0])
     assert done.returncode == 2 and done.stdout.count("error: ") == 1, done.stdout
     assert (
@@ -234,7 +234,7 @@ def test_a_worker_that_dies_between_the_rendezvous_and_the_strategy(tmp_path):
     """TensorFlow would wait an hour for it, deaf to SIGTERM and to Ctrl-C."""
     fault = """
 config = lesson.tf_config
-config.PATIENCE = 8
+config.JOIN_TIMEOUT = 8
 connect = config.connect_workers
 
 def dies(world, gpus):

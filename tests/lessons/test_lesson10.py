@@ -8,7 +8,7 @@ from commands import ROOT, planted, run_script
 
 from multigpu.errors import UserError
 from multigpu.strategies import ALGORITHMS
-from multigpu.strategies.costs import by_name
+from multigpu.strategies.costs import strategy_for_short_run
 
 SCRIPT = ROOT / "scripts" / "PTL_Strategies.py"
 NODES = ROOT / "scripts" / "PTL_NodeBatch.py"
@@ -24,7 +24,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict]:
     assert done.returncode == 0, done.stdout
     assert {path.name for path in out.iterdir()} == {
         "bytes.png",
-        "spread.png",
+        "consensus.png",
         "link.png",
         "metrics.json",
     }
@@ -38,7 +38,7 @@ def test_all_twelve_run_and_the_proof_holds(whole):
     assert len(strategies) == 12
     assert "limit 1e-05: holds" in text and "Warning" not in text
     assert metrics["proof"]["holds"]
-    assert all(name in metrics["proof"]["what"] for name in EXACT)
+    assert all(name in metrics["proof"]["claim"] for name in EXACT)
 
 
 def test_bytes_are_those_of_the_formulas(whole):
@@ -57,7 +57,7 @@ def test_bytes_are_those_of_the_formulas(whole):
         headers = 8 * 576 if name == "horovod" else 0  # a message for each parameter
         assert row["bytes_counted"] - headers == pytest.approx(formulas[name], rel=0.02), name
         assert row["link_seconds_predicted"] == pytest.approx(formulas[name] * 8 / 100e6)
-    qadam = whole[1]["strategies"]["bagua:qadam"]["bytes_each"]
+    qadam = whole[1]["strategies"]["bagua:qadam"]["bytes_by_step"]
     assert qadam[9] == pytest.approx(ring, rel=0.02) and qadam[10] == pytest.approx(
         in_bytes, rel=0.02
     ), "ten steps of warm-up"
@@ -65,11 +65,11 @@ def test_bytes_are_those_of_the_formulas(whole):
 
 def test_who_is_exact_and_whose_ranks_are_apart(whole):
     for name, row in whole[1]["strategies"].items():
-        assert (row["from_serial"] <= 1e-5) == (name in EXACT), name
-        assert (max(row["spread"]) > 1e-6) == (name in APART), name
-        assert max(row["spread"]) < 1 and row["test_accuracy"] > 0.8, name
+        assert (row["difference_from_serial"] <= 1e-5) == (name in EXACT), name
+        assert (max(row["consensus_distance"]) > 1e-6) == (name in APART), name
+        assert max(row["consensus_distance"]) < 1 and row["test_accuracy"] > 0.8, name
         assert len(row["losses"]) == 2 and row["losses"][1] < row["losses"][0], name
-    assert whole[1]["strategies"]["bagua:async"]["syncs"] > 0
+    assert whole[1]["strategies"]["bagua:async"]["averaging_rounds"] > 0
     losses = {round(whole[1]["strategies"][name]["loss"], 5) for name in EXACT}
     assert len(losses) == 1, "the loss is over all images, each once"
 
@@ -84,7 +84,7 @@ def test_four_ranks_and_one_peer_each(tmp_path, npz):
     weights = row["bytes_predicted"] / 4
     assert (
         row["bytes_counted"] == pytest.approx(4 * weights, rel=0.02)
-        and max(row["spread"]) > 1e-6
+        and max(row["consensus_distance"]) > 1e-6
     )
     assert metrics["proof"] is None and metrics["devices"] == 4
 
@@ -119,7 +119,7 @@ ddp.DistributedDataParallel = Silent
 )
 def test_a_name_that_is_none(name, words):
     with pytest.raises(UserError, match=re.escape(words)):
-        by_name(name)
+        strategy_for_short_run(name)
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,16 @@ import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from commands import ROOT, planted, run_script
 from torch import nn
 
-from multigpu import data, launch, vgpu
+from multigpu import launch, vgpu
 from multigpu.errors import UserError
-from multigpu.strategies.dp import replicated
+from multigpu.strategies.dp import wrap_in_data_parallel
 from multigpu.trainer.loops.precision import Precision
 
 SCRIPT = ROOT / "scripts" / "PTL_Precision.py"
@@ -165,9 +166,9 @@ def test_dp_computes_in_the_callers_autocast(two, dtype):
     """dp with 16 bit. torch's own DataParallel does not pass on the caller's type."""
     model, rows = nn.Linear(4, 3).to(two[0]), torch.ones(4, 4, device=two[0])
     with torch.autocast("vgpu", dtype):
-        assert replicated(model, two)(rows).dtype == dtype
+        assert wrap_in_data_parallel(model, two)(rows).dtype == dtype
         assert nn.DataParallel(model, two)(rows).dtype == torch.float32
-    assert replicated(model, two)(rows).dtype == torch.float32
+    assert wrap_in_data_parallel(model, two)(rows).dtype == torch.float32
 
 
 def test_a_thread_has_an_autocast_type_of_its_own():
@@ -207,6 +208,6 @@ def test_the_experiments(two):
 
 def test_a_function_that_says_classes_reaches_its_processes():
     """cloudpickle finds torch.classes by the name `classes`, and cannot pickle it."""
-    names = {"torch": torch, "data": data}
-    exec("def function():\n    return str(torch.zeros(1)) and callable(data.classes)", names)
+    names = {"torch": torch, "dataset": SimpleNamespace(classes=10)}
+    exec("def function():\n    return str(torch.zeros(1)) and dataset.classes == 10", names)
     assert launch.call(names["function"], 1) == [True]

@@ -136,7 +136,7 @@ def test_a_rank_that_dies_while_another_sleeps_ends_the_run(tmp_path):
         "import sys, time\n"
         "from multigpu import launch\n"
         "def work():\n"
-        "    if launch.find().rank == 1:\n"
+        "    if launch.find_world().rank == 1:\n"
         "        raise ValueError('planted fault')\n"
         "    time.sleep(600)\n"
         "if __name__ == '__main__':\n"

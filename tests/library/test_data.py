@@ -31,7 +31,7 @@ def test_the_digits():
         and train.tensors[0].min() >= 0
         and train.tensors[0].max() == 1
     )
-    assert data.classes(train, test) == 10
+    assert data.num_classes(train, test) == 10
     everything = torch.cat([train.tensors[0], test.tensors[0]]).flatten(1)
     assert len(everything.unique(dim=0)) == 1797, "no image is in both sets"
 
@@ -41,7 +41,7 @@ def test_the_mnist_form(npz):
     assert (
         train.tensors[0].shape == (35, 1, 8, 8)
         and len(test) == 7
-        and data.classes(train, test) == 3
+        and data.num_classes(train, test) == 3
     )
     assert train.tensors[0].max() <= 1, "uint8 is scaled"
 

@@ -241,7 +241,9 @@ def test_slurm_in_part(tmp_path, monkeypatch, installed, status, fix):
     for name in installed:
         program(tmp_path, name, "echo slurm 23.11.4")
     monkeypatch.setattr(
-        software, "find", lambda name: str(tmp_path / name) if name in installed else None
+        software,
+        "find_program",
+        lambda name: str(tmp_path / name) if name in installed else None,
     )
     found = software.slurm()
     assert (found.status, found.fix) == (status, fix)
@@ -302,11 +304,11 @@ def test_a_command_that_hangs_with_its_children_holding_the_pipe():
 def test_daemons_are_found_on_and_off_the_path(tmp_path, monkeypatch):
     program(tmp_path, "multigpu-tool", "")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert software.find("multigpu-tool") == str(tmp_path / "multigpu-tool")
-    assert software.find("multigpu-no-such-tool") is None
+    assert software.find_program("multigpu-tool") == str(tmp_path / "multigpu-tool")
+    assert software.find_program("multigpu-no-such-tool") is None
     monkeypatch.setattr(software, "SBIN", str(tmp_path))
     monkeypatch.setenv("PATH", "")
-    assert software.find("multigpu-tool") == str(tmp_path / "multigpu-tool")
+    assert software.find_program("multigpu-tool") == str(tmp_path / "multigpu-tool")
 
 
 def test_a_command_that_does_not_exist_or_is_not_executable(tmp_path):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import warm
 from commands import ROOT, run, run_script
 
-from multigpu.launch.exit import groups_kept
+from multigpu.launch.exit import keep_groups_alive
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def test_a_destroyed_group_is_kept_until_the_run_has_ended():
     """Otherwise DDP may drop the last reference, and wait for gloo while it holds the GIL."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = weakref.ref(dist.group.WORLD)
-    with groups_kept():
+    with keep_groups_alive():
         dist.destroy_process_group()
         gc.collect()
         assert group() is not None

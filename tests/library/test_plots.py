@@ -27,7 +27,7 @@ BARS = {
 
 def test_a_legend_has_the_bars_order():
     """The first bar's weights have room for their name, the second's do not."""
-    (legend,) = plots.stacked(BARS, "MiB", "title").legends
+    (legend,) = plots.stacked_bars(BARS, "MiB", "title").legends
     assert [text.get_text() for text in legend.get_texts()] == [
         "weights",
         "gradients",
@@ -36,7 +36,7 @@ def test_a_legend_has_the_bars_order():
 
 
 def test_totals_are_at_the_bars_ends():
-    figure = plots.stacked(BARS, "MiB", "title", totals=True)
+    figure = plots.stacked_bars(BARS, "MiB", "title", totals=True)
     shown = [text.get_text() for text in figure.axes[0].texts]
     assert (shown[3], shown[-1]) == ("100", "21") and {"96", "20"} < set(shown), shown
 

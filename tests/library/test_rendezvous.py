@@ -18,12 +18,12 @@ def no_agent(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
 
 
-def meet_all(*worlds: World, patience: float = 20) -> list:
+def meet_all(*worlds: World, join_timeout: float = 20) -> list:
     """Call `meet` for each world in a thread of its own; its store, or its UserError."""
 
     def one(world: World):
         try:
-            return open_store(world, torch.device("cpu"), patience)
+            return open_store(world, torch.device("cpu"), join_timeout)
         except UserError as error:
             return error
 
@@ -75,7 +75,9 @@ def test_two_claim_one_rank(ranks):
 
 
 def test_a_rank_that_never_joins_is_named():
-    results = meet_all(*(World(rank, 3, rank, 3, job="4740.0") for rank in (0, 2)), patience=2)
+    results = meet_all(
+        *(World(rank, 3, rank, 3, job="4740.0") for rank in (0, 2)), join_timeout=2
+    )
     assert "rank 1 did not join within 2 s (1 of 3" in str(results[0])
     assert any(
         fact in str(results[1])
@@ -85,12 +87,12 @@ def test_a_rank_that_never_joins_is_named():
 
 def test_rank_0_with_an_unreachable_address():
     """192.0.2.0/24 is reserved for documentation: no machine answers there."""
-    (error,) = meet_all(World(0, 2, 0, 1, address="192.0.2.1", job="4760.0"), patience=2)
+    (error,) = meet_all(World(0, 2, 0, 1, address="192.0.2.1", job="4760.0"), join_timeout=2)
     assert "rank 1 did not join" in str(error)
 
 
 def test_no_rank_0():
-    (error,) = meet_all(World(1, 2, 1, 2, port=1, job="x"), patience=1)
+    (error,) = meet_all(World(1, 2, 1, 2, port=1, job="x"), join_timeout=1)
     assert "found no rank 0 at 127.0.0.1" in str(error)
 
 

@@ -10,22 +10,24 @@ import pytest
 from multigpu import slow_link
 from multigpu.errors import UserError
 
-needs_a_link = pytest.mark.skipif(bool(slow_link.obstacle()), reason=str(slow_link.obstacle()))
+needs_a_link = pytest.mark.skipif(
+    bool(slow_link.unavailable_reason()), reason=str(slow_link.unavailable_reason())
+)
 BYTES = 2_500_000
 SENDING = f"""
 import json, sys, time, torch, torch.distributed as dist
 from multigpu import launch, rendezvous, wire
-world = launch.find()
+world = launch.find_world()
 store = rendezvous.open_store(world, torch.device("cpu"))
 dist.init_process_group("gloo", store=store, rank=world.rank, world_size=2)
 message = torch.zeros({BYTES}, dtype=torch.uint8)
 dist.broadcast(torch.zeros(1), 0)
-before, began = wire.sent(), time.perf_counter()
+before, began = wire.bytes_sent(), time.perf_counter()
 dist.broadcast(message, 0)
 dist.barrier()
 seconds = time.perf_counter() - began
 results = [None, None]
-dist.all_gather_object(results, (world.nodes, world.rank, wire.sent() - before, seconds))
+dist.all_gather_object(results, (world.nodes, world.rank, wire.bytes_sent() - before, seconds))
 if world.rank == 0:
     open(sys.argv[1], "w").write(json.dumps(results))
 dist.destroy_process_group()
@@ -64,10 +66,10 @@ def test_a_run_that_takes_too_long_is_ended():
 
 def test_without_root_it_names_root(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert "root" in slow_link.obstacle()
+    assert "root" in slow_link.unavailable_reason()
 
 
 def test_without_the_tools_it_names_the_package(monkeypatch):
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert "apt-get install iproute2" in slow_link.obstacle()
+    assert "apt-get install iproute2" in slow_link.unavailable_reason()

@@ -42,14 +42,14 @@ def test_the_first_losses_are_those_of_torch():
             return self.logits
 
     torch.manual_seed(0)
-    order = torch.as_tensor(tf_common.order(len(train), 0, 0)).split(64)
+    order = torch.as_tensor(tf_common.epoch_order(len(train), 0, 0)).split(64)
 
     def record(step: int, model: Recorded) -> None:
         labels = train.tensors[1][order[step - 1]]
         expected.append(F.cross_entropy(model.logits, labels).item())
 
-    proof.serial(Recorded(), train, **settings, after_step=record)
-    losses = tf_common.serial(tf_common.cnn(), train, **settings)
+    proof.train_serially(Recorded(), train, **settings, after_step=record)
+    losses = tf_common.train_serially(tf_common.cnn(), train, **settings)
     assert len(losses) == 23
     assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) < 1e-5
     assert all(torch.equal(a, b) for a, b in zip(before, train.tensors, strict=True))
@@ -75,7 +75,7 @@ def test_padding_has_weight_0_and_every_replica_gets_images(images, replicas):
     dataset = torch.utils.data.TensorDataset(torch.rand(images, 1, 2, 2), torch.arange(images))
     strategy, counted = tf.distribute.MirroredStrategy(PLACES[:replicas]), []
     for batch in strategy.experimental_distribute_dataset(
-        tf_common.padded(dataset, 256, replicas)
+        tf_common.padded_batches(dataset, 256, replicas)
     ):
         for labels, weights in zip(
             *(strategy.experimental_local_results(part) for part in batch[1:]), strict=True

@@ -8,7 +8,7 @@ import pytest
 from multigpu import launch, tf_config
 from multigpu.errors import UserError
 from multigpu.launch.world import World
-from multigpu.tf_config import find, gpus_of_worker, read
+from multigpu.tf_config import find_world, gpus_of_worker, read
 
 TWO = ["10.0.0.1:1201", "10.0.0.2:1201"]
 
@@ -22,33 +22,34 @@ def config(index: object = 0, kind: str = "worker", **cluster: object) -> dict[s
 
 
 def test_a_world_of_workers():
-    here = find(config(1) | {"MASTER_PORT": "7001"})
-    assert (here.rank, here.size, here.local_rank, here.local_size, here.nodes) == (
+    world = find_world(config(1) | {"MASTER_PORT": "7001"})
+    assert (world.rank, world.size, world.local_rank, world.local_size, world.nodes) == (
         1,
         2,
         0,
         1,
         2,
     )
-    assert (here.launcher, here.address, here.port) == ("TF_CONFIG", "10.0.0.1", 7001)
-    assert find(config(0)).job == find(config(1)).job, (
+    assert (world.launcher, world.address, world.port) == ("TF_CONFIG", "10.0.0.1", 7001)
+    assert find_world(config(0)).job == find_world(config(1)).job, (
         "all workers of a run meet at the same port"
     )
-    assert find(config(0)).job != find(config(0, worker=["10.0.0.1:1202", TWO[1]])).job, (
-        "two runs do not"
-    )
-    one_node = [find(config(index, worker=["a:1", "b:1", "a:2"])) for index in range(3)]
+    assert (
+        find_world(config(0)).job
+        != find_world(config(0, worker=["10.0.0.1:1202", TWO[1]])).job
+    ), "two runs do not"
+    one_node = [find_world(config(index, worker=["a:1", "b:1", "a:2"])) for index in range(3)]
     assert [(w.local_rank, w.local_size) for w in one_node] == [(0, 2), (0, 1), (1, 2)]
-    assert find(config(0, worker=["[::1]:1201"])).address == "::1"
+    assert find_world(config(0, worker=["[::1]:1201"])).address == "::1"
 
 
 def test_a_chief_is_rank_0():
     cluster = {"worker": TWO, "chief": ["10.0.0.9:1201"]}
     assert [
-        find(config(0, "chief", **cluster)).rank,
-        *(find(config(i, **cluster)).rank for i in (0, 1)),
+        find_world(config(0, "chief", **cluster)).rank,
+        *(find_world(config(i, **cluster)).rank for i in (0, 1)),
     ] == [0, 1, 2]
-    assert find(config(1, **cluster)).address == "10.0.0.9"
+    assert find_world(config(1, **cluster)).address == "10.0.0.9"
 
 
 @pytest.mark.parametrize(
@@ -101,21 +102,21 @@ def test_without_tf_config_the_launcher_says():
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
     }
-    here = find(srun | {"SLURM_GPUS_ON_NODE": "4", "TF_CONFIG": ""})
-    assert (here.rank, here.size, here.launcher) == (1, 2, "srun"), (
+    world = find_world(srun | {"SLURM_GPUS_ON_NODE": "4", "TF_CONFIG": ""})
+    assert (world.rank, world.size, world.launcher) == (1, 2, "srun"), (
         "a worker takes all four GPUs of its node"
     )
-    assert find({}) == World()
-    assert find(srun | config(1)).launcher == "TF_CONFIG", (
+    assert find_world({}) == World()
+    assert find_world(srun | config(1)).launcher == "TF_CONFIG", (
         "each task may have been given its own"
     )
     with pytest.raises(
         UserError,
         match=r"TF_CONFIG says worker 0 of 2, srun says rank 1 of 2: unset TF_CONFIG",
     ):
-        find(srun | config(0))
+        find_world(srun | config(0))
     shell = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
-    assert find(shell | config(0)).size == 2, (
+    assert find_world(shell | config(0)).size == 2, (
         "in the shell of a Slurm job, who writes TF_CONFIG starts the workers"
     )
 
@@ -140,12 +141,12 @@ def test_without_tf_config_the_launcher_says():
     ],
 )
 def test_a_worker_takes_its_part_of_the_nodes_gpus(place, seen, environ, expected):
-    here = World(*place, "srun")
+    world = World(*place, "srun")
     if isinstance(expected, str):
         with pytest.raises(UserError, match=expected):
-            gpus_of_worker(here, seen, environ)
+            gpus_of_worker(world, seen, environ)
     else:
-        assert list(gpus_of_worker(here, seen, environ)) == expected
+        assert list(gpus_of_worker(world, seen, environ)) == expected
 
 
 def test_the_name_under_which_the_others_reach_a_worker(monkeypatch):
@@ -177,8 +178,8 @@ def test_the_rendezvous_does_not_take_tensorflows_port():
     with pytest.raises(
         UserError, match="MASTER_PORT is 12763, which TF_CONFIG gives to a worker"
     ):
-        find({"TF_CONFIG": text, "MASTER_PORT": "12763"})
-    assert find({"TF_CONFIG": text, "MASTER_PORT": "12764"}).port == 12764
+        find_world({"TF_CONFIG": text, "MASTER_PORT": "12763"})
+    assert find_world({"TF_CONFIG": text, "MASTER_PORT": "12764"}).port == 12764
 
 
 def test_a_port_that_is_taken():
@@ -193,13 +194,13 @@ def test_a_port_that_is_taken():
 
 
 def connected() -> list[str]:
-    return tf_config.connect_workers(find(), gpus=0)
+    return tf_config.connect_workers(find_world(), gpus=0)
 
 
 def unequal() -> str:
-    here = find()
+    world = find_world()
     try:
-        tf_config.connect_workers(here, gpus=here.rank + 1)
+        tf_config.connect_workers(world, gpus=world.rank + 1)
     except UserError as error:
         return str(error)
 

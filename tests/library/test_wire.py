@@ -31,22 +31,22 @@ def transfer(sender: socket.socket, receiver: socket.socket, count: int) -> None
 
 
 def test_each_byte_counts_once(pair):
-    before = wire.sent()
+    before = wire.bytes_sent()
     transfer(*pair, 100_000)
-    assert wire.sent() - before == 100_000
+    assert wire.bytes_sent() - before == 100_000
     transfer(*reversed(pair), 7)
-    assert wire.sent() - before == 100_007
+    assert wire.bytes_sent() - before == 100_007
 
 
 def test_bytes_that_wait_to_be_sent_count(pair):
     client, _ = pair
-    before = wire.sent()
+    before = wire.bytes_sent()
     written = 0
     client.setblocking(False)
     with pytest.raises(BlockingIOError):
         while True:
             written += client.send(bytes(100_000))
-    assert written > 0 and wire.sent() - before == written
+    assert written > 0 and wire.bytes_sent() - before == written
 
 
 def test_received_bytes_do_not_count(pair):
@@ -56,21 +56,21 @@ def test_received_bytes_do_not_count(pair):
         accepted.sendall(bytes(5000))
         os._exit(0)
     accepted.close()
-    before = wire.sent()
+    before = wire.bytes_sent()
     assert len(client.recv(5000, socket.MSG_WAITALL)) == 5000
-    assert wire.sent() == before
+    assert wire.bytes_sent() == before
     os.waitpid(child, 0)
 
 
 def test_a_socket_with_two_descriptors_counts_once(pair):
     transfer(*pair, 1000)
-    before = wire.sent()
+    before = wire.bytes_sent()
     with pair[0].dup():
-        assert wire.sent() == before
+        assert wire.bytes_sent() == before
 
 
 def test_other_sockets_and_files_do_not_count(pair, tmp_path):
-    before = wire.sent()
+    before = wire.bytes_sent()
     one, other = socket.socketpair()
     with (
         one,
@@ -81,7 +81,7 @@ def test_other_sockets_and_files_do_not_count(pair, tmp_path):
         one.sendall(b"unix")
         udp.sendto(b"udp", pair[0].getsockname())
         file.write("file")
-        assert wire.sent() == before
+        assert wire.bytes_sent() == before
 
 
 def test_a_closed_connection_does_not_count(pair):
@@ -89,12 +89,12 @@ def test_a_closed_connection_does_not_count(pair):
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as client,
     ):
-        before = wire.sent()
+        before = wire.bytes_sent()
         accepted, _ = server.accept()
         with accepted:
             transfer(client, accepted, 50)
-        assert wire.sent() - before == 50
-    assert wire.sent() == before
+        assert wire.bytes_sent() - before == 50
+    assert wire.bytes_sent() == before
 
 
 def test_counting_changes_nothing(pair):
@@ -102,7 +102,7 @@ def test_counting_changes_nothing(pair):
     descriptors = os.listdir("/proc/self/fd")
     socket.setdefaulttimeout(3)
     try:
-        wire.sent()
+        wire.bytes_sent()
     finally:
         socket.setdefaulttimeout(None)
     assert os.get_blocking(client.fileno()) and os.get_blocking(accepted.fileno())
@@ -124,4 +124,4 @@ def test_a_short_struct_counts_acknowledged_bytes():
 def test_other_systems_are_refused_by_name(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UserError, match="darwin"):
-        wire.sent()
+        wire.bytes_sent()

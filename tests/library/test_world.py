@@ -3,7 +3,7 @@
 import pytest
 
 from multigpu.errors import UserError
-from multigpu.launch.world import World, find, port_candidates, tasks_per_node
+from multigpu.launch.world import World, find_world, port_candidates, tasks_per_node
 
 
 def env(text: str) -> dict[str, str]:
@@ -66,7 +66,7 @@ BATCH = (
     ],
 )
 def test_place(variables, place):
-    world = find(env(variables))
+    world = find_world(env(variables))
     assert (
         world.rank,
         world.size,
@@ -103,7 +103,7 @@ def test_place(variables, place):
 )
 def test_refused(variables, words):
     with pytest.raises(UserError) as error:
-        find(env(variables))
+        find_world(env(variables))
     assert words in str(error.value)
 
 
@@ -118,18 +118,18 @@ def test_refused(variables, words):
 def test_ranks_with_two_gpus_each(gpus, words):
     variables = env(SRUN.replace("GPUS_ON_NODE=2", f"GPUS_ON_NODE={gpus}"))
     if not words:
-        assert find(variables, gpus_each=2).local_size == 2
+        assert find_world(variables, gpus_each=2).local_size == 2
         return
     with pytest.raises(UserError) as error:
-        find(variables, gpus_each=2)
+        find_world(variables, gpus_each=2)
     assert words in str(error.value)
 
 
 def test_the_address_of_rank_0():
-    world = find(env(TORCHRUN))
+    world = find_world(env(TORCHRUN))
     assert (world.address, world.port, world.nodes) == ("n1", 29400, 2)
-    assert find(env(SRUN)).job == "123456.0" and find(env(SRUN)).port is None
-    assert find(env(MPIRUN)).address == "127.0.0.1"
+    assert find_world(env(SRUN)).job == "123456.0" and find_world(env(SRUN)).port is None
+    assert find_world(env(MPIRUN)).address == "127.0.0.1"
     assert World().nodes == 1
 
 
@@ -137,9 +137,9 @@ def test_nodes_with_different_numbers_of_ranks():
     uneven = (
         "SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=3 SLURM_NODEID=1 MASTER_ADDR=a "
     )
-    assert find(env(uneven + "SLURM_STEP_TASKS_PER_NODE=2,1")).nodes == 2
+    assert find_world(env(uneven + "SLURM_STEP_TASKS_PER_NODE=2,1")).nodes == 2
     torchrun = TORCHRUN.replace("WORLD_SIZE=4", "WORLD_SIZE=5", 1) + " GROUP_WORLD_SIZE=2"
-    assert find(env(torchrun)).nodes == 2
+    assert find_world(env(torchrun)).nodes == 2
 
 
 def test_scontrol_names_the_first_node(monkeypatch, tmp_path):
@@ -149,10 +149,10 @@ def test_scontrol_names_the_first_node(monkeypatch, tmp_path):
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     variables = SRUN.replace("MASTER_ADDR=n1", "SLURM_STEP_NODELIST=n[1-2]")
-    assert find(env(variables)).address == "10.0.0.7"
+    assert find_world(env(variables)).address == "10.0.0.7"
     fake.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(UserError, match="export MASTER_ADDR"):
-        find(env(SRUN.replace("MASTER_ADDR=n1", "")))
+        find_world(env(SRUN.replace("MASTER_ADDR=n1", "")))
 
 
 def test_tasks_per_node():

@@ -376,7 +376,7 @@ def test_the_proofs_hold_to_what_the_page_says(lesson):
 
 
 def test_the_pages_have_the_measured_figures():
-    trainer = {row["what"]: row["median"] for row in benchmark("trainer")["rows"]}
+    trainer = {row["quantity"]: row["median"] for row in benchmark("trainer")["rows"]}
     own = trainer["µs a step above the plain loop, all off"]
     lightning = trainer["Lightning's, all off"]
     page = (ROOT / "lessons" / "09-lightning" / "README.md").read_text()
@@ -386,7 +386,9 @@ def test_the_pages_have_the_measured_figures():
     send_first = swap["a swap, the send posted first"]
     receive_first = swap["a swap, the receive posted first"]
     assert f"{send_first:.0f} ms instead of {receive_first:.0f}" in page
-    link = {row["strategy"]: row["steps/s over ddp's"] for row in benchmark("link")["rows"]}
+    link = {
+        row["strategy"]: row["steps/s relative to ddp"] for row in benchmark("link")["rows"]
+    }
     assert f"{link['bytegrad']:.1f} times with 2 million" in page
 
 

@@ -53,9 +53,9 @@ class Slow(torch.optim.SGD):
 
 def wait_for(algorithm: AsyncModelAverage, rounds: int) -> None:
     """Wait until each rank has counted as many further rounds; no rank goes on before."""
-    until = algorithm.syncs + rounds
+    until = algorithm.averaging_rounds + rounds
     deadline = time.monotonic() + 60
-    while algorithm.syncs < until and time.monotonic() < deadline:
+    while algorithm.averaging_rounds < until and time.monotonic() < deadline:
         time.sleep(0.002)
     dist.barrier()
 
@@ -78,9 +78,9 @@ def standing_still(report: dict) -> None:
     report["difference before"] = max_difference(before[0], before[1])
     report["difference after"] = rank_difference(model)
     with algorithm.round_lock:
-        count = algorithm.syncs
+        count = algorithm.averaging_rounds
         time.sleep(0.05)
-        report["rounds while the lock is held"] = algorithm.syncs - count
+        report["rounds while the lock is held"] = algorithm.averaging_rounds - count
     report["bytes"] = bytes_per_round(algorithm)
     wait_for(algorithm, 1)
     algorithm.close()
@@ -110,7 +110,7 @@ def moving(report: dict, rank: int) -> None:
         weights.grad = torch.full_like(weights, -1.0 - rank)
         optimizer.step()
         time.sleep(0.001 * rank)
-    report["rounds"] = algorithm.syncs
+    report["rounds"] = algorithm.averaging_rounds
     wait_for(algorithm, 2)
     algorithm.close()
     whole = gather_ranks(weights.detach())
@@ -171,7 +171,7 @@ def failing(report: dict) -> None:
     gradient_of_weight.data = right
     optimizer.step()
     wait_for(algorithm, 2)
-    report["rounds after a step that raised"] = algorithm.syncs
+    report["rounds after a step that raised"] = algorithm.averaging_rounds
     algorithm.close()
 
 
@@ -226,7 +226,7 @@ def test_a_count_that_begins_within_a_round_contains_whole_rounds():
     ):
         accepted, _ = server.accept()
         within_round = threading.Event()
-        algorithm = SimpleNamespace(syncs=0, round_lock=threading.Lock())
+        algorithm = SimpleNamespace(averaging_rounds=0, round_lock=threading.Lock())
 
         def rounds():
             for _ in range(10):
@@ -235,7 +235,7 @@ def test_a_count_that_begins_within_a_round_contains_whole_rounds():
                         client.sendall(bytes(500))
                         within_round.set()
                         time.sleep(0.02)
-                    algorithm.syncs += 1
+                    algorithm.averaging_rounds += 1
                 time.sleep(0.005)
 
         algorithm.thread = threading.Thread(target=rounds)

@@ -67,7 +67,7 @@ def trained_with(name: str, device: torch.device) -> torch.Tensor:
 def experiments() -> dict:
     from multigpu import vgpu
 
-    world = launch.find()
+    world = launch.find_world()
     torch.set_num_threads(1)
     (device,) = vgpu.start(1)
     store = rendezvous.open_store(world, device)
@@ -83,10 +83,10 @@ def experiments() -> dict:
     wrapped = algorithm.attach(model, [optimizer], small_buckets)
     train(device, wrapped, optimizer, pause=0.05)
     deadline = time.monotonic() + 60
-    while algorithm.syncs < 3 and time.monotonic() < deadline:
+    while algorithm.averaging_rounds < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     dist.barrier()
-    report["rounds"] = algorithm.syncs
+    report["rounds"] = algorithm.averaging_rounds
     algorithm.close()
     report["finite"] = vector(model).isfinite().all().item()
     return report

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from multigpu.strategies.bagua.quantise import compress, expand
+from multigpu.strategies.bagua.quantise import compress, decompress
 
 
 def numbers(kind: str) -> torch.Tensor:
@@ -47,7 +47,7 @@ def test_the_error_is_half_an_interval_at_most(kind, dtype):
         return
     message = compress(x)
     assert message.dtype == torch.uint8 and message.shape == (len(x) + 8,)
-    restored = expand(message, dtype)
+    restored = decompress(message, dtype)
     assert restored.dtype == dtype
     exact = x.double()
     eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
@@ -61,19 +61,19 @@ def test_the_error_is_half_an_interval_at_most(kind, dtype):
 @pytest.mark.parametrize("value", [0.0, -0.3, 1e-38, 123456.789, -3e38])
 def test_a_constant_chunk_is_restored_exactly(value):
     x = torch.full((7,), value)
-    assert torch.equal(expand(compress(x)), x)
+    assert torch.equal(decompress(compress(x)), x)
 
 
 def test_256_levels_stay_256_levels():
     x = torch.arange(256.0).flip(0) - 100
     assert compress(x)[8:].tolist() == list(range(255, -1, -1))
-    assert torch.allclose(expand(compress(x)), x, rtol=0, atol=3e-5)
+    assert torch.allclose(decompress(compress(x)), x, rtol=0, atol=3e-5)
 
 
 def test_a_minimum_that_float32_rounds_up_does_not_wrap_around():
     # float32 has steps of 1/16 here.
     x = torch.tensor([1e6 + 0.04, 1e6 + 0.5, 1e6 + 0.96], dtype=torch.float64)
-    assert (expand(compress(x), torch.float64) - x).abs().max() < 0.04
+    assert (decompress(compress(x), torch.float64) - x).abs().max() < 0.04
 
 
 def test_a_message_is_minimum_maximum_and_levels():
@@ -86,11 +86,11 @@ def test_a_message_is_minimum_maximum_and_levels():
 def test_a_chunk_that_is_not_finite_becomes_nan(bad):
     x = torch.ones(5)
     x[3] = bad
-    assert expand(compress(x)).isnan().all()
+    assert decompress(compress(x)).isnan().all()
 
 
 def test_a_chunk_whose_range_exceeds_float32_becomes_nan():
-    assert expand(compress(torch.tensor([-3e38, 3e38]))).isnan().all()
+    assert decompress(compress(torch.tensor([-3e38, 3e38]))).isnan().all()
 
 
 def test_rows_are_messages_of_their_own():
@@ -101,5 +101,5 @@ def test_rows_are_messages_of_their_own():
     for row, message in zip(x, messages, strict=True):
         assert torch.equal(message, compress(row))
     assert torch.equal(
-        expand(messages), torch.stack([expand(message) for message in messages])
+        decompress(messages), torch.stack([decompress(message) for message in messages])
     )

@@ -103,7 +103,7 @@ def evaluated(folder, **arguments):
     """10 rows in batches of 3: rank 0 has two batches of 3, rank 1 one of 3 and one of 1."""
     net = Net()
     run = trainer(folder, **arguments)
-    told = run.validate(net, DataLoader(Rows(10), 3), verbose=False)
+    reported = run.validate(net, DataLoader(Rows(10), 3), verbose=False)
     seen, net.rows = net.rows, []
     tested = run.test(
         net, [DataLoader(Rows(7), 2, shuffle=True), DataLoader(Rows(3), 3)], verbose=False
@@ -112,7 +112,7 @@ def evaluated(folder, **arguments):
     several = run.predict(net, [DataLoader(Rows(5), 2), DataLoader(Rows(2), 2)])
     limited = trainer(folder, **arguments, limit_predict_batches=3)
     return {
-        "told": told,
+        "metrics": reported,
         "seen": seen,
         "tested": tested,
         "tested rows": net.rows,

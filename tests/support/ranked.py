@@ -20,7 +20,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 def start_gloo(seed: int = 0) -> tuple[int, int]:
     """(rank, number of ranks), connected by gloo; each rank has its own random numbers."""
-    world = launch.find()
+    world = launch.find_world()
     torch.set_num_threads(1)
     store = rendezvous.open_store(world, torch.device("cpu"))
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
@@ -136,10 +136,10 @@ def bytes_per_step(run: Callable[[range], None], k: int = 5) -> float:
     counts = []
     for steps in (k, 2 * k):
         dist.barrier()
-        before = wire.sent()
+        before = wire.bytes_sent()
         run(range(steps))
         dist.barrier()
-        counts.append(wire.sent() - before)
+        counts.append(wire.bytes_sent() - before)
     return (counts[1] - counts[0]) / k
 
 

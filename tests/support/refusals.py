@@ -9,9 +9,9 @@ def refusal(function):
     """The message of the UserError that `function` must raise: one line."""
     with pytest.raises(UserError) as caught:
         function()
-    told = str(caught.value)
-    assert "\n" not in told and told.endswith((".", "?")), told
-    return told
+    reported = str(caught.value)
+    assert "\n" not in reported and reported.endswith((".", "?")), reported
+    return reported
 
 
 def names(function, *facts):

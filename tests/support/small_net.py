@@ -54,7 +54,7 @@ def rows(n: int) -> TensorDataset:
     return TensorDataset(x, y)
 
 
-def made(seed: int = 0, **keywords) -> Net:
+def make_net(seed: int = 0, **keywords) -> Net:
     torch.manual_seed(seed)
     return Net(**keywords)
 

@@ -1,8 +1,8 @@
-"""One user's code that runs with Lightning's Trainer ("theirs") and with this one ("ours").
+"""One user's code that runs with Lightning's Trainer and with multigpu's.
 
 `train(L, case, folder)` returns the results of a case: the loss of each step, the weights, the
-metrics, the CSV rows. `python trainer_user.py ours|theirs FOLDER` trains the cases of TWO on
-two ranks.
+metrics, the CSV rows. `python trainer_user.py LIBRARY FOLDER` trains
+the cases of TWO on two ranks; LIBRARY is multigpu or lightning.
 """
 
 import csv
@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-NAMES = {"ours": "multigpu.trainer", "theirs": "lightning"}
+LIBRARIES = {"multigpu": "multigpu.trainer", "lightning": "lightning"}
 # case → (the Trainer's arguments, the module's, the data's)
 CASES = {
     "plain": ({}, {}, {}),
@@ -232,8 +232,8 @@ def csv_rows(logger):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     which, folder = sys.argv[1:]
-    L = importlib.import_module(NAMES[which])
-    if which == "theirs":
+    L = importlib.import_module(LIBRARIES[which])
+    if which == "lightning":
         import logging
 
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -45,15 +45,17 @@ def user(L, **methods):
 
 
 def both(tmp_path, **methods):
-    """What the module's `told` holds after a fit of two epochs, in ours and in Lightning."""
+    """`module.recorded` after a fit of two epochs, in this Trainer and in Lightning."""
     found = []
     for L in (ours, lightnings.package()):
         L.seed_everything(1, verbose=False)
         module = user(L, **methods)()
-        module.told = []
+        module.recorded = []
         run = trainer(L, tmp_path)
         run.fit(module)
-        found.append((module.told, run.global_step, [w.tolist() for w in module.parameters()]))
+        found.append(
+            (module.recorded, run.global_step, [w.tolist() for w in module.parameters()])
+        )
     assert found[0] == found[1], found
     return found[0]
 

@@ -89,12 +89,12 @@ def test_what_a_batch_may_be():
         "c": collections.UserDict(d=torch.ones(1)),
         "e": Both(torch.ones(3), "n"),
     }
-    told = map_tensors(half, lambda tensor: tensor.half())
-    assert [tensor.dtype for tensor in tensors(told)] == [torch.float16] * 4
+    reported = map_tensors(half, lambda tensor: tensor.half())
+    assert [tensor.dtype for tensor in tensors(reported)] == [torch.float16] * 4
     assert (
-        type(told["a"]) is Pair
-        and type(told["c"]) is collections.UserDict
-        and told["e"].name == "n"
+        type(reported["a"]) is Pair
+        and type(reported["c"]) is collections.UserDict
+        and reported["e"].name == "n"
     )
     assert half["c"]["d"].dtype == torch.float32, "the batch itself is left alone"
 

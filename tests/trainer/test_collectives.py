@@ -68,7 +68,7 @@ def exchanges(folder: str) -> dict:
     gathering = Net(val=lambda net, batch, batch_idx: net.all_gather(batch))
     even = Net(val=lambda net, batch, batch_idx: net.rows.append(net.all_gather(batch).shape))
     found = {
-        "stopped": stopped(folder, launch.find().rank, **two),
+        "stopped": stopped(folder, launch.find_world().rank, **two),
         "refused": [
             user_error(
                 lambda n=n: trainer(folder, **two).validate(

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from small_net import Net, cpu, made, rows
+from small_net import Net, cpu, make_net, rows
 from torch.utils.data import DataLoader, Dataset
 
 import multigpu.trainer as L
@@ -21,8 +21,8 @@ def test_evaluation_takes_a_dict_of_dataloaders():
             self.log("n", float(len(batch[0])))
 
     loaders = {"small": DataLoader(rows(2), 2), "large": DataLoader(rows(3), 3)}
-    told = cpu().validate(Many(), loaders, verbose=False)
-    assert told == [{"n/dataloader_idx_0": 2.0}, {"n/dataloader_idx_1": 3.0}]
+    reported = cpu().validate(Many(), loaders, verbose=False)
+    assert reported == [{"n/dataloader_idx_0": 2.0}, {"n/dataloader_idx_1": 3.0}]
 
 
 def test_a_data_module_of_data_sets_and_from_a_checkpoint(tmp_path):
@@ -33,7 +33,7 @@ def test_a_data_module_of_data_sets_and_from_a_checkpoint(tmp_path):
         len(data.train_dataloader()),
         [len(loader) for loader in data.val_dataloader()],
     ) == (4, [2, 1])
-    model = made()
+    model = make_net()
     model.validation_step = lambda batch, batch_idx, dataloader_idx: None
     assert cpu(max_epochs=1).fit(model, data) is None and model.trainer.global_step == 4
 
@@ -53,7 +53,7 @@ def test_a_data_module_of_data_sets_and_from_a_checkpoint(tmp_path):
             self.state = state_dict["state"]
 
     trainer = cpu(max_epochs=1)
-    trainer.fit(made(), Sized(size=6))
+    trainer.fit(make_net(), Sized(size=6))
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     again = Sized.load_from_checkpoint(tmp_path / "a.ckpt")
     assert (again.hparams.size, again.state) == (6, 7)
@@ -66,7 +66,7 @@ def test_a_users_own_worker_init_fn_stays():
     L.seed_everything(3, workers=True, verbose=False)
 
     def prepared(loader, training):
-        return dataloaders.of_this_rank(cpu(), loader, training)
+        return dataloaders.prepare_for_rank(cpu(), loader, training)
 
     own = DataLoader(rows(4), worker_init_fn=print)
     assert prepared(own, training=True).worker_init_fn is print
@@ -88,7 +88,7 @@ def drawn(**how) -> list:
     trainer = cpu(strategy="ddp")
     trainer.strategy.connect()
     loader = DataLoader(Random(), 2, num_workers=1)
-    return list(dataloaders.of_this_rank(trainer, loader, training=True))
+    return list(dataloaders.prepare_for_rank(trainer, loader, training=True))
 
 
 def drawn_three_times() -> dict:

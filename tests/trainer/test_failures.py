@@ -28,26 +28,30 @@ def script(mode, folder, *starter, timeout=60):
 
 @pytest.mark.slow
 def test_a_rank_that_dies_without_a_word_ends_the_run(tmp_path):
-    code, told = script("exit", tmp_path)
-    assert code == 7 and "error: rank 1" in told and "exit code 7" in told
-    assert "Traceback" not in told, "not that of gloo's lost connection"
+    code, reported = script("exit", tmp_path)
+    assert code == 7 and "error: rank 1" in reported and "exit code 7" in reported
+    assert "Traceback" not in reported, "not that of gloo's lost connection"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_raises_is_the_one_that_is_told(tmp_path, rank):
-    code, told = script(f"raise {rank}", tmp_path)
-    assert code == 1 and f"ZeroDivisionError: planted in rank {rank}" in told
-    assert told.count("Traceback") == 1 and "peer" not in told
+    code, reported = script(f"raise {rank}", tmp_path)
+    assert code == 1 and f"ZeroDivisionError: planted in rank {rank}" in reported
+    assert reported.count("Traceback") == 1 and "peer" not in reported
 
 
 @pytest.mark.slow
 def test_horovodrun_ends_the_run_too(tmp_path):
-    code, told = script(
+    code, reported = script(
         "raise 1", tmp_path, "multigpu", "horovodrun", "-np", 2, sys.executable
     )
-    assert code == 1 and "ZeroDivisionError: planted in rank 1" in told
-    assert told.count("Traceback") == 1 and "error: rank 1" in told and "exit code 1" in told
+    assert code == 1 and "ZeroDivisionError: planted in rank 1" in reported
+    assert (
+        reported.count("Traceback") == 1
+        and "error: rank 1" in reported
+        and "exit code 1" in reported
+    )
 
 
 # ---- SIGTERM --------------------------------------------------------------------------------
@@ -57,8 +61,8 @@ def test_horovodrun_ends_the_run_too(tmp_path):
 def test_sigterm_to_one_rank_stops_all_after_the_same_step_and_the_run_goes_on_from_there(
     tmp_path,
 ):
-    code, told = script("term", tmp_path)
-    assert code == 143 and "SIGTERM after step 5" in told and "ckpt_path=" in told
+    code, reported = script("term", tmp_path)
+    assert code == 143 and "SIGTERM after step 5" in reported and "ckpt_path=" in reported
     assert script("resume", tmp_path)[0] == 0 and script("whole", tmp_path)[0] == 0
     for rank in (0, 1):
         first, second, whole = (

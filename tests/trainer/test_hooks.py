@@ -132,14 +132,14 @@ def test_the_order_of_all_hooks_is_lightnings(tmp_path, run):
 
 def test_on_train_batch_start_can_end_the_epoch(tmp_path):
     def begin(self, batch, batch_idx):
-        self.told.append(batch_idx)
+        self.recorded.append(batch_idx)
         return -1 if batch_idx == 1 and self.current_epoch == 0 else None
 
     def note(self):
-        self.told.append("end")
+        self.recorded.append("end")
 
-    told, steps, _ = both(tmp_path, on_train_batch_start=begin, on_train_epoch_end=note)
-    assert told == [0, 1, "end", 0, 1, 2, "end"] and steps == 4
+    reported, steps, _ = both(tmp_path, on_train_batch_start=begin, on_train_epoch_end=note)
+    assert reported == [0, 1, "end", 0, 1, 2, "end"] and steps == 4
 
 
 def test_a_step_that_returns_nothing_skips_the_batch_on_one_device(tmp_path):
@@ -147,10 +147,10 @@ def test_a_step_that_returns_nothing_skips_the_batch_on_one_device(tmp_path):
         return None if batch_idx == 1 else F.cross_entropy(self(batch[0]), batch[1])
 
     def note(self, outputs, batch, batch_idx):
-        self.told.append(bool(outputs))
+        self.recorded.append(bool(outputs))
 
-    told, steps, _ = both(tmp_path, training_step=training_step, on_train_batch_end=note)
-    assert told == [True, False, True] * 2 and steps == 6
+    reported, steps, _ = both(tmp_path, training_step=training_step, on_train_batch_end=note)
+    assert reported == [True, False, True] * 2 and steps == 6
 
 
 def test_a_dict_reaches_the_end_of_the_batch(tmp_path):
@@ -158,7 +158,7 @@ def test_a_dict_reaches_the_end_of_the_batch(tmp_path):
         return {"loss": F.cross_entropy(self(batch[0]), batch[1]), "rows": len(batch[0])}
 
     def note(self, outputs, batch, batch_idx):
-        self.told.append((outputs["rows"], outputs["loss"].requires_grad))
+        self.recorded.append((outputs["rows"], outputs["loss"].requires_grad))
 
     assert (
         both(tmp_path, training_step=training_step, on_train_batch_end=note)[0]

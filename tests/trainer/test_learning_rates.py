@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_net import Net, cpu, fitted, made, rows
+from small_net import Net, cpu, fitted, make_net, rows
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
@@ -12,7 +12,7 @@ from multigpu import launch
 
 
 def test_a_plateau_takes_whole_epochs_only():
-    model, seen = made(), []
+    model, seen = make_net(), []
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
 
     def configure_optimizers():
@@ -66,12 +66,12 @@ class Scheduled(Net):
         optimizer.register_step_pre_hook(
             lambda *_: self.rates.append(optimizer.param_groups[0]["lr"])
         )
-        told = {
+        reported = {
             "scheduler": SCHEDULES[self.schedule](optimizer),
             "interval": "step",
             "monitor": "l",
         }
-        return {"optimizer": optimizer, "lr_scheduler": told}
+        return {"optimizer": optimizer, "lr_scheduler": reported}
 
 
 class Cycle(Net):
@@ -102,7 +102,7 @@ def on_two_ranks() -> dict:
         cpu(strategy=strategy).fit(model, DataLoader(rows(16), 1))
         found[f"rates of {strategy}"] = model.rates
 
-    model = made()
+    model = make_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.configure_optimizers = lambda: {"optimizer": optimizer, "lr_scheduler": scheduler}
     scheduler = lr_scheduler.ConstantLR(optimizer, 1.0)

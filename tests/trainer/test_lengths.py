@@ -58,10 +58,10 @@ def test_a_stream_of_unknown_length_is_trained_to_its_end(tmp_path):
 
 
 def test_estimated_stepping_batches(tmp_path):
-    told = []
+    reported = []
 
     def configure_optimizers(self):
-        told.append(self.trainer.estimated_stepping_batches)
+        reported.append(self.trainer.estimated_stepping_batches)
         return torch.optim.SGD(self.parameters(), 0.1)
 
     for arguments in (
@@ -71,8 +71,8 @@ def test_estimated_stepping_batches(tmp_path):
     ):
         run = trainer(tmp_path, limit_val_batches=0, **arguments)
         run.fit(changed(configure_optimizers=configure_optimizers), DataLoader(Rows(10), 2))
-        assert run.estimated_stepping_batches == told[-1]
-    assert told == [9, 4, 7]
+        assert run.estimated_stepping_batches == reported[-1]
+    assert reported == [9, 4, 7]
 
 
 # ---- when a run may stop --------------------------------------------------------------------

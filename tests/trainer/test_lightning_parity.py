@@ -41,20 +41,20 @@ def two_ranks(tmp_path_factory):
     programs = {}
 
     def results():
-        for which in trainer_user.NAMES:
+        for which in trainer_user.LIBRARIES:
             if which not in programs:
                 programs[which] = start(which, folder)
-            told, _ = programs[which].communicate(timeout=200)
-            assert programs[which].returncode == 0, told
+            reported, _ = programs[which].communicate(timeout=200)
+            assert programs[which].returncode == 0, reported
         return [
             [
                 torch.load(folder / f"{which}{rank}.pt", weights_only=False)
-                for which in trainer_user.NAMES
+                for which in trainer_user.LIBRARIES
             ]
             for rank in (0, 1)
         ]
 
-    programs["theirs"] = start("theirs", folder)  # the slow one
+    programs["lightning"] = start("lightning", folder)  # the slow one
     found = []
 
     def get():
@@ -92,8 +92,8 @@ def agree(mine, theirs):
 @pytest.mark.parametrize("case", [*trainer_user.CASES, *trainer_user.ALONE])
 def test_on_one_device_as_lightning(two_ranks, tmp_path, case):
     lightning = lightnings.package()
-    mine = trainer_user.train(ours, case, tmp_path / "ours")
-    theirs = trainer_user.train(lightning, case, tmp_path / "theirs")
+    mine = trainer_user.train(ours, case, tmp_path / "multigpu")
+    theirs = trainer_user.train(lightning, case, tmp_path / "lightning")
     assert mine["losses"] and (theirs["rows"] or case == "fast_dev_run")
     agree(mine, theirs)
 

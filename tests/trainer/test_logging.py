@@ -88,7 +88,7 @@ def test_what_pieces_log_counts_by_their_rows(strategy, devices, request):
             self.log("l", loss, on_step=True, on_epoch=True)
             return loss * 0.0  # so that validation sees the first weights
 
-    def told(**keywords) -> tuple:
+    def reported(**keywords) -> tuple:
         torch.manual_seed(0)
         module = Staged()
         module.layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
@@ -104,8 +104,8 @@ def test_what_pieces_log_counts_by_their_rows(strategy, devices, request):
         Staged.validation_step = lambda self, batch, i: self.log(
             "v", F.cross_entropy(self(batch[0]).cpu(), batch[1].cpu())
         )
-    one = told(accelerator="cpu")
-    assert told(accelerator="vgpu", devices=devices, strategy=strategy) == pytest.approx(
+    one = reported(accelerator="cpu")
+    assert reported(accelerator="vgpu", devices=devices, strategy=strategy) == pytest.approx(
         one, abs=1e-5
     )
 

@@ -83,7 +83,7 @@ def log_differently(folder, rank):
 
 
 def logs(folder: str) -> dict:
-    found: dict = {"logged": log_differently(folder, launch.find().rank)}
+    found: dict = {"logged": log_differently(folder, launch.find_world().rank)}
     for sync in (True, False):
         model = Plateau(sync)
         trainer = trained(model, batches(80), strategy="ddp")
@@ -158,9 +158,9 @@ def test_ranks_may_log_different_names(two):
 
 
 def test_a_name_that_one_rank_alone_logs_is_said_once(two):
-    (told,) = two[0]["alone"]
+    (reported,) = two[0]["alone"]
     assert (
-        told.startswith("self.log('alone', sync_dist=True)")
-        and "some ranks" in told
+        reported.startswith("self.log('alone', sync_dist=True)")
+        and "some ranks" in reported
         and not two[1]["alone"]
     )

@@ -3,7 +3,7 @@
 import plain_net
 import pytest
 import torch
-from small_net import QUIET, Net, cpu, made, rows
+from small_net import QUIET, Net, cpu, make_net, rows
 from torch.utils.data import DataLoader
 from trainer_user import trainer
 from user_methods import sgd, user
@@ -58,7 +58,7 @@ def test_manual_optimization_is_refused_where_a_step_runs_in_pieces(strategy, re
         UserError, match=r"manual optimization .*automatic optimization, or strategy='ddp'"
     ):
         L.Trainer(accelerator="vgpu", devices=2, strategy=strategy, **QUIET).fit(
-            made(manual=True), DataLoader(rows(4), 4)
+            make_net(manual=True), DataLoader(rows(4), 4)
         )
     del Net.pipeline_stages
 
@@ -72,11 +72,11 @@ def weights_of(model: Net) -> torch.Tensor:
 
 def on_two_ranks() -> dict:
     found = {}
-    model = made(manual=True)
+    model = make_net(manual=True)
     cpu(strategy=HorovodStrategy()).fit(model, DataLoader(rows(16), 2, shuffle=True))
     found["horovod, clipped by hand"] = model.layer[0].weight.detach().flatten()
     strategy = BaguaStrategy("async", sync_interval_ms=10**6, warmup_steps=2)
-    model = made(manual=True)
+    model = make_net(manual=True)
     strategy.algorithm._start = lambda: found.setdefault(
         "at the end of the warm-up", weights_of(model)
     )

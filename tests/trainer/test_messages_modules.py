@@ -4,7 +4,7 @@ import pytest
 import torch
 from numbered_rows import Net, Rows, Stream, changed, fit, trainer
 from refusals import names
-from small_net import cpu, made, rows
+from small_net import cpu, make_net, rows
 from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
@@ -143,7 +143,7 @@ def test_what_is_missing_is_named(tmp_path, case):
 
 def test_nothing_to_validate_with_is_said():
     with pytest.warns(UserWarning, match=r"validation_step.* no validation dataloaders"):
-        cpu().fit(made(), DataLoader(rows(8), 2))
+        cpu().fit(make_net(), DataLoader(rows(8), 2))
 
 
 # ---- arguments that do not suit the module or the data --------------------------------------
@@ -208,4 +208,4 @@ def test_a_scheduler_that_monitors_what_nobody_logs(tmp_path):
 
 def test_a_compiled_module_is_refused_with_a_way_out():
     with pytest.raises(UserError, match=r"compile its layers.*torch\.compile"):
-        cpu().fit(torch.compile(made()), DataLoader(rows(8), 2))
+        cpu().fit(torch.compile(make_net()), DataLoader(rows(8), 2))

@@ -25,16 +25,16 @@ def test_deterministic_and_benchmark_are_set_in_torch(tmp_path):
 
 @pytest.mark.parametrize("inference", [True, False])
 def test_evaluation_keeps_no_graph_and_inference_mode_only_where_wanted(tmp_path, inference):
-    told = []
+    reported = []
     net = Net(
-        val=lambda net, *_: told.append(
+        val=lambda net, *_: reported.append(
             (torch.is_inference_mode_enabled(), torch.is_grad_enabled(), net.training)
         )
     )
     trainer(tmp_path, inference_mode=inference).validate(
         net.train(), DataLoader(Rows(2)), verbose=False
     )
-    assert told == [(inference, False, False)] * 2 and net.training
+    assert reported == [(inference, False, False)] * 2 and net.training
 
 
 def test_evaluation_leaves_a_frozen_parts_mode_alone(tmp_path):

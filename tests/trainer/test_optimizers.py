@@ -3,7 +3,7 @@
 import plain_net
 import pytest
 import torch
-from small_net import fitted, made
+from small_net import fitted, make_net
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from trainer_user import trainer
@@ -65,7 +65,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_configure_optimizers_means_what_it_means_in_lightning(tmp_path, form):
     def note(self, *_):
-        self.told.append(
+        self.recorded.append(
             [
                 group["lr"]
                 for optimizer in self.trainer.optimizers
@@ -73,11 +73,11 @@ def test_every_form_of_configure_optimizers_means_what_it_means_in_lightning(tmp
             ]
         )
 
-    told, steps, _ = both(
+    reported, steps, _ = both(
         tmp_path, configure_optimizers=FORMS[form], on_train_batch_end=note, on_train_end=note
     )
-    assert len(told) == 7 and steps == 6
-    assert (told[0] == told[-1]) == (
+    assert len(reported) == 7 and steps == 6
+    assert (reported[0] == reported[-1]) == (
         form in ("an optimizer", "a list", "a tuple", "a dict", "none")
     )
 
@@ -93,28 +93,28 @@ def test_another_form_of_configure_optimizers_is_refused(tmp_path, wrong):
 
 def test_an_optimizer_step_of_the_users_own(tmp_path):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
-        self.told.append((epoch, batch_idx))
+        self.recorded.append((epoch, batch_idx))
         optimizer.step(closure=optimizer_closure)
         for group in optimizer.param_groups:
             group["lr"] *= 0.5
 
-    told, steps, _ = both(tmp_path, optimizer_step=optimizer_step)
-    assert told == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] and steps == 6
+    reported, steps, _ = both(tmp_path, optimizer_step=optimizer_step)
+    assert reported == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] and steps == 6
 
 
 def test_lbfgs_gets_its_closure(tmp_path):
     def training_step(self, batch, batch_idx):
-        self.told.append(batch_idx)
+        self.recorded.append(batch_idx)
         return F.cross_entropy(self(batch[0]), batch[1])
 
-    told, steps, _ = both(
+    reported, steps, _ = both(
         tmp_path,
         training_step=training_step,
         configure_optimizers=lambda self: torch.optim.LBFGS(
             self.parameters(), 0.1, max_iter=3
         ),
     )
-    assert len(told) > 6 and steps == 6
+    assert len(reported) > 6 and steps == 6
 
 
 def test_an_optimizer_whose_step_needs_the_closure_gets_it():
@@ -147,6 +147,6 @@ class Counted(torch.optim.SGD):
 
 
 def test_an_optimizer_may_keep_plain_values():
-    model = made()
+    model = make_net()
     model.configure_optimizers = lambda: Counted(model.parameters(), 0.1)
     assert fitted(model).optimizers[0].state["steps"] == 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numbered_rows import Net, Rows, ran, trainer
-from small_net import QUIET, cpu, made, rows
+from small_net import QUIET, cpu, make_net, rows
 from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def test_a_tensor_is_scaled_back_before_it_is_clipped(tmp_path):
     """16-mixed on the CPU is bf16-mixed, with a warning that says so."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         run = trainer(tmp_path, precision=16)
         run.fit(Net(), DataLoader(Rows(4), 2))
     assert run.precision_plugin.name == "bf16-mixed" and any(
-        "bf16-mixed is used instead" in str(w.message) for w in told
+        "bf16-mixed is used instead" in str(w.message) for w in reported
     )
 
 
@@ -40,7 +40,7 @@ def test_64_bit_is_64_bit_throughout(tmp_path):
 
 def test_a_batch_without_a_loss_is_skipped_with_a_scaler_too(request):
     request.addfinalizer(vgpu.stop)
-    model = made()
+    model = make_net()
     model.training_step = lambda batch, i: (
         None if i == 0 else F.cross_entropy(model(batch[0]), batch[1])
     )
@@ -56,5 +56,5 @@ def test_bfloat16_on_an_old_virtual_gpu_names_another(request):
         UserError, match=r"precision='16-mixed'.*vgpu.start\(1, gpu='A100-40GB'\)"
     ):
         cpu(accelerator="vgpu", precision="bf16", devices=1).fit(
-            made(), DataLoader(rows(8), 2)
+            make_net(), DataLoader(rows(8), 2)
         )

@@ -102,5 +102,5 @@ def test_the_pass_through_profiler_does_nothing(capsys):
 def test_the_simple_profiler_prints_a_table(tmp_path, capsys):
     net = changed(on_train_batch_end=lambda self, *_: None)
     trainer(tmp_path, profiler="simple").fit(net, DataLoader(Rows(10), 2))
-    told = capsys.readouterr().out
-    assert "on_train_batch_end" in told and "training_step" in told
+    reported = capsys.readouterr().out
+    assert "on_train_batch_end" in reported and "training_step" in reported

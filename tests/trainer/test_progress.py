@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightnings import fake
-from small_net import made, rows
+from small_net import make_net, rows
 from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
@@ -147,5 +147,5 @@ def test_an_endless_epoch_has_a_bar_without_a_total():
 
 def test_predict_with_a_progress_bar():
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    assert len(trainer.predict(made(), DataLoader(rows(4).tensors[0], 2))) == 2
+    assert len(trainer.predict(make_net(), DataLoader(rows(4).tensors[0], 2))) == 2
     assert trainer.num_predict_batches == [2]

@@ -23,15 +23,19 @@ def ended(mode, folder):
 
 
 def test_a_rank_that_fails_when_rank_0_is_done_fails_the_run(tmp_path):
-    code, told, _ = ended("raise", tmp_path)
-    assert code == 1 and "error: rank 1 ended with exit code 1" in told
-    assert told.count("ZeroDivisionError: planted in rank 1") == told.count("Traceback") == 1
+    code, reported, _ = ended("raise", tmp_path)
+    assert code == 1 and "error: rank 1 ended with exit code 1" in reported
+    assert (
+        reported.count("ZeroDivisionError: planted in rank 1")
+        == reported.count("Traceback")
+        == 1
+    )
 
 
 def test_a_rank_that_is_later_than_rank_0_is_waited_for(tmp_path):
-    code, told, _ = ended("late", tmp_path)
+    code, reported, _ = ended("late", tmp_path)
     assert code == 0 and (tmp_path / "done").exists()
-    assert told.count("rank 0 is done, and waits for rank 1. Ctrl-C ends the run.") == 1
+    assert reported.count("rank 0 is done, and waits for rank 1. Ctrl-C ends the run.") == 1
 
 
 def test_a_sigterm_to_rank_0_that_waits_ends_all(tmp_path):
@@ -42,13 +46,13 @@ def test_a_sigterm_to_rank_0_that_waits_ends_all(tmp_path):
 
 
 def test_a_rank_0_that_exits_early_does_not_wait_for_one_that_waits_for_it(tmp_path):
-    code, told, seconds = ended("exit", tmp_path)
-    assert code == 1 and "by peer" in told and seconds < 30
+    code, reported, seconds = ended("exit", tmp_path)
+    assert code == 1 and "by peer" in reported and seconds < 30
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("slow raise", 1), ("slow exit", 3)])
 def test_a_rank_that_takes_long_to_die_is_the_one_that_is_told(tmp_path, mode, expected):
-    code, told, seconds = ended(mode, tmp_path)
-    assert code == expected and f"error: rank 1 ended with exit code {expected}" in told
-    assert told.count("Traceback") == ("raise" in mode) and "peer" not in told
+    code, reported, seconds = ended(mode, tmp_path)
+    assert code == expected and f"error: rank 1 ended with exit code {expected}" in reported
+    assert reported.count("Traceback") == ("raise" in mode) and "peer" not in reported
     assert seconds < 15

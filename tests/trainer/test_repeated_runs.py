@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from refusals import outcome
-from small_net import Net, cpu, made, rows
+from small_net import Net, cpu, make_net, rows
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -20,7 +20,10 @@ def test_after_a_run_the_model_is_on_the_cpu_without_a_wrapper(request):
     request.addfinalizer(vgpu.stop)
     vgpu.start(2)
     for strategy, devices in (("dp", 2), ("auto", 1)):
-        model, trainer = made(), cpu(accelerator="vgpu", strategy=strategy, devices=devices)
+        model, trainer = (
+            make_net(),
+            cpu(accelerator="vgpu", strategy=strategy, devices=devices),
+        )
         model.configure_optimizers = lambda model=model: torch.optim.SGD(
             model.parameters(), lr=0.1, momentum=0.9
         )
@@ -38,14 +41,14 @@ def test_after_a_run_the_model_is_on_the_cpu_without_a_wrapper(request):
 def test_a_run_by_shapes_alone_leaves_the_model_where_it_is(request):
     request.addfinalizer(vgpu.stop)
     vgpu.start(1, compute=False)
-    model = made()
+    model = make_net()
     model.training_step = lambda batch, batch_idx: F.cross_entropy(model(batch[0]), batch[1])
     cpu(accelerator="vgpu", devices=1, detect_anomaly=False).fit(model, DataLoader(rows(8), 4))
     assert next(model.parameters()).device.type == "vgpu"
 
 
 def test_should_stop_and_metrics_do_not_outlive_a_run():
-    trainer, model = cpu(), made()
+    trainer, model = cpu(), make_net()
     trainer.fit(model, DataLoader(rows(4), 2))
     trainer.should_stop, trainer.max_epochs = True, 2
     trainer.fit(model, DataLoader(rows(4), 2))
@@ -58,7 +61,7 @@ def test_should_stop_and_metrics_do_not_outlive_a_run():
 
 
 def fails_at(step: int) -> Net:
-    model = made()
+    model = make_net()
     model.training_step = lambda batch, i: (
         F.cross_entropy(model(batch[0]), batch[1]) * (1 // (i - step))
     )
@@ -67,7 +70,7 @@ def fails_at(step: int) -> Net:
 
 def on_two_ranks() -> dict:
     found: dict = {}
-    model = made()
+    model = make_net()
     for _ in range(2):
         cpu(strategy="horovod").fit(model, DataLoader(rows(16), 2))
     found["twice"] = model.layer[0].weight.detach().flatten()
@@ -75,7 +78,7 @@ def on_two_ranks() -> dict:
     trainers = []
     for _ in range(2):
         trainers.append(cpu(strategy="ddp"))
-        trainers[-1].fit(made(manual=True), DataLoader(rows(8), 2))
+        trainers[-1].fit(make_net(manual=True), DataLoader(rows(8), 2))
     gc.collect()
     found["wrappers"] = sum(
         isinstance(thing, DistributedDataParallel) for thing in gc.get_objects()
@@ -83,11 +86,11 @@ def on_two_ranks() -> dict:
 
     strategy = BaguaStrategy("async", sync_interval_ms=0, warmup_steps=1)
     trainer = cpu(strategy=strategy)
-    trainer.validate(made(), DataLoader(rows(4), 2), verbose=False)
+    trainer.validate(make_net(), DataLoader(rows(4), 2), verbose=False)
     for _ in range(2):
         trainer.max_epochs += 2
-        trainer.fit(made(), DataLoader(rows(64), 1))
-        found.setdefault("syncs", []).append(strategy.algorithm.syncs)
+        trainer.fit(make_net(), DataLoader(rows(64), 1))
+        found.setdefault("averaging_rounds", []).append(strategy.algorithm.averaging_rounds)
 
     train = DataLoader(rows(8), 2)
     for name, strategy in (
@@ -97,7 +100,9 @@ def on_two_ranks() -> dict:
         failed = outcome(
             lambda strategy=strategy: cpu(strategy=strategy).fit(fails_at(1), train)
         )
-        again = outcome(lambda strategy=strategy: cpu(strategy=strategy).fit(made(), train))
+        again = outcome(
+            lambda strategy=strategy: cpu(strategy=strategy).fit(make_net(), train)
+        )
         found[name] = (failed, again)
     return found
 
@@ -116,7 +121,7 @@ def test_after_manual_optimization_no_wrapper_lives_on(two):
 
 
 def test_asynchronous_averages_begin_again_with_each_fit(two):
-    first, second = two[0]["syncs"]
+    first, second = two[0]["averaging_rounds"]
     assert 0 < first < second
 
 

@@ -28,7 +28,7 @@ def fit(L, root, epochs=3, ckpt_path=None, callbacks=(), data=None, **of_module)
 
 
 def packages():
-    return {"ours": ours, "lightning": lightnings.package()}
+    return {"multigpu": ours, "lightning": lightnings.package()}
 
 
 # ---- from this Trainer to Lightning's and back ----------------------------------------------
@@ -36,7 +36,7 @@ def packages():
 
 @pytest.mark.parametrize("schedule", ["step", "epoch", "plateau"])
 @pytest.mark.parametrize(
-    "way", [("ours", "lightning"), ("lightning", "ours")], ids=" to ".join
+    "way", [("multigpu", "lightning"), ("lightning", "multigpu")], ids=" to ".join
 )
 def test_a_checkpoint_at_an_epochs_end_goes_on_in_the_other(tmp_path, way, schedule):
     first, second = (packages()[name] for name in way)
@@ -54,7 +54,7 @@ def test_a_checkpoint_at_an_epochs_end_goes_on_in_the_other(tmp_path, way, sched
 
 
 @pytest.mark.parametrize(
-    "way", [("ours", "lightning"), ("lightning", "ours")], ids=" to ".join
+    "way", [("multigpu", "lightning"), ("lightning", "multigpu")], ids=" to ".join
 )
 def test_a_modelcheckpoints_file_goes_on_in_the_other(tmp_path, way):
     first, second = (packages()[name] for name in way)
@@ -68,7 +68,7 @@ def test_a_modelcheckpoints_file_goes_on_in_the_other(tmp_path, way):
 
 
 @pytest.mark.parametrize(
-    "way", [("ours", "lightning"), ("lightning", "ours")], ids=" to ".join
+    "way", [("multigpu", "lightning"), ("lightning", "multigpu")], ids=" to ".join
 )
 def test_load_from_checkpoint_reads_the_others(tmp_path, way):
     first, second = (packages()[name] for name in way)
@@ -85,7 +85,7 @@ def test_a_checkpoint_has_lightnings_keys_and_one_of_our_own(tmp_path):
     for name, L in packages().items():
         _, _, run = fit(L, tmp_path, epochs=1, schedule="epoch")
         run.save_checkpoint(tmp_path / name)
-        files.append(torch.load(tmp_path / name, weights_only=name == "ours"))
+        files.append(torch.load(tmp_path / name, weights_only=name == "multigpu"))
     mine, theirs = files
     assert mine.keys() - theirs.keys() == {"multigpu"}
     assert theirs.keys() - mine.keys() <= {"hparams_name"}
@@ -226,11 +226,11 @@ def test_the_number_of_optimizers_must_be_the_same(tmp_path, checkpoint):
 
 def test_weights_of_a_weights_only_file_can_be_validated(tmp_path, checkpoint):
     module = trainer_user.net(ours)
-    told = trainer(ours, tmp_path).validate(
+    reported = trainer(ours, tmp_path).validate(
         module, trainer_user.loaders()[1], ckpt_path=checkpoint / "weights.ckpt", verbose=False
     )
     kept = torch.load(checkpoint / "weights.ckpt")["state_dict"]
-    assert told[0]["val_loss"] > 0 and all(
+    assert reported[0]["val_loss"] > 0 and all(
         torch.equal(kept[name], w) for name, w in module.state_dict().items()
     )
 

@@ -4,28 +4,28 @@ import numbered_rows
 import pytest
 import torch
 from numbered_rows import evaluated, flat
-from small_net import cpu, made, rows
+from small_net import cpu, make_net, rows
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from multigpu import launch
-from multigpu.trainer.loops.dataloaders import sharded
+from multigpu.trainer.loops.dataloaders import shard_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def evaluations(folder: str) -> dict:
     found = {"evaluated": evaluated(folder, strategy="ddp", devices=2)}
-    model = made(norm=True)
+    model = make_net(norm=True)
     # One validation batch: rank 1 has none, and there are buffers.
     trainer = cpu(strategy="ddp")
     trainer.fit(model, DataLoader(rows(8), 2, shuffle=True), DataLoader(rows(3), 3))
     found["validated"] = float(trainer.callback_metrics["v"])
     # The ranks' random states differ.
-    torch.manual_seed(launch.find().rank)
+    torch.manual_seed(launch.find_world().rank)
     loader = DataLoader(rows(16), 2, sampler=SubsetRandomSampler(range(16)))
-    dealt = sharded(loader, (2, launch.find().rank), training=False)
+    sharded = shard_loader(loader, (2, launch.find_world().rank), training=False)
     before = torch.get_rng_state()
-    found["rows"] = [index for batch in dealt.batch_sampler for index in batch]
+    found["rows"] = [index for batch in sharded.batch_sampler for index in batch]
     found["its draws are nobody else's"] = torch.equal(before, torch.get_rng_state())
     return found
 
@@ -49,12 +49,12 @@ def test_evaluation_counts_every_sample_once(ranks, alone):
         [[0, 1, 2], [6, 7, 8]],
         [[3, 4, 5], [9]],
     ]
-    assert alone["told"] == [
+    assert alone["metrics"] == [
         pytest.approx({"mean": 4.5, "sum": 45, "max": 9, "min": 0, "index": 1.2})
     ]
     for rank in ranks:
         assert (
-            rank["evaluated"]["told"] == alone["told"]
+            rank["evaluated"]["metrics"] == alone["metrics"]
             and rank["evaluated"]["tested"] == alone["tested"]
         )
     first, second = (flat(rank["evaluated"]["tested rows"]) for rank in ranks)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from numbered_rows import Backwards, Rows, Stream, flat
 from refusals import outcome, user_error
-from small_net import cpu, made
+from small_net import cpu, make_net
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 import multigpu.trainer as L
@@ -32,7 +32,7 @@ def trained_rows(folder, loader, **arguments):
 
 
 def orders(folder):
-    rank, two = launch.find().rank, {"strategy": "ddp", "devices": 2}
+    rank, two = launch.find_world().rank, {"strategy": "ddp", "devices": 2}
     weighted = torch.utils.data.RandomSampler(Rows(8), True, 6)
     batches = [[0, 1], [2, 3]]
     return {
@@ -96,9 +96,9 @@ def test_a_sampler_with_replacement_stays_one(ranks):
     )
     whole = []
     for mine in (0, 1):
-        dealt = dataloaders.sharded(loader, (2, mine), training=True)
-        dataloaders.start_epoch(dealt, 0)
-        whole.append([int(row) for batch in dealt for row in batch])
+        sharded = dataloaders.shard_loader(loader, (2, mine), training=True)
+        dataloaders.start_epoch(sharded, 0)
+        whole.append([int(row) for batch in sharded for row in batch])
         assert whole[-1] == flat(ranks[mine]["weighted"][:2]) and len(whole[-1]) == 3
     assert ranks[0]["weighted"][:2] != ranks[0]["weighted"][2:], "drawn anew each epoch"
 
@@ -152,14 +152,14 @@ class Unbatched(small_net.Net):
 
 def data_of_a_rank() -> dict:
     found: dict = {}
-    rank = launch.find().rank
+    rank = launch.find_world().rank
     random.seed(rank)
     np.random.seed(rank)
     for name, permuted in DRAWING.items():
         trainer = cpu(strategy="ddp")
         trainer.strategy.connect()
         loader = DataLoader(Numbers(), 4, sampler=Drawn(permuted))
-        shard = dataloaders.of_this_rank(trainer, loader, training=True)
+        shard = dataloaders.prepare_for_rank(trainer, loader, training=True)
         found[name] = []
         for epoch in range(3):
             shard.batch_sampler.sampler.set_epoch(epoch)
@@ -167,10 +167,10 @@ def data_of_a_rank() -> dict:
 
     train = DataLoader(small_net.rows(8), 2)
     some = [DataLoader(small_net.rows(4), 2)] if rank else []
-    found["validates"] = outcome(lambda: cpu(strategy="ddp").fit(made(), train, some))
+    found["validates"] = outcome(lambda: cpu(strategy="ddp").fit(make_net(), train, some))
     streams = DataLoader(SmallStream(), 2) if rank else train
     found["streams"] = outcome(
-        lambda: cpu(strategy="ddp", use_distributed_sampler=False).fit(made(), streams)
+        lambda: cpu(strategy="ddp", use_distributed_sampler=False).fit(make_net(), streams)
     )
 
     model, trainer = Unbatched(), cpu(strategy="ddp")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from commands import ROOT, run
 from numbered_rows import Net, Rows, evaluated, trainer
-from small_net import cpu, made, rows
+from small_net import cpu, make_net, rows
 from torch.utils.data import DataLoader
 
 from multigpu.errors import UserError
@@ -55,7 +55,7 @@ trainer = L.Trainer(
 )
 trainer.fit(net, DataLoader(Rows(), 2))
 kept = torch.load(trainer.checkpoint_callback.best_model_path)["state_dict"]
-print("told", json.dumps({
+print("metrics", json.dumps({
     "weights": [w.flatten().tolist() for w in net.parameters()],
     "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     "at": [trainer.current_epoch, trainer.global_step],
@@ -76,9 +76,9 @@ def cell(tmp_path_factory):
         cwd=tmp_path_factory.mktemp("cell"),
         PYTHONPATH=ROOT,
     )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("told ")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("metrics ")]
     assert done.returncode == 0 and len(lines) == 1, done.stdout
-    return json.loads(lines[0][5:])
+    return json.loads(lines[0].removeprefix("metrics "))
 
 
 def test_a_notebooks_functions_and_classes_train_in_other_processes(cell):
@@ -144,7 +144,7 @@ def test_ddp_spawn_evaluates_as_one_process(tmp_path):
     come back.
     """
     two, one = trainer(tmp_path, strategy="ddp_spawn", devices=2), evaluated(tmp_path)
-    assert two.validate(Net(), DataLoader(Rows(10), 3), verbose=False) == one["told"]
+    assert two.validate(Net(), DataLoader(Rows(10), 3), verbose=False) == one["metrics"]
 
 
 def test_a_rank_that_fails_in_a_spawned_run_is_told_by_its_traceback(tmp_path):
@@ -179,7 +179,7 @@ def test_ddp_spawn_is_for_one_machine(tmp_path):
 
 
 def test_spawned_ranks_may_be_saved_after_an_evaluation(tmp_path):
-    trainer, model = cpu(strategy="ddp_spawn", devices=1), made()
+    trainer, model = cpu(strategy="ddp_spawn", devices=1), make_net()
     trainer.fit(model, DataLoader(rows(4), 2))
     trainer.validate(model, DataLoader(rows(4), 2), verbose=False)
     trainer.save_checkpoint(tmp_path / "mine.ckpt")

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from multigpu import vgpu
 from multigpu.errors import UserError
-from multigpu.strategies import STRATEGIES, PipelineStrategy, named
+from multigpu.strategies import STRATEGIES, PipelineStrategy, strategy_by_name
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -18,14 +18,16 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def test_every_name_makes_its_strategy():
     for name in STRATEGIES:
-        assert named(name).name == name
+        assert strategy_by_name(name).name == name
     for stem in ("ddp", "ddp_spawn", "ddp_notebook"):
         for answer in (True, False):
-            made = named(f"{stem}_find_unused_parameters_{str(answer).lower()}")
+            made = strategy_by_name(f"{stem}_find_unused_parameters_{str(answer).lower()}")
             assert made.name == stem and made.keywords == {"find_unused_parameters": answer}
-    assert "there is no strategy" in refusal(lambda: named("ddp_find_unused_parameters_maybe"))
-    own = named("ddp")
-    assert named(own) is own
+    assert "there is no strategy" in refusal(
+        lambda: strategy_by_name("ddp_find_unused_parameters_maybe")
+    )
+    own = strategy_by_name("ddp")
+    assert strategy_by_name(own) is own
 
 
 # ---- dp -------------------------------------------------------------------------------------

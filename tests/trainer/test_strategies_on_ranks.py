@@ -39,7 +39,7 @@ def two_nodes(folder, rank):
 
 
 def horovod(folder):
-    told = []
+    reported = []
 
     class Net(Classes):
         def configure_optimizers(self):
@@ -47,7 +47,7 @@ def horovod(folder):
             return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
         def on_train_start(self):
-            told.append(
+            reported.append(
                 (
                     self.trainer.optimizers[0].param_groups[0]["lr"],
                     self.lr_schedulers().base_lrs,
@@ -55,8 +55,8 @@ def horovod(folder):
             )
 
     weights = fitted(folder, Net(gathered=False), strategy="horovod", max_epochs=2)
-    told.append(weights)
-    return told
+    reported.append(weights)
+    return reported
 
 
 class Own(DDPStrategy):

@@ -3,7 +3,7 @@ run."""
 
 import pytest
 import torch
-from beside import CABLE, ROUND, last, pipeline
+from compare_devices import CABLE, ROUND, last, pipeline
 from torch import nn
 
 from multigpu import vgpu
@@ -279,7 +279,7 @@ def test_threads_have_host_clocks_of_their_own_and_share_pythons_lock(round_gpus
     x = torch.zeros(10, device=round_gpus[0])
     clock = machine.current().clock
     start = vgpu.elapsed()
-    clock.sharing = 2
+    clock.num_replica_threads = 2
     threads = [
         Thread(target=lambda n=n: [x.detach().add(1) for _ in range(n)]) for n in (3, 5)
     ]

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from beside import difference
+from compare_devices import difference
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import comm

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from beside import difference
+from compare_devices import difference
 from torch import nn
 
 from multigpu import vgpu
@@ -250,8 +250,8 @@ def test_sizes():
     for bad in ("64", "MiB", "1,5GiB", "-1MiB", 0, 1.5, None):
         with pytest.raises(UserError):
             size_in_bytes(bad)
-    assert memory.readable(512) == "512 bytes"
-    assert memory.readable(3 * 2**29) == "1.50 GiB"
+    assert memory.format_bytes(512) == "512 bytes"
+    assert memory.format_bytes(3 * 2**29) == "1.50 GiB"
     assert memory.host_memory() > 2**20
 
 

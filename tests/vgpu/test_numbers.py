@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from beside import encoder, images, sequences, tokens, train
+from compare_devices import encoder, images, sequences, tokens, train
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence

@@ -13,7 +13,7 @@ from torch_symbols import full_name, symbol_name
 
 from multigpu import vgpu
 from multigpu.vgpu.patches import TABLE
-from multigpu.vgpu.patches.backend import STAYS
+from multigpu.vgpu.patches.backend import PERMANENT
 from multigpu.vgpu.patches.replacing import Registration, Replacement, Table
 
 ROWS = [row for row in TABLE.rows if row.when()]
@@ -44,8 +44,8 @@ def test_stopping_puts_back_all_symbols_of_torch(found):
 
 
 def test_what_the_first_start_leaves_is_listed(found):
-    modules = {name for name in STAYS if name.startswith("sys.modules")}
-    listed = {symbol_name(name) for name in STAYS.keys() - modules}
+    modules = {name for name in PERMANENT if name.startswith("sys.modules")}
+    listed = {symbol_name(name) for name in PERMANENT.keys() - modules}
     assert modules == {"sys.modules['torch.vgpu']"}
     assert {name.removesuffix(" members") for name in found["first"]} == listed | {
         "sys.modules.torch.vgpu"

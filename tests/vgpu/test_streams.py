@@ -3,7 +3,7 @@ stream."""
 
 import pytest
 import torch
-from beside import CABLE, ROUND, last
+from compare_devices import CABLE, ROUND, last
 from torch import nn
 
 from multigpu import vgpu

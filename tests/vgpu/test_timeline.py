@@ -5,11 +5,11 @@ import pickle
 
 import pytest
 import torch
-from beside import pipeline
+from compare_devices import pipeline
 
 from multigpu import plots, vgpu
 from multigpu.errors import UserError
-from multigpu.vgpu.sim.timeline import Timeline, merged
+from multigpu.vgpu.sim.timeline import Timeline, merge_spans
 
 
 def test_the_timeline(two, tmp_path):
@@ -78,6 +78,10 @@ def test_the_picture_shows_every_event_and_the_label(two):
 
 
 def test_merged_spans():
-    assert merged([(3, 4), (0, 1), (0.5, 2), (5, 9)], 0.25, 6) == [(0.25, 2), (3, 4), (5, 6)]
-    assert merged([(0, 1)], 2, 3) == []
+    assert merge_spans([(3, 4), (0, 1), (0.5, 2), (5, 9)], 0.25, 6) == [
+        (0.25, 2),
+        (3, 4),
+        (5, 6),
+    ]
+    assert merge_spans([(0, 1)], 2, 3) == []
     assert Timeline([], ["vgpu:0"], 0, 0, "x").busy(0) == 0

@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 import torch
-from beside import difference, encoder, images, mlp, sequences, tokens, train
+from compare_devices import difference, encoder, images, mlp, sequences, tokens, train
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode

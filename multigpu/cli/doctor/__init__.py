@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from multigpu import __version__
 from multigpu.cli.doctor import machine, pytorch, software
-from multigpu.cli.doctor.machine import MISSING, OK, WARN, Found
+from multigpu.cli.doctor.machine import MISSING, OK, WARN, Finding
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,7 +49,7 @@ class Spec:
     name: str
     why: str
     details: tuple[str, ...]
-    probe: Callable[..., Found]
+    probe: Callable[..., Finding]
     needed: bool = False
     from_torch: bool = False
 
@@ -186,20 +186,20 @@ def examine() -> list[Check]:
 
 def _check(spec: Spec, facts: Callable[[], dict]) -> Check:
     try:
-        found = spec.probe(facts()) if spec.from_torch else spec.probe()
+        finding = spec.probe(facts()) if spec.from_torch else spec.probe()
     except Exception as error:
         # An unusual machine must not stop the doctor: the exception is the result.
         status = MISSING if spec.needed else WARN
         text = " ".join(f"the check failed: {type(error).__name__}: {error}".split())
-        found = Found(status, text, "report this line, if a lesson does not run")
+        finding = Finding(status, text, "report this line, if a lesson does not run")
     return Check(
         name=spec.name,
-        status=found.status,
+        status=finding.status,
         needed=spec.needed,
-        found=found.text,
+        found=finding.text,
         why=spec.why,
-        fix=found.fix,
-        details={key: found.details.get(key) for key in spec.details},
+        fix=finding.fix,
+        details={key: finding.details.get(key) for key in spec.details},
     )
 
 

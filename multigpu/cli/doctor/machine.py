@@ -1,6 +1,6 @@
 """Probes of this machine: one function each for Python, CPU, memory, limits and ports.
 
-A probe returns a Found. It may raise an exception: the doctor reports that as its result.
+A probe returns a Finding. It may raise an exception: the doctor reports that as its result.
 Everything it starts has a time limit.
 """
 
@@ -20,7 +20,7 @@ TORCHRUN_PORT = 29500
 
 
 @dataclass
-class Found:
+class Finding:
     """What a probe found.
 
     status    OK, WARN or MISSING
@@ -43,13 +43,13 @@ def cgroup(name: str) -> str:
         return ""
 
 
-def python() -> Found:
+def python() -> Finding:
     # No comparison: this package cannot be installed with an older Python than it needs.
     version = ".".join(map(str, sys.version_info[:3]))
-    return Found(OK, version, details={"version": version})
+    return Finding(OK, version, details={"version": version})
 
 
-def cpu() -> Found:
+def cpu() -> Finding:
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -59,11 +59,11 @@ def cpu() -> Found:
         cores = max(1, min(cores, int(quota) // int(period)))
     if cores == 1:
         fix = "two ranks work, but take turns: expect no speed-up"
-        return Found(WARN, "1 core", fix, {"cores": 1})
-    return Found(OK, f"{cores} cores", details={"cores": cores})
+        return Finding(WARN, "1 core", fix, {"cores": 1})
+    return Finding(OK, f"{cores} cores", details={"cores": cores})
 
 
-def memory() -> Found:
+def memory() -> Finding:
     total, available = _memory_of_machine()
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         limit = cgroup(name)
@@ -77,8 +77,8 @@ def memory() -> Found:
         text += f", {available / GIB:.1f} GiB of it available"
     usable = total if available is None else available
     if usable < 2 * GIB:
-        return Found(WARN, text, "close other programs, or use two ranks at most", details)
-    return Found(OK, text, details=details)
+        return Finding(WARN, text, "close other programs, or use two ranks at most", details)
+    return Finding(OK, text, details=details)
 
 
 def _memory_of_machine() -> tuple[int, int | None]:
@@ -92,10 +92,10 @@ def _memory_of_machine() -> tuple[int, int | None]:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), None
 
 
-def shm() -> Found:
+def shm() -> Finding:
     folder = "/dev/shm"
     if not os.path.isdir(folder):
-        return Found(MISSING, f"there is no {folder}", "keep DataLoader at num_workers=0")
+        return Finding(MISSING, f"there is no {folder}", "keep DataLoader at num_workers=0")
     usage = shutil.disk_usage(folder)
     details = {
         "total_gib": round(usage.total / GIB, 2),
@@ -103,14 +103,14 @@ def shm() -> Found:
     }
     text = f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free"
     if not os.access(folder, os.W_OK):
-        return Found(WARN, f"{text}, but not writable", f"sudo chmod 1777 {folder}", details)
+        return Finding(WARN, f"{text}, but not writable", f"sudo chmod 1777 {folder}", details)
     if usage.free < GIB:
         fix = f"sudo mount -o remount,size=4G {folder}; in docker: run --shm-size=4g"
-        return Found(WARN, text, fix, details)
-    return Found(OK, text, details=details)
+        return Finding(WARN, text, fix, details)
+    return Finding(OK, text, details=details)
 
 
-def files() -> Found:
+def files() -> Finding:
     # The module exists on POSIX only.
     import resource
 
@@ -121,11 +121,11 @@ def files() -> Found:
     if soft is not None and soft < 1024:
         can_raise = hard is None or hard >= 4096
         fix = "ulimit -n 4096" if can_raise else "ask for a higher limit"
-        return Found(WARN, text, fix, details)
-    return Found(OK, text, details=details)
+        return Finding(WARN, text, fix, details)
+    return Finding(OK, text, details=details)
 
 
-def port() -> Found:
+def port() -> Finding:
     with socket.socket() as server, socket.socket() as client:
         server.bind(("127.0.0.1", 0))
         server.listen(1)
@@ -140,4 +140,4 @@ def port() -> Found:
             free = False
     state = "free" if free else "in use: give another one"
     text = f"the loopback works; {TORCHRUN_PORT}, torchrun's usual port, is {state}"
-    return Found(OK, text, details={"loopback": True, "port_29500_free": free})
+    return Finding(OK, text, details={"loopback": True, "port_29500_free": free})

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 
-from multigpu.cli.doctor.machine import MISSING, OK, WARN, Found
+from multigpu.cli.doctor.machine import MISSING, OK, WARN, Finding
 from multigpu.commands import first_line, last_line, run_bounded
 
 TORCH_FROM, TORCH_BELOW = (2, 11), (2, 14)  # as in pyproject.toml
@@ -52,33 +52,33 @@ def torch_facts() -> dict[str, object]:
     return {"error": last_line(err) or f"exit code {code}"}
 
 
-def torch(facts: dict) -> Found:
+def torch(facts: dict) -> Finding:
     if "error" in facts:
-        return Found(MISSING, facts["error"], INSTALL_TORCH)
+        return Finding(MISSING, facts["error"], INSTALL_TORCH)
     version = facts["version"]
     details = {key: facts[key] for key in ("version", "cuda", "hip")}
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if TORCH_FROM <= numbers < TORCH_BELOW:
-        return Found(OK, version, details=details)
+        return Finding(OK, version, details=details)
     # A newer version is not tested; an older one lacks functions that the course uses.
     status = MISSING if numbers < TORCH_FROM else WARN
     tested = "{}.{} to below {}.{}".format(*TORCH_FROM, *TORCH_BELOW)
     text = f"{version}; the course is tested with {tested}"
-    return Found(status, text, INSTALL_TORCH, details)
+    return Finding(status, text, INSTALL_TORCH, details)
 
 
-def gpu(facts: dict) -> Found:
+def gpu(facts: dict) -> Finding:
     gpus = facts.get("gpus", [])
     if gpus:
         names = ", ".join(f"{gpu['name']} ({gpu['memory_gib']:g} GiB)" for gpu in gpus)
         details = {"count": len(gpus), "devices": gpus}
-        return Found(OK, f"{len(gpus)}: {names}", details=details)
+        return Finding(OK, f"{len(gpus)}: {names}", details=details)
     details = {"count": 0, "devices": []}
     code, out, _ = run_bounded("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     names = [line for line in out.splitlines() if line.strip()]
     if code != 0 or not names:
         fix = "nothing; to use GPUs on a cluster, ask Slurm with --gpus-per-node=2"
-        return Found(MISSING, "none: the lessons run on CPU processes", fix, details)
+        return Finding(MISSING, "none: the lessons run on CPU processes", fix, details)
     text = f"nvidia-smi sees {len(names)} ({names[0]}), torch sees none"
     fix = (
         "check that CUDA_VISIBLE_DEVICES does not hide them, and that the driver is new "
@@ -86,26 +86,26 @@ def gpu(facts: dict) -> Found:
     )
     if facts.get("cuda") is None:
         fix = "install torch's CUDA build: this one is for CPUs"
-    return Found(WARN, text, fix, details)
+    return Finding(WARN, text, fix, details)
 
 
-def gloo(facts: dict) -> Found:
+def gloo(facts: dict) -> Finding:
     problem = facts.get("error") or facts.get("gloo")
     if problem is None:
-        return Found(OK, "an all-reduce succeeded", details={"works": True})
+        return Finding(OK, "an all-reduce succeeded", details={"works": True})
     fix = "if the host's name does not resolve, add it to /etc/hosts; else reinstall torch"
-    return Found(MISSING, first_line(problem), fix, {"works": False})
+    return Finding(MISSING, first_line(problem), fix, {"works": False})
 
 
-def nccl(facts: dict) -> Found:
+def nccl(facts: dict) -> Finding:
     version = facts.get("nccl")
     if version:
-        return Found(OK, version, details={"version": version})
+        return Finding(OK, version, details={"version": version})
     text = "not in this torch; only GPUs need it"
-    return Found(MISSING, text, "with GPUs: install torch's CUDA build")
+    return Finding(MISSING, text, "with GPUs: install torch's CUDA build")
 
 
-def torch_mpi(facts: dict) -> Found:
+def torch_mpi(facts: dict) -> Finding:
     if facts.get("mpi"):
-        return Found(OK, "built in", details={"built_in": True})
-    return Found(MISSING, "not in this torch: use gloo or NCCL", details={"built_in": False})
+        return Finding(OK, "built in", details={"built_in": True})
+    return Finding(MISSING, "not in this torch: use gloo or NCCL", details={"built_in": False})

@@ -6,7 +6,7 @@ import re
 import shutil
 
 from multigpu import sandbox as bubblewrap
-from multigpu.cli.doctor.machine import MISSING, OK, WARN, Found
+from multigpu.cli.doctor.machine import MISSING, OK, WARN, Finding
 from multigpu.commands import first_line, run_bounded
 
 # Debian puts daemons here, and an ordinary user's PATH may lack these directories.
@@ -22,19 +22,19 @@ MPI_FLAVOURS = {
 VERSION = re.compile(r"\d+\.\d+[\w.]*")
 
 
-def find(program: str) -> str | None:
+def find_program(program: str) -> str | None:
     """A program's path, also in the directories of daemons; None if it is not installed."""
     return shutil.which(program) or shutil.which(program, path=SBIN)
 
 
-def tensorflow() -> Found:
+def tensorflow() -> Finding:
     version = _package_version("tensorflow") or _package_version("tensorflow-cpu")
     keras = _package_version("keras")
     details = {"version": version, "keras": keras}
     if version is None:
         fix = "pip install -c constraints.txt -e '.[tensorflow]'"
-        return Found(MISSING, "not installed", fix, details)
-    return Found(OK, f"{version}, Keras {keras or 'missing'}", details=details)
+        return Finding(MISSING, "not installed", fix, details)
+    return Finding(OK, f"{version}, Keras {keras or 'missing'}", details=details)
 
 
 def _package_version(name: str) -> str | None:
@@ -44,24 +44,24 @@ def _package_version(name: str) -> str | None:
         return None
 
 
-def slurm() -> Found:
+def slurm() -> Finding:
     details: dict[str, object] = {
-        name: find(name) for name in ("sbatch", "slurmctld", "slurmd", "munged")
+        name: find_program(name) for name in ("sbatch", "slurmctld", "slurmd", "munged")
     }
     installed = [name for name, path in details.items() if path]
     missing = [name for name, path in details.items() if not path]
     if not installed:
-        return Found(MISSING, "not installed", "multigpu slurm install", details)
+        return Finding(MISSING, "not installed", "multigpu slurm install", details)
     version = _slurm_version(details["slurmctld"] or details["sbatch"])
     details["version"] = version
     label = version or "unknown version"
     if not missing:
-        return Found(OK, f"{label}: {', '.join(installed)}", details=details)
+        return Finding(OK, f"{label}: {', '.join(installed)}", details=details)
     if installed in (["sbatch"], ["sbatch", "munged"]):
         text = f"{label}: sbatch, for a cluster elsewhere; no classroom cluster here"
-        return Found(OK, text, details=details)
+        return Finding(OK, text, details=details)
     text = f"{', '.join(installed)}, but no {', '.join(missing)}"
-    return Found(WARN, text, "multigpu slurm install", details)
+    return Finding(WARN, text, "multigpu slurm install", details)
 
 
 def _slurm_version(program: object) -> str | None:
@@ -70,11 +70,11 @@ def _slurm_version(program: object) -> str | None:
     return match and match.group()
 
 
-def mpi() -> Found:
+def mpi() -> Finding:
     path = shutil.which("mpirun")
     if path is None:
         fix = "sudo apt-get install openmpi-bin"
-        return Found(MISSING, "no mpirun", fix, {"mpirun": None})
+        return Finding(MISSING, "no mpirun", fix, {"mpirun": None})
     code, out, err = run_bounded(path, "--version")
     marks = (mark for mark in MPI_FLAVOURS if mark in out.lower())
     flavour = MPI_FLAVOURS.get(next(marks, ""))
@@ -83,27 +83,27 @@ def mpi() -> Found:
     if code != 0:
         problem = first_line(err) or first_line(out) or f"exit code {code}"
         fix = "sudo apt-get install openmpi-bin"
-        return Found(WARN, f"mpirun fails: {problem}", fix, details)
+        return Finding(WARN, f"mpirun fails: {problem}", fix, details)
     text = f"{flavour or 'unknown implementation'} {details['version'] or ''}".strip()
-    return Found(OK, text, details=details)
+    return Finding(OK, text, details=details)
 
 
-def sandbox() -> Found:
-    found = bubblewrap.probe()
-    details: dict[str, object] = {"bwrap": found.program, "works": found.works}
-    if found.works:
-        return Found(OK, "bubblewrap works", details=details)
-    if found.program is None:
+def sandbox() -> Finding:
+    bwrap = bubblewrap.probe()
+    details: dict[str, object] = {"bwrap": bwrap.program, "works": bwrap.works}
+    if bwrap.works:
+        return Finding(OK, "bubblewrap works", details=details)
+    if bwrap.program is None:
         fix = "sudo apt-get install bubblewrap"
-        return Found(MISSING, "no bubblewrap", fix, details)
+        return Finding(MISSING, "no bubblewrap", fix, details)
     fix = (
         "allow user namespaces: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0; "
         "in docker: --privileged"
     )
-    return Found(WARN, f"bubblewrap fails: {found.problem}", fix, details)
+    return Finding(WARN, f"bubblewrap fails: {bwrap.problem}", fix, details)
 
 
-def netns() -> Found:
+def netns() -> Finding:
     namespace = ["unshare", "--net"]
     if os.geteuid() != 0:
         namespace = ["unshare", "--user", "--map-root-user", "--net"]
@@ -111,17 +111,17 @@ def netns() -> Found:
     if code != 0:
         problem = first_line(err) or f"exit code {code}"
         details = {"works": False, "slow_link": False}
-        return Found(MISSING, problem, "needs root, or user namespaces", details)
+        return Finding(MISSING, problem, "needs root, or user namespaces", details)
     no_slow_link: dict[str, object] = {"works": True, "slow_link": False}
-    tc = find("tc")
+    tc = find_program("tc")
     if tc is None:
         fix = "sudo apt-get install iproute2"
-        return Found(WARN, "they work, but there is no tc", fix, no_slow_link)
+        return Finding(WARN, "they work, but there is no tc", fix, no_slow_link)
     slow = ("tbf", "rate", "100mbit", "burst", "32kbit", "latency", "400ms")
     code, _, err = run_bounded(*namespace, tc, "qdisc", "add", "dev", "lo", "root", *slow)
     if code != 0:
         text = f"they work, but slow links do not: {first_line(err)}"
         fix = "load the kernel's module: sudo modprobe sch_tbf"
-        return Found(WARN, text, fix, no_slow_link)
+        return Finding(WARN, text, fix, no_slow_link)
     text = "they work, and slow links too (tc tbf)"
-    return Found(OK, text, details={"works": True, "slow_link": True})
+    return Finding(OK, text, details={"works": True, "slow_link": True})

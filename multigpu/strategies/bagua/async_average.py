@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError
 from multigpu.strategies.bagua.base import Algorithm, Target
-from multigpu.strategies.weights import Weights, broadcast_model, ranks
+from multigpu.strategies.weights import Weights, broadcast_model, num_ranks
 
 
 class AsyncModelAverage(Algorithm):
@@ -30,8 +30,8 @@ class AsyncModelAverage(Algorithm):
     The weights then still differ. Buffers stay different between ranks; all start from rank
     0's.
 
-    syncs        the number of averaging rounds so far
-    round_lock   held during a round, so its holder is between two rounds
+    averaging_rounds   the number of averaging rounds so far
+    round_lock         held during a round, so its holder is between two rounds
     """
 
     def __init__(self, sync_interval_ms: float = 500, warmup_steps: int = 0):
@@ -43,7 +43,7 @@ class AsyncModelAverage(Algorithm):
         self.interval = sync_interval_ms / 1000
         self.warmup_steps = warmup_steps
         self.size = 1
-        self.syncs = 0
+        self.averaging_rounds = 0
         self.steps_made = 0
         self.step_holds_lock = False
         self.failure: BaseException | None = None
@@ -56,7 +56,7 @@ class AsyncModelAverage(Algorithm):
         if self.thread is not None:
             # An earlier run has failed; its thread is about to end.
             self.thread.join()
-        self.size = ranks(target.group)
+        self.size = num_ranks(target.group)
         self.outer_group = target.group
         # The object may be attached again after `close`.
         self.steps_made = 0
@@ -181,7 +181,7 @@ class AsyncModelAverage(Algorithm):
             changes.append(total / self.size - vector)
         with self.weights_lock:
             self.weights.add_outside_autograd(changes)
-        self.syncs += 1
+        self.averaging_rounds += 1
 
 
 def _to_send(vector: torch.Tensor) -> torch.Tensor:

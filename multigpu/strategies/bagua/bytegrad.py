@@ -16,7 +16,7 @@ from torch import nn
 
 from multigpu.errors import UserError
 from multigpu.strategies.bagua.base import Algorithm, Target
-from multigpu.strategies.bagua.quantise import compress, expand
+from multigpu.strategies.bagua.quantise import compress, decompress
 
 
 class Exchange:
@@ -42,7 +42,7 @@ class Exchange:
         """Wait for the chunks, average them, and start the all-gather of the mean."""
         self.work.wait()
         dtype = torch.promote_types(self.vector.dtype, torch.float32)
-        mean = compress(expand(self.messages, dtype).mean(dim=0))
+        mean = compress(decompress(self.messages, dtype).mean(dim=0))
         self.messages = torch.empty_like(self.messages)
         self.work = dist.all_gather(
             list(self.messages.unbind()), mean, group=self.group, async_op=True
@@ -51,7 +51,7 @@ class Exchange:
     def finish(self) -> torch.Tensor:
         """The mean (N,), in the vector's type."""
         self.work.wait()
-        return expand(self.messages, self.vector.dtype).flatten()[: len(self.vector)]
+        return decompress(self.messages, self.vector.dtype).flatten()[: len(self.vector)]
 
 
 def byte_mean(vector: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:

@@ -13,8 +13,8 @@ from torch import nn
 
 from multigpu.errors import UserError
 from multigpu.strategies.bagua.base import Algorithm, Target
-from multigpu.strategies.bagua.steps import Steps
-from multigpu.strategies.weights import Weights, broadcast_model, ranks, swap
+from multigpu.strategies.bagua.step_hooks import StepHooks
+from multigpu.strategies.weights import Weights, broadcast_model, num_ranks, swap
 
 MODES = ("all", "shift_one")
 
@@ -36,7 +36,7 @@ class Decentralized(Algorithm):
     Bytes that a rank sends per exchange of N float32 weights: 8N(n−1)/n, or 4N. There is one
     exchange every `communication_interval` steps. Buffers, such as a batch norm's running
     means, stay different between ranks; all start from rank 0's. All ranks make the same
-    number of steps; a rank that skips one stays in pace (see Steps).
+    number of steps; a rank that skips one stays in pace (see StepHooks).
     """
 
     def __init__(self, peer_selection_mode: str = "all", communication_interval: int = 1):
@@ -52,7 +52,7 @@ class Decentralized(Algorithm):
             )
         self.mode = peer_selection_mode
         self.interval = communication_interval
-        self.steps: Steps | None = None
+        self.step_hooks: StepHooks | None = None
         self.steps_begun = 0
         self.exchanges = 0
         # The works, the vector, and the peer's vector, which mode "all" does not have.
@@ -61,7 +61,7 @@ class Decentralized(Algorithm):
     def _attach(self, target: Target) -> nn.Module:
         """Raises UserError for "shift_one" and an odd number of ranks."""
         model = target.model
-        size = ranks(target.group)
+        size = num_ranks(target.group)
         if size == 1:
             return model
         if self.mode == "shift_one" and size % 2:
@@ -72,7 +72,7 @@ class Decentralized(Algorithm):
         broadcast_model(model, target.group)
         self.group = target.group
         self.weights = Weights(model)
-        self.steps = Steps(
+        self.step_hooks = StepHooks(
             model,
             target.optimizers,
             begin=self._begin,
@@ -89,8 +89,8 @@ class Decentralized(Algorithm):
     def detach(self) -> None:
         """Remove the hooks, and drop a running exchange."""
         self.running = []
-        if self.steps is not None:
-            self.steps.close()
+        if self.step_hooks is not None:
+            self.step_hooks.close()
 
     def _begin(self) -> None:
         if self.steps_begun % self.interval == 0:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import nn
 
 from multigpu.strategies.bagua.base import Algorithm, Target
-from multigpu.strategies.bagua.quantise import compress, expand
-from multigpu.strategies.bagua.steps import Steps
-from multigpu.strategies.weights import Weights, broadcast_model, ranks, swap
+from multigpu.strategies.bagua.quantise import compress, decompress
+from multigpu.strategies.bagua.step_hooks import StepHooks
+from multigpu.strategies.weights import Weights, broadcast_model, num_ranks, swap
 
 
 class LowPrecisionDecentralized(Algorithm):
@@ -32,11 +32,11 @@ class LowPrecisionDecentralized(Algorithm):
     """
 
     def __init__(self) -> None:
-        self.steps: Steps | None = None
+        self.step_hooks: StepHooks | None = None
 
     def _attach(self, target: Target) -> nn.Module:
         model = target.model
-        if ranks(target.group) == 1:
+        if num_ranks(target.group) == 1:
             return model
         broadcast_model(model, target.group)
         self.group = target.group
@@ -45,15 +45,15 @@ class LowPrecisionDecentralized(Algorithm):
         self.left = self.weights.copy()
         self.right = self.weights.copy()
         self.own = self.weights.copy()
-        self.steps = Steps(
+        self.step_hooks = StepHooks(
             model, target.optimizers, after=self._exchange, skipped=self._exchange
         )
         return model
 
     def detach(self) -> None:
         """Remove the hooks."""
-        if self.steps is not None:
-            self.steps.close()
+        if self.step_hooks is not None:
+            self.step_hooks.close()
 
     def _exchange(self) -> None:
         for x, left, right, own in zip(
@@ -62,9 +62,9 @@ class LowPrecisionDecentralized(Algorithm):
             message = compress(x + (left + right) / 3 - own * (5 / 3))
             from_left, from_right = self._swap(message)
             # Both sides add the same bytes to the same numbers, so the copies stay equal.
-            left += expand(from_left, left.dtype)
-            right += expand(from_right, right.dtype)
-            own += expand(message, own.dtype)
+            left += decompress(from_left, left.dtype)
+            right += decompress(from_right, right.dtype)
+            own += decompress(message, own.dtype)
         self.weights.write(self.own)
 
     def _swap(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,7 +32,7 @@ def compress(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.stack([low, high], dim=-1).view(torch.uint8), levels], dim=-1)
 
 
-def expand(message: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def decompress(message: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """(…, N + 8) uint8 from `compress` → (…, N) of `dtype`; equal bytes give equal numbers."""
     wide = torch.promote_types(dtype, torch.float32)
     # Copied, because a row may start at an address that is not aligned for float32.

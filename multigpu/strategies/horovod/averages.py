@@ -15,37 +15,37 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError
-from multigpu.strategies.weights import ranks
+from multigpu.strategies.weights import num_ranks
 
 
 class Averages:
     """Starts the all-reduces as gradients become ready, and waits for them.
 
-    parameters    the optimizer's, in an order that all ranks share
-    compression   from a gradient to what is sent
-    passes        backward passes per step
+    parameters        the optimizer's, in an order that all ranks share
+    compression       from a gradient to what is sent
+    passes_per_step   backward passes per step
 
-    skip          `before_step` leaves the gradients as they are
-    step_hook     calls `before_step`
+    skip              `before_step` leaves the gradients as they are
+    step_hook         calls `before_step`
     """
 
     def __init__(
         self,
         parameters: list[torch.Tensor],
         compression: Callable[[torch.Tensor], torch.Tensor],
-        passes: int,
+        passes_per_step: int,
     ):
         self.compression = compression
-        self.passes = passes
+        self.passes_per_step = passes_per_step
         self.order = [p for p in reversed(parameters) if p.requires_grad]
         self.skip = False
         self.synchronized = False
         # The gradient, the tensor that is reduced (the same without compression), the work.
         self.running: list[tuple[torch.Tensor, torch.Tensor, dist.Work]] = []
-        self.backwards: dict[torch.Tensor, int] = {}
+        self.backward_counts: dict[torch.Tensor, int] = {}
         self.step_hook: RemovableHandle | None = None
         self.handles: list[RemovableHandle] = []
-        if ranks() > 1:
+        if num_ranks() > 1:
             self.handles = [
                 p.register_post_accumulate_grad_hook(self._ready) for p in self.order
             ]
@@ -61,20 +61,20 @@ class Averages:
 
     def reset(self) -> None:
         """Begin a new step."""
-        self.backwards = {}
+        self.backward_counts = {}
         self.synchronized = False
 
     def _ready(self, parameter: torch.Tensor) -> None:
         self.synchronized = False
-        self.backwards[parameter] = self.backwards.get(parameter, 0) + 1
-        if self.backwards[parameter] > self.passes:
+        self.backward_counts[parameter] = self.backward_counts.get(parameter, 0) + 1
+        if self.backward_counts[parameter] > self.passes_per_step:
             raise UserError(
-                f"more than {self.passes} backward() before step(): give DistributedOptimizer "
-                f"backward_passes_per_step=<the number of them>."
+                f"more than {self.passes_per_step} backward() before step(): "
+                f"give DistributedOptimizer backward_passes_per_step=<the number of them>."
             )
         while len(self.running) < len(self.order):
             following = self.order[len(self.running)]
-            if self.backwards.get(following, 0) < self.passes:
+            if self.backward_counts.get(following, 0) < self.passes_per_step:
                 return
             self._start(following)
 
@@ -94,7 +94,7 @@ class Averages:
         """Start what has not started, and wait for all averages."""
         if self.synchronized:
             return
-        if ranks() > 1:
+        if num_ranks() > 1:
             for parameter in self.order[len(self.running) :]:
                 self._start(parameter)
         for gradient, reduced, work in self.running:
@@ -106,7 +106,7 @@ class Averages:
             if not parameter.requires_grad:
                 parameter.grad = None
         self.running = []
-        self.backwards = {}
+        self.backward_counts = {}
         self.synchronized = True
 
     def before_step(self) -> None:
@@ -115,7 +115,7 @@ class Averages:
         Raises UserError if it is and `synchronize()` was not called.
         """
         if self.skip:
-            if self.backwards:
+            if self.backward_counts:
                 raise UserError(
                     "skip_synchronize() without synchronize() would apply this rank's own "
                     "gradients: call synchronize() first."

@@ -86,7 +86,7 @@ def DistributedOptimizer(
     return optimizer
 
 
-def undo(optimizer: Optimizer) -> None:
+def remove_averaging(optimizer: Optimizer) -> None:
     """Restore the optimizer's class and remove its hooks; it can be wrapped again."""
     if isinstance(optimizer, _Averaging):
         optimizer._averaging.close()

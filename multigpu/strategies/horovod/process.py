@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 from multigpu import devices, rendezvous
 from multigpu.errors import UserError
-from multigpu.launch.world import World, find
-from multigpu.strategies.weights import ranks
+from multigpu.launch.world import World, find_world
+from multigpu.strategies.weights import num_ranks
 
 
 class Process:
@@ -25,7 +25,7 @@ class Process:
 
     def start(self) -> None:
         """Start torch.distributed, unless it runs already."""
-        world = find()
+        world = find_world()
         if not dist.is_initialized():
             device = devices.pick(world)
             store = rendezvous.open_store(world, device)
@@ -63,7 +63,7 @@ def shutdown() -> None:
 def size() -> int:
     """The number of ranks. Raises UserError before `init`."""
     _ = PROCESS.world
-    return ranks()
+    return num_ranks()
 
 
 def rank() -> int:

@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from multigpu.errors import UserError
-from multigpu.launch.world import find
-from multigpu.strategies import horovod as own
+from multigpu.launch.world import find_world
+from multigpu.strategies import horovod as course_horovod
 from multigpu.strategies.ddp import DDPStrategy, trainable_parameters
-from multigpu.strategies.horovod.optimizer import undo
+from multigpu.strategies.horovod.optimizer import remove_averaging
 
 Result = TypeVar("Result")
 
@@ -34,7 +34,7 @@ def package() -> ModuleType:
     try:
         import horovod.torch as real
     except ImportError:
-        return own
+        return course_horovod
     return real
 
 
@@ -77,7 +77,7 @@ class HorovodStrategy(DDPStrategy):
     def launch(self, function: Callable[..., Result], *args: Any) -> Result:
         """`function(*args)` in this rank. Raises UserError if no driver started the ranks."""
         processes = self.ranks_on_node() or 1
-        if find().launcher == "python" and processes > 1:
+        if find_world().launcher == "python" and processes > 1:
             self.start(processes)
         return function(*args)
 
@@ -111,7 +111,7 @@ class HorovodStrategy(DDPStrategy):
             optimizers[index] = hvd.DistributedOptimizer(
                 optimizer,
                 named_parameters=named,
-                backward_passes_per_step=self.backwards,
+                backward_passes_per_step=self.backwards_per_step,
                 compression=compression,
             )
         self.wrapped_optimizers = list(optimizers)
@@ -146,7 +146,7 @@ class HorovodStrategy(DDPStrategy):
     def detach(self) -> None:
         """Give the optimizers back their own class."""
         for optimizer in self.wrapped_optimizers:
-            undo(optimizer)
+            remove_averaging(optimizer)
         self.wrapped_optimizers = []
         super().detach()
 
@@ -154,6 +154,6 @@ class HorovodStrategy(DDPStrategy):
         """Wait for the averages."""
         optimizer.synchronize()
 
-    def stepping(self, optimizer: Optimizer) -> AbstractContextManager:
+    def optimizer_step_context(self, optimizer: Optimizer) -> AbstractContextManager:
         """The gradients are averaged already."""
         return optimizer.skip_synchronize()

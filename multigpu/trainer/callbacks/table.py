@@ -25,7 +25,7 @@ class Table(Callback):
     loaded   the checkpoint that the run resumes from, or None
 
     The module logs "loss" and "test_accuracy" by epoch. The data module has `train` (the
-    training set), `batch_size` (global) and `share` (images per rank). Raises UserError if one
+    training set), `batch_size` (global) and `images_per_rank`. Raises UserError if one
     of the two is not logged, or the loss is not finite.
     """
 
@@ -47,7 +47,8 @@ class Table(Callback):
         data = trainer.datamodule
         trainer.print(devices.describe(world, trainer.strategy.device))
         trainer.print(
-            f"global batch {data.batch_size} = {world.size} (ranks) × {data.share} (images)\n"
+            f"global batch {data.batch_size} = {world.size} (ranks) × "
+            f"{data.images_per_rank} (images)\n"
         )
         progress = {"epoch": trainer.current_epoch, "step": 0, "history": self.rows}
         trainer.print(
@@ -70,7 +71,7 @@ class Table(Callback):
                 )
         row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
         row |= {name: float(trainer.callback_metrics[name]) for name in COLUMNS}
-        metrics.finite(row["loss"], trainer.current_epoch, trainer.strategy.world)
+        metrics.check_loss(row["loss"], trainer.current_epoch, trainer.strategy.world)
         row["images_per_s"] = len(trainer.datamodule.train) / self._training_seconds
         self.rows.append(row)
         trainer.print(metrics.row(row), flush=True)

@@ -27,13 +27,13 @@ def compose_checkpoint(trainer: Trainer, weights_only: bool) -> dict[str, Any]:
     All ranks call it: each has its own random states, and hooks may contain collectives.
     """
     fit = trainer.state.fit_loop
-    epoch_start = fit.epoch_began if fit else None
+    epoch_start = fit.epoch_start_states if fit else None
     random = trainer.strategy.gather_objects((random_states(), epoch_start))
     content = _lightning_contents(trainer, weights_only)
     if fit:
         content[OWN_KEY] = {
             "batches_done": fit.batches_done,
-            "to_do": fit.to_do,
+            "pending_phase": fit.pending_phase,
             "random": random,
             "monitored": _monitored_values(trainer),
         }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from multigpu.trainer.module import LightningModule
 
     Module = TypeVar("Module", bound=LightningModule)
-    Made = TypeVar("Made", bound=LightningModule | LightningDataModule)
+    Instance = TypeVar("Instance", bound=LightningModule | LightningDataModule)
 
 
 def module_from_checkpoint(
@@ -32,8 +32,8 @@ def module_from_checkpoint(
 
 
 def make_from_hyperparameters(
-    cls: type[Made], content: dict[str, Any], path: str | Path, keywords: dict[str, Any]
-) -> Made:
+    cls: type[Instance], content: dict[str, Any], path: str | Path, keywords: dict[str, Any]
+) -> Instance:
     """A module or data module, made with the saved hyperparameters that its __init__ accepts.
 
     `keywords` take precedence. Raises UserError if an argument of __init__ is missing.

@@ -78,7 +78,7 @@ def restore_training(trainer: Trainer, content: dict[str, Any], path: str | Path
     fit.total_batches = saved.total_batches
     fit.batches_done = saved.batches_done
     if own:
-        fit.to_do = own["to_do"]
+        fit.pending_phase = own["pending_phase"]
     monitored = own.get("monitored", {})
     trainer.callback_metrics.update(
         {name: torch.tensor(value) for name, value in monitored.items()}
@@ -129,7 +129,7 @@ def _restore_random_states(trainer: Trainer, states: list[tuple[dict, dict | Non
             )
         return
     now, epoch_start = states[trainer.global_rank]
-    fit.epoch_began = epoch_start if within_epoch else None
-    fit.after_skip = now if within_epoch else None
+    fit.epoch_start_states = epoch_start if within_epoch else None
+    fit.states_after_skip = now if within_epoch else None
     if not within_epoch:
         set_random_states(now)

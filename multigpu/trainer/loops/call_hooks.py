@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.callbacks.early_stopping import EarlyStopping
 from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
-from multigpu.trainer.hooks import overridden
+from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.profiled import profiled
 from multigpu.trainer.module import LightningModule
@@ -30,12 +30,12 @@ def lookup(trainer: "Trainer", name: str) -> Callable[..., Any] | None:
     """
     state = trainer.state
     module = state.lightning_module
-    first = [cb for cb in trainer.callbacks if overridden(name, cb, Callback)]
+    first = [cb for cb in trainer.callbacks if is_overridden(name, cb, Callback)]
     last: list[Callback] = []
     if name == "on_train_epoch_end":
         last = [cb for cb in first if isinstance(cb, MONITORING)]
         first = [cb for cb in first if not isinstance(cb, MONITORING)]
-    own = getattr(module, name) if overridden(name, module, LightningModule) else None
+    own = getattr(module, name) if is_overridden(name, module, LightningModule) else None
     if not first and not last and own is None:
         return None
     attributes = module.__dict__

@@ -3,7 +3,7 @@
 from typing import Any
 
 from multigpu.errors import UserError
-from multigpu.trainer.hooks import overridden
+from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.module import LightningModule
 
 REQUIRED = {
@@ -32,7 +32,7 @@ def check_model(stage: str, model: Any) -> None:
             f"subclass of multigpu.trainer.LightningModule."
         )
     for name in REQUIRED[stage]:
-        if not overridden(name, model, LightningModule):
+        if not is_overridden(name, model, LightningModule):
             raise UserError(
                 f"{type(model).__name__} has no {name}, which trainer.{stage} needs: write it."
             )

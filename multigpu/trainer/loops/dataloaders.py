@@ -74,16 +74,16 @@ class EveryNthBatch(Sampler):
         return len(range(self.index, len(self.batches), self.num_shards))
 
 
-def of_this_rank(trainer: "Trainer", loader: Any, training: bool) -> Any:
+def prepare_for_rank(trainer: "Trainer", loader: Any, training: bool) -> Any:
     """This rank's shard of a dataloader, or the loader itself; its workers are seeded."""
     if trainer.use_distributed_sampler:
-        shard = trainer.strategy.shard
-        loader = sharded(loader, shard, training, keep_order=bool(trainer.overfit_batches))
+        keep_order = bool(trainer.overfit_batches)
+        loader = shard_loader(loader, trainer.strategy.shard, training, keep_order)
     seed.seed_workers(loader, trainer.global_rank)
     return loader
 
 
-def sharded(
+def shard_loader(
     loader: Any, shard: tuple[int, int], training: bool, keep_order: bool = False
 ) -> Any:
     """The same DataLoader with one shard of the data.
@@ -103,7 +103,7 @@ def sharded(
     if num_shards == 1 or isinstance(loader.sampler, DistributedSampler):
         return loader
     if not training:
-        return _sharded_by_batch(loader, num_shards, index, shuffled)
+        return _shard_by_batch(loader, num_shards, index, shuffled)
     if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise UserError(
             f"a DataLoader with a batch_sampler of its own "
@@ -123,7 +123,7 @@ def sharded(
     return _with_sampler(loader, ShardedSampler(loader.sampler, num_shards, index))
 
 
-def _sharded_by_batch(
+def _shard_by_batch(
     loader: DataLoader, num_shards: int, index: int, shuffled: bool
 ) -> DataLoader:
     """Every num_shards-th batch.
@@ -132,7 +132,7 @@ def _sharded_by_batch(
     """
     if shuffled:
         loader = _with_sampler(loader, SequentialSampler(loader.dataset))
-    batches = length(loader)
+    batches = num_batches(loader)
     if batches == float("inf"):
         raise UserError(
             f"a DataLoader whose batch_sampler has no length cannot be shared by {num_shards} "
@@ -182,7 +182,7 @@ def start_epoch(loader: Any, epoch: int) -> None:
             sampler.set_epoch(epoch)
 
 
-def length(loader: Any) -> float:
+def num_batches(loader: Any) -> float:
     """Batches of the loader; infinity where it has no length."""
     try:
         return len(loader)
@@ -190,7 +190,7 @@ def length(loader: Any) -> float:
         return float("inf")
 
 
-def limited(batches: float, limit: int | float | None, name: str) -> float:
+def limit_batches(batches: float, limit: int | float | None, name: str) -> float:
     """At most `limit` batches: a number, or a fraction of them (1.0 is all)."""
     if limit is None or (isinstance(limit, float) and limit == 1.0):
         return batches

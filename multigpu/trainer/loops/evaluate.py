@@ -8,7 +8,7 @@ import torch
 
 from multigpu.devices import to_cpu
 from multigpu.errors import UserError
-from multigpu.trainer.hooks import overridden
+from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks, dataloaders
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.log_rules import OUTSIDE_BATCH
@@ -45,7 +45,7 @@ class EvaluationLoop:
         self.module = state.lightning_module
         self.stage = stage
         self.loaders = [
-            dataloaders.of_this_rank(trainer, loader, training=False) for loader in loaders
+            dataloaders.prepare_for_rank(trainer, loader, training=False) for loader in loaders
         ]
         self.sharded = [
             shard is not whole for whole, shard in zip(loaders, self.loaders, strict=True)
@@ -61,7 +61,7 @@ class EvaluationLoop:
         if trainer.overfit_batches and stage == "validate":
             name = "overfit_batches"
         for whole, sharded in zip(loaders, self.sharded, strict=True):
-            batches = dataloaders.limited(dataloaders.length(whole), limit, name)
+            batches = dataloaders.limit_batches(dataloaders.num_batches(whole), limit, name)
             if sharded:
                 self.uneven |= int(batches) % self.num_shards != 0
                 batches = len(range(self.shard_index, int(batches), self.num_shards))
@@ -102,7 +102,7 @@ class EvaluationLoop:
         return metrics
 
     def _overrides(self, name: str) -> bool:
-        return overridden(name, self.module, LightningModule)
+        return is_overridden(name, self.module, LightningModule)
 
     def _run_loaders(self, sanity_steps: int | None) -> list[dict[str, Any]]:
         trainer = self.trainer

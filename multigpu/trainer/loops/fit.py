@@ -26,14 +26,15 @@ END = object()
 class FitLoop:
     """One training run. training_step.py has what is done with a batch.
 
-    batches_done     batches of this epoch that are complete; 0 between epochs
-    total_batches    those of all epochs
-    to_do            what the end of the last of them still has to do: "validate", "rest", or
-                     nothing
-    epoch_began      random states at the epoch's start: an epoch that is resumed must be
-                     shuffled as before
-    after_skip       random states to set once a resumed epoch has skipped its first batches
-    exchanges_steps  whether the ranks exchange every step's values; see results.py
+    batches_done         batches of this epoch that are complete; 0 between epochs
+    total_batches        those of all epochs
+    pending_phase        what the end of the last batch still has to do: "validate", "rest" or
+                         "" (nothing)
+    epoch_start_states   random states at the epoch's start: a resumed epoch must be shuffled
+                         as before
+    states_after_skip    random states to set once a resumed epoch has skipped its first
+                         batches
+    exchanges_steps      whether the ranks exchange every step's values; see results.py
     """
 
     def __init__(self, trainer: "Trainer", loader: Any, validation: EvaluationLoop | None):
@@ -46,10 +47,10 @@ class FitLoop:
         self.results = state.results
         self.validation = validation
         self.loader = loader
-        self.length = dataloaders.length(loader)
+        self.length = dataloaders.num_batches(loader)
         limit = trainer.limit_train_batches
         name = "overfit_batches" if trainer.overfit_batches else "limit_train_batches"
-        batches = dataloaders.limited(self.length, limit, name)
+        batches = dataloaders.limit_batches(self.length, limit, name)
         self.batches_of_epoch = self._shortest_of_ranks(batches)
         if self.batches_of_epoch == 0 and limit != 0:
             state.warn_once(
@@ -57,12 +58,12 @@ class FitLoop:
             )
         self.batches_done = 0
         self.total_batches = 0
-        self.to_do = ""
+        self.pending_phase = ""
         self.exchanges_steps = True
         self.last = False
         self.epoch_ended = False
-        self.epoch_began: dict[str, Any] | None = None
-        self.after_skip: dict[str, Any] | None = None
+        self.epoch_start_states: dict[str, Any] | None = None
+        self.states_after_skip: dict[str, Any] | None = None
         self.training_step: TrainingStep | None = None
 
     def _shortest_of_ranks(self, batches: float) -> float:
@@ -165,17 +166,17 @@ class FitLoop:
 
         In an epoch that is resumed, the batches that are done are skipped.
         """
-        if self.epoch_began is not None and self.after_skip is not None:
-            set_random_states(self.epoch_began)
+        if self.epoch_start_states is not None and self.states_after_skip is not None:
+            set_random_states(self.epoch_start_states)
         else:
-            self.epoch_began = random_states()
+            self.epoch_start_states = random_states()
         dataloaders.start_epoch(self.loader, self.progress.current_epoch)
         iterator = iter(self.loader)
         for _ in range(self.batches_done):
             next(iterator, END)
-        if self.after_skip is not None:
-            set_random_states(self.after_skip)
-            self.after_skip = None
+        if self.states_after_skip is not None:
+            set_random_states(self.states_after_skip)
+            self.states_after_skip = None
         return iterator
 
     def _epoch(self, iterator: Iterator) -> None:
@@ -190,7 +191,8 @@ class FitLoop:
         unsized = self.length == float("inf")
         following = next(iterator, END) if unsized and index < limit else None
         self.last = index >= limit or following is END
-        if index and self.to_do:  # resumed from a checkpoint that a batch's end has written
+        # Resumed from a checkpoint that was written at a batch's end.
+        if index and self.pending_phase:
             self._end_batch(index - 1, self.last)
         while index < limit and not skipped:
             if unsized:
@@ -271,46 +273,46 @@ class FitLoop:
                 self.schedule("step", plateau=False)
                 self.schedule("epoch", plateau=False)
             return True
-        stepping = last or (index + 1) % self.trainer.accumulate_grad_batches == 0
+        completes_step = last or (index + 1) % self.trainer.accumulate_grad_batches == 0
         attributes = self.module.__dict__
         between_hooks = attributes["_log_context"]
         attributes["_log_context"] = self.step_context
-        output = self.training_step.run(batch, index, stepping)
+        output = self.training_step.run(batch, index, completes_step)
         attributes["_log_context"] = between_hooks
         if self.state.lr_scheduler_configs and self.automatic:
-            if stepping:
+            if completes_step:
                 self.schedule("step", plateau=False)
             if last:
                 self.schedule("epoch", plateau=False)
-        self.to_do = "validate"
-        self._report(output, batch, index, stepping)
+        self.pending_phase = "validate"
+        self._report(output, batch, index, completes_step)
         self._end_batch(index, last)
         return False
 
     def _end_batch(self, index: int, last: bool) -> None:
         trainer = self.trainer
         state = self.state
-        stepping = last or (index + 1) % trainer.accumulate_grad_batches == 0
+        completes_step = last or (index + 1) % trainer.accumulate_grad_batches == 0
         validating = (
             self.validation is not None
-            and self.to_do == "validate"
+            and self.pending_phase == "validate"
             and self._validation_is_due(index, last)
         )
-        self.to_do = "rest"
+        self.pending_phase = "rest"
         self.index = index
         if validating:
-            if stepping:
+            if completes_step:
                 self.module.on_validation_model_zero_grad()
             self.validation.run()
             state.results = self.results
             state.training = True
-        if stepping:
+        if completes_step:
             if state.lr_scheduler_configs and self.automatic:
                 self.schedule("step", plateau=True)
             self.progress.batches_that_stepped += 1
-        self.to_do = ""
+        self.pending_phase = ""
 
-    def _report(self, output: Any, batch: Any, index: int, stepping: bool) -> None:
+    def _report(self, output: Any, batch: Any, index: int, completes_step: bool) -> None:
         """Logged values go to callbacks, and every log_every_n_steps to loggers."""
         trainer = self.trainer
         results = self.results
@@ -322,13 +324,15 @@ class FitLoop:
             self.batch_end(_outputs(output), batch, index)
         every = trainer.log_every_n_steps
         logged = (
-            stepping and bool(every) and (self.progress.batches_that_stepped + 1) % every == 0
+            completes_step
+            and bool(every)
+            and (self.progress.batches_that_stepped + 1) % every == 0
         )
         exchange = results.ranks > 1 and (logged or exchanging)
         if results.any_fresh or exchange:
             reported = results.step_metrics(exchange)
             metrics.update(reported)
-            if logged or (trainer.fast_dev_run and stepping):
+            if logged or (trainer.fast_dev_run and completes_step):
                 send_to_loggers(trainer, reported)
 
     # ---- what is due ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from multigpu.strategies import Strategy
-from multigpu.trainer.hooks import overridden
+from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks
 from multigpu.trainer.loops.profiled import profiled
 from multigpu.trainer.module import LightningModule
@@ -37,12 +37,12 @@ class OptimizerStep:
         self.automatic = module.automatic_optimization
         # A strategy that overrides neither costs nothing per step.
         strategy = trainer.strategy
-        has_synchronize = overridden("synchronize", strategy, Strategy)
-        has_stepping = overridden("stepping", strategy, Strategy)
+        has_synchronize = is_overridden("synchronize", strategy, Strategy)
+        has_context = is_overridden("optimizer_step_context", strategy, Strategy)
         self.synchronize = strategy.synchronize if has_synchronize else None
-        self.stepping = strategy.stepping if has_stepping else None
+        self.step_context = strategy.optimizer_step_context if has_context else None
         self.before_step = call_hooks.lookup(trainer, "on_before_optimizer_step")
-        self.overrides_clipping = overridden(
+        self.overrides_clipping = is_overridden(
             "configure_gradient_clipping", module, LightningModule
         )
         self.step = profiled(trainer.profiler, "optimizer_step", self.precision.step)
@@ -64,10 +64,10 @@ class OptimizerStep:
 
     def apply(self, optimizer: Optimizer) -> None:
         """The step itself; with a loss scaler it is skipped if a gradient is not finite."""
-        if self.stepping is None:
+        if self.step_context is None:
             self.step(optimizer)
         else:
-            with self.stepping(optimizer):
+            with self.step_context(optimizer):
                 self.step(optimizer)
 
     def run(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> None:

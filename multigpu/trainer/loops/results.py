@@ -154,7 +154,7 @@ class Results:
                     f"self.log({name!r}) has other arguments in {hook} than before: give it "
                     f"another name."
                 )
-            again = entry.fresh
+            logged_before = entry.fresh
             entry.fresh = True
             entry.reported = False
             self.any_fresh = True
@@ -168,7 +168,7 @@ class Results:
             if self.device is not None:
                 value = value.to(self.device)
                 rows = self._rows(entry, hook, micro_batch) if rows is None else rows
-                total, before = entry.micro_batches if again else (0.0, 0)
+                total, before = entry.micro_batches if logged_before else (0.0, 0)
                 entry.micro_batches = (total + value * rows, before + rows)
                 entry.value = value
                 if entry.reduce == "mean":
@@ -268,7 +268,7 @@ class Results:
             for key in dict.fromkeys(key for logged in of_ranks for key in logged):
                 pairs = [logged[key] for logged in of_ranks if key in logged]
                 reduce = fresh.setdefault(key, Entry(*pairs[0][0])).reduce
-                total = _reduced(reduce, (value for _, value in pairs))
+                total = _reduce_totals(reduce, (value for _, value in pairs))
                 values[key] = (total / (len(pairs) if reduce == "mean" else 1)).float()
         pairs = [(entry, values[key]) for key, entry in fresh.items()]
         return Reported(pairs, on_step=True, training=self.training)
@@ -291,14 +291,16 @@ class Results:
                 totals[key] = (entry, entry.total, entry.weight)
         if self.ranks == 1:
             pairs = [
-                (entry, torch.as_tensor(_divided(entry, total, weight)))
+                (entry, torch.as_tensor(_mean_or_total(entry, total, weight)))
                 for entry, total, weight in totals.values()
             ]
         else:
-            pairs = self._over_ranks(totals)
+            pairs = self._reduce_over_ranks(totals)
         return Reported(pairs, on_step=False, training=self.training)
 
-    def _over_ranks(self, totals: dict[tuple, tuple]) -> list[tuple[Entry, torch.Tensor]]:
+    def _reduce_over_ranks(
+        self, totals: dict[tuple, tuple]
+    ) -> list[tuple[Entry, torch.Tensor]]:
         """Entries with the values of all ranks, in the same order on all ranks."""
         of_ranks = self.gather(
             {
@@ -312,9 +314,11 @@ class Results:
             settings, total, weight = logged[0]
             entry = Entry(*settings)
             if weight is not None and entry.all_ranks:
-                total = _reduced(entry.reduce, (total for _, total, _ in logged))
+                total = _reduce_totals(entry.reduce, (total for _, total, _ in logged))
                 weight = sum(weight for _, _, weight in logged)
-            pairs.append((entry, torch.as_tensor(_divided(entry, total, weight)).float()))
+            pairs.append(
+                (entry, torch.as_tensor(_mean_or_total(entry, total, weight)).float())
+            )
         return pairs
 
     def unreported(self, hook: str) -> dict[str, Any]:
@@ -329,7 +333,7 @@ class Results:
                 if value is not None:
                     pairs.append((entry, value))
             elif not on_step and entry.on_epoch and entry.total is not None:
-                value = _divided(entry, entry.total, entry.weight)
+                value = _mean_or_total(entry, entry.total, entry.weight)
                 pairs.append((entry, torch.as_tensor(value)))
         return Reported(pairs, on_step, self.training).callback
 
@@ -368,13 +372,13 @@ def _value_of_batch(value: Any) -> Any:
     return value._forward_cache if hasattr(value, "compute") else value
 
 
-def _reduced(reduce: str, totals: Iterable[float]) -> torch.Tensor:
+def _reduce_totals(reduce: str, totals: Iterable[float]) -> torch.Tensor:
     """The ranks' totals as one, in float64. A NaN of any rank makes it NaN."""
     tensors = [torch.tensor(total, dtype=torch.float64) for total in totals]
     return functools.reduce(REDUCTIONS[reduce], tensors)
 
 
-def _divided(entry: Entry, total: Any, weight: float | None) -> Any:
+def _mean_or_total(entry: Entry, total: Any, weight: float | None) -> Any:
     """A mean from its total, NaN where nothing was counted; other totals unchanged.
 
     A Metric's value has no weight.

@@ -13,7 +13,7 @@ from multigpu.rendezvous import fail_together, same_everywhere
 from multigpu.trainer import arguments, defaults, seed
 from multigpu.trainer.checkpointing import restoring
 from multigpu.trainer.datamodule import LightningDataModule
-from multigpu.trainer.hooks import DataHooks, overridden
+from multigpu.trainer.hooks import DataHooks, is_overridden
 from multigpu.trainer.loops import call_hooks, dataloaders, optimizers
 from multigpu.trainer.loops.evaluate import EvaluationLoop
 from multigpu.trainer.loops.fit import FitLoop
@@ -24,7 +24,7 @@ from multigpu.trainer.loops.results import Results
 from multigpu.trainer.loops.step_module import StepModule
 from multigpu.trainer.loops.transfer import BatchTransfer
 from multigpu.trainer.module import LightningModule
-from multigpu.trainer.summary import introduce
+from multigpu.trainer.summary import print_summary_and_log_hparams
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -122,7 +122,7 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
     own = list(own) if isinstance(own, (list, tuple)) else [own]
     replaced = {type(callback) for callback in own}
     kept = [callback for callback in trainer.callbacks if type(callback) not in replaced]
-    trainer.callbacks[:] = defaults.in_order(kept + own)
+    trainer.callbacks[:] = defaults.checkpoints_last(kept + own)
     for logger in trainer.loggers:
         logger.is_global_zero = trainer.is_global_zero
         logger.set_version(strategy.broadcast(logger.version))
@@ -170,13 +170,13 @@ def _fit(trainer: "Trainer", ckpt_path: str | None, given: dict[str, Any]) -> No
     state.ckpt_path = ckpt_path
     loaded = restoring.restore_model(trainer, ckpt_path)
     train, validation = _fit_data(trainer, given)
-    state.data.train_dataloader = dataloaders.of_this_rank(trainer, train, training=True)
+    state.data.train_dataloader = dataloaders.prepare_for_rank(trainer, train, training=True)
     state.fit_loop = FitLoop(trainer, state.data.train_dataloader, validation)
     state.data.num_training_batches = state.fit_loop.batches_of_epoch
     _configure_optimizers(trainer)
     if loaded:
         restoring.restore_training(trainer, loaded, ckpt_path)
-    introduce(trainer)
+    print_summary_and_log_hparams(trainer)
     call_hooks.call(trainer, "on_fit_start")
     if validation and trainer.num_sanity_val_steps and not loaded:
         _sanity_check(trainer, validation)
@@ -212,13 +212,13 @@ def _fit_data(trainer: "Trainer", given: dict[str, Any]) -> tuple[Any, Evaluatio
             "trainer.fit takes one training dataloader: concatenate the data sets, or zip "
             "them in a data set of your own."
         )
-    has_step = overridden("validation_step", state.lightning_module, LightningModule)
+    has_step = is_overridden("validation_step", state.lightning_module, LightningModule)
     wanted = has_step and trainer.limit_val_batches != 0
     loaders = dataloaders.as_list(_find_loader(trainer, "val", given)) if wanted else []
     same_everywhere(
         strategy.world,
         "the kind of training dataloader (with a length, or without)",
-        dataloaders.length(train) < float("inf"),
+        dataloaders.num_batches(train) < float("inf"),
         strategy.gather_objects,
     )
     same_everywhere(
@@ -251,8 +251,8 @@ def _configure_optimizers(trainer: "Trainer") -> None:
     state.optimizers, state.lr_scheduler_configs = optimizers.parse(
         returned, model.automatic_optimization
     )
-    strategy.backwards = trainer.accumulate_grad_batches
-    strategy.manual = not model.automatic_optimization
+    strategy.backwards_per_step = trainer.accumulate_grad_batches
+    strategy.manual_optimization = not model.automatic_optimization
     state.model = strategy.wrap(state.model, state.optimizers)
     strategy.scale_schedulers([config.scheduler for config in state.lr_scheduler_configs])
     state.lightning_optimizers = [
@@ -306,7 +306,7 @@ def _find_loader(trainer: "Trainer", name: str, given: dict[str, Any]) -> Any:
     method = f"{name}_dataloader"
     sources = ((state.datamodule, DataHooks), (state.lightning_module, LightningModule))
     for source, base in sources:
-        if loader is None and source is not None and overridden(method, source, base):
+        if loader is None and source is not None and is_overridden(method, source, base):
             loader = getattr(source, method)()
     if name != "train":
         setattr(state.data, f"{name}_dataloaders", loader)

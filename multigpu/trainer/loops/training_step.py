@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from multigpu.errors import UserError
 from multigpu.strategies import Strategy
-from multigpu.trainer.hooks import overridden
+from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks
 from multigpu.trainer.loops.anomaly import check_finite
 from multigpu.trainer.loops.optimizer_step import needs_closure
@@ -36,11 +36,13 @@ class TrainingStep:
         self.before_zero_grad = call_hooks.lookup(trainer, "on_before_zero_grad")
         self.before_backward = call_hooks.lookup(trainer, "on_before_backward")
         self.after_backward = call_hooks.lookup(trainer, "on_after_backward")
-        self.overrides_zero_grad = overridden("optimizer_zero_grad", module, LightningModule)
+        self.overrides_zero_grad = is_overridden(
+            "optimizer_zero_grad", module, LightningModule
+        )
         self.forward = profiled(trainer.profiler, "training_step", self._forward)
         self.backward = profiled(trainer.profiler, "backward", self._backward)
         self.step_end = getattr(module, "training_step_end", None)
-        self.merges = overridden("reduce_loss", trainer.strategy, Strategy)
+        self.merges = is_overridden("reduce_loss", trainer.strategy, Strategy)
         self.returning = "training_step" if self.step_end is None else "training_step_end"
         parameters = inspect.signature(module.training_step).parameters
         self.takes_index = len(parameters) > 1 or any(
@@ -48,27 +50,28 @@ class TrainingStep:
         )
         optimizer = state.optimizers[0] if state.optimizers else None
         self.steps_by_closure = optimizer is not None and (
-            overridden("optimizer_step", module, LightningModule) or needs_closure(optimizer)
+            is_overridden("optimizer_step", module, LightningModule)
+            or needs_closure(optimizer)
         )
         if self.automatic and optimizer is None:
             state.warn_once(
                 "configure_optimizers returned None: nothing is learned in this fit."
             )
 
-    def run(self, batch: Any, index: int, stepping: bool) -> Any:
-        """Train on batch number `index` of the epoch; `stepping`: it completes a step.
+    def run(self, batch: Any, index: int, completes_step: bool) -> Any:
+        """Train on batch number `index` of the epoch, and return training_step's output.
 
-        Returns training_step's output.
+        `completes_step`: the optimizer steps after this batch.
         """
         if not self.automatic:
             return self.forward(batch, index)
-        if stepping:
+        if completes_step:
             return self._run_and_step(batch, index)
         with self.strategy.no_sync(self.state.model):
             return self._gradients(batch, index)
 
     def _forward(self, batch: Any, index: int) -> Any:
-        """What `training_step` returned, after training_step_end or the strategy's merge."""
+        """training_step's output, after training_step_end or the strategy's reduce_loss."""
         args = (batch, index) if self.takes_index else (batch,)
         if self.precision.plain:
             output = self.strategy.run_step(self.state.model, "training_step", *args)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from multigpu.trainer.datamodule import LightningDataModule
-from multigpu.trainer.hooks import DataHooks, overridden, to_device
+from multigpu.trainer.hooks import DataHooks, is_overridden, to_device
 from multigpu.trainer.loops.precision import Precision
 from multigpu.trainer.module import LightningModule
 
@@ -54,7 +54,7 @@ def transfer_hooks(
     """
     owners = [
         next(
-            (owner for owner in (datamodule, module) if overridden(name, owner, DataHooks)),
+            (owner for owner in (datamodule, module) if is_overridden(name, owner, DataHooks)),
             None,
         )
         for name in HOOKS

@@ -14,10 +14,10 @@ from multigpu.vgpu.ops.errors import (
     check_generator,
     check_has_numbers,
     check_host_tensors,
-    device_mismatch,
-    host_out_of_memory,
-    stopped,
-    unsupported,
+    device_mismatch_error,
+    host_out_of_memory_error,
+    stopped_error,
+    unsupported_error,
 )
 from multigpu.vgpu.ops.op_info import OpInfo
 from multigpu.vgpu.ops.resizing import detach_payloads, snapshot, update_wrapper
@@ -91,7 +91,7 @@ def dispatch(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     meter = tensors[0]._block.meter
     for tensor in tensors:
         if tensor._block.meter is not meter and not info.foreach:
-            raise device_mismatch(info, func, args, meter.device, tensor.device)
+            raise device_mismatch_error(info, func, args, meter.device, tensor.device)
     if info.foreach:
         check_foreach_devices(info, func, args)
     elif host_tensors:
@@ -115,9 +115,9 @@ def execute(
     """
     machine = meter.machine
     if not meter.alive:
-        raise stopped(tensors[0])
+        raise stopped_error(tensors[0])
     if machine.clock.pending:
-        machine.clock.settle(tensors)
+        machine.clock.wait_for_collectives(tensors)
     if not machine.compute:
         payloads, kwargs = shapes_only(info, payloads, kwargs, tensors)
     if info.special:
@@ -126,10 +126,10 @@ def execute(
         try:
             out = info.kernel(*payloads, **kwargs)
         except NotImplementedError as error:
-            raise unsupported(info, error) from None
+            raise unsupported_error(info, error) from None
         except RuntimeError as error:
             if "can't allocate memory" in str(error):
-                raise host_out_of_memory(info, meter.device) from None
+                raise host_out_of_memory_error(info, meter.device) from None
             raise
     allocations_before = meter.num_allocations
     if type(out) is Tensor:
@@ -184,7 +184,7 @@ def view(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     source = args[0]
     block = source._block
     if not block.meter.alive:
-        raise stopped(source)
+        raise stopped_error(source)
     if func is DETACH:
         # Both tensors have one payload until detach_payloads separates them.
         return wrap(source._payload, block)
@@ -247,14 +247,14 @@ def _run_special(
             for tensor in tensors:
                 update_wrapper(tensor, tensors)
     except NotImplementedError as error:
-        raise unsupported(info, error) from None
+        raise unsupported_error(info, error) from None
     except RuntimeError as error:
         # torch.OutOfMemoryError is a RuntimeError, too.
         for tensor, restore_payload in zip(tensors, restore, strict=False):
             restore_payload()
             update_wrapper(tensor, tensors)
         if "can't allocate memory" in str(error):
-            raise host_out_of_memory(info, meter.device) from None
+            raise host_out_of_memory_error(info, meter.device) from None
         raise
     return out
 
@@ -288,7 +288,7 @@ def _create(info: OpInfo, func: OpOverload, args: list, kwargs: dict, meter: Met
         meter.check_host(count * dtype.itemsize)
     out = _random(func, args, kwargs, meter) if info.random else func(*args, **kwargs)
     if not isinstance(out, Tensor):
-        raise unsupported(
+        raise unsupported_error(
             info, "it returns several tensors and has no virtual tensor as an argument"
         )
     if not info.name.startswith(("empty", "new_empty")):

@@ -21,7 +21,7 @@ def check_has_numbers(info: OpInfo, tensors: list[VirtualTensor]) -> None:
         )
 
 
-def device_mismatch(
+def device_mismatch_error(
     info: OpInfo,
     func: torch._ops.OpOverload,
     args: tuple,
@@ -66,11 +66,11 @@ def check_host_tensors(
     for argument, value in zip(func._schema.arguments, args, strict=False):
         written = argument.alias_info is not None and argument.alias_info.is_write
         if written and _is_in(value, host_tensors):
-            raise device_mismatch(info, func, args, device, value.device)
+            raise device_mismatch_error(info, func, args, device, value.device)
     for name in info.out_names:
         out = kwargs.get(name)
         if _is_in(out, host_tensors):
-            raise device_mismatch(info, func, args, device, out.device)
+            raise device_mismatch_error(info, func, args, device, out.device)
     if func.overloadpacket in INDEXING:
         if not isinstance(args[0], VirtualTensor):
             raise RuntimeError(
@@ -79,11 +79,11 @@ def check_host_tensors(
             )
         values = args[2] if len(args) > 2 else None
         if _is_in(values, host_tensors) and values.dim() > 0:
-            raise device_mismatch(info, func, args, device, values.device)
+            raise device_mismatch_error(info, func, args, device, values.device)
     elif not info.takes_host_tensors:
         for host in host_tensors:
             if host.dim() > 0 or not info.takes_host_numbers:
-                raise device_mismatch(info, func, args, device, host.device)
+                raise device_mismatch_error(info, func, args, device, host.device)
 
 
 def _is_in(value: object, tensors: list[Tensor]) -> bool:
@@ -111,10 +111,10 @@ def check_foreach_devices(info: OpInfo, func: torch._ops.OpOverload, args: tuple
                 if not isinstance(other, Tensor) or other.device == one.device:
                     continue
                 if not other.is_cpu or other.dim() > 0:
-                    raise device_mismatch(info, func, args, one.device, other.device)
+                    raise device_mismatch_error(info, func, args, one.device, other.device)
 
 
-def host_out_of_memory(info: OpInfo, device: torch.device) -> torch.OutOfMemoryError:
+def host_out_of_memory_error(info: OpInfo, device: torch.device) -> torch.OutOfMemoryError:
     """The error for a kernel whose memory the host cannot allocate."""
     return torch.OutOfMemoryError(
         f"{device.type} out of memory. {info.name} on {device} needs more memory than the "
@@ -122,7 +122,7 @@ def host_out_of_memory(info: OpInfo, device: torch.device) -> torch.OutOfMemoryE
     )
 
 
-def stopped(tensor: VirtualTensor) -> RuntimeError:
+def stopped_error(tensor: VirtualTensor) -> RuntimeError:
     """The error for a tensor of a stopped machine, or of a machine of the parent process."""
     if tensor._block.meter.machine.process != os.getpid():
         return RuntimeError(FORKED)
@@ -132,7 +132,7 @@ def stopped(tensor: VirtualTensor) -> RuntimeError:
     )
 
 
-def unsupported(info: OpInfo, why: object) -> NotImplementedError:
+def unsupported_error(info: OpInfo, why: object) -> NotImplementedError:
     """The error for an operation that has no kernel on the CPU; `why` is the cause."""
     return NotImplementedError(
         f"Virtual GPUs cannot run the operation aten::{info.name}: {str(why).splitlines()[0]}"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from multigpu.vgpu.ops.errors import stopped
+from multigpu.vgpu.ops.errors import stopped_error
 from multigpu.vgpu.ops.op_info import Handler, Kernel
 from multigpu.vgpu.ops.tensor import VirtualTensor, wrap_new
 
@@ -190,7 +190,7 @@ def pack(func: OpOverload, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:
         )
     meter = rows._block.meter
     if not meter.alive:
-        raise stopped(rows)
+        raise stopped_error(rows)
     payloads = [rows._payload, *args[1:]]
     data, sizes = func(*payloads)
     seconds = meter.machine.costs.seconds(func, payloads, kwargs, [rows], data)

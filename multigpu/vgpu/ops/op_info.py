@@ -110,7 +110,7 @@ class OpInfo:
             self.host_waits or self.random or self.resizes or self.takes_host_tensors
         )
 
-    def written(self, args: list, kwargs: dict) -> set[int]:
+    def written_ids(self, args: list, kwargs: dict) -> set[int]:
         """The ids of the tensors among the arguments of one call that the call writes."""
         ids: set[int] = set()
         for position, argument in enumerate(self.func._schema.arguments):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from multigpu.vgpu.ops.op_info import OpInfo
-from multigpu.vgpu.ops.tensor import VirtualTensor, follow
+from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload
 from multigpu.vgpu.sim.memory import Meter
 
 Tensor = torch.Tensor
@@ -30,15 +30,15 @@ def shapes_only(
     """
     before = [tensor._payload for tensor in tensors]
     for tensor in tensors:
-        follow(tensor)
+        refresh_payload(tensor)
     if not any(tensor._payload.is_meta for tensor in tensors):
         return payloads, kwargs
     if info.mutable:
-        written = info.written(payloads, kwargs)
+        written = info.written_ids(payloads, kwargs)
         for tensor, payload in zip(tensors, before, strict=True):
             is_flag = info.name == FIND_INFINITE and payload.dim() == 0
             if id(payload) in written and not is_flag:
-                forget(tensor)
+                drop_numbers(tensor)
     now = {
         id(payload): tensor._payload for payload, tensor in zip(before, tensors, strict=True)
     }
@@ -60,13 +60,13 @@ def _to_meta(value: Any, now: dict[int, Tensor]) -> Any:
     return value.to("meta") if value.dim() > 0 and not value.is_meta else value
 
 
-def forget(tensor: VirtualTensor) -> None:
+def drop_numbers(tensor: VirtualTensor) -> None:
     """Drop the numbers of a tensor, and of those that share its storage at their next use."""
     if not tensor._payload.is_meta:
         storage = tensor._payload.untyped_storage()
         shape = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
         storage.meta_storage = shape.untyped_storage()
-        follow(tensor)
+        refresh_payload(tensor)
         tensor._block.key = storage.meta_storage._cdata
 
 

@@ -87,7 +87,7 @@ class VirtualTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         # torch would indent the rows by the length of this class's name, so the elements are
         # formatted here.
-        follow(self)
+        refresh_payload(self)
         if self._block.meter.alive and not self._payload.is_meta:
             contents = _tensor_str._tensor_str(self.detach().cpu(), len("tensor("))
         else:
@@ -126,22 +126,22 @@ class VirtualTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         meter = self._block.meter
-        follow(self)
+        refresh_payload(self)
         payload = self._payload
         has_storage = payload.layout is torch.strided and not payload.is_meta and meter.alive
         if isinstance(self, torch.nn.Parameter) or not has_storage:
-            return reduce_alone(self)
+            return reduce_without_storage(self)
         # As torch pickles the tensors of its own devices: tensors that share a storage share
         # it in the file, too. See loading.py.
-        meter.machine.clock.settle([self])
+        meter.machine.clock.wait_for_collectives([self])
         meter.machine.clock.transfer(meter.index, HOST, self.nbytes, wait=True)
         payload = payload.detach().requires_grad_(self.requires_grad)
         payload.untyped_storage().of_vgpu = str(self.device)
         return payload.__reduce_ex__(protocol)
 
 
-def follow(tensor: VirtualTensor) -> None:
-    """Make the payload a shape if its storage has lost its numbers: see shapes.forget."""
+def refresh_payload(tensor: VirtualTensor) -> None:
+    """Make the payload a shape if shapes.drop_numbers took its storage's numbers."""
     payload = tensor._payload
     if not payload.is_meta and payload.layout is torch.strided:
         storage = getattr(payload.untyped_storage(), "meta_storage", None)
@@ -151,7 +151,7 @@ def follow(tensor: VirtualTensor) -> None:
             tensor._payload = shape.set_(storage, *geometry)
 
 
-def reduce_alone(tensor: VirtualTensor) -> tuple:
+def reduce_without_storage(tensor: VirtualTensor) -> tuple:
     """How to pickle a tensor without its storage: (function, its arguments).
 
     torch does the same for devices that have no storages. Raises RuntimeError for a tensor

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from multigpu.vgpu.ops.dispatch import execute, info_of
-from multigpu.vgpu.ops.errors import check_has_numbers, stopped
+from multigpu.vgpu.ops.errors import check_has_numbers, stopped_error
 from multigpu.vgpu.ops.op_info import Handler
-from multigpu.vgpu.ops.shapes import forget, payload_device
-from multigpu.vgpu.ops.tensor import VirtualTensor, follow, wrap_new
+from multigpu.vgpu.ops.shapes import drop_numbers, payload_device
+from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload, wrap_new
 from multigpu.vgpu.sim.clock import HOST
 from multigpu.vgpu.sim.machine import current
 from multigpu.vgpu.sim.memory import Meter
@@ -27,11 +27,11 @@ def meter_of(tensor: torch.Tensor) -> Meter | None:
         return None
     meter = tensor._block.meter
     if not meter.alive:
-        raise stopped(tensor)
+        raise stopped_error(tensor)
     if meter.machine.clock.pending:
-        meter.machine.clock.settle([tensor])
+        meter.machine.clock.wait_for_collectives([tensor])
     if not meter.machine.compute:
-        follow(tensor)
+        refresh_payload(tensor)
     return meter
 
 
@@ -54,7 +54,7 @@ def copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
     else:
         payload = source if origin is None else source._payload
         if payload.is_meta:
-            forget(destination)
+            drop_numbers(destination)
         if not destination._payload.is_meta:
             destination._payload.copy_(payload)
     _advance_clock(origin, to, source, non_blocking)

@@ -19,7 +19,7 @@ def memory_held(
     once. Activations are what is in none of the other categories.
     """
     usage = {meter.device: dict.fromkeys(CATEGORIES, 0) for meter in machine.meters}
-    counted: set[int] = set()
+    counted_blocks: set[int] = set()
     tensors = {
         "weights": [*model.parameters(), *model.buffers()],
         "gradients": [parameter.grad for parameter in model.parameters()],
@@ -27,8 +27,8 @@ def memory_held(
     }
     for category, members in tensors.items():
         for tensor in members:
-            if type(tensor) is VirtualTensor and id(tensor._block) not in counted:
-                counted.add(id(tensor._block))
+            if type(tensor) is VirtualTensor and id(tensor._block) not in counted_blocks:
+                counted_blocks.add(id(tensor._block))
                 usage[tensor.device][category] += tensor._block.allocation.nbytes
     for meter in machine.meters:
         known = sum(usage[meter.device].values())

@@ -1,7 +1,7 @@
 """All symbols of torch that are replaced while virtual GPUs run.
 
 `vgpu.start()` applies TABLE, and `vgpu.stop()` undoes all of it. What is registered once and
-stays until the process ends, the device type and its kernels, is listed in backend.STAYS.
+stays until the process ends, the device type and its kernels, is listed in backend.PERMANENT.
 """
 
 from collections.abc import Callable
@@ -56,13 +56,13 @@ TABLE = Table(
         Replacement(
             "torch.autograd.function.BackwardCFunction",
             "apply",
-            engine.checked,
+            engine.check_gradients,
             _GRADIENT_CHECK,
         ),
         Replacement(
             "torch.autograd.function.BackwardCFunction",
             "apply_boxed",
-            engine.checked,
+            engine.check_gradients,
             _GRADIENT_CHECK,
             when=_backward_can_be_boxed,
         ),
@@ -90,7 +90,7 @@ TABLE = Table(
             Replacement(
                 "torch.nn.parallel.comm",
                 function.__name__,
-                comm.choosing(function),
+                comm.for_virtual_gpus(function),
                 "DataParallel's copies: torch's own are written in C++, for CUDA and NCCL",
             )
             for function in comm.FUNCTIONS
@@ -122,7 +122,7 @@ TABLE = Table(
         Replacement(
             "torch.autograd.profiler",
             "record_function",
-            updates.recording,
+            updates.mark_optimizer_steps,
             "the clock needs to know when an optimizer's step begins and ends; torch's hooks "
             "for steps are not called when a step raises",
         ),

@@ -2,8 +2,9 @@
 
 The registration is made once, by the first `vgpu.start()`, and stays until the process ends:
 torch offers no way back, and the operations of a tensor that outlives `vgpu.stop()` need the
-kernels to raise their error. What stays in Python is listed in STAYS. In C++ stay the name of
-the device type, its device guard, its hooks (`is_available()` is then false) and its kernels.
+kernels to raise their error. What stays in Python is listed in PERMANENT. In C++ stay the name
+of the device type, its device guard, its hooks (`is_available()` is then false) and its
+kernels.
 In the process stay the settings of the host's allocator (sim/memory.py), what is called in a
 forked child (sim/machine.py), and what is called at exit (process_group.py).
 
@@ -19,12 +20,12 @@ import torch
 from multigpu.errors import UserError
 from multigpu.vgpu.patches import device_module, engine
 
-OLDEST = (2, 11)
-TOO_NEW = (2, 14)
+MIN_TORCH = (2, 11)
+FIRST_UNTESTED_TORCH = (2, 14)
 
 # Python symbols of torch that stay → what they are, as of torch 2.13. vgpu.stop() puts back
 # everything else.
-STAYS = {
+PERMANENT = {
     "torch.vgpu": "the device module (device_module.py)",
     "sys.modules['torch.vgpu']": "the device module, for `import torch.vgpu`",
     "torch.Tensor.vgpu": "made by torch with the device type, as Tensor.cuda",
@@ -118,7 +119,7 @@ def _kernels() -> tuple[torch.library.Library, torch.library.Library]:
 def check_version(version: str) -> None:
     """Raises UserError unless virtual GPUs were tried with this version of torch."""
     major, minor = (int(part) for part in version.split(".")[:2])
-    if not OLDEST <= (major, minor) < TOO_NEW:
+    if not MIN_TORCH <= (major, minor) < FIRST_UNTESTED_TORCH:
         raise UserError(
             f"virtual GPUs were tried with torch 2.11 to 2.13, and this is torch {version}: "
             f'install one of those (pip install "torch>=2.11,<2.14").'

@@ -68,7 +68,7 @@ def broadcast_coalesced(
     Buckets of `buffer_size` bytes travel as one copy, as with NCCL.
     """
     # DataParallel calls this before it starts its threads, one for each device.
-    current().clock.sharing = len(devices)
+    current().clock.num_replica_threads = len(devices)
     sources = [tensor.detach() for tensor in tensors]
     return [_copies(sources, _device(device), buffer_size) for device in devices]
 
@@ -172,7 +172,7 @@ def gather(
 FUNCTIONS = (broadcast, broadcast_coalesced, reduce_add_coalesced, scatter, gather)
 
 
-def choosing(replacement: Callable) -> Callable[[Callable], Callable]:
+def for_virtual_gpus(replacement: Callable) -> Callable[[Callable], Callable]:
     """For a row of the table: a function that calls the replacement for virtual GPUs.
 
     For all other devices it calls the original.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from multigpu.vgpu.sim import machine as _machine
-from multigpu.vgpu.sim.memory import Meter, readable
+from multigpu.vgpu.sim.memory import Meter, format_bytes
 
 Device = torch.device | str | int | None
 
@@ -140,7 +140,7 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
         "free": meter.capacity - meter.allocated,
         "capacity": meter.capacity,
     }
-    lines = [f"{name:<10}{readable(nbytes):>12}" for name, nbytes in rows.items()]
+    lines = [f"{name:<10}{format_bytes(nbytes):>12}" for name, nbytes in rows.items()]
     return "\n".join([f"{meter.device}, {get_device_name(meter.index)}", *lines])
 
 

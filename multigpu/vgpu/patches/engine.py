@@ -49,10 +49,10 @@ class Guard(torch._C._acc.DeviceGuard):
         return _PRIVATE
 
 
-def placed(grad: Any, device: torch.device, index: int, who: str = "") -> Any:
+def place_gradient(grad: Any, device: torch.device, index: int, prefix: str = "") -> Any:
     """The gradient, if it is on the device; moved there if it has no dimensions, as by torch.
 
-    Raises CUDA's RuntimeError for any other gradient. `index` is its position, and `who`
+    Raises CUDA's RuntimeError for any other gradient. `index` is its position, and `prefix`
     begins the message.
     """
     if (
@@ -64,12 +64,12 @@ def placed(grad: Any, device: torch.device, index: int, who: str = "") -> Any:
     if grad.dim() == 0:
         return grad.to(device)
     raise RuntimeError(
-        f"{who}invalid gradient at index {index} - "
+        f"{prefix}invalid gradient at index {index} - "
         f"expected device {device} but got {grad.device}"
     )
 
 
-def checked(apply: Callable) -> Callable:
+def check_gradients(apply: Callable) -> Callable:
     """BackwardCFunction.apply, a Function's backward, with a check of its gradients."""
 
     def checked_apply(self: Any, *args: Any) -> tuple:
@@ -85,8 +85,8 @@ def checked(apply: Callable) -> Callable:
             if needed and (edge := next(edges, None)):
                 index, node, input_number = edge
                 device = node._input_metadata[input_number].device
-                who = f"Function {self.name()} returned an "
-                grads[i] = placed(grads[i], device, index, who)
+                prefix = f"Function {self.name()} returned an "
+                grads[i] = place_gradient(grads[i], device, index, prefix)
         return tuple(grads)
 
     return checked_apply
@@ -114,7 +114,7 @@ class Engine:
         """
         pairs = enumerate(zip(tensors, grads, strict=True))
         grads = tuple(
-            placed(grad, tensor.device, i) if isinstance(tensor, torch.Tensor) else grad
+            place_gradient(grad, tensor.device, i) if torch.is_tensor(tensor) else grad
             for i, (tensor, grad) in pairs
         )
         errors = _caught.errors

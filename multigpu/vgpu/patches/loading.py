@@ -10,7 +10,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
-from multigpu.vgpu.ops.tensor import VirtualTensor, reduce_alone
+from multigpu.vgpu.ops.tensor import VirtualTensor, reduce_without_storage
 
 # Before torch's own entry for the CPU, which has 10 and takes every storage.
 PRIORITY = 9
@@ -31,7 +31,7 @@ def register_location() -> None:
 
 def register_reduction() -> None:
     """Register how a tensor travels between processes: without its storage."""
-    ForkingPickler.register(VirtualTensor, reduce_alone)
+    ForkingPickler.register(VirtualTensor, reduce_without_storage)
 
 
 def _location(storage: torch.UntypedStorage) -> str | None:

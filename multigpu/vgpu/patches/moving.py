@@ -18,7 +18,7 @@ from multigpu.vgpu.ops.tensor import VirtualTensor
 INTERNAL = ("_payload", "_block", "_is_param")
 
 
-def put(parameter: torch.Tensor, moved: torch.Tensor) -> None:
+def move_in_place(parameter: torch.Tensor, moved: torch.Tensor) -> None:
     """Give the parameter the device, type and numbers of `moved`, which is not used again."""
     virtual = type(parameter) is VirtualTensor
     if virtual is (type(moved) is VirtualTensor) and (
@@ -63,7 +63,7 @@ def _moved_too_late(grads: tuple[torch.Tensor, ...]) -> None:
 
 
 def moving_apply(original: Callable) -> Callable:
-    """torch.nn.Module._apply, which Module.to and its like call, with `put`."""
+    """torch.nn.Module._apply, which Module.to and its like call, with `move_in_place`."""
 
     def _apply(self: torch.nn.Module, fn: Callable, recurse: bool = True) -> torch.nn.Module:
         # The program has set the flag itself, or this call is for a child module.
@@ -71,7 +71,7 @@ def moving_apply(original: Callable) -> Callable:
             return original(self, fn, recurse)
         swap_tensors = torch.utils.swap_tensors
         torch.__future__.set_swap_module_params_on_conversion(True)
-        torch.utils.swap_tensors = put
+        torch.utils.swap_tensors = move_in_place
         try:
             return original(self, fn, recurse)
         finally:

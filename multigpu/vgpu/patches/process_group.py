@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from multigpu.vgpu.ops.errors import stopped
-from multigpu.vgpu.ops.shapes import forget
-from multigpu.vgpu.ops.tensor import VirtualTensor, follow
+from multigpu.vgpu.ops.errors import stopped_error
+from multigpu.vgpu.ops.shapes import drop_numbers
+from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload
 from multigpu.vgpu.patches.work import VirtualWork
 from multigpu.vgpu.sim import machine as _machine
 from multigpu.vgpu.sim.network import ring_seconds
@@ -149,7 +149,7 @@ class VirtualGroup(dist.ProcessGroup):
             return None
         meter = virtual[0]._block.meter
         if not meter.alive:
-            raise stopped(virtual[0])
+            raise stopped_error(virtual[0])
         for tensor in tensors:
             if tensor.device != meter.device:
                 raise RuntimeError(
@@ -157,18 +157,18 @@ class VirtualGroup(dist.ProcessGroup):
                     f"but found {meter.device} and {tensor.device}"
                 )
         clock = meter.machine.clock
-        clock.settle(virtual)
+        clock.wait_for_collectives(virtual)
         if not meter.machine.compute:
             for tensor in virtual:
-                follow(tensor)
+                refresh_payload(tensor)
                 # One rank may have a number where another has a shape: all must send, or none.
                 if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-                    forget(tensor)
+                    drop_numbers(tensor)
         # Shapes have nothing to send: only time passes.
         has_shapes = any(tensor._payload.is_meta for tensor in virtual)
         works = [] if has_shapes else [call(*_payloads(args))]
         work = VirtualWork(meter, virtual, args[0], works, name)
-        work.times = torch.tensor([clock.arrive(meter.index)], dtype=torch.float64)
+        work.times = torch.tensor([clock.launch_collective(meter.index)], dtype=torch.float64)
         self.recent.append(work)
         return work
 

@@ -9,7 +9,7 @@ from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.sim.machine import current
 
 
-def recording(
+def mark_optimizer_steps(
     original: type[torch.autograd.profiler.record_function],
 ) -> type[torch.autograd.profiler.record_function]:
     """record_function, which runs around every optimizer step, and marks it on the clock.

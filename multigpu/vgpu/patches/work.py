@@ -62,7 +62,7 @@ class VirtualWork(dist.Work):
             self._blocks = []
             self.works = []
             self._result = _weak(self._result)
-        clock.wait(self.meter.index, self.end)
+        clock.delay_device(self.meter.index, self.end)
         return True
 
     def get_future(self) -> torch.futures.Future:

@@ -115,7 +115,7 @@ class Clock:
         # True inside an optimizer's step.
         self.updating = False
         # How many replicas' threads share Python's lock.
-        self.sharing = 1
+        self.num_replica_threads = 1
         self.local = threading.local()
         self.main_thread = self.local.host_thread = HostThread(0.0, 1)
         self.other_threads: list[HostThread] = []
@@ -128,7 +128,7 @@ class Clock:
         """
         host = getattr(self.local, "host_thread", None)
         if host is None:
-            host = HostThread(self.main_thread.time, self.sharing)
+            host = HostThread(self.main_thread.time, self.num_replica_threads)
             self.local.host_thread = host
             self.other_threads.append(host)
         elif self.other_threads and host is self.main_thread:
@@ -192,7 +192,7 @@ class Clock:
         )
         end = self.engine_free_at[pair] = start + transfer_seconds(nbytes, link)
         for place in delays:
-            self.wait(place, end)
+            self.delay_device(place, end)
         name = f"{device_name(source)} → {device_name(destination)}"
         self.log += (device, "transfer", self.phase(), name, start, end, peer)
         if wait:
@@ -217,7 +217,7 @@ class Clock:
             if not devices or work.meter.index in devices:
                 work.wait()
         host = self.host_thread()
-        self.sharing = 1
+        self.num_replica_threads = 1
         times = [self.device_free_at[i] for i in devices or range(len(self.device_free_at))]
         if not devices:
             times += self.engine_free_at.values()
@@ -225,12 +225,12 @@ class Clock:
         host.time = max(host.join(), *times)
         return host.time
 
-    def arrive(self, device: int) -> float:
+    def launch_collective(self, device: int) -> float:
         """When a collective that is launched now has its tensors ready on the device."""
         launched = self.host_thread().launch(device, _graph_task())
         return max(launched, self.device_free_at[device])
 
-    def settle(self, tensors: list) -> None:
+    def wait_for_collectives(self, tensors: list) -> None:
         """Wait for the collectives that still write one of the virtual tensors.
 
         To be called before an operation uses the tensors.
@@ -245,7 +245,7 @@ class Clock:
         host = self.host_thread()
         host.time = max(host.join(), until)
 
-    def wait(self, device: int, until: float) -> None:
+    def delay_device(self, device: int, until: float) -> None:
         """Later work of the device starts at time `until` or later; the host does not wait."""
         self.device_free_at[device] = max(self.device_free_at[device], until)
 

@@ -83,7 +83,7 @@ class Machine:
 
 # The state of the process. torch calls the kernels and the module of a device type without an
 # argument for the machine, so the running machine is kept here, and nowhere else: vgpu.start
-# calls run(machine), vgpu.stop calls run(None).
+# calls set_running(machine), vgpu.stop calls set_running(None).
 _running: Machine | None = None
 # The current device of each thread, as in torch.cuda.
 _current_device = threading.local()
@@ -91,7 +91,7 @@ _current_device = threading.local()
 _default_generator_lock = threading.Lock()
 
 
-def run(machine: Machine | None) -> None:
+def set_running(machine: Machine | None) -> None:
     """Make `machine` the running one; None: no machine runs."""
     global _running
     _running = machine

@@ -73,10 +73,10 @@ class Meter:
             free = self.capacity - self.allocated
             # CUDA's sentences.
             raise torch.OutOfMemoryError(
-                f"vgpu out of memory. Tried to allocate {readable(nbytes)}. "
-                f"GPU {self.index} has a total capacity of {readable(self.capacity)} "
-                f"of which {readable(free)} is free. Of the allocated memory "
-                f"{readable(self.allocated)} is allocated by PyTorch."
+                f"vgpu out of memory. Tried to allocate {format_bytes(nbytes)}. "
+                f"GPU {self.index} has a total capacity of {format_bytes(self.capacity)} "
+                f"of which {format_bytes(free)} is free. Of the allocated memory "
+                f"{format_bytes(self.allocated)} is allocated by PyTorch."
             )
 
     def check_host(self, nbytes: int) -> None:
@@ -89,9 +89,9 @@ class Meter:
         available = host_memory()
         if nbytes > available:
             raise torch.OutOfMemoryError(
-                f"The host is out of memory. Tried to allocate {readable(nbytes)} on "
+                f"The host is out of memory. Tried to allocate {format_bytes(nbytes)} on "
                 f"vgpu:{self.index}, whose numbers are in the host's memory, of which "
-                f"{readable(available)} is available. Use smaller tensors, or "
+                f"{format_bytes(available)} is available. Use smaller tensors, or "
                 f"vgpu.start(compute=False)."
             )
 
@@ -160,7 +160,7 @@ def keep_freed_memory() -> None:
     mallopt(m_mmap_threshold, 32 * 2**20)
 
 
-def readable(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """Format a number of bytes as CUDA's messages do: "64.00 MiB"."""
     for unit in ("bytes", "KiB", "MiB"):
         if nbytes < 1024:

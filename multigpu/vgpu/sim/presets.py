@@ -120,7 +120,7 @@ KERNEL_OVERHEAD = 2e-6
 Kind = TypeVar("Kind", Gpu, Link)
 
 
-def named(what: str | Kind, table: dict[str, Kind]) -> Kind:
+def find_preset(what: str | Kind, table: dict[str, Kind]) -> Kind:
     """The preset named `what` in GPUS or LINKS; a Gpu or Link is returned unchanged.
 
     Raises UserError for an unknown name.

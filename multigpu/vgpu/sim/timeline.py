@@ -74,7 +74,7 @@ class Timeline:
         busy = ", ".join(
             f"{lane} busy {self.busy(i):.0%}" for i, lane in enumerate(self.lanes)
         )
-        duration = readable(self.end - self.start)
+        duration = format_seconds(self.end - self.start)
         return f"<{len(self.events)} events in {duration}; {busy}; {self.label}>"
 
     def busy(self, device: torch.device | str | int, kind: str | None = "compute") -> float:
@@ -89,7 +89,7 @@ class Timeline:
             for event in self.events
             if involves(event, index) and kind in (None, event.kind)
         ]
-        total = sum(end - start for start, end in merged(spans, self.start, self.end))
+        total = sum(end - start for start, end in merge_spans(spans, self.start, self.end))
         return total / (self.end - self.start) if self.end > self.start else 0.0
 
     def idle(self, device: torch.device | str | int) -> float:
@@ -148,7 +148,7 @@ def involves(event: Event, index: int) -> bool:
     return event.device == index or (event.kind == "transfer" and event.peer == index)
 
 
-def merged(spans: Iterable[Span], start: float, end: float) -> list[Span]:
+def merge_spans(spans: Iterable[Span], start: float, end: float) -> list[Span]:
     """The union of spans within [start, end], as disjoint spans in order."""
     union: list[Span] = []
     for begin, stop in sorted((max(s, start), min(t, end)) for s, t in spans):
@@ -164,7 +164,7 @@ def unit_of(seconds: float) -> tuple[float, str]:
     return next(((scale, unit) for scale, unit in UNITS if seconds >= scale), UNITS[-1])
 
 
-def readable(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """A duration with two decimals and a unit: "12.34 ms"."""
     scale, unit = unit_of(seconds)
     return f"{seconds / scale:.2f} {unit}"

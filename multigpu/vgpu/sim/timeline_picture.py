@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multigpu.plots import COLLECTIVE, COMPUTE, IDLE, TRANSFER, UPDATE, figure, save
 from multigpu.vgpu.sim.clock import Event
-from multigpu.vgpu.sim.timeline import Timeline, involves, merged, unit_of
+from multigpu.vgpu.sim.timeline import Timeline, involves, merge_spans, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +85,7 @@ def _draw_lane(
         ]
         bars = [
             ((start - timeline.start) / scale, (end - start) / scale)
-            for start, end in merged(spans, timeline.start, timeline.end)
+            for start, end in merge_spans(spans, timeline.start, timeline.end)
         ]
         if bars:
             position = (lane + style.bottom, style.height)

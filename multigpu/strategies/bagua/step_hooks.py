@@ -7,11 +7,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """The default of a callback."""
 
 
-class Steps:
+class StepHooks:
     """Calls `begin` at a step's first forward, `before` and `after` around `optimizer.step()`.
 
     A forward without gradients, as in validation, does not begin a step. Further forwards
@@ -31,10 +31,10 @@ class Steps:
         self,
         model: nn.Module,
         optimizers: list[Optimizer],
-        begin: Callable[[], None] = nothing,
-        before: Callable[[], None] = nothing,
-        after: Callable[[], None] = nothing,
-        skipped: Callable[[], None] = nothing,
+        begin: Callable[[], None] = do_nothing,
+        before: Callable[[], None] = do_nothing,
+        after: Callable[[], None] = do_nothing,
+        skipped: Callable[[], None] = do_nothing,
     ):
         self.begin = begin
         self.before = before
@@ -43,7 +43,7 @@ class Steps:
         self.parameters = list(model.parameters())
         self.has_begun = False
         self.has_gradients = False
-        self.stepping = False
+        self.in_optimizer_step = False
         self.handles = [model.register_forward_pre_hook(self._forward)]
         for optimizer in optimizers:
             self.handles.append(optimizer.register_step_pre_hook(self._before))
@@ -61,7 +61,7 @@ class Steps:
         self.handles = []
 
     def _forward(self, *_: object) -> None:
-        if not torch.is_grad_enabled() or self.stepping:
+        if not torch.is_grad_enabled() or self.in_optimizer_step:
             return
         if self.has_begun and self.has_gradients and self._gradients_are_gone():
             self.has_begun = False
@@ -81,11 +81,11 @@ class Steps:
         self.has_gradients = True
 
     def _before(self, *_: object) -> None:
-        self.stepping = True
+        self.in_optimizer_step = True
         self._begin()
         self.before()
 
     def _after(self, *_: object) -> None:
         self.has_begun = False
-        self.stepping = False
+        self.in_optimizer_step = False
         self.after()
