@@ -1,10 +1,10 @@
 """Lesson 04: ranks that a script spawns learn what one process learns; launch.call works."""
 
 import os
-import sys
 
 import pytest
 import torch
+import warm
 from commands import ROOT, SILENT_DDP, planted, run, run_script, torchrun
 
 from multigpu import launch
@@ -70,7 +70,7 @@ def test_a_launcher_is_refused(tmp_path):
 
 def cell(text: str):
     """Run a text as a notebook runs a cell: __main__ has no file."""
-    return run(sys.executable, "-c", text, timeout=60)
+    return run(warm.python(), "-c", text, timeout=60)
 
 
 def test_a_function_of_a_cell_and_what_it_uses():

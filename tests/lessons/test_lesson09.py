@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from commands import ROOT, planted, run, run_script, torchrun
+from commands import ROOT, planted, run_script, torchrun
 
 SCRIPT = ROOT / "scripts" / "PTL_multiGPU.py"
 PAGE = ROOT / "lessons" / "09-lightning"
@@ -123,8 +123,7 @@ def test_a_mistake_is_one_sentence(tmp_path, start, flags, words):
         done = torchrun(2, SCRIPT, "--out", tmp_path, *flags)
         assert done.returncode == 1, done.stdout
     else:
-        # Really started: its second rank is, too, and both should start at the same time.
-        done = run("python", SCRIPT, "--devices", 2, "--out", tmp_path, *flags)
+        done = run_script(SCRIPT, "--devices", 2, "--out", tmp_path, *flags)
         assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
     sentences = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert len(sentences) == 1, done.stdout

@@ -6,6 +6,7 @@ import instrumented
 import psutil
 import pytest
 import torch
+import warm
 from commands import INSTRUMENTED, SCRIPT, run, run_script, torchrun
 
 from multigpu import data
@@ -88,13 +89,7 @@ def test_a_kill_between_two_saves_leaves_the_checkpoint_alone(tmp_path, npz):
 def test_a_rank_that_dies_ends_the_run_with_its_traceback(tmp_path, npz, how, rank):
     death = tmp_path / "death"
     flags = ("--data", npz(), "--batch-size", 9, "--out", tmp_path)
-    if how == "torchrun":
-        # Really started: torchrun reads the traceback from the rank's own process.
-        local = ("--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=3")
-        command = ("torchrun", *local, INSTRUMENTED, *flags)
-        done = run(*command, PLANT=f"raise={rank}:2", DEATH=death)
-    else:
-        done = start(how, 3, *flags, PLANT=f"raise={rank}:2", DEATH=death)
+    done = start(how, 3, *flags, PLANT=f"raise={rank}:2", DEATH=death)
     assert time.time() - float(death.read_text()) < 15
     assert done.returncode not in (0, 2)
     # the traceback of the rank that died
@@ -120,7 +115,7 @@ def test_torchrun_starts_the_ranks_again(tmp_path, npz):
     flags = ("--data", npz(), *FLAGS, "--prove", "--resume", "--out", tmp_path / "out")
     local = ("--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     once = tmp_path / "once.py"
-    done = run("torchrun", *local, "--max-restarts=1", once, SCRIPT, *flags)
+    done = run(warm.torchrun(), *local, "--max-restarts=1", once, SCRIPT, *flags)
     assert done.returncode == 0, done.stdout
     assert "ZeroDivisionError" in done.stdout
     assert "holds" in done.stdout

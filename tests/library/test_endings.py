@@ -11,7 +11,8 @@ import weakref
 
 import pytest
 import torch.distributed as dist
-from commands import ROOT, run
+import warm
+from commands import ROOT, run, run_script
 
 from multigpu.launch.exit import groups_kept
 
@@ -48,7 +49,7 @@ def test_no_thread_of_gloo_is_left_at_the_end():
         "horovodrun",
         "-np",
         2,
-        "python",
+        warm.python(),
         ROOT / "tests" / "support" / "ending.py",
         PYTHONPATH=ROOT,
     )
@@ -60,7 +61,7 @@ def test_a_group_that_ddp_had_can_be_ended(tmp_path):
     """torch keeps it in functions' defaults; the script keeps DDP until `train` returns."""
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
-    done = run("python", script, PYTHONPATH=ROOT)
+    done = run_script(script, PYTHONPATH=ROOT)
     assert done.stdout.count("at the end 0") == 3, done.stdout
 
 

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import warm
 from commands import ROOT, run
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ def test_an_importable_horovod_does_the_work_and_the_numbers_stay(tmp_path):
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "torch.py").write_text(PACKAGE)
-    command = ("multigpu", "horovodrun", "-np", 2, "python", script)
+    command = ("multigpu", "horovodrun", "-np", 2, warm.python(), script)
     own = run(*command, PYTHONPATH=ROOT)
     other = run(*command, PYTHONPATH=f"{ROOT}:{package.parent}")
     weights = [re.search(r"weights (\[.*\])", done.stdout)[1] for done in (own, other)]

@@ -65,10 +65,9 @@ def torchrun(
     **environment: object,
 ) -> subprocess.CompletedProcess:
     """Run a script under torchrun, the agent and the ranks as `run_script` does."""
-    command = warm.python().with_name("torchrun")
     # Without --local-addr, --standalone hangs if the machine's name does not resolve.
     local = ("--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}")
-    return run(command, *local, path, *flags, cwd=cwd, timeout=timeout, **environment)
+    return run(warm.torchrun(), *local, path, *flags, cwd=cwd, timeout=timeout, **environment)
 
 
 def free_ports(count: int) -> list[int]:

@@ -78,6 +78,11 @@ def python() -> Path:
     return folder / "python"
 
 
+def torchrun() -> Path:
+    """torchrun, itself and its ranks in forks. The first call starts the server."""
+    return python().with_name("torchrun")
+
+
 def write_kernel(folder: Path) -> None:
     """The Jupyter kernel `warm`: found if JUPYTER_PATH is the folder."""
     kernel = folder / "kernels" / "warm"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import run, run_script
 
 from multigpu.vgpu import LINKS
 
@@ -214,7 +214,7 @@ def two_processes(what: str, tmp_path: Path) -> list[dict]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with ThreadPoolExecutor() as pool:
-        done = list(pool.map(lambda rank: run("python", script, rank, port, what), range(2)))
+        done = list(pool.map(lambda rank: run_script(script, rank, port, what), range(2)))
     for process in done:
         assert process.returncode == 0, process.stdout
     return [json.loads(process.stdout.splitlines()[-1]) for process in done]
