@@ -189,6 +189,7 @@ def become(folder: str, request: dict, files: list[int]) -> NoReturn:
     os.environ["PATH"] = os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])
     if "keras" in sys.modules:
         os.environ["WARM_IMPORTED"] = "tensorflow"
+    os.getppid = lambda: parent_of(request["pid"])
     sys.executable = os.path.join(folder, "python")
     multiprocessing.spawn.set_executable(sys.executable)
     os.chdir(request["cwd"])
@@ -198,6 +199,11 @@ def become(folder: str, request: dict, files: list[int]) -> NoReturn:
             sys.path.insert(0, entry)
     run_program(request["arguments"])
     sys.exit(0)
+
+
+def parent_of(pid: int) -> int:
+    """The parent's process id; the parent of a client is the program's, too."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def run_program(arguments: list[str]) -> None:

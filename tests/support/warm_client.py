@@ -74,6 +74,7 @@ def main() -> None:
         "environment": dict(os.environ),
         "cwd": os.getcwd(),
         "files": files,
+        "pid": os.getpid(),
     }
     text = json.dumps(request).encode()
     connection = socket.socket(socket.AF_UNIX)
