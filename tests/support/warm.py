@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import warnings
 from contextlib import suppress
@@ -197,8 +198,46 @@ def become(folder: str, request: dict, files: list[int]) -> NoReturn:
     for entry in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if entry:
             sys.path.insert(0, entry)
-    run_program(request["arguments"])
-    sys.exit(0)
+    try:
+        run_program(request["arguments"])
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException as error:
+        code = report(error)
+    finish(code)
+
+
+def report(error: BaseException) -> int:
+    """Print an exception that the program did not catch, without this file's frames.
+
+    Returns the exit code; negative: a signal.
+    """
+    place = error.__traceback__
+    while place and place.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        place = place.tb_next
+    sys.excepthook(type(error), error.with_traceback(place), place)
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def finish(code: object) -> NoReturn:
+    """End as Python does, but leave all objects as they are.
+
+    Python frees them while it holds the GIL, and a thread of gloo that needs the GIL can then
+    stop the process, or abort it (pytorch/pytorch#190489). The tests of real starts find that.
+    """
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit((code or 0) & 0xFF)
 
 
 def parent_of(pid: int) -> int:
@@ -224,7 +263,9 @@ def run_program(arguments: list[str]) -> None:
     else:
         sys.argv = [first, *rest]
         sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
-        runpy.run_path(first, run_name="__main__")
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        main.__file__ = first
+        exec(compile(Path(first).read_bytes(), first, "exec"), vars(main))
 
 
 if __name__ == "__main__":
