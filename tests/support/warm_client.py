@@ -3,7 +3,7 @@
 `warm_client.py FOLDER NAME ARGUMENTS…`: the folder of the sockets, python or torchrun, and the
 arguments. The program gets this process's open files, environment and working directory;
 signals are passed on, and the exit code is the program's. Python itself runs what a fork
-cannot: another option than -u, -c and -m, no arguments, other settings of Python.
+cannot: another option than -u, -B, -c and -m, no arguments, other settings of Python.
 """
 
 import json
@@ -22,7 +22,7 @@ def program(name: str, arguments: list[str]) -> list[str] | None:
     """The arguments that a fork runs; None if Python itself must run them."""
     if name == "torchrun":
         return ["-c", "from torch.distributed.run import main; main()", *arguments]
-    while arguments and arguments[0] == "-u":
+    while arguments and arguments[0] in ("-u", "-B"):
         arguments = arguments[1:]
     if not arguments or any(setting in os.environ for setting in SETTINGS):
         return None
