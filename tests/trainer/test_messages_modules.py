@@ -163,7 +163,7 @@ FITS = {
     ),
     "validate in a stream": (
         {"val_check_interval": 0.5, "val": DataLoader(Rows(2)), **STREAM},
-        ("val_check_interval=0.5", "without a length", "whole number"),
+        ("val_check_interval=0.5", "no length", "whole number"),
     ),
     "a fraction of a stream": (
         {"limit_train_batches": 0.5, **STREAM},
