@@ -167,7 +167,7 @@ FITS = {
     ),
     "a fraction of a stream": (
         {"limit_train_batches": 0.5, **STREAM},
-        ("limit_train_batches=0.5", "without a length"),
+        ("limit_train_batches=0.5", "no length"),
     ),
     "precision": ({"precision": "17"}, ("precision is '17'", "32, 64, 16, bf16, 32-true")),
     "clip by hand": (
