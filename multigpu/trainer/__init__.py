@@ -1,17 +1,17 @@
-"""`import multigpu.trainer as L` in the place of Lightning: the same user code runs.
+"""A Trainer like Lightning's: with `import multigpu.trainer as L`, the same user code runs.
 
 Read the core in this order:
 
 1. module.py and hooks.py: what the user writes
 2. trainer.py: the settings, and what the user calls
-3. loops/state.py: what changes while a run goes on
-4. loops/run.py: one call of fit, validate, test or predict, from its first to its last line
-5. loops/fit.py (epochs), loops/training_step.py (a batch), loops/optimizer_step.py (a step)
+3. loops/state.py: the state that changes during a run
+4. loops/run.py: one call of fit, validate, test or predict, from start to end
+5. loops/fit.py (epochs), training_step.py (one batch), optimizer_step.py (one optimizer step)
 6. loops/evaluate.py: validation, testing and prediction
 7. loops/results.py, log_context.py and log_rules.py: what `self.log` does
-8. What they use: loops/call_hooks.py, dataloaders.py, optimizers.py, precision.py, transfer.py
+8. loops/call_hooks.py, dataloaders.py, optimizers.py, precision.py, transfer.py: helpers
 
-callbacks/, loggers/, checkpointing/ and profiler.py stand beside the loops, which call them.
+The loops also call callbacks/, loggers/, checkpointing/ and profiler.py.
 """
 
 import sys
@@ -37,5 +37,5 @@ __all__ = [
 ]
 
 pytorch = sys.modules[__name__]  # L.pytorch.callbacks, as in Lightning
-# So that `from multigpu.trainer.strategies import DDPStrategy` works.
+# This makes `from multigpu.trainer.strategies import DDPStrategy` work.
 sys.modules[f"{__name__}.strategies"] = strategies

@@ -1,5 +1,5 @@
-"""Reads the Trainer's arguments: old and unsupported names, numbers out of range, and which
-strategy is used.
+"""Reads the Trainer's arguments: translates old names, checks names and numbers, and chooses
+the strategy.
 """
 
 import os
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 # instead.
 UNSUPPORTED = {
     "plugins": "give strategy and precision instead",
-    "barebones": "turn off logger, enable_checkpointing and enable_progress_bar",
-    "reload_dataloaders_every_n_epochs": "give a data set that changes by itself",
+    "barebones": "set logger, enable_checkpointing and enable_progress_bar to False",
+    "reload_dataloaders_every_n_epochs": "use a data set that changes in each epoch",
     "model_registry": "it belongs to Lightning's own platform",
-    "enable_autolog_hparams": "call save_hyperparameters, and they are logged",
-    "tpu_cores": "there are cpu, gpu and vgpu",
-    "ipus": "there are cpu, gpu and vgpu",
-    "resume_from_checkpoint": "give trainer.fit(model, ckpt_path=…)",
-    "auto_lr_find": "try some learning rates",
-    "auto_scale_batch_size": "try some batch sizes",
+    "enable_autolog_hparams": "call save_hyperparameters: the loggers then log them",
+    "tpu_cores": "the accelerators are cpu, gpu and vgpu",
+    "ipus": "the accelerators are cpu, gpu and vgpu",
+    "resume_from_checkpoint": "call trainer.fit(model, ckpt_path=…)",
+    "auto_lr_find": "compare several learning rates yourself",
+    "auto_scale_batch_size": "compare several batch sizes yourself",
     "amp_backend": "torch's own autocast is used: give precision='16-mixed'",
     "amp_level": "torch's own autocast is used: give precision='16-mixed'",
     "terminate_on_nan": "give detect_anomaly=True",
-    "track_grad_norm": "log it in on_before_optimizer_step",
+    "track_grad_norm": "log the norm in on_before_optimizer_step",
     "checkpoint_callback": "give enable_checkpointing, or a ModelCheckpoint in callbacks",
     "progress_bar_refresh_rate": "give TQDMProgressBar(refresh_rate=…) in callbacks",
     "weights_summary": "give enable_model_summary",
@@ -40,7 +40,7 @@ UNSUPPORTED = {
     "stochastic_weight_avg": "use torch.optim.swa_utils",
     "truncated_bptt_steps": "use manual optimization",
 }
-# Old names whose values mean the same today.
+# Old name → today's name. The values mean the same.
 RENAMED = {
     "replace_sampler_ddp": "use_distributed_sampler",
     "nb_gpu_nodes": "num_nodes",
@@ -51,12 +51,13 @@ RENAMED = {
 def translate_old_names(
     old: dict[str, Any], accelerator: str, devices: Any, known: Iterable[str]
 ) -> dict[str, Any]:
-    """gpus=2, distributed_backend='ddp' → today's arguments, with a hint that names them.
+    """Return today's arguments for old ones, such as gpus=2, and print a hint with both.
 
-    old      the arguments that the Trainer does not have
-    known    the names of those that it has
+    old      the arguments whose names are not today's
+    known    today's names
 
-    Raises UserError for a name that is neither old nor known.
+    Raises UserError for an unsupported or unknown name, and for a `gpus` that contradicts
+    accelerator or devices.
     """
     translated: dict[str, Any] = {}
     for name, value in old.items():
@@ -73,7 +74,7 @@ def translate_old_names(
             translated[RENAMED[name]] = value
         elif name in UNSUPPORTED:
             raise UserError(
-                f"Lightning's Trainer has an argument {name!r}, this Trainer has not: "
+                f"Lightning's Trainer has an argument {name!r}, but this Trainer does not: "
                 f"{UNSUPPORTED[name]}."
             )
         else:
@@ -85,15 +86,15 @@ def translate_old_names(
         now = ", ".join(f"{name}={value!r}" for name, value in translated.items())
         note = ""
         if virtual:
-            note = "; this machine has no GPU, so virtual ones compute (accelerator='vgpu')"
-        print(f"hint: Trainer({was}) is written Trainer({now}) today{note}")
+            note = "; this machine has no GPU, so virtual GPUs are used (accelerator='vgpu')"
+        print(f"hint: instead of Trainer({was}), write Trainer({now}){note}")
     if virtual:
         translated["accelerator"] = "vgpu"
     return translated
 
 
 def _gpu_count() -> int:
-    """The machine's GPUs. None on the classroom cluster, whose nodes are one machine."""
+    """The number of GPUs; 0 on the classroom cluster, whose nodes share one machine."""
     import torch
 
     if os.environ.get("SLURM_CLUSTER_NAME") == compute_devices.CLASSROOM:
@@ -104,9 +105,9 @@ def _gpu_count() -> int:
 def choose(
     strategy: str | Strategy, accelerator: str, devices: Any, num_nodes: int | None
 ) -> tuple[Strategy, Accelerator]:
-    """The strategy, configured for the accelerator, and the accelerator.
+    """Return the strategy and the accelerator; the strategy is configured for the accelerator.
 
-    "auto" picks a strategy that uses all devices.
+    strategy="auto" picks a strategy that uses all devices.
     """
     if num_nodes is not None and (type(num_nodes) is not int or num_nodes < 1):
         raise UserError(f"num_nodes is {num_nodes!r}: expected a whole number from 1 up.")
@@ -114,7 +115,7 @@ def choose(
     several = type(devices) is int and devices > 1
     one_process = name in ("dp", "ddp2", "pipeline")
     if accelerator == "auto" and several and one_process and not _gpu_count():
-        # These strategies need several devices in one process, and a machine has one CPU.
+        # These strategies need several devices in one process, but a machine has only one CPU.
         accelerator = "vgpu"
     resolved = resolve(accelerator, devices)
     if strategy == "auto":
@@ -130,7 +131,7 @@ def choose(
 
 
 def _pick(accelerator: Accelerator, num_nodes: int, world: World) -> tuple[str, str]:
-    """The name of a strategy, and the reason for it; "" where one device needs none."""
+    """Return a strategy's name, and the reason for it; for one device the reason is ""."""
     if world.size > 1 and not (Strategy.has_been_rank and accelerator.count == 1):
         return "ddp", f"{world.launcher} has started {world.size} ranks"
     if num_nodes > 1:
@@ -139,7 +140,7 @@ def _pick(accelerator: Accelerator, num_nodes: int, world: World) -> tuple[str, 
         return "single_device", ""
     devices = f"devices={accelerator.count}"
     if "ipykernel" in sys.modules or hasattr(sys, "ps1"):
-        return "ddp_notebook", f"{devices}, and there is no script that could be started again"
+        return "ddp_notebook", f"{devices}, and ddp cannot start a notebook or shell again"
     return "ddp", f"{devices}: a process each, which start this script again"
 
 
@@ -157,8 +158,9 @@ def check_manual_optimization(trainer: "Trainer") -> None:
         )
     if len(trainer.strategy.devices) > 1:
         raise UserError(
-            f"manual optimization steps in training_step, which {trainer.strategy.name} runs "
-            f"once for each part of a batch: use automatic optimization, or strategy='ddp'."
+            f"{trainer.strategy.name} does not support manual optimization because it would "
+            f"run training_step, and so optimizer.step(), once for each part of a batch: use "
+            f"automatic optimization, or strategy='ddp'."
         )
 
 
@@ -190,14 +192,13 @@ def check_numbers(trainer: "Trainer") -> None:
         )
     if trainer.check_val_every_n_epoch is None and type(trainer.val_check_interval) is not int:
         raise UserError(
-            "check_val_every_n_epoch=None counts batches across epochs: give "
-            "val_check_interval "
-            "as a number of batches."
+            "check_val_every_n_epoch=None counts batches across epochs: "
+            "give val_check_interval as a number of batches."
         )
 
 
 def _check_batches(name: str, value: Any) -> None:
-    """A number of batches, or a fraction of them."""
+    """Raises UserError unless `value` is a number of batches, a fraction, or None."""
     if value is None:
         return
     is_number = type(value) in (int, float) and value >= 0
@@ -205,26 +206,29 @@ def _check_batches(name: str, value: Any) -> None:
     never = value == 0 and name == "val_check_interval"
     if not is_number or too_large or never:
         raise UserError(
-            f"{name} is {value!r}: expected a number of batches, or a fraction of them, 0.0 "
-            f"to 1.0."
+            f"{name} is {value!r}: expected a number of batches, or a fraction from "
+            f"0.0 to 1.0."
         )
 
 
 def batches_between_validations(trainer: "Trainer", epoch: float, validates: bool) -> float:
-    """val_check_interval as a number of batches: it may be a fraction of the `epoch`'s."""
+    """Return val_check_interval as a number of batches.
+
+    epoch   batches per epoch; val_check_interval can be a fraction of this number
+    """
     interval = trainer.val_check_interval
     if type(interval) is int:
         if validates and trainer.check_val_every_n_epoch is not None and interval > epoch:
             raise UserError(
                 f"val_check_interval={interval}, but an epoch has {epoch} batches: give at "
-                f"most that many, or check_val_every_n_epoch=None to count across epochs."
+                f"most {epoch}, or check_val_every_n_epoch=None to count across epochs."
             )
         return interval
     if epoch == float("inf"):
         if validates and interval != 1.0:
             raise UserError(
-                f"val_check_interval={interval} is a fraction of a loader without a length: "
-                f"give a whole number."
+                f"val_check_interval={interval} is a fraction, but the dataloader has no "
+                f"length: give a whole number."
             )
         return float("inf")
     return max(1, int(epoch * interval))

@@ -1,4 +1,4 @@
-"""LightningDataModule: the dataloaders of all stages, in a class apart from the model."""
+"""LightningDataModule: the dataloaders of all stages, in a class separate from the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LightningDataModule(DataHooks, HyperparametersMixin):
-    """Override `setup` and the dataloaders."""
+    """Override `setup` and the methods that return dataloaders."""
 
     CHECKPOINT_HYPER_PARAMS_KEY = "datamodule_hyper_parameters"
     CHECKPOINT_HYPER_PARAMS_NAME = "datamodule_hparams_name"
@@ -29,7 +29,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
         self.trainer: Trainer | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a checkpoint keeps of this data module."""
+        """The state of this data module that a checkpoint stores."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -46,7 +46,9 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
         num_workers: int = 0,
         **kwargs: Any,
     ) -> LightningDataModule:
-        """A data module of these data sets, each one or a list. Only training is shuffled.
+        """Make a data module from data sets. Only the training data is shuffled.
+
+        Each `…_dataset` is one data set, or a list or dict of data sets.
 
         `kwargs` are arguments of the class's __init__.
         """
@@ -72,7 +74,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> LightningDataModule:
-        """Make a data module with the hyperparameters and the state of the checkpoint.
+        """Make a data module with the hyperparameters and the state in the checkpoint.
 
         `kwargs` take precedence over the hyperparameters.
         """
@@ -83,7 +85,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
         return datamodule
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy in another process has a Trainer of its own.
+        # A copy in another process has its own Trainer.
         return {**self.__dict__, "trainer": None}
 
 

@@ -1,4 +1,4 @@
-"""What the Trainer's shorter arguments stand for: lengths, logger, callbacks, profiler."""
+"""Turns the Trainer's arguments into run lengths, a profiler, loggers and callbacks."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def run_lengths(trainer: "Trainer") -> dict[str, Any]:
-    """The attributes that fast_dev_run, overfit_batches and a missing max_epochs change."""
+    """Attributes, by name, that fast_dev_run, overfit_batches and max_epochs=None change."""
     changed: dict[str, Any] = {}
     max_epochs = trainer.max_epochs
     max_steps = trainer.max_steps
@@ -43,7 +43,7 @@ def run_lengths(trainer: "Trainer") -> dict[str, Any]:
 
 
 def profiler_for(profiler: PassThroughProfiler | str | None) -> PassThroughProfiler | None:
-    """None, "simple", or a profiler."""
+    """Return the profiler; "simple" means SimpleProfiler(), None means no profiler."""
     if profiler in (None, "simple"):
         return SimpleProfiler() if profiler else None
     if isinstance(profiler, str):
@@ -54,7 +54,7 @@ def profiler_for(profiler: PassThroughProfiler | str | None) -> PassThroughProfi
 
 
 def loggers_for(trainer: "Trainer", logger: Any) -> list[loggers.Logger]:
-    """None and True mean TensorBoard where it is installed, else a CSV file."""
+    """Return the loggers; None and True mean TensorBoard if installed, else a CSV file."""
     if logger is False:
         return []
     if trainer.fast_dev_run:  # a trial run writes no files
@@ -73,9 +73,10 @@ def callbacks_for(
     enable_progress_bar: bool | None,
     max_time: Any,
 ) -> list[Callback]:
-    """The user's, and the default ones unless they were turned off.
+    """Return the user's callbacks, and the default callbacks that are not turned off.
 
-    Raises UserError for a contradiction.
+    Raises UserError if arguments contradict each other, or if two callbacks have the same
+    state_key.
     """
     if isinstance(given, (list, tuple)):
         callbacks = list(given)
@@ -97,12 +98,12 @@ def callbacks_for(
     keys = [cb.state_key for cb in callbacks if is_overridden("state_dict", cb, Callback)]
     if duplicate := next((key for key in keys if keys.count(key) > 1), None):
         raise UserError(
-            f"two callbacks keep their state as {duplicate!r}, so one would get the other's "
-            f"back: override state_key in one."
+            f"two callbacks have the state_key {duplicate!r}, so a checkpoint can keep the "
+            f"state of only one of them: override state_key in one."
         )
     return checkpoints_last(callbacks)
 
 
 def checkpoints_last(callbacks: list[Callback]) -> list[Callback]:
-    """ModelCheckpoints come last: they save what the others have done."""
+    """Put ModelCheckpoints last, because they save what the other callbacks have changed."""
     return sorted(callbacks, key=lambda cb: isinstance(cb, ModelCheckpoint))

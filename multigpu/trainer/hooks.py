@@ -1,6 +1,6 @@
-"""The hooks that a module and a data module can override; by default they do nothing.
+"""The hooks that a module and a data module can override. Most do nothing by default.
 
-The loops call overridden hooks only, so that the others cost nothing.
+The loops call only overridden hooks: the others cost nothing.
 """
 
 from typing import Any
@@ -13,16 +13,16 @@ from multigpu.nested import map_tensors
 
 
 class DataHooks:
-    """The hooks for data: those of both LightningModule and LightningDataModule."""
+    """The hooks for data, which LightningModule and LightningDataModule share."""
 
     def prepare_data(self) -> None:
-        """Download data. Called on one rank of each node: do not set attributes on self."""
+        """Download data. Called on one rank per node only, so set no attributes on self."""
 
     def setup(self, stage: str) -> None:
-        """Called first on every rank; `stage` is "fit", "validate", "test" or "predict"."""
+        """Called on every rank before a run of `stage`: fit, validate, test or predict."""
 
     def teardown(self, stage: str) -> None:
-        """Called last on every rank."""
+        """Called on every rank after a run."""
 
     def train_dataloader(self) -> Any:
         raise NotImplementedError
@@ -51,8 +51,8 @@ class DataHooks:
 class ModuleHooks(DataHooks):
     """The hooks of a LightningModule. loops/fit.py and loops/evaluate.py show their order.
 
-    on_…_model_eval replaces the module's `eval()`, on_…_model_train the restoring of the
-    previous modes.
+    An overridden on_…_model_eval replaces the module's `eval()`. An overridden
+    on_…_model_train replaces the code that restores the previous modes.
     """
 
     def configure_model(self) -> None: ...
@@ -107,14 +107,14 @@ class ModuleHooks(DataHooks):
     def on_save_checkpoint(self, checkpoint: dict) -> None: ...
     def on_load_checkpoint(self, checkpoint: dict) -> None: ...
 
-    # Three more hooks have no default, and are called if a module has them:
-    #     training_step_end(step_output), validation_step_end, test_step_end
-    # With dp and ddp2 each replica computes a part of the batch, and these hooks get all
-    # outputs. Every strategy calls them, so that a module does the same everywhere.
+    # Four more hooks have no default, and are called if a module has them:
+    #     training_step_end(step_output), validation_step_end, test_step_end, predict_step_end
+    # With dp and ddp2, each replica computes a part of the batch; these hooks get the outputs
+    # of all replicas. They are called with every strategy, so a module works with each.
 
 
 def is_overridden(name: str, thing: object, base: type) -> bool:
-    """Whether the object, or its class, has its own version of the method `name` of `base`."""
+    """Whether `thing`, or its class, overrides the method `name` of `base`."""
     method = getattr(thing, name, None)
     if method is None:
         return False
@@ -122,7 +122,7 @@ def is_overridden(name: str, thing: object, base: type) -> bool:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors, and other objects that have a `.to`, on `device`."""
+    """Move the batch's tensors, and other objects that have `.to`, to `device`."""
 
     def move_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device == device:
@@ -130,7 +130,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return tensor.to(device, non_blocking=device.type != "cpu")
 
     def move_other(value: Any) -> Any:
-        # A module in a batch is not data.
+        # A module in a batch is not data: leave it where it is.
         if isinstance(value, nn.Module) or not hasattr(value, "to"):
             return value
         return value.to(device)

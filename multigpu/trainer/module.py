@@ -1,4 +1,4 @@
-"""What the user writes: the model, the steps, the optimizer; no device, no rank, no loop."""
+"""LightningModule: the user's model, steps and optimizers, without devices, ranks or loops."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
-    """Override `training_step` and `configure_optimizers`, and what else is needed.
+    """Override `training_step`, `configure_optimizers`, and other methods as needed.
 
-    automatic_optimization   False: `training_step` calls `self.manual_backward` and the
-                             optimizers itself
+    automatic_optimization   False: `training_step` itself calls `self.manual_backward` and
+                             steps the optimizers
     """
 
     CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
@@ -32,12 +32,13 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         self._automatic_optimization = True
         self.strict_loading = True
         self.example_input_array: Any = None
-        # In __dict__, because nn.Module's own way to set an attribute is slow. `_log_context`
-        # says which hook runs.
+        # In __dict__, because nn.Module.__setattr__ is slow. `_log_context` says which hook
+        # runs.
         self.__dict__["_trainer"] = None
         self.__dict__["_log_context"] = None
 
-    # A property, so that a class may set `automatic_optimization = False`.
+    # A property: a subclass can replace it by the class attribute
+    # `automatic_optimization = False`.
     @property
     def automatic_optimization(self) -> bool:
         return self._automatic_optimization
@@ -49,7 +50,10 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     # ---- what the user writes ---------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """(batch, batch_idx) → the loss, a dict with "loss", or None to skip the batch."""
+        """Compute the loss of (batch, batch_idx).
+
+        Return the loss, a dict with "loss", or None to skip the batch.
+        """
         raise NotImplementedError
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -59,14 +63,15 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         raise NotImplementedError
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """(batch, batch_idx) → what `Trainer.predict` returns for the batch; by default
-        `self(batch)`.
+        """For (batch, batch_idx), return what `Trainer.predict` returns for the batch.
+
+        The default is `self(batch)`.
         """
         return self(args[0] if args else kwargs["batch"])
 
     def configure_optimizers(self) -> Any:
-        """An optimizer; a list of them; (optimizers, schedulers); {"optimizer": …,
-        "lr_scheduler": …, "monitor": …}; a list of such dicts; or None.
+        """Return one of these: an optimizer; a list of optimizers; (optimizers, schedulers);
+        {"optimizer": …, "lr_scheduler": …, "monitor": …}; a list of such dicts; None.
         """
         raise NotImplementedError
 
@@ -92,12 +97,12 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """Keep a number for the loggers, the callbacks and the progress bar; see
+        """Record a number for the loggers, the callbacks and the progress bar; see
         loops/results.py.
 
-        Within `training_step` the default is each step's value, elsewhere the epoch's, the
-        mean weighted by batch size. The epoch's value is always over all ranks; a step's is
-        this rank's, or with sync_dist all ranks'.
+        The default in a training batch is to report the value of each step. Elsewhere, the
+        default is the epoch's mean, weighted by batch size. An epoch's value is reduced over
+        all ranks. A step's value is this rank's; with sync_dist it is reduced over all ranks.
         """
         context = self._log_context
         if context is not None:
@@ -118,18 +123,20 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
             )
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
-        """`log` for each name and value, with the same further arguments."""
+        """Call `log` for each name and value, with the same other arguments."""
         for name, value in dictionary.items():
             self.log(name, value, *args, **keywords)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """`print` on rank 0 alone."""
+        """Print on rank 0 only."""
         print_function = print if self._trainer is None else self._trainer.print
         print_function(*args, **kwargs)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """The optimizer, or the list of them; their `step` counts, unscales and calls hooks as
-        the Trainer's own does.
+        """The optimizer, or the list of optimizers.
+
+        Their `step` also counts the step, unscales the gradients and calls hooks, as automatic
+        optimization does.
 
         use_pl_optimizer   False: the optimizers that configure_optimizers returned, whose
                            `step` does none of this
@@ -139,15 +146,15 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         return optimizers[0] if len(optimizers) == 1 else list(optimizers)
 
     def lr_schedulers(self) -> Any:
-        """The scheduler, the list of them, or None."""
+        """The scheduler, the list of schedulers, or None."""
         schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
         if not schedulers:
             return None
         return schedulers[0] if len(schedulers) == 1 else schedulers
 
     def manual_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """loss.backward() in manual optimization: it scales a 16-bit loss, calls the hooks,
-        and lets the strategy know.
+        """Run loss.backward() in manual optimization: scale the loss for 16-mixed, prepare the
+        strategy, and call the hooks.
         """
         if self.automatic_optimization:
             raise UserError(
@@ -157,11 +164,13 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         self.trainer.state.fit_loop.training_step.backward(loss, *args, **kwargs)
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """The tensors of all ranks, stacked: (ranks, …); in tuples, lists and dicts each
-        tensor. One rank: unchanged.
+        """Gather a tensor of all ranks, stacked to the shape (ranks, …).
+
+        In tuples, lists and dicts, each tensor is gathered. With one rank, `data` is returned
+        unchanged.
 
         group        gather from these ranks only (a torch.distributed group)
-        sync_grads   gradients flow back to the rank of each tensor, summed over the ranks'
+        sync_grads   True: a tensor's gradient flows back to its rank, summed over all ranks'
                      losses
         """
         strategy = self.trainer.strategy
@@ -200,7 +209,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
             self.untoggle_optimizer(optimizer)
 
     def freeze(self) -> None:
-        """No gradients, and evaluation mode."""
+        """Turn off all gradients, and set evaluation mode."""
         self.requires_grad_(False).eval()
 
     def unfreeze(self) -> None:
@@ -214,8 +223,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
     ) -> None:
-        """`optimizer_closure` computes loss and gradients: an override must pass it to
-        `optimizer.step`.
+        """Step the optimizer. An override must pass `optimizer_closure` to `optimizer.step`,
+        because the closure computes the loss and the gradients.
         """
         optimizer.step(closure=optimizer_closure)
 
@@ -223,8 +232,9 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         optimizer.zero_grad()
 
     def on_validation_model_zero_grad(self) -> None:
-        """Called before each validation within training, between two optimizer steps: it frees
-        memory.
+        """Free the gradients' memory.
+
+        Called before a validation within training, if no gradients are being accumulated.
         """
         self.zero_grad()
 
@@ -245,10 +255,10 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Scale the gradients down to a norm over all of them ("norm"), or clamp each number
-        to ± the value ("value").
+        """Limit the norm of all gradients together ("norm"), or clamp each number to ± the
+        value ("value").
 
-        In manual optimization the gradients are first averaged over the ranks.
+        In manual optimization, the gradients are first averaged over the ranks.
         """
         if not gradient_clip_val:
             return
@@ -274,7 +284,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the first of its parameters or buffers."""
+        """The device of the first parameter or buffer; the CPU if there is none."""
         return next(
             (tensor.device for tensor in (*self.parameters(), *self.buffers())),
             torch.device("cpu"),
@@ -318,12 +328,12 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> "LightningModule":
-        """A module made with the hyperparameters in the checkpoint, overridden by `kwargs`,
-        with its weights.
+        """Make a module with the checkpoint's hyperparameters, and load the weights.
 
-        It reads this Trainer's checkpoints and Lightning's. weights_only=False reads any
-        object, and so runs whatever code the file holds: only for files that you trust. Raises
-        UserError if the checkpoint does not fit this class.
+        `kwargs` take precedence over the hyperparameters. The checkpoint can be this
+        Trainer's or Lightning's. weights_only=False reads any object, which can run code from
+        the file: use it only for files that you trust. Raises UserError if the checkpoint does
+        not fit this class.
         """
         from multigpu.trainer.checkpointing.from_checkpoint import module_from_checkpoint
         from multigpu.trainer.checkpointing.reading import read_checkpoint
@@ -332,5 +342,5 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         return module_from_checkpoint(cls, checkpoint, checkpoint_path, strict, kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the Trainer: a copy in another process has a Trainer of its own."""
+        """The state without the Trainer: a copy in another process has its own Trainer."""
         return {**self.__dict__, "_trainer": None, "_log_context": None}

@@ -24,7 +24,7 @@ class PassThroughProfiler:
     def setup(
         self, stage: str, local_rank: int | None = None, log_dir: str | None = None
     ) -> None:
-        """Called before a run of `stage`, as "fit"; `log_dir` is the default `dirpath`."""
+        """Called before a run of `stage` (e.g. "fit"); `log_dir` is the default `dirpath`."""
         self._stage = stage
         self._local_rank = local_rank
         self.dirpath = self.dirpath or log_dir
@@ -34,7 +34,7 @@ class PassThroughProfiler:
     def stop(self, action_name: str) -> None: ...
 
     def profile(self, action_name: str) -> AbstractContextManager[str | None]:
-        """A context manager that measures its block under this name."""
+        """A context manager that measures its block under `action_name`."""
         return NO_MEASUREMENT
 
     def summary(self) -> str:
@@ -56,7 +56,7 @@ class PassThroughProfiler:
             return
         parts = [self._stage, self.filename, self._local_rank]
         name = "-".join(str(part) for part in parts if part is not None)
-        # Characters that some file systems do not allow.
+        # Replace characters that some file systems do not allow.
         name = re.sub(r'[\\/:*?"<>|\s]+', "_", name) + ".txt"
         os.makedirs(self.dirpath, exist_ok=True)
         with open(os.path.join(self.dirpath, name), "a") as file:
@@ -69,18 +69,18 @@ Profiler = PassThroughProfiler
 
 @dataclass
 class Total:
-    """The calls of one action, and the seconds of all of them."""
+    """The number of calls of one action, and their total seconds."""
 
     calls: int = 0
     seconds: float = 0.0
 
 
 class SimpleProfiler(PassThroughProfiler):
-    """Count the calls and seconds of each action. Without `extended` the table is shorter.
+    """Count the calls and seconds of each action. extended=False makes a shorter table.
 
-    A percentage is of the time since the profiler was made. If one action runs inside another,
-    its time counts for both. GPUs run asynchronously: an action's time is how long Python
-    waited, not how long the GPU computed.
+    100 % is the time since the profiler was created. If an action runs inside another, its
+    time counts for both. GPUs run asynchronously: an action's time is how long the Python call
+    took, not how long the GPU computed.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SimpleProfiler(PassThroughProfiler):
             self.stop(action_name)
 
     def summary(self) -> str:
-        """The report as a table, the action with the longest total time first."""
+        """The report as a table, sorted by total time, longest first."""
         title = f"{self._stage.upper()} Profiler Report" if self._stage else "Profiler Report"
         if not self.totals:
             return f"{title}: no action was measured\n"

@@ -1,6 +1,4 @@
-"""Makes a run repeatable: one seed for Python, NumPy and torch, and the same for the order of
-the data.
-"""
+"""Makes a run repeatable: Python, NumPy, torch and the order of the data use the same seed."""
 
 import os
 import random
@@ -28,9 +26,9 @@ def seed_everything(
     """Seed Python, NumPy and torch, in this process and in ranks that it starts; return the
     seed.
 
-    seed      None: the seed that was set before, or 0
-    workers   seed a DataLoader's workers, too, each by its number and rank: otherwise the same
-              worker of two ranks draws the same numbers
+    seed      None: the seed that was set before, else 0
+    workers   True: also seed DataLoader workers, each from its number and rank; otherwise the
+              workers of different ranks draw the same numbers
     """
     if seed is None:
         seed = data_seed()
@@ -54,8 +52,8 @@ def data_seed() -> int:
 
 
 def seed_workers(loader: Any, rank: int) -> None:
-    """Let the DataLoader seed its workers, if seed_everything(workers=True) asked for it and
-    the user does not do it.
+    """Make a DataLoader seed its workers after seed_everything(workers=True), unless the user
+    has set worker_init_fn.
     """
     wanted = int(os.environ.get(WORKERS_VARIABLE, "0"))
     if wanted and isinstance(loader, DataLoader) and loader.worker_init_fn is None:
@@ -63,8 +61,8 @@ def seed_workers(loader: Any, rank: int) -> None:
 
 
 def _seed_worker(worker: int, rank: int) -> None:
-    """Seed a worker by the process's seed (torch draws a new one each epoch), the rank, and
-    the worker's number.
+    """Seed a worker from torch's base seed (a new one in each epoch), the rank, and the
+    worker's number.
     """
     process_seed = torch.initial_seed() - worker
     words = np.random.SeedSequence([process_seed, worker, rank]).generate_state(4)
@@ -75,8 +73,9 @@ def _seed_worker(worker: int, rank: int) -> None:
 
 @contextmanager
 def same_seed(number: int) -> Iterator[None]:
-    """Within it, all ranks draw the same numbers from torch, NumPy and Python; the states
-    before are restored.
+    """A context in which all ranks draw the same numbers from torch, NumPy and Python.
+
+    The previous random states are restored at its end.
     """
     with preserved_random_states():
         random.seed(number)
@@ -87,7 +86,7 @@ def same_seed(number: int) -> Iterator[None]:
 
 @contextmanager
 def preserved_random_states() -> Iterator[None]:
-    """The random states afterwards are those before."""
+    """A context that restores the random states at its end."""
     states = random_states()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The summary before the first step: printed, and the hyperparameters for the loggers."""
+"""Prints the model's summary before the first step, and logs the hyperparameters."""
 
 from __future__ import annotations
 

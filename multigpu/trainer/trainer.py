@@ -28,18 +28,19 @@ from multigpu.trainer.profiler import PassThroughProfiler
 
 
 class Trainer:
-    """As Lightning's Trainer, with the strategies that Lightning has dropped: dp, ddp2,
-    horovod, bagua.
+    """Lightning's Trainer, plus the strategies that Lightning has removed: dp, ddp2, horovod,
+    bagua.
 
-    The arguments mean what they mean in Lightning, with two differences:
+    The arguments mean the same as in Lightning, with two differences:
 
-    num_nodes        None: as many as the launcher has started
-    detect_anomaly   stop at the first loss or gradient that is not finite, and name it
+    num_nodes        None: as many nodes as the launcher has started
+    detect_anomaly   True: stop at the first tensor that is not finite, and name it
 
-    The arguments become attributes of the same names, which may be changed between runs
-    (trainer.max_epochs = 20) and, by callbacks, during a run. What changes while a run goes on
-    is in `trainer.state`, a RunState: the loops change it, and the properties below read it
-    under Lightning's names. Of these users may set should_stop and optimizers.
+    The arguments become attributes of the same names. Users can change these between runs
+    (trainer.max_epochs = 20), and callbacks can change them during a run. The state that
+    changes during a run is in `trainer.state`, a RunState. The loops change this state; the
+    properties below read it under Lightning's names. Users can set only two of these
+    properties: should_stop and optimizers.
     """
 
     def __init__(
@@ -141,12 +142,14 @@ class Trainer:
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Train; with `ckpt_path` ("best", "last" or a file), resume as if the run had never
+        """Train. With `ckpt_path` ("best", "last" or a file), resume as if the run had never
         stopped.
 
-        One exception: bagua's algorithms whose ranks have different weights. A checkpoint
-        holds rank 0's, and all ranks resume from these. weights_only=False reads a checkpoint
-        that holds any objects: only for files that you trust.
+        One exception: some of bagua's algorithms keep different weights on each rank. Their
+        checkpoints hold only rank 0's weights, and all ranks resume from these.
+
+        weights_only=False reads any object, which can run code from the file: use it only for
+        files that you trust.
         """
         self.state.weights_only = weights_only
         loaders = {"train": train_dataloaders, "val": val_dataloaders}
@@ -161,7 +164,7 @@ class Trainer:
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
-        """The metrics over all samples, each counted once: a dict for each dataloader."""
+        """Return a list of metrics: one dict per dataloader. Every sample counts once."""
         self.state.weights_only = weights_only
         metrics = self._run("validate", model, datamodule, ckpt_path, {"val": dataloaders})
         if verbose:
@@ -177,7 +180,7 @@ class Trainer:
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
-        """As `validate`, by `test_step`."""
+        """Like `validate`, but with `test_step`."""
         self.state.weights_only = weights_only
         metrics = self._run("test", model, datamodule, ckpt_path, {"test": dataloaders})
         if verbose:
@@ -193,20 +196,20 @@ class Trainer:
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = None,
     ) -> list | None:
-        """What `predict_step` returned for each batch, in order, from all ranks, on all ranks.
+        """Return `predict_step`'s outputs for all batches, in order, on every rank.
 
-        return_predictions   False: do not keep them, and return None
+        return_predictions   False: do not keep the outputs, and return None
         """
         self.state.return_predictions = return_predictions is not False
         self.state.weights_only = weights_only
         return self._run("predict", model, datamodule, ckpt_path, {"predict": dataloaders})
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
-        """Write a checkpoint in Lightning's form. All ranks must call it; rank 0 writes."""
+        """Write a checkpoint in Lightning's format. All ranks must call it; rank 0 writes."""
         save_checkpoint(self, filepath, bool(weights_only))
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """`print` on rank 0 alone, which does not disturb the progress bar."""
+        """Print on rank 0 only, without disturbing the progress bar."""
         if self.is_global_zero:
             bar = self.progress_bar_callback
             print_function = bar.print if bar else print
@@ -223,12 +226,12 @@ class Trainer:
         if model is None:
             model = self.state.lightning_module
             saver = self.checkpoint_callback
-            # As Lightning does: without a model, the best checkpoint of the last fit.
+            # Without a model, use the best checkpoint of the last fit, as Lightning does.
             if ckpt_path is None and saver is not None and saver.best_model_path:
                 ckpt_path = "best"
-                self.print(f"{stage}: with the weights of {saver.best_model_path}")
+                self.print(f"{stage}: uses the weights of {saver.best_model_path}")
         for name, loader in loaders.items():
-            # The data module may be given as the dataloader: fit(model, datamodule).
+            # A data module can be given in place of the dataloader: fit(model, datamodule).
             if hasattr(loader, "train_dataloader") and not isinstance(loader, nn.Module):
                 datamodule = loader
                 loaders[name] = None
@@ -250,7 +253,7 @@ class Trainer:
 
     @property
     def should_stop(self) -> bool:
-        """Set it to end training after this batch, but not before min_epochs and min_steps."""
+        """True ends training after this batch, but not before min_epochs and min_steps."""
         return self.state.should_stop
 
     @should_stop.setter
@@ -267,22 +270,22 @@ class Trainer:
 
     @property
     def current_epoch(self) -> int:
-        """Complete epochs; during an epoch its number, from 0."""
+        """The number of completed epochs; during an epoch, this epoch's index from 0."""
         return self.state.progress.current_epoch
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps."""
+        """The number of optimizer steps done."""
         return self.state.progress.global_step
 
     @property
     def _logged_step(self) -> int:
-        """Batches that ended with an optimizer step: where the loggers write."""
+        """The number of batches that ended with an optimizer step: the loggers' x axis."""
         return self.state.progress.batches_that_stepped
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
-        """Values by name; also those that the running hook has just logged on this rank."""
+        """Logged values by name, including those that this rank has just logged."""
         return self.state.callback_metrics
 
     @property
@@ -339,14 +342,15 @@ class Trainer:
 
     @property
     def estimated_stepping_batches(self) -> float:
-        """Optimizer steps in the whole run, from `configure_optimizers` on; infinity where
-        nothing limits it.
+        """The number of optimizer steps in the whole run; infinity if nothing limits the run.
+
+        It is known from `configure_optimizers` on.
         """
         return estimated_steps(self)
 
     @property
     def fit_loop(self) -> "Trainer":
-        """What users set on Lightning's loop is set here: trainer.fit_loop.max_epochs = 20."""
+        """The Trainer itself, so that Lightning's `trainer.fit_loop.max_epochs = 20` works."""
         return self
 
     @property
@@ -359,7 +363,7 @@ class Trainer:
 
     @property
     def model(self) -> nn.Module | None:
-        """What the strategy wrapped around the module; after a run the module itself."""
+        """The strategy's wrapper of the module (e.g. DDP); after a run, the module itself."""
         return self.state.model
 
     @property
@@ -377,7 +381,7 @@ class Trainer:
 
     @property
     def val_dataloaders(self) -> Any:
-        """As the user gave them; so are test_dataloaders and predict_dataloaders."""
+        """The unsharded dataloaders; test_ and predict_dataloaders are also unsharded."""
         return self.state.data.val_dataloaders
 
     @property
@@ -390,13 +394,14 @@ class Trainer:
 
     @property
     def num_training_batches(self) -> float:
-        """Batches of an epoch on this rank; infinity where the dataloader has no length."""
+        """Batches per epoch on this rank; infinity if the dataloader has no length."""
         return self.state.data.num_training_batches
 
     @property
     def num_val_batches(self) -> list[float]:
-        """Batches of each dataloader on this rank; so are num_test_batches and
-        num_predict_batches.
+        """Batches of each validation dataloader on this rank.
+
+        num_test_batches and num_predict_batches count the same for their stages.
         """
         return self.state.data.num_val_batches
 
@@ -410,7 +415,7 @@ class Trainer:
 
     @property
     def val_check_batch(self) -> float:
-        """Training batches between two validations; infinity: at the epoch's end."""
+        """Training batches between two validations; infinity: validate at the epoch's end."""
         return self.state.data.val_check_batch
 
     @property

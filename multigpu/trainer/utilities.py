@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 def rank_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
-    """`function` on rank 0; on other ranks it does nothing and returns None."""
+    """Make `function` run on rank 0 only; on other ranks it returns None."""
 
     @wraps(function)
     def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R | None:
@@ -22,5 +22,5 @@ def rank_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
 
 @rank_zero_only
 def rank_zero_info(*args: Any, **kwargs: Any) -> None:
-    """`print` on rank 0 only."""
+    """Print on rank 0 only."""
     print(*args, **kwargs)

@@ -163,11 +163,11 @@ FITS = {
     ),
     "validate in a stream": (
         {"val_check_interval": 0.5, "val": DataLoader(Rows(2)), **STREAM},
-        ("val_check_interval=0.5", "without a length", "whole number"),
+        ("val_check_interval=0.5", "no length", "whole number"),
     ),
     "a fraction of a stream": (
         {"limit_train_batches": 0.5, **STREAM},
-        ("limit_train_batches=0.5", "without a length"),
+        ("limit_train_batches=0.5", "no length"),
     ),
     "precision": ({"precision": "17"}, ("precision is '17'", "32, 64, 16, bf16, 32-true")),
     "clip by hand": (

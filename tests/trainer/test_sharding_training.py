@@ -73,7 +73,7 @@ def test_a_users_sampler_is_dealt_out_and_not_replaced(ranks):
     )
     assert all(rank["not shared"] == [[0, 1], [2, 3]] * 2 for rank in ranks)
     assert [rank["overfit"] for rank in ranks] == [[[0, 2]] * 2, [[1, 3]] * 2]
-    assert "cannot be shared by 2 ranks" in ranks[0]["batch sampler"]
+    assert "cannot be sharded over 2 ranks" in ranks[0]["batch sampler"]
 
 
 def test_shuffled_data_are_shared_anew_each_epoch(ranks):

@@ -1,1 +1,1 @@
-"""What the Trainer runs: a stage, its epochs, its batches; and their state."""
+"""The Trainer's loops over stages, epochs and batches, and the state of a run."""

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def check_finite(trainer: "Trainer", loss: torch.Tensor, batch: Any) -> None:
-    """Raises UserError that names the step and the first tensor that is not finite.
+    """Raises UserError if a tensor is not finite; the error names the step and the tensor.
 
-    It looks at the weights, the batch, the loss and the gradients, in this order.
+    Checks the weights, the batch, the loss and the gradients, in this order.
     """
     state = trainer.state
     weights = list(state.lightning_module.named_parameters())
@@ -25,7 +25,7 @@ def check_finite(trainer: "Trainer", loss: torch.Tensor, batch: Any) -> None:
     ]
     named += [("the loss", loss)]
     # With a loss scaler an infinite gradient is expected: the scaler skips the step and lowers
-    # its factor.
+    # the scale.
     if state.precision.scaler is None:
         named += [
             (f"the gradient of {name!r}", weight.grad)
@@ -36,6 +36,6 @@ def check_finite(trainer: "Trainer", loss: torch.Tensor, batch: Any) -> None:
         if tensor.is_floating_point() and not torch.isfinite(tensor.detach()).all():
             raise UserError(
                 f"in step {trainer.global_step} (epoch {trainer.current_epoch}) {what} is not "
-                f"finite: lower the learning rate, clip the gradients, or look at the data.",
+                f"finite: lower the learning rate, clip the gradients, or check the data.",
                 already_reported=False,
             )

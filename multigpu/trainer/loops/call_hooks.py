@@ -17,16 +17,16 @@ from multigpu.trainer.module import LightningModule
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
-# At an epoch's end they are called after the module, because they monitor what the module logs
-# there.
+# Their on_train_epoch_end is called after the module's, because they monitor what the module
+# logs there.
 MONITORING = (ModelCheckpoint, EarlyStopping)
 
 
 def lookup(trainer: "Trainer", name: str) -> Callable[..., Any] | None:
-    """A function that calls the hook `name` wherever it is overridden; None if it is nowhere.
+    """Return a function that calls all overrides of the hook `name`; None if there are none.
 
-    The function returns what the module's own hook returned. Values that a hook logs go to the
-    results of the loop that runs when `lookup` is called.
+    The function returns what the module's own hook returned. Logged values go to the results
+    of the loop that is running when `lookup` is called.
     """
     state = trainer.state
     module = state.lightning_module
@@ -50,8 +50,8 @@ def lookup(trainer: "Trainer", name: str) -> Callable[..., Any] | None:
                 getattr(callback, name)(trainer, module, *args)
             answer = own(*args) if own else None
             if last:
-                # The metrics of all ranks: the callbacks' decisions must be the same
-                # everywhere.
+                # Reduce the metrics over all ranks, because the callbacks' decisions must be
+                # the same on every rank.
                 state.metrics.update(results.epoch_metrics())
             for callback in last:
                 getattr(callback, name)(trainer, module, *args)
@@ -63,6 +63,6 @@ def lookup(trainer: "Trainer", name: str) -> Callable[..., Any] | None:
 
 
 def call(trainer: "Trainer", name: str, *args: Any) -> Any:
-    """Look the hook up and call it once: for hooks outside the loop over batches."""
+    """Look up the hook and call it once. Use this outside the loop over batches."""
     hook = lookup(trainer, name)
     return hook(*args) if hook else None

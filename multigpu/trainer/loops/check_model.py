@@ -1,4 +1,4 @@
-"""Refuses what cannot be run: no module, one of another kind, or one that lacks a step."""
+"""Checks that the model is a LightningModule with the steps that a stage needs."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ REQUIRED = {
 
 
 def check_model(stage: str, model: Any) -> None:
-    """Raises UserError unless `model` is a LightningModule that has what `stage` calls."""
+    """Raises UserError unless `model` is a LightningModule with the methods `stage` needs."""
     if model is None:
         raise UserError(
             f"trainer.{stage}: no model was given, and none was given before: give a "
@@ -23,8 +23,8 @@ def check_model(stage: str, model: Any) -> None:
         )
     if isinstance(getattr(model, "_orig_mod", None), LightningModule):
         raise UserError(
-            f"trainer.{stage}: a compiled module hides its steps: compile its layers instead, "
-            f"self.net = torch.compile(…)."
+            f"trainer.{stage}: the Trainer cannot call the steps of a compiled module: "
+            f"compile its layers instead, with self.net = torch.compile(…)."
         )
     if not isinstance(model, LightningModule):
         raise UserError(

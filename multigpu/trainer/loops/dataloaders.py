@@ -1,8 +1,8 @@
-"""Which batches a rank gets: a shard of the samples, or every n-th batch.
+"""Gives each rank its data: a shard of the samples, or every n-th batch.
 
-Training uses DistributedSampler, as Lightning does: all ranks make the same number of steps,
-and some samples come twice. Evaluation shards whole batches, so that each sample counts once
-and the user's order is kept.
+Training uses DistributedSampler, as Lightning does. All ranks make the same number of steps;
+for this, the sampler repeats some samples. Evaluation shards whole batches: each sample counts
+once, and the user's order is kept.
 """
 
 import copy
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SamplerLength:
-    """A sampler as the data set that DistributedSampler asks for: only its length is used."""
+    """The data set that DistributedSampler gets: it has only the sampler's length."""
 
     def __init__(self, sampler: Any):
         self.sampler = sampler
@@ -42,7 +42,7 @@ class SamplerLength:
 class ShardedSampler(DistributedSampler):
     """The user's own sampler, sharded over the ranks.
 
-    All ranks draw with the same seed, anew each epoch.
+    All ranks draw with the same seed, which changes every epoch.
     """
 
     def __init__(self, sampler: Any, num_shards: int, index: int):
@@ -50,14 +50,14 @@ class ShardedSampler(DistributedSampler):
         self.original = sampler
 
     def __iter__(self) -> Iterator:
-        # The ranks' own random states may differ.
+        # The ranks' own random states can differ.
         with seed.same_seed(seed.data_seed() + self.epoch):
             order = list(self.original)
         return (order[place] for place in super().__iter__())
 
 
 class EveryNthBatch(Sampler):
-    """Of the batches that a sampler gives, those of one shard: index, index + num_shards, …"""
+    """One shard of a sampler's batches: the batches index, index + num_shards, …"""
 
     def __init__(self, batches: Any, num_shards: int, index: int):
         self.batches = batches
@@ -65,7 +65,7 @@ class EveryNthBatch(Sampler):
         self.index = index
 
     def __iter__(self) -> Iterator:
-        # A random sampler of the user's must give the same batches on all ranks.
+        # The user's random sampler must give the same batches on all ranks.
         with seed.same_seed(seed.data_seed()):
             batches = list(self.batches)
         yield from batches[self.index :: self.num_shards]
@@ -75,7 +75,7 @@ class EveryNthBatch(Sampler):
 
 
 def prepare_for_rank(trainer: "Trainer", loader: Any, training: bool) -> Any:
-    """This rank's shard of a dataloader, or the loader itself; its workers are seeded."""
+    """Return this rank's shard of a dataloader, or the loader itself; seed its workers."""
     if trainer.use_distributed_sampler:
         keep_order = bool(trainer.overfit_batches)
         loader = shard_loader(loader, trainer.strategy.shard, training, keep_order)
@@ -86,13 +86,14 @@ def prepare_for_rank(trainer: "Trainer", loader: Any, training: bool) -> Any:
 def shard_loader(
     loader: Any, shard: tuple[int, int], training: bool, keep_order: bool = False
 ) -> Any:
-    """The same DataLoader with one shard of the data.
+    """Return a copy of the DataLoader that gives one shard of the data.
 
     shard        (number of shards, index of this one)
     keep_order   do not shuffle (overfit_batches)
 
-    What is no DataLoader, or has no order of its own (an IterableDataset), is returned
-    unchanged: the user shards it. Raises UserError for a batch sampler that cannot be sharded.
+    A loader that is not a DataLoader, or whose data set is an IterableDataset, is returned
+    unchanged: the user must shard it. Raises UserError for a batch sampler that cannot be
+    sharded.
     """
     num_shards, index = shard
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
@@ -106,9 +107,9 @@ def shard_loader(
         return _shard_by_batch(loader, num_shards, index, shuffled)
     if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise UserError(
-            f"a DataLoader with a batch_sampler of its own "
-            f"({type(loader.batch_sampler).__name__}) cannot be shared by {num_shards} ranks: "
-            f"shard it yourself, and give Trainer(use_distributed_sampler=False)."
+            f"a DataLoader with the batch_sampler {type(loader.batch_sampler).__name__} "
+            f"cannot be sharded over {num_shards} ranks: shard it yourself, and give "
+            f"Trainer(use_distributed_sampler=False)."
         )
     in_order = isinstance(loader.sampler, SequentialSampler)
     if in_order or (shuffled and _draws_each_once(loader)):
@@ -126,23 +127,23 @@ def shard_loader(
 def _shard_by_batch(
     loader: DataLoader, num_shards: int, index: int, shuffled: bool
 ) -> DataLoader:
-    """Every num_shards-th batch.
+    """Return a copy of the loader that gives every num_shards-th batch.
 
-    A loader that shuffles is read in order, as each rank would shuffle by itself.
+    A loader that shuffles is read in order, because each rank would shuffle differently.
     """
     if shuffled:
         loader = _with_sampler(loader, SequentialSampler(loader.dataset))
     batches = num_batches(loader)
     if batches == float("inf"):
         raise UserError(
-            f"a DataLoader whose batch_sampler has no length cannot be shared by {num_shards} "
-            f"ranks: give it a __len__, or shard it yourself, and give "
-            f"Trainer(use_distributed_sampler=False)."
+            f"a DataLoader whose batch_sampler has no length cannot be sharded over "
+            f"{num_shards} ranks: give the sampler a __len__, or shard the data yourself, and "
+            f"give Trainer(use_distributed_sampler=False)."
         )
     if batches < num_shards and is_rank_zero():
         warnings.warn(
             f"{pluralize(int(batches), 'batch')} to evaluate for {num_shards} ranks, so some "
-            f"get none: a smaller batch_size gives each rank one.",
+            f"ranks get none: give a smaller batch_size.",
             stacklevel=2,
         )
     # With batch_size=None the sampler itself gives whole batches.
@@ -151,13 +152,13 @@ def _shard_by_batch(
 
 
 def _draws_each_once(loader: DataLoader) -> bool:
-    """Whether its RandomSampler draws each row once, as that of shuffle=True does."""
+    """Whether the loader's RandomSampler draws each row exactly once (shuffle=True does)."""
     return not loader.sampler.replacement and loader.sampler.num_samples == len(loader.dataset)
 
 
 def _with_sampler(loader: DataLoader, sampler: Any, batches: Any = None) -> DataLoader:
-    """A copy of the loader, of its own class, that draws from another sampler or from another
-    batch sampler.
+    """Return a copy of the loader, of the same class, with another sampler or another batch
+    sampler.
 
     A loader with batch_size=None uses its sampler as the batch sampler.
     """
@@ -167,7 +168,7 @@ def _with_sampler(loader: DataLoader, sampler: Any, batches: Any = None) -> Data
         batches = None
     elif batches is None:
         batches = BatchSampler(sampler, loader.batch_size, loader.drop_last)
-    # DataLoader.__setattr__ refuses these names.
+    # Set in __dict__, because DataLoader.__setattr__ raises an error for these names.
     changed.__dict__.update(batch_sampler=batches, _iterator=None)
     if sampler is not None:
         changed.__dict__["sampler"] = sampler
@@ -175,7 +176,7 @@ def _with_sampler(loader: DataLoader, sampler: Any, batches: Any = None) -> Data
 
 
 def start_epoch(loader: Any, epoch: int) -> None:
-    """Tell the samplers that shuffle by epoch which epoch it is."""
+    """Call set_epoch on the loader's samplers that have this method."""
     for holder in (loader, getattr(loader, "batch_sampler", None)):
         sampler = getattr(holder, "sampler", None)
         if hasattr(sampler, "set_epoch"):
@@ -183,7 +184,7 @@ def start_epoch(loader: Any, epoch: int) -> None:
 
 
 def num_batches(loader: Any) -> float:
-    """Batches of the loader; infinity where it has no length."""
+    """The number of batches of the loader; infinity if it has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -191,13 +192,13 @@ def num_batches(loader: Any) -> float:
 
 
 def limit_batches(batches: float, limit: int | float | None, name: str) -> float:
-    """At most `limit` batches: a number, or a fraction of them (1.0 is all)."""
+    """Limit `batches` by `limit`: a number of batches, or a fraction of them (1.0 is all)."""
     if limit is None or (isinstance(limit, float) and limit == 1.0):
         return batches
     if isinstance(limit, float):
         if batches == float("inf"):
             raise UserError(
-                f"{name}={limit}: a fraction of a loader without a length is unknown. Give a "
+                f"{name}={limit} is a fraction, but the dataloader has no length: give a "
                 f"number of batches."
             )
         if limit and batches and batches * limit < 1:
@@ -211,7 +212,7 @@ def limit_batches(batches: float, limit: int | float | None, name: str) -> float
 
 
 def as_list(loaders: Any) -> list:
-    """One loader, or several for evaluation: a list, or a dict, whose names have no effect."""
+    """Return one loader, or a list or dict of loaders, as a list; the keys have no effect."""
     if loaders is None:
         return []
     if isinstance(loaders, Mapping):

@@ -1,4 +1,7 @@
-"""Validation, testing and prediction: every n-th batch on each of n ranks, one reduction."""
+"""Runs validation, testing and prediction: each of n ranks evaluates every n-th batch.
+
+The metrics are reduced over the ranks at the epoch's end.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -19,20 +22,20 @@ from multigpu.trainer.module import LightningModule
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
-# As the hooks are named: on_validation_start.
+# Stage → its part of the hooks' names, as in on_validation_start.
 PREFIX = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
 class EvaluationLoop:
-    """One of the three, over one or several dataloaders.
+    """Runs one of the three stages over one or several dataloaders.
 
     stage         "validate", "test" or "predict"
-    loaders       this rank's shards of them
-    sharded       for each, whether it was sharded; else each rank gets all its batches
-    limits        batches of each that this rank evaluates
+    loaders       this rank's shards of the dataloaders
+    sharded       per dataloader: whether it was sharded; if not, each rank gets all batches
+    limits        per dataloader: the number of batches that this rank evaluates
     uneven        whether some ranks get one batch more than others
-    logged_steps  batches of each, over all runs, whose values went to the loggers: their x
-                  axis
+    logged_steps  per dataloader: the number of batches, over all runs, whose values went to
+                  the loggers; it is the loggers' x axis
     """
 
     def __init__(
@@ -70,9 +73,9 @@ class EvaluationLoop:
         self.results.device = state.results.device
 
     def run(self, sanity_steps: int | None = None) -> list[dict[str, Any]]:
-        """The metrics of each dataloader; for prediction use `predict`.
+        """Evaluate, and return the metrics of each dataloader. For prediction, use `predict`.
 
-        `sanity_steps`: so many batches of each (-1: all).
+        sanity_steps   evaluate at most this many batches of each dataloader (-1: all)
         """
         trainer = self.trainer
         state = self.state
@@ -133,7 +136,7 @@ class EvaluationLoop:
         return self._by_dataloader(reported.logger)
 
     def _batch_function(self) -> Callable[[Any, int, int], None]:
-        """A function that evaluates one batch, its hooks looked up once."""
+        """Look up the hooks once, and return a function that evaluates one batch."""
         trainer = self.trainer
         state = self.state
         strategy = trainer.strategy
@@ -151,7 +154,7 @@ class EvaluationLoop:
         takes_index = len(parameters) > 1 or takes_any
         if several and len(parameters) == 2 and not takes_any:
             raise UserError(
-                f"there are {len(self.loaders)} dataloaders, and {name} takes (batch, "
+                f"there are {len(self.loaders)} dataloaders, but {name} takes (batch, "
                 f"batch_idx): add a third argument, dataloader_idx."
             )
         attributes = self.module.__dict__
@@ -192,19 +195,20 @@ class EvaluationLoop:
         """Raises UserError if self.all_gather in `hook` would hang or fail."""
         strategy = self.trainer.strategy
         if self.uneven and hook not in OUTSIDE_BATCH:
-            why = "different numbers of batches, so one of them would wait forever"
+            why = "different numbers of batches, so a rank would wait forever"
         elif len(shapes := set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
             why = f"tensors of different shapes ({', '.join(map(str, sorted(shapes)))})"
         else:
             return
         raise UserError(
             f"self.all_gather in {self.stage}: the ranks have {why}. Call it at the epoch's "
-            f"end, or give batches that {strategy.world.size} ranks can share evenly.",
+            f"end, or give all {strategy.world.size} ranks the same number of batches, each "
+            f"of the same shape.",
             already_reported=not strategy.is_global_zero,
         )
 
     def _by_dataloader(self, metrics: dict[str, Any]) -> list[dict[str, Any]]:
-        """For each dataloader its own metrics, and those that belong to none."""
+        """Return each dataloader's metrics, with those that belong to no dataloader."""
         if len(self.loaders) == 1:
             return [dict(metrics)]
         suffixes = tuple(f"/dataloader_idx_{number}" for number in range(len(self.loaders)))
@@ -218,9 +222,10 @@ class EvaluationLoop:
         ]
 
     def predict(self) -> list | None:
-        """What `predict_step` returned for each batch, in order, from all ranks, on all ranks.
+        """Return `predict_step`'s outputs for all batches, in order, on every rank.
 
-        A list for each dataloader if there are several; None if return_predictions is False.
+        Returns one list per dataloader if there are several; None if return_predictions is
+        False.
         """
         self.keeps_outputs = self.state.return_predictions
         self.run()

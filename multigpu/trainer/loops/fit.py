@@ -1,4 +1,4 @@
-"""Training: epochs of batches; validation, schedulers and checkpoints when they are due."""
+"""Runs training: epochs and batches, with validation, schedulers and checkpoints."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,14 @@ END = object()
 
 
 class FitLoop:
-    """One training run. training_step.py has what is done with a batch.
+    """Runs the epochs of one training run. training_step.py trains on each batch.
 
     batches_done         batches of this epoch that are complete; 0 between epochs
-    total_batches        those of all epochs
-    pending_phase        what the end of the last batch still has to do: "validate", "rest" or
-                         "" (nothing)
-    epoch_start_states   random states at the epoch's start: a resumed epoch must be shuffled
-                         as before
+    total_batches        batches of all epochs that are complete
+    pending_phase        the work still to do at the end of the last batch: "validate", "rest"
+                         or "" (nothing)
+    epoch_start_states   random states at the epoch's start: a resumed epoch must shuffle in
+                         the same order
     states_after_skip    random states to set once a resumed epoch has skipped its first
                          batches
     exchanges_steps      whether the ranks exchange every step's values; see results.py
@@ -67,7 +67,7 @@ class FitLoop:
         self.training_step: TrainingStep | None = None
 
     def _shortest_of_ranks(self, batches: float) -> float:
-        """Loaders that are not sharded may be uneven: an epoch ends with the shortest."""
+        """Return the smallest number of batches of any rank; unsharded loaders can differ."""
         if self.length == float("inf"):
             return batches
         longest, negative = self.strategy.all_reduce_max([int(batches), -int(batches)])
@@ -80,7 +80,7 @@ class FitLoop:
         return shortest
 
     def estimated_steps(self) -> float:
-        """Optimizer steps in the whole run; infinity where nothing limits it."""
+        """The number of optimizer steps in the whole run; infinity if nothing limits it."""
         trainer = self.trainer
         batches = self.batches_of_epoch
         if trainer.max_epochs == -1 or batches == float("inf"):
@@ -124,14 +124,14 @@ class FitLoop:
         call_hooks.call(trainer, "on_train_end")
 
     def _look_up(self) -> None:
-        """What every batch needs. on_train_start comes first: it may add callbacks."""
+        """Look up what every batch needs, after on_train_start, which can add callbacks."""
         trainer = self.trainer
         state = self.state
         self.transfer = None if state.transfer.nothing_to_do else state.transfer
         self.step_context = LogContext(self.results, "training_step")
         self.batch_start = call_hooks.lookup(trainer, "on_train_batch_start")
         self.batch_end = call_hooks.lookup(trainer, "on_train_batch_end")
-        # All ranks exchange values at a batch's end if a callback of any rank may read them.
+        # All ranks exchange values at a batch's end if any rank has a hook that can read them.
         has_batch_end = int(self.batch_end is not None)
         self.any_batch_end = bool(self.strategy.all_reduce_max([has_batch_end])[0])
         self.fetch = profiled(trainer.profiler, "train_dataloader_next", next)
@@ -149,7 +149,7 @@ class FitLoop:
         return self._may_stop()
 
     def _may_stop(self) -> bool:
-        """Whether should_stop is set, and min_epochs and min_steps are done."""
+        """Whether should_stop is set, and min_epochs and min_steps are reached."""
         trainer = self.trainer
         progress = self.progress
         epochs = progress.current_epoch + (self.batches_done == 0 and self.epoch_ended)
@@ -162,9 +162,9 @@ class FitLoop:
     # ---- an epoch ---------------------------------------------------------------------------
 
     def _iterator(self) -> Iterator:
-        """The epoch's batches.
+        """Return an iterator over the epoch's batches.
 
-        In an epoch that is resumed, the batches that are done are skipped.
+        In a resumed epoch, it skips the batches that are already done.
         """
         if self.epoch_start_states is not None and self.states_after_skip is not None:
             set_random_states(self.epoch_start_states)
@@ -187,11 +187,11 @@ class FitLoop:
         several_ranks = strategy.control is not None
         index = self.batches_done
         skipped = False
-        # Of a loader without a length one batch is fetched ahead, to know which is the last.
+        # A loader without a length is read one batch ahead, to know which batch is the last.
         unsized = self.length == float("inf")
         following = next(iterator, END) if unsized and index < limit else None
         self.last = index >= limit or following is END
-        # Resumed from a checkpoint that was written at a batch's end.
+        # The checkpoint was written at a batch's end: finish this batch.
         if index and self.pending_phase:
             self._end_batch(index - 1, self.last)
         while index < limit and not skipped:
@@ -227,7 +227,7 @@ class FitLoop:
         self.epoch_ended = True
 
     def _end_together(self, batch: Any, following: Any) -> tuple[Any, Any]:
-        """If any rank has no batch, or no following one, no rank has."""
+        """Return (batch, following); what is END on any rank becomes END on all ranks."""
         no_batch, no_following = self.strategy.all_reduce_max(
             [int(batch is END), int(following is END)]
         )
@@ -235,7 +235,7 @@ class FitLoop:
 
     def _finished_within_epoch(self) -> bool:
         max_steps = self.trainer.max_steps
-        # >=: in manual optimization a batch may make several steps.
+        # >=: in manual optimization, one batch can make several steps.
         if max_steps != -1 and self.progress.global_step >= max_steps:
             return True
         return self.state.should_stop and self._may_stop()
@@ -253,7 +253,7 @@ class FitLoop:
             metrics.update(results.epoch_metrics())
         if self.automatic and self.last:
             self.schedule("epoch", plateau=True)
-        # An epoch's values stand at its last step.
+        # The loggers write an epoch's values at its last step.
         step = self.progress.batches_that_stepped - 1
         send_to_loggers(trainer, metrics.latest, step)
         results.reset()
@@ -264,7 +264,10 @@ class FitLoop:
     # ---- a batch ----------------------------------------------------------------------------
 
     def _batch(self, batch: Any, index: int, last: bool) -> bool:
-        """Returns True to skip the rest of the epoch: on_train_batch_start returned -1."""
+        """Train on a batch.
+
+        Returns True if on_train_batch_start returned -1: the rest of the epoch is skipped.
+        """
         if self.transfer is not None:
             batch = self.transfer(batch)
         self.results.start_batch(batch)
@@ -313,7 +316,7 @@ class FitLoop:
         self.pending_phase = ""
 
     def _report(self, output: Any, batch: Any, index: int, completes_step: bool) -> None:
-        """Logged values go to callbacks, and every log_every_n_steps to loggers."""
+        """Give logged values to callbacks and, every log_every_n_steps steps, to loggers."""
         trainer = self.trainer
         results = self.results
         metrics = self.state.metrics
@@ -352,7 +355,7 @@ class FitLoop:
     def schedule(self, interval: str, plateau: bool) -> None:
         """Step the schedulers of this interval.
 
-        plateau   True: those that get a metric, once it is known; False: the others
+        plateau   True: schedulers that need a metric, once it is known; False: the others
         """
         for config in self.state.lr_scheduler_configs:
             if config.reduce_on_plateau != plateau or config.interval != interval:
@@ -370,7 +373,7 @@ class FitLoop:
 
 
 def estimated_steps(trainer: "Trainer") -> float:
-    """FitLoop.estimated_steps. Raises UserError before `configure_optimizers`."""
+    """Return FitLoop.estimated_steps(). Raises UserError before `configure_optimizers`."""
     fit_loop = trainer.state.fit_loop
     if fit_loop is None:
         raise UserError(
@@ -381,7 +384,7 @@ def estimated_steps(trainer: "Trainer") -> float:
 
 
 def _outputs(output: Any) -> dict[str, Any]:
-    """What on_train_batch_end gets: a dict, the loss in it without its graph."""
+    """Return on_train_batch_end's `outputs`: a dict whose loss is detached from its graph."""
     if output is None:
         return {}
     outputs = output if isinstance(output, dict) else {"loss": output}

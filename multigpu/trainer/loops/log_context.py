@@ -1,4 +1,4 @@
-"""What `self.log` has to know about its caller: which hook runs, and on which micro-batch."""
+"""What `self.log` must know about its caller: which hook runs, and on which micro-batch."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LogContext:
-    """Set on the module while one of its hooks runs, and passed to Results.log.
+    """The caller of `self.log`: it is set on the module while a hook runs.
 
     results       where the values go
-    hook          the hook that runs; "" between hooks, where `self.log` is refused
-    micro_batch   what the step was called with, where that is a part of the batch; None: the
-                  whole batch
+    hook          the hook that runs; "" between hooks, where `self.log` raises an error
+    micro_batch   the part of the batch that the step was called with; None: the whole batch
 
-    The module holds it, not a global: each of DataParallel's replicas is a copy of the module
-    with attributes of its own, so replicas in different threads have different contexts.
+    It is an attribute of the module, not a global: each of DataParallel's replicas is a copy
+    of the module with its own attributes, so replicas in different threads have different
+    contexts.
     """
 
     results: "Results"

@@ -1,4 +1,4 @@
-"""Where `self.log` may be called, as in Lightning: in a batch, and at an epoch's two ends."""
+"""Where `self.log` is allowed, as in Lightning: in a batch and at an epoch's start or end."""
 
 import warnings
 
@@ -22,9 +22,9 @@ OUTSIDE_BATCH = frozenset(
 
 
 def check_hook_logs(hook: str, name: str) -> None:
-    """Raises UserError where the value would be lost.
+    """Raises UserError if values that are logged in `hook` would be lost.
 
-    `hook` names the hook that runs; "" outside of a loop's hooks.
+    hook   the hook that runs; "" outside of a loop's hooks
     """
     if hook not in WITHIN_BATCH and hook not in OUTSIDE_BATCH:
         where = f"in {hook}" if hook else "outside of the steps and their hooks"
@@ -35,7 +35,7 @@ def check_hook_logs(hook: str, name: str) -> None:
 
 
 def warn_of_names_on_some_ranks(of_ranks: list[dict]) -> None:
-    """Warn of a name that some ranks have not logged in this step: it may be a mistake.
+    """Warn of a name that only some ranks have logged in this step: it can be a mistake.
 
     of_ranks   what each rank logged with sync_dist
     """
@@ -43,7 +43,7 @@ def warn_of_names_on_some_ranks(of_ranks: list[dict]) -> None:
     on_some = sorted(set.union(*names) - set.intersection(*names))
     if on_some and is_rank_zero():
         warnings.warn(
-            f"self.log({on_some[0]!r}, sync_dist=True) was called on some ranks only, and the "
-            f"mean is that of these ranks. Lightning would wait for the others forever.",
+            f"self.log({on_some[0]!r}, sync_dist=True) was called on some ranks only, so "
+            f"the value is that of these ranks. Lightning would wait forever for the others.",
             stacklevel=2,
         )

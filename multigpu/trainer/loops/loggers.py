@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 def send_to_loggers(
     trainer: "Trainer", reported: Reported | None, step: int | None = None
 ) -> None:
-    """Write the values at `step`, by default the number of batches that stepped.
+    """Write the values at `step`; the default is Progress.batches_that_stepped.
 
-    As in Lightning, a user who logs a value named "step" sets the step with it.
+    As in Lightning, a logged value with the name "step" replaces the step.
     """
     if reported is None or not reported.logger or not trainer.loggers:
         return

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class OptimizerStep:
-    """Average the gradients over the ranks, unscale them, call the hook, clip them, step.
+    """Averages, unscales and clips the gradients, calls hooks, and steps the optimizer.
 
-    `prepare` does all but the last, `apply` the last. In automatic optimization the training
-    step calls both, once a batch completes a step. In manual optimization
-    `self.optimizers().step()` calls both; the user clips the gradients.
+    `apply` steps the optimizer, and `prepare` does everything before that. In automatic
+    optimization, the training step calls both for each batch that completes a step. In manual
+    optimization, `self.optimizers().step()` calls both; the user clips the gradients.
     """
 
     def __init__(self, trainer: "Trainer"):
@@ -35,7 +35,7 @@ class OptimizerStep:
         self.precision = state.precision
         self.progress = state.progress
         self.automatic = module.automatic_optimization
-        # A strategy that overrides neither costs nothing per step.
+        # A strategy that overrides neither method costs nothing per step.
         strategy = trainer.strategy
         has_synchronize = is_overridden("synchronize", strategy, Strategy)
         has_context = is_overridden("optimizer_step_context", strategy, Strategy)
@@ -48,7 +48,7 @@ class OptimizerStep:
         self.step = profiled(trainer.profiler, "optimizer_step", self.precision.step)
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """After the last backward of a step: average, unscale and clip the gradients."""
+        """Average, unscale and clip the gradients, after the last backward of a step."""
         if self.synchronize is not None:
             self.synchronize(optimizer)
         if self.precision.scaler is not None:
@@ -63,7 +63,7 @@ class OptimizerStep:
             self.module.configure_gradient_clipping(optimizer, clip, algorithm)
 
     def apply(self, optimizer: Optimizer) -> None:
-        """The step itself; with a loss scaler it is skipped if a gradient is not finite."""
+        """Step the optimizer; a loss scaler skips the step if a gradient is not finite."""
         if self.step_context is None:
             self.step(optimizer)
         else:
@@ -71,10 +71,10 @@ class OptimizerStep:
                 self.step(optimizer)
 
     def run(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> None:
-        """What `self.optimizers().step(closure)` does.
+        """Step the optimizer: `self.optimizers().step(closure)` calls it.
 
-        In automatic optimization (an overridden optimizer_step) the closure prepares the
-        gradients itself, and the training step counts.
+        In automatic optimization, the module's optimizer_step calls it. There, the closure
+        calls `prepare`, and TrainingStep counts the step.
         """
         if closure is not None and needs_closure(optimizer):
             optimizer.step(closure)
@@ -89,7 +89,7 @@ class OptimizerStep:
 
 
 class LightningOptimizer:
-    """What `self.optimizers()` returns: the optimizer, whose `step` is an OptimizerStep."""
+    """What `self.optimizers()` returns: an optimizer whose `step` runs an OptimizerStep."""
 
     def __init__(self, optimizer: Optimizer, state: "RunState", strategy: Strategy):
         self.optimizer = optimizer
@@ -101,9 +101,9 @@ class LightningOptimizer:
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Within it only this optimizer's parameters learn.
+        """A context in which only this optimizer's parameters require gradients.
 
-        sync_grad   False: no gradients are exchanged, either
+        sync_grad   False: in addition, the ranks do not exchange gradients
         """
         state = self._state
         exchange = nullcontext() if sync_grad else self._strategy.no_sync(state.model)
@@ -115,7 +115,7 @@ class LightningOptimizer:
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether `optimizer.step` computes the loss itself: LBFGS, or a required closure."""
+    """Whether `optimizer.step` needs a closure: for LBFGS, or if `closure` is required."""
     closure = signature(optimizer.step).parameters.get("closure")
     required = closure is not None and closure.default is closure.empty
     return required or isinstance(optimizer, torch.optim.LBFGS)

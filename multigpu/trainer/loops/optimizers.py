@@ -1,4 +1,4 @@
-"""Reads what `configure_optimizers` returned: optimizers, and schedulers with their times."""
+"""Reads the optimizers and learning-rate schedulers that `configure_optimizers` returned."""
 
 import warnings
 from dataclasses import dataclass, fields
@@ -21,9 +21,9 @@ FORMS = (
 
 @dataclass
 class LRSchedulerConfig:
-    """When a scheduler steps: every `frequency` epochs or steps.
+    """A scheduler, and when it steps: every `frequency` epochs or steps.
 
-    ReduceLROnPlateau's step gets the metric `monitor`.
+    ReduceLROnPlateau steps on the metric `monitor`.
     """
 
     scheduler: Any
@@ -36,9 +36,9 @@ class LRSchedulerConfig:
 
 
 def parse(returned: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-    """Optimizers and schedulers.
+    """Return the optimizers and the configs of the schedulers.
 
-    Raises UserError for what is none of FORMS, and for several optimizers in automatic
+    Raises UserError if `returned` has none of FORMS, or several optimizers in automatic
     optimization.
     """
     optimizers, schedulers = _split(returned)
@@ -122,10 +122,10 @@ def _config(scheduler: Any, monitor: str | None, automatic: bool) -> LRScheduler
 
 
 def monitored_metric(trainer: "Trainer", config: LRSchedulerConfig) -> Any:
-    """The metric that a scheduler steps on: the mean over the ranks that logged it.
+    """Return the metric that a scheduler steps on: the mean over the ranks that logged it.
 
-    So all ranks keep one learning rate.
-    None if no rank has logged it and `strict` is False: the scheduler then does not step.
+    The mean keeps the learning rate equal on all ranks. Returns None if no rank has logged the
+    metric and `strict` is False; the scheduler then does not step.
     """
     metrics = trainer.callback_metrics
     metric = metrics.get(config.monitor)

@@ -26,11 +26,11 @@ class Precision:
     """One run's precision on one kind of device.
 
     name     "32-true", "bf16-mixed", …
-    dtype    the type of computations; for mixed, of those that autocast considers safe
+    dtype    the type of computations; with mixed, only of those that autocast selects
     mixed    weights in 32 bit, autocast around the forward
     plain    32-true: no conversion, no autocast, no scaler
-    scaler   16-mixed: torch's loss scaler, so that small gradients do not become 0 in 16 bit;
-             else None
+    scaler   16-mixed: torch's loss scaler, which keeps small gradients from becoming 0 in
+             16 bit; else None
 
     Raises UserError for an unknown name, and for a type that the device does not support.
     """
@@ -62,11 +62,11 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type) if self.name == "16-mixed" else None
 
     def convert_module(self, model: nn.Module) -> nn.Module:
-        """Convert the weights to the true type; mixed leaves them in 32 bit."""
+        """Convert the weights to `dtype`, unless mixed or 32-true."""
         return model if self.mixed or self.dtype == torch.float32 else model.to(self.dtype)
 
     def convert_batch(self, batch: Any) -> Any:
-        """The batch, its floating-point tensors in the true type; mixed changes nothing."""
+        """Convert the batch's floating-point tensors to `dtype`, unless mixed or 32-true."""
         if self.mixed or self.dtype == torch.float32:
             return batch
         return map_tensors(
@@ -75,7 +75,7 @@ class Precision:
         )
 
     def context(self) -> AbstractContextManager:
-        """Around each step's forward: autocast, or the true type as torch's default type."""
+        """The context of each step's forward: autocast, or `dtype` as torch's default type."""
         if self.plain:
             return nullcontext()
         if self.mixed:
@@ -91,7 +91,7 @@ class Precision:
             self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:
-        """Step. With a scaler and a gradient that is not finite: no step, a smaller scale."""
+        """Step; if a gradient is not finite, a scaler skips the step and lowers the scale."""
         if self.scaler is None:
             optimizer.step()
         else:
@@ -101,7 +101,7 @@ class Precision:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Within it, new floating-point tensors have `dtype`."""
+    """A context in which new floating-point tensors have `dtype`."""
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

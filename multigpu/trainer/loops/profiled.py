@@ -1,4 +1,4 @@
-"""A function whose calls the profiler measures."""
+"""Lets the profiler measure the calls of a function."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from multigpu.trainer.profiler import PassThroughProfiler
 def profiled(
     profiler: PassThroughProfiler | None, name: str, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """`function`, measured under `name`; without a profiler `function` itself."""
+    """Return `function`, measured under `name`; without a profiler, `function` itself."""
     if profiler is None:
         return function
 

@@ -1,12 +1,14 @@
-"""The values of `self.log`: kept without waiting for the GPU, reduced once.
+"""Collects the values of `self.log` without waiting for the GPU, and reduces them over ranks.
 
-Ranks may log different names: they exchange names and values together, in one collective in
-which every rank takes part at the same places, so that nothing can hang. These places are the
-end of an epoch and the steps that are logged. Once a rank has logged a step's value with
-sync_dist, every step is such a place, because any callback may read it: the all-reduce at the
-end of each batch tells the ranks, and a run's first batch always exchanges. The one exception:
-a name that is first logged later, in a step that is not logged, keeps its own rank's value in
-that step.
+Ranks can log different names, so they exchange names and values together, in one collective.
+Every rank calls it at the same points, so no rank waits forever. These points are the end of
+each epoch and the steps whose values go to the loggers.
+
+Once any rank has logged a step's value with sync_dist, the ranks exchange values in every
+step, because any callback can read them. The all-reduce at the end of each batch makes this
+known to all ranks, and a run's first batch always exchanges. There is one exception: if the
+run's first sync_dist value is logged after the first batch, in a step whose values do not go
+to the loggers, the values of this step are not reduced.
 """
 
 import functools
@@ -27,10 +29,10 @@ from multigpu.trainer.loops.log_rules import (
     warn_of_names_on_some_ranks,
 )
 
-# How two totals become one. A mean is a sum that is divided later.
+# How two totals are combined. A mean is a sum that is divided later.
 REDUCTIONS = {"mean": torch.add, "sum": torch.add, "max": torch.maximum, "min": torch.minimum}
-# DataParallel's replicas log from several threads. It is no run's state, and it is not part of
-# Results, which is pickled.
+# DataParallel's replicas log from several threads. The lock is global because Results is
+# pickled, and a lock cannot be pickled.
 LOCK = threading.Lock()
 
 
@@ -52,14 +54,14 @@ class Entry:
     weight: float = 0.0
     fresh: bool = False  # logged in this batch
     reported: bool = False  # by step_metrics or epoch_metrics, since it was logged
-    arguments: tuple = ()  # self.log's, to refuse others
+    arguments: tuple = ()  # of self.log; later calls must give the same
     micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
     plain_name: str = field(init=False)
     step_name: str = field(init=False)
     epoch_name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """A name that is logged by step and by epoch is reported in two forms."""
+        """Set the reported names: two names if a value is logged by step and by epoch."""
         loader = (
             "" if self.dataloader_idx is None else f"/dataloader_idx_{self.dataloader_idx}"
         )
@@ -69,7 +71,7 @@ class Entry:
         self.epoch_name = f"{self.name}_epoch{loader}" if both else self.plain_name
 
     def settings(self) -> tuple:
-        """What another rank needs to make an Entry of this name."""
+        """The fields from which another rank makes the same Entry."""
         return tuple(getattr(self, name) for name in Entry.__slots__[:9])
 
 
@@ -94,9 +96,9 @@ class Reported:
 class Results:
     """The logged values of one loop (training, validation, test).
 
-    gather      collects one object of each rank: Strategy.gather_objects
-    device      where several replicas or micro-batches log a part of a batch: the values are
-                added up on this device
+    gather      collects one object per rank: Strategy.gather_objects
+    device      the device on which values are added up if replicas or micro-batches log parts
+                of a batch; else None
     any_fresh   whether anything was logged in this batch
     sync_steps  whether this rank ever logged a step's value with sync_dist
     """
@@ -138,10 +140,10 @@ class Results:
         batch_size: int | None,
         rank_zero_only: bool,
     ) -> None:
-        """LightningModule.log, called in `hook` on `micro_batch` (see LogContext).
+        """Record a value for LightningModule.log (`hook`, `micro_batch`: see LogContext).
 
-        Raises UserError for a value that is not one number, for an unknown reduction, and in a
-        hook where values are not collected.
+        Raises UserError if the value is not one number, if the reduction is unknown, or if
+        values are not collected in this hook.
         """
         key = (hook, name, self.dataloader_idx if add_dataloader_idx else None)
         arguments = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
@@ -151,15 +153,15 @@ class Results:
                 entry = self._add(key, arguments)
             elif entry.arguments != arguments:
                 raise UserError(
-                    f"self.log({name!r}) has other arguments in {hook} than before: give it "
-                    f"another name."
+                    f"self.log({name!r}) was called with other arguments earlier in {hook}: "
+                    f"give the value another name."
                 )
             logged_before = entry.fresh
             entry.fresh = True
             entry.reported = False
             self.any_fresh = True
             if hasattr(value, "compute"):
-                # A torchmetrics.Metric gathers for itself.
+                # A torchmetrics.Metric itself reduces over the ranks.
                 entry.value = value
                 return
             value = _one_number(name, value)
@@ -200,7 +202,7 @@ class Results:
         if not on_step and not on_epoch:
             raise UserError(
                 f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing: set one of "
-                f"them."
+                f"them to True."
             )
         if on_step and hook in OUTSIDE_BATCH:
             raise UserError(
@@ -224,14 +226,15 @@ class Results:
         return entry
 
     def _rows(self, entry: Entry, hook: str, micro_batch: Any) -> int:
-        """The rows that the step computes on; 1 outside of a batch.
+        """The number of rows that the step computes on; 1 outside of a batch.
 
-        Raises UserError if an epoch's mean needs them and the batch has no tensor.
+        Raises UserError if an epoch's mean needs this number and the batch has no tensor.
         """
         if self.batch is None or hook in OUTSIDE_BATCH:
             return 1
         if self.device is not None:
-            # training_step_end has no micro-batch: it gets the outputs of all of them.
+            # training_step_end has no micro-batch: it gets the outputs of all
+            # micro-batches.
             rows = count_rows(self.batch if micro_batch is None else micro_batch)
         else:
             if self.batch_size is None:
@@ -245,9 +248,9 @@ class Results:
         return 1 if rows is None else rows
 
     def step_metrics(self, exchange: bool) -> Reported:
-        """The values of this batch.
+        """Return the step values of this batch.
 
-        With `exchange`, which must be the same on all ranks, sync_dist values are reduced.
+        exchange   reduce sync_dist values over the ranks; must be the same on all ranks
         """
         fresh = {
             key: entry for key, entry in self.entries.items() if entry.on_step and entry.fresh
@@ -274,9 +277,9 @@ class Results:
         return Reported(pairs, on_step=True, training=self.training)
 
     def epoch_metrics(self) -> Reported:
-        """The epoch's values over all batches and ranks.
+        """Return the epoch's values over all batches and ranks.
 
-        All ranks must call it, whatever they have logged.
+        All ranks must call it, even a rank that has logged nothing.
         """
         totals: dict[tuple, tuple] = {}
         for key, entry in self.entries.items():
@@ -301,7 +304,7 @@ class Results:
     def _reduce_over_ranks(
         self, totals: dict[tuple, tuple]
     ) -> list[tuple[Entry, torch.Tensor]]:
-        """Entries with the values of all ranks, in the same order on all ranks."""
+        """Return entries with their values over all ranks, in the same order on all ranks."""
         of_ranks = self.gather(
             {
                 key: (entry.settings(), float(total), weight)
@@ -322,7 +325,10 @@ class Results:
         return pairs
 
     def unreported(self, hook: str) -> dict[str, Any]:
-        """What `hook` has logged since the last report, as this rank knows it."""
+        """Return the values that this rank has logged since the last report.
+
+        `hook` selects step values (a hook within a batch) or epoch values (outside).
+        """
         on_step = hook not in OUTSIDE_BATCH
         pairs = []
         for entry in self.entries.values():
@@ -338,7 +344,7 @@ class Results:
         return Reported(pairs, on_step, self.training).callback
 
     def reset(self) -> None:
-        """A new epoch."""
+        """Delete all values, before a new epoch."""
         for entry in self.entries.values():
             if hasattr(entry.value, "reset"):
                 entry.value.reset()
@@ -348,7 +354,7 @@ class Results:
 
 
 def _one_number(name: str, value: Any) -> torch.Tensor:
-    """The value as a tensor without shape. Raises UserError if it is not one number."""
+    """Return the value as a tensor of shape (). Raises UserError if it is not one number."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise UserError(
@@ -357,9 +363,9 @@ def _one_number(name: str, value: Any) -> torch.Tensor:
             )
         value = value.detach().reshape(())
         if value.dtype in (torch.float32, torch.float64):
-            return value.clone()  # the user may change it in place later
+            return value.clone()  # the user can change it in place later
         return value.float()
-    if isinstance(value, (int, float, numbers.Real)):  # NumPy's too
+    if isinstance(value, (int, float, numbers.Real)):  # also NumPy's
         return torch.tensor(float(value))
     raise UserError(
         f"self.log({name!r}) was given {type(value).__name__}: expected one number, or a "
@@ -368,20 +374,20 @@ def _one_number(name: str, value: Any) -> torch.Tensor:
 
 
 def _value_of_batch(value: Any) -> Any:
-    """The value; a torchmetrics.Metric's is this batch's, or None after `update`."""
+    """Return the value; a torchmetrics.Metric gives this batch's, or None after `update`."""
     return value._forward_cache if hasattr(value, "compute") else value
 
 
 def _reduce_totals(reduce: str, totals: Iterable[float]) -> torch.Tensor:
-    """The ranks' totals as one, in float64. A NaN of any rank makes it NaN."""
+    """Combine the ranks' totals, in float64. One NaN makes the result NaN."""
     tensors = [torch.tensor(total, dtype=torch.float64) for total in totals]
     return functools.reduce(REDUCTIONS[reduce], tensors)
 
 
 def _mean_or_total(entry: Entry, total: Any, weight: float | None) -> Any:
-    """A mean from its total, NaN where nothing was counted; other totals unchanged.
+    """Return a mean as total / weight (NaN if the weight is 0), other totals unchanged.
 
-    A Metric's value has no weight.
+    For a Metric, `weight` is None.
     """
     if entry.reduce != "mean" or weight is None:
         return total

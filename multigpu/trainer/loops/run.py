@@ -1,4 +1,4 @@
-"""One call of fit, validate, test or predict, on every rank, from first to last line."""
+"""Runs one call of fit, validate, test or predict on a rank, from start to end."""
 
 import os
 from pathlib import Path
@@ -51,7 +51,7 @@ def run_stage(
     if datamodule is not None:
         datamodule.trainer = trainer
     try:
-        # Before configure_callbacks, which may replace the ModelCheckpoint that knows "best".
+        # Before configure_callbacks, which can replace the ModelCheckpoint that knows "best".
         ckpt_path = restoring.resolve_path(trainer, ckpt_path)
         _set_up(trainer, stage)
         if stage == "fit":
@@ -85,20 +85,20 @@ def run_stage(
 
 
 def attach(trainer: "Trainer", model: LightningModule) -> None:
-    """The module gets its Trainer, and `self.log` a context in which no hook runs."""
+    """Give the module its Trainer, and a LogContext for the time when no hook runs."""
     model.trainer = trainer
     model.__dict__["_log_context"] = LogContext(trainer.state.results)
 
 
 def _move_to_cpu(trainer: "Trainer") -> None:
-    """After a run the module and the optimizers' states are on the CPU, as in Lightning."""
+    """Move the module and the optimizers' states to the CPU, as Lightning does after a run."""
     state = trainer.state
     state.model = state.lightning_module
     if trainer.strategy.device.type == "vgpu":
         from multigpu import vgpu
 
         if not vgpu.computes():
-            return  # tensors have shapes only, no values to move
+            return  # tensors have only shapes: there are no values to move
     state.model.cpu()
     for optimizer in state.optimizers:
         for key, value in optimizer.state.items():
@@ -114,7 +114,7 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
     if state.precision.scaler is not None and not strategy.supports_loss_scaling:
         algorithm = type(getattr(strategy, "algorithm", strategy)).__name__
         raise UserError(
-            f"precision 16-mixed uses loss scaling, which may skip a step; {strategy.name} "
+            f"precision 16-mixed uses loss scaling, which can skip a step; {strategy.name} "
             f"{algorithm} does not support that: give precision='bf16-mixed'."
         )
     _configure_torch(trainer)
@@ -185,8 +185,8 @@ def _fit(trainer: "Trainer", ckpt_path: str | None, given: dict[str, Any]) -> No
     in_eval_mode = sum(not part.training for part in model.modules())
     if in_eval_mode:
         state.warn_once(
-            f"{pluralize(in_eval_mode, 'module')} in eval mode at the start of training, and "
-            f"left so: call model.train()."
+            f"training starts with {pluralize(in_eval_mode, 'module')} in eval mode and keeps "
+            f"this mode: call model.train() to change it."
         )
     with state.sigterm.handled():
         state.fit_loop.run()
@@ -195,7 +195,7 @@ def _fit(trainer: "Trainer", ckpt_path: str | None, given: dict[str, Any]) -> No
 
 
 def _fit_data(trainer: "Trainer", given: dict[str, Any]) -> tuple[Any, EvaluationLoop | None]:
-    """The training dataloader, and the validation.
+    """Return the training dataloader, and the validation loop or None.
 
     Raises UserError if there is nothing to train on.
     """
@@ -210,7 +210,7 @@ def _fit_data(trainer: "Trainer", given: dict[str, Any]) -> tuple[Any, Evaluatio
     if isinstance(train, (list, tuple, dict)):
         raise UserError(
             "trainer.fit takes one training dataloader: concatenate the data sets, or zip "
-            "them in a data set of your own."
+            "them in your own data set."
         )
     has_step = is_overridden("validation_step", state.lightning_module, LightningModule)
     wanted = has_step and trainer.limit_val_batches != 0
@@ -240,7 +240,7 @@ def _fit_data(trainer: "Trainer", given: dict[str, Any]) -> tuple[Any, Evaluatio
 
 
 def _configure_optimizers(trainer: "Trainer") -> None:
-    """Call `configure_optimizers`; the strategy wraps the model and hooks the optimizers."""
+    """Call `configure_optimizers`; the strategy wraps the model and adds optimizer hooks."""
     state = trainer.state
     strategy = trainer.strategy
     model = state.lightning_module
@@ -262,9 +262,9 @@ def _configure_optimizers(trainer: "Trainer") -> None:
 
 
 def _sanity_check(trainer: "Trainer", validation: EvaluationLoop) -> None:
-    """Some validation batches before training, so that a mistake there shows at once.
+    """Run some validation batches before training, to find mistakes in validation early.
 
-    Metrics and random states are afterwards as before.
+    Afterwards, the metrics are empty and the random states are restored.
     """
     state = trainer.state
     state.sanity_checking = True

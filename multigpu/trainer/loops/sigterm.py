@@ -1,4 +1,4 @@
-"""SIGTERM during training: a handler sets a flag; after the step the ranks save and stop."""
+"""Handles SIGTERM during training: after the batch, all ranks save a checkpoint and stop."""
 
 import signal
 import threading
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class Sigterm:
-    """received: 1 after a SIGTERM, else 0; a number, because the ranks take its maximum.
+    """Records a SIGTERM. A second SIGTERM ends the process as usual.
 
-    A second SIGTERM ends the process as usual.
+    received   1 after a SIGTERM, else 0: a number, because the ranks compute its maximum
     """
 
     def __init__(self) -> None:
@@ -22,9 +22,10 @@ class Sigterm:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Within it, a SIGTERM sets the flag.
+        """A context in which a SIGTERM sets `received`.
 
-        Python allows handlers in the main thread only: elsewhere nothing changes.
+        Python allows signal handlers only in the main thread: in other threads, this context
+        does nothing.
         """
         self.received = 0
         if threading.current_thread() is not threading.main_thread():
@@ -45,13 +46,13 @@ class Sigterm:
 
 
 def save_and_interrupt(trainer: "Trainer") -> None:
-    """On all ranks: save a checkpoint, and end training after this step."""
+    """Save a checkpoint, and end training after this batch. All ranks must call it."""
     saver = trainer.checkpoint_callback
     folder = (saver.dirpath if saver else None) or trainer.default_root_dir
     path = Path(folder) / "stopped.ckpt"
     trainer.save_checkpoint(path)
     trainer.print(
         f"stopped by SIGTERM after step {trainer.global_step}: "
-        f"go on with trainer.fit(model, ckpt_path={str(path)!r})"
+        f"resume with trainer.fit(model, ckpt_path={str(path)!r})"
     )
     trainer.state.interrupted = True

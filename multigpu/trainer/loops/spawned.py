@@ -1,4 +1,7 @@
-"""A run in spawned processes (ddp_spawn), which train copies: rank 0 returns the outcome."""
+"""Runs a stage in spawned processes (ddp_spawn).
+
+The processes train copies of the module; rank 0 returns the result.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpawnedRun:
-    """What rank 0 returns, its tensors on the CPU.
+    """What rank 0 returns, with its tensors on the CPU.
 
-    returned      of fit, validate, test or predict
-    callbacks     their states by state_key
+    returned      what fit, validate, test or predict returned
+    callbacks     the callbacks' states by state_key
     checkpoint    the content of a checkpoint after "fit"; None after an evaluation
     """
 
@@ -44,11 +47,12 @@ def run_stage(
     ckpt_path: str | Path | None,
     loaders: dict[str, Any],
 ) -> Any:
-    """run.run_stage in new processes; `trainer` and `model` then are as if it had run here."""
+    """Call run.run_stage in new processes, and copy the result to `trainer` and `model`."""
     state = trainer.state
-    # An evaluation changes nothing that a checkpoint holds, so the one before stays valid.
+    # An evaluation changes nothing that a checkpoint holds, so the last checkpoint
+    # stays valid.
     checkpoint = None if stage == "fit" else state.spawned_checkpoint
-    # What is pickled for the ranks should not hold them.
+    # Do not pickle these for the ranks.
     state.lightning_module = None
     state.spawned_checkpoint = None
     spawned: SpawnedRun = trainer.strategy.launch(
@@ -58,8 +62,8 @@ def run_stage(
     for callback in trainer.callbacks:
         callback_state = spawned.callbacks.get(callback.state_key)
         if callback_state:
-            # ModelCheckpoint ignores a state whose folder is not its own; the rank has chosen
-            # the folder.
+            # ModelCheckpoint ignores a state with another folder than its own, so set the
+            # folder that the rank has chosen.
             if "dirpath" in callback_state:
                 callback.dirpath = callback_state["dirpath"]
             callback.load_state_dict(callback_state)
@@ -81,7 +85,7 @@ def _run_rank(
     loaders: dict[str, Any],
     states: dict[str, Any],
 ) -> SpawnedRun:
-    """In a spawned process. All ranks call it; rank 0's result is used."""
+    """Run the stage in a spawned process. All ranks call it; only rank 0's result is used."""
     set_random_states(states)
     returned = run.run_stage(trainer, stage, model, datamodule, ckpt_path, loaders)
     checkpoint = None

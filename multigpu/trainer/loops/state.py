@@ -1,7 +1,7 @@
-"""What changes while the Trainer runs: the loops own it, users read it through the Trainer.
+"""The state that changes during a run: the loops own it, users read it through the Trainer.
 
-Each part of a run has a dataclass: `Progress` counts, `Metrics` holds what was logged, `Data`
-the dataloaders, and `RunState` joins them with the model, the optimizers and the loops.
+`Progress` has the counters, `Metrics` has the logged values, and `Data` has the dataloaders.
+`RunState` joins them with the model, the optimizers and the loops.
 """
 
 import warnings
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Progress:
-    """How far the training is. Checkpoints hold these counters, and spawned ranks return them.
+    """Counters of the training. Checkpoints contain them, and spawned ranks return them.
 
-    current_epoch          complete epochs
+    current_epoch          completed epochs
     global_step            optimizer steps
     batches_that_stepped   batches that ended with an optimizer step: the loggers' x axis
     """
@@ -45,7 +45,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Metrics:
-    """The newest values by name, for each reader; `latest` is the last report alone."""
+    """The newest values by name, for each reader; `latest` is only the last report."""
 
     callback: dict[str, Any] = field(default_factory=dict)
     logged: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Metrics:
     latest: Reported | None = None
 
     def update(self, reported: Reported | None) -> None:
-        """Add new values; None: nothing was logged."""
+        """Add new values; None means that nothing was logged."""
         self.latest = reported
         if reported is not None:
             self.callback.update(reported.callback)
@@ -61,9 +61,9 @@ class Metrics:
             self.progress_bar.update(reported.progress_bar)
 
     def clear(self) -> None:
-        """Forget all values.
+        """Delete all values.
 
-        The dicts are new, so that those which a user has kept stay as they are.
+        Makes new dicts, so dicts that a user has kept do not change.
         """
         self.callback = {}
         self.logged = {}
@@ -77,10 +77,11 @@ class Metrics:
 
 @dataclass(slots=True)
 class Data:
-    """The dataloaders, and how many batches of them this rank gets.
+    """The dataloaders, and how many of their batches this rank gets.
 
-    train_dataloader    this rank's shard; the others are as the user gave them
-    val_check_batch     training batches between two validations; infinity: at the epoch's end
+    train_dataloader    this rank's shard; the other dataloaders are not sharded
+    val_check_batch     training batches between two validations; infinity: validate at the
+                        epoch's end
     """
 
     train_dataloader: Any = None
@@ -96,18 +97,19 @@ class Data:
 
 @dataclass(slots=True)
 class RunState:
-    """One Trainer's state. `trainer.state.fn` has Lightning's name.
+    """The state of one Trainer. The name `fn` is Lightning's.
 
     fn                    the method that runs or ran last: "fit", "validate", "test" or
                           "predict"
-    should_stop           users and callbacks set it: training ends after this batch
-    interrupted           a SIGTERM ended the run
-    model                 what the strategy wrapped around the module; after a run the module
-                          itself
-    optimizers            the user's; lightning_optimizers are what `self.optimizers()` returns
+    should_stop           True ends training after this batch; users and callbacks set it
+    interrupted           whether a SIGTERM ended the run
+    model                 the strategy's wrapper of the module; after a run, the module itself
+    optimizers            the user's optimizers
+    lightning_optimizers  what `self.optimizers()` returns
     results               the values logged in the current loop
-    fit_loop              the last fit's, None before; evaluation_loop only while one runs
-    spawned_checkpoint    a checkpoint's content, returned by spawned ranks: this process
+    fit_loop              the loop of the last fit; None before the first fit
+    evaluation_loop       the loop of the running evaluation; else None
+    spawned_checkpoint    a checkpoint's content from the spawned ranks, because this process
                           cannot make it
     """
 
@@ -141,7 +143,7 @@ class RunState:
     def begin(
         self, fn: str, module: LightningModule, datamodule: Any, results: Results
     ) -> None:
-        """A run begins: metrics and results of the one before are forgotten, counters stay."""
+        """Begin a run: delete the last run's metrics and results, but keep the counters."""
         self.fn = fn
         self.interrupted = False
         self.lightning_module = module
@@ -152,14 +154,14 @@ class RunState:
             self.fit_loop = None
 
     def fail(self) -> None:
-        """The run ends with an exception: no loop is running."""
+        """End a run after an exception: no loop is running."""
         self.evaluation_loop = None
         self.sanity_checking = False
         self.training = False
 
     @contextmanager
     def running_hook(self, hook: str) -> Iterator[None]:
-        """Around a hook that call_hooks does not call, so that `self.log` knows its caller."""
+        """A context that tells `self.log` which hook runs, if call_hooks does not call it."""
         attributes = self.lightning_module.__dict__
         previous = attributes["_log_context"]
         attributes["_log_context"] = LogContext(self.results, hook)
@@ -170,14 +172,14 @@ class RunState:
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
-        """Values by name, with those that the running hook has just logged on this rank."""
+        """Logged values by name, including those that this rank has just logged."""
         context = getattr(self.lightning_module, "_log_context", None)
         if context is not None:
             self.metrics.callback.update(self.results.unreported(context.hook))
         return self.metrics.callback
 
     def warn_once(self, text: str) -> None:
-        """Warn, unless the same was said before, in whichever step."""
+        """Warn, unless the same text was shown before, for this or another step."""
         key = text.split(" in step")[0]
         if key not in self.warned:
             self.warned.add(key)

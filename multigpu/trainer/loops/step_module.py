@@ -1,4 +1,4 @@
-"""The module that strategies wrap: calling it calls one of the LightningModule's steps."""
+"""The module that strategies wrap: its forward calls a step of the LightningModule."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from multigpu.trainer.module import LightningModule
 
 
 class StepModule(nn.Module):
-    """Its forward calls a step by name, because DDP and DataParallel act on `forward`."""
+    """Calls a step by name in `forward`, because DDP and DataParallel wrap only `forward`."""
 
     def __init__(self, module: LightningModule):
         super().__init__()
@@ -21,8 +21,8 @@ class StepModule(nn.Module):
         context = attributes["_log_context"]
         if context.results.device is None:
             return getattr(module, name)(*args)
-        # In a replica, and in a pipeline, args[0] is a micro-batch, whose rows weight what the
-        # step logs.
+        # In a replica or a pipeline, args[0] is a part of the batch. Its number of rows is the
+        # weight of the values that the step logs.
         attributes["_log_context"] = LogContext(context.results, context.hook, args[0])
         try:
             return getattr(module, name)(*args)

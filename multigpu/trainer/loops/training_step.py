@@ -1,4 +1,4 @@
-"""One training batch: forward, backward, and if it completes a step the optimizer step."""
+"""Trains on one batch: forward, backward and, if it completes a step, the optimizer step."""
 
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TrainingStep:
-    """Runs a batch. What the user overrides is looked up once: other hooks cost nothing."""
+    """Trains on a batch. Overridden hooks are looked up once; other hooks cost nothing."""
 
     def __init__(self, trainer: "Trainer"):
         state = trainer.state
@@ -83,9 +83,9 @@ class TrainingStep:
         return self.strategy.reduce_loss(output) if self.merges else output
 
     def _backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Scale the loss if needed, and call the hooks around the module's `backward`.
+        """Scale the loss if needed, then call the module's `backward` and the hooks around it.
 
-        `manual_backward` calls it, too.
+        `manual_backward` also calls this method.
         """
         scaled = loss if self.precision.scaler is None else self.precision.scale(loss)
         if not self.automatic:
@@ -97,7 +97,7 @@ class TrainingStep:
             self.after_backward()
 
     def _gradients(self, batch: Any, index: int) -> Any:
-        """Forward and backward of one batch, its loss divided by the batches per step."""
+        """Run forward and backward; the loss is divided by the number of batches per step."""
         trainer = self.trainer
         output = self.forward(batch, index)
         loss = output.get("loss") if isinstance(output, dict) else output
@@ -105,8 +105,8 @@ class TrainingStep:
             self._check_skip(index, output)
         elif not isinstance(loss, torch.Tensor):
             raise UserError(
-                f"{self.returning} returned {type(loss).__name__}: expected the loss, a "
-                f"tensor, or a dict with 'loss'."
+                f"{self.returning} returned {type(loss).__name__}: expected the loss (a "
+                f"tensor), or a dict with 'loss'."
             )
         elif loss.numel() != 1:
             raise UserError(
@@ -141,7 +141,7 @@ class TrainingStep:
         return {**output, "loss": loss} if isinstance(output, dict) else loss
 
     def _run_and_step(self, batch: Any, index: int) -> Any:
-        """The batch that completes a step."""
+        """Train on a batch that completes a step, and step the optimizer."""
         if self.steps_by_closure:
             output = self._run_closure(batch, index)
         else:
@@ -158,10 +158,10 @@ class TrainingStep:
         return output
 
     def _run_closure(self, batch: Any, index: int) -> Any:
-        """By the user's optimizer_step, or by an optimizer that calls the closure itself,
-        perhaps several times.
+        """Call `optimizer_step` with a closure that runs forward and backward.
 
-        Returns the output of the last call; None if the closure was not called.
+        An optimizer can call the closure several times. Returns the output of the last call;
+        None if the closure was not called.
         """
         state = self.state
         output = None
@@ -178,15 +178,15 @@ class TrainingStep:
         return output
 
     def _check_skip(self, index: int, output: Any) -> None:
-        """Without a loss: raises UserError unless the batch can be skipped."""
+        """Check a batch without a loss: warn that it is skipped, or raise UserError."""
         trainer = self.trainer
         if isinstance(output, dict) or trainer.world_size > 1 or trainer.detect_anomaly:
             what = "a dict without 'loss'" if isinstance(output, dict) else "nothing"
             raise UserError(
                 f"training_step returned {what} in step {trainer.global_step} (batch {index} "
                 f"of epoch {trainer.current_epoch}): return the loss. Returning None skips a "
-                f"batch only in a run on one device: with more, the other ranks would wait "
-                f"for this rank's gradients."
+                f"batch only in a run on one device: with several ranks, the others would "
+                f"wait for this rank's gradients."
             )
         self.state.warn_once(
             f"training_step returned nothing in step {trainer.global_step}: the batch is "

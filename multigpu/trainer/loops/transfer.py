@@ -14,9 +14,9 @@ HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch
 
 
 class BatchTransfer:
-    """Called with a batch, it returns the batch on `device`, in the run's precision.
+    """A callable that returns a batch on `device`, in the run's precision.
 
-    Before the first batch it finds out, once, which hooks the user has overridden.
+    __init__ looks up once which hooks the user has overridden.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class BatchTransfer:
 def transfer_hooks(
     datamodule: LightningDataModule | None, module: LightningModule
 ) -> list[Callable[..., Any]] | None:
-    """The three HOOKS, each of the data module if it overrides it, else of the module.
+    """Return the three HOOKS, each from the data module (if overridden there) or the module.
 
-    None if neither overrides any.
+    Returns None if neither overrides any hook.
     """
     owners = [
         next(
