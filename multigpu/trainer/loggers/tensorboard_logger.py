@@ -160,7 +160,8 @@ class TensorBoardLogger(FolderLogger):
 def _do_without_tensorflow() -> None:
     """Prevent TensorBoard from importing TensorFlow to open a file.
 
-    The import takes seconds. If a module `tensorboard.compat.notf` exists, TensorBoard uses its own file functions.
+    The import takes seconds. If a module `tensorboard.compat.notf` exists, TensorBoard
+    uses its own file functions.
     """
     if "tensorflow" not in sys.modules:
         name = "tensorboard.compat.notf"
