@@ -1,6 +1,6 @@
-"""The strategies for several devices, with and without the Trainer.
+"""The strategies: how one or several devices train a model, with or without the Trainer.
 
-They differ in what is sent between the ranks, and when.
+They differ in what the ranks send to each other, and when.
 """
 
 from multigpu.strategies.bagua import ALGORITHMS, BaguaStrategy, QAdamOptimizer

@@ -1,4 +1,4 @@
-"""The devices of a run: what the user asked for, checked against what the machine has."""
+"""The devices of a run: what the user requests, checked against what the machine has."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ class Accelerator:
     """The devices of one node.
 
     kind      "cpu", "cuda" or "vgpu"
-    count     devices per node; None: not given, so the launcher's number of ranks decides
+    count     devices per node; None if not given: the launcher's number of ranks decides
     indices   the GPUs, if the user listed them: devices=[1, 3]
     """
 
@@ -27,13 +27,13 @@ class Accelerator:
     indices: tuple[int, ...] = ()
 
     def of_rank(self, world: World) -> torch.device:
-        """The device of this rank, made current: local rank r has the r-th."""
+        """Return this rank's device, and make it current. Local rank r has the r-th device."""
         if self.kind == "cpu":
             share_cores(world)
             return torch.device("cpu")
         if self.kind == "vgpu":
             share_cores(world)
-            # Each process has virtual GPUs of its own, so a rank always uses the first.
+            # Each process has its own virtual GPUs, so each rank uses its first one.
             return virtual(1)[0]
         if not self.indices:
             return pick(world)
@@ -42,7 +42,7 @@ class Accelerator:
         return device
 
     def of_process(self, world: World) -> list[torch.device]:
-        """The node's devices, for a process that is alone on it; the first is made current.
+        """Return the node's devices for the only process on it; the first becomes current.
 
         Raises UserError if the node has fewer than `count`.
         """
@@ -50,8 +50,8 @@ class Accelerator:
         if self.kind == "cpu":
             if count > 1:
                 raise UserError(
-                    f"one process has one CPU to compute on, and {count} devices were asked "
-                    f"for: give accelerator='vgpu' for {count} virtual GPUs, "
+                    f"{count} devices were requested, but one process computes on one CPU: "
+                    f"give accelerator='vgpu' for {count} virtual GPUs, "
                     f"or strategy='ddp' for {count} processes."
                 )
             return [torch.device("cpu")]
@@ -59,9 +59,9 @@ class Accelerator:
             running = virtual(count)
             if len(running) < count:
                 raise UserError(
-                    f"{count} devices were asked for, but this process runs "
+                    f"{count} devices were requested, but this process runs "
                     f"{pluralize(len(running), 'virtual GPU')}: "
-                    f"call vgpu.stop() first, or ask for {len(running)}."
+                    f"call vgpu.stop() first, or request {len(running)}."
                 )
             return running[:count]
         devices = [torch.device("cuda", index) for index in self.indices or range(count)]
@@ -70,19 +70,20 @@ class Accelerator:
 
 
 def virtual(start: int = 0) -> list[torch.device]:
-    """The virtual GPUs of this process; if none runs, starts `start` of them."""
+    """Return this process's virtual GPUs. If none runs, start `start` of them."""
     if not start and "multigpu.vgpu" not in sys.modules:
         return []
-    # Imported late: a run that needs no virtual GPUs does not wait for the import.
+    # Imported late, so a run without virtual GPUs does not wait for the import.
     from multigpu import vgpu
 
     return vgpu.devices() or (vgpu.start(start) if start else [])
 
 
 def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") -> Accelerator:
-    """The Trainer's arguments `accelerator` and `devices`, applied to this machine.
+    """Return the devices for the Trainer's arguments `accelerator` and `devices`.
 
-    Raises UserError for an unknown name, an impossible number, or more GPUs than there are.
+    Raises UserError for an unknown name, an impossible number, or more GPUs than this
+    machine has.
     """
     if accelerator not in (*KINDS, "auto"):
         raise UserError(
@@ -100,7 +101,9 @@ def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") 
             count = len(virtual()) or 1
         return Accelerator(kind, count)
     if not gpus:
-        why = "the classroom cluster's GPUs are simulated" if simulated else "torch sees none"
+        why = (
+            "the classroom cluster's GPUs are simulated" if simulated else "torch finds no GPU"
+        )
         raise UserError(
             f"accelerator='gpu', but {why}: "
             f"give accelerator='vgpu' for virtual GPUs, 'cpu', or 'auto'."
@@ -108,8 +111,8 @@ def resolve(accelerator: str = "auto", devices: int | str | list[int] = "auto") 
     highest = max(indices, default=(count or 1) - 1)
     if count != -1 and highest >= gpus:
         raise UserError(
-            f"devices={devices!r} asks for GPU {highest}, but this machine has "
-            f"{pluralize(gpus, 'GPU')}, numbered from 0: ask for no more than "
+            f"devices={devices!r} requests GPU {highest}, but this machine has "
+            f"{pluralize(gpus, 'GPU')}, numbered from 0: request at most "
             f"{pluralize(gpus, 'GPU')}, or give accelerator='vgpu'."
         )
     return Accelerator(kind, gpus if count == -1 else count, indices)
@@ -124,7 +127,10 @@ def _best_kind(gpus: int) -> str:
 def _count_and_indices(
     devices: int | str | list[int] | tuple[int, ...],
 ) -> tuple[int | None, tuple[int, ...]]:
-    """The number of devices and their indices; 2, "2", -1 (all), [0, 2], "0,2", "auto"."""
+    """Return the number of devices and their indices.
+
+    `devices` is 2, "2", -1 (all), [0, 2], "0,2" or "auto".
+    """
     wrong = UserError(
         f"devices is {devices!r}: expected a number from 1 up, -1 for all, "
         f"a list of GPUs such as [0, 2], or 'auto'."

@@ -1,6 +1,6 @@
 """The interface of a strategy: which devices compute, what wraps the model, how ranks agree.
 
-A strategy works with the Trainer, and without it:
+A strategy works with the Trainer and without it. Without the Trainer:
 
     strategy = BaguaStrategy(algorithm="bytegrad")
     strategy.connect()                                    # under torchrun, srun, mpirun, …
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class Strategy:
-    """The base of all strategies: one process, which computes on `device`.
+    """The base class of all strategies: one process, which computes on `device`.
 
     name                    what the user writes: Trainer(strategy=name)
     device                  the device of this rank's batches; known after `connect`
@@ -41,13 +41,12 @@ class Strategy:
     backwards_per_step      `backward` calls before each step; set it before `setup`
     manual_optimization     the training step itself calls `backward`, each time after
                             `before_backward`; set it before `setup`
-    supports_loss_scaling   a rank may skip a step, as loss scaling does
+    supports_loss_scaling   True if a rank is allowed to skip a step, as loss scaling does
     """
 
     name = "strategy"
-    # True once this process has been one rank of several. It is a fact about the process,
-    # which all strategies share: after ddp, rank 0 may go on alone with a strategy of one
-    # process.
+    # True after this process was one of several ranks. All strategies share it, because it
+    # describes the process: after ddp, rank 0 is allowed to use a one-process strategy.
     has_been_rank = False
     backwards_per_step = 1
     manual_optimization = False
@@ -63,12 +62,12 @@ class Strategy:
     # ---- processes and devices ------------------------------------------------------------
 
     def configure(self, accelerator: Accelerator, num_nodes: int = 1) -> None:
-        """Set what the user asked for. Raises UserError if this strategy cannot do it."""
+        """Set the devices and nodes. Raises UserError if this strategy cannot use them."""
         self.accelerator = accelerator
         self.num_nodes = num_nodes
 
     def launch(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Run `function(*args)` in all processes of the run; returns rank 0's result."""
+        """Run `function(*args)` in all processes of the run. Returns rank 0's result."""
         return function(*args)
 
     @property
@@ -82,14 +81,17 @@ class Strategy:
         self.device = self.devices[0]
 
     def own_devices(self) -> list[torch.device]:
-        """The devices of a one-process run. Raises UserError if a launcher started several."""
+        """The devices of a one-process run.
+
+        Raises UserError if a launcher started several processes.
+        """
         self.accelerator = self.accelerator or resolve()
         launched = find_world()
-        # A process that has been a rank of an earlier run may go on alone: rank 0 often tests.
+        # After a run with several ranks, one rank is allowed to continue alone, often to test.
         if launched.size > 1 and not Strategy.has_been_rank:
             raise UserError(
-                f"strategy {self.name!r} is one process, and {launched.launcher} has started "
-                f"{launched.size}, which would all do the same: start one, "
+                f"strategy {self.name!r} is one process, but {launched.launcher} has started "
+                f"{launched.size}, and all would do the same: start one process, "
                 f"or give strategy='ddp'.",
                 already_reported=launched.rank != 0,
             )
@@ -102,8 +104,8 @@ class Strategy:
     ) -> nn.Module | tuple[nn.Module | Optimizer, ...]:
         """Move `model` to its device and wrap it; add hooks to the optimizers.
 
-        Returns (model, optimizer, …), or the model alone if no optimizer is given. The
-        optimizers must hold the model's parameters, which stay the same objects.
+        Returns (model, optimizer, …), or only the model if no optimizer is given. The
+        optimizers must have the model's parameters. The parameters stay the same objects.
         """
         wrapped_optimizers = list(optimizers)
         wrapped = self.wrap(self.place(model), wrapped_optimizers)
@@ -114,9 +116,9 @@ class Strategy:
         return model.to(self.device)
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
-        """The module to call instead of `model`, which `place` has moved.
+        """Return the module to call instead of `model`.
 
-        An optimizer in the list may be replaced.
+        `place` has moved `model` already. This method can replace optimizers in the list.
         """
         return model
 
@@ -127,32 +129,35 @@ class Strategy:
     def start_epoch(self, model: nn.Module) -> None:
         """Called when a training epoch starts, with the module that `wrap` returned.
 
-        Raises UserError if the set of trainable parameters has changed since.
+        Raises UserError if the set of trainable parameters has changed since `wrap`.
         """
 
     def scale_schedulers(self, schedulers: list[LRScheduler]) -> None:
         """Called after `wrap`: scale the schedulers if `wrap` scaled the learning rates."""
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager:
-        """Within it `backward` accumulates gradients and sends nothing: more is to follow."""
+        """A context in which `backward` accumulates gradients without sending them.
+
+        Use it for all backwards of a step except the last.
+        """
         return nullcontext()
 
     def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
-        """Run the module's step of this name through the module that `wrap` returned."""
+        """Run the step called `name` through `model`, the module that `wrap` returned."""
         return model(name, *args)
 
     def before_backward(self, model: nn.Module, loss: torch.Tensor) -> None:
         """In manual optimization: called before each `loss.backward()`."""
 
     def reduce_loss(self, output: Any) -> Any:
-        """The loss of a step, from the model's output: dp's has one loss per replica."""
+        """The loss of a step, from the model's output. In dp it has one loss per replica."""
         return output
 
     def synchronize(self, optimizer: Optimizer) -> None:
         """Called after a step's last `backward`: completes the gradients before clipping."""
 
     def optimizer_step_context(self, optimizer: Optimizer) -> AbstractContextManager:
-        """The context of `optimizer.step`, once `synchronize` was called."""
+        """The context in which `optimizer.step` runs after `synchronize`."""
         return nullcontext()
 
     def close(self) -> None:
@@ -162,12 +167,12 @@ class Strategy:
     def detach(self) -> None:
         """Remove all hooks from the model and its optimizers.
 
-        It waits for no other rank, so that a run that has failed can call it.
+        It does not wait for other ranks, so a run that has failed can call it, too.
         """
 
     # ---- agreement between ranks ----------------------------------------------------------
-    # Control messages are small and stay on the CPU. With NCCL they have a gloo group of their
-    # own, so that no GPU waits for them.
+    # Control messages are small and stay on the CPU. With NCCL they use a separate gloo group,
+    # so no GPU waits for them.
 
     @property
     def control(self) -> dist.ProcessGroup | None:
@@ -184,19 +189,19 @@ class Strategy:
         return self.world.size, self.world.rank
 
     def barrier(self, name: str = "") -> None:
-        """Wait until all ranks have reached this call. `name` is Lightning's, and not used."""
+        """Wait until all ranks have reached this call. `name`, as in Lightning, is unused."""
         if self.control is not None:
             dist.barrier(self.control)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Rank `src`'s object, on all ranks."""
+        """Return rank `src`'s object on all ranks."""
         objects = [obj]
         if self.control is not None:
             dist.broadcast_object_list(objects, src, self.control)
         return objects[0]
 
     def gather_objects(self, obj: Any) -> list:
-        """The objects of all ranks, in the order of the ranks, on all ranks."""
+        """Return the objects of all ranks, in the order of the ranks, on all ranks."""
         if self.control is None:
             return [obj]
         objects: list = [None] * self.world.size
@@ -218,7 +223,10 @@ class Strategy:
         return bool(self.all_reduce_max([int(decision)])[0])
 
     def reduce(self, tensor: torch.Tensor, reduce_op: str = "mean") -> torch.Tensor:
-        """The mean (or sum, max, min) of a tensor over all ranks; a new tensor on each."""
+        """The mean (or sum, max, min) of a tensor over all ranks.
+
+        It is a new tensor if there are several ranks.
+        """
         if self.control is None:
             return tensor
         operations = {
@@ -238,9 +246,9 @@ class Strategy:
         group: dist.ProcessGroup | None = None,
         sync_grads: bool = False,
     ) -> torch.Tensor:
-        """The tensors of all ranks (or of a group), all of one shape, as (ranks, …).
+        """Stack the tensors of all ranks (or of a group), all of one shape, to (ranks, …).
 
-        With sync_grads gradients flow back: they are summed over the ranks, because every
+        With sync_grads, gradients flow back. They are summed over the ranks, because every
         rank's loss depends on the tensor.
         """
         if self.control is None:

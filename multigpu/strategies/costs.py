@@ -1,4 +1,4 @@
-"""The bytes that each strategy sends, by formula, for N float32 weights and n ranks.
+"""Formulas for the bytes that each strategy sends, for N float32 weights and n ranks.
 
     operation                                    bytes per step and rank
     ring all-reduce                              8N(n−1)/n: 2(n−1) sends of N/n numbers
@@ -18,10 +18,11 @@ ONE_PROCESS = ("dp", "pipeline")
 
 
 def predicted_bytes(name: str, weights: int, ranks: int) -> float:
-    """Bytes that a rank sends through the network per step.
+    """The bytes that one rank sends through the network per step.
 
-    For bagua:async per averaging round; for bagua:qadam after the warm-up; for ddp2 `ranks`
-    are nodes. `name` is a name that `strategy_for_short_run` accepts.
+    For bagua:async the result is per averaging round. For bagua:qadam it is per step after the
+    warm-up. For ddp2, `ranks` is the number of nodes. `name` is a name that
+    `strategy_for_short_run` accepts.
     """
     if ranks == 1 or name in ONE_PROCESS:
         return 0.0
@@ -35,9 +36,9 @@ def predicted_bytes(name: str, weights: int, ranks: int) -> float:
 
 
 def strategy_for_short_run(name: str) -> Strategy:
-    """The strategy of that name, with settings for a short run.
+    """Return the strategy with this name, with settings for a short run.
 
-    bagua:async averages every 10 ms, pipeline has 2 micro-batches.
+    bagua:async averages every 10 ms. pipeline has 2 micro-batches.
     """
     if name == "bagua:async":
         return BaguaStrategy("async", sync_interval_ms=10)

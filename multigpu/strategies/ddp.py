@@ -1,7 +1,7 @@
 """ddp: one process per device, each with a full copy of the model.
 
-The gradients are averaged during backward, by torch's own DistributedDataParallel. Lesson 05
-uses it by hand.
+torch's DistributedDataParallel averages the gradients during backward. Lesson 05 uses it
+without a strategy.
 """
 
 import atexit
@@ -27,18 +27,19 @@ from multigpu.strategies.base import Strategy
 
 Result = TypeVar("Result")
 
-# The flags by which a launcher gets the number of ranks per node, and of nodes.
+# The launchers' flags for the number of ranks per node and for the number of nodes.
 RANKS_FLAG = {"torchrun": "--nproc-per-node={}", "srun": "#SBATCH --ntasks-per-node={}"}
 NODES_FLAG = {"torchrun": "--nnodes={}", "srun": "#SBATCH --nodes={}"}
 
 
 class GroupLifetime:
-    """Keeps the process group alive until the process ends, and then releases it in order.
+    """Keeps the process group alive until the process ends, then releases it in a safe order.
 
-    Without the reference, a DDP wrapper could be the last to hold a gloo group. Its destructor
-    would then wait, with the GIL, for threads that need the GIL (see launch.end_gloo).
+    Without this reference, a DDP wrapper could have the last reference to a gloo group. The
+    group's destructor would then hold the GIL and wait for threads that need the GIL (see
+    end_gloo in launch/exit.py).
 
-    started    this object has started the group, and destroys it at the end
+    started    True if the strategy started the group; `end` then destroys the group
     wrappers   the DDP modules that use the group
     """
 
@@ -49,7 +50,7 @@ class GroupLifetime:
         atexit.register(self.end)
 
     def end(self) -> None:
-        """Release the wrappers' references first, so that gloo's threads can end."""
+        """Release the group. The wrappers' references go first, so gloo's threads can end."""
         for wrapper in self.wrappers:
             wrapper.reducer = None
             wrapper.logger = None
@@ -60,11 +61,11 @@ class GroupLifetime:
 
 
 class DDPStrategy(Strategy):
-    """DistributedDataParallel under torchrun, srun, mpirun or horovodrun, or with own ranks.
+    """DistributedDataParallel, with ranks that torchrun, srun, mpirun or horovodrun starts.
 
-    Without a launcher it starts the script again, once for each further rank.
+    Without a launcher the strategy starts the script again, once per additional rank.
 
-    process_group_backend   "nccl", "gloo", …; None: chosen by the hardware
+    process_group_backend   "nccl", "gloo", …; None: chosen for the hardware
     timeout                 how long a collective waits for a rank
     ddp_comm_hook, ddp_comm_state   arguments of DistributedDataParallel.register_comm_hook
     **keywords              arguments of DistributedDataParallel: find_unused_parameters,
@@ -98,23 +99,23 @@ class DDPStrategy(Strategy):
     # ---- the processes --------------------------------------------------------------------
 
     def ranks_on_node(self) -> int | None:
-        """The number of ranks per node that was asked for; None: the launcher decides."""
+        """The requested number of ranks per node; None if the launcher decides."""
         return self.processes_per_node or (
             self.accelerator.count if self.accelerator else None
         )
 
     def launch(self, function: Callable[..., Result], *args: Any) -> Result:
-        """`function(*args)`, in the ranks that a launcher started, or in new ones."""
+        """Run `function(*args)` in the ranks that a launcher started, or in new ranks."""
         wanted = self.ranks_on_node() or 1
         if self.find_world().launcher == "python" and wanted * self.num_nodes > 1:
             self.start(wanted)
         return function(*args)
 
     def find_world(self) -> World:
-        """This process's rank among all.
+        """Return this process's rank and the number of ranks.
 
-        Raises UserError if Slurm has given the node fewer GPUs than its processes need
-        together.
+        Raises UserError if Slurm has allocated fewer GPUs on this node than its processes
+        together need.
         """
         gpus_each = 1
         if self.processes_per_node and self.accelerator:
@@ -129,8 +130,9 @@ class DDPStrategy(Strategy):
         if self.num_nodes > 1:
             raise UserError(
                 f"num_nodes={self.num_nodes}, and no launcher has started ranks on other "
-                f"nodes: start the script on each with `torchrun --nnodes={self.num_nodes} "
-                f"--nproc-per-node={processes} …`, or with srun in a Slurm job."
+                f"nodes: start the script on each node with "
+                f"`torchrun --nnodes={self.num_nodes} --nproc-per-node={processes} …`, "
+                f"or with srun in a Slurm job."
             )
         relaunch.relaunch_script(processes)
 
@@ -153,7 +155,7 @@ class DDPStrategy(Strategy):
         Strategy.has_been_rank = Strategy.has_been_rank or self.world.size > 1
 
     def init_dist_connection(self) -> None:
-        """Start the process group; `self.world` and `self.device` are known.
+        """Start the process group; `self.world` and `self.device` are known already.
 
         Override it to start the group in another way.
         """
@@ -168,16 +170,16 @@ class DDPStrategy(Strategy):
     def _check_launcher(self, world: World) -> None:
         """Compare the Trainer's arguments with what the launcher started.
 
-        Raises UserError if they differ: ranks would wait for others that never start.
+        Raises UserError if they differ, because ranks would wait for others that never start.
         """
         already_reported = world.rank != 0
         wanted = self.ranks_on_node()
         if wanted is not None and wanted != world.local_size:
             template = RANKS_FLAG.get(world.launcher)
-            # mpirun and horovodrun take the number of ranks on all nodes together.
+            # mpirun and horovodrun expect the number of ranks on all nodes together.
             flag = template.format(wanted) if template else f"-np {wanted * world.nodes}"
             if self.processes_per_node:
-                what = f"{pluralize(wanted, 'rank')} a node"
+                what = f"{pluralize(wanted, 'rank')} per node"
                 alternative = ""
             else:
                 what = pluralize(wanted, "device")
@@ -199,7 +201,7 @@ class DDPStrategy(Strategy):
 
     @property
     def control(self) -> dist.ProcessGroup | None:
-        """gloo's group beside NCCL, else the default group; None if there is one rank."""
+        """The gloo group if NCCL runs, otherwise the default group; None with one rank."""
         if self.world.size == 1 or not self.connected:
             return None
         return self._control or dist.group.WORLD
@@ -227,9 +229,10 @@ class DDPStrategy(Strategy):
         return wrapped
 
     def start_epoch(self, model: nn.Module) -> None:
-        """Raises UserError if the trainable parameters are not those of the time of `wrap`.
+        """Raises UserError if the set of trainable parameters has changed since `wrap`.
 
-        DDP averages the gradients of those, and waits for them.
+        DDP averages the gradients of the parameters that were trainable then, and waits for
+        all of these gradients.
         """
         wrapped = isinstance(model, DistributedDataParallel)
         if not self.averaged or self.world.size == 1:
@@ -245,16 +248,16 @@ class DDPStrategy(Strategy):
             if wrapped:
                 hint = ", or with find_unused_parameters=True freeze it in on_train_start"
             raise UserError(
-                f"{self.name} averages the gradients of what learned when fit began, and "
-                f"{_first(thawed)} learns only since then, so each rank would learn it alone: "
-                f"let it learn from the start, with the learning rate 0 until its time{hint}; "
-                f"or call fit again.",
+                f"{self.name} averages the gradients of the parameters that were trainable "
+                f"when fit began, but {_first(thawed)} became trainable later, so each rank "
+                f"would train it alone: make it trainable from the start, with learning rate "
+                f"0 until it is to be trained{hint}; or call fit again.",
                 already_reported,
             )
         if frozen and wrapped and not (model.find_unused_parameters or model.static_graph):
             raise UserError(
-                f"{self.name} waits for the gradients of what learned when fit began, and "
-                f"{_first(frozen)} is frozen since then: "
+                f"{self.name} waits for the gradients of the parameters that were trainable "
+                f"when fit began, but {_first(frozen)} was frozen later: "
                 f"give DDPStrategy(find_unused_parameters=True), "
                 f"set its learning rate to 0 instead, or call fit again.",
                 already_reported,
@@ -263,8 +266,9 @@ class DDPStrategy(Strategy):
     def _allow_backward_within_forward(self, wrapped: DistributedDataParallel) -> None:
         """Let a manual training step call `backward` inside DDP's forward.
 
-        DDP prepares for the gradients at the end of its forward, when they have come already.
-        So it is made not to, and `before_backward` prepares instead.
+        DDP prepares for the gradients at the end of its forward, which is too late if
+        `backward` has run inside it. The hooks stop DDP from preparing there, and
+        `before_backward` prepares DDP instead.
         """
         saved: list[bool] = []
 
@@ -287,20 +291,24 @@ class DDPStrategy(Strategy):
         self.averaged = {}
 
     def configure_ddp(self, model: nn.Module, device_ids: list[int] | None) -> nn.Module:
-        """Make the wrapper; the model is on its device. Override it to use another wrapper."""
+        """Make the wrapper. The model is on its device. Override it to use another wrapper."""
         return DistributedDataParallel(model, device_ids=device_ids, **self.keywords)
 
     def before_backward(self, model: nn.Module, loss: torch.Tensor) -> None:
-        """Prepare DDP for the gradients of `loss`, as its forward does in automatic mode."""
+        """Prepare DDP for the gradients of `loss`.
+
+        In automatic optimization, DDP's forward does this.
+        """
         if isinstance(model, DistributedDataParallel) and model.require_backward_grad_sync:
             search = model.find_unused_parameters and not model.static_graph
             model.reducer._rebuild_buckets()
             model.reducer.prepare_for_backward([loss] if search else [])
 
     def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
-        """Run a training step through DDP, any other step on the module itself.
+        """Run a training step through DDP, and any other step on the module itself.
 
-        DDP's forward broadcasts buffers: a rank without a validation batch would be missed.
+        DDP's forward broadcasts buffers, so in validation the ranks would wait for a rank that
+        has no batch.
         """
         if name == "training_step" or not isinstance(model, DistributedDataParallel):
             try:
@@ -311,12 +319,16 @@ class DDPStrategy(Strategy):
                 self._raise_unused(str(error))
         output = model.module(name, *args)
         if self.manual_optimization:
-            # The inner module's forward hook has run; DDP's own, which undoes it, will not.
+            # The inner module's forward hook has run. DDP's own hook, which undoes it, does
+            # not run.
             self.after_forward()
         return output
 
     def _raise_unused(self, message: str) -> NoReturn:
-        """Replace torch's error, which gives the parameters by number and a keyword of DDP."""
+        """Raise a UserError with the parameters' names, instead of torch's error.
+
+        torch's error has only the parameters' numbers, and suggests an argument of DDP.
+        """
         numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message)
         which = "at least one"
         if numbers:
@@ -330,7 +342,7 @@ class DDPStrategy(Strategy):
         ) from None
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager:
-        """DDP's own no_sync."""
+        """DDP's own no_sync, if the model is in DDP."""
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 

@@ -1,8 +1,8 @@
-"""dp: one process, several GPUs, by torch's own DataParallel.
+"""dp: one process and several GPUs, with torch's DataParallel.
 
 Each step cuts the batch into chunks, copies the model to all GPUs, runs the replicas in
-parallel, and gathers their outputs. Lesson 02 does the same by hand, and measures what it
-costs.
+parallel, and gathers their outputs. Lesson 02 does the same step by step, and measures the
+cost.
 """
 
 import warnings
@@ -19,14 +19,14 @@ from multigpu.strategies.base import Strategy
 
 
 class DataParallelStrategy(Strategy):
-    """The batch is cut on dimension 0: 10 rows on 4 devices are [3, 3, 3, 1].
+    """Cut the batch on dimension 0 into one chunk per device: 10 rows on 4 are [3, 3, 3, 1].
 
-    A step's outputs are gathered on the first device, on dimension 0; one scalar per replica
-    becomes a vector. If that is the loss, its mean is taken. This is the mean over *replicas*:
-    with chunks of unequal size it differs from the mean over the batch, so compute the loss in
-    `training_step_end`, from the gathered outputs.
+    A step's outputs are concatenated on dimension 0 on the first device. One scalar per
+    replica becomes a vector. If the vector is the loss, its mean is used: the mean over
+    *replicas*. With chunks of unequal size this mean differs from the mean over the batch. In
+    that case compute the loss in `training_step_end`, from the gathered outputs.
 
-    State that `training_step` sets on the module is lost, because it runs on a replica.
+    Attributes that `training_step` sets on the module are lost, because it runs on a replica.
     """
 
     name = "dp"
@@ -35,7 +35,7 @@ class DataParallelStrategy(Strategy):
         """Raises UserError for more than one node."""
         if num_nodes > 1:
             raise UserError(
-                f"{self.name} is one process on one machine, and num_nodes is {num_nodes}: "
+                f"{self.name} is one process on one machine, but num_nodes is {num_nodes}: "
                 f"use 'ddp' or 'ddp2'."
             )
         super().configure(accelerator, num_nodes)
@@ -63,9 +63,9 @@ def wrap_in_data_parallel(model: nn.Module, devices: list[torch.device]) -> nn.M
 class AutocastDataParallel(nn.DataParallel):
     """DataParallel whose threads compute under the caller's autocast.
 
-    torch's DataParallel enables autocast in its threads for CUDA only, and never sets its
-    type, which each thread has for itself: under bfloat16 the replicas compute in float16
-    (torch 2.11 to 2.13).
+    torch's DataParallel enables autocast in its threads for CUDA only. It never sets
+    autocast's dtype, which each thread has separately. Under bfloat16 its replicas therefore
+    compute in float16 (torch 2.11 to 2.13).
     """
 
     def parallel_apply(
@@ -90,7 +90,10 @@ def _within_autocast(
 
 
 def mean_of_replicas(output: Any) -> Any:
-    """`training_step`'s output, a loss or a dict with "loss", with the replicas' mean loss."""
+    """Return `training_step`'s output with the mean of the replicas' losses as the loss.
+
+    The output is a loss, or a dict with "loss".
+    """
     if isinstance(output, dict) and isinstance(output.get("loss"), torch.Tensor):
         return {**output, "loss": output["loss"].mean()}
     return output.mean() if isinstance(output, torch.Tensor) else output

@@ -8,7 +8,10 @@ from torch.autograd.function import FunctionCtx
 def all_gather_stacked(
     tensor: torch.Tensor, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """The ranks' tensors, all of one shape, as (ranks, …). Without gradients. A collective."""
+    """Stack the ranks' tensors, all of one shape, to (ranks, …), without gradients.
+
+    All ranks must call it.
+    """
     tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(tensors, tensor.detach().contiguous(), group=group)
     return torch.stack(tensors)
@@ -20,7 +23,7 @@ class Gather(torch.autograd.Function):
     Each rank's loss depends on the tensors of all ranks. The gradient of a rank's tensor is
     therefore the sum of its gradients over all ranks' losses, as in torch.distributed.nn's
     all_gather. That module is not imported here, because it keeps the process group alive (see
-    launch.end_gloo).
+    end_gloo in launch/exit.py).
     """
 
     @staticmethod

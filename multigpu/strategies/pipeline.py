@@ -1,8 +1,8 @@
 """pipeline: one model over several devices, stage after stage, with micro-batches in parallel.
 
-The module names its stages. A GPU works through its queue of kernels while Python goes on, so
-a plain loop over the micro-batches keeps all GPUs busy. Lesson 03 draws this, and also has a
-version with one process per stage.
+The module lists its stages. A GPU works through its queue of kernels while Python continues,
+so a plain loop over the micro-batches keeps all GPUs busy. Lesson 03 shows this in a picture,
+and also has a version with one process per stage.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ class PipelineStrategy(Strategy):
                     naive model parallelism. Each micro-batch's loss is weighted by its rows,
                     so the gradients are those of the whole batch if `training_step` returns a
                     mean over rows. Outputs with one value per row are concatenated for
-                    `training_step_end`, as dp does.
+                    `training_step_end`, as in dp.
 
     A stage's inputs are moved to its device; autograd moves the gradients back. The rest of
-    the module is on the first device. The last stage's output stays on the last device: move
-    the labels there with `labels.to(logits.device)`.
+    the module is on the first device. The last stage's output stays on the last device, so
+    move the labels there with `labels.to(logits.device)`.
     """
 
     name = "pipeline"
@@ -67,9 +67,9 @@ class PipelineStrategy(Strategy):
                 break
         else:
             raise UserError(
-                f"strategy 'pipeline' places a module's stages, and {type(model).__name__} "
-                f"names none: give it a method pipeline_stages() that returns a list of its "
-                f"layers, one a device."
+                f"strategy 'pipeline' needs the module's stages, but {type(model).__name__} "
+                f"lists none: give it a method pipeline_stages() that returns a list of its "
+                f"layers, one per device."
             )
         stages = list(module.pipeline_stages())
         if len(stages) != len(self.devices):
@@ -82,7 +82,7 @@ class PipelineStrategy(Strategy):
         return stages
 
     def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
-        """In training: run all micro-batches; returns the weighted sum of their losses."""
+        """Run the step. In training, run it per micro-batch and sum the weighted losses."""
         if name != "training_step" or self.micro_batches == 1:
             return model(name, *args)
         batch, *rest = args

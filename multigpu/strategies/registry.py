@@ -24,15 +24,15 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "bagua": BaguaStrategy,
     "pipeline": PipelineStrategy,
 }
-# Followed by "true" or "false": ddp_find_unused_parameters_true, also for spawn and notebook.
+# ddp, ddp_spawn and ddp_notebook can have this suffix, followed by "true" or "false".
 UNUSED = "_find_unused_parameters_"
 
 
 def strategy_by_name(strategy: str | Strategy) -> Strategy:
-    """A new strategy of that name; a Strategy object is returned as it is.
+    """Return a new strategy with that name; return a Strategy object as it is.
 
     Accepts a name of STRATEGIES, "bagua:bytegrad" and so on, "bagua:decentralized:shift_one",
-    and "ddp_find_unused_parameters_true". Raises UserError with the nearest names.
+    and "ddp_find_unused_parameters_true". Raises UserError with the most similar names.
     """
     if isinstance(strategy, Strategy):
         return strategy

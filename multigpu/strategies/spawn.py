@@ -1,8 +1,8 @@
 """ddp_spawn and ddp_notebook: ddp in new processes that run a function instead of a script.
 
-The function is sent by value (cloudpickle), so it may be defined in a notebook's cell. No
-process is forked, so CUDA may have been used before. This process does not train: the results
-are sent back to it.
+The function is sent by value (cloudpickle), so it can be defined in a notebook's cell. The
+processes are not forked, so this process can use CUDA before it starts them. This process does
+not train; the new processes send their results to it.
 """
 
 import multiprocessing
@@ -18,16 +18,17 @@ Result = TypeVar("Result")
 
 
 class DDPSpawnStrategy(DDPStrategy):
-    """Takes DDPStrategy's arguments. Under a launcher it is ddp: the ranks run already.
+    """ddp in processes that `launch` starts. It accepts DDPStrategy's arguments.
 
-    The function and its arguments must be picklable. The Trainer brings back the weights, the
-    metrics and the callbacks' states.
+    Under a launcher it is the same as ddp, because the ranks run already. The function and its
+    arguments must be picklable. The Trainer copies the weights, the metrics and the callbacks'
+    states back to this process.
     """
 
     name = "ddp_spawn"
 
     def launch(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Run the function in new processes; returns rank 0's result.
+        """Run the function in new processes. Returns rank 0's result.
 
         Raises RuntimeError with the traceback of the rank that failed first.
         """
@@ -36,14 +37,15 @@ class DDPSpawnStrategy(DDPStrategy):
         process = multiprocessing.current_process()
         if getattr(process, "_inheriting", False):
             raise UserError(
-                f"strategy {self.name!r} imports this script again in each rank, and it "
-                f"trains there, too: put what it runs under `if __name__ == '__main__':`.",
+                f"strategy {self.name!r} imports this script again in each rank, so the "
+                f"script would train there, too: put the code that trains under "
+                f"`if __name__ == '__main__':`.",
                 already_reported=not process.name.endswith("-1"),
             )
         if self.num_nodes > 1:
             raise UserError(
-                f"strategy {self.name!r} starts processes on this machine, and num_nodes is "
-                f"{self.num_nodes}: use 'ddp' under torchrun or srun."
+                f"strategy {self.name!r} starts processes on this machine only, but "
+                f"num_nodes is {self.num_nodes}: use 'ddp' under torchrun or srun."
             )
         processes = self.ranks_on_node() or 1
         return launch.call(_result_of_rank_zero, processes, function, args)[0]
@@ -55,7 +57,7 @@ class DDPSpawnStrategy(DDPStrategy):
 
 
 class DDPNotebookStrategy(DDPSpawnStrategy):
-    """Lightning's name for notebooks. ddp_spawn works there, too."""
+    """ddp_spawn, with Lightning's name for notebooks. ddp_spawn works in notebooks, too."""
 
     name = "ddp_notebook"
 

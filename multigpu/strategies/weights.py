@@ -1,4 +1,4 @@
-"""A model's weights as vectors, one for each device and type, in the parameters' order."""
+"""A model's weights as vectors, one per device and dtype, in the parameters' order."""
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,13 @@ def swap(
     messages: list[tuple[torch.Tensor, torch.Tensor, int]],
     group: dist.ProcessGroup | None = None,
 ) -> list[dist.Work]:
-    """Start sends and receives: (tensor to send, tensor to receive into, peer's group rank).
+    """Start the sends and receives of all messages.
 
-    The receives are posted first. gloo notifies the peer of a posted receive over the
-    connection that also carries the data. Behind the data of a send that notice would arrive
-    late, and the two directions would be used one after the other (81 ms instead of 46,
-    measured over 100 Mbit/s with torch 2.13 by benchmarks/swap.py).
+    A message is (tensor to send, tensor to receive into, peer's group rank). The receives are
+    posted first, because gloo notifies the peer of a posted receive over the connection that
+    also carries the data. After the data of a send, the notice would arrive late. The two
+    directions would then be used one after the other (81 ms instead of 46, measured over
+    100 Mbit/s with torch 2.13 by benchmarks/swap.py).
     """
     operations = [
         dist.P2POp(dist.irecv, received, group=group, group_peer=peer)
@@ -34,12 +35,15 @@ def swap(
 
 @torch.no_grad()
 def broadcast_model(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Copy the parameters and buffers of the group's rank 0 to all ranks. A collective."""
+    """Copy the parameters and buffers of the group's rank 0 to all ranks.
+
+    All ranks must call it.
+    """
     if num_ranks(group) == 1:
         return
     for tensor in [*model.parameters(), *model.buffers()]:
         detached = tensor.detach()
-        # The tensor itself if its memory is contiguous, else a copy, which is written back.
+        # The tensor itself if it is contiguous, otherwise a copy, which is written back.
         contiguous = detached.contiguous()
         dist.broadcast(contiguous, group=group, group_src=0)
         if contiguous is not detached:
@@ -47,10 +51,10 @@ def broadcast_model(model: nn.Module, group: dist.ProcessGroup | None = None) ->
 
 
 class Weights:
-    """A model's floating-point parameters as vectors; also frozen ones, which may be thawed.
+    """A model's floating-point parameters as vectors.
 
-    A parameter that two layers share is included once. Buffers are not: each rank keeps its
-    own.
+    Frozen parameters are included, because they can become trainable. A parameter that two
+    layers share is included once. Buffers are not included: each rank keeps its own buffers.
     """
 
     def __init__(self, model: nn.Module):
@@ -61,7 +65,7 @@ class Weights:
                 self.parameters.setdefault(kind, []).append(parameter)
 
     def copy(self) -> list[torch.Tensor]:
-        """The current weights: a new vector for each device and type."""
+        """The current weights: one new vector per device and dtype."""
         return [
             torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
             for parameters in self.parameters.values()
@@ -74,9 +78,9 @@ class Weights:
             parameter.copy_(values)
 
     def add_outside_autograd(self, vectors: list[torch.Tensor]) -> None:
-        """Add `vectors` to the weights; allowed between a forward and its backward, too.
+        """Add `vectors` to the weights, also between a forward and its backward.
 
-        There autograd would reject a change that it can see.
+        Between the two, autograd would reject a change that it can see.
         """
         for parameter, values in self._with_values(vectors):
             parameter.data.add_(values.to(parameter.device))
@@ -84,7 +88,7 @@ class Weights:
     def _with_values(
         self, vectors: list[torch.Tensor]
     ) -> list[tuple[nn.Parameter, torch.Tensor]]:
-        """Each parameter with its slice of `vectors`, in its shape."""
+        """Each parameter with its slice of `vectors`, reshaped like the parameter."""
         pairs = []
         for parameters, vector in zip(self.parameters.values(), vectors, strict=True):
             slices = vector.split([parameter.numel() for parameter in parameters])

@@ -105,16 +105,16 @@ def test_a_layer_that_is_thawed_between_epochs_is_refused_where_ranks_would_lear
     two,
 ):
     assert (
-        "'first.weight' (one of 2) learns only since then, so each rank would learn it alone: "
+        "'first.weight' (one of 2) became trainable later, so each rank would train it alone: "
         in two[0]["thawed"]
     )
     assert (
-        "'first.weight' (one of 2) is frozen since then: give DDPStrategy(find_unused"
+        "'first.weight' (one of 2) was frozen later: give DDPStrategy(find_unused"
         in two[0]["frozen"]
     )
     assert (
-        "horovod averages the gradients of what learned when fit began, and 'first.w"
-        in two[0]["thawed, horovod"]
+        "horovod averages the gradients of the parameters that were trainable when fit began, "
+        "but 'first.w" in two[0]["thawed, horovod"]
     )
 
 

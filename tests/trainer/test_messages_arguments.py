@@ -89,7 +89,7 @@ def test_more_gpus_than_there_are(monkeypatch):
             "2 GPUs",
         )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    names(lambda: L.Trainer(accelerator="gpu"), "accelerator='gpu'", "none")
+    names(lambda: L.Trainer(accelerator="gpu"), "accelerator='gpu'", "no GPU")
 
 
 # ---- strategies -----------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def test_a_script_that_trains_while_it_is_imported_is_refused(tmp_path):
     done = run(sys.executable, path, "ddp_spawn", cwd=tmp_path, PYTHONPATH=ROOT)
     assert (
         done.returncode != 0
-        and "put what it runs under `if __name__ == '__main__':`" in done.stdout
+        and "put the code that trains under `if __name__ == '__main__':`" in done.stdout
     )
     assert "Traceback" not in done.stdout and done.stdout.splitlines()[-1].endswith(
         "Look for its message above."

@@ -1,9 +1,9 @@
-"""async: a thread averages the weights while training goes on: Bagua's asynchronous average.
+"""async: a thread averages the weights during training (Bagua's asynchronous average).
 
-The ranks' threads make an averaging round every `sync_interval_ms`: (1) they vote whether to
-go on, (2) each takes a snapshot c of its weights, (3) they sum the snapshots to S, (4) each
-adds S/n − c to its weights. So the steps that a rank made since its snapshot are kept, and a
-round does not change the mean over the ranks.
+The threads of n ranks make an averaging round every `sync_interval_ms`: (1) they vote whether
+to continue, (2) each takes a snapshot c of its weights, (3) they sum the snapshots to S, (4)
+each adds S/n − c to its weights. So the steps that a rank made after its snapshot are kept.
+A round does not change the mean over the ranks.
 """
 
 import threading
@@ -21,24 +21,25 @@ from multigpu.strategies.weights import Weights, broadcast_model, num_ranks
 
 
 class AsyncModelAverage(Algorithm):
-    """Ranks train at their own speed: 8N(n−1)/n bytes per round and rank, N float32 weights.
+    """Ranks train at their own speed, and a thread per rank averages the weights.
 
-    In the first `warmup_steps` steps DDP averages the gradients. Then the rounds begin. A lock
-    keeps `optimizer.step()`, the snapshot and the addition from overlapping. Between a forward
-    and its backward a round may change the weights, so the gradient mixes both: this is the
-    price of not waiting. All ranks call `close`; the first one's vote ends the rounds on all.
-    The weights then still differ. Buffers stay different between ranks; all start from rank
-    0's.
+    A rank sends 8N(n−1)/n bytes per round for N float32 weights. In the first `warmup_steps`
+    steps DDP averages the gradients. Then the rounds begin. A lock prevents
+    `optimizer.step()`, the snapshot and the addition from overlapping. A round can change the
+    weights between a forward and its backward. The gradient then depends on old and new
+    weights, because no rank waits. All ranks must call `close`; the first call ends the rounds
+    on all ranks. At the end the weights still differ between ranks. Buffers are not
+    averaged; all ranks start from rank 0's.
 
     averaging_rounds   the number of averaging rounds so far
-    round_lock         held during a round, so its holder is between two rounds
+    round_lock         held by the thread during a round; acquire it to pause the rounds
     """
 
     def __init__(self, sync_interval_ms: float = 500, warmup_steps: int = 0):
         if sync_interval_ms < 0 or warmup_steps < 0:
             raise UserError(
                 f"sync_interval_ms={sync_interval_ms}, warmup_steps={warmup_steps}: "
-                f"neither may be negative."
+                f"both must be 0 or more."
             )
         self.interval = sync_interval_ms / 1000
         self.warmup_steps = warmup_steps
@@ -52,16 +53,17 @@ class AsyncModelAverage(Algorithm):
         self.handles: list[RemovableHandle] = []
 
     def _attach(self, target: Target) -> nn.Module:
-        """The model itself with hooks; in DDP if there is a warm-up."""
+        """The model itself with hooks; if there is a warm-up, the model in DDP."""
         if self.thread is not None:
-            # An earlier run has failed; its thread is about to end.
+            # An earlier run has failed, and its thread ends soon.
             self.thread.join()
         self.size = num_ranks(target.group)
         self.outer_group = target.group
-        # The object may be attached again after `close`.
+        # The algorithm can be attached again after `close`.
         self.steps_made = 0
         self.thread = None
-        # Made here and not in the constructor: locks cannot be pickled for spawned ranks.
+        # Not created in the constructor: locks cannot be pickled, and spawned ranks get a
+        # pickled object.
         self.weights_lock = threading.Lock()
         self.round_lock = threading.Lock()
         self.stop = threading.Event()
@@ -82,38 +84,38 @@ class AsyncModelAverage(Algorithm):
         return self.wrapped
 
     def _make_groups(self) -> None:
-        # Groups of their own: the thread's collectives and the training's have no common
-        # order.
+        # The thread has its own groups, because its collectives and those of the training have
+        # no common order.
         members = dist.get_process_group_ranks(self.outer_group or dist.group.WORLD)
         local = self.outer_group is not None
         self.group = dist.new_group(members, use_local_synchronization=local)
         self.vote_group = self.group
         if dist.get_backend(self.group) == "nccl":
-            # NCCL's votes would wait for the training's kernels, gloo's run on the host.
+            # A vote with NCCL would wait for the training's kernels. gloo runs on the CPU.
             self.vote_group = dist.new_group(members, "gloo", use_local_synchronization=local)
 
     def close(self) -> None:
-        """End the thread together with the other ranks'. Raises RuntimeError if it failed."""
+        """End the threads of all ranks. Raises RuntimeError if this rank's thread failed."""
         self.detach()
         if self.size == 1:
             return
         if self.thread is not None:
             self.thread.join()
         self._raise_failure()
-        # Until here: a rank that leaves the group earlier breaks the others' last vote.
+        # Wait for all ranks. A rank that left the group earlier would break the last vote.
         dist.barrier(self.outer_group)
-        # torch cannot destroy one group of a backend that is written in Python.
+        # torch cannot destroy a single group if its backend is written in Python.
         if dist.get_backend(self.group) != "vgpu":
             for group in {self.group, self.vote_group}:
                 dist.destroy_process_group(group)
         self.group = None
         self.vote_group = None
         self.wrapped = None
-        # A second call then has nothing to do.
+        # A second call of `close` then has nothing to do.
         self.size = 1
 
     def detach(self) -> None:
-        """Remove the hooks, and vote to end the rounds, without waiting for the others."""
+        """Remove the hooks, and vote to end the rounds, without waiting for other ranks."""
         self._release()
         for handle in self.handles:
             handle.remove()
@@ -123,7 +125,7 @@ class AsyncModelAverage(Algorithm):
 
     def _before_step(self, *_: object) -> None:
         self._raise_failure()
-        # The lock is still held if the last step raised an error: its post hook did not run.
+        # If the last step raised, its post hook did not run, and the lock is still held.
         if not self.step_holds_lock:
             self.weights_lock.acquire()
             self.step_holds_lock = True
@@ -132,7 +134,7 @@ class AsyncModelAverage(Algorithm):
         self._release()
         self.steps_made += 1
         if self.thread is None and self.steps_made >= self.warmup_steps:
-            # What DDP.no_sync() sets, from now on: DDP averages no more gradients.
+            # As in DDP.no_sync(): from now on DDP averages no gradients.
             self.wrapped.require_backward_grad_sync = False
             self._start()
 
@@ -160,7 +162,7 @@ class AsyncModelAverage(Algorithm):
             self.failure = failure
 
     def _vote(self) -> bool:
-        """Wait for the interval; True if all ranks go on."""
+        """Wait for the interval, then vote. Returns True if all ranks continue."""
         self.stop.wait(self.interval)
         vote = torch.tensor([0 if self.stop.is_set() else 1], dtype=torch.int32)
         dist.all_reduce(vote, dist.ReduceOp.MIN, self.vote_group)
@@ -185,8 +187,8 @@ class AsyncModelAverage(Algorithm):
 
 
 def _to_send(vector: torch.Tensor) -> torch.Tensor:
-    """The vector, on the host if it is a virtual GPU's.
+    """The vector; a copy on the CPU if it is on a virtual GPU.
 
-    Collectives of two threads would mix up a virtual GPU's simulated time.
+    Collectives of two threads would make a virtual GPU's simulated time wrong.
     """
     return vector.cpu() if vector.device.type == "vgpu" else vector

@@ -27,7 +27,7 @@ class Target:
 
 
 class Algorithm(ABC):
-    """What is exchanged between the ranks, and when."""
+    """An algorithm: what the ranks exchange, and when."""
 
     def attach(
         self,
@@ -36,9 +36,10 @@ class Algorithm(ABC):
         wrap: Callable[[nn.Module], DistributedDataParallel],
         group: dist.ProcessGroup | None = None,
     ) -> nn.Module:
-        """The module to call instead of `model`: DDP, or the model itself with hooks.
+        """Return the module to call instead of `model`: DDP, or the model itself with hooks.
 
-        All ranks start from the weights and buffers of the group's rank 0. A collective.
+        All ranks start from the weights and buffers of the group's rank 0. All ranks must call
+        it.
         """
         return self._attach(Target(model, optimizers, wrap, group))
 
@@ -50,4 +51,4 @@ class Algorithm(ABC):
         self.detach()
 
     def detach(self) -> None:  # noqa: B027
-        """Remove the hooks, without waiting for other ranks. By default there are none."""
+        """Remove the hooks, without waiting for other ranks. By default there are no hooks."""

@@ -1,9 +1,9 @@
-"""bytegrad: gradients are averaged as bytes, a quarter of float32's: Bagua's ByteGrad.
+"""bytegrad: gradients are sent as bytes, a quarter of float32's size (Bagua's ByteGrad).
 
 Each of n ranks owns one chunk of the vector. (1) Every rank quantises its n chunks and sends
 each to its owner (all-to-all). (2) The owner averages what it received, and quantises the
 mean. (3) All ranks gather the means (all-gather). That is 2(n−1)(N/n+8) bytes per rank for N
-numbers, where float32 takes 8N(n−1)/n. The error is at most (mean of the ranks' ranges + range
+numbers; with float32 it is 8N(n−1)/n. The error is at most (mean of the ranks' ranges + range
 of the mean) / 510.
 
 The owner, too, uses its dequantised message instead of the exact mean, so all ranks end with
@@ -20,10 +20,10 @@ from multigpu.strategies.bagua.quantise import compress, decompress
 
 
 class Exchange:
-    """The averaging of one vector (N,) in three steps, so that several can overlap.
+    """Averages one vector (N,) in three steps, so several exchanges can overlap.
 
-    The constructor starts the all-to-all, `gather` starts the all-gather, `finish` returns the
-    mean.
+    The constructor starts the all-to-all, `gather` starts the all-gather, and `finish` returns
+    the mean.
     """
 
     def __init__(self, vector: torch.Tensor, group: dist.ProcessGroup | None):
@@ -31,8 +31,7 @@ class Exchange:
         self.group = group
         ranks = dist.get_world_size(group)
         missing = -len(vector) % ranks
-        # Padded with the last number, not with 0, so that the last chunk's range stays the
-        # same.
+        # Padded with the last number, not with 0, so the last chunk's range stays the same.
         padded = torch.cat([vector, vector[-1:].expand(missing)]) if missing else vector
         message = compress(padded.view(ranks, -1))
         self.messages = torch.empty_like(message)
@@ -49,15 +48,15 @@ class Exchange:
         )
 
     def finish(self) -> torch.Tensor:
-        """The mean (N,), in the vector's type."""
+        """The mean (N,), in the vector's dtype."""
         self.work.wait()
         return decompress(self.messages, self.vector.dtype).flatten()[: len(self.vector)]
 
 
 def byte_mean(vector: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """The ranks' mean of a vector (N,), exchanged as bytes: the same bits on all ranks.
+    """Return the ranks' mean of a vector (N,), exchanged as bytes: the same bits on all ranks.
 
-    A collective. With one rank it returns `vector`.
+    All ranks must call it. With one rank it returns `vector`.
     """
     if dist.get_world_size(group) == 1 or not len(vector):
         return vector
@@ -67,12 +66,12 @@ def byte_mean(vector: torch.Tensor, group: dist.ProcessGroup | None = None) -> t
 
 
 class ByteHook:
-    """A DDP communication hook that averages buckets as bytes, while backward goes on.
+    """A DDP communication hook that averages buckets as bytes during backward.
 
-    When bucket k is full, its all-to-all starts, and then bucket k−1's all-gather: each
-    all-to-all runs while the next bucket fills. Nothing overlaps the last bucket's all-gather.
-    The order of the calls is the same on all ranks because DDP's order of the buckets is;
-    calls that are started from callbacks would have no fixed order.
+    When bucket k is full, its all-to-all starts, and then bucket k−1's all-gather starts. So
+    each all-to-all runs while the next bucket fills. Nothing overlaps the last bucket's
+    all-gather. All ranks make these calls in the same order, because DDP has the same order of
+    buckets on all ranks. Calls from callbacks would have no fixed order.
     """
 
     def __init__(self, group: dist.ProcessGroup | None):
@@ -82,14 +81,14 @@ class ByteHook:
     def hook(
         self, state: object, bucket: dist.GradBucket
     ) -> torch.futures.Future[torch.Tensor]:
-        """As DDP's register_comm_hook expects it; the future holds the averaged bucket."""
+        """The hook for DDP's register_comm_hook. The future's value is the averaged bucket."""
         vector = bucket.buffer()
         future = torch.futures.Future(devices=[vector.device] if vector.is_cuda else [])
         if dist.get_world_size(self.group) == 1:
             future.set_result(vector)
             return future
         if bucket.index() == 0:
-            # A backward that raised an error may have left exchanges.
+            # A backward that raised an error may have left unfinished exchanges.
             self.running = []
         self.running.append((future, Exchange(vector, self.group)))
         if len(self.running) > 1:
@@ -111,7 +110,7 @@ class ByteGrad(Algorithm):
         if hierarchical:
             raise UserError(
                 "ByteGrad does not support hierarchical=True: leave it out. "
-                "All ranks then take part, on whichever node they are."
+                "Without it, all ranks of all nodes take part."
             )
 
     def _attach(self, target: Target) -> nn.Module:

@@ -1,10 +1,11 @@
-"""decentralized: ranks average their weights instead of their gradients: Bagua's algorithm.
+"""decentralized: ranks average their weights, not their gradients (Bagua's algorithm).
 
 At the first forward of a step the exchange of the weights starts. It overlaps forward and
 backward, in which each rank computes the gradient of its own batch at its own weights. Just
-before `optimizer.step()` the average replaces the weights, and the local gradient is applied
-to it. So the ranks' weights differ by what one step has added. (Lian et al., "Can
-Decentralized Algorithms Outperform Centralized Algorithms?", 2017.)
+before `optimizer.step()` the average replaces the weights, and the step then applies the local
+gradient to the average. If all ranks average in every step, their weights differ by what one
+step has added. (Lian et al., "Can Decentralized Algorithms Outperform Centralized
+Algorithms?", 2017.)
 """
 
 import torch
@@ -22,7 +23,7 @@ MODES = ("all", "shift_one")
 def peer(rank: int, exchange: int, size: int) -> int:
     """The peer of `rank` in exchange number 0, 1, …: a rank of the other half.
 
-    In size / 2 exchanges each rank has every rank of the other half as a peer. `size` is even.
+    In size / 2 exchanges every rank of the other half is the peer once. `size` must be even.
     """
     half = size // 2
     if rank < half:
@@ -33,10 +34,11 @@ def peer(rank: int, exchange: int, size: int) -> int:
 class Decentralized(Algorithm):
     """Averages all floating-point weights over all ranks ("all") or with a peer ("shift_one").
 
-    Bytes that a rank sends per exchange of N float32 weights: 8N(n−1)/n, or 4N. There is one
-    exchange every `communication_interval` steps. Buffers, such as a batch norm's running
-    means, stay different between ranks; all start from rank 0's. All ranks make the same
-    number of steps; a rank that skips one stays in pace (see StepHooks).
+    A rank sends 8N(n−1)/n bytes ("all") or 4N bytes ("shift_one") per exchange of N float32
+    weights. There is one exchange every `communication_interval` steps. Buffers, such
+    as a batch norm's running means, are not averaged; all ranks start from rank 0's buffers.
+    All ranks must make the same number of steps. A rank that skips a step still makes the
+    exchange of that step (see StepHooks).
     """
 
     def __init__(self, peer_selection_mode: str = "all", communication_interval: int = 1):
@@ -55,11 +57,11 @@ class Decentralized(Algorithm):
         self.step_hooks: StepHooks | None = None
         self.steps_begun = 0
         self.exchanges = 0
-        # The works, the vector, and the peer's vector, which mode "all" does not have.
+        # The works, the vector, and the peer's vector, which is None in mode "all".
         self.running: list[tuple[list[dist.Work], torch.Tensor, torch.Tensor | None]] = []
 
     def _attach(self, target: Target) -> nn.Module:
-        """Raises UserError for "shift_one" and an odd number of ranks."""
+        """Raises UserError for "shift_one" with an odd number of ranks."""
         model = target.model
         size = num_ranks(target.group)
         if size == 1:

@@ -1,15 +1,15 @@
-"""low_precision_decentralized: ranks send bytes to two neighbours only: Bagua's algorithm.
+"""low_precision_decentralized: ranks send bytes to two neighbours only (Bagua's algorithm).
 
-The ranks form a ring. w is this rank's weights as its neighbours know them; L and R are the
-left and right neighbour's weights as this rank knows them. After a step, with x the new
-weights,
+The ranks form a ring. Each rank keeps w, its own weights as its neighbours know them, and L
+and R, the weights of its left and right neighbour as it knows them. After a step
+with the new weights x, the rank quantises
 
     d = x + (L + R)/3 − 5w/3
 
-is quantised and sent to both neighbours. L, R and w each add the message of the rank to which
-they belong, and w becomes the weights. Without the rounding that is the average (L + R + w)/3
-plus the step x − w. (Tang et al., "Communication Compression for Decentralized Training",
-2018.)
+and sends it to both neighbours. It adds its own message to w, the left neighbour's message to
+L, and the right neighbour's message to R. Then w becomes the weights. Without rounding, the
+new w is the average (L + R + w)/3 of the old values plus the step x − w. (Tang et al.,
+"Communication Compression for Decentralized Training", 2018.)
 """
 
 import torch
@@ -23,12 +23,13 @@ from multigpu.strategies.weights import Weights, broadcast_model, num_ranks, swa
 
 
 class LowPrecisionDecentralized(Algorithm):
-    """2(N + 8) bytes per step and rank for N floating-point weights, for any number of ranks.
+    """Ranks send their quantised changes to two neighbours.
 
+    A rank sends 2(N + 8) bytes per step for N floating-point weights, for any number of ranks.
     The rounding of a step moves the mean over the ranks by at most the mean of the ranges of
-    d, divided by 510. With two ranks each is the other's left and right neighbour, so each
-    message is sent twice. With several optimizers, an exchange follows each one's step.
-    Buffers stay different between ranks; all start from rank 0's.
+    d, divided by 510. If there are two ranks, each is the left and the right neighbour of the
+    other, so each message is sent twice. If there are several optimizers, an exchange follows
+    the step of each optimizer. Buffers are not averaged; all ranks start from rank 0's.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class LowPrecisionDecentralized(Algorithm):
         broadcast_model(model, target.group)
         self.group = target.group
         self.weights = Weights(model)
-        # All start from the same weights, so each rank knows its neighbours' exactly.
+        # All ranks start from the same weights, so each knows its neighbours' weights exactly.
         self.left = self.weights.copy()
         self.right = self.weights.copy()
         self.own = self.weights.copy()
@@ -68,7 +69,7 @@ class LowPrecisionDecentralized(Algorithm):
         self.weights.write(self.own)
 
     def _swap(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Send the message to both neighbours; returns (the left one's, the right one's)."""
+        """Send the message to both neighbours. Returns (left message, right message)."""
         rank = dist.get_rank(self.group)
         size = dist.get_world_size(self.group)
         from_left = torch.empty_like(message)

@@ -1,10 +1,10 @@
-"""qadam: Adam that sends momenta as bytes once the variance has settled: Bagua's QAdam.
+"""qadam: Adam that sends momenta as bytes after a warm-up (Bagua's QAdam).
 
-Steps 1 … W are Adam with averaged gradients. After them each rank computes β₁m + (1−β₁)g from
-its own gradient g, the ranks average that by ByteGrad, and the mean is the new momentum m. The
-variance v stays what it was after step W, and so does its bias correction; in Bagua the
-correction goes on, so that the steps grow, 3.2-fold for W = 100. (Tang et al., "1-bit Adam",
-2021, has the idea. Step W's gradient counts here; Bagua drops it.)
+Steps 1 to W are Adam with averaged gradients. After step W each rank computes β₁m + (1−β₁)g
+from its own gradient g. The ranks average these vectors by ByteGrad, and the mean is the new
+momentum m. The variance v and its bias correction do not change after step W. In Bagua the
+correction continues, so the steps grow, 3.2-fold for W = 100. (The idea is from Tang et al.,
+"1-bit Adam", 2021. Step W's gradient is used here; Bagua drops it.)
 """
 
 from collections.abc import Callable, Iterable
@@ -23,14 +23,15 @@ from multigpu.strategies.bagua.bytegrad import ByteHook
 class QAdamOptimizer(Optimizer):
     """Adam whose variance is frozen after `warmup_steps` steps.
 
-    It is for the algorithm QAdam; by itself it trains in one process. Choose a long enough
-    warm-up: an element whose gradient was 0 throughout has variance 0, and then moves by
-    lr · m / eps. A parameter without any gradient in the warm-up raises UserError later.
-    `weight_decay` is Adam's: it is added to the gradient. After the warm-up p.grad holds the
-    new momentum when `step` is called, so clipping before it clips the momentum.
+    The algorithm QAdam needs it. Without QAdam it trains in one process. Choose a long
+    enough warm-up: if an element's gradient was 0 in the whole warm-up, its variance is 0 and
+    its later steps are lr · m / eps. A parameter without any gradient in the warm-up raises
+    UserError at its first gradient. `weight_decay` is Adam's: weight_decay · p is added to the
+    gradient. After the warm-up p.grad contains the new momentum when `step` is called, so
+    gradient clipping before `step` clips the momentum.
     """
 
-    # A GradScaler then leaves the gradients as they are, so that `step` can refuse it.
+    # With this attribute a GradScaler calls `step` with scaled gradients, and `step` raises.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -50,9 +51,9 @@ class QAdamOptimizer(Optimizer):
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise UserError(
                 f"lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}: "
-                f"none may be negative, and both betas must be below 1."
+                f"all must be 0 or more, and both betas must be below 1."
             )
-        # True while p.grad holds the new momentum.
+        # True while p.grad contains the new momentum.
         self.exchanged = False
         defaults = {
             "lr": lr,
@@ -73,23 +74,23 @@ class QAdamOptimizer(Optimizer):
         warmups = {group["warmup_steps"] for group in self.param_groups}
         if len(warmups) > 1:
             raise UserError(
-                f"parameter groups with warmup_steps {sorted(warmups)}: "
-                f"give all groups the same."
+                f"the parameter groups have different warmup_steps {sorted(warmups)}: "
+                f"give all groups the same number."
             )
         return self.param_groups[0]["steps"] < warmups.pop()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; it also ends a step that is skipped."""
+        """Clear the gradients, as in torch. This also ends a step that is skipped."""
         super().zero_grad(set_to_none)
         self.exchanged = False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
-        """One step. Raises UserError under a GradScaler, which would scale the momentum."""
+        """Step once. Raises UserError under a GradScaler, which would scale the momentum."""
         if hasattr(self, "found_inf"):
             raise UserError(
-                "QAdam does not support a GradScaler, because its changing factor would stay "
-                "in the momentum: use bfloat16, which needs no scaler."
+                "QAdam does not support a GradScaler, because the scaler's changing factor "
+                "would stay in the momentum: use bfloat16, which needs no scaler."
             )
         loss = None
         if closure is not None:
@@ -105,7 +106,7 @@ class QAdamOptimizer(Optimizer):
         return loss
 
     def _update(self, p: torch.Tensor, group: dict, warm: bool) -> None:
-        """As torch.optim.Adam, with its operations in the same order."""
+        """Update `p` as torch.optim.Adam does, with the same operations in the same order."""
         beta1, beta2 = group["betas"]
         state = self.state[p]
         if not state:
@@ -139,10 +140,10 @@ class QAdamOptimizer(Optimizer):
 
 
 class QAdam(Algorithm):
-    """DDP with one QAdamOptimizer: gradients in the warm-up, then momenta as bytes."""
+    """DDP with one QAdamOptimizer: sends gradients in the warm-up, then momenta as bytes."""
 
     def _attach(self, target: Target) -> nn.Module:
-        """Raises UserError unless there is one optimizer, and it is a QAdamOptimizer."""
+        """Raises UserError unless the only optimizer is a QAdamOptimizer."""
         optimizers = target.optimizers
         if len(optimizers) != 1 or not isinstance(optimizers[0], QAdamOptimizer):
             given = ", ".join(type(optimizer).__name__ for optimizer in optimizers) or "none"
@@ -167,9 +168,10 @@ class QAdam(Algorithm):
         if bucket.index() == 0:
             if self.optimizer.exchanged:
                 raise UserError(
-                    "a second backward before the step, after the momenta were exchanged: "
-                    "put all backwards of a step but the last into `with model.no_sync():`, "
-                    "and end a step that you skip with optimizer.zero_grad()."
+                    "backward() was called again before step(), but the momenta are exchanged "
+                    "already: put all backwards of a step except the last into "
+                    "`with model.no_sync():`, and end a step that you skip with "
+                    "optimizer.zero_grad()."
                 )
             self.optimizer.exchanged = True
         self._replace_by_momenta(bucket)

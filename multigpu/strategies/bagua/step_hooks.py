@@ -1,4 +1,4 @@
-"""Hooks that find the start and end of each training step in an unchanged loop."""
+"""Hooks that find the start and end of each training step in an ordinary loop."""
 
 from collections.abc import Callable
 
@@ -18,13 +18,13 @@ class StepHooks:
     before `optimizer.step()` belong to the same step: micro-batches, or other inputs of the
     loss.
 
-    A GradScaler may skip a step. This is recognised at the next forward: there was a backward,
-    and no parameter has a gradient any more. Then `skipped` and `begin` are called, so that a
-    rank which alone skips a step stays in pace with the others. After
-    zero_grad(set_to_none=False) a skipped step is not recognised.
+    A GradScaler can skip a step. The next forward detects this: there was a backward, but no
+    parameter has a gradient now. Then `skipped` and `begin` are called, so a rank that skips a
+    step alone still makes the same calls as the other ranks. After
+    zero_grad(set_to_none=False) a skipped step is not detected.
 
-    If no forward came before `optimizer.step()`, as with step(closure), `begin` is called
-    there.
+    If there was no forward before `optimizer.step()`, for example in step(closure), `begin` is
+    called at the start of `optimizer.step()`.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """bagua: ddp with one of Bagua's six algorithms, which differ in what is sent, and when.
 
-`ALGORITHMS` names them (https://github.com/BaguaSys/bagua). Each has a module of its own.
+`ALGORITHMS` lists them (https://github.com/BaguaSys/bagua). Each has its own module.
 """
 
 from typing import Any
@@ -26,12 +26,13 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "low_precision_decentralized": LowPrecisionDecentralized,
     "async": AsyncModelAverage,
 }
-# A gradient scaler multiplies what they exchange, or skips a step that the neighbours expect.
+# A gradient scaler would multiply the momenta of qadam. It can also skip a step, in which the
+# neighbours in low_precision_decentralized expect a message.
 NO_LOSS_SCALING = ("qadam", "low_precision_decentralized")
 
 
 class BaguaStrategy(DDPStrategy):
-    """One process per device, as ddp, with one of Bagua's algorithms instead of an all-reduce.
+    """One process per device, as in ddp, with one of Bagua's algorithms for communication.
 
     algorithm    a name in ALGORITHMS
     **keywords   the algorithm's own arguments: peer_selection_mode, sync_interval_ms, …

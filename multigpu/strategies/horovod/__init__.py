@@ -1,7 +1,7 @@
-"""The course's own Horovod, with the functions of horovod.torch, on torch.distributed.
+"""The course's own Horovod: the functions of horovod.torch, built on torch.distributed.
 
-Each gradient is averaged over the ranks as soon as it is ready; `step()` waits for all of
-them:
+Each gradient is averaged over the ranks as soon as it is ready. `step()` waits for all
+averages:
 
     from multigpu.strategies import horovod as hvd
     hvd.init()

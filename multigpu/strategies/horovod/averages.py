@@ -1,10 +1,11 @@
 """The all-reduces of one step's gradients, in an order that is the same on all ranks.
 
-All ranks must start their all-reduces in one order, and autograd's may differ between ranks.
-Horovod has a coordinator, to which all ranks report what is ready. Here the order is fixed:
-the reverse of the parameters', which is about the order of backward. A gradient waits until
-those before it have started. Horovod also packs small gradients together, which this does not:
-with many small parameters DDP is faster.
+All ranks must start their all-reduces in the same order, but autograd's order can differ
+between ranks. In Horovod, all ranks report to a coordinator which gradients are ready. This
+module uses a fixed order instead: the reverse of the parameters' order, which is nearly the
+order of backward. A gradient waits until the all-reduces of all gradients before it have
+started. Horovod also packs small gradients together. This module does not, so with many small
+parameters DDP is faster.
 """
 
 import warnings
@@ -21,12 +22,12 @@ from multigpu.strategies.weights import num_ranks
 class Averages:
     """Starts the all-reduces as gradients become ready, and waits for them.
 
-    parameters        the optimizer's, in an order that all ranks share
-    compression       from a gradient to what is sent
+    parameters        the optimizer's parameters, in the same order on all ranks
+    compression       returns the tensor to send, given a gradient
     passes_per_step   backward passes per step
 
-    skip              `before_step` leaves the gradients as they are
-    step_hook         calls `before_step`
+    skip              True: `before_step` does not average the gradients
+    step_hook         the hook that calls `before_step`
     """
 
     def __init__(
@@ -40,7 +41,8 @@ class Averages:
         self.order = [p for p in reversed(parameters) if p.requires_grad]
         self.skip = False
         self.synchronized = False
-        # The gradient, the tensor that is reduced (the same without compression), the work.
+        # (the gradient, the tensor that is reduced, the work). Without compression the two
+        # tensors are the same.
         self.running: list[tuple[torch.Tensor, torch.Tensor, dist.Work]] = []
         self.backward_counts: dict[torch.Tensor, int] = {}
         self.step_hook: RemovableHandle | None = None
@@ -69,8 +71,8 @@ class Averages:
         self.backward_counts[parameter] = self.backward_counts.get(parameter, 0) + 1
         if self.backward_counts[parameter] > self.passes_per_step:
             raise UserError(
-                f"more than {self.passes_per_step} backward() before step(): "
-                f"give DistributedOptimizer backward_passes_per_step=<the number of them>."
+                f"backward() was called more than {self.passes_per_step} times before step(): "
+                f"give DistributedOptimizer backward_passes_per_step=<the number of calls>."
             )
         while len(self.running) < len(self.order):
             following = self.order[len(self.running)]
@@ -91,7 +93,7 @@ class Averages:
         self.running.append((gradient, reduced, work))
 
     def synchronize(self) -> None:
-        """Start what has not started, and wait for all averages."""
+        """Start the all-reduces that have not started, and wait for all averages."""
         if self.synchronized:
             return
         if num_ranks() > 1:
@@ -102,7 +104,8 @@ class Averages:
             if reduced is not gradient:
                 gradient.copy_(reduced)
         for parameter in self.order:
-            # Frozen since: a gradient of zeros would still move it, by its momentum.
+            # The parameter was frozen later. With a gradient of zeros, its momentum would
+            # still move it.
             if not parameter.requires_grad:
                 parameter.grad = None
         self.running = []
@@ -112,7 +115,7 @@ class Averages:
     def before_step(self) -> None:
         """Average the gradients, unless `skip_synchronize()` is in effect.
 
-        Raises UserError if it is and `synchronize()` was not called.
+        Raises UserError if it is in effect but `synchronize()` was not called.
         """
         if self.skip:
             if self.backward_counts:
@@ -124,7 +127,7 @@ class Averages:
             if self.synchronized and self.handles:
                 warnings.warn(
                     "step() after synchronize() averages the gradients again: "
-                    "put it into `with optimizer.skip_synchronize():`.",
+                    "put step() into `with optimizer.skip_synchronize():`.",
                     stacklevel=3,
                 )
                 self.synchronized = False

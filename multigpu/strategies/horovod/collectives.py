@@ -1,4 +1,4 @@
-"""Horovod's collectives on tensors, and what is built from them."""
+"""Horovod's collectives on tensors, and the functions that use them."""
 
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +12,7 @@ from multigpu.strategies.horovod.process import rank, size
 
 
 def allreduce(tensor: torch.Tensor, average: bool = True) -> torch.Tensor:
-    """The mean over the ranks, or the sum: a new tensor.
+    """The mean over the ranks, or the sum, as a new tensor.
 
     Raises UserError for a mean of integers.
     """
@@ -28,7 +28,10 @@ def allreduce(tensor: torch.Tensor, average: bool = True) -> torch.Tensor:
 
 
 def allgather(tensor: torch.Tensor) -> torch.Tensor:
-    """The ranks' tensors, concatenated on dimension 0, where they may differ: (Σ rows, …)."""
+    """The ranks' tensors, concatenated on dimension 0: (Σ rows, …).
+
+    The ranks can have different numbers of rows.
+    """
     rows = torch.tensor([len(tensor)], device=tensor.device)
     lengths = [torch.empty_like(rows) for _ in range(size())]
     dist.all_gather(lengths, rows)
@@ -42,7 +45,7 @@ def allgather(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
-    """Rank root_rank's tensor: a new one on each rank."""
+    """Rank root_rank's tensor, as a new tensor on each rank."""
     result = tensor.detach().clone(memory_format=torch.contiguous_format)
     if size() > 1:
         dist.broadcast(result, root_rank)
@@ -53,7 +56,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
 def broadcast_parameters(
     params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0
 ) -> None:
-    """Overwrite the tensors by rank root_rank's.
+    """Overwrite the tensors with those of rank root_rank.
 
     `params` is a model's state_dict() or its named_parameters().
     """
@@ -66,7 +69,7 @@ def broadcast_parameters(
 def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int = 0) -> None:
     """Copy the state and the settings of rank root_rank's optimizer to all ranks.
 
-    Only that rank's optimizer must have a state already.
+    The other ranks' optimizers do not need a state before the call.
     """
     if size() == 1:
         return

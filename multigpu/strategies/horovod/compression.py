@@ -1,10 +1,10 @@
-"""The form in which a gradient is sent."""
+"""Compression: the form in which a gradient is sent."""
 
 import torch
 
 
 class Compression:
-    """The choices for DistributedOptimizer(compression=…): from a gradient to what is sent."""
+    """Choices for DistributedOptimizer(compression=…): each returns the tensor to send."""
 
     @staticmethod
     def none(gradient: torch.Tensor) -> torch.Tensor:
@@ -13,5 +13,8 @@ class Compression:
 
     @staticmethod
     def fp16(gradient: torch.Tensor) -> torch.Tensor:
-        """Half the bytes of float32. Above 65504 a number, or the ranks' sum, is infinite."""
+        """The gradient in float16: half the bytes of float32.
+
+        A number above 65504 becomes infinite; so does a sum over the ranks above 65504.
+        """
         return gradient.half() if gradient.is_floating_point() else gradient

@@ -24,9 +24,9 @@ class _Averaging:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it `step()` does not average again.
+        """A context in which `step()` does not average again.
 
-        It is for gradients that were clipped after `synchronize()`.
+        Use it if you clip the gradients after `synchronize()`.
         """
         self._averaging.skip = True
         try:
@@ -35,7 +35,7 @@ class _Averaging:
             self._averaging.skip = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. Raises UserError while gradients are being averaged."""
+        """Clear the gradients, as in torch. Raises UserError while gradients are averaged."""
         if self._averaging.running:
             raise UserError(
                 "zero_grad() came between backward() and step(), while gradients are being "
@@ -51,20 +51,21 @@ def DistributedOptimizer(
     compression: Callable[[torch.Tensor], torch.Tensor] = Compression.none,
     backward_passes_per_step: int = 1,
 ) -> Optimizer:
-    """The same optimizer, whose `step()` applies gradients that are averaged over the ranks.
+    """Make `optimizer.step()` apply gradients that are averaged over the ranks.
 
-    As in Horovod the object gets a new class, with two more methods, `synchronize` and
-    `skip_synchronize`, so schedulers, state_dict and everything that holds the optimizer go on
-    working. The averaging starts during the last of `backward_passes_per_step` backwards;
-    their gradients are summed, so divide the loss yourself.
+    Returns the same object. As in Horovod, it gets a new class with two more methods,
+    `synchronize` and `skip_synchronize`. Schedulers, state_dict and all references to the
+    optimizer therefore still work. The averaging starts during the last of
+    `backward_passes_per_step` backwards. The gradients of these backwards are summed, so
+    divide the loss yourself.
 
-    With a GradScaler: `optimizer.synchronize(); scaler.unscale_(optimizer); with
-    optimizer.skip_synchronize(): scaler.step(optimizer)`, because the scaler must see the
+    With a GradScaler, call `optimizer.synchronize(); scaler.unscale_(optimizer); with
+    optimizer.skip_synchronize(): scaler.step(optimizer)`, because the scaler must get the
     averages.
 
     Raises UserError before `init`, and if two names are equal or a parameter has no name.
     """
-    # Raises UserError if `init` was forgotten: each rank would train alone.
+    # Raises UserError if `init` was not called, because each rank would train alone.
     size()
     if isinstance(optimizer, _Averaging):
         raise UserError("this optimizer is a DistributedOptimizer already: wrap it once.")
@@ -87,10 +88,10 @@ def DistributedOptimizer(
 
 
 def remove_averaging(optimizer: Optimizer) -> None:
-    """Restore the optimizer's class and remove its hooks; it can be wrapped again."""
+    """Restore the optimizer's class and remove its hooks. It can then be wrapped again."""
     if isinstance(optimizer, _Averaging):
         optimizer._averaging.close()
-        # The class made above, _Averaging, the original.
+        # __mro__ is: the class that DistributedOptimizer made, _Averaging, the original class.
         optimizer.__class__ = type(optimizer).__mro__[2]
         del optimizer._averaging
 
@@ -109,7 +110,7 @@ def _in_order_of_names(
         raise UserError(
             f"named_parameters leaves out {len(unnamed)} of the optimizer's parameters "
             f"(the first has shape {unnamed[0]}): "
-            f"give model.named_parameters() of the whole model, or nothing."
+            f"give model.named_parameters() of the whole model, or leave named_parameters out."
         )
     in_optimizer = set(owned)
     return [parameter for parameter in known if parameter in in_optimizer]

@@ -1,4 +1,4 @@
-"""This process among the ranks, from `init` to `shutdown`."""
+"""This process's rank and the number of ranks, from `init` to `shutdown`."""
 
 import atexit
 
@@ -18,7 +18,7 @@ class Process:
 
     @property
     def world(self) -> World:
-        """Raises UserError before `init`."""
+        """The rank and the number of ranks. Raises UserError before `init`."""
         if self._world is None:
             raise UserError("Horovod has not been started: call init() first.")
         return self._world
@@ -42,15 +42,15 @@ class Process:
         self._world = None
 
 
-# Horovod's interface is functions without an object, so their state is the module's.
+# Horovod's interface is functions without an object, so this module keeps their state.
 PROCESS = Process()
 
 
 def init() -> None:
     """Find this process's rank and device, and connect to the other ranks.
 
-    If torch.distributed runs already, that is used. Otherwise the device is cuda:local_rank,
-    which is made current, or the CPU.
+    If torch.distributed runs already, it is used. Otherwise the device is cuda:local_rank,
+    which becomes the current device, or the CPU.
     """
     PROCESS.start()
 

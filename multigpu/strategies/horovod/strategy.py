@@ -2,7 +2,8 @@
 
     multigpu horovodrun -np 4 python train.py
 
-If a package `horovod` can be imported, it does the work; else the course's own Horovod does.
+If the package `horovod` can be imported, it is used. Otherwise the course's own Horovod is
+used.
 """
 
 from collections.abc import Callable
@@ -23,8 +24,8 @@ from multigpu.strategies.horovod.optimizer import remove_averaging
 
 Result = TypeVar("Result")
 
-# The learning rates and their bounds: OneCycleLR has them in the parameter groups, CyclicLR,
-# the cosine schedulers and ReduceLROnPlateau in attributes.
+# The learning rates and their bounds. OneCycleLR keeps them in the parameter groups; CyclicLR,
+# the cosine schedulers and ReduceLROnPlateau keep them in attributes.
 GROUP_KEYS = {"lr", "initial_lr", "max_lr", "min_lr", "swa_lr"}
 SCHEDULER_ATTRIBUTES = ("base_lrs", "max_lrs", "eta_min", "min_lrs", "_last_lr")
 
@@ -42,8 +43,8 @@ class HorovodStrategy(DDPStrategy):
     """One process per device, started by horovodrun, mpirun, srun or torchrun.
 
     The learning rates of optimizers and schedulers are multiplied by the number of ranks, as
-    Lightning's strategy did. So a run gives ddp's numbers only if the learning rate is divided
-    by it, or with scale_learning_rate=False.
+    Lightning's strategy did. To get the same numbers as ddp, divide the learning rate by the
+    number of ranks, or give scale_learning_rate=False.
     """
 
     name = "horovod"
@@ -62,33 +63,36 @@ class HorovodStrategy(DDPStrategy):
         self.wrapped_optimizers: list[Optimizer] = []
 
     def ranks_on_node(self) -> int | None:
-        """As ddp; but devices=1 means one per process, and the driver decides how many."""
+        """The requested number of ranks per node; None if the driver decides it.
+
+        devices=1 means one device per process, so the driver decides.
+        """
         count = super().ranks_on_node()
         return None if count == 1 else count
 
     def start(self, processes: int) -> None:
         """Raises UserError: the script does not start Horovod's ranks."""
         raise UserError(
-            f"horovod's ranks are started by a driver, and devices={processes} asks for "
-            f"{processes}: run `multigpu horovodrun -np {processes} python train.py`, "
+            f"devices={processes} requests {processes} ranks, but a driver must start "
+            f"horovod's ranks: run `multigpu horovodrun -np {processes} python train.py`, "
             f"and leave devices out."
         )
 
     def launch(self, function: Callable[..., Result], *args: Any) -> Result:
-        """`function(*args)` in this rank. Raises UserError if no driver started the ranks."""
+        """Run `function(*args)` here. Raises UserError if no driver started the ranks."""
         processes = self.ranks_on_node() or 1
         if find_world().launcher == "python" and processes > 1:
             self.start(processes)
         return function(*args)
 
     def connect(self) -> None:
-        """As ddp; then Horovod's init."""
+        """Connect as ddp does, then call Horovod's init."""
         super().connect()
         package().init()
 
     @property
     def factor(self) -> int:
-        """The factor of the learning rates."""
+        """The factor for the learning rates."""
         return self.world.size if self.scale_learning_rate else 1
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
@@ -119,10 +123,10 @@ class HorovodStrategy(DDPStrategy):
         return model
 
     def _remaining_factor(self, scaled: Optimizer | LRScheduler) -> float:
-        """The factor by which an optimizer or a scheduler is to be multiplied now.
+        """The factor by which to multiply an optimizer's or a scheduler's learning rates now.
 
-        It remembers its factor, because it may come again in a later fit, from another
-        strategy.
+        The optimizer or scheduler stores its current factor, because a later fit can use it
+        again with another strategy.
         """
         remaining = self.factor / getattr(scaled, "_learning_rate_factor", 1)
         scaled._learning_rate_factor = self.factor
@@ -140,11 +144,11 @@ class HorovodStrategy(DDPStrategy):
                     setattr(scheduler, name, [rate * factor for rate in rates])
                 else:
                     setattr(scheduler, name, rates * factor)
-            # SequentialLR and ChainedScheduler contain others.
+            # SequentialLR and ChainedScheduler contain other schedulers.
             self.scale_schedulers(getattr(scheduler, "_schedulers", []))
 
     def detach(self) -> None:
-        """Give the optimizers back their own class."""
+        """Restore the optimizers' original classes."""
         for optimizer in self.wrapped_optimizers:
             remove_averaging(optimizer)
         self.wrapped_optimizers = []
@@ -155,5 +159,5 @@ class HorovodStrategy(DDPStrategy):
         optimizer.synchronize()
 
     def optimizer_step_context(self, optimizer: Optimizer) -> AbstractContextManager:
-        """The gradients are averaged already."""
+        """A context without a second averaging: `synchronize` has averaged the gradients."""
         return optimizer.skip_synchronize()

@@ -1,4 +1,4 @@
-"""The callbacks, imported from one place as with Lightning."""
+"""The callbacks. Import them from here, as from `lightning.pytorch.callbacks`."""
 
 from typing import NoReturn
 
@@ -27,7 +27,7 @@ ALTERNATIVES = {
     "RichProgressBar": "use TQDMProgressBar",
     "RichModelSummary": "use Trainer(enable_model_summary=True), the default",
     "BasePredictionWriter": (
-        "trainer.predict returns all predictions on all ranks: write them from rank 0"
+        "trainer.predict returns all predictions on all ranks, so write them on rank 0"
     ),
     "GradientAccumulationScheduler": (
         "set trainer.accumulate_grad_batches in on_train_epoch_start"

@@ -1,7 +1,7 @@
-"""The base class of callbacks: one method for each moment of a run.
+"""The base class of callbacks: one method per event of a run.
 
-The methods have the names and arguments of Lightning's, so that a callback written for
-Lightning runs here.
+The methods have the names and arguments of Lightning's. A callback that was written for
+Lightning therefore works with this Trainer.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Callback:
         return type(self).__qualname__
 
     def _generate_state_key(self, **kwargs: Any) -> str:
-        """A key of the class's name and these arguments, as Lightning builds it."""
+        """A key made of the class's name and these arguments, in Lightning's format."""
         return f"{type(self).__qualname__}{kwargs!r}"
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that a checkpoint keeps of this callback."""
+        """This callback's state, which checkpoints contain."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Callback:
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """`outputs` is what training_step returned."""
+        """Called after a training batch. `outputs` is what training_step returned."""
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None: ...
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None: ...
@@ -158,14 +158,14 @@ class Callback:
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Called before an exception leaves the Trainer, KeyboardInterrupt included."""
+        """Called before the Trainer raises `exception`, also if it is a KeyboardInterrupt."""
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Called before `checkpoint` is written: add what it should also keep."""
+        """Called before `checkpoint` is written. Add items that it should also contain."""
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Called with the whole checkpoint that was read."""
+        """Called after a checkpoint was read, with all of its contents."""

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def default_folder(trainer: Trainer) -> str:
     """The folder for checkpoints if the user gave none.
 
-    It is "checkpoints" beside the first logger's files, or in default_root_dir.
+    It is "checkpoints" in the first logger's folder. Without a logger it is "checkpoints" in
+    default_root_dir.
     """
     if not trainer.loggers:
         return os.path.join(trainer.default_root_dir, "checkpoints")
@@ -33,8 +34,8 @@ def default_folder(trainer: Trainer) -> str:
 def fill_template(template: str, metrics: Mapping[str, Any], equals: str | None) -> str:
     """`template` with each {name:format} replaced; a missing metric counts as 0.
 
-    With `equals` "=" a field becomes "name=value", with None only the value.
-    Raises UserError for a wrong format.
+    If `equals` is "=", a field becomes "name=value". If it is None, a field becomes the value.
+    Raises UserError if a format does not fit its value.
     """
 
     def text_of(field: re.Match) -> str:
@@ -44,7 +45,7 @@ def fill_template(template: str, metrics: Mapping[str, Any], equals: str | None)
         except (ValueError, TypeError) as error:
             raise UserError(
                 f"ModelCheckpoint(filename={template!r}): "
-                f"{field[0]} cannot be filled: {error}."
+                f"{field[0]} cannot be formatted: {error}."
             ) from None
         return value if equals is None else f"{name}{equals}{value}"
 
@@ -52,9 +53,9 @@ def fill_template(template: str, metrics: Mapping[str, Any], equals: str | None)
 
 
 def unused_path(path_of: Callable[[int | None], str], start: int, replaced: str) -> str:
-    """The first of path_of(None), path_of(start), … that is free.
+    """Return the first free path of path_of(None), path_of(start), path_of(start + 1), ….
 
-    A path is free if no file has it, or if it is `replaced`.
+    A path is free if no file exists there, or if it is `replaced`.
     """
     path = path_of(None)
     version = start
@@ -65,10 +66,10 @@ def unused_path(path_of: Callable[[int | None], str], start: int, replaced: str)
 
 
 def remove_checkpoint(trainer: Trainer, path: str, newer: str, dirpath: str) -> None:
-    """Delete `path`, on rank 0.
+    """Delete the file `path`, on rank 0.
 
-    It stays if `newer` is the same file, if the run resumed from it, or if it is outside
-    `dirpath`.
+    The file is kept if `newer` is the same file, if the run resumed from it, or if it is
+    outside `dirpath`.
     """
     if not path or not trainer.is_global_zero:
         return
@@ -82,9 +83,9 @@ def remove_checkpoint(trainer: Trainer, path: str, newer: str, dirpath: str) -> 
 
 
 def link_checkpoint(trainer: Trainer, path: str, link: str) -> None:
-    """Make `link` a symbolic link to `path`, or a copy where links are not allowed.
+    """Make `link` a symbolic link to `path`, or a copy if links are not allowed.
 
-    Rank 0 makes it; the other ranks wait.
+    Rank 0 makes the link or copy. The other ranks wait.
     """
     if trainer.is_global_zero and os.path.abspath(path) != os.path.abspath(link):
         _delete(Path(link))

@@ -1,4 +1,4 @@
-"""The rules when ModelCheckpoint saves: every n epochs, every n steps, or after some time."""
+"""When ModelCheckpoint saves: every n epochs, every n steps, or after a time interval."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class CheckpointSchedule:
         intervals = (self.every_n_train_steps, self.every_n_epochs)
         if sum(map(bool, intervals)) + (train_time_interval is not None) > 1:
             raise UserError(
-                "ModelCheckpoint takes one of every_n_train_steps, every_n_epochs and "
-                "train_time_interval: for two intervals use two ModelCheckpoints."
+                "ModelCheckpoint accepts only one of every_n_train_steps, every_n_epochs and "
+                "train_time_interval: for two intervals, use two ModelCheckpoints."
             )
 
     def start_clock(self) -> None:
-        """Training starts: `train_time_interval` counts from now."""
+        """Measure `train_time_interval` from now on. Called when training starts."""
         self._last_time_checked = time.monotonic()
 
     def due_after_batch(self, trainer: Trainer) -> bool:
@@ -55,7 +55,7 @@ class CheckpointSchedule:
         if self.train_time_interval is None:
             return due
         seconds = time.monotonic() - self._last_time_checked
-        # Clocks differ, and all ranks must save together: rank 0 decides.
+        # Rank 0 decides, because clocks differ but all ranks must save together.
         passed = trainer.strategy.broadcast(
             seconds >= self.train_time_interval.total_seconds()
         )
@@ -69,7 +69,7 @@ class CheckpointSchedule:
         return every > 0 and (trainer.current_epoch + 1) % every == 0
 
     def saves_on_train_epoch_end(self, trainer: Trainer) -> bool:
-        """Whether an epoch's checkpoint is written at its end, not after the validation."""
+        """Whether to save at the end of the training epoch instead of after the validation."""
         if self._save_on_train_epoch_end is not None:
             return self._save_on_train_epoch_end
         if trainer.check_val_every_n_epoch != 1:
@@ -77,7 +77,7 @@ class CheckpointSchedule:
         return not _num_val_batches(trainer) or trainer.val_check_interval == 1.0
 
     def waits_for_validation(self, trainer: Trainer) -> bool:
-        """Whether this epoch ends with a validation, after which it is saved."""
+        """Whether this epoch ends with a validation and its checkpoint is saved after that."""
         every = trainer.check_val_every_n_epoch
         validates = trainer.enable_validation and _num_val_batches(trainer) > 0
         this_epoch = every is None or (trainer.current_epoch + 1) % every == 0

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from multigpu.trainer.module import LightningModule
     from multigpu.trainer.trainer import Trainer
 
-# What a checkpoint keeps of this callback, under Lightning's names, besides the reason's
-# number.
+# The attributes that a checkpoint contains, with Lightning's names. It also contains the
+# number of the stopping reason.
 STATE = (
     "wait_count",
     "stopped_epoch",
@@ -33,7 +33,7 @@ STATE = (
 
 
 class EarlyStoppingReason(Enum):
-    """Why training was stopped. The numbers are Lightning's, since checkpoints hold them."""
+    """Why training was stopped. Checkpoints contain the numbers, which are Lightning's."""
 
     NOT_STOPPED = 0
     STOPPING_THRESHOLD = 1
@@ -45,11 +45,11 @@ class EarlyStoppingReason(Enum):
 class EarlyStopping(Callback):
     """Stop training after `patience` checks without an improvement of more than `min_delta`.
 
-    The metric is checked after every validation, or at the end of every training epoch
-    (`check_on_train_epoch_end`; by default at the end if validation runs once per epoch). A
-    metric better than `stopping_threshold`, worse than `divergence_threshold`, or
-    (`check_finite`) not finite stops the run at once. All ranks stop if one of them decides
-    to.
+    The metric is checked after every validation or, with `check_on_train_epoch_end`, at the
+    end of every training epoch. By default it is checked at the end of the epoch if validation
+    runs once per epoch. Training stops at once if the metric is better than
+    `stopping_threshold`, worse than `divergence_threshold` or, with `check_finite`, not
+    finite. If one rank decides to stop, all ranks stop.
 
     Raises UserError for an unknown mode and, with `strict`, for a metric that is not logged.
     """
@@ -139,7 +139,7 @@ class EarlyStopping(Callback):
             print(f"[rank: {trainer.global_rank}] {message}")
 
     def _evaluate(self, current: Tensor) -> tuple[bool, str | None]:
-        """Whether to stop, and the message; None if the metric just did not improve."""
+        """Return whether to stop, and a message, or None if there is nothing to report."""
         is_better = IS_BETTER[self.mode]
         value = f"{self.monitor} = {current:.3f}"
         stopping = self.stopping_threshold
@@ -150,12 +150,15 @@ class EarlyStopping(Callback):
             return True, f"{value} is not finite ({best}): training stops."
         if stopping is not None and is_better(current, stopping):
             self.stopping_reason = EarlyStoppingReason.STOPPING_THRESHOLD
-            return True, f"{value} has passed stopping_threshold {stopping}: training stops."
+            return (
+                True,
+                f"{value} is better than stopping_threshold {stopping}: training stops.",
+            )
         if divergence is not None and is_better(-current, -divergence):
             self.stopping_reason = EarlyStoppingReason.DIVERGENCE_THRESHOLD
             return (
                 True,
-                f"{value} has passed divergence_threshold {divergence}: training stops.",
+                f"{value} is worse than divergence_threshold {divergence}: training stops.",
             )
         if is_better(current - self.min_delta, self.best_score):
             previous = self.best_score
@@ -168,6 +171,6 @@ class EarlyStopping(Callback):
             return False, None
         self.stopping_reason = EarlyStoppingReason.PATIENCE_EXHAUSTED
         return True, (
-            f"{value} is the last of {self.wait_count} checks without improvement "
+            f"{value}: no improvement in the last {self.wait_count} checks "
             f"(the best was {self.best_score:.3f}): training stops."
         )

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 
 class LearningRateMonitor(Callback):
-    """Log each optimizer's learning rate as "lr-SGD", with parameter groups as "lr-SGD/pg1".
+    """Log each optimizer's learning rate.
+
+    Its name is "lr-SGD" or, with several parameter groups, "lr-SGD/pg1", "lr-SGD/pg2", ….
 
     `logging_interval` is "step", "epoch", or None for each scheduler's own interval.
     `log_momentum` adds "lr-SGD-momentum" (Adam's first beta), `log_weight_decay` adds
-    "lr-SGD-weight_decay". `lrs` keeps the values that were logged: a list for each name.
+    "lr-SGD-weight_decay". `lrs` contains the logged values: one list per name.
 
-    Raises UserError if the Trainer has no logger, or two parameter groups have the same name.
+    Raises UserError if the Trainer has no logger, or if two parameter groups have the same
+    name.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class LearningRateMonitor(Callback):
     def _log(self, trainer: Trainer, interval: str) -> None:
         values: dict[str, float] = {}
         for optimizer, names, own_interval in _named(trainer):
-            # An optimizer without a scheduler has no interval: it is logged at both.
+            # An optimizer without a scheduler has no interval, so it is logged at both.
             if self.logging_interval is not None or own_interval in (None, interval):
                 values |= self._values(optimizer, names)
         if not values:
@@ -82,10 +85,10 @@ class LearningRateMonitor(Callback):
             logger.log_metrics(values, step=trainer._logged_step)
 
     def _values(self, optimizer: Optimizer, names: list[str]) -> dict[str, float]:
-        """The values to log, by name; `names` are those of the parameter groups."""
+        """The values to log, by name. `names` are the names of the parameter groups."""
         values: dict[str, float] = {}
         for group, name in zip(optimizer.param_groups, names, strict=True):
-            # A second group was added during training: the first is now called "…/pg1".
+            # When a group is added during training, the first group's name gets "/pg1".
             if name not in self.lrs and name.endswith("/pg1"):
                 self.lrs[name] = self.lrs.pop(name.removesuffix("/pg1"), [])
             values[name] = float(group["lr"])

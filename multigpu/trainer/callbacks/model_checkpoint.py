@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from multigpu.trainer.module import LightningModule
     from multigpu.trainer.trainer import Trainer
 
-# What a checkpoint keeps of this callback, under Lightning's names.
+# The attributes that a checkpoint contains, with Lightning's names.
 STATE = (
     "monitor",
     "best_model_score",
@@ -46,7 +46,7 @@ STATE = (
     "kth_value",
     "last_model_path",
 )
-# What is restored from it, unless `dirpath` has changed.
+# The attributes that are restored from a checkpoint, unless `dirpath` has changed.
 RESTORED = (
     "best_model_score",
     "kth_best_model_path",
@@ -61,20 +61,20 @@ class ModelCheckpoint(Callback):
 
     The default folder is "checkpoints" in the logger's folder, or in default_root_dir.
 
-    Without `monitor` the newest checkpoint is kept (`save_top_k` 1), all (-1) or none (0);
-    with `monitor` the `save_top_k` best by that metric (`mode` "min" or "max"). `filename` may
-    name metrics: "{epoch}-{val_loss:.2f}" becomes "epoch=2-val_loss=0.31.ckpt", or
-    "2-0.31.ckpt" without `auto_insert_metric_name`. A file of another run is not overwritten:
-    the new one gets "-v1" (`enable_version_counter`). `save_last` also keeps "last.ckpt", as a
-    copy or, with "link", as a symbolic link.
+    Without `monitor`, `save_top_k` is 1 to keep the newest checkpoint, -1 to keep all, or 0 to
+    keep none. With `monitor`, the `save_top_k` checkpoints with the best metric are kept
+    (`mode` "min" or "max"). `filename` can contain metrics: "{epoch}-{val_loss:.2f}" becomes
+    "epoch=2-val_loss=0.31.ckpt", or "2-0.31.ckpt" without `auto_insert_metric_name`. With
+    `enable_version_counter` a file of another run is not overwritten; the new file's name gets
+    "-v1". `save_last` also keeps "last.ckpt", as a copy or, with "link", as a symbolic link.
 
     It saves every `every_n_epochs` epochs (default 1), every `every_n_train_steps` optimizer
-    steps, or whenever `train_time_interval` has passed: one of the three. An epoch's
-    checkpoint is written after the validation, or at the end of the training epoch
-    (`save_on_train_epoch_end`; by default at the end if validation runs once per epoch).
+    steps, or at every `train_time_interval`. Only one of the three can be given. An epoch's
+    checkpoint is written after the validation or, with `save_on_train_epoch_end`, at the end
+    of the training epoch. By default it is written at the end if validation runs once per
+    epoch.
 
-    Raises UserError for arguments that contradict each other, and for a metric that is not
-    logged.
+    Raises UserError for invalid arguments, and for a metric that is not logged.
     """
 
     CHECKPOINT_JOIN_CHAR = "-"
@@ -104,12 +104,12 @@ class ModelCheckpoint(Callback):
         if save_top_k < -1:
             raise UserError(
                 f"ModelCheckpoint(save_top_k={save_top_k}): "
-                "give a number, 0 for none or -1 for all."
+                "give the number of checkpoints to keep, 0 for none, -1 for all."
             )
         if monitor is None and save_top_k > 1:
             raise UserError(
                 f"ModelCheckpoint(save_top_k={save_top_k}) needs monitor=..., "
-                "the metric that decides which are best."
+                "the metric that decides which checkpoints are best."
             )
         self.dirpath = os.path.realpath(os.path.expanduser(dirpath)) if dirpath else None
         self.filename = filename
@@ -132,7 +132,7 @@ class ModelCheckpoint(Callback):
         self.kth_value = torch.tensor(WORST[mode])
         self.current_score: Tensor | None = None
         self.last_model_path = ""
-        # Step 0: before the first step there is nothing to save.
+        # 0, because before the first step there is nothing to save.
         self._last_global_step_saved = 0
         self._last_checkpoint_saved = ""
         self._saves_after_validation = False
@@ -159,7 +159,7 @@ class ModelCheckpoint(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state.
 
-        If `dirpath` has changed, only `best_model_path` is restored, so that nothing in the
+        If `dirpath` has changed, only `best_model_path` is restored, so nothing in the
         previous folder is deleted.
         """
         self.best_model_path = state_dict["best_model_path"]
@@ -168,7 +168,7 @@ class ModelCheckpoint(Callback):
             if is_rank_zero():
                 warnings.warn(
                     f"the checkpoints' folder was {previous} and is now {self.dirpath}: "
-                    "the checkpoints in the previous folder are left alone.",
+                    "the checkpoints in the previous folder are not deleted.",
                     stacklevel=2,
                 )
             return
@@ -241,8 +241,10 @@ class ModelCheckpoint(Callback):
         if not self.save_on_exception:
             return
         if trainer.world_size > 1:
-            # Saving needs all ranks, and the others may wait in a collective of the step.
-            warnings.warn("save_on_exception saves nothing with several ranks.", stacklevel=2)
+            # Saving needs all ranks, but the others can be in a collective of the step.
+            warnings.warn(
+                "save_on_exception saves nothing if there are several ranks.", stacklevel=2
+            )
         elif not self._should_skip_saving_checkpoint(trainer):
             metrics = self._monitor_candidates(trainer)
             self._save_checkpoint(trainer, self.format_checkpoint_name(metrics))
@@ -260,7 +262,7 @@ class ModelCheckpoint(Callback):
     ) -> str:
         """The path for these metrics; a missing metric counts as 0.
 
-        `ver` adds "-v<ver>", `prefix` "<prefix>-".
+        `ver` adds "-v<ver>" at the end. `prefix` adds "<prefix>-" at the start.
         """
         template = filename or self.filename or f"{{epoch}}{self.CHECKPOINT_JOIN_CHAR}{{step}}"
         equals = self.CHECKPOINT_EQUALS_CHAR if self.auto_insert_metric_name else None
@@ -279,7 +281,10 @@ class ModelCheckpoint(Callback):
         replaced: str,
         filename: str | None = None,
     ) -> str:
-        """Rank 0's path for these metrics: one that no file has, or `replaced`."""
+        """Rank 0's path for these metrics, broadcast to all ranks.
+
+        With the version counter, no file exists there, or the path is `replaced`.
+        """
         if not trainer.is_global_zero:
             path = ""
         elif self._enable_version_counter:
@@ -295,7 +300,7 @@ class ModelCheckpoint(Callback):
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Any]:
         """The metrics for the file's name, with epoch and step as whole numbers.
 
-        A user may have logged those two as floats.
+        The user can log epoch and step as floats.
         """
         metrics = dict(trainer.callback_metrics)
         counters = {"epoch": trainer.current_epoch, "step": trainer.global_step}
@@ -367,8 +372,8 @@ class ModelCheckpoint(Callback):
             return
         replaced = self.kth_best_model_path if is_full else ""
         path = self._get_metric_interpolated_filepath_name(trainer, metrics, replaced)
-        # A metric that was not reduced differs between ranks, and their lists must not: rank
-        # 0's path and score go to all.
+        # A metric that was not reduced differs between ranks, but best_k_models must not
+        # differ. Therefore all ranks use rank 0's path and score.
         path, current = trainer.strategy.broadcast((path, current))
         self._update_best(path, current, replaced)
         if self.verbose:
@@ -378,7 +383,7 @@ class ModelCheckpoint(Callback):
         remove_checkpoint(trainer, replaced, path, self.dirpath)
 
     def _update_best(self, path: str, current: Tensor, replaced: str) -> None:
-        """Put `path` with its score into best_k_models, in the place of `replaced`."""
+        """Add `path` with its score to best_k_models, and remove `replaced`."""
         if torch.isnan(current):
             current = torch.tensor(WORST[self.mode])
         self.current_score = current
@@ -407,7 +412,7 @@ class ModelCheckpoint(Callback):
         if not self.save_last:
             return
         previous = self.last_model_path
-        # Set before saving: the path is part of the state in the checkpoint.
+        # Set before saving, because the state in the checkpoint contains the path.
         self.last_model_path = self._get_metric_interpolated_filepath_name(
             trainer, metrics, previous, self.CHECKPOINT_NAME_LAST
         )

@@ -1,6 +1,6 @@
-"""Progress bars: tqdm on a terminal, one line per epoch in a log.
+"""Progress bars: tqdm on a terminal, one line per epoch if the output goes to a file.
 
-A log would keep every state of a bar.
+In a file, every state of a bar would remain.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from multigpu.trainer.module import LightningModule
     from multigpu.trainer.trainer import Trainer
 
-# Drawing a bar takes longer than a small step, so it is drawn at most this often.
+# The shortest time between two drawings, because drawing takes longer than a small step.
 SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
 class ProgressBar(Callback):
     """The base class of progress bars: `enable`, `disable`, `print` and `get_metrics`.
 
-    A subclass draws.
+    A subclass draws the bar.
     """
 
     def __init__(self) -> None:
@@ -51,10 +51,11 @@ class ProgressBar(Callback):
 
 
 class TQDMProgressBar(ProgressBar):
-    """A tqdm bar for each epoch, validation, test and prediction; one line per epoch in a log.
+    """Draw one tqdm bar per epoch, validation, test and prediction.
 
-    The bar is drawn at most every `refresh_rate` batches (0: never), and ten times per second.
-    With `leave` the bars of all epochs stay on the screen, otherwise only the last one.
+    If the output is not a terminal, one line per epoch is printed instead.
+    The bar is drawn every `refresh_rate` batches (0: never), but at most ten times per second.
+    With `leave` the bars of all epochs stay on the screen, otherwise only the last one stays.
     Only rank 0 draws.
     """
 
@@ -63,7 +64,7 @@ class TQDMProgressBar(ProgressBar):
         self.refresh_rate = refresh_rate
         self.process_position = process_position
         self._leave = leave
-        # The bar exists while a loop runs.
+        # None while no loop runs.
         self._bar: tqdm | None = None
         self._batches_done = 0
         self._next_drawing = 0.0
@@ -79,7 +80,7 @@ class TQDMProgressBar(ProgressBar):
     def print(
         self, *args: Any, sep: str = " ", end: str = "\n", file: Any = None, **kwargs: Any
     ) -> None:
-        """print() above the bar."""
+        """Print above the bar, like print()."""
         if self._bar is None:
             builtins.print(*args, sep=sep, end=end, file=file, **kwargs)
         else:
@@ -114,8 +115,7 @@ class TQDMProgressBar(ProgressBar):
         if trainer.state.fn == "validate":
             self._open("Validation", trainer.num_val_batches)
         elif self._bar is not None:
-            # During training the epoch's bar stays, and shows that a validation takes the
-            # time.
+            # During training the epoch's bar stays, and shows that a validation runs.
             self._bar.set_description(f"Epoch {trainer.current_epoch}, validation")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -174,7 +174,7 @@ class TQDMProgressBar(ProgressBar):
         )
 
     def _count_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Count a batch and draw the bar if it is time. Every step calls it: keep it cheap."""
+        """Count a batch; draw the bar if it is due. Every step calls this: keep it cheap."""
         if self._bar is None:
             return
         self._batches_done += 1
@@ -199,7 +199,7 @@ class TQDMProgressBar(ProgressBar):
 
 
 def _short(value: Any) -> str:
-    """A number with four digits; other values as text."""
+    """A number with four significant digits; other values as text."""
     try:
         return f"{float(value):.4g}"
     except (TypeError, ValueError):

@@ -24,9 +24,9 @@ class Table(Callback):
     args     the lesson's parsed arguments: epochs, out, resume
     loaded   the checkpoint that the run resumes from, or None
 
-    The module logs "loss" and "test_accuracy" by epoch. The data module has `train` (the
-    training set), `batch_size` (global) and `images_per_rank`. Raises UserError if one
-    of the two is not logged, or the loss is not finite.
+    The module must log "loss" and "test_accuracy" with on_epoch=True. The data module must
+    have `train` (the training set), `batch_size` (global) and `images_per_rank`. Raises
+    UserError if "loss" or "test_accuracy" is not logged, or if the loss is not finite.
     """
 
     def __init__(self, args: Namespace, loaded: Path | None = None):
@@ -59,7 +59,7 @@ class Table(Callback):
         self._epoch_start = time.perf_counter()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The validation follows the epoch's last step and is no part of the training speed.
+        # The validation runs after the epoch's last step. Its time is not training time.
         self._training_seconds = time.perf_counter() - self._epoch_start
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -67,7 +67,7 @@ class Table(Callback):
             if name not in trainer.callback_metrics:
                 raise UserError(
                     f"the table of epochs needs {name!r}: "
-                    f"call self.log({name!r}, …, on_epoch=True) in its step."
+                    f"call self.log({name!r}, …, on_epoch=True) in the module."
                 )
         row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
         row |= {name: float(trainer.callback_metrics[name]) for name in COLUMNS}

@@ -1,4 +1,4 @@
-"""Timer: stop training at a time limit. Trainer(max_time=...) adds one."""
+"""Timer: stop training at a time limit. Trainer(max_time=...) adds a Timer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Timer(Callback):
 
     `duration` is a timedelta, a dict of timedelta's arguments, "DD:HH:MM:SS", or None for no
     limit. The limit is checked after every step or every epoch (`interval`). A resumed run
-    also counts the time of the runs before it. Raises UserError for other arguments.
+    also counts the time of the earlier runs. Raises UserError for other arguments.
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class Timer(Callback):
         self._verbose = verbose
         self._start: dict[str, float] = {}
         self._end: dict[str, float] = {}
-        # Seconds of training in the runs that this one resumes.
+        # Seconds of training in earlier runs, if this run is resumed.
         self._offset = 0.0
 
     def start_time(self, stage: str = "train") -> float | None:
-        """When the stage began, in seconds of time.monotonic(); None if it did not."""
+        """When the stage began, in seconds of time.monotonic(); None if it has not begun."""
         return self._start.get(_check_stage(stage))
 
     def end_time(self, stage: str = "train") -> float | None:
-        """When the stage ended, in seconds of time.monotonic(); None if it did not."""
+        """When the stage ended, in seconds of time.monotonic(); None if it has not ended."""
         return self._end.get(_check_stage(stage))
 
     def time_elapsed(self, stage: str = "train") -> float:
-        """The seconds of a stage so far; for training, with the runs that this one resumes."""
+        """The seconds of a stage so far. For training, they include the earlier runs."""
         start = self.start_time(stage)
         end = self.end_time(stage)
         seconds = self._offset if stage == "train" else 0.0
@@ -70,7 +70,7 @@ class Timer(Callback):
 
     def _start_stage(self, stage: str) -> None:
         self._start[stage] = time.monotonic()
-        # A second run of the stage is measured anew.
+        # If the stage runs again, only the new run is measured.
         self._end.pop(stage, None)
 
     def _end_stage(self, stage: str) -> None:
@@ -116,8 +116,8 @@ class Timer(Callback):
     def _check_time(self, trainer: Trainer) -> None:
         if self._duration is None:
             return
-        # Clocks differ: if each rank used its own, some would wait in the next step for those
-        # that stopped. Rank 0 decides.
+        # Rank 0 decides, because clocks differ: if each rank used its own clock, some ranks
+        # could stop while the others wait for them in the next step.
         stop = trainer.strategy.broadcast(self.time_elapsed() >= self._duration)
         trainer.should_stop = trainer.should_stop or stop
         if stop and self._verbose:

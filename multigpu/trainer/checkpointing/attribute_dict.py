@@ -1,4 +1,4 @@
-"""AttributeDict: a dict whose items are attributes too, which prints as a table."""
+"""AttributeDict: a dict whose items are also attributes, printed as a table."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from multigpu.errors import did_you_mean
 
 
 class AttributeDict(dict):
-    """A dict whose items are attributes too: hparams.lr is hparams["lr"]."""
+    """A dict whose items are also attributes: hparams.lr is hparams["lr"]."""
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self[name]
         except KeyError:
             pass
-        # copy and pickle look for such methods.
+        # copy and pickle look for such methods and expect a plain AttributeError.
         if name.startswith("__"):
             raise AttributeError(name)
         known = ", ".join(map(str, self)) or "none"

@@ -1,6 +1,7 @@
-"""The contents of a checkpoint: Lightning's keys, and one of our own for an exact resume.
+"""The contents of a checkpoint: Lightning's keys, and the key "multigpu" for an exact resume.
 
-Lightning's Trainer can resume from our checkpoints, and this Trainer from Lightning's.
+Lightning's Trainer can resume from this Trainer's checkpoints. This Trainer can resume from
+Lightning's checkpoints.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from multigpu.trainer.checkpointing.progress import loop_progress
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
-# The version of Lightning whose format this is.
+# The checkpoints have the format of this version of Lightning.
 LIGHTNING_VERSION = "2.6.6"
-# Our own key, which Lightning ignores.
+# The key that only this Trainer has. Lightning ignores it.
 OWN_KEY = "multigpu"
-# The keys that a checkpoint with weights only does not have.
+# The keys that a checkpoint does not have if it contains only weights.
 TRAINING_KEYS = ("callbacks", "optimizer_states", "lr_schedulers", "MixedPrecision")
 
 
 def compose_checkpoint(trainer: Trainer, weights_only: bool) -> dict[str, Any]:
-    """The contents of a checkpoint of this moment.
+    """The contents of a checkpoint of the current state.
 
-    All ranks call it: each has its own random states, and hooks may contain collectives.
+    All ranks must call it, because each rank has its own random states and hooks can contain
+    collectives.
     """
     fit = trainer.state.fit_loop
     epoch_start = fit.epoch_start_states if fit else None
@@ -41,7 +43,7 @@ def compose_checkpoint(trainer: Trainer, weights_only: bool) -> dict[str, Any]:
 
 
 def _lightning_contents(trainer: Trainer, weights_only: bool) -> dict[str, Any]:
-    """Lightning's keys. "epoch" is the number, from 0, of the epoch that is running."""
+    """The values of Lightning's keys. "epoch" is the index of the running epoch, from 0."""
     module = trainer.lightning_module
     content: dict[str, Any] = {
         "epoch": trainer.current_epoch,
@@ -88,8 +90,8 @@ def _training_states(trainer: Trainer) -> dict[str, Any]:
 def _monitored_values(trainer: Trainer) -> dict[str, float]:
     """The metrics that ReduceLROnPlateau schedulers monitor.
 
-    At an epoch's end those schedulers step after all callbacks have saved, so a resumed run
-    has to make up for that step.
+    At an epoch's end these schedulers step after all callbacks have saved. A resumed run must
+    therefore do that step, and needs the metrics for it.
     """
     metrics = trainer.callback_metrics
     names = {

@@ -24,7 +24,7 @@ def module_from_checkpoint(
     strict: bool | None,
     keywords: dict[str, Any],
 ) -> Module:
-    """A module of the class `cls` with the checkpoint's weights."""
+    """Create a module of the class `cls` with the checkpoint's weights."""
     module = make_from_hyperparameters(cls, content, path, keywords)
     module.on_load_checkpoint(content)
     load_weights(module, content, path, module.strict_loading if strict is None else strict)
@@ -34,13 +34,13 @@ def module_from_checkpoint(
 def make_from_hyperparameters(
     cls: type[Instance], content: dict[str, Any], path: str | Path, keywords: dict[str, Any]
 ) -> Instance:
-    """A module or data module, made with the saved hyperparameters that its __init__ accepts.
+    """Create a module or data module with the saved hyperparameters that __init__ accepts.
 
     `keywords` take precedence. Raises UserError if an argument of __init__ is missing.
     """
     saved = dict(content.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}))
     parameters = inspect.signature(cls.__init__).parameters
-    # save_hyperparameters(config) keeps one argument's items: they are put back into it.
+    # save_hyperparameters(config) keeps the items of one argument: put them back into it.
     name = content.get(cls.CHECKPOINT_HYPER_PARAMS_NAME)
     if name and name != "kwargs" and name in parameters:
         saved = {name: {**saved, **keywords.pop(name, {})}}

@@ -18,8 +18,8 @@ from multigpu.trainer.checkpointing.attribute_dict import AttributeDict
 class HyperparametersMixin:
     """Gives a class save_hyperparameters(), hparams and hparams_initial."""
 
-    # Whether loggers get the hyperparameters, and the argument that held them: Lightning's
-    # names.
+    # Whether loggers get the hyperparameters, and the name of the argument that contained
+    # them. These attributes have Lightning's names.
     _log_hyperparams: bool = False
     _hparams_name: str | None = None
 
@@ -32,11 +32,12 @@ class HyperparametersMixin:
     ) -> None:
         """Keep the arguments of __init__ in `hparams`. Call it in __init__.
 
-        args     the names of the arguments to keep (default: all), or one dict or Namespace to
-        keep ignore   the names of arguments to leave out frame    the frame of __init__, if
-        another function calls this for it logger   whether loggers get the hyperparameters
+        args     the names of the arguments to keep (default: all), or one dict or Namespace
+        ignore   the names of arguments to leave out
+        frame    the frame of __init__, if __init__ calls this method through another function
+        logger   whether loggers get the hyperparameters
 
-        With inheritance the arguments of every __init__ that is running are kept.
+        With inheritance, the arguments of every running __init__ are kept.
         Raises UserError for a name that is not an argument, and for other types of `args`.
         """
         self._log_hyperparams = logger
@@ -63,7 +64,7 @@ class HyperparametersMixin:
 
     @property
     def hparams(self) -> AttributeDict:
-        """The hyperparameters; they may be changed."""
+        """The hyperparameters; they can be changed."""
         if "_hparams" not in vars(self):
             self._hparams = AttributeDict()
         return self._hparams
@@ -78,20 +79,20 @@ def _items_of(containers: list[Any]) -> Mapping[str, Any]:
     """The items of the only container, a dict or a Namespace."""
     if len(containers) > 1:
         raise UserError(
-            "save_hyperparameters takes names, or one dict or Namespace, not several."
+            "save_hyperparameters accepts names, or one dict or Namespace, but not several."
         )
     container = containers[0]
     items = vars(container) if isinstance(container, Namespace) else container
     if not isinstance(items, Mapping):
         raise UserError(
-            "save_hyperparameters takes names, a dict or a Namespace, "
+            "save_hyperparameters accepts names, a dict or a Namespace, "
             f"not {type(items).__name__}."
         )
     return items
 
 
 def _name_of(container: Any, arguments: Mapping[str, Any]) -> str | None:
-    """The name of the argument that is this container, None if no argument is."""
+    """The name of the argument that is this container; None if there is none."""
     for name, value in arguments.items():
         if type(value) is type(container) and value == container:
             return name
@@ -99,7 +100,7 @@ def _name_of(container: Any, arguments: Mapping[str, Any]) -> str | None:
 
 
 def _select(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of these names; all without names."""
+    """The arguments with these names; all arguments if `names` is empty."""
     for name in names:
         if name not in arguments:
             known = ", ".join(arguments) or "none"
@@ -111,7 +112,7 @@ def _select(arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]
 
 
 def _init_arguments(obj: object, frame: FrameType | None) -> dict[str, Any]:
-    """The arguments of each __init__ of `obj` in this frame and the frames around it."""
+    """The arguments of each __init__ of `obj` in this frame and its callers."""
     if is_dataclass(obj):
         return {field.name: getattr(obj, field.name) for field in fields(obj) if field.init}
     arguments: dict[str, Any] = {}
@@ -134,7 +135,7 @@ def _copy(name: str, value: Any) -> Any:
     """A deep copy of the hyperparameter. Raises UserError if it cannot be copied."""
     if isinstance(value, nn.Module):
         warnings.warn(
-            f"the hyperparameter {name!r} is a module, whose weights a checkpoint holds: "
+            f"the hyperparameter {name!r} is a module, and checkpoints contain its weights: "
             f"leave it out with save_hyperparameters(ignore=[{name!r}]).",
             stacklevel=4,
         )

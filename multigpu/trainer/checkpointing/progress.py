@@ -1,4 +1,4 @@
-"""The counters of a run, written to and read from a checkpoint in Lightning's nesting."""
+"""Write a run's counters to a checkpoint, and read them, in Lightning's nested format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 def loop_progress(trainer: Trainer) -> dict[str, Any]:
-    """Lightning's "loops", at an epoch's end or within it; {} if nothing was trained."""
+    """The value of Lightning's key "loops"; {} if nothing was trained.
+
+    The checkpoint can be written at the end of an epoch or within it.
+    """
     fit = trainer.state.fit_loop
     if fit is None:
         return {}
@@ -64,9 +67,9 @@ class SavedProgress:
 
     batches_done           batches of the epoch that were trained; 0 at the epoch's end
     total_batches          batches of the whole run
-    batches_that_stepped   batches that ended with an optimizer step: the step of the loggers
+    batches_that_stepped   batches that ended with an optimizer step; loggers use it as step
     epoch                  the epoch, from 0
-    epoch_is_complete      whether a resumed run begins with the epoch after it
+    epoch_is_complete      True if a resumed run begins with the next epoch
     """
 
     batches_done: int
@@ -77,7 +80,10 @@ class SavedProgress:
 
 
 def read_progress(content: dict[str, Any], own: dict[str, Any]) -> SavedProgress:
-    """The counters in a checkpoint; `own` is the value of our key, {} in Lightning's."""
+    """The counters in a checkpoint.
+
+    `own` is the value of the key "multigpu", or {} if Lightning wrote the checkpoint.
+    """
     loop = content.get("loops", {}).get("fit_loop", {})
     batches = loop.get("epoch_loop.batch_progress", {})
     epochs = loop.get("epoch_progress", {}).get("current", {})

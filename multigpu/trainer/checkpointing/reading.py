@@ -13,10 +13,11 @@ from multigpu.errors import UserError
 def read_checkpoint(
     path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
 ) -> dict[str, Any]:
-    """The contents of a checkpoint file of ours or of Lightning's.
+    """The contents of a checkpoint file of this Trainer or of Lightning's.
 
-    Raises UserError if there is no such file, or it is not a checkpoint; unless weights_only
-    is False, also if it holds objects other than tensors, numbers, texts and their containers.
+    Raises UserError if the file does not exist or is not a checkpoint. A file that contains
+    other objects than tensors, numbers, strings and containers of them also raises UserError,
+    except with weights_only=False.
     """
     try:
         with warnings.catch_warnings():
@@ -29,14 +30,18 @@ def read_checkpoint(
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: give a checkpoint in it.") from None
     except Exception as error:
-        # The unpickler raises all kinds of errors on a damaged file.
+        # The unpickler raises many kinds of errors for a damaged file.
         unsupported = re.search(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)", str(error))
         if unsupported:
             raise UserError(
-                f"{path} holds objects that are not numbers or texts ({unsupported[1]}): "
-                "give weights_only=False if you trust who made it."
+                f"{path} contains objects that are not numbers or texts ({unsupported[1]}): "
+                "give weights_only=False if you trust the author of the file."
             ) from None
-        raise UserError(f"{path} is truncated or not a checkpoint: give another.") from None
+        raise UserError(
+            f"{path} is truncated or not a checkpoint: give another file."
+        ) from None
     if not isinstance(content, dict) or "state_dict" not in content:
-        raise UserError(f"{path} holds no 'state_dict': it is not a Trainer's checkpoint.")
+        raise UserError(
+            f"{path} contains no 'state_dict', so it is not a Trainer's checkpoint."
+        )
     return content

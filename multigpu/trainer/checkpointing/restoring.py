@@ -1,4 +1,4 @@
-"""Restore a run from a checkpoint: the model for every stage, and the training for fit."""
+"""Restore a run from a checkpoint: the model in every stage, the training state in fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def resolve_path(trainer: Trainer, ckpt_path: str | Path | None) -> str | None:
-    """The file that `ckpt_path` means: "best" and "last" are looked up in ModelCheckpoint.
+    """The path of the checkpoint file; ModelCheckpoint has the paths for "best" and "last".
 
     Raises UserError if ModelCheckpoint has saved no such checkpoint.
     """
@@ -40,9 +40,10 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None) -> str | None:
 
 
 def restore_model(trainer: Trainer, path: str | None) -> dict[str, Any] | None:
-    """Read the checkpoint and restore module, data module and callbacks. Returns its contents.
+    """Read the checkpoint and restore module, data module and callbacks.
 
-    All ranks raise if one of them cannot read it.
+    Returns the checkpoint's contents. If one rank cannot read the file, all ranks raise an
+    error.
     """
     if path is None:
         return None
@@ -65,7 +66,7 @@ def restore_model(trainer: Trainer, path: str | None) -> dict[str, Any] | None:
 def restore_training(trainer: Trainer, content: dict[str, Any], path: str | Path) -> None:
     """Restore optimizers, schedulers, loss scaler, counters and random states.
 
-    Raises UserError if the file holds weights only, or another number of optimizers.
+    Raises UserError if the file contains weights only, or another number of optimizers.
     """
     _restore_optimizers(trainer, content, path)
     own = content.get(OWN_KEY, {})
@@ -94,13 +95,13 @@ def restore_training(trainer: Trainer, content: dict[str, Any], path: str | Path
 def _restore_optimizers(trainer: Trainer, content: dict[str, Any], path: str | Path) -> None:
     if "optimizer_states" not in content:
         raise UserError(
-            f"{path} holds weights only, so training cannot go on from it: "
+            f"{path} contains weights only, so training cannot resume from it: "
             "load it with load_from_checkpoint."
         )
     states = content["optimizer_states"]
     if len(states) != len(trainer.optimizers):
         raise UserError(
-            f"{path} holds {len(states)} optimizers, this run has {len(trainer.optimizers)}."
+            f"{path} has {len(states)} optimizers, but this run has {len(trainer.optimizers)}."
         )
     for optimizer, state in zip(trainer.optimizers, states, strict=True):
         optimizer.load_state_dict(state)
@@ -115,16 +116,16 @@ def _restore_optimizers(trainer: Trainer, content: dict[str, Any], path: str | P
 def _restore_random_states(trainer: Trainer, states: list[tuple[dict, dict | None]]) -> None:
     """Restore this rank's random states.
 
-    Within an epoch the loader is first started with the epoch's own states, so that it
-    shuffles as before; FitLoop does this.
+    If the run resumes within an epoch, FitLoop first starts the loader with the states from
+    the epoch's start. The loader then shuffles as before.
     """
     fit = trainer.state.fit_loop
     within_epoch = fit.batches_done > 0
     if len(states) != trainer.world_size:
         if within_epoch:
             warnings.warn(
-                "the checkpoint is from another number of ranks: "
-                "the rest of this epoch's data come in another order.",
+                "the checkpoint was written by another number of ranks, "
+                "so the rest of this epoch's data comes in another order.",
                 stacklevel=2,
             )
         return

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def save_checkpoint(trainer: Trainer, path: str | Path, weights_only: bool = False) -> None:
-    """Write a checkpoint. All ranks call it, rank 0 writes; a file appears only once complete.
+    """Write a checkpoint file, atomically. All ranks must call this; only rank 0 writes.
 
     Raises UserError, on all ranks, if nothing was trained yet or the file cannot be written.
     """
     if trainer.lightning_module is None:
         raise UserError(
-            "trainer.save_checkpoint: nothing has been trained yet: "
-            "call fit first, or torch.save the weights."
+            "trainer.save_checkpoint was called before any training: "
+            "call fit first, or save the weights with torch.save."
         )
-    # Spawned ranks returned their checkpoint: this process cannot compose it.
+    # Spawned ranks returned their checkpoint, because this process cannot compose it.
     content = trainer.state.spawned_checkpoint or compose_checkpoint(trainer, weights_only)
     problem = None
     if trainer.is_global_zero:

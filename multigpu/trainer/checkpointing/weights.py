@@ -14,11 +14,11 @@ def load_weights(
 ) -> None:
     """Load content["state_dict"] into `module`.
 
-    Raises UserError that names the first tensor that does not fit; the module is then
-    unchanged.
+    If a tensor does not fit, raises UserError with the name of the first one. The module is
+    then unchanged.
     """
     saved = content["state_dict"]
-    # load_state_dict copies the tensors that fit before it raises for the others.
+    # load_state_dict copies the tensors that fit before it raises an error for the others.
     previous = {
         key: value.clone()
         for key, value in module.state_dict().items()
@@ -41,7 +41,7 @@ def _first_difference(saved: dict[str, Any], own: dict[str, Any]) -> str:
         in_file = saved_shapes.get(key, "missing")
         in_module = own_shapes.get(key, "missing")
         if in_file != in_module:
-            return f"{key} is {in_file} there and {in_module} here"
+            return f"{key} is {in_file} in the file and {in_module} in the module"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The loggers, imported from one place as with Lightning."""
+"""The loggers. Import them from here, as from `lightning.pytorch.loggers`."""
 
 from typing import NoReturn
 

@@ -1,4 +1,4 @@
-"""CSVLogger: metrics.csv with a row per step and a column per metric."""
+"""CSVLogger: writes metrics.csv with one row per step and one column per metric."""
 
 import csv
 import os
@@ -13,9 +13,9 @@ from multigpu.trainer.loggers.logger import FolderLogger, NoExperiment
 
 
 class ExperimentWriter:
-    """The file and the rows that are not in it yet.
+    """The file metrics.csv, and the rows that are not yet written to it.
 
-    New rows are appended; a new column rewrites the file.
+    New rows are appended. If there is a new column, the file is rewritten.
     """
 
     def __init__(self, log_dir: str):
@@ -76,13 +76,13 @@ class CSVLogger(FolderLogger):
 
     @property
     def experiment(self) -> ExperimentWriter | NoExperiment:
-        """metrics.csv's writer on rank 0; on others an object whose methods do nothing."""
+        """The writer of metrics.csv on rank 0; elsewhere, an object that does nothing."""
         if not self.is_global_zero:
             return NoExperiment()
         return self._writer()
 
     def _writer(self) -> ExperimentWriter:
-        """The writer; the first call makes the folder."""
+        """The writer. The first call creates the folder."""
         if self._experiment is None:
             self._experiment = ExperimentWriter(self.log_dir)
         return self._experiment

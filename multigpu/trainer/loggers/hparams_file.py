@@ -1,4 +1,4 @@
-"""hparams.yaml: a run's hyperparameters, which yaml.safe_load and Lightning read."""
+"""hparams.yaml: a run's hyperparameters, which yaml.safe_load and Lightning can read."""
 
 import warnings
 from argparse import Namespace
@@ -16,7 +16,7 @@ from multigpu.files import atomic
 
 
 class HparamsDumper(yaml.SafeDumper):
-    """yaml.SafeDumper that first turns common objects into plain values."""
+    """A yaml.SafeDumper that first converts common objects to plain values."""
 
     def represent_data(self, data: Any) -> yaml.Node:
         return super().represent_data(_to_plain(data))
@@ -25,9 +25,10 @@ class HparamsDumper(yaml.SafeDumper):
 def write_hparams(path: str | Path, hparams: Mapping[str, Any]) -> None:
     """Write the hyperparameters as YAML, sorted by name.
 
-    Numbers, texts, None, dates, lists, dicts and sets stay what they are; tuples become lists,
-    an Enum its name, a path its text, a Namespace or a dataclass a dict, and a tensor or NumPy
-    value of shape () a number. Other values are left out with a warning, as Lightning does.
+    Numbers, strings, None, dates, lists, dicts and sets are not converted. Tuples become
+    lists, Enums become their names, and paths become strings. Namespaces and dataclasses
+    become dicts. Tensors and NumPy values of shape () become numbers. Other values are left
+    out with a warning, as in Lightning.
     """
     writable = {}
     for name, value in hparams.items():
@@ -46,7 +47,7 @@ def write_hparams(path: str | Path, hparams: Mapping[str, Any]) -> None:
 
 
 def _to_plain(value: Any) -> Any:
-    """The value as one of the exact types that SafeDumper accepts, where it can be."""
+    """The value as one of the exact types that SafeDumper accepts, if that is possible."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, PurePath):
@@ -63,7 +64,7 @@ def _to_plain(value: Any) -> Any:
         return list(value)
     if isinstance(value, frozenset):
         return set(value)
-    # SafeDumper raises for subclasses of these.
+    # SafeDumper raises an error for subclasses of these types.
     for kind in (list, str, int, float):
         if isinstance(value, kind) and type(value) not in (kind, bool):
             return kind(value)

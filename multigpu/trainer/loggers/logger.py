@@ -1,4 +1,4 @@
-"""Logger, the base class of loggers; and FolderLogger, of those that write to a folder."""
+"""The base classes: Logger for all loggers, FolderLogger for those that write to a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NoExperiment:
-    """`logger.experiment` on all ranks but 0: every method does nothing."""
+    """`logger.experiment` on all ranks except 0. Its methods do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -33,9 +33,9 @@ class NoExperiment:
 class Logger:
     """The base class of loggers. A subclass implements at least `log_metrics`.
 
-    The Trainer sets `is_global_zero` once the ranks are known: only rank 0 writes. It also
-    gives rank 0's version to all ranks (`set_version`): the others would count the folder that
-    rank 0 has made.
+    The Trainer sets `is_global_zero` when the ranks are known. Only rank 0 writes. The Trainer
+    also sets rank 0's version on all ranks (`set_version`), because the other ranks would
+    count the folder that rank 0 has created.
     """
 
     is_global_zero: bool = True
@@ -69,7 +69,7 @@ class Logger:
 
     @property
     def experiment(self) -> Any:
-        """The object that does the logging, with all of its methods."""
+        """The underlying object that does the logging."""
         return NoExperiment()
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -89,7 +89,7 @@ class Logger:
 
 
 class DummyLogger(Logger):
-    """A logger that keeps nothing."""
+    """A logger that discards everything."""
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None: ...
 
@@ -97,7 +97,7 @@ class DummyLogger(Logger):
 class FolderLogger(Logger):
     """A logger that writes to <save_dir>/<name>/version_<version>.
 
-    By default `version` is one more than the highest in that folder.
+    By default `version` is one more than the highest version in <save_dir>/<name>.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class FolderLogger(Logger):
         return os.path.join(self.root_dir, version)
 
     def _prefixed(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """The metrics, as numbers, with the prefix before their names."""
+        """The metrics without their graphs, with the prefix before their names."""
         prefix = f"{self._prefix}-" if self._prefix else ""
         return {prefix + name: _number(value) for name, value in metrics.items()}
 
@@ -164,5 +164,5 @@ def _number(value: Any) -> Any:
         return value
     if value.device.type == "cpu":
         return value.item()
-    # item() would wait for the GPU; a clone does not, and keeps the value of this step.
+    # item() would wait for the GPU. A clone does not wait, and keeps the value of this step.
     return value.detach().clone()

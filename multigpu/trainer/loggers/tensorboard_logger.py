@@ -1,4 +1,4 @@
-"""TensorBoardLogger: metrics as TensorBoard's curves, through torch's SummaryWriter."""
+"""TensorBoardLogger: writes metrics for TensorBoard with torch's SummaryWriter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.tensorboard import SummaryWriter
 
-# Steps are kept in memory and written when there are this many, or the first is this old.
+# Steps are kept in memory. They are written if there are this many, or the first is this old.
 MAX_STEPS_IN_MEMORY = 100
 MAX_SECONDS_IN_MEMORY = 10.0
 
@@ -25,10 +25,10 @@ MAX_SECONDS_IN_MEMORY = 10.0
 class TensorBoardLogger(FolderLogger):
     """Writes an event file and hparams.yaml to <save_dir>/<name>/version_<N>[/<sub_dir>].
 
-    `default_hp_metric`: log_hyperparams without metrics logs "hp_metric" -1, since
-    TensorBoard's table of hyperparameters needs a metric. `log_graph` writes the model's graph
-    if it has an example_input_array. Other arguments go to SummaryWriter. The first write
-    raises UserError if TensorBoard is not installed.
+    With `default_hp_metric`, log_hyperparams without metrics logs -1 as "hp_metric", because
+    TensorBoard's table of hyperparameters needs a metric. With `log_graph`, the model's graph
+    is written; the model must then have an example_input_array. Other arguments are passed to
+    SummaryWriter. The first write raises UserError if TensorBoard is not installed.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TensorBoardLogger(FolderLogger):
         self._default_hp_metric = default_hp_metric
         self._kwargs = kwargs
         self.sub_dir = None if sub_dir is None else os.fspath(sub_dir)
-        # Steps that are not written yet: metrics, step, time.
+        # The steps that are not written yet, as (metrics, step, time).
         self._rows: list[tuple[dict[str, Any], int | None, float]] = []
 
     @property
@@ -57,7 +57,7 @@ class TensorBoardLogger(FolderLogger):
 
     @property
     def experiment(self) -> SummaryWriter | NoExperiment:
-        """torch's SummaryWriter on rank 0; on others an object whose methods do nothing."""
+        """torch's SummaryWriter on rank 0; elsewhere, an object that does nothing."""
         if not self.is_global_zero:
             return NoExperiment()
         if self._experiment is None:
@@ -75,7 +75,7 @@ class TensorBoardLogger(FolderLogger):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log the metrics of this step.
 
-        A dict as a value becomes curves in one diagram (SummaryWriter.add_scalars).
+        A value that is a dict becomes curves in one diagram (SummaryWriter.add_scalars).
         """
         if not self.is_global_zero:
             return
@@ -103,7 +103,7 @@ class TensorBoardLogger(FolderLogger):
                 ]
             except (TypeError, ValueError, RuntimeError):
                 raise UserError(
-                    f"TensorBoardLogger: a metric is a number, and one of {metrics} is not."
+                    f"TensorBoardLogger: a metric must be a number; one of {metrics} is not."
                 ) from None
             events.add_summary(Summary(value=values), step, seconds)
 
@@ -113,7 +113,7 @@ class TensorBoardLogger(FolderLogger):
         metrics: Mapping[str, Any] | float | None = None,
         step: int | None = None,
     ) -> None:
-        """Log hyperparameters for TensorBoard's table, with the metrics that they led to."""
+        """Log hyperparameters for TensorBoard's table, with the metrics of this run."""
         if not self.is_global_zero:
             return
         params = _flatten(self._update_hparams(params))
@@ -158,9 +158,10 @@ class TensorBoardLogger(FolderLogger):
 
 
 def _do_without_tensorflow() -> None:
-    """Keep TensorBoard from importing TensorFlow, which takes seconds, to open a file.
+    """Prevent TensorBoard from importing TensorFlow to open a file.
 
-    If a module of this name exists, TensorBoard uses its own file functions.
+    The import takes seconds. If a module `tensorboard.compat.notf` exists, TensorBoard
+    uses its own file functions.
     """
     if "tensorflow" not in sys.modules:
         name = "tensorboard.compat.notf"
@@ -168,7 +169,7 @@ def _do_without_tensorflow() -> None:
 
 
 def _flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as "outer/inner"; values other than numbers become texts."""
+    """A flat dict: nested names become "outer/inner", values other than numbers strings."""
     flat: dict[str, Any] = {}
     for name, value in params.items():
         key = f"{prefix}{name}"
