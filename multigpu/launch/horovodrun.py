@@ -15,8 +15,8 @@ THIS_MACHINE = ("localhost", "127.0.0.1", os.uname().nodename)
 def run(arguments: list[str]) -> int:
     """`-np N [-H localhost:N] command …`: run N ranks of the command on this machine.
 
-    Returns the exit code of the first rank that fails, 0 if none does. Raises UserError for
-    other arguments and for other machines.
+    Returns the exit code of the first rank that fails, or 0 if none fails. Raises UserError
+    for other arguments and for other machines.
     """
     size, command = _parse(arguments)
     environments = {}
@@ -42,7 +42,7 @@ def _parse(arguments: list[str]) -> tuple[int, list[str]]:
         flag = command.pop(0)
         name, _, value = flag.partition("=")
         if name not in PROCESSES_FLAGS + HOSTS_FLAGS or not (value or command):
-            raise UserError(f"horovodrun does not know {flag!r} here: write {USAGE}.")
+            raise UserError(f"horovodrun does not accept {flag!r} here: write {USAGE}.")
         value = value or command.pop(0)
         if name in HOSTS_FLAGS:
             hosts = value
@@ -62,13 +62,13 @@ def _parse(arguments: list[str]) -> tuple[int, list[str]]:
 
 
 def _check_hosts(hosts: str, processes: int) -> None:
-    """Refuse other machines, and fewer slots than processes."""
+    """Raise UserError for another machine, or for fewer slots than processes."""
     for host in filter(None, hosts.split(",")):
         name, _, slots = host.partition(":")
         if name not in THIS_MACHINE:
             raise UserError(
-                f"this horovodrun starts ranks on this machine only, and {name} is another "
-                f"one: use srun, or `mpirun -np {processes} -H {hosts} -x MASTER_ADDR -x "
+                f"this horovodrun starts ranks on this machine only, but {name} is another "
+                f"machine: use srun, or `mpirun -np {processes} -H {hosts} -x MASTER_ADDR -x "
                 f"MASTER_PORT …`."
             )
         if slots and int(slots) < processes:

@@ -1,4 +1,4 @@
-"""The processes of a run end together: the first that fails ends the others in seconds."""
+"""The processes of a run end together: if one fails, the others are ended within seconds."""
 
 import signal
 import subprocess
@@ -10,18 +10,21 @@ from contextlib import suppress
 from types import FrameType
 
 POLL_INTERVAL = 0.02  # seconds
-# Seconds between SIGTERM and SIGKILL after a failure: the others wait for the failed rank.
+# Seconds between SIGTERM and SIGKILL after a failure. The time is short, because the other
+# ranks only wait for the failed rank.
 GRACE_AFTER_FAILURE = 1.0
-# Seconds to save a checkpoint after this process was sent SIGTERM: what Slurm gives by
-# default.
+# Seconds in which the ranks can save a checkpoint after this process received SIGTERM. Slurm
+# gives the same by default.
 GRACE_AFTER_SIGTERM = 30.0
 
 
 class Processes:
-    """Start a process of `command` for each rank's environment; all share this one's output.
+    """Start `command` once per rank, with that rank's environment.
+
+    All processes share this process's output.
 
     by_rank   rank → its process
-    ending    True once `end` was called
+    ending    True after `end` was called
     """
 
     def __init__(self, command: list[str], environments: Mapping[int, Mapping[str, str]]):
@@ -35,7 +38,7 @@ class Processes:
             raise
 
     def failed(self) -> tuple[int, int] | None:
-        """(rank, exit code) of one that failed, or None; signal n is exit code 128 + n."""
+        """(rank, exit code) of a failed process, or None; signal n is exit code 128 + n."""
         for rank, process in self.by_rank.items():
             code = process.poll()
             if code:
@@ -43,16 +46,16 @@ class Processes:
         return None
 
     def running(self) -> list[int]:
-        """The ranks that still run."""
+        """The ranks whose processes still run."""
         return [rank for rank, process in self.by_rank.items() if process.poll() is None]
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to all that still run."""
+        """Send a signal to all processes that still run."""
         for rank in self.running():
             self.by_rank[rank].send_signal(number)
 
     def end(self) -> None:
-        """Send SIGTERM to all that still run; after GRACE_AFTER_FAILURE seconds, SIGKILL."""
+        """Send SIGTERM to all running ranks, and SIGKILL GRACE_AFTER_FAILURE seconds later."""
         self.ending = True
         self.send_signal(signal.SIGTERM)
         self.wait(GRACE_AFTER_FAILURE)
@@ -61,21 +64,22 @@ class Processes:
             self.by_rank[rank].wait()
 
     def wait(self, seconds: float) -> None:
-        """Wait until all have ended, at most `seconds`."""
+        """Wait until all processes have ended, but at most `seconds`."""
         deadline = time.monotonic() + seconds
         for process in self.by_rank.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
 
     def watch(self, on_failure: Callable[[int, int], None]) -> threading.Thread:
-        """In a thread: when one fails, end the others and call `on_failure(rank, code)`.
+        """Start a thread that ends all processes if one fails; return the thread.
 
-        The thread ends when all processes have ended.
+        After a failure the thread calls `on_failure(rank, code)`. It ends when all processes
+        have ended.
         """
 
         def watch_until_end() -> None:
             while self.running() or self.failed():
-                # Another thread ends them and reports why.
+                # Another thread is ending the processes and reports why.
                 if self.ending:
                     return
                 if failed := self.failed():
@@ -89,7 +93,7 @@ class Processes:
         return thread
 
     def run(self) -> int:
-        """Wait until all have ended and return the exit code of the run.
+        """Wait until all processes have ended; return the exit code of the run.
 
         SIGTERM and Ctrl-C that reach this process are passed on to all ranks.
         """
@@ -109,8 +113,7 @@ class Processes:
                 if failed and not signalled_at:
                     rank, code = failed
                     print(
-                        f"error: rank {rank} ended with exit code {code}, and the run ends "
-                        f"with it.",
+                        f"error: rank {rank} ended with exit code {code}, so the run ends.",
                         file=sys.stderr,
                     )
                     self.end()

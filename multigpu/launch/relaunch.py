@@ -1,7 +1,7 @@
 """`python train.py` as several ranks: start the script again, once for each further rank.
 
-This process becomes rank 0. The others run the same file from its first line, read their rank
-from the environment, and connect to rank 0 where they call `fit`.
+This process becomes rank 0. The other processes run the same file from its first line, read
+their rank from the environment, and connect to rank 0 when they call `fit`.
 """
 
 import atexit
@@ -18,10 +18,10 @@ from multigpu import launch
 from multigpu.errors import UserError, connection_lost, error_hook, pluralize
 from multigpu.launch.processes import Processes
 
-# Seconds that a rank may take to end after its connection broke: atexit functions, a busy
-# machine.
+# Seconds that rank 0 waits for a rank to end after a connection broke. Atexit functions or a
+# busy machine can delay the end.
 WAIT_AFTER_LOST_CONNECTION = 10.0
-# The same after any other error, which the failure of another rank may have caused.
+# Seconds that rank 0 waits after any other error, because another rank may have caused it.
 WAIT_AFTER_ERROR = 1.0
 # Seconds that rank 0 waits for the other ranks before it prints that it waits.
 SILENT_WAIT = 5.0
@@ -30,9 +30,9 @@ SILENT_WAIT = 5.0
 def relaunch_script(processes: int) -> None:
     """Make this process rank 0 of `processes` on this machine, and start the others.
 
-    All ranks end together: one that fails ends the others within seconds, and this process
-    with its exit code. Raises UserError where no script can be started again: in a notebook or
-    at Python's prompt.
+    All ranks end together: if one fails, the others are ended within seconds, and this process
+    ends with the exit code of the failed rank. Raises UserError if there is no script to start
+    again: in a notebook or at Python's prompt.
     """
     relaunch = Relaunch(_command(), processes)
     error_hook().started_ranks = relaunch
@@ -42,9 +42,9 @@ def relaunch_script(processes: int) -> None:
 class Relaunch:
     """The other ranks of this process's script; this process, rank 0, starts and ends them.
 
-    store      where the ranks find each other; it must live as long as this process
+    store      the store where the ranks find each other; it must exist until this process ends
     others     the processes of ranks 1 and up
-    watcher    the thread that ends this process when one of them fails
+    watcher    the thread that ends this process when one of the others fails
     finished   set when rank 0 has finished
     """
 
@@ -74,9 +74,9 @@ class Relaunch:
     def end_after(self, error: BaseException) -> None:
         """End the other ranks because of rank 0's `error`.
 
-        A rank that fails breaks rank 0's connection, and its process ends a little later. So
-        wait first: if a rank fails, its traceback is the cause, and the watcher ends this
-        process.
+        When a rank fails, rank 0's connection breaks at once, but the failed rank's process
+        ends a little later. So wait first: if a rank has failed, its traceback shows the
+        cause, and the watcher ends this process.
         """
         if not isinstance(error, KeyboardInterrupt):
             lost = connection_lost(error)
@@ -85,7 +85,7 @@ class Relaunch:
             )
             while time.monotonic() < deadline:
                 if self.others.failed():
-                    # The watcher ends this process meanwhile.
+                    # The watcher ends this process during the sleep.
                     time.sleep(60)
                 time.sleep(0.05)
         self.others.end()
@@ -93,17 +93,17 @@ class Relaunch:
     def leave_after_failure(self, rank: int, code: int) -> None:
         """End this process at once, with the exit code of the rank that failed.
 
-        It is called in the watcher's thread. Rank 0 may be waiting for that rank in a
-        collective, which no exception interrupts.
+        The watcher's thread calls this. Rank 0 may be waiting for the failed rank in a
+        collective, and no exception interrupts a collective.
         """
-        # A SIGTERM to all ranks of a run that is finished is not a failure.
+        # If rank 0 has finished, a rank that ends by SIGTERM is not a failure.
         sigterm_at_end = code == 128 + signal.SIGTERM and self.finished.is_set()
         if not sigterm_at_end:
-            # Not to sys.stderr: torch replaces that while it prints an exception in another
-            # thread.
+            # Not sys.stderr, because torch replaces it while another thread prints an
+            # exception.
             print(
-                f"error: rank {rank} ended with exit code {code}, and the run ends with it: "
-                f"look for its message above.",
+                f"error: rank {rank} ended with exit code {code}, so the run ends: look for "
+                f"the rank's message above.",
                 file=sys.__stderr__,
                 flush=True,
             )
@@ -111,13 +111,13 @@ class Relaunch:
         os._exit(code)
 
     def wait_for_others(self) -> None:
-        """At the end of this process, wait for the other ranks: they may work after `fit`.
+        """At the end of this process, wait for the other ranks: they can work after `fit`.
 
-        If one of them fails, the watcher ends this process with its exit code. SIGTERM and
-        Ctrl-C end all of them.
+        If one of the others fails, the watcher ends this process with the failed rank's exit
+        code. SIGTERM and Ctrl-C end all ranks.
         """
         self.finished.set()
-        # After sys.exit within fit the other ranks still wait for this one: break their
+        # After sys.exit within fit the other ranks still wait for this rank, so break their
         # connections.
         launch.end_gloo()
         signals: list[int] = []
@@ -134,7 +134,7 @@ class Relaunch:
             os._exit(128 + signals[0])
 
     def report_running(self) -> bool:
-        """Print which ranks rank 0 waits for; False if none runs any more."""
+        """Print which ranks rank 0 waits for; return False if no other rank runs any more."""
         ranks = self.others.running()
         if not ranks:
             return False
@@ -148,7 +148,7 @@ class Relaunch:
 
 
 def _command() -> list[str]:
-    """This process's command: python and its options, the file or `-m module`, arguments."""
+    """This process's command: python, its options, the file or `-m module`, the arguments."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     if file in (None, "<stdin>") or hasattr(sys, "ps1") or "ipykernel" in sys.modules:

@@ -1,4 +1,4 @@
-"""Start a lesson's script: in a launcher's processes, in new ones (`--spawn`), or as one."""
+"""Start a lesson's script: in a launcher's processes, in new processes, or in this process."""
 
 import argparse
 from collections.abc import Callable
@@ -14,9 +14,9 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
     """Run `main(args)`, then end this process: `start` does not return.
 
     `args.spawn`, if there is such a flag, says where `main` runs. None: in this process. A
-    number: in that many new processes. "auto": in one new process per GPU, or in two on the
-    CPU. The exit code is 0, 2 after a UserError (its sentence is printed), and 130 after
-    Ctrl-C. Any other exception is raised with its traceback, which torchrun records.
+    number: in that many new processes. "auto": in one new process per GPU, or in two new
+    processes without a GPU. The exit code is 0, or 2 after a UserError (its text is printed),
+    or 130 after Ctrl-C. Any other exception is raised, and torchrun records its traceback.
     """
     from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -37,9 +37,9 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
 
 
 def single_process_world(stem: str) -> World:
-    """The world of a script that is one process.
+    """The world of a script that runs as one process.
 
-    Raises UserError if a launcher started several processes of it.
+    Raises UserError if a launcher started several processes of the script.
     """
     outer = outer_world()
     if outer.size > 1:
@@ -52,7 +52,7 @@ def single_process_world(stem: str) -> World:
 
 
 def _processes_to_spawn(flag: str | None) -> int | None:
-    """The number of processes that `--spawn` asks for; None without the flag."""
+    """The number of processes that `--spawn` requests; None without the flag."""
     if flag is None:
         return None
     if flag == "auto":

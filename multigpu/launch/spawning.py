@@ -1,4 +1,4 @@
-"""Run a function in several ranks of this machine: `spawn`; `call` also returns results."""
+"""Run a function in several ranks on this machine: `spawn`, or `call` for its results."""
 
 import copyreg
 import importlib
@@ -26,8 +26,8 @@ def spawn(function: Callable[..., None], processes: int, *args: object) -> int:
 
     The processes have torchrun's variables.
 
-    If a rank fails, the others are ended, and its traceback or its signal is printed to
-    stderr. `function` must be importable in a new process: defined at the top level of a
+    If a rank fails, the others are ended, and the failed rank's traceback or signal is printed
+    to stderr. A new process must be able to import `function`: define it at the top level of a
     script or a module.
     """
     code, reason = _spawn(function, processes, args)
@@ -42,18 +42,18 @@ def call(
     """Run `function(*args, **keywords)` in `processes` new processes; return results by rank.
 
     The processes have torchrun's variables. `function`, its arguments and the results are
-    pickled by value, so `function` may be defined in a cell of a notebook. The notebook's
-    variables that it uses are pickled too: let it use few.
+    pickled by value, so `function` can be defined in a cell of a notebook. The notebook's
+    variables that it uses are pickled too, so it should use few.
 
-    Raises RuntimeError with the traceback of the rank that failed, a rank's UserError as a
-    UserError, UserError for a rank that ended without an exception, TypeError if something
-    cannot be pickled.
+    Raises RuntimeError with the traceback of a failed rank, but a rank's UserError is raised
+    as a UserError. Raises UserError if a rank failed without an exception, and TypeError if
+    something cannot be pickled.
     """
     import cloudpickle
     import torch
 
-    # cloudpickle takes these modules along if a function uses such a name, as in
-    # dataset.classes, and cannot pickle them.
+    # cloudpickle tries to pickle these modules if a function uses an attribute of the same
+    # name, as in dataset.classes, but it cannot.
     for module in (torch.classes, torch.ops):
         copyreg.pickle(
             type(module), lambda module: (importlib.import_module, (module.__name__,))
@@ -88,14 +88,14 @@ def _call_by_value(folder: str) -> None:
 
 
 def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[int, str]:
-    """The exit code, and what to print about a failure that no rank has printed."""
+    """The exit code, and the text to print about a failure that no rank has printed, or ""."""
     import torch.distributed as dist
     import torch.multiprocessing as mp
 
     hide_spawn_warnings()
     if processes < 1:
         raise UserError(
-            f"{processes} processes were asked for: a run has at least one process."
+            f"{processes} processes were requested, but a run has at least one process."
         )
     outer = outer_world()
     if outer.size > 1:
@@ -110,7 +110,7 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
         store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     except (RuntimeError, OSError):
         raise UserError(
-            f"cannot bind port {port}, which is in use: give another MASTER_PORT, or none."
+            f"cannot bind port {port}, which is in use: set another MASTER_PORT, or unset it."
         ) from None
     child_args = (function, processes, store.port, args)
     context = mp.spawn(_run_child, child_args, processes, join=False)
@@ -127,15 +127,15 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
         code = getattr(failure, "exit_code", 1)
         reason = _first_traceback(context.error_files)
         if not reason and code != USER_ERROR:
-            reason = f"error: {failure}, and the run ends with it."
+            reason = f"error: {failure}, so the run ends."
         return code if code > 0 else 128 - code, reason
     return 0, ""
 
 
 def _first_traceback(error_files: list[str]) -> str:
-    """The oldest of the ranks' tracebacks; "" without any.
+    """The oldest of the ranks' tracebacks; "" if there is none.
 
-    A rank that fails makes its neighbours fail too, moments later: the oldest one is the
+    A rank that fails makes other ranks fail moments later, so the oldest traceback shows the
     cause.
     """
     written = [path for path in error_files if os.path.exists(path)]
@@ -143,11 +143,11 @@ def _first_traceback(error_files: list[str]) -> str:
         return ""
     oldest = min(written, key=os.path.getmtime)
     trace = pickle.loads(Path(oldest).read_bytes())
-    return f"rank {error_files.index(oldest)} died, and the run ends with it:\n{trace}"
+    return f"rank {error_files.index(oldest)} died, so the run ends:\n{trace}"
 
 
 def hide_spawn_warnings() -> None:
-    """Hide torch's warning for each rank that it ends: the failed rank's error is enough."""
+    """Hide torch's warning for each rank that it ends. The failed rank's error is enough."""
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
 
 
@@ -174,9 +174,9 @@ def _run_child(
 
 
 def outer_world() -> World:
-    """The ranks that a launcher has started already.
+    """The world that a launcher has already started; without one, a world of one process.
 
-    In the shell of a Slurm job there are none, although its variables count the job's tasks.
+    The shell of a Slurm job is one process, although its variables count the job's tasks.
     """
     if any(name in os.environ for _, *names in LAUNCHERS for name in names):
         return find_world()

@@ -1,7 +1,7 @@
 """This process's rank, node and world size, read from the variables that the launcher set.
 
-torchrun, srun, mpirun and horovodrun each set variables of their own. `find_world` reads all
-of them, torchrun's first, and raises UserError for values that contradict each other.
+torchrun, srun, mpirun and horovodrun each set different variables. `find_world` looks for all
+of these, torchrun's first, and raises UserError for values that contradict each other.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ class World:
     size          number of processes in the run (the world size)
     local_rank    0 … local_size - 1, unique on the node: it picks the GPU
     local_size    number of processes of the run on this node
-    launcher      "python", "torchrun", "srun", "mpirun", "horovodrun" or "--spawn"
+    launcher      "python", "torchrun", "srun", "mpirun", "horovodrun", "--spawn" or "ddp"
     address       the host name or address of rank 0
-    port          the given port of rank 0; None: rank 0 chooses one, see rendezvous.py
+    port          the given port of rank 0; if None, rank 0 chooses one, see rendezvous.py
     job           an identifier of this run, the same on all its processes
-    nodes         number of nodes; if the launcher does not set it, as if each node had as many
-                  processes as this one
+    nodes         number of nodes; if the launcher does not set it, it is computed as if each
+                  node had as many processes as this node
     """
 
     rank: int = 0
@@ -42,8 +42,8 @@ class World:
 
 
 # The launcher, then its names for: rank, world size, local rank, local world size.
-# mpirun comes before Slurm: in a Slurm job, mpirun starts its helpers with srun, and the ranks
-# inherit their variables.
+# mpirun comes before Slurm: in a Slurm job, mpirun starts its helpers with srun, so the ranks
+# inherit srun's variables.
 LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
@@ -60,19 +60,21 @@ LAUNCHERS = (
 
 
 def find_world(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> World:
-    """This process's place, from the launcher's variables; a world of one process without any.
+    """This process's place by the launcher's variables; without any, a world of one process.
 
-    `gpus_each` is the number of GPUs that a rank uses; under srun, each task must have as
-    many. Raises UserError if the variables contradict each other; it names the line to change.
+    `gpus_each` is the number of GPUs that a rank uses; under srun, each task must have that
+    many. Raises UserError if the variables contradict each other; the error's text names
+    what to change.
     """
     for launcher, *names in LAUNCHERS:
         present = [name for name in names if environ.get(name, "") != ""]
-        # srun --mpi=pmi2 sets PMI_RANK too, but no local rank: Slurm's own variables count
-        # then.
+        # srun --mpi=pmi2 sets PMI_RANK too, but no local rank. Then Slurm's own variables are
+        # read.
         if not present or ("PMI_RANK" in names and "MPI_LOCALRANKID" not in present):
             continue
         if present == ["RANK", "WORLD_SIZE", "LOCAL_RANK"]:
-            # One command per rank, as in older tutorials: one node. torchrun sets all four.
+            # Older tutorials start one command per rank with these three variables, on one
+            # node. torchrun sets all four.
             environ = {**environ, "LOCAL_WORLD_SIZE": environ["WORLD_SIZE"]}
             present = names
         missing = [name for name in names if name not in present]
@@ -81,7 +83,7 @@ def find_world(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> W
                 f"{present[0]} is set but {missing[0]} is not: start the script with "
                 f"{launcher}, which sets both, or unset {present[0]} to run one process."
             )
-        # `spawn` sets torchrun's variables and this one.
+        # `spawn` and relaunch.py set torchrun's variables and this one.
         launcher = environ.get("MULTIGPU_LAUNCHER", launcher)
         world = _checked_world(launcher, names, *(integer(environ, name) for name in names))
         if launcher == "torchrun" and "GROUP_WORLD_SIZE" in environ:
@@ -91,10 +93,11 @@ def find_world(environ: Mapping[str, str] = os.environ, gpus_each: int = 1) -> W
 
 
 def _slurm(environ: Mapping[str, str], gpus_each: int) -> World:
-    """The place that srun gave this process; a world of one process without srun.
+    """The place that srun gave this process; without srun, a world of one process.
 
-    A batch script and an interactive shell have SLURM_NTASKS too, but only one process runs
-    there, and it would wait for the others for ever. Only a step, started by srun, has
+    Raises UserError if a job has several tasks, but srun did not start this process. A batch
+    script and an interactive shell have SLURM_NTASKS too, but each is only one process, which
+    would wait for the other ranks forever. Only a step, which srun starts, has
     SLURM_STEP_NUM_TASKS.
     """
     if "SLURM_JOB_ID" not in environ and "SLURM_PROCID" not in environ:
@@ -105,8 +108,8 @@ def _slurm(environ: Mapping[str, str], gpus_each: int) -> World:
             return World()
         job_name = environ.get("SLURM_JOB_NAME", "")
         raise UserError(
-            f"this process was started in the shell of the Slurm job {job_name!r}, which has "
-            f"{tasks} tasks, but not by srun, so no other rank would start: write 'srun "
+            f"this process was started in the shell of the Slurm job {job_name!r}, not by "
+            f"srun. The job has {tasks} tasks, but no other rank would start: write 'srun "
             f"python …' for one rank per task, 'torchrun --nproc-per-node=… …', or '--spawn "
             f"1' for one process."
         )
@@ -141,7 +144,7 @@ def _slurm(environ: Mapping[str, str], gpus_each: int) -> World:
 
 
 def started_by_srun(environ: Mapping[str, str]) -> bool:
-    """Whether this is a task of srun, and not a command in its shell (srun --pty bash)."""
+    """Whether this process is a task of srun; a command in its shell (--pty bash) is not."""
     step = "SLURM_STEP_NUM_TASKS" in environ or integer(environ, "SLURM_PROCID", 0) > 0
     return step and "SLURM_PTY_PORT" not in environ
 
@@ -199,7 +202,7 @@ def _with_address(world: World, environ: Mapping[str, str]) -> World:
     if address is None and world.local_size < world.size:
         if world.launcher != "srun":
             raise UserError(
-                f"{world.launcher} started {world.size} ranks on several nodes, and "
+                f"{world.launcher} started {world.size} ranks on several nodes, but "
                 f"MASTER_ADDR, the address of rank 0, is not set: export MASTER_ADDR=<first "
                 f"node> MASTER_PORT=<free port> and pass both on (Open MPI: mpirun -x "
                 f"MASTER_ADDR)."
@@ -212,14 +215,14 @@ def _with_address(world: World, environ: Mapping[str, str]) -> World:
 
 
 def _slurm_address(environ: Mapping[str, str]) -> str:
-    """Slurm's own address of the step's first node: no host name has to resolve."""
+    """Slurm's own address of the step's first node, so no host name has to be resolved."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     try:
         first = _output("scontrol", "show", "hostnames", nodes).split()[0]
         return re.search(r"NodeAddr=(\S+)", _output("scontrol", "show", "node", first))[1]
     except (OSError, subprocess.SubprocessError, IndexError, TypeError):
         raise UserError(
-            f"scontrol does not say which of the nodes {nodes!r} is the first: export "
+            f"scontrol does not report which of the nodes {nodes!r} is the first: export "
             f"MASTER_ADDR=<first node> before srun (MASTER_PORT too, if the ranks cannot "
             f"agree on one)."
         ) from None
@@ -254,7 +257,7 @@ def _output(*command: str) -> str:
 def integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     """The variable `name` as a number.
 
-    Raises UserError if it is none, or missing without a default.
+    Raises UserError if it is not a whole number, or if it is missing and has no default.
     """
     text = environ.get(name, default)
     try:

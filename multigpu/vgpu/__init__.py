@@ -1,7 +1,7 @@
 """Virtual GPUs: a torch device for machines without GPUs.
 
-`vgpu:0 … vgpu:k` compute real numbers on the CPU, raise CUDA's errors, meter memory and run a
-simulated clock.
+The devices `vgpu:0 … vgpu:k` compute real numbers on the CPU and raise CUDA's errors. They
+meter their memory and run a simulated clock.
 
     from multigpu import vgpu
     first, second = vgpu.start(count=2, gpu="V100-16GB", link="NVLink2")
@@ -52,13 +52,13 @@ def start(
 ) -> list[torch.device]:
     """Start `count` virtual GPUs in this process, and return their devices.
 
-    `gpu` and `link` are names of presets (GPUS, LINKS), or a Gpu and a Link of your own.
-    `memory` is each device's capacity, in bytes or as "64MiB"; without it, the preset's. With
-    compute=False tensors have shapes and no numbers, so that a model of any size can be
+    `gpu` is a name in GPUS or a Gpu, and `link` is a name in LINKS or a Link. `memory` is each
+    device's capacity, in bytes or as text ("64MiB"); the default is the capacity of `gpu`.
+    With compute=False tensors have shapes but no numbers: a model of any size can then be
     placed, metered and timed.
 
-    Raises UserError for a bad argument, for a version of torch that was not tried, and if
-    virtual GPUs are running.
+    Raises UserError for a bad argument, for an untested version of torch, and if virtual GPUs
+    are already running.
     """
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 128:
         raise UserError(
@@ -70,13 +70,13 @@ def start(
     if (running_machine := _machine.running()) is not None:
         raise UserError(
             f"{len(running_machine.meters)} virtual GPUs are running already in this process: "
-            f"use them, or call vgpu.stop() first; their tensors are then gone."
+            f"use them, or call vgpu.stop() first. Their tensors cannot be used after that."
         )
     backend.register()
     machine = Machine(count, gpu, link, capacity, compute)
     if compute:
         keep_freed_memory()
-    # Some rows of the table need the running machine.
+    # Set before TABLE.apply(), because some rows of TABLE need the running machine.
     _machine.set_running(machine)
     _machine.set_current_index(0)
     try:
@@ -88,10 +88,10 @@ def start(
 
 
 def stop() -> None:
-    """Stop the virtual GPUs, and put back what start() has replaced in torch.
+    """Stop the virtual GPUs, and restore what start() has replaced in torch.
 
-    Tensors that are still on them cannot be used any more: that raises RuntimeError. Without
-    running virtual GPUs, stop() does nothing.
+    After that, using a tensor of these GPUs raises RuntimeError. If no virtual GPUs are
+    running, stop() does nothing.
     """
     machine = _machine.running()
     if machine is None:
@@ -116,7 +116,9 @@ def running(
     memory: int | str | None = None,
     compute: bool = True,
 ) -> Iterator[list[torch.device]]:
-    """`with vgpu.running(count=2, memory="64MiB") as devices:` starts and stops virtual GPUs.
+    """Start virtual GPUs for a `with` block, and stop them at its end.
+
+        with vgpu.running(count=2, memory="64MiB") as devices:
 
     The arguments are those of start().
     """
@@ -128,17 +130,17 @@ def running(
 
 
 def elapsed() -> float:
-    """Simulated seconds since start() on the host's clock, after waiting for all devices."""
+    """Wait for all devices, and return the host's simulated seconds since start()."""
     return _current().clock.synchronize()
 
 
 def computes() -> bool:
-    """Whether the devices' tensors have numbers: not after start(compute=False)."""
+    """Whether the devices' tensors have numbers: False after start(compute=False)."""
     return _current().compute
 
 
 def timeline(since: float = 0.0) -> Timeline:
-    """What the devices have done from `since`, in simulated seconds, until now."""
+    """The devices' events from `since`, in simulated seconds after start(), until now."""
     machine = _current()
     end = machine.clock.synchronize()
     names = [str(device) for device in machine.devices]
@@ -152,9 +154,9 @@ def memory_held(
 
     {device: {"weights": …, "gradients": …, "optimizer": …, "activations": …}}
 
-    "weights" are the model's parameters and buffers, "gradients" their `.grad`, "optimizer"
-    the tensors of its state. "activations" are all other tensors on the device: what autograd
-    has saved, inputs, outputs.
+    "weights" are the model's parameters and buffers, "gradients" are the parameters' `.grad`,
+    and "optimizer" is the tensors in the optimizer's state. "activations" are all other
+    tensors on the device: inputs, outputs, and the tensors that autograd has saved.
     """
     return usage.memory_held(_current(), model, optimizer)
 

@@ -12,12 +12,13 @@ from multigpu.launch.world import World
 def gpus(count: int = 2, world: World | None = None) -> list[torch.device]:
     """`count` devices for this process: cuda:0, … if there are enough, otherwise vgpu:0, …
 
-    Virtual GPUs are started if none are running, and rank 0 prints one line that says so. With
-    `world` each rank of a node gets `count` GPUs of its own: with count=2, local rank 1 gets
-    cuda:2 and cuda:3.
+    If virtual GPUs are needed but none are running, they are started. If virtual GPUs are
+    returned, rank 0 prints one line that announces them. With `world`, each rank of a node
+    gets `count` GPUs that no other rank uses: with count=2, local rank 1 gets cuda:2 and
+    cuda:3.
 
-    Raises UserError if fewer than `count` virtual GPUs are running, or if torch does not see
-    the GPUs of a Slurm job.
+    Raises UserError if virtual GPUs are running, but fewer than `count`, or if torch does not
+    see the GPUs of a Slurm job.
     """
     if world is None:
         rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
@@ -29,7 +30,7 @@ def gpus(count: int = 2, world: World | None = None) -> list[torch.device]:
     if virtual and len(virtual) < count:
         are = "is" if len(virtual) == 1 else "are"
         raise UserError(
-            f"{count} GPUs were requested, and only {pluralize(len(virtual), 'virtual GPU')} "
+            f"{count} GPUs were requested, but only {pluralize(len(virtual), 'virtual GPU')} "
             f"{are} running: call vgpu.stop() first."
         )
     virtual = virtual or vgpu.start(count)

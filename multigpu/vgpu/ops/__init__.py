@@ -2,6 +2,6 @@
 
 from multigpu.vgpu.ops import kernels, op_info, transfer
 
-# Here, and not in those modules, so that dispatch never runs without them.
+# The registries are filled here, so dispatch never runs while they are empty.
 op_info.KERNELS.update(kernels.KERNELS)
 op_info.HANDLERS.update(kernels.HANDLERS | transfer.HANDLERS)

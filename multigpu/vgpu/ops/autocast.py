@@ -45,7 +45,7 @@ LOWER_PRECISION = [
     "rnn_relu_cell",
     "scaled_dot_product_attention",
 ]
-# Losses, norms, sums and functions that overflow easily compute in float32.
+# These compute in float32: losses, norms, sums, and functions that overflow easily.
 FLOAT32 = [
     "acos",
     "asin",
@@ -130,14 +130,15 @@ WIDEST = [
     "scatter_add",
 ]
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-# The dtype to compute in, for the positional and keyword arguments of a call.
+# Returns the dtype in which a call computes, from the values of all its arguments.
 ChooseDtype = Callable[[list], torch.dtype]
 
 
 def register(everything: torch.library.Library, aten: torch.library.Library) -> None:
-    """Register autocast for the device type: the lists, and no cast for all other operations.
+    """Register autocast for the device type: casts for the lists, none for other operations.
 
-    `everything` is the library of all namespaces ("_"), `aten` that of torch's operations.
+    `everything` is the library of all namespaces ("_"), and `aten` is the library of torch's
+    operations.
     """
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     lists = ((LOWER_PRECISION, _autocast_dtype), (FLOAT32, _float32), (WIDEST, _widest))
@@ -180,7 +181,7 @@ def _widest(values: list) -> torch.dtype:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """The argument, cast to the dtype if it is a vgpu tensor in floats other than float64."""
+    """The argument, cast if it is a vgpu tensor of a floating dtype other than float64."""
     if isinstance(value, Tensor):
         castable = (
             value.is_floating_point()

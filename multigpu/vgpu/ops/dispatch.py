@@ -1,7 +1,7 @@
-"""The execution of an operation on virtual tensors: the checks that a GPU makes, the kernel on
-the payloads, the memory of what is new, and the simulated time.
+"""Executes an operation on virtual tensors: makes the checks of a GPU, runs the kernel on the
+payloads, allocates memory for new tensors, and adds the simulated time.
 
-Copies between devices are in transfer.py, kernels that the CPU does not have in kernels.py.
+transfer.py has the copies between devices, and kernels.py the kernels that the CPU lacks.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ Tensor = torch.Tensor
 OpOverload = torch._ops.OpOverload
 MASK_TYPES = (torch.bool, torch.uint8)
 DETACH = aten.detach.default
-# Types of arguments that a kernel is given unchanged.
+# Arguments of these types are passed to the kernel unchanged.
 PLAIN_TYPES = {
     int,
     float,
@@ -44,8 +44,8 @@ PLAIN_TYPES = {
     torch.memory_format,
     torch.Size,
 }
-# A cache of what the schemas say, for the life of the process: schemas do not change. By the
-# id of the operation, whose own hash is computed in Python.
+# A cache for the life of the process, because the operations' schemas do not change. The keys
+# are the ids of the operations, because hashing an operation runs Python code.
 _infos: dict[int, OpInfo] = {}
 
 
@@ -57,7 +57,7 @@ def info_of(func: OpOverload) -> OpInfo:
     return info
 
 
-# The hot path, which each operation of a training step takes: it has few steps of Python.
+# The hot path: each operation of a training step runs it, so it has few steps of Python.
 def dispatch(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     """Execute one operation that has a virtual tensor, or a virtual device, as an argument."""
     info = _infos.get(id(func)) or info_of(func)
@@ -109,9 +109,9 @@ def execute(
 ) -> Any:
     """Run the kernel, allocate memory for new results, and add the operation to the clock.
 
-    `payloads` and `kwargs` are the arguments with payloads in the place of `tensors`, the
-    virtual tensors among them. `meter` is that of the device. Returns the result as virtual
-    tensors.
+    `tensors` are the virtual tensors among the arguments. `payloads` and `kwargs` are the
+    arguments, with payloads in the place of the virtual tensors. `meter` is the device's
+    meter. Returns the result as virtual tensors.
     """
     machine = meter.machine
     if not meter.alive:
@@ -147,7 +147,7 @@ def execute(
         )
     else:
         result = out
-    # A view is made by the host alone: the device has work only if there is new memory, or if
+    # The host alone makes a view. The device has work only if memory is allocated, or if
     # existing memory is written.
     if allocations_before != meter.num_allocations or info.writes:
         seconds = machine.costs.seconds(func, payloads, kwargs, tensors, out)
@@ -169,7 +169,7 @@ def _wrap_result(out: Tensor, tensors: list[VirtualTensor], meter: Meter) -> Ten
 
 
 def _alias(out: Tensor, tensor: VirtualTensor, tensors: list[VirtualTensor]) -> Tensor:
-    """A result that shares the storage of `tensor`: another of the arguments, or a view."""
+    """A result that shares the storage of `tensor`: another argument, or a view."""
     for other in tensors:
         if out is other._payload:
             return other
@@ -179,14 +179,14 @@ def _alias(out: Tensor, tensor: VirtualTensor, tensors: list[VirtualTensor]) -> 
 def view(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     """Handler of an operation that returns a view, or views, of its first argument.
 
-    It allocates no memory, and the device has no work.
+    The operation allocates no memory, and the device has no work.
     """
     source = args[0]
     block = source._block
     if not block.meter.alive:
         raise stopped_error(source)
     if func is DETACH:
-        # Both tensors have one payload until detach_payloads separates them.
+        # Both tensors share one payload until detach_payloads separates them.
         return wrap(source._payload, block)
     out = func._op(source._payload, *args[1:], **kwargs)
     if type(out) is Tensor:
@@ -197,7 +197,7 @@ def view(func: OpOverload, args: tuple, kwargs: dict) -> Any:
 def decompose(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     """Handler of an operation that is composed of others, such as `.to` and `linear`.
 
-    Autograd decomposes it before it comes here, except in inference mode.
+    Autograd decomposes such an operation itself, so this runs only in inference mode.
     """
     return func.decompose(*args, **kwargs)
 
@@ -226,7 +226,8 @@ def _run_special(
 ) -> Any:
     """Run a kernel that makes the host wait, draws random numbers, or changes shapes in place.
 
-    If it raises, the arguments are restored: a GPU would be out of memory before any change.
+    If the kernel raises, the arguments are restored, because a GPU would run out of memory
+    before it changed them.
     """
     if info.host_waits and not _has_known_shape(func, tensors):
         check_has_numbers(info, tensors)
@@ -260,17 +261,17 @@ def _run_special(
 
 
 def _has_known_shape(func: OpOverload, tensors: list[VirtualTensor]) -> bool:
-    """Whether it is indexing without a mask, whose result has a shape that the host knows."""
+    """Whether the host knows the result's shape: True only for indexing without a mask."""
     return func.overloadpacket is aten.index and all(
         tensor.dtype not in MASK_TYPES for tensor in tensors[1:]
     )
 
 
 def _create(info: OpInfo, func: OpOverload, args: list, kwargs: dict, meter: Meter) -> Any:
-    """Execute an operation that makes a tensor on a device that has none of its arguments.
+    """Execute an operation that makes a tensor on a device where it has no arguments.
 
-    These are factory functions such as empty, ones and arange, also with a tensor as a model
-    (ones_like(…, device=…)). Raises torch.OutOfMemoryError.
+    Such operations are factory functions: empty, ones, arange, and also
+    ones_like(tensor, device=…). Raises torch.OutOfMemoryError if the tensor does not fit.
     """
     kwargs = dict(kwargs)
     kwargs.pop("pin_memory", None)

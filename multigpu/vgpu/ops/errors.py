@@ -1,4 +1,4 @@
-"""The errors that a GPU raises: CUDA's wording, where CUDA has the error."""
+"""The errors that a GPU raises, in CUDA's wording if CUDA has the error."""
 
 import os
 
@@ -30,8 +30,8 @@ def device_mismatch_error(
 ) -> RuntimeError:
     """CUDA's error for tensors of two devices in one operation.
 
-    Pointwise operations have TensorIterator's message; the others name the argument that is
-    on the `second` device, as kernels do.
+    Pointwise operations have TensorIterator's message. For other operations the message names
+    the argument that is on the `second` device, as the messages of kernels do.
     """
     text = (
         f"Expected all tensors to be on the same device, but found at least two devices, "
@@ -60,8 +60,8 @@ def check_host_tensors(
 ) -> None:
     """Raise RuntimeError for a tensor of the host that CUDA does not accept.
 
-    CUDA accepts numbers that it reads, indices, and lengths. `device` is that of the other
-    tensors.
+    CUDA accepts a host tensor that is a number to read, indices, or lengths. `device` is the
+    device of the other tensors.
     """
     for argument, value in zip(func._schema.arguments, args, strict=False):
         written = argument.alias_info is not None and argument.alias_info.is_write
@@ -103,7 +103,7 @@ def check_generator(generator: torch.Generator, device: torch.device) -> None:
 
 
 def check_foreach_devices(info: OpInfo, func: torch._ops.OpOverload, args: tuple) -> None:
-    """Raise RuntimeError if tensors at one index of the lists are on different devices."""
+    """Raise RuntimeError if tensors at the same index in the lists are on two devices."""
     first = args[0]
     for value in args[1:]:
         if isinstance(value, (list, tuple)) and len(value) == len(first):
@@ -117,8 +117,9 @@ def check_foreach_devices(info: OpInfo, func: torch._ops.OpOverload, args: tuple
 def host_out_of_memory_error(info: OpInfo, device: torch.device) -> torch.OutOfMemoryError:
     """The error for a kernel whose memory the host cannot allocate."""
     return torch.OutOfMemoryError(
-        f"{device.type} out of memory. {info.name} on {device} needs more memory than the "
-        f"host has, where the numbers are. Use smaller tensors, or vgpu.start(compute=False)."
+        f"{device.type} out of memory. The host keeps the numbers of {device}, and "
+        f"{info.name} needs more memory than the host has. Use smaller tensors, or "
+        f"vgpu.start(compute=False)."
     )
 
 

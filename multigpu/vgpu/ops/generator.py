@@ -1,4 +1,4 @@
-"""torch.Generator(device="vgpu:1"): a CPU generator that reports a virtual GPU."""
+"""torch.Generator(device="vgpu:1"): a CPU generator whose `device` is a virtual GPU."""
 
 import weakref
 
@@ -6,8 +6,8 @@ import torch
 
 from multigpu.vgpu.sim.machine import current
 
-# All virtual generators, by the address of the C++ generator: torch wraps a generator in a new
-# Python object on its way to a kernel, and only the address stays the same.
+# All virtual generators, by the address of the C++ generator. When torch passes a generator to
+# a kernel, it makes a new Python object for the generator: only the address stays the same.
 _generators: weakref.WeakValueDictionary[int, "VirtualGenerator"] = (
     weakref.WeakValueDictionary()
 )
@@ -41,5 +41,5 @@ def _with_state(device: torch.device, state: torch.Tensor) -> VirtualGenerator:
 
 
 def device_of(generator: torch.Generator) -> torch.device:
-    """The generator's device, also if torch has wrapped it in a new Python object."""
+    """The generator's device, even if torch has made a new Python object for the generator."""
     return _generators.get(generator._cdata, generator).device

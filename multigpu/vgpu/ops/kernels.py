@@ -1,9 +1,9 @@
-"""Kernels that torch chooses for a GPU and not for the CPU: recurrent cells, attention.
+"""Kernels that torch chooses for a GPU but not for the CPU: recurrent cells, attention.
 
-For a device other than the CPU, LSTM and GRU layers call fused cells. These implement the
-formulas in the documentation of torch.nn.LSTM and torch.nn.GRU, and their derivatives.
-Attention would use its slowest kernel. With these kernels it uses the kernel that the CPU
-chooses, so its numbers are the CPU's to the bit.
+For a device other than the CPU, LSTM and GRU layers call fused cells. The cells in this file
+implement the formulas in the documentation of torch.nn.LSTM and torch.nn.GRU, and their
+derivatives. For such a device, torch's attention would use its slowest kernel. `attention`
+uses the kernel that the CPU chooses, so its results equal the CPU's bit for bit.
 """
 
 from collections.abc import Sequence
@@ -172,15 +172,15 @@ def _uses_flash(
 
 
 def _attention(func: OpOverload, args: tuple, kwargs: dict) -> Tensor:
-    """Handler of attention in inference mode, which does not use the kernel of `register`."""
+    """Handler of attention in inference mode, where torch skips the kernel of `register`."""
     return attention(*args, **kwargs)
 
 
 def pack(func: OpOverload, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:
     """aten::_pack_padded_sequence(rows, lengths, batch_first).
 
-    Returns the rows packed by time step, on the device, and the number of rows in each step,
-    on the host, as on CUDA. Raises RuntimeError if `lengths` is not on the host.
+    Returns the rows packed by time step (on the device) and the number of rows in each step
+    (on the host), as on CUDA. Raises RuntimeError if `lengths` is not on the host.
     """
     rows, lengths, _ = args
     if type(rows) is not VirtualTensor or type(lengths) is VirtualTensor:
@@ -199,9 +199,9 @@ def pack(func: OpOverload, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:
 
 
 def _keep_padding(func: OpOverload, args: tuple, kwargs: dict) -> bool:
-    """Handler of the test whether a padding mask may turn a batch into a nested tensor.
+    """Handler of the check whether a padded batch can become a nested tensor: False.
 
-    The CPU has nested tensors; on a virtual GPU the batch stays padded.
+    The CPU supports nested tensors, but on a virtual GPU the batch stays padded.
     """
     return False
 
@@ -213,7 +213,7 @@ def ctc_loss(
     target_lengths: Tensor | Sequence[int],
     *options: int | bool,
 ) -> Tensor:
-    """torch.nn.functional.ctc_loss: the host reads the lengths, on whatever device they are.
+    """torch.nn.functional.ctc_loss, with lengths on any device: the host reads them.
 
     CUDA's kernel does the same. `options` are blank, reduction and zero_infinity.
     """
@@ -225,7 +225,7 @@ def ctc_loss(
 
 
 def _ctc_loss(func: OpOverload, args: tuple, kwargs: dict) -> Tensor:
-    """Handler of ctc_loss in inference mode, which does not use the kernel of `register`."""
+    """Handler of ctc_loss in inference mode, where torch skips the kernel of `register`."""
     if func is aten.ctc_loss.Tensor:
         return ctc_loss(*args)
     return func.decompose(*args, **kwargs)
@@ -246,6 +246,6 @@ HANDLERS: dict[torch._ops.OpOverloadPacket, Handler] = {
 
 
 def register(library: torch.library.Library) -> None:
-    """Replace torch's kernels of attention and ctc_loss for this device type by these."""
+    """Replace torch's kernels of attention and ctc_loss for the device type "vgpu"."""
     library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
     library.impl("ctc_loss.Tensor", ctc_loss, "AutogradPrivateUse1")

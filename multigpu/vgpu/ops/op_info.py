@@ -10,7 +10,7 @@ Kernel = Callable[..., Any]
 # Runs an operation instead of dispatch's own steps: handler(func, args, kwargs).
 Handler = Callable[[torch._ops.OpOverload, tuple, dict], Any]
 
-# Their indices may be on the host, as on CUDA.
+# The indices of these operations can be on the host, as on CUDA.
 INDEXING = {
     aten.index,
     aten.index_put,
@@ -20,7 +20,7 @@ INDEXING = {
 }
 # The lengths of packed sequences must be on the host.
 TAKES_HOST_TENSORS = INDEXING | {aten._pack_padded_sequence_backward}
-# They take a host tensor without dimensions as a number, as all pointwise operations do.
+# These accept a host tensor without dimensions as a number, as all pointwise operations do.
 TAKES_HOST_NUMBERS = {
     aten.fill,
     aten.fill_,
@@ -30,7 +30,7 @@ TAKES_HOST_NUMBERS = {
     aten.index_fill_,
     aten.full_like,
 }
-# They may change the shape or the storage of a tensor in place, and no tag says so.
+# These can change the shape or the storage of a tensor in place, but have no tag for that.
 RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -51,12 +51,12 @@ class OpInfo:
     takes_host_tensors  it accepts tensors of the host among its arguments
     takes_host_numbers  it accepts tensors of the host that have no dimensions
     random              it draws random numbers
-    host_waits          the host needs its result, or the shape of it, before it continues
+    host_waits          the host waits for the result, or for the result's shape
     mutable             it writes one of its arguments
     out_names           the names of its output arguments (`out=`)
     resizes             it may change the shape or the storage of an argument
     writes              it writes an argument's elements
-    special             one of host_waits, random, resizes, takes_host_tensors: the slow path
+    special             host_waits, random, resizes or takes_host_tensors holds: the slow path
     """
 
     __slots__ = (
@@ -111,7 +111,7 @@ class OpInfo:
         )
 
     def written_ids(self, args: list, kwargs: dict) -> set[int]:
-        """The ids of the tensors among the arguments of one call that the call writes."""
+        """The ids of the argument tensors that a call with these arguments writes."""
         ids: set[int] = set()
         for position, argument in enumerate(self.func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:

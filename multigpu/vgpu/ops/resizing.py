@@ -1,6 +1,6 @@
-"""Operations that change a tensor's shape or storage in place: resize_, set_, t_ and the like,
-and each operation with an `out`. The wrapper and the meter follow the payload, or all is
-restored.
+"""Operations that can change a tensor's shape or storage in place: resize_, set_, t_ and
+similar ones, and each operation with an `out`. Afterwards the wrapper and the meter match the
+payload; if the operation fails, everything is restored.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,9 +14,10 @@ Tensor = torch.Tensor
 
 
 def detach_payloads(values: Iterable) -> None:
-    """Give each virtual tensor, also inside lists, a payload object of its own.
+    """Give each virtual tensor, also inside lists, its own payload object.
 
-    A detached tensor has the same payload object, and must keep its shape.
+    A tensor and its detached tensor share one payload object, but a new shape of one tensor
+    must not change the other.
     """
     for value in values:
         if type(value) is VirtualTensor:
@@ -26,9 +27,9 @@ def detach_payloads(values: Iterable) -> None:
 
 
 def snapshot(payload: Tensor, with_numbers: bool) -> Callable[[], None]:
-    """A function that restores the payload's shape and its storage's size as they are now.
+    """Return a function that restores the present shape and storage size of the payload.
 
-    It restores the elements, too, if `with_numbers`.
+    With `with_numbers` it also restores the elements.
     """
     if payload.layout is not torch.strided:
         return lambda: None
@@ -47,9 +48,10 @@ def snapshot(payload: Tensor, with_numbers: bool) -> Callable[[], None]:
 
 
 def update_wrapper(tensor: VirtualTensor, tensors: list[VirtualTensor]) -> None:
-    """Let the wrapper and the meter follow a payload whose shape or storage has changed.
+    """Update the wrapper and the meter after the payload's shape or storage has changed.
 
-    `tensors` are all virtual tensors of the operation. Raises torch.OutOfMemoryError.
+    `tensors` are all virtual tensors of the operation. Raises torch.OutOfMemoryError if the
+    new storage does not fit.
     """
     payload = tensor._payload
     block = tensor._block
@@ -68,9 +70,10 @@ def update_wrapper(tensor: VirtualTensor, tensors: list[VirtualTensor]) -> None:
 
 
 def _block_of(payload: Tensor, key: int, nbytes: int, tensors: list[VirtualTensor]) -> Block:
-    """The block of the storage that a payload was set to: another tensor's, or a new one.
+    """The block of the payload's new storage: another tensor's block, or a new block.
 
-    The storage keeps a new block, because tensors of one file may share it (loading.py).
+    The storage keeps a reference to a new block, because several tensors of one file can share
+    the storage (loading.py).
     """
     for other in tensors:
         if other._block.key == key:

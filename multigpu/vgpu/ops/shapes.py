@@ -1,8 +1,8 @@
-"""The shape-only mode (compute=False): payloads are on the device "meta", which has shapes and
-no numbers, except for small tensors that programs read: counters, indices and single numbers.
+"""The shape-only mode (compute=False): payloads are on the device "meta", so they have shapes
+but no numbers. Small tensors that programs read keep numbers: counters, indices and scalars.
 
-Where an operation writes a shape into a tensor with numbers, all tensors on that storage lose
-their numbers.
+If an operation writes a shape into a tensor with numbers, this tensor and all tensors that
+share its storage lose their numbers.
 """
 
 from typing import Any
@@ -14,9 +14,10 @@ from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload
 from multigpu.vgpu.sim.memory import Meter
 
 Tensor = torch.Tensor
-# Integer tensors of at most this many elements keep their numbers, others at most one element.
+# Integer and bool tensors of at most this many elements keep their numbers. Other tensors keep
+# them only if they have at most one element.
 SMALL = 4096
-# GradScaler's search for infinite gradients writes what it found into a flag. Shapes have no
+# GradScaler's search for infinite gradients writes its result into a flag. Shapes have no
 # infinite elements, so the flag keeps its number.
 FIND_INFINITE = "_amp_foreach_non_finite_check_and_unscale_"
 
@@ -24,9 +25,9 @@ FIND_INFINITE = "_amp_foreach_non_finite_check_and_unscale_"
 def shapes_only(
     info: OpInfo, payloads: list, kwargs: dict, tensors: list[VirtualTensor]
 ) -> tuple[list, dict]:
-    """The arguments for a kernel: if one of the tensors is a shape, all become shapes.
+    """The arguments for a kernel: if one tensor is a shape, all with dimensions become shapes.
 
-    Tensors that the operation writes then lose their numbers.
+    The tensors that the operation writes then lose their numbers.
     """
     before = [tensor._payload for tensor in tensors]
     for tensor in tensors:
@@ -50,7 +51,7 @@ def shapes_only(
 def _to_meta(value: Any, now: dict[int, Tensor]) -> Any:
     """An argument as a shape; a tensor without dimensions keeps its number.
 
-    `now` has the current payload of each tensor by the id of its previous one.
+    `now` maps the id of a tensor's previous payload to its current payload.
     """
     if isinstance(value, (list, tuple)) and type(value) is not torch.Size:
         return type(value)([_to_meta(part, now) for part in value])
@@ -61,7 +62,7 @@ def _to_meta(value: Any, now: dict[int, Tensor]) -> Any:
 
 
 def drop_numbers(tensor: VirtualTensor) -> None:
-    """Drop the numbers of a tensor, and of those that share its storage at their next use."""
+    """Drop a tensor's numbers. Tensors that share its storage lose theirs when next used."""
     if not tensor._payload.is_meta:
         storage = tensor._payload.untyped_storage()
         shape = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")

@@ -25,14 +25,14 @@ _data = torch.Tensor.data
 class VirtualTensor(torch.Tensor):
     """A tensor on a virtual GPU. Programs do not use this class: they write device="vgpu:0".
 
-    `_payload` has the numbers, or only the shape (device "meta") without computing. `_block`
-    is the device's memory that the tensor's storage takes.
+    `_payload` has the numbers or, with compute=False, only the shape (device "meta"). `_block`
+    is the memory on the device that the tensor's storage occupies.
     """
 
     _payload: torch.Tensor
     _block: Block
 
-    # Python code between a method and its kernel would cost each call a microsecond.
+    # The default runs Python code between a method and its kernel: a microsecond per call.
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     # dispatch.py sets __torch_dispatch__, because it imports this class.
@@ -51,7 +51,7 @@ class VirtualTensor(torch.Tensor):
     def numpy(self, *, force: bool = False) -> "np.ndarray":
         if force:
             return self.detach().cpu().resolve_conj().resolve_neg().numpy()
-        # CUDA's sentence.
+        # CUDA's wording.
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. "
             f"Use Tensor.cpu() to copy the tensor to host memory first."
@@ -68,13 +68,13 @@ class VirtualTensor(torch.Tensor):
         device: DeviceLike = None,
         **options: Any,
     ) -> torch.Tensor:
-        # torch's own method asks the device guard, which knows one device only.
+        # torch's own method asks the device guard, which knows only one device.
         return torch.tensor(
             data, dtype=dtype or self.dtype, device=device or self.device, **options
         )
 
     def new(self, *args: Any, device: DeviceLike = None) -> torch.Tensor:
-        # An old name for new_empty and new_tensor; torch's own asks the device guard, too.
+        # An old name for new_empty and new_tensor; torch's method asks the device guard, too.
         is_data = len(args) == 1 and isinstance(args[0], (list, tuple))
         if is_data and not isinstance(args[0], torch.Size):
             return self.new_tensor(args[0], device=device)
@@ -106,7 +106,7 @@ class VirtualTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
         if not self.is_leaf:
-            # torch's sentence.
+            # torch's wording.
             raise RuntimeError(
                 "Only Tensors created explicitly by the user (graph leaves) support the "
                 "deepcopy protocol at the moment."
@@ -131,8 +131,8 @@ class VirtualTensor(torch.Tensor):
         has_storage = payload.layout is torch.strided and not payload.is_meta and meter.alive
         if isinstance(self, torch.nn.Parameter) or not has_storage:
             return reduce_without_storage(self)
-        # As torch pickles the tensors of its own devices: tensors that share a storage share
-        # it in the file, too. See loading.py.
+        # torch pickles the tensors of its own devices in the same way: tensors that share a
+        # storage share it in the file, too. See loading.py.
         meter.machine.clock.wait_for_collectives([self])
         meter.machine.clock.transfer(meter.index, HOST, self.nbytes, wait=True)
         payload = payload.detach().requires_grad_(self.requires_grad)
@@ -141,7 +141,7 @@ class VirtualTensor(torch.Tensor):
 
 
 def refresh_payload(tensor: VirtualTensor) -> None:
-    """Make the payload a shape if shapes.drop_numbers took its storage's numbers."""
+    """Make the payload a shape if shapes.drop_numbers has dropped its storage's numbers."""
     payload = tensor._payload
     if not payload.is_meta and payload.layout is torch.strided:
         storage = getattr(payload.untyped_storage(), "meta_storage", None)
@@ -152,7 +152,7 @@ def refresh_payload(tensor: VirtualTensor) -> None:
 
 
 def reduce_without_storage(tensor: VirtualTensor) -> tuple:
-    """How to pickle a tensor without its storage: (function, its arguments).
+    """Return (function, its arguments), with which pickle rebuilds a tensor without a storage.
 
     torch does the same for devices that have no storages. Raises RuntimeError for a tensor
     that has no numbers.
@@ -197,9 +197,9 @@ def wrap(payload: torch.Tensor, block: Block) -> VirtualTensor:
 
 
 def wrap_new(payload: torch.Tensor, meter: Meter) -> VirtualTensor:
-    """A tensor on the meter's device for a new payload, with memory of its own.
+    """A tensor on the meter's device for a new payload, with a new block of memory.
 
-    Raises torch.OutOfMemoryError if it does not fit.
+    Raises torch.OutOfMemoryError if the tensor does not fit.
     """
     return wrap(payload, Block(meter, *storage_id(payload)))
 

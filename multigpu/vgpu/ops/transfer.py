@@ -1,4 +1,4 @@
-"""Copies to a device, from it and between two, and the operations that read a number."""
+"""Copies to a device, from a device and between devices; operations that read a number."""
 
 from typing import Any
 
@@ -18,10 +18,10 @@ OpOverload = torch._ops.OpOverload
 
 
 def meter_of(tensor: torch.Tensor) -> Meter | None:
-    """The meter of a tensor's device, ready for a copy; None for a tensor of the host.
+    """The meter of a tensor's device; None for a tensor of the host. Call it before a copy.
 
-    Waits for collectives that still write the tensor. Raises RuntimeError if its machine has
-    been stopped.
+    Waits for unfinished collectives that use the tensor. Raises RuntimeError if the tensor's
+    machine has been stopped.
     """
     if type(tensor) is not VirtualTensor:
         return None
@@ -42,7 +42,7 @@ def copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
     to = meter_of(destination)
     origin = meter_of(source)
     if origin is None and source.is_meta and to.machine.compute:
-        # torch's sentence: Module.to adds to it.
+        # torch's wording, which Module.to recognizes and extends.
         raise NotImplementedError("Cannot copy out of meta tensor; no data!")
     if to is origin:
         payloads = [destination._payload, source._payload]
@@ -102,9 +102,9 @@ def _advance_clock(
 ) -> None:
     """Add a copy of `source` to the clock; a meter of None stands for the host.
 
-    As with CUDA, the host waits for a copy from or to it, unless it is non_blocking. A
-    non_blocking copy from the host needs pinned memory; one to the host does not, because
-    torch pins the destination.
+    As with CUDA, the host waits for a copy from or to the host, unless the copy is
+    non_blocking. A non_blocking copy from the host needs pinned memory. A non_blocking copy
+    to the host does not, because torch pins the destination.
     """
     if origin is None:
         non_blocking = non_blocking and source.is_pinned()
@@ -123,7 +123,7 @@ def item(func: OpOverload, args: tuple, kwargs: dict) -> Any:
 
 
 def record_stream(func: OpOverload, args: tuple, kwargs: dict) -> None:
-    """aten::record_stream: nothing to do, because memory is freed when no tensor uses it."""
+    """aten::record_stream: does nothing, because memory is freed when no tensor uses it."""
 
 
 HANDLERS: dict[torch._ops.OpOverloadPacket, Handler] = {

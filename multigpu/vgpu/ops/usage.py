@@ -16,7 +16,7 @@ def memory_held(
     """{device: {category: bytes}}; a device's four numbers add up to its memory_allocated.
 
     A storage counts once, in the first category that it belongs to, so tied weights count
-    once. Activations are what is in none of the other categories.
+    once. Activations are all memory that is in none of the other categories.
     """
     usage = {meter.device: dict.fromkeys(CATEGORIES, 0) for meter in machine.meters}
     counted_blocks: set[int] = set()

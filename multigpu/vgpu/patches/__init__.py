@@ -1,7 +1,7 @@
 """All symbols of torch that are replaced while virtual GPUs run.
 
-`vgpu.start()` applies TABLE, and `vgpu.stop()` undoes all of it. What is registered once and
-stays until the process ends, the device type and its kernels, is listed in backend.PERMANENT.
+`vgpu.start()` applies TABLE, and `vgpu.stop()` undoes all of it. The device type and its
+kernels are registered once and stay until the process ends: see backend.PERMANENT.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from multigpu.vgpu.patches.replacing import Registration, Replacement, Table
 
 
 def _process_group_register() -> None:
-    # Imported here: torch may be built without torch.distributed.
+    # Imported here, because torch can be built without torch.distributed.
     from multigpu.vgpu.patches import process_group
 
     process_group.register()
@@ -34,24 +34,25 @@ def _torch_cannot_pin() -> bool:
 _GRADIENT_CHECK = (
     "the engine does not check the device of gradients that are tensors of a subclass"
 )
-_PINNED = "torch's own raises where there is no accelerator with pinned memory"
+_PINNED = "torch's own method raises if there is no accelerator with pinned memory"
 
 TABLE = Table(
     (
-        # Within a call it also replaces torch.utils.swap_tensors, and sets the flag of
+        # During a call, _apply also replaces torch.utils.swap_tensors and sets the flag of
         # torch.__future__ for swapped parameters.
         Replacement(
             "torch.nn.Module",
             "_apply",
             moving.moving_apply,
-            "Module.to makes new parameters where the tensor's class changes: ties and "
-            "optimizers would lose them",
+            "Module.to makes new parameters if the tensor's class changes: tied layers and "
+            "optimizers would keep the old ones",
         ),
         Replacement(
             "torch.autograd.Variable",
             "_execution_engine",
             engine.Engine,
-            "backward runs in one thread, and raises what the device guard has caught",
+            "backward runs in one thread, and raises the exceptions that the device guard "
+            "has caught",
         ),
         Replacement(
             "torch.autograd.function.BackwardCFunction",
@@ -100,18 +101,18 @@ TABLE = Table(
             "_streams",
             comm.streams,
             "DataParallel takes a stream for each copy from the host; torch would count the "
-            "devices by the device guard, which knows of one",
+            "devices by the device guard, which knows only one",
         ),
         Registration(
             ("torch.serialization._package_registry",),
             loading.register_location,
-            "torch.save and torch.load: a virtual GPU has no storages of its own",
+            "torch.save and torch.load: a virtual GPU has no storages",
         ),
         # A tensor that outlives vgpu.stop() does not need this: it cannot be pickled any more.
         Registration(
             ("multiprocessing.reduction.ForkingPickler._extra_reducers",),
             loading.register_reduction,
-            "between processes a storage would travel as shared memory, and forget its device",
+            "another process would get a storage as shared memory, without its device",
         ),
         Registration(
             ("torch.optim.optimizer._foreach_supported_types",),
@@ -123,11 +124,11 @@ TABLE = Table(
             "torch.autograd.profiler",
             "record_function",
             updates.mark_optimizer_steps,
-            "the clock needs to know when an optimizer's step begins and ends; torch's hooks "
-            "for steps are not called when a step raises",
+            "the clock needs to know when an optimizer's step begins and ends; torch does not "
+            "call its hooks for steps if a step raises",
         ),
-        # A process group that outlives vgpu.stop() can be used and destroyed: torch looks up
-        # these entries only when it makes a group.
+        # A process group that outlives vgpu.stop() can still be used and destroyed, because
+        # torch looks up these entries only when it makes a group.
         Registration(
             (
                 "torch.distributed.Backend",
@@ -138,7 +139,7 @@ TABLE = Table(
                 "torch.distributed.Backend._plugins",
             ),
             _process_group_register,
-            'dist.init_process_group("vgpu")',
+            'dist.init_process_group("vgpu") finds its backend in these registries',
             when=torch.distributed.is_available,
         ),
         # A DDP model that outlives vgpu.stop() still has no timer: torch warns once.
@@ -146,7 +147,7 @@ TABLE = Table(
             "torch.distributed.Logger",
             "set_runtime_stats_and_log",
             _no_statistics,
-            "DDP times its steps for its own log; it has no timer for a virtual GPU, and "
+            "DDP times its steps for its own log; it has no timer for a virtual GPU, so it "
             "would warn on every rank",
             when=torch.distributed.is_available,
         ),

@@ -1,14 +1,15 @@
-"""Registers the device type "vgpu" with torch: the one place that uses torch's private calls.
+"""Registers the device type "vgpu" with torch.
 
-The registration is made once, by the first `vgpu.start()`, and stays until the process ends:
-torch offers no way back, and the operations of a tensor that outlives `vgpu.stop()` need the
-kernels to raise their error. What stays in Python is listed in PERMANENT. In C++ stay the name
-of the device type, its device guard, its hooks (`is_available()` is then false) and its
-kernels.
-In the process stay the settings of the host's allocator (sim/memory.py), what is called in a
-forked child (sim/machine.py), and what is called at exit (process_group.py).
+The first `vgpu.start()` makes the registration, and it stays until the process ends, for two
+reasons. torch has no function that removes it, and a tensor that outlives `vgpu.stop()` needs
+the kernels to raise its error.
 
-Tried with torch 2.11, 2.12 and 2.13. `_setup_privateuseone_for_python_backend` is
+PERMANENT lists what stays in Python. These stay in C++: the name of the device type, its
+device guard, its hooks (whose `is_available()` then returns False) and its kernels. These stay
+in the process: the settings of the host's allocator (sim/memory.py), the function called in a
+forked child (sim/machine.py), and the function called at exit (process_group.py).
+
+Tested with torch 2.11, 2.12 and 2.13. `_setup_privateuseone_for_python_backend` is
 experimental, so other versions are refused.
 """
 
@@ -23,16 +24,16 @@ from multigpu.vgpu.patches import device_module, engine
 MIN_TORCH = (2, 11)
 FIRST_UNTESTED_TORCH = (2, 14)
 
-# Python symbols of torch that stay → what they are, as of torch 2.13. vgpu.stop() puts back
+# Python symbols of torch that stay → what they are, as of torch 2.13. vgpu.stop() restores
 # everything else.
 PERMANENT = {
     "torch.vgpu": "the device module (device_module.py)",
     "sys.modules['torch.vgpu']": "the device module, for `import torch.vgpu`",
-    "torch.Tensor.vgpu": "made by torch with the device type, as Tensor.cuda",
-    "torch.Tensor.is_vgpu": "made by torch with the device type, as Tensor.is_cuda",
-    "torch.nn.Module.vgpu": "made by torch with the device type, as Module.cuda",
-    "torch.nn.utils.rnn.PackedSequence.vgpu": "made by torch with the device type",
-    "torch.nn.utils.rnn.PackedSequence.is_vgpu": "made by torch with the device type",
+    "torch.Tensor.vgpu": "made by torch for the device type, like Tensor.cuda",
+    "torch.Tensor.is_vgpu": "made by torch for the device type, like Tensor.is_cuda",
+    "torch.nn.Module.vgpu": "made by torch for the device type, like Module.cuda",
+    "torch.nn.utils.rnn.PackedSequence.vgpu": "made by torch for the device type",
+    "torch.nn.utils.rnn.PackedSequence.is_vgpu": "made by torch for the device type",
     "torch.utils.backend_registration._privateuse1_backend_name": "the device type's name",
     "torch._C._autograd.DeviceType.VGPU": "the device type's name in the enum",
     "torch._C._autograd.DeviceType.__repr__": "writes the device type's name",
@@ -45,16 +46,16 @@ PERMANENT = {
     "torch.library._impls": "the kernels, each with its name",
 }
 
-# Belongs to the process, as the registration does. torch removes the kernels when their
-# Library object is deleted.
+# Kept until the process ends, because torch removes the kernels when their Library object is
+# deleted.
 _libraries: list[torch.library.Library] = []
 
 
 def register() -> None:
-    """Register the device type "vgpu" with torch, if this process has not done so.
+    """Register the device type "vgpu" with torch, if this process has not done so yet.
 
-    Raises UserError if this version of torch was not tried, or if another package has taken
-    the place.
+    Raises UserError if this version of torch is untested, or if another package has registered
+    its device type.
     """
     if _libraries:
         return
@@ -62,9 +63,9 @@ def register() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise UserError(
-            f"torch has one place for a device type of its users, and in this process "
-            f'"{name}" has taken it: use virtual GPUs in a process that does not import '
-            f"{name}'s package."
+            f"torch accepts only one device type of other packages, and in this process "
+            f'"{name}" is already registered: use virtual GPUs in a process that does not '
+            f"import {name}'s package."
         )
 
     from torch.utils import backend_registration
@@ -77,7 +78,7 @@ def register() -> None:
 
 
 class Hooks(torch._C._acc.PrivateUse1Hooks):
-    """What torch's C++ code asks about the device type: whether virtual GPUs run."""
+    """The hooks that torch's C++ code calls: each returns whether virtual GPUs run."""
 
     def is_available(self) -> bool:
         return device_module.is_available()
@@ -90,9 +91,9 @@ class Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 def _kernels() -> tuple[torch.library.Library, torch.library.Library]:
-    """Register the kernels, and return what keeps them registered.
+    """Register the kernels, and return the Library objects that keep them registered.
 
-    Their modules use the device type, so they are imported after it is registered.
+    The kernels' modules use the device type, so they are imported after its registration.
     """
     from multigpu.vgpu.ops import autocast, kernels
     from multigpu.vgpu.ops.dispatch import dispatch
@@ -100,13 +101,14 @@ def _kernels() -> tuple[torch.library.Library, torch.library.Library]:
     every_namespace = torch.library.Library("_", "IMPL")
     aten = torch.library.Library("aten", "IMPL")
 
-    # Calls without a tensor, as torch.ones(2, device="vgpu:0"), reach no __torch_dispatch__.
+    # A call without a tensor, such as torch.ones(2, device="vgpu:0"), does not reach
+    # __torch_dispatch__.
     def fallback(func: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         return dispatch(func, args, kwargs)
 
     every_namespace.fallback(fallback, "PrivateUse1")
 
-    # torch.tensor(…, device=…) copies below __torch_dispatch__, and not through the fallback.
+    # torch.tensor(…, device=…) calls copy_ below __torch_dispatch__ and skips the fallback.
     def copy_(*args: Any, **kwargs: Any) -> torch.Tensor:
         return dispatch(torch.ops.aten.copy_.default, args, kwargs)
 
@@ -117,10 +119,10 @@ def _kernels() -> tuple[torch.library.Library, torch.library.Library]:
 
 
 def check_version(version: str) -> None:
-    """Raises UserError unless virtual GPUs were tried with this version of torch."""
+    """Raise UserError if virtual GPUs were not tested with this version of torch."""
     major, minor = (int(part) for part in version.split(".")[:2])
     if not MIN_TORCH <= (major, minor) < FIRST_UNTESTED_TORCH:
         raise UserError(
-            f"virtual GPUs were tried with torch 2.11 to 2.13, and this is torch {version}: "
-            f'install one of those (pip install "torch>=2.11,<2.14").'
+            f"virtual GPUs were tested with torch 2.11 to 2.13, but this is torch {version}: "
+            f'install a tested version (pip install "torch>=2.11,<2.14").'
         )

@@ -1,7 +1,8 @@
-"""DataParallel's copies between virtual GPUs, in the place of torch.nn.parallel.comm's.
+"""DataParallel's copies between virtual GPUs, which replace those of torch.nn.parallel.comm.
 
-torch's own are written in C++, for CUDA and NCCL. These have the same signatures and results.
-While virtual GPUs run they stand in for torch's; tensors of other devices still go to torch's.
+torch's functions are written in C++, for CUDA and NCCL. The functions in this file have the
+same signatures and results. They replace torch's functions while virtual GPUs run, but tensors
+of other devices still go to torch's functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.sim.machine import current
 
 Tensor = torch.Tensor
-# As in torch: an index of a device, -1 for the CPU.
+# As in torch: an int is the index of a device, and -1 is the CPU.
 Device = int | str | torch.device
 # Bytes of a bucket, as in torch.
 BUFFER_SIZE = 10485760
@@ -34,12 +35,15 @@ def _flatten(bucket: Sequence[Tensor]) -> Tensor:
 
 
 def _unflatten(flat: Tensor, bucket: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of their own with the shapes of the bucket's."""
+    """Split `flat` into new tensors with the shapes of the bucket's tensors."""
     return [part.clone() for part in torch._utils._unflatten_dense_tensors(flat, bucket)]
 
 
 def _in_order_of(tensors: Sequence[Tensor], copies: list[Tensor]) -> list[Tensor]:
-    """The copies in the order of the tensors: buckets hold one type each, which changes it."""
+    """The copies in the order of the tensors.
+
+    Buckets change the order, because each bucket holds tensors of one type.
+    """
     return list(torch._utils._reorder_tensors_as(copies, list(tensors)))
 
 
@@ -49,7 +53,7 @@ def broadcast(
     *,
     out: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Copies of the tensor on the devices; for its own device, the tensor itself."""
+    """Copies of the tensor on the devices; on its own device, the tensor itself."""
     if (devices is None) == (out is None):
         raise RuntimeError(
             f"Exactly one of 'devices' and 'out' must be specified, "
@@ -63,11 +67,11 @@ def broadcast(
 def broadcast_coalesced(
     tensors: Sequence[Tensor], devices: Sequence[Device], buffer_size: int = BUFFER_SIZE
 ) -> list[list[Tensor]]:
-    """For each device a list of copies.
+    """Copy the tensors to each device; return one list of copies per device.
 
-    Buckets of `buffer_size` bytes travel as one copy, as with NCCL.
+    A bucket of `buffer_size` bytes is sent as one copy, as with NCCL.
     """
-    # DataParallel calls this before it starts its threads, one for each device.
+    # DataParallel calls this before it starts its threads, one per device.
     current().clock.num_replica_threads = len(devices)
     sources = [tensor.detach() for tensor in tensors]
     return [_copies(sources, _device(device), buffer_size) for device in devices]
@@ -89,10 +93,10 @@ def reduce_add_coalesced(
     destination: int | None = None,
     buffer_size: int = BUFFER_SIZE,
 ) -> tuple[Tensor, ...]:
-    """inputs[device][i] → the sums over the devices, on the destination.
+    """Sum inputs[device][i] over the devices; return the sums, on the destination.
 
-    Buckets of `buffer_size` bytes travel as one copy. Without a destination, the first
-    device's.
+    A bucket of `buffer_size` bytes is sent as one copy. The default destination is the first
+    device.
     """
     target = _device(inputs[0][0].get_device() if destination is None else destination)
     root = next((i for i, tensors in enumerate(inputs) if tensors[0].device == target), None)
@@ -120,10 +124,10 @@ def scatter(
     *,
     out: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Chunks of the tensor, one for each device: equal ones, or of the given sizes.
+    """Send a chunk of the tensor to each device: equal chunks, or chunks of the given sizes.
 
-    With `streams`, which DataParallel gives for a tensor of the host, the copies run beside
-    the computation.
+    With `streams` the copies overlap with the computation. DataParallel passes streams for a
+    tensor of the host.
     """
     if out is not None:
         chunks = tensor.split([target.size(dim) for target in out], dim)
@@ -137,7 +141,7 @@ def scatter(
         chunks = tensor.split(list(chunk_sizes), dim)
     on_side_stream = any(stream is not None for stream in streams or ())
     with current().clock.on_side_stream(on_side_stream):
-        # A batch smaller than the number of devices has fewer chunks.
+        # A batch smaller than the number of devices has fewer chunks than devices.
         return tuple(
             chunk.to(_device(device), non_blocking=True)
             for chunk, device in zip(chunks, devices, strict=False)
@@ -153,7 +157,7 @@ def gather(
 ) -> Tensor:
     """The tensors of several devices, concatenated along `dim` on the destination.
 
-    Without a destination, the current device; -1 is the CPU.
+    The default destination is the current device; -1 is the CPU.
     """
     if out is not None:
         target = out.device
@@ -168,14 +172,15 @@ def gather(
     return whole if out is None else out.copy_(whole)
 
 
-# What stands in for the functions of the same name in torch.nn.parallel.comm.
+# These replace the functions of the same name in torch.nn.parallel.comm.
 FUNCTIONS = (broadcast, broadcast_coalesced, reduce_add_coalesced, scatter, gather)
 
 
 def for_virtual_gpus(replacement: Callable) -> Callable[[Callable], Callable]:
-    """For a row of the table: a function that calls the replacement for virtual GPUs.
+    """Return the `make` of a row of TABLE.
 
-    For all other devices it calls the original.
+    The function that `make` returns calls the replacement for virtual GPUs, and the original
+    for all other devices.
     """
 
     def make(original: Callable) -> Callable:

@@ -21,7 +21,7 @@ Device = torch.device | str | int | None
 # The current streams by the device's index. As in torch, each thread has its own.
 _local = threading.local()
 
-# torch.utils.checkpoint saves the random numbers of a device if its module has this.
+# torch.utils.checkpoint saves a device's random state only if the device's module has this.
 _initialized = True
 
 
@@ -65,7 +65,7 @@ def set_device(device: Device) -> None:
 
 @contextmanager
 def device(device: Device) -> Iterator[None]:
-    """`with torch.vgpu.device(1):` makes it the current device within the block."""
+    """`with torch.vgpu.device(1):` makes vgpu:1 the current device within the block."""
     before = current_device()
     set_device(device)
     try:
@@ -92,7 +92,7 @@ def _meter(device: Device) -> Meter:
 def memory_allocated(device: Device = None) -> int:
     """Bytes that tensors hold on the device now.
 
-    Each storage is rounded up to a multiple of 512 bytes, as by CUDA's allocator.
+    Each storage is rounded up to a multiple of 512 bytes, as in CUDA's allocator.
     """
     return _meter(device).allocated
 
@@ -103,7 +103,7 @@ def max_memory_allocated(device: Device = None) -> int:
 
 
 def reset_peak_memory_stats(device: Device = None) -> None:
-    """Let max_memory_allocated begin again at the memory that is allocated now."""
+    """Reset max_memory_allocated to the memory that is allocated now."""
     meter = _meter(device)
     meter.peak = meter.allocated
 
@@ -132,7 +132,7 @@ def memory_stats(device: Device = None) -> dict[str, int]:
 
 
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
-    """Lines to print: memory that is allocated now, at the peak, free, and the capacity."""
+    """Lines to print: the memory allocated now, its peak, the free memory, the capacity."""
     meter = _meter(device)
     rows = {
         "allocated": meter.allocated,
@@ -195,7 +195,7 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """Whether the device computes in bfloat16.
 
-    Without bfloat16 units a GPU emulates them: as in torch.cuda that counts, unless
+    A GPU without bfloat16 units emulates them. As in torch.cuda, emulation counts unless
     including_emulation is False.
     """
     return including_emulation or _machine.current().gpu.bf16
@@ -207,11 +207,10 @@ _stream_numbers = itertools.count(1)
 
 
 class Stream(torch.Stream):
-    """A side stream of a device. Copies on it run beside the computation (sim/clock.py).
+    """A side stream of a device. Copies on it overlap with the computation (sim/clock.py).
 
-    Copies are on it within `with torch.vgpu.stream(side):`, or `with side:`.
-
-    Each device has one stream for its computation, so everything else there stays in order.
+    Copies within `with torch.vgpu.stream(side):`, or `with side:`, are on the side stream. All
+    other operations stay in order, because each device has one stream for its computation.
     """
 
     def __new__(cls, device: Device = None) -> "Stream":
@@ -224,7 +223,7 @@ class Stream(torch.Stream):
         )
 
     def __enter__(self) -> "Stream":
-        # A list: the same stream may be entered within itself.
+        # A list, because the same stream can be entered again within its own block.
         self.within = [*getattr(self, "within", ()), stream(self)]
         self.within[-1].__enter__()
         return self
@@ -234,7 +233,7 @@ class Stream(torch.Stream):
 
 
 def current_stream(device: Device = None) -> torch.Stream:
-    """The stream that `stream` has made current in this thread, else the device's own."""
+    """The device's current stream in this thread; by default the device's own stream."""
     index = _index(device)
     own = torch.Stream(device=torch.device("vgpu", index))
     return getattr(_local, "streams", {}).get(index, own)
@@ -242,7 +241,7 @@ def current_stream(device: Device = None) -> torch.Stream:
 
 @contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """Within `with torch.vgpu.stream(side):` the stream is the current one in this thread.
+    """`with torch.vgpu.stream(side):` makes `side` this thread's current stream in the block.
 
     With None it changes nothing.
     """

@@ -1,18 +1,18 @@
 """Autograd's engine on virtual GPUs: threads, exceptions, and a check of gradients.
 
-Threads: the device guard that torch offers to Python backends knows of one device. The engine
-would start one thread for it and fail on vgpu:1. With multithreading off, it runs all devices
-in the thread that calls backward.
+Threads: the device guard that torch offers to Python backends knows only one device. With
+multithreading, the engine would start one thread for this device and fail on vgpu:1. Without
+multithreading, the engine runs all devices in the thread that calls backward.
 
-Exceptions: while a Python exception unwinds the engine (OutOfMemoryError in a kernel, an error
-in a user's hook), the engine restores the device's stream, and for that asks the device guard,
-which is in Python, for its device type. Python code that is called while an exception is
-pending fails, and at this point the process would abort. So the guard catches the exception
-and keeps it; the engine ends without one, and `run_backward` raises it again.
+Exceptions: a Python exception can unwind the engine (OutOfMemoryError in a kernel, an error in
+a user's hook). The engine then restores the device's stream, and asks the device guard for its
+device type. The guard is in Python, and Python code fails if it is called while an exception
+is pending: the process would abort. So the guard catches the exception and keeps it. The
+engine then ends with a SystemError, and `run_backward` raises the kept exception instead.
 
-The check: the engine compares the device of a gradient with that of its tensor, but not for
-tensors of a subclass. So gradients that a program gives to `backward`, or that its own
-autograd.Function returns, are checked here.
+The check: the engine checks that a gradient is on its tensor's device, but it skips tensors of
+a subclass. So this module checks the gradients that a program passes to `backward`, and those
+that its autograd.Function returns.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ class _Caught(threading.local):
         self.errors: list[BaseException] = []
 
 
-# One for the process: torch has one device guard, and not one for each start.
+# One per process, because torch keeps one device guard for all calls of vgpu.start().
 _caught = _Caught()
 _PRIVATE = torch._C._autograd.DeviceType.PrivateUse1
 # ctypes raises a pending exception after each call into Python's own library. This function
@@ -39,7 +39,7 @@ _raise_pending = ctypes.PyDLL(None).PyErr_Occurred
 
 
 class Guard(torch._C._acc.DeviceGuard):
-    """The device guard: reports the device type, and catches an exception that is pending."""
+    """The device guard: returns the device type, and catches a pending exception."""
 
     def type_(self) -> torch._C._autograd.DeviceType:
         try:
@@ -50,10 +50,11 @@ class Guard(torch._C._acc.DeviceGuard):
 
 
 def place_gradient(grad: Any, device: torch.device, index: int, prefix: str = "") -> Any:
-    """The gradient, if it is on the device; moved there if it has no dimensions, as by torch.
+    """Return the gradient; if it has no dimensions, it is moved to the device, as in torch.
 
-    Raises CUDA's RuntimeError for any other gradient. `index` is its position, and `prefix`
-    begins the message.
+    Raises CUDA's RuntimeError for a gradient with dimensions on another device, if one of the
+    two devices is virtual. `index` is the gradient's position, and `prefix` begins the
+    message.
     """
     if (
         not isinstance(grad, torch.Tensor)
@@ -70,7 +71,7 @@ def place_gradient(grad: Any, device: torch.device, index: int, prefix: str = ""
 
 
 def check_gradients(apply: Callable) -> Callable:
-    """BackwardCFunction.apply, a Function's backward, with a check of its gradients."""
+    """BackwardCFunction.apply, which runs a Function's backward, with a check of gradients."""
 
     def checked_apply(self: Any, *args: Any) -> tuple:
         out = apply(self, *args)
@@ -93,7 +94,7 @@ def check_gradients(apply: Callable) -> Callable:
 
 
 class Engine:
-    """Autograd's engine, which raises what the guard has caught."""
+    """Autograd's engine, which also raises the exceptions that the guard has caught."""
 
     def __init__(self, engine: Any):
         self._engine = engine
@@ -108,7 +109,9 @@ class Engine:
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, ...] | None:
-        """As torch's engine: `tensors` are tensors or gradient edges, `grads` their gradients.
+        """Run backward as torch's engine does.
+
+        `tensors` are tensors or gradient edges, and `grads` are their gradients.
 
         Raises RuntimeError if a gradient is not on its tensor's device.
         """
@@ -120,7 +123,7 @@ class Engine:
         errors = _caught.errors
         before = len(errors)
         try:
-            # It holds for the calling thread alone.
+            # This setting affects the calling thread only.
             with torch.autograd.set_multithreading_enabled(False):
                 return self._engine.run_backward(tensors, grads, *args, **kwargs)
         except SystemError:

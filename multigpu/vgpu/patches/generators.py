@@ -1,4 +1,4 @@
-"""torch.Generator(device="vgpu:1"): a generator of the host, under a virtual GPU's name."""
+"""Makes torch.Generator(device="vgpu:1") return a VirtualGenerator."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from multigpu.vgpu.ops.generator import VirtualGenerator
 
 
 def generator_class(original: type[torch.Generator]) -> type[torch.Generator]:
-    """A class for torch.Generator: a call makes the original or a VirtualGenerator.
+    """A class that replaces torch.Generator: a call makes an original or a VirtualGenerator.
 
-    isinstance and issubclass take both kinds. The class itself has no instances, so none of
-    them outlives vgpu.stop().
+    isinstance and issubclass accept both kinds. The class itself has no instances, so no
+    instance outlives vgpu.stop().
     """
 
     class ByDevice(type(original)):

@@ -1,9 +1,8 @@
-"""torch.save and torch.load for virtual GPUs: as for a GPU, a storage has its device.
+"""torch.save and torch.load for virtual GPUs: a saved storage has a device, as for a GPU.
 
 torch.load reads each storage on the host, moves it to its device, and makes tensors from it
-there. A virtual GPU has no storages of its own. So the storage stays on the host and reports
-the device to which it belongs; the tensor that torch makes on that device then takes the
-storage for its payload.
+there. A virtual GPU has no storages. So the storage stays on the host, but its `device` is the
+virtual GPU. torch then makes a tensor on that device, whose payload uses the storage.
 """
 
 from multiprocessing.reduction import ForkingPickler
@@ -12,7 +11,7 @@ import torch
 
 from multigpu.vgpu.ops.tensor import VirtualTensor, reduce_without_storage
 
-# Before torch's own entry for the CPU, which has 10 and takes every storage.
+# Lower numbers come first. torch's entry for the CPU has 10 and accepts every storage.
 PRIORITY = 9
 
 
@@ -30,7 +29,7 @@ def register_location() -> None:
 
 
 def register_reduction() -> None:
-    """Register how a tensor travels between processes: without its storage."""
+    """Register how a tensor is sent to another process: without its storage."""
     ForkingPickler.register(VirtualTensor, reduce_without_storage)
 
 

@@ -1,10 +1,10 @@
 """Moves a module to a virtual GPU and back. Each parameter stays the same object, as on a GPU.
 
-For a GPU, Module.to puts the moved numbers into the old parameter (`parameter.data = moved`),
-which needs two tensors of one class. Between the host and a virtual GPU the classes differ,
-and torch would make new parameters: ties and optimizers would lose them. So the two tensors
-are swapped below the parameter. What a program has put on the parameter stays: attributes and
-hooks.
+For a GPU, Module.to puts the moved numbers into the old parameter (`parameter.data = moved`).
+This needs two tensors of the same class. Tensors of the host and of a virtual GPU have
+different classes, so torch would make new parameters, but tied layers and optimizers would
+keep the old ones. To avoid this, `move_in_place` swaps the two C++ tensors that the Python
+objects hold. The attributes and hooks that a program has set on the parameter stay.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,16 @@ import torch
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
 
-# These make a tensor virtual, or a virtual tensor a parameter. Others are the program's.
+# These attributes make a tensor virtual, or make a virtual tensor a parameter. All others
+# belong to the program.
 INTERNAL = ("_payload", "_block", "_is_param")
 
 
 def move_in_place(parameter: torch.Tensor, moved: torch.Tensor) -> None:
-    """Give the parameter the device, type and numbers of `moved`, which is not used again."""
+    """Give the parameter the device, dtype and numbers of `moved`.
+
+    `moved` must not be used again.
+    """
     virtual = type(parameter) is VirtualTensor
     if virtual is (type(moved) is VirtualTensor) and (
         virtual or torch._has_compatible_shallow_copy_type(parameter, moved)
@@ -29,7 +33,7 @@ def move_in_place(parameter: torch.Tensor, moved: torch.Tensor) -> None:
 
     has_node = parameter.layout == torch.strided and not torch.is_inference_mode_enabled()
     if parameter.requires_grad and parameter.is_leaf and has_node:
-        # A graph from before would send its gradient to the old device.
+        # A graph from before the move would send its gradient to the old device.
         torch.autograd.graph.get_gradient_edge(parameter).node.register_prehook(
             _moved_too_late
         )
@@ -57,13 +61,13 @@ def _pop_internal(tensor: torch.Tensor) -> dict[str, Any]:
 
 def _moved_too_late(grads: tuple[torch.Tensor, ...]) -> None:
     raise RuntimeError(
-        "A module was moved between forward and backward: its gradients have no place any "
-        "more. Move it before forward, or after backward."
+        "A module was moved between forward and backward, so its gradients would be on the "
+        "old device. Move it before forward, or after backward."
     )
 
 
 def moving_apply(original: Callable) -> Callable:
-    """torch.nn.Module._apply, which Module.to and its like call, with `move_in_place`."""
+    """torch.nn.Module._apply with `move_in_place`; Module.to and similar methods call it."""
 
     def _apply(self: torch.nn.Module, fn: Callable, recurse: bool = True) -> torch.nn.Module:
         # The program has set the flag itself, or this call is for a child module.

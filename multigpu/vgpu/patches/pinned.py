@@ -1,8 +1,8 @@
-"""Pinned memory: host memory with a mark, so that a copy from it lets the host go on.
+"""Pinned memory: marked host memory. The host does not wait for non_blocking copies from it.
 
 On a GPU a copy from pageable memory makes the host wait even with non_blocking=True; a copy
-from pinned memory does not. The host of virtual GPUs has nothing to pin, so a pinned tensor is
-a copy whose storage is marked.
+from pinned memory does not. Virtual GPUs need no pinned memory, so a pinned tensor is a copy
+whose storage is marked.
 """
 
 import torch
@@ -16,9 +16,9 @@ def is_pinned(tensor: Tensor, device: torch.device | str | int | None = None) ->
 
 
 def pin_memory(tensor: Tensor, device: torch.device | str | int | None = None) -> Tensor:
-    """A copy in memory that counts as pinned; a pinned tensor is returned itself.
+    """A copy in memory that counts as pinned; a pinned tensor is returned unchanged.
 
-    Raises RuntimeError for a tensor of a device.
+    Raises RuntimeError for a tensor that is not on the CPU.
     """
     if tensor.device.type != "cpu":
         raise RuntimeError(

@@ -1,11 +1,10 @@
-"""The process group of virtual GPUs: gloo moves the numbers, the clock counts the time.
+"""The process group of virtual GPUs: gloo sends the numbers, the clock counts the time.
 
     dist.init_process_group("vgpu", …)
 
-Time: as NCCL's kernels do, a collective runs beside the computation. It starts when the last
-rank arrives and takes the alpha-beta time of a ring (sim/network.py). The ranks exchange their
-simulated times through gloo. All ranks count as connected by the link that vgpu.start was
-given.
+Time: a collective overlaps with the computation, as with NCCL. It starts when the last rank
+arrives and takes the alpha-beta time of a ring (sim/network.py). The ranks exchange their
+simulated times through gloo. The link given to vgpu.start connects all ranks.
 """
 
 import atexit
@@ -28,15 +27,15 @@ from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
 
 NAME = "vgpu"
 
-# The groups that exist. A group may outlive vgpu.stop(), so this belongs to the process.
+# The groups that exist. A group can outlive vgpu.stop(), so the set exists once per process.
 _open: weakref.WeakSet["VirtualGroup"] = weakref.WeakSet()
 
 
 @atexit.register
 def _close() -> None:
-    """For a program that ends without dist.destroy_process_group.
+    """At exit, shut down the groups that the program did not destroy.
 
-    A group with unfinished work is left as it is: its peer may be gone.
+    A group with unfinished work is left unchanged, because its peer may have ended.
     """
     for group in list(_open):
         if not any(group.queues.values()):
@@ -44,11 +43,11 @@ def _close() -> None:
 
 
 class VirtualGroup(dist.ProcessGroup):
-    """A process group for tensors of virtual GPUs. Tensors of the host go to gloo as they are.
+    """A process group for tensors of virtual GPUs. Tensors of the host go to gloo unchanged.
 
-    Works of one lane run one after the other. Lane () has the collectives, ("send", peer) and
-    ("recv", peer) have the messages. `queues` holds the works of each lane that are not done,
-    `ends` when its last one ended.
+    The works of a lane run one after the other. Lane () has the collectives, and the lanes
+    ("send", peer) and ("recv", peer) have the messages. `queues` holds each lane's unfinished
+    works. `ends` holds the time at which each lane's last finished work ended.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
@@ -56,7 +55,7 @@ class VirtualGroup(dist.ProcessGroup):
         self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("vgpu", store), rank, size, timeout)
         self.queues: dict[tuple, deque[VirtualWork]] = {}
         self.ends: dict[tuple, float] = {}
-        # torch's C++ side does not keep the Python half of a work alive.
+        # torch's C++ code does not keep the Python object of a work alive, so this does.
         self.recent: deque[VirtualWork] = deque(maxlen=256)
         _open.add(self)
 
@@ -73,8 +72,8 @@ class VirtualGroup(dist.ProcessGroup):
         self.gloo = None
 
     def send(self, tensors: list, rank: int, tag: int) -> dist.Work:
-        # With NCCL only `wait` waits for a send, and the tensor may be written before. So a
-        # copy is sent.
+        # As with NCCL, only `wait` waits for a send. The program can write the tensor before
+        # that, so a copy is sent.
         def copies(payloads: list[torch.Tensor]) -> list[torch.Tensor]:
             return [payload.clone() for payload in payloads]
 
@@ -113,7 +112,7 @@ class VirtualGroup(dist.ProcessGroup):
         tag: int,
         prepare: Callable[[list[torch.Tensor]], list[torch.Tensor]],
     ) -> dist.Work:
-        """A message starts when both ranks have called, as with NCCL.
+        """Start a message. Its simulated start is when both ranks have called, as with NCCL.
 
         The ranks exchange the simulated times of their calls.
         """
@@ -127,7 +126,7 @@ class VirtualGroup(dist.ProcessGroup):
             return call(tensors)
         link = work.meter.machine.link
         peer_time = torch.zeros(1, dtype=torch.float64)
-        # The message, the sender's time and the receiver's time have tags of their own.
+        # The message, the sender's time and the receiver's time have three different tags.
         own_tag, peer_tag = (1, 2) if name == "send" else (2, 1)
         work.works += [
             self.gloo.send([work.times], rank, 3 * tag + own_tag),
@@ -142,7 +141,7 @@ class VirtualGroup(dist.ProcessGroup):
     def _start(
         self, name: str, args: tuple, call: Callable[..., dist.Work]
     ) -> VirtualWork | None:
-        """Start to move the payloads. None if no argument is a virtual tensor."""
+        """Start to move the payloads; return None if no argument is a virtual tensor."""
         tensors = list(_tensors(args))
         virtual = [tensor for tensor in tensors if type(tensor) is VirtualTensor]
         if not virtual:
@@ -161,7 +160,8 @@ class VirtualGroup(dist.ProcessGroup):
         if not meter.machine.compute:
             for tensor in virtual:
                 refresh_payload(tensor)
-                # One rank may have a number where another has a shape: all must send, or none.
+                # One rank can have numbers where another has a shape, but all must send or
+                # none.
                 if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
                     drop_numbers(tensor)
         # Shapes have nothing to send: only time passes.
@@ -181,7 +181,7 @@ class VirtualGroup(dist.ProcessGroup):
     def _enqueue(
         self, work: VirtualWork, lane: tuple, seconds: float, ready: Callable[[], float]
     ) -> None:
-        """Put a work into its lane: it starts after the others, and not before `ready()`."""
+        """Add a work to its lane: it starts after the earlier works, at `ready()` or later."""
         queue = self.queues.setdefault(lane, deque())
         queue.append(work)
 
@@ -246,7 +246,7 @@ def _payloads(value: Any) -> Any:
 
 
 def _traffic(name: str, args: tuple, ranks: int) -> int:
-    """The bytes for ring_seconds. They are the same on every rank, the root included."""
+    """The bytes for ring_seconds: the same number on every rank, including the root."""
     totals = [sum(tensor.nbytes for tensor in _tensors((value,))) for value in args]
     smallest = min((total for total in totals if total), default=0)
     if name in ("allreduce", "broadcast", "reduce", "alltoall"):

@@ -1,4 +1,4 @@
-"""Changes torch for a while, by the rows of a table, and puts everything back.
+"""Changes torch temporarily, by the rows of a table, and then restores it.
 
 A row is a Replacement (another value for an attribute) or a Registration (entries that a call
 adds to registries). The rows are applied in their order and undone in the reverse order. If a
@@ -22,9 +22,9 @@ def always() -> bool:
 class Replacement:
     """The attribute `name` of `owner` becomes `make(original)`.
 
-    `owner` is the dotted name of a module or a class. An attribute that the owner inherits is
-    deleted afterwards, so that it is inherited again. What a program has assigned to the
-    attribute in the meantime is lost.
+    `owner` is the dotted name of a module or a class. Afterwards the original is restored. If
+    the owner inherits the attribute, the replacement is deleted. A value that a program has
+    assigned to the attribute in the meantime is lost.
     """
 
     owner: str
@@ -38,7 +38,7 @@ class Replacement:
         """Within the context the replacement is in place."""
         owner = resolve_name(self.owner)
         inherited = self.name not in vars(owner)
-        # Not getattr: of a class method, that would be the bound method.
+        # Not getattr alone: for a class method it would return the bound method.
         original = getattr(owner, self.name) if inherited else vars(owner)[self.name]
         setattr(owner, self.name, self.make(original))
         try:
@@ -52,10 +52,10 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Registration:
-    """`register()` adds entries to `registries`, which are removed afterwards.
+    """`register()` adds entries to `registries`; these entries are removed afterwards.
 
-    `registries` are the dotted names of lists, dicts and classes. What a program has added to
-    them in the meantime stays.
+    `registries` are the dotted names of lists, dicts and classes. Entries that a program adds
+    in the meantime stay.
     """
 
     registries: tuple[str, ...]

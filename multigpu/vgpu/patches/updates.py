@@ -1,4 +1,4 @@
-"""Optimizers on virtual GPUs: the clock learns of each step; foreach kernels are used."""
+"""Optimizers on virtual GPUs: the clock marks their steps, and they use foreach kernels."""
 
 from typing import Any
 
@@ -12,9 +12,10 @@ from multigpu.vgpu.sim.machine import current
 def mark_optimizer_steps(
     original: type[torch.autograd.profiler.record_function],
 ) -> type[torch.autograd.profiler.record_function]:
-    """record_function, which runs around every optimizer step, and marks it on the clock.
+    """A record_function that marks each optimizer step on the clock.
 
-    It marks the clock that is running when this is called.
+    torch runs record_function around every optimizer step. The clock is that of the machine
+    that runs when this is called.
     """
     clock = current().clock
 
@@ -34,5 +35,5 @@ def mark_optimizer_steps(
 
 
 def register_foreach() -> None:
-    """Let optimizers use their foreach implementation for virtual GPUs, as for GPUs."""
+    """Let optimizers use their foreach implementation for virtual GPUs, as for real GPUs."""
     _foreach_supported_types.append(VirtualTensor)

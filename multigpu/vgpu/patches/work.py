@@ -13,15 +13,16 @@ from multigpu.vgpu.sim.memory import Meter
 
 
 class VirtualWork(dist.Work):
-    """What a collective returns. An operation that uses its tensors waits for it.
+    """The work that a collective returns. An operation that uses its tensors waits for it.
 
-    `wait` does what it does with NCCL: what the device runs later waits, the host goes on.
+    As with NCCL, `wait` makes later work of the device wait, but not the host.
 
     meter     the device's meter
     works     gloo's works, which move the numbers and exchange the simulated times
-    times     one float64: when this rank arrived; after the exchange, when the last rank did
-    schedule  gives start and end in simulated seconds; called when `works` are done
-    end       when it ends in simulated seconds; None before `wait`
+    times     one float64: when this rank arrived; for a collective, after the exchange, when
+              the last rank arrived
+    schedule  returns start and end in simulated seconds; called when `works` are done
+    end       when the work ends, in simulated seconds; None before `wait`
     """
 
     def __init__(
@@ -42,7 +43,8 @@ class VirtualWork(dist.Work):
         self.schedule: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self.end: float | None = None
         self._result = result
-        # An operation that uses one of these blocks waits for this work. A send has a copy.
+        # An operation that uses one of these blocks waits for this work. A send has none,
+        # because it sends a copy.
         self._blocks = [] if name == "send" else [tensor._block for tensor in tensors]
         self._keys = [id(block) for block in self._blocks] or [id(self)]
         clock.pending.update(dict.fromkeys(self._keys, self))
@@ -58,7 +60,7 @@ class VirtualWork(dist.Work):
             for key in self._keys:
                 if clock.pending.get(key) is self:
                     del clock.pending[key]
-            # The group keeps this object for a while, which must not keep the tensors' memory.
+            # The group keeps this object for a while, but must not keep the tensors' memory.
             self._blocks = []
             self.works = []
             self._result = _weak(self._result)
@@ -66,7 +68,7 @@ class VirtualWork(dist.Work):
         return True
 
     def get_future(self) -> torch.futures.Future:
-        # Complete at once: an operation that uses the tensors waits for this work.
+        # Complete at once, because an operation that uses the tensors waits for this work.
         future = torch.futures.Future()
         future.set_result(_strong(self._result))
         return future
@@ -87,7 +89,7 @@ def _weak(value: Any) -> Any:
 
 
 def _strong(value: Any) -> Any:
-    """The tensors of `_weak`, each None if it is gone; tensors as they are."""
+    """The tensors of `_weak`, with None for a deleted tensor; tensors stay unchanged."""
     if isinstance(value, TensorWeakRef):
         return value()
     if isinstance(value, torch.Tensor):

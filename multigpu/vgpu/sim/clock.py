@@ -2,22 +2,24 @@
 of devices that execute them in order.
 
 The rules are CUDA's, simplified:
-- The host pays LAUNCH_OVERHEAD seconds for each operation and continues. It waits only where
-  it needs a value.
-- A device executes its operations one after the other. Each starts when it has been launched
-  and the previous one has ended.
-- A transfer is in stream order, as PyTorch's copies on current streams are, with or without
-  non_blocking. It starts when all earlier work of both devices has ended, and their later work
-  waits for it.
-- A transfer on a side stream (`with torch.vgpu.stream(side):`, and the chunks of a batch that
-  DataParallel sends from the host) overlaps with the computation, on the copy engine of its
-  pair of devices. It starts when it has been launched and its source is ready. Later work of
-  the destination waits for it, as if wait_stream followed at once.
+- The host spends LAUNCH_OVERHEAD seconds on the launch of each operation, then continues. It
+  waits only where it needs a value.
+- A device executes its operations one after the other. An operation starts when it has been
+  launched and the previous operation has ended.
+- A transfer on the current streams is in stream order, as in PyTorch, with or without
+  non_blocking. It starts when all earlier work of both devices has ended, and later work of
+  both devices waits for it.
+- A transfer on a side stream overlaps with the computation, on the copy engine of its pair of
+  devices. It starts when it has been launched and its source is ready. Later work of the
+  destination waits for it, as if wait_stream followed at once. Transfers within
+  `with torch.vgpu.stream(side):` are on a side stream, and so are the chunks of a batch that
+  DataParallel sends from the host.
 - A collective overlaps with the computation, as on NCCL's stream; see process_group.py.
-- Each host thread has its own clock. The threads of DataParallel share Python's lock, so each
-  pays for the launches of all. In backward each device has a host thread, as in autograd.
+- Each host thread has its own clock. DataParallel's threads share the GIL, so in each thread
+  a launch takes LAUNCH_OVERHEAD times the number of threads. In backward each device has a
+  host thread, as in autograd.
 
-No real clock is read, so two runs of a program give the same times.
+The simulation reads no real clock, so two runs of a program give the same times.
 """
 
 import threading
@@ -39,11 +41,12 @@ _graph_task = torch._C._current_graph_task_id
 
 
 class Event(NamedTuple):
-    """One piece of work of a device; `start` and `end` are in simulated seconds.
+    """One unit of work of a device; `start` and `end` are in simulated seconds.
 
     kind is "compute", "transfer" or "collective"; phase is "forward", "backward" or "update"
     (an optimizer's step). A transfer has two ends: `device` is its source, or its destination
-    if the source is the host; `peer` is the other end (HOST for the host).
+    if the source is the host; `peer` is the other end (HOST for the host). For a message
+    between ranks `peer` is None.
     """
 
     device: int
@@ -58,8 +61,8 @@ class Event(NamedTuple):
 class HostThread:
     """The clock of one host thread; in backward it has one branch for each device.
 
-    `time` is in simulated seconds. `lock_sharers` is the number of threads that share Python's
-    lock, and `backward_times` are the times of the branches by device.
+    `time` is in simulated seconds. `lock_sharers` is the number of threads that share the GIL,
+    and `backward_times` are the times of the branches by device.
     """
 
     __slots__ = (
@@ -75,7 +78,7 @@ class HostThread:
         self.backward_times: dict[int, float] = {}
 
     def launch(self, device: int, graph_task: int) -> float:
-        """Add the time of one launch on `device`, and return when the launch is done.
+        """Add the time of one launch on `device`, and return the time at its end.
 
         `graph_task` is the number of the backward pass that launches, or NO_BACKWARD.
         """
@@ -90,7 +93,7 @@ class HostThread:
         return time
 
     def join(self) -> float:
-        """Wait for the branches of backward, and return the time after that."""
+        """Wait for the branches of backward, and return the new time."""
         if self.backward_times:
             self.time = max(self.time, *self.backward_times.values())
             self.backward_times.clear()
@@ -103,18 +106,19 @@ class Clock:
     def __init__(self, count: int, gpu: Gpu, link: Link):
         self.link = link
         self.host_link = LINKS[gpu.host]
-        # When each device ends the work that it was given.
+        # The time at which each device ends the work launched so far.
         self.device_free_at = [0.0] * count
-        # When the copy engine of each (source, destination) ends its transfers.
+        # The time at which the copy engine of each (source, destination) ends its transfers.
         self.engine_free_at: dict[tuple[int, int], float] = {}
-        # The fields of all events, one after the other: a million Event objects would slow the
-        # garbage collector, and with it every operation.
+        # The fields of all events, one after the other. A million Event objects would slow the
+        # garbage collector down, and so every operation.
         self.log: list[Any] = []
-        # Collectives under way (VirtualWork), by the id of each block that they write.
+        # Unfinished collectives and messages (VirtualWork), by the id of each block that they
+        # use. A send uses no block and is listed under its own id.
         self.pending: dict[int, Any] = {}
         # True inside an optimizer's step.
         self.updating = False
-        # How many replicas' threads share Python's lock.
+        # The number of replica threads that share the GIL.
         self.num_replica_threads = 1
         self.local = threading.local()
         self.main_thread = self.local.host_thread = HostThread(0.0, 1)
@@ -123,8 +127,8 @@ class Clock:
     def host_thread(self) -> HostThread:
         """The calling thread's clock.
 
-        A new thread starts at the main thread's time. The main thread waits for threads that
-        have ended.
+        A new thread starts at the main thread's time. When threads have ended, the main
+        thread's time becomes at least their time.
         """
         host = getattr(self.local, "host_thread", None)
         if host is None:
@@ -140,7 +144,8 @@ class Clock:
 
     def compute(self, device: int, name: str, seconds: float) -> None:
         """Execute an operation of `seconds` seconds on the device."""
-        # Hot path: the bodies of host_thread, launch and phase stand here for the usual case.
+        # Hot path: the usual cases of host_thread, launch and phase are repeated here, because
+        # calls cost time.
         graph_task = _graph_task()
         host = self.main_thread
         if self.other_threads or host.thread_id != get_ident():
@@ -162,7 +167,7 @@ class Clock:
         self.log += (device, "compute", phase, name, start, end, None)
 
     def events(self) -> list[Event]:
-        """All events so far, in the order of their launches."""
+        """All events so far, in the order in which they were logged."""
         fields = len(Event._fields)
         return [Event(*self.log[i : i + fields]) for i in range(0, len(self.log), fields)]
 
@@ -173,7 +178,7 @@ class Clock:
         return "forward" if _graph_task() == NO_BACKWARD else "backward"
 
     def transfer(self, source: int, destination: int, nbytes: int, wait: bool) -> None:
-        """Copy `nbytes` bytes from one device, or HOST, to another.
+        """Copy `nbytes` bytes between two devices, one of which can be HOST.
 
         With `wait` the host continues only when the bytes have arrived.
         """
@@ -212,7 +217,7 @@ class Clock:
             self.local.side = before
 
     def synchronize(self, *devices: int) -> float:
-        """Let the host wait for the work of the devices (default: all); return its time."""
+        """Let the host wait for the devices' work (default: all devices); return its time."""
         for work in list(self.pending.values()):
             if not devices or work.meter.index in devices:
                 work.wait()
@@ -226,14 +231,14 @@ class Clock:
         return host.time
 
     def launch_collective(self, device: int) -> float:
-        """When a collective that is launched now has its tensors ready on the device."""
+        """Launch a collective; return the time at which its tensors are ready."""
         launched = self.host_thread().launch(device, _graph_task())
         return max(launched, self.device_free_at[device])
 
     def wait_for_collectives(self, tensors: list) -> None:
-        """Wait for the collectives that still write one of the virtual tensors.
+        """Wait for the unfinished collectives that use one of the virtual tensors.
 
-        To be called before an operation uses the tensors.
+        Call this before an operation uses the tensors.
         """
         for tensor in tensors:
             work = self.pending.get(id(tensor._block))
@@ -246,7 +251,7 @@ class Clock:
         host.time = max(host.join(), until)
 
     def delay_device(self, device: int, until: float) -> None:
-        """Later work of the device starts at time `until` or later; the host does not wait."""
+        """Make later work of the device start at `until` or later; the host does not wait."""
         self.device_free_at[device] = max(self.device_free_at[device], until)
 
 

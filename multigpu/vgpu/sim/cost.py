@@ -1,13 +1,13 @@
-"""The time of one operation by the roofline model: its arithmetic or its memory traffic,
-whichever takes longer.
+"""The time of one operation by the roofline model: the longer of the time for its arithmetic
+and the time for its memory traffic.
 
     seconds = max(FLOPs / peak, bytes / bandwidth)
 
 Source: Williams, Waterman and Patterson, "Roofline", Communications of the ACM 52(4), 2009.
 
 FLOPs come from the formulas of torch.utils.flop_counter. An operation without a formula there,
-such as an elementwise one, is bound by memory. Bytes are those of the tensors that it reads
-and of those that it writes, each counted once.
+such as an elementwise operation, is memory-bound. The bytes are those of all tensors that the
+operation reads, plus those of all tensors that it writes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -70,14 +70,14 @@ class Costs:
     ) -> float:
         """Seconds of one call, without launch and kernel overhead.
 
-        `args` and `kwargs` are the payloads that the kernel was given, `read` the virtual
-        tensors among the arguments, and `out` the kernel's result.
+        `args` and `kwargs` are the payloads that the kernel received, `read` are the virtual
+        tensors among the arguments, and `out` is the kernel's result.
         """
         key = [id(func)]
         for tensor in read:
             key.append(tensor.shape)
             key.append(tensor.dtype)
-            # An expanded tensor has the shape of a dense one, and fewer bytes.
+            # An expanded tensor can have the shape of a dense tensor, but fewer bytes.
             key.append(nbytes(tensor._payload))
         if type(out) is torch.Tensor:
             key.append(out.shape)

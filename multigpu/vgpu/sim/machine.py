@@ -1,5 +1,7 @@
-"""The machine: one set of virtual GPUs, with their memory meters, clock and random numbers;
-and the one machine that runs in this process."""
+"""A machine is one set of virtual GPUs, with their memory meters, clock and random generators.
+
+At most one machine runs in a process, and this module holds it.
+"""
 
 import os
 import threading
@@ -13,7 +15,7 @@ from multigpu.vgpu.sim.cost import Costs
 from multigpu.vgpu.sim.memory import Meter
 from multigpu.vgpu.sim.presets import Gpu, Link
 
-# CUDA's sentence.
+# CUDA's wording.
 FORKED = (
     "Cannot re-initialize virtual GPUs in forked subprocess. To use virtual GPUs with "
     "multiprocessing, you must use the 'spawn' start method, and call vgpu.start() in the new "
@@ -37,7 +39,8 @@ class Machine:
         self.costs = Costs(gpu)
         self.payload_device = torch.device("cpu" if compute else "meta")
         self.process = os.getpid()
-        # As on CUDA, each device has a generator, and torch.manual_seed seeds all alike.
+        # As on CUDA, each device has a generator, and torch.manual_seed gives all of them the
+        # same seed.
         self.generators = [torch.Generator() for _ in range(count)]
         for generator in self.generators:
             generator.manual_seed(torch.initial_seed())
@@ -47,7 +50,7 @@ class Machine:
         return f"simulated: {len(self.meters)} × {self.gpu.name}, {self.link.name}"
 
     def meter(self, device: torch.device) -> Meter:
-        """The meter of vgpu:i; without an index, of this thread's current device.
+        """The meter of vgpu:i; without an index, the meter of this thread's current device.
 
         Raises torch.AcceleratorError with CUDA's message for an index that does not exist.
         """
@@ -66,8 +69,8 @@ class Machine:
     def random(self, index: int, func: Callable, args: list, kwargs: dict) -> Any:
         """Call `func`, which draws random numbers, with the generator state of device `index`.
 
-        For operations that take no generator: they draw from the host's default generator,
-        which gets the device's state for the call.
+        Use this for a call without a generator: it draws from the host's default generator,
+        so that generator has the device's state during the call.
         """
         default = torch.default_generator
         own = self.generators[index]
@@ -81,18 +84,18 @@ class Machine:
                 default.set_state(before)
 
 
-# The state of the process. torch calls the kernels and the module of a device type without an
-# argument for the machine, so the running machine is kept here, and nowhere else: vgpu.start
-# calls set_running(machine), vgpu.stop calls set_running(None).
+# The state of the process. torch passes no machine to the kernels and the module of a device
+# type, so this variable holds the running machine. vgpu.start calls set_running(machine), and
+# vgpu.stop calls set_running(None).
 _running: Machine | None = None
 # The current device of each thread, as in torch.cuda.
 _current_device = threading.local()
-# The host's default generator belongs to the process: one thread at a time may use it.
+# All threads share the host's default generator: with this lock, one thread uses it at a time.
 _default_generator_lock = threading.Lock()
 
 
 def set_running(machine: Machine | None) -> None:
-    """Make `machine` the running one; None: no machine runs."""
+    """Set the running machine; None means that no machine runs."""
     global _running
     _running = machine
 
@@ -105,7 +108,8 @@ def running() -> Machine | None:
 def current() -> Machine:
     """The running machine.
 
-    Raises RuntimeError if none runs, or in a fork of the process that started the machine.
+    Raises RuntimeError if no machine runs, or if another process started the machine and this
+    process is its fork.
     """
     if _running is None:
         raise RuntimeError("No virtual GPUs are running: call vgpu.start() first.")
@@ -115,7 +119,7 @@ def current() -> Machine:
 
 
 def _stop_meters_after_fork() -> None:
-    # A forked child has the numbers but not the threads: as on CUDA, using a tensor raises.
+    # A forked child has the numbers but not the threads, so using a tensor raises, as on CUDA.
     if _running is not None:
         for meter in _running.meters:
             meter.alive = False

@@ -1,8 +1,8 @@
 """The memory of the devices: a meter for each device, and a block for each storage on it.
 
 Tensors that share a storage share a block. When the last of them is deleted, the block's
-memory is free at once: CPython counts references, and a tensor that autograd has saved keeps
-its Python object, and so its block, alive.
+memory is free at once, because CPython counts references. A tensor that autograd has saved
+keeps its Python object alive, and so its block.
 """
 
 import ctypes
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # Bytes. CUDA's caching allocator rounds every request up to a multiple of 512
 # (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
 UNIT = 512
-# Bytes. For a request of at least this size the host's free memory is read, which takes time.
+# Bytes. The host's free memory is read only for requests of at least this size, because
+# reading it takes time.
 LARGE = 64 * 2**20
 
 
@@ -32,12 +33,13 @@ class Meter:
         self.device = torch.device("vgpu", index)
         self.peak = 0
         self._allocated = 0
-        # A weak reference reports the end of its block only while it is alive itself.
+        # A weak reference whose object is deleted calls its callback only if the reference
+        # itself still exists, so all are kept here.
         self._allocations: set[Allocation] = set()
         self._freed: deque[Allocation] = deque()
-        # How many allocations there have been.
+        # The number of allocations so far.
         self.num_allocations = 0
-        # False after vgpu.stop().
+        # False after vgpu.stop(), and in a forked child.
         self.alive = True
 
     @property
@@ -71,7 +73,7 @@ class Meter:
         """Raise torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device."""
         if self.allocated + nbytes > self.capacity:
             free = self.capacity - self.allocated
-            # CUDA's sentences.
+            # CUDA's wording.
             raise torch.OutOfMemoryError(
                 f"vgpu out of memory. Tried to allocate {format_bytes(nbytes)}. "
                 f"GPU {self.index} has a total capacity of {format_bytes(self.capacity)} "
@@ -82,7 +84,7 @@ class Meter:
     def check_host(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError if the host has no room for a payload of `nbytes`.
 
-        To be called before the payload is made. Small payloads are not checked.
+        Call this before the payload is made. Payloads smaller than LARGE are not checked.
         """
         if nbytes < LARGE or not self.machine.compute:
             return
@@ -90,20 +92,20 @@ class Meter:
         if nbytes > available:
             raise torch.OutOfMemoryError(
                 f"The host is out of memory. Tried to allocate {format_bytes(nbytes)} on "
-                f"vgpu:{self.index}, whose numbers are in the host's memory, of which "
+                f"vgpu:{self.index}, which keeps its numbers in the host's memory, but only "
                 f"{format_bytes(available)} is available. Use smaller tensors, or "
                 f"vgpu.start(compute=False)."
             )
 
     def reserve(self, nbytes: int) -> None:
-        """Add `nbytes` bytes; raise torch.OutOfMemoryError if they do not fit."""
+        """Count `nbytes` more bytes; raise torch.OutOfMemoryError if they do not fit."""
         if self._freed:
             self._collect_freed()
         allocated = self._allocated + nbytes
         if allocated > self.capacity:
             self.check_capacity(nbytes)
-        # No lock: CPython switches threads only at calls and jumps, and there is none between
-        # this read and write.
+        # No lock: CPython switches threads only at calls and at jumps back (loops). If the
+        # bytes fit, neither of them comes between the read above and this write.
         self._allocated = allocated
         self.num_allocations += 1
         if allocated > self.peak:
@@ -111,17 +113,18 @@ class Meter:
 
 
 class Allocation(weakref.ref):
-    """The `nbytes` bytes of a block; when the block is deleted, its meter's deque gets them.
+    """The `nbytes` bytes of a block. When the block is deleted, its meter's deque gets this.
 
-    This is no __del__ method: Python drops an exception that is raised there, so a Ctrl-C at
-    that moment would be lost. A weak reference with a C callback executes no Python code.
+    Block has no __del__ method, because Python ignores an exception that is raised there: a
+    Ctrl-C at that moment would be lost. A weak reference with a callback in C executes no
+    Python code.
     """
 
     __slots__ = ("nbytes",)
 
 
 class Block:
-    """One storage on a device. `key` is the storage's id, unique while the block lives."""
+    """One storage on a device. `key` is the storage's id, unique while the block exists."""
 
     __slots__ = ("__weakref__", "allocation", "key", "meter")
 
@@ -131,9 +134,9 @@ class Block:
         self.allocation = meter.allocate(self, -(-nbytes // UNIT) * UNIT)
 
     def resize(self, nbytes: int) -> None:
-        """Set the storage's size to `nbytes` bytes, as an in-place operation has done.
+        """Set the block's size to `nbytes`, after an in-place operation resized the storage.
 
-        Raises torch.OutOfMemoryError if it does not fit.
+        Raises torch.OutOfMemoryError if the new size does not fit.
         """
         more = -(-nbytes // UNIT) * UNIT - self.allocation.nbytes
         if more:
@@ -142,12 +145,12 @@ class Block:
 
 
 def keep_freed_memory() -> None:
-    """Let the host's allocator keep up to 256 MiB of freed memory, as CUDA's caching one does.
+    """Let the host's allocator keep up to 256 MiB of freed memory, as CUDA's allocator does.
 
     By default glibc returns the large blocks of a step to the system and requests them again
-    in the next, and the system has to zero their pages: a fifth of a small training step.
-    Other C libraries are left as they are. glibc cannot undo this, so it stays after
-    vgpu.stop.
+    in the next step. The system then has to zero their pages, which takes a fifth of a small
+    training step. C libraries without mallopt are left unchanged. glibc cannot undo this
+    setting, so it stays after vgpu.stop.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -170,7 +173,7 @@ def format_bytes(nbytes: float) -> str:
 
 
 def host_memory() -> int:
-    """Bytes that the host can allocate without swapping; no limit if it is not Linux."""
+    """Bytes that the host can allocate without swapping; 2**63 if the host is not Linux."""
     try:
         with open("/proc/meminfo") as file:
             for line in file:

@@ -23,8 +23,9 @@ def ring_seconds(name: str, nbytes: int, ranks: int, link: Link) -> float:
     broadcast, reduce                      (n−1) alpha + bytes · beta
     allgather, reduce_scatter, alltoall    (n−1) (alpha + bytes/n · beta)
 
-    `nbytes` is the size of the tensor for all-reduce, broadcast (which pipelines the tensor in
-    chunks) and reduce; for the others it is the sum over all ranks' chunks.
+    For allreduce, broadcast, reduce and alltoall, `nbytes` is the size of one rank's tensor;
+    for allgather and reduce_scatter it is the size of all ranks' chunks together. Broadcast
+    pipelines the tensor in chunks.
     """
     if ranks == 1:
         return 0.0

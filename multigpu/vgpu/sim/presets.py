@@ -1,7 +1,8 @@
 """The GPUs and links that can be simulated: published figures, each with its source.
 
 Rates are the vendors' peaks for dense matrices, in decimal units as in their datasheets; real
-programs reach a part of them. Capacities are binary (16 GiB for "16GB"), as CUDA reports them.
+programs reach only a part of a peak. Capacities are binary (16 GiB for "16GB"), as in CUDA's
+reports.
 """
 
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ GIB = 2**30
 class Gpu:
     """A GPU model: memory in bytes, memory bandwidth in bytes/s, arithmetic peaks in FLOP/s.
 
-    `fp32` is the peak of matrix products in float32. `tf32` is that of convolutions in
-    float32, which PyTorch computes on TF32 units by default where a GPU has them
+    `fp32` is the peak of matrix products in float32. `tf32` is the peak of convolutions in
+    float32: by default PyTorch computes them on TF32 units if the GPU has such units
     (torch.backends.cudnn.allow_tf32). `fp16` is the peak of float16 and bfloat16 on tensor
     cores. `host` names the link to the host, one of LINKS. `bf16` is False for a GPU without
     bfloat16 units.
@@ -44,12 +45,12 @@ class Link:
 
 
 # V100: "NVIDIA V100 Tensor Core GPU" datasheet (2020), column SXM2: 7.8 TFLOPS double, 15.7
-#   single, 125 tensor (fp16), HBM2 900 GB/s, PCIe 3. It has no TF32 and no bfloat16 units;
-#   bfloat16 operations take the time of fp16 ones.
+#   single, 125 tensor (fp16), HBM2 900 GB/s, PCIe 3. It has no TF32 and no bfloat16 units.
+#   In the simulation an operation in bfloat16 takes the same time as in fp16.
 # A100: "NVIDIA A100 Tensor Core GPU" datasheet (2021), SXM4: 9.7 / 19.5 / TF32 156 / 312,
 #   1,555 GB/s (40 GB) and 2,039 GB/s (80 GB), PCIe 4.
 # H100: "NVIDIA H100 Tensor Core GPU" datasheet (2023), SXM5: 34 / 67; TF32 989 and fp16 1,979
-#   with sparsity, so half of those without; 3.35 TB/s, PCIe 5.
+#   are figures with sparsity, so half of each is used below; 3.35 TB/s, PCIe 5.
 _GPUS = (
     Gpu(
         name="V100-16GB",
@@ -95,12 +96,12 @@ _GPUS = (
 )
 GPUS = {gpu.name: gpu for gpu in _GPUS}
 
-# PCIe, 16 lanes, each direction: 8, 16 and 32 GT/s a lane with 128b/130b coding (PCI-SIG, base
-#   specifications 3.0, 4.0 and 5.0): 15.75, 31.5 and 63 GB/s.
+# PCIe, 16 lanes, each direction: 8, 16 and 32 GT/s per lane with 128b/130b coding (PCI-SIG,
+#   base specifications 3.0, 4.0 and 5.0): 15.75, 31.5 and 63 GB/s.
 # NVLink: NVIDIA's datasheets give both directions together, 300 GB/s (V100), 600 (A100) and
-#   900 (H100); each direction has half of it.
-# Latency: NCCL's own model, src/graph/tuning.cc, hwLat, ring, simple protocol: 3.4 µs a step
-#   over NVLink and 5.7 over PCIe (the figures of NCCL 2.12).
+#   900 (H100); each direction has half of that.
+# Latency: NCCL's own model, src/graph/tuning.cc, hwLat, ring, simple protocol: 3.4 µs per step
+#   over NVLink and 5.7 µs over PCIe (the figures of NCCL 2.12).
 _LINKS = (
     Link("PCIe3", bandwidth=15.75e9, latency=5.7e-6),
     Link("PCIe4", bandwidth=31.5e9, latency=5.7e-6),
@@ -111,9 +112,10 @@ _LINKS = (
 )
 LINKS = {link.name: link for link in _LINKS}
 
-# Seconds of the host for each operation, and of the device between two kernels. They are not
-# from a datasheet: round figures of the usual order for PyTorch's eager mode.
-# benchmarks/vgpu_fidelity.py shows where they give wrong ratios (tiny batches).
+# Seconds that the host spends per launch, and that the device needs between two kernels. No
+# datasheet gives these figures: they are round numbers of the usual order of magnitude for
+# PyTorch's eager mode. benchmarks/vgpu_fidelity.py shows where they give wrong ratios (tiny
+# batches).
 LAUNCH_OVERHEAD = 10e-6
 KERNEL_OVERHEAD = 2e-6
 
@@ -137,9 +139,9 @@ def find_preset(what: str | Kind, table: dict[str, Kind]) -> Kind:
 
 
 def size_in_bytes(text: int | str) -> int:
-    """Bytes of a size: 2**26 for "64MiB", also with KiB, GiB and B; an integer is bytes.
+    """A size as a number of bytes: "64MiB" gives 2**26. The units are B, KiB, MiB and GiB.
 
-    Raises UserError for anything else.
+    An integer is already a number of bytes. Raises UserError for anything else.
     """
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text

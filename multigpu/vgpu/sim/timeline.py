@@ -1,7 +1,7 @@
 """The clock's events as fractions of busy time, as a picture and as a trace file.
 
-All times are simulated, in seconds since vgpu.start. Pictures and traces carry a label that
-says so and names the machine.
+All times are simulated, in seconds since vgpu.start. Pictures and traces have a label that
+marks the times as simulated and names the machine.
 """
 
 import json
@@ -42,11 +42,11 @@ class Timeline:
 
     @classmethod
     def of_ranks(cls, ranks: "list[Timeline]") -> "Timeline":
-        """The timelines of a run's ranks as one, with a lane for each device of each rank.
+        """Join the timelines of a run's ranks; each device of each rank has a lane.
 
-        Each rank's clock starts at vgpu.start, and collectives exchange the ranks' times, so
-        the times can be compared. Events then give the lane's number as their device. The
-        result spans from the first start to the last end.
+        Each rank's clock starts at vgpu.start. Because collectives exchange the ranks' times,
+        the times can be compared. In the result, an event's `device` is the number of its
+        lane. The result spans from the first start to the last end.
         """
         events: list[Event] = []
         lanes: list[str] = []
@@ -78,10 +78,11 @@ class Timeline:
         return f"<{len(self.events)} events in {duration}; {busy}; {self.label}>"
 
     def busy(self, device: torch.device | str | int, kind: str | None = "compute") -> float:
-        """The fraction of the time, 0 to 1, in which the device did work of that kind.
+        """The fraction of the time, 0 to 1, in which the device did work of `kind`.
 
-        kind is "compute", "transfer" or "collective"; None counts all kinds, so that
-        1 − busy(device, None) is the idle fraction. Raises UserError for an unknown device.
+        kind is "compute", "transfer" or "collective". None counts all kinds, so
+        1 − busy(device, None) is the fraction without any work. Raises UserError for an
+        unknown device.
         """
         index = self._index(device)
         spans = [
@@ -111,8 +112,8 @@ class Timeline:
     def chrome_trace(self, path: str | Path) -> Path:
         """Write a trace file for chrome://tracing and ui.perfetto.dev, and return its path.
 
-        Each device is a process in it, each kind of event a row. Times are in microseconds, as
-        the format requires (Google, "Trace Event Format").
+        In the file each device is a process, and each kind of event is a row. Times are in
+        microseconds, as the format requires (Google, "Trace Event Format").
         """
         rows: list[dict[str, Any]] = []
         for index, lane in enumerate(self.lanes):
@@ -138,7 +139,7 @@ class Timeline:
         index = device if isinstance(device, int) else torch.device(device).index
         if index is None or not 0 <= index < len(self.lanes):
             raise UserError(
-                f"{device} is not in this timeline: it has {', '.join(self.lanes)}."
+                f"{device} is not in this timeline: its lanes are {', '.join(self.lanes)}."
             )
         return index
 
@@ -160,7 +161,7 @@ def merge_spans(spans: Iterable[Span], start: float, end: float) -> list[Span]:
 
 
 def unit_of(seconds: float) -> tuple[float, str]:
-    """(seconds per unit, the unit's name) of the unit that suits a duration: s, ms or µs."""
+    """The unit for a duration (s, ms or µs), as (seconds per unit, the unit's name)."""
     return next(((scale, unit) for scale, unit in UNITS if seconds >= scale), UNITS[-1])
 
 

@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
 
-# The palette's light blue: a colour of computation, as forward has, but lighter.
+# The palette's light blue. Forward has a darker blue, because both are computation.
 BACKWARD = "#56B4E9"
 
 
 class Style(NamedTuple):
-    """How a kind of event is drawn: colour, and height and position in a lane of height 1."""
+    """How a kind of event is drawn: its colour, and its height and lower edge in its lane.
+
+    A lane has the height 1.
+    """
 
     colour: str
     height: float
@@ -36,7 +39,7 @@ STYLES = {
 def plot(
     timeline: Timeline, target: "str | Path | Axes | None", title: str | None
 ) -> "Figure | Path":
-    """Draw the timeline into a file, into axes, or into a new figure: see Timeline.plot."""
+    """Draw the timeline into a file, into axes, or into a new figure; see Timeline.plot."""
     to_file = isinstance(target, (str, Path))
     if target is None or to_file:
         picture = figure(8, 0.9 + 0.75 * len(timeline.lanes))
@@ -73,7 +76,7 @@ def style_name(event: Event) -> str:
 def _draw_lane(
     axes: "Axes", timeline: Timeline, lane: int, scale: float
 ) -> "dict[str, PolyCollection]":
-    """Draw one device's events; return the bars of each style that has some."""
+    """Draw one device's events; return the bars by the name of their style."""
     duration = timeline.end - timeline.start
     axes.broken_barh([(0, duration / scale)], (lane + 0.1, 0.6), color=IDLE, linewidth=0)
     drawn = {}
@@ -106,7 +109,7 @@ def _label(axes: "Axes", timeline: Timeline, scale: float, unit: str) -> None:
     count = len(timeline.lanes)
     axes.set_yticks([lane + 0.4 for lane in range(count)], timeline.lanes)
     axes.set(xlim=(0, (timeline.end - timeline.start) / scale), ylim=(count, 0))
-    # At the left, because the machine's label stands at the right.
+    # At the left, because the machine's label is at the right.
     axes.set_xlabel(f"simulated time ({unit})", loc="left")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
