@@ -38,7 +38,7 @@ ENVIRONMENT = os.environ | {
 
 
 def on_a_terminal(*command: object) -> None:
-    """Run a command whose output goes to a terminal, so that progress bars are drawn."""
+    """Run a command whose output goes to a terminal: progress bars are then drawn."""
     os.environ.update(ENVIRONMENT)
     words = [str(part) for part in command]
     status = pty.spawn(words, lambda fd: os.read(fd, 65536) and b" ")

@@ -100,7 +100,7 @@ class Checkpoint:
 class Variables:
     """Keras variables as a part of a checkpoint; each key begins with the variable's position.
 
-    Keras numbers its names anew in each run, but the positions stay the same.
+    The numbers in Keras's names differ between runs, but the positions stay the same.
     """
 
     def __init__(self, variables: list):
@@ -147,7 +147,7 @@ def _read(path: str | Path) -> dict:
     except FileNotFoundError:
         raise UserError(
             f"there is no checkpoint {path}: "
-            f"give another path, or leave out --resume to start anew."
+            f"give another path, or leave out --resume to start a new run."
         ) from None
     except IsADirectoryError:
         raise UserError(
@@ -162,7 +162,7 @@ def _read(path: str | Path) -> dict:
         # A damaged file can make the unpickler raise any exception.
         raise UserError(
             f"{path} is truncated or not a checkpoint: "
-            f"resume from another, or start anew without --resume."
+            f"resume from another, or start a new run without --resume."
         ) from None
     if (
         not isinstance(content, dict)
@@ -171,7 +171,7 @@ def _read(path: str | Path) -> dict:
     ):
         raise UserError(
             f"{path} is not a checkpoint of this course (format {FORMAT}): "
-            f"give another, or start anew."
+            f"give another, or start a new run."
         )
     return content
 
@@ -194,7 +194,7 @@ def _compare(path: str | Path, content: dict, parts: dict[str, Any], settings: d
                 same += ", on a number of ranks that divides it"
             raise UserError(
                 f"{path} was written with {name} {saved}, this run has {value}: the run would "
-                f"not be the same. Give {same}, or start anew without --resume."
+                f"not be the same. Give {same}, or start a new run without --resume."
             )
 
 

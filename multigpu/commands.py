@@ -1,4 +1,4 @@
-"""Run commands that may hang, with a time limit, and read what they print."""
+"""Run commands that can hang, with a time limit, and read what they print."""
 
 import contextlib
 import os

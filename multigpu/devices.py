@@ -92,7 +92,7 @@ def serial_device(places: list[torch.device], exact: bool = False) -> torch.devi
 
 
 def share_cores(world: World) -> None:
-    """Limit torch's threads so that the ranks of this node share its cores.
+    """Limit torch's threads: the ranks of this node share its cores.
 
     By default each rank starts as many threads as there are cores, which slows all of them
     down. If OMP_NUM_THREADS is set, it is left as it is.

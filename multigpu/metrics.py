@@ -34,7 +34,7 @@ def resume_header(at: dict, args: Namespace, loaded: Path | None, world: World) 
     if args.resume is None:
         return "\n".join(table)
     if loaded is None:
-        start = f"--resume: no checkpoint in {args.out} yet, so the run starts anew\n"
+        start = f"--resume: no checkpoint in {args.out} yet, so a new run starts\n"
         return "\n".join([start, *table])
     done = pluralize(at["epoch"], "epoch")
     if at["step"]:

@@ -1,4 +1,4 @@
-"""The model that all routes train: one small CNN, so that the routes can be compared."""
+"""The model that all routes train: one small CNN, which makes the routes comparable."""
 
 import torch
 from torch import nn

@@ -59,8 +59,8 @@ def gpus(already_reported: bool = False) -> list["tf.config.PhysicalDevice"]:
     if allocated_gpus and not visible:
         raise UserError(
             f"Slurm gave this node {pluralize(allocated_gpus, 'GPU')}, but TensorFlow "
-            f"{tf.__version__} sees none: install its CUDA build in an environment of its "
-            "own (lesson 07's page shows how), or ask Slurm for no GPU. "
+            f"{tf.__version__} sees none: install its CUDA build in a separate "
+            "environment (lesson 07's page shows how), or ask Slurm for no GPU. "
             "TF_CPP_MIN_LOG_LEVEL=0 makes TensorFlow print which library it misses.",
             already_reported,
         )
@@ -82,7 +82,7 @@ def devices(count: int | None = None, exact: bool = False) -> list[str]:
 
     The default is all GPUs, or two logical devices of the CPU. Without a GPU this function
     divides the CPU into logical devices, so call it before TensorFlow's first operation. With
-    `exact`, GPUs compute in full fp32 and deterministically, so that two runs can be compared.
+    `exact`, GPUs compute in full fp32 and deterministically, which makes runs comparable.
     Raises UserError if it is called too late, or if there are GPUs, but fewer than `count`.
     """
     visible = gpus()

@@ -2,7 +2,7 @@
 #
 # Two variables have priority; set them with `sbatch --export=ALL,…` or in your ~/.bashrc:
 #   COURSE_MODULES   names for `module load`, such as "python/3.11 cuda/12.6". They are loaded first, because a
-#                    virtual environment may need them.
+#                    virtual environment can need them.
 #   COURSE_ENV       path of a virtual environment, or name or path of a conda environment
 # Without COURSE_ENV the first of these that has torch and multigpu is used: the environment that is active already
 # (sbatch passes it on), the repository's .venv, a conda environment named multigpu.
