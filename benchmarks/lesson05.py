@@ -5,7 +5,7 @@
 2. Time from the command to the first step ÷ that of torchrun with a loop written by hand.
    Goal: at most 1.10.
 
-It writes benchmarks/lesson05.json. The runs alternate, so that a change of the machine's speed
+It writes benchmarks/lesson05.json. The runs alternate, so a change of the machine's speed
 affects both equally.
 """
 
@@ -60,7 +60,7 @@ def seconds_to_first_step(folder: Path, *script: object) -> float:
     note = folder / "first-step"
     note.unlink(missing_ok=True)
     began = time.time()
-    # Its exit code is ignored: the loop by hand can abort at its end
+    # torchrun's exit code is ignored, because the loop by hand can abort at its end
     # (multigpu/launch/exit.py).
     local = ("--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     errors = run("torchrun", *local, HERE / "first_step.py", note, *script, check=False)

@@ -1,8 +1,8 @@
 """Measure steps/s of strategies over a link of 100 Mbit/s: `python benchmarks/link.py`.
 
-The link is between two network namespaces, which needs root and iproute2. Communication
-dominates: the model has 2 million weights and little to compute. bytegrad sends a quarter of
-ddp's bytes; the goal is 3.3 times ddp's steps/s. It writes benchmarks/link.json.
+The link is between two network namespaces, which need root and iproute2. Communication
+dominates, because the model has 2 million weights and little to compute. bytegrad sends a
+quarter of ddp's bytes; the goal is 3.3 times ddp's steps/s. It writes benchmarks/link.json.
 """
 
 import json
@@ -63,7 +63,7 @@ def measure(make: Callable[[], Strategy]) -> tuple[float, float]:
 
 
 def rank(out: Path) -> None:
-    """What each of the two ranks runs: the strategies in turn."""
+    """Measure the strategies in turn; each of the two ranks runs this."""
     measurements: dict[str, list] = {name: [] for name in STRATEGIES}
     for _ in range(ROUNDS):
         for name, make in STRATEGIES.items():

@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions, to whose output the input is added.
+    """A block of 1×1, 3×3 and 1×1 convolutions, which adds its input to their output.
 
     (n, c, h, w) → (n, 4·width, h/stride, w/stride)
     """

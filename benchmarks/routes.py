@@ -6,7 +6,7 @@ It writes lessons/routes.md and lessons/four-ways.png. A row of the table has th
   the same on every machine
 - the measured speed: images/s of the lesson's script ÷ lesson 01's, on this machine's CPU
 
-`python benchmarks/routes.py 0` keeps the measured column.
+`python benchmarks/routes.py 0` leaves the measured column as it is.
 """
 
 import functools
@@ -173,8 +173,9 @@ replicas = two_ranks(_replica)
 
 
 # ---- the routes --------------------------------------------------------------------------
-# The name in the notebook's last line → its simulation, its stem, the flags to measure it.
-# None: TensorFlow has no virtual GPUs, and the speed of virtual GPUs is not measured.
+# The route's name in the notebook's last line → its simulation, its script's stem, and the
+# flags with which it is measured. The simulation is None for TensorFlow, which has no virtual
+# GPUs. The flags are None for routes on virtual GPUs, whose speed is not measured.
 
 ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | None]] = {
     "01 one GPU": (one_gpu, "PT_CNN_SingleGPU", []),

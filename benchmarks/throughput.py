@@ -2,10 +2,10 @@
 
     throughput.py DATA ROUNDS FILE
 
-Everything is measured in one pair of processes, a second each, since a shared machine's speed
-changes from minute to minute: both ranks with DDP; rank 0 alone, while rank 1 sleeps in a
-barrier; both at once without communication, which is the upper bound on this machine. One
-thread per rank; micro-batches of 256 images.
+One pair of processes measures three cases in turn, each for a second, because a shared
+machine's speed changes from minute to minute: both ranks with DDP; rank 0 alone, while rank 1
+sleeps in a barrier; both at once without communication, the upper bound on this machine. Each
+rank has one thread and micro-batches of 256 images.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def work(source: str, rounds: int, out: str) -> None:
         lesson.sum_over_ranks = all_reduce
         dist.all_reduce(side_by_side, dist.ReduceOp.MAX)
         with_ddp.append(alone / together)
-        # They did the work of two epochs.
+        # Together, the two ranks did the work of two epochs.
         upper_bound.append(2 * alone / side_by_side.item())
     if world.rank == 0:
         # The first round warms up.

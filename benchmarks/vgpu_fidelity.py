@@ -3,8 +3,8 @@
     python benchmarks/vgpu_fidelity.py
 
 Everything is shape-only (compute=False), so it takes a minute on any machine. No constant of
-the simulation was fitted to these tables: peaks and bandwidths are the data sheets', so
-absolute speeds are too high, and only ratios are compared. It writes
+the simulation was fitted to these tables. Peaks and bandwidths come from the data sheets. That
+makes absolute speeds too high, so only ratios are compared. It writes
 benchmarks/vgpu_fidelity.json.
 
 Sources:
@@ -130,7 +130,7 @@ def one_rank(
 
 
 def many_gpus(gpu: str, link: str, batch: int, half: bool = False, ranks: int = 8) -> float:
-    """Images/s of `ranks` processes with DDP over images/s of one."""
+    """Images/s of `ranks` processes with DDP ÷ images/s of one process."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     numbers = [str(ranks), str(port), gpu, link, str(batch), str(int(half))]

@@ -5,10 +5,10 @@
 2. A shape-only training step of ResNet-50. Goal: under 2 s.
 3. What `import multigpu` adds to `import torch`. Goal: at most 0.1 s.
 
-The runs alternate, so that a change of the machine's speed affects both equally. The two sides
-of 1 are two processes, because vgpu.start lets the allocator keep freed memory, which makes a
-plain CPU step in the same process faster too. The cost of the wrappers alone has a row of its
-own: both sides in one process. It writes benchmarks/vgpu_speed.json.
+The runs alternate, so a change of the machine's speed affects both equally. The two runs of 1
+are in two processes, because vgpu.start lets the allocator keep freed memory, which would make
+a plain CPU step in the same process faster too. Another row has both runs in one process: it
+shows the cost of the wrappers alone. It writes benchmarks/vgpu_speed.json.
 """
 
 import statistics
@@ -56,7 +56,7 @@ def seconds(run: Callable[[], object], times: int = 1) -> float:
 
 
 def serve(device: str, threads: int) -> None:
-    """A process of `overhead`: for each line of stdin, print the seconds of three steps."""
+    """A process of `overhead`: for each line of stdin, print the mean time of three steps."""
     torch.set_num_threads(threads)
     on_cpu = device == "cpu"
     step = stepper(torch.device("cpu") if on_cpu else vgpu.start(count=1)[0])
@@ -131,7 +131,7 @@ def shape_only() -> dict:
 
 
 def importing() -> dict:
-    """In a new process each time, after torch was imported."""
+    """Measure `import multigpu` in new processes, after torch was imported."""
     code = (
         "import time, torch\n"
         "began = time.perf_counter()\n"

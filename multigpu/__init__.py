@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # `multigpu.gpus` imports torch, which takes a second: import it only when it is used.
+    # `gpus` needs torch, whose import takes a second: import `gpus` only when it is used.
     if name == "gpus":
         from multigpu.vgpu.choice import gpus
 

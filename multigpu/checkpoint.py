@@ -1,8 +1,8 @@
 """Checkpoints of a lesson's run: all that the next step depends on, in one file.
 
 The file has the model, the optimizer, the gradient scaler, each rank's random states, the
-settings that the order of the data depends on, and the position in it. Every rank calls `save`
-and `load`; only rank 0 reads and writes the file, so no shared file system is needed.
+settings that the order of the data depends on, and the position in the run. Every rank calls
+`save` and `load`; only rank 0 reads and writes the file, so no shared file system is needed.
 """
 
 import random
@@ -30,7 +30,7 @@ class Checkpoint:
     parts      what is saved and restored through state_dict: {"model": …, "optimizer": …, …}
     settings   what must be the same when the run is resumed: {"--seed": 0, …}
     world      this rank's place
-    loaded     the file that `load` restored; None until then
+    loaded     the file that `load` restored; None if it restored none
     """
 
     path: Path
@@ -42,9 +42,9 @@ class Checkpoint:
     def save(self, position: dict) -> None:
         """Write the file, atomically. All ranks call it; rank 0 writes.
 
-        `position` is the position in the run and anything else that `load` is to return:
+        `position` is the position in the run and anything else that `load` should return:
         numbers, texts, lists, tensors. Raises UserError, on all ranks, if the weights are not
-        finite or the file cannot be written; the checkpoint before it is kept.
+        finite or the file cannot be written; the previous checkpoint is kept.
         """
         states: list[dict | None] = [None] * self.world.size
         dist.all_gather_object(states, random_states())
@@ -71,10 +71,10 @@ class Checkpoint:
     def load(self, path: str | Path | None) -> dict | None:
         """Restore the parts and the random states from `path`, and return the position.
 
-        All ranks call it; rank 0 reads. `path` is --resume's value. None: nothing is restored.
-        Empty: the run's own file, if it exists; a job that Slurm may requeue has --resume from
-        its first start. With another number of ranks than before, the random states start
-        anew.
+        All ranks call it; rank 0 reads. `path` is the value of --resume. If `path` is None,
+        nothing is restored. If it is empty, the run's own file is restored if it exists: a job
+        that Slurm can requeue has --resume from its first start. If the number of ranks has
+        changed, the random states are not restored.
 
         Raises UserError, on all ranks and before anything is changed, if the file is missing,
         truncated, of another model or of other settings.
@@ -98,9 +98,9 @@ class Checkpoint:
 
 
 class Variables:
-    """Keras variables as a part of a checkpoint; keys begin with their positions.
+    """Keras variables as a part of a checkpoint; each key begins with the variable's position.
 
-    Keras numbers its names anew in each run, but the positions stay the same.
+    The numbers in Keras's names differ between runs, but the positions stay the same.
     """
 
     def __init__(self, variables: list):
@@ -147,7 +147,7 @@ def _read(path: str | Path) -> dict:
     except FileNotFoundError:
         raise UserError(
             f"there is no checkpoint {path}: "
-            f"give another path, or leave out --resume to start anew."
+            f"give another path, or leave out --resume to start a new run."
         ) from None
     except IsADirectoryError:
         raise UserError(
@@ -156,13 +156,13 @@ def _read(path: str | Path) -> dict:
         ) from None
     except PermissionError:
         raise UserError(
-            f"this user may not read the checkpoint {path}: change its permissions."
+            f"this user has no permission to read {path}: change the file's permissions."
         ) from None
     except Exception:
         # A damaged file can make the unpickler raise any exception.
         raise UserError(
             f"{path} is truncated or not a checkpoint: "
-            f"resume from another, or start anew without --resume."
+            f"resume from another, or start a new run without --resume."
         ) from None
     if (
         not isinstance(content, dict)
@@ -171,7 +171,7 @@ def _read(path: str | Path) -> dict:
     ):
         raise UserError(
             f"{path} is not a checkpoint of this course (format {FORMAT}): "
-            f"give another, or start anew."
+            f"give another, or start a new run."
         )
     return content
 
@@ -194,7 +194,7 @@ def _compare(path: str | Path, content: dict, parts: dict[str, Any], settings: d
                 same += ", on a number of ranks that divides it"
             raise UserError(
                 f"{path} was written with {name} {saved}, this run has {value}: the run would "
-                f"not be the same. Give {same}, or start anew without --resume."
+                f"not be the same. Give {same}, or start a new run without --resume."
             )
 
 

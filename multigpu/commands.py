@@ -1,4 +1,4 @@
-"""Run commands that may hang, with a time limit, and read what they print."""
+"""Run commands that can hang, with a time limit, and read what they print."""
 
 import contextlib
 import os
@@ -24,16 +24,16 @@ def run_bounded(*command: str, seconds: float = SECONDS) -> tuple[int | None, st
             start_new_session=True,
         )
     except OSError as error:
-        # error.filename is /dev/null if that is missing.
+        # If /dev/null is missing, error.filename names it.
         return None, "", f"{error.filename or command[0]}: {error.strerror}"
     try:
         out, err = process.communicate(timeout=seconds)
         return process.returncode, out, err
     except subprocess.TimeoutExpired:
-        # OSError: it ended just now.
+        # OSError: the process has just ended.
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
-    # A process that hangs in a driver survives SIGKILL: continue without it.
+    # A process that hangs in a driver survives SIGKILL: wait for it at most one second.
     try:
         out = process.communicate(timeout=1)[0]
     except subprocess.TimeoutExpired:
@@ -42,10 +42,10 @@ def run_bounded(*command: str, seconds: float = SECONDS) -> tuple[int | None, st
 
 
 def first_line(text: str) -> str:
-    """The first line that is not blank; "" without any."""
+    """The first line that is not blank; "" if there is none."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def last_line(text: str) -> str:
-    """The last line that is not blank; "" without any."""
+    """The last line that is not blank; "" if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -1,4 +1,4 @@
-"""Compares strategies: one run with each, its loss, its bytes and its consensus distance."""
+"""Compare strategies by one run with each: loss, bytes sent and consensus distance."""
 
 import json
 import statistics
@@ -28,7 +28,7 @@ STEPS_BETWEEN_COPIES = 5
 
 
 def flat_weights(model: nn.Module) -> torch.Tensor:
-    """All parameters as one vector on the CPU, a copy."""
+    """A copy of all parameters, as one vector on the CPU."""
     return torch.cat(
         [parameter.detach().reshape(-1).cpu() for parameter in model.parameters()]
     )
@@ -37,17 +37,17 @@ def flat_weights(model: nn.Module) -> torch.Tensor:
 class Record(Callback):
     """Records a fit on each rank. Afterwards `ranks` has the records of all ranks, in order.
 
-    loss              of each epoch, over all ranks
-    bytes             that the rank sent in each step, as the kernel counts them; for
-                      bagua:async one number, the bytes of an averaging round
-    ends              when each step ended, in seconds
-    weights           copies of its weights: after step 1, 1 + STEPS_BETWEEN_COPIES, … and at
-                      the end
+    loss              the loss of each epoch, over all ranks
+    bytes             the bytes that the rank sent in each step, as the kernel counts them; for
+                      bagua:async one number, the bytes per averaging round
+    ends              the time at which each step ended, in seconds
+    weights           copies of the rank's weights: after step 1, 1 + STEPS_BETWEEN_COPIES, …
+                      and at the end
     device            "cpu", "cuda" or "vgpu"
-    averaging_rounds  number of them until the end, for bagua:async
+    averaging_rounds  for bagua:async, the number of averaging rounds until the end
 
-    The copies are compared after the run. What the Trainer itself sends between two steps is
-    not in `bytes`.
+    The copies are compared after the run. `bytes` does not contain what the Trainer itself
+    sends between two steps.
     """
 
     def __init__(self) -> None:
@@ -80,14 +80,14 @@ class Record(Callback):
         self.record["weights"].append(flat_weights(pl_module))
         self.record["device"] = trainer.strategy.device.type
         algorithm = getattr(trainer.strategy, "algorithm", None)
-        # There is no thread with one rank, or while async warms up.
+        # With one rank, or while async warms up, there is no thread.
         if isinstance(algorithm, AsyncModelAverage) and algorithm.thread:
             self.record["averaging_rounds"] = algorithm.averaging_rounds
             self.record["bytes"] = [bytes_per_round(algorithm)]
         self.ranks = trainer.strategy.gather_objects(self.record)
 
     def state_dict(self) -> dict[str, Any]:
-        """What ddp_spawn, which trains in other processes, brings back."""
+        """The records, which ddp_spawn returns from the processes that it trains in."""
         return {"ranks": self.ranks}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -95,10 +95,10 @@ class Record(Callback):
 
 
 def bytes_per_round(algorithm: AsyncModelAverage) -> float:
-    """Bytes that this rank sends in an averaging round, vote included: the mean of three.
+    """Bytes that this rank sends per averaging round, vote included: the mean of three rounds.
 
-    It is called while nothing else is sent. The count begins and ends between two rounds, so
-    that it contains no half round. (One vote more or less is 50 bytes.)
+    Call it while nothing else is sent. The count begins and ends between two rounds, so it
+    contains only whole rounds. (It can have one vote more or less, which is 50 bytes.)
     """
     with algorithm.round_lock:
         before = wire.bytes_sent()
@@ -148,7 +148,7 @@ def summarize(
 
 
 def table(rows: dict[str, dict], ranks: int) -> str:
-    """All rows, rounded so that each run prints the same.
+    """The table of all rows, with numbers rounded to digits that are the same in each run.
 
     The last column is empty unless `compare_with_serial` was called.
     """
@@ -185,9 +185,9 @@ def measure_link(
 ) -> None:
     """Add `link_seconds_measured` to the rows of `names`: seconds per step of `script`.
 
-    Each of two ranks runs in a network namespace of its own; a link of `megabits` Mbit/s joins
-    them. Raises UserError if there can be no such link, if there is nothing to measure, or if
-    a rank fails.
+    The two ranks run in two network namespaces, which a link of `megabits` Mbit/s joins.
+    Raises UserError if the link cannot be made, if there is nothing to measure, or if a rank
+    fails.
     """
     if not names:
         raise UserError(
@@ -196,12 +196,12 @@ def measure_link(
         )
     if rows[names[0]]["ranks"] != 2:
         raise UserError(
-            f"--measure-link: the link joins two ranks, and there are "
+            f"--measure-link: the link joins two ranks, but there are "
             f"{rows[names[0]]['ranks']}: give --ranks 2."
         )
     if why_not := slow_link.unavailable_reason():
         raise UserError(
-            f"--measure-link: {why_not}. Leave it out, and the times are predicted."
+            f"--measure-link: {why_not}. Leave the flag out: the times are then predicted."
         )
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, script, "--strategy", *names, *map(str, flags)]
@@ -235,7 +235,7 @@ def bytes_picture(rows: dict[str, dict]) -> "Figure":
 
 
 def consensus_picture(rows: dict[str, dict]) -> "Figure":
-    """The consensus distance of each strategy for which it was ever above 1e-6."""
+    """The consensus distance by step, of each strategy whose distance exceeds 1e-6."""
     distances = {
         name: row["consensus_distance"]
         for name, row in rows.items()
@@ -252,7 +252,7 @@ def consensus_picture(rows: dict[str, dict]) -> "Figure":
     axes.set(xlabel="step", ylabel="consensus distance")
     if distances:
         axes.set_yscale("log")
-        # Just after an averaging round the distance is almost 0: cut the axis above that.
+        # Just after an averaging round the distance is almost 0: begin the axis above that.
         axes.set_ylim(bottom=min(map(statistics.median, distances.values())) / 5)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     title = f"The consensus distance is above 0 for {len(distances)} of {len(rows)} strategies"
@@ -302,12 +302,12 @@ def compare_with_serial(
     *,
     batch_size: int,
 ) -> None:
-    """Add `difference_from_serial` to each row: the largest of rank 0's weights from a serial
-    run's.
+    """Add `difference_from_serial` to each row.
 
-    The serial run takes --epochs, --lr and --seed from `args`; `batch_size` is the number of
-    images in a global batch. It uses SGD, and Adam with lr / 50 for bagua:qadam. `make()`
-    returns a new model.
+    It is the largest absolute difference between rank 0's weights and a serial run's. The
+    serial run takes --epochs, --lr and --seed from `args`; `batch_size` is the number of
+    images in a global batch. It uses SGD; for bagua:qadam it uses Adam with lr / 50.
+    `make()` returns a new model.
     """
     settings = {
         "epochs": args.epochs,
@@ -343,8 +343,8 @@ def report(
     """Print the table, the proof and the measured times; save the figures and metrics.json.
 
     With --prove the strategies of `exact` must equal the serial run; exit code 1 if they do
-    not. The loss and accuracy in metrics.json are ddp's, or the first strategy's. `batch_size`
-    is the number of images in a global batch of all `ranks`.
+    not. The loss and accuracy in metrics.json are ddp's; without ddp, the first strategy's.
+    `batch_size` is the number of images in a global batch of all `ranks`.
     """
     print(table(rows, ranks))
     verdict = _verdict(rows, exact, args)
@@ -387,7 +387,7 @@ def report(
 def _verdict(
     rows: dict[str, dict], exact: Sequence[str], args: Namespace
 ) -> dict[str, Any] | None:
-    """The printed proof; None without --prove, or if no strategy is meant to be exact."""
+    """Print and return the proof; None without --prove, or if none of `exact` was run."""
     differences = {
         name: row["difference_from_serial"]
         for name, row in rows.items()

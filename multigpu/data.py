@@ -36,7 +36,7 @@ class Batch:
     per_micro_batch: int
 
     def images_in_step(self, step: int, images: int) -> int:
-        """Images in step `step` (from 0) of an epoch of `images`: fewer in the last one."""
+        """Images in step `step` (from 0) of an epoch of `images`; the last can have fewer."""
         return min(self.global_size, images - step * self.global_size)
 
 
@@ -48,11 +48,11 @@ def real_rows(
     rows: int,
     device: torch.device | None = None,
 ) -> torch.Tensor:
-    """Which rows of a rank's micro-batch are no repeated images: bool, shape (rows,).
+    """Which rows of a rank's micro-batch are not repeated images: bool, shape (rows,).
 
     DistributedSampler repeats images until all ranks have equally many. Image i of a rank is
-    number i × ranks + rank in the epoch's order; numbers from `images` up are repeats. They
-    get weight 0 in the loss.
+    number i × ranks + rank in the epoch's order; numbers from `images` up are repeats.
+    Repeats get weight 0 in the loss.
 
     images   length of the data set
     index    number of the micro-batch in this rank's epoch, from 0
@@ -65,9 +65,10 @@ def real_rows(
 def fetch(source: str | None) -> Path:
     """The .npz file for `--data`: a path, a URL that is downloaded, or None for the digits.
 
-    Call it on one rank per node: the others find the file in the cache ($XDG_CACHE_HOME or
-    ~/.cache) afterwards. If several ranks call it, none sees half a file: it is written under
-    another name, then renamed. Raises UserError if it cannot be downloaded or written.
+    Call it on one rank per node; afterwards the other ranks find the file in the cache
+    ($XDG_CACHE_HOME or ~/.cache). If several ranks call it, none sees half a file, because the
+    file is written under another name and then renamed. Raises UserError if the file cannot be
+    downloaded or written.
     """
     if source is None:
         path = _cache("digits-1.npz")
@@ -77,12 +78,12 @@ def fetch(source: str | None) -> Path:
             except OSError as error:
                 raise UserError(
                     f"cannot write the digits to {path} ({error.strerror}): "
-                    f"make room there, or set XDG_CACHE_HOME to a folder that can be written."
+                    f"make room there, or set XDG_CACHE_HOME to a folder you can write to."
                 ) from None
         return path
     if "://" not in source:
         return Path(source)
-    # A hash, because two addresses can end in the same file name.
+    # The name is a hash, because two addresses can end in the same file name.
     path = _cache(f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.npz")
     if not path.exists():
         try:
@@ -102,8 +103,8 @@ def fetch(source: str | None) -> Path:
 def load(path: str | Path) -> tuple[TensorDataset, TensorDataset]:
     """Read the training set and the test set.
 
-    Images are float32 (n, channels, height, width), labels int64 (n,). uint8 images, as
-    MNIST's, are scaled to 0 … 1. Raises UserError if the file is not such a data set.
+    Images are float32 (n, channels, height, width), labels int64 (n,). uint8 images, such
+    as MNIST's, are scaled to 0 … 1. Raises UserError if the file is not such a data set.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -137,8 +138,8 @@ def load(path: str | Path) -> tuple[TensorDataset, TensorDataset]:
     test = _dataset(path, "test", arrays[2], arrays[3])
     if train[0][0].shape != test[0][0].shape:
         raise UserError(
-            f"{path}: the images of x_train have another shape than those of x_test: "
-            f"one model needs one shape."
+            f"{path}: the images of x_train and x_test have different shapes: "
+            f"one model needs images of one shape."
         )
     return train, test
 
@@ -180,7 +181,7 @@ def _dataset(path: str | Path, part: str, x: np.ndarray, y: np.ndarray) -> Tenso
 
 
 def _write_digits(path: Path) -> None:
-    # A slow import that is needed once: later runs read the cache.
+    # This import is slow. Only the first run needs it: later runs read the cache.
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -1,4 +1,4 @@
-"""The device of a rank and the library between ranks: a GPU and NCCL, or the CPU and gloo."""
+"""A rank's device and communication library: a GPU and NCCL, or the CPU and gloo."""
 
 import os
 from typing import Any
@@ -13,11 +13,11 @@ CLASSROOM = "multigpu-classroom"  # the ClusterName of `multigpu slurm up`
 
 
 def pick(world: World, exact: bool = False) -> torch.device:
-    """The device of this rank, made current: cuda:LOCAL_RANK if there are GPUs, else the CPU.
+    """Return this rank's device: its GPU, made current, or the CPU if there are no GPUs.
 
     With `exact` the GPU computes deterministically and in full fp32 (`compute_exactly`).
-    Raises UserError if the node has more ranks than GPUs, or torch does not see the GPUs that
-    Slurm gave.
+    Raises UserError if the node has GPUs but more ranks than GPUs, or if torch does not see
+    the GPUs that Slurm gave.
     """
     gpus = visible_gpus(world)
     if gpus == 0:
@@ -37,11 +37,11 @@ def pick(world: World, exact: bool = False) -> torch.device:
 
 
 def gpus_of_rank(count: int, world: World) -> list[torch.device]:
-    """`count` GPUs for this rank alone, the first made current.
+    """Return `count` GPUs for this rank alone, and make the first one current.
 
-    The list is empty if the node has fewer GPUs than `count` for each of its ranks. Local rank
-    r has GPUs r × count and up. With srun --gpus-per-task a rank sees only its own, numbered
-    from 0.
+    The list is empty if the node has fewer GPUs than `count` for each of its ranks. The GPUs
+    of local rank r begin at number r × count. With srun --gpus-per-task a rank sees only its
+    own GPUs, numbered from 0.
     Raises UserError if torch does not see the GPUs that Slurm gave.
     """
     gpus = visible_gpus(world)
@@ -57,10 +57,10 @@ def gpus_of_rank(count: int, world: World) -> list[torch.device]:
 
 
 def visible_gpus(world: World) -> int:
-    """The number of GPUs that torch sees; 0 on the classroom cluster: its GPUs are simulated.
+    """The number of GPUs that torch sees; 0 on the classroom cluster, which simulates GPUs.
 
-    There it is 0 on a machine with real GPUs too: the cluster's two nodes would share them.
-    Raises UserError if torch sees none although Slurm gave some: the job would leave them
+    It is 0 there even if the machine has real GPUs, because the cluster's nodes would share
+    them. Raises UserError if Slurm gave GPUs but torch sees none: the job would leave them
     idle.
     """
     if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
@@ -82,9 +82,9 @@ def _gpus_of_slurm() -> int:
 
 
 def serial_device(places: list[torch.device], exact: bool = False) -> torch.device:
-    """The device of the serial run that a run on `places` is compared with.
+    """The device of the serial run with which a run on `places` is compared.
 
-    It is the first of `places`, or the CPU if they are virtual GPUs. `exact` as in `pick`.
+    It is the first of `places` if that is a real GPU, else the CPU. For `exact` see `pick`.
     """
     if exact:
         compute_exactly()
@@ -92,7 +92,7 @@ def serial_device(places: list[torch.device], exact: bool = False) -> torch.devi
 
 
 def share_cores(world: World) -> None:
-    """Limit torch's threads so that the ranks of this node share its cores.
+    """Limit torch's threads: the ranks of this node share its cores.
 
     By default each rank starts as many threads as there are cores, which slows all of them
     down. If OMP_NUM_THREADS is set, it is left as it is.
@@ -102,14 +102,14 @@ def share_cores(world: World) -> None:
 
 
 def available_cores() -> int:
-    """Cores that this process may use; outside Linux, all cores of the machine."""
+    """The number of cores that this process can use; outside Linux, all of the machine's."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def compute_exactly() -> None:
-    """From now on GPUs compute deterministically and in full fp32: runs can be compared."""
+    """Make GPUs compute deterministically and in full fp32 from now on, to compare runs."""
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
@@ -130,7 +130,7 @@ def amp_dtype(device: torch.device) -> torch.dtype:
 def describe(world: World, device: torch.device, each: int = 1) -> str:
     """One line for the top of a log: devices, ranks, nodes, launcher.
 
-    `each` is the devices per rank.
+    `each` is the number of devices per rank.
     """
     started = (
         f"{pluralize(world.size, 'rank')} on {pluralize(world.nodes, 'node')}, "

@@ -1,4 +1,4 @@
-"""Errors that the user can fix: one sentence without a traceback, and exit code 2."""
+"""Errors that the user can fix: printed as one sentence without a traceback, exit code 2."""
 
 import difflib
 import sys
@@ -16,9 +16,9 @@ class UserError(Exception):
 
     Its text is one or two sentences: what is wrong, what was expected, what to do.
     The command line and the scripts print it without a traceback and exit with code 2.
-    A fault of this library is any other exception and keeps its traceback.
+    A fault of this library raises another exception, which keeps its traceback.
 
-    `already_reported` is True on the ranks where another rank prints the same error.
+    `already_reported` is True if another rank prints the same error.
     """
 
     def __init__(self, text: str, already_reported: bool = False):
@@ -30,22 +30,23 @@ class StartedRanks(Protocol):
     """The other ranks of a run, if this process started them: see launch/relaunch.py."""
 
     def end(self) -> None:
-        """End them now."""
+        """End these ranks now."""
 
     def end_after(self, error: BaseException) -> None:
-        """End them because of `error`; if one of them failed first, report that instead."""
+        """End these ranks because of `error`; if one failed first, report that one instead."""
 
 
 class ErrorHook:
     """A `sys.excepthook`: end the ranks that this process started, then print the error.
 
-    previous         the hook that was installed before; it prints whatever this one does not
-    one_sentence     a UserError is printed as its sentence, without a traceback
-    started_ranks    what ends before an error is printed; None if a launcher started the ranks
+    previous         the hook that was installed before; it prints all other errors
+    one_sentence     whether a UserError is printed as its sentence, without a traceback
+    started_ranks    the ranks to end before an error is printed; None if a launcher started
+                     them
     """
 
-    # The one of this process. sys.excepthook may be another: init_process_group puts a hook
-    # there that calls this one.
+    # This process's ErrorHook. sys.excepthook can be another hook: init_process_group installs
+    # one, which calls this one.
     installed: "ErrorHook | None" = None
 
     def __init__(self, previous: Callable[..., object]):
@@ -65,7 +66,7 @@ class ErrorHook:
             report(error)
             return
         if self.one_sentence and self.started_ranks is None and connection_lost(error):
-            # Another rank ended and printed why; the launcher then ends this process.
+            # Another rank printed why it ended: wait until the launcher ends this process.
             time.sleep(5)
         self.previous(kind, error, trace)
 
@@ -100,8 +101,8 @@ def report(error: UserError) -> None:
 def wait_for_launcher() -> None:
     """Give the launcher 10 s to end this rank.
 
-    A launcher ends all ranks when the first one exits; that must be the rank that prints the
-    error.
+    A launcher ends all ranks when the first one exits. The rank that prints the error must
+    exit first.
     """
     time.sleep(10)
 
@@ -116,11 +117,14 @@ def connection_lost(error: BaseException | None) -> bool:
 
 
 def pluralize(number: int, thing: str) -> str:
-    """1 GPU, 2 GPUs."""
+    """The number and its noun: 1 GPU, 2 GPUs."""
     return f"{number} {thing}{'s' if number != 1 else ''}"
 
 
 def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.5) -> str:
-    """`did you mean 'this' or 'that'?`, with the most similar known names; "" if none is."""
+    """`did you mean 'this' or 'that'?`, with the known names that are most similar to `word`.
+
+    Returns "" if none is similar.
+    """
     near = difflib.get_close_matches(str(word), map(str, known), n=2, cutoff=cutoff)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else ""

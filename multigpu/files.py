@@ -1,4 +1,4 @@
-"""Write files under a temporary name, then rename them: nobody sees half a file."""
+"""Write files under a temporary name, then rename them, so no reader sees half a file."""
 
 import json
 import os
@@ -15,7 +15,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` unless the block raises.
 
     A rename within one folder is atomic on POSIX: a reader sees the old file or the new one.
-    The data is on the disk before the rename: a power cut cannot leave an empty file at
+    The data is on the disk before the rename, so a power cut cannot leave an empty file at
     `path`.
     """
     path = Path(path)
@@ -28,7 +28,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
-        # mkstemp makes files that only their owner may read.
+        # mkstemp makes files that only their owner can read.
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     finally:
@@ -45,7 +45,7 @@ def write_json(path: str | Path, value: object) -> Path:
 def writable_folder(path: str | Path) -> Path:
     """Make the folder if it does not exist, and check that files can be written into it.
 
-    Raises UserError if not: better now than after an hour of training.
+    Raises UserError if they cannot: an error now is better than after an hour of training.
     """
     folder = Path(path)
     try:

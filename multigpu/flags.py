@@ -12,10 +12,10 @@ from multigpu.launch.world import is_rank_zero
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that prints an error on rank 0 only: all ranks get the same flags."""
+    """A parser that prints errors on rank 0 only, because all ranks get the same flags."""
 
     def parse_args(self, *args, **kwargs) -> argparse.Namespace:
-        """Like argparse's; also refuses --prove together with --amp."""
+        """Parse the flags as argparse does; refuse --prove together with --amp."""
         parsed = super().parse_args(*args, **kwargs)
         if parsed.prove and getattr(parsed, "amp", False):
             self.error(
@@ -50,7 +50,7 @@ def parser(stem: str, description: str) -> Parser:
     flag(
         "--batch-size",
         type=positive,
-        help="global batch, split over all ranks (default: 64, or a size that splits evenly)",
+        help="global batch, split over all ranks (default: 64, rounded up to split evenly)",
     )
     flag("--lr", type=positive_float, default=0.05, help="learning rate (default: 0.05)")
     flag(
@@ -105,8 +105,8 @@ def split_batch(
     """Split `--batch-size` evenly over ranks and micro-batches.
 
     Without `--batch-size` the global batch is 64, rounded up to a size that splits evenly.
-    Raises UserError if the given size does not split evenly; the message calls those who share
-    the batch `who`.
+    Raises UserError if the given size does not split evenly. `who` is the message's word for a
+    rank, such as "replica".
     """
     parts = ranks * micro_batches
     size = -(-64 // parts) * parts if batch_size is None else batch_size

@@ -23,18 +23,18 @@ def header() -> str:
 
 
 def resume_header(at: dict, args: Namespace, loaded: Path | None, world: World) -> str:
-    """The text above the first new epoch: where a resumed run continues, the table so far.
+    """The text above the first new epoch: where a resumed run continues, and the table so far.
 
-    `at` is the position in the run: the epochs and steps done, and history, a list of what
-    `row` takes. `args` has resume, epochs and out. `loaded` is the checkpoint's path, None if
-    there was none.
+    `at` is the position in the run: epoch (epochs done), step (steps done after them) and
+    history (a list of what `row` takes). `args` has resume, epochs and out. `loaded` is the
+    checkpoint's path, None if there was none.
     Raises UserError if the checkpoint is inside an epoch that `args` does not ask for.
     """
     table = [header(), *map(row, at["history"])]
     if args.resume is None:
         return "\n".join(table)
     if loaded is None:
-        start = f"--resume: no checkpoint in {args.out} yet, so the run starts anew\n"
+        start = f"--resume: no checkpoint in {args.out} yet, so a new run starts\n"
         return "\n".join([start, *table])
     done = pluralize(at["epoch"], "epoch")
     if at["step"]:
@@ -43,8 +43,8 @@ def resume_header(at: dict, args: Namespace, loaded: Path | None, world: World) 
     if at["epoch"] >= args.epochs:
         if at["step"]:
             raise UserError(
-                f"{loaded} has {done} done, but the run ends before with --epochs "
-                f"{args.epochs}: give --epochs {at['epoch'] + 1} or more.",
+                f"{loaded} has {done} done, but with --epochs {args.epochs} the run ends "
+                f"before that: give --epochs {at['epoch'] + 1} or more.",
                 already_reported=world.rank != 0,
             )
         rest = f"and --epochs {args.epochs} asks for no more: nothing is trained"
@@ -64,7 +64,7 @@ def row(epoch: dict) -> str:
 def check_loss(loss: float, epoch: int, world: World) -> float:
     """Return the loss of epoch `epoch` (from 0).
 
-    Raises UserError if it is infinite or NaN: training does not recover from that.
+    Raises UserError if the loss is infinite or NaN: training does not recover from that.
     """
     if not math.isfinite(loss):
         raise UserError(
@@ -77,7 +77,7 @@ def check_loss(loss: float, epoch: int, world: World) -> float:
 def progress(batches: Iterable, world: World) -> Iterable:
     """The batches, with a progress bar on rank 0's terminal.
 
-    A log or a notebook gets none: it would keep every state of the bar.
+    A log or a notebook gets no bar, because it would keep every state of the bar.
     """
     bar = world.rank == 0 and sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
     return tqdm(batches, leave=False, disable=not bar)
@@ -93,8 +93,8 @@ def report(
 ) -> None:
     """On rank 0: print the accuracy, write training.png and metrics.json into `out`.
 
-    `epochs` is a list of what `row` takes, `verdict` is proof.verdict's, `extra` is what else
-    the lesson writes into metrics.json. Exits with code 1 if the proof fails.
+    `epochs` is a list of what `row` takes. `verdict` is what proof.verdict returned, or None.
+    `extra` has further entries of metrics.json. Exits with code 1 if the proof fails.
     """
     accuracy = epochs[-1]["test_accuracy"]
     run = f"{pluralize(world.size, 'rank')}, {pluralize(len(epochs), 'epoch')}"
@@ -122,7 +122,7 @@ def report(
 def route_row(route: str, folder: str | Path) -> str:
     """The route's line of the table of all routes, from the metrics.json in `folder`.
 
-    The numbers are rounded to what is the same on every machine.
+    The numbers are rounded to digits that are the same on every machine.
     """
     run = json.loads((Path(folder) / "metrics.json").read_text())
     proof = "not tried"

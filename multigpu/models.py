@@ -1,4 +1,4 @@
-"""The model that all routes train: one small CNN, so that the routes can be compared."""
+"""The model that all routes train: one small CNN, which makes the routes comparable."""
 
 import torch
 from torch import nn
@@ -9,11 +9,11 @@ class CNN(nn.Module):
 
     Images (batch, channels, height, width) → logits (batch, classes).
 
-    It is smooth on purpose: tanh, and a stride instead of max-pooling. Two routes add the same
-    numbers in different orders, so their results differ in the last bit. At a kink (ReLU, max)
-    the last bit can select the other branch; after a hundred steps the weights are far apart,
-    although both routes are correct. No BatchNorm: it would see only each rank's shard of the
-    batch.
+    It is smooth on purpose: it has tanh, and a stride instead of max-pooling. Two routes add
+    the same numbers in different orders, so their results differ in the last bit. At a kink
+    (ReLU, max) the last bit can select the other branch; after a hundred steps the weights are
+    far apart, although both routes are correct. It has no BatchNorm, which would see only each
+    rank's shard of the batch.
     """
 
     def __init__(

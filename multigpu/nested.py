@@ -16,7 +16,7 @@ def map_tensors(
 ) -> Any:
     """A copy of `value`: each tensor t becomes function(t), any other leaf rest(leaf).
 
-    Containers are new objects of the same type, if their type can be made from their items.
+    Containers become new objects of the same type, if that type can be made from its items.
     """
 
     def map_item(item: Any) -> Any:
@@ -25,7 +25,7 @@ def map_tensors(
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, (dict, UserDict)):
-        # copy: a defaultdict stays one
+        # copy.copy keeps the type, such as defaultdict
         new = copy.copy(value)
         new.update((key, map_item(item)) for key, item in value.items())
         return new
@@ -34,7 +34,7 @@ def map_tensors(
         try:
             return type(value)(items)
         except TypeError:
-            # Its constructor takes something else.
+            # The type's constructor does not take a dict.
             return items
     if hasattr(value, "to"):
         # a PackedSequence, or a batch that moves itself
@@ -44,7 +44,7 @@ def map_tensors(
         is_namedtuple = hasattr(value, "_fields")
         return type(value)(*items) if is_namedtuple else type(value)(items)
     if is_dataclass(value) and not isinstance(value, type):
-        # copy: its __init__ may do more than store its arguments
+        # copy.copy, because __init__ can do more than store its arguments
         new = copy.copy(value)
         for field in fields(value):
             if field.init:
@@ -54,9 +54,9 @@ def map_tensors(
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in `value`, in order: in mappings, dataclasses and other iterables.
+    """The tensors in `value`, in order, from mappings, dataclasses and other iterables.
 
-    Iterators are left alone, because reading one would use it up.
+    Iterators are not read, because reading would exhaust them.
     """
     if isinstance(value, torch.Tensor):
         yield value
@@ -66,7 +66,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _items(value: Any) -> Iterable:
-    """What a container holds; () for anything else."""
+    """The items of a container; () for anything else."""
     if isinstance(value, Mapping):
         return value.values()
     if isinstance(value, Iterable):

@@ -47,7 +47,7 @@ class CellFailed(Exception):
 
 
 def find_root() -> Path:
-    """The course's folder: the working directory or one above it, else the package's.
+    """The course's folder: the working directory, one above it, or this package's parent.
 
     Raises UserError if none of them has scripts/ and pyproject.toml.
     """
@@ -84,9 +84,9 @@ def run(stem: str, root: Path | None = None) -> list[str]:
     """Execute scripts/STEM.py in a new kernel; store it with its outputs as a notebook.
 
     Returns remarks on the outputs, one sentence each. The notebook is written only if every
-    cell succeeds. A `!command` that fails is an error too; a command that is meant to fail
-    ends with `|| true`. Raises CellFailed, and UserError if there is no such script or it
-    cannot be read.
+    cell succeeds. A `!command` that fails is an error too; a command that should fail ends
+    with `|| true`. Raises CellFailed if a cell fails, and UserError if there is no such script
+    or it cannot be read.
     """
     root = root or find_root()
     script = root / "scripts" / f"{stem}.py"
@@ -110,11 +110,11 @@ def run(stem: str, root: Path | None = None) -> list[str]:
 
 
 def check(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
-    """What is wrong with the notebooks: one text each, a short diff below its first line.
+    """What is wrong with the notebooks: one text per problem, with a diff if texts differ.
 
-    An empty list means: each notebook has its script's text, and every code cell was executed,
-    in order, without an error that its tag or comment does not announce. Raises UserError for
-    an unknown stem.
+    The list is empty if each notebook has its script's text, every code cell was executed in
+    order, and errors are only in cells whose tag or comment announces one. Raises UserError
+    for an unknown stem.
     """
     root = root or find_root()
     return [finding for stem in select(stems, root) for finding in _check_pair(stem, root)]
@@ -166,7 +166,7 @@ def _check_execution(notebook: "NotebookNode") -> list[str]:
     for expected, (number, cell) in enumerate(code, 1):
         count = cell.execution_count
         if count not in (None, expected):
-            # Report only the first one: those after it are shifted too.
+            # Report only the first one: the numbers after it are shifted too.
             findings.append(
                 f"executed out of order: cell {number} has number {count}, not {expected}"
             )
@@ -204,7 +204,7 @@ def _read_script(script: Path) -> tuple[str, "NotebookNode"]:
         text = script.read_text(encoding="utf-8")
         return text, jupytext.reads(text, FORMAT)
     except Exception as error:
-        # Each kind of damage has an exception of its own: not UTF-8, a broken header, …
+        # Each kind of damage raises a different exception: not UTF-8, a broken header, …
         raise UserError(
             f"scripts/{script.name} cannot be read as a notebook: {_first_line(error)}"
         ) from None
@@ -219,11 +219,11 @@ def _from_script(script: Path) -> "NotebookNode":
 
 
 def _differences(text: str, as_notebook: "NotebookNode", notebook: "NotebookNode") -> str:
-    """A diff of the script and what jupytext writes for the notebook; "" if they are equal.
+    """A diff of the script and the script that jupytext makes of the notebook; "" if equal.
 
-    `as_notebook` is the script read as a notebook: its metadata has jupytext's options, which
-    the notebook's lacks. Comparing texts, not cells, also finds a cell tagged active-ipynb
-    that is not commented out in the script.
+    `as_notebook` is the script read as a notebook. Its metadata has jupytext's options; the
+    notebook's metadata lacks them. Comparing texts, not cells, also finds a cell tagged
+    active-ipynb that is not commented out in the script.
     """
     import jupytext
 
@@ -260,19 +260,19 @@ def _execute(notebook: "NotebookNode", stem: str, folder: Path) -> None:
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    # Without folders to search, the kernel is this Python, not a kernelspec of the user's.
+    # Search no folders for kernelspecs: the kernel is then this Python.
     kernels = KernelSpecManager(kernel_dirs=[])
     client = NotebookClient(
         notebook,
         km=AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=kernels,
-            # Other users of a cluster's node can reach the kernel's ports.
+            # Encrypt, because other users of a cluster's node can reach the kernel's ports.
             transport_encryption="auto" if zmq.has("curve") else "disabled",
         ),
         timeout=SECONDS_PER_CELL,
         record_timing=False,
-        # How a stream is divided into messages depends on timing.
+        # Join a stream's messages: how a stream is divided into them depends on timing.
         coalesce_streams=True,
         skip_cells_with_tag="",
         # A `!command` that fails raises an exception.
@@ -282,7 +282,7 @@ def _execute(notebook: "NotebookNode", stem: str, folder: Path) -> None:
         for index, cell in enumerate(notebook.cells):
             tags = cell.metadata.get("tags")
             if _may_raise(cell):
-                # nbclient knows this tag only.
+                # This is the only tag that nbclient knows.
                 cell.metadata.tags = ["raises-exception"]
             problem = ""
             try:
@@ -303,7 +303,7 @@ def _execute(notebook: "NotebookNode", stem: str, folder: Path) -> None:
 
 def _environment() -> dict[str, str]:
     environment = dict(os.environ)
-    # `!torchrun` in a cell must be this environment's, also if it is not activated.
+    # `!torchrun` in a cell must be this environment's, even if it is not activated.
     programs = str(Path(sys.executable).parent)
     environment["PATH"] = os.pathsep.join([programs, environment.get("PATH", os.defpath)])
     # With this variable ipykernel drops what a cell's child processes print.
@@ -327,7 +327,7 @@ def _failure_text(stem: str, index: int, cell: "NotebookNode", problem: str) -> 
 
 
 def _make_stable(notebook: "NotebookNode") -> None:
-    """Remove what differs from run to run: an unchanged script then changes only outputs."""
+    """Remove what differs from run to run: a new run of a script then changes only outputs."""
     notebook.nbformat = 4
     notebook.nbformat_minor = 5
     times_seen: dict[str, int] = {}

@@ -20,7 +20,7 @@ RED = "#D55E00"
 YELLOW = "#F0E442"
 BLACK = "#000000"
 RANKS = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, RED, YELLOW, BLACK)
-# The ranks on whose colours white text is readable; on the others black is.
+# White text is readable on the colours of these ranks, black text on the others.
 WHITE_TEXT_RANKS = (0, 2, 5, 7)
 
 COMPUTE = BLUE
@@ -43,10 +43,10 @@ PARTS = {
 
 
 def figure(width: float = 8, height: float = 3) -> "Figure":
-    """An empty figure, `width` × `height` inches, which a cell shows as its last value.
+    """An empty figure of `width` × `height` inches; a cell that ends with it shows it.
 
-    matplotlib is imported only when something is drawn, and pyplot, which opens windows,
-    never.
+    matplotlib is imported only when something is drawn. pyplot, which opens windows, is never
+    imported.
     """
     from matplotlib.figure import Figure
 
@@ -70,9 +70,9 @@ def save(fig: "Figure", path: str | Path) -> Path:
 
 
 def by_epoch(epochs: Sequence[int], curves: dict[str, list[float]], title: str) -> "Figure":
-    """One panel per curve, side by side, each with its own y axis; an accuracy's ends at 1.
+    """One panel per curve, side by side, each with its own y axis.
 
-    `curves` has one value per epoch for each name.
+    `curves` has one value per epoch for each name. An accuracy's y axis ends at 1.02.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -82,7 +82,7 @@ def by_epoch(epochs: Sequence[int], curves: dict[str, list[float]], title: str) 
         axes.plot(epochs, values, marker="o", markersize=3, color=RANKS[index])
         axes.set(xlabel="epoch", ylabel=name, ylim=(0, 1.02 if "accuracy" in name else None))
         axes.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
-        # By default there are at least two ticks: tenths, for a single epoch.
+        # The default is at least two ticks: with one epoch they would be at fractions.
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.spines[["top", "right"]].set_visible(False)
     fig.suptitle(title)
@@ -92,9 +92,8 @@ def by_epoch(epochs: Sequence[int], curves: dict[str, list[float]], title: str) 
 def curves(history: list[dict], path: str | Path, title: str) -> Path:
     """Draw loss and test accuracy by epoch into `path`, atomically.
 
-    The title states the result.
-
-    `history` is a list of what `metrics.row` takes.
+    `title` should state the result. `history` has one dict per epoch, as `metrics.row` takes
+    it.
     """
     keys = {"training loss": "loss", "test accuracy": "test_accuracy"}
     values = {name: [row[key] for row in history] for name, key in keys.items()}
@@ -107,7 +106,7 @@ def shards(
     rows: list[str] | None = None,
     images_per_step: int = 1,
 ) -> "Figure":
-    """Which rank reads which image: epochs[epoch][rank] is the list of image numbers.
+    """Draw which rank reads which image; epochs[epoch][rank] is a list of image numbers.
 
     One row per epoch, one cell per image. `rows` names the rows if they are not epochs;
     `images_per_step` is the number of images that a rank reads in a step.
@@ -156,9 +155,9 @@ def stacked_bars(
 ) -> "Figure":
     """Horizontal bars, each divided into parts: bars[name][part] is an amount in `unit`.
 
-    The keys of PARTS have its colours. A part shows its name and percentage; the legend names
-    the parts that are too narrow. With `totals` a part shows its amount, a bar's end their
-    sum, and the legend names all parts.
+    A part that PARTS names has the colours given there. A part shows its name and percentage;
+    the legend names the parts that are too narrow. With `totals` each part shows its amount,
+    the end of each bar shows the sum, and the legend names all parts.
     """
     fig = figure(8, 1 + 0.45 * len(bars))
     axes = fig.add_subplot()
@@ -221,7 +220,7 @@ def lines(
     """Curves over `x`, and a dotted line at y = `level`.
 
     The x axis is logarithmic with base 2 if `powers`, else linear. The curve named `dashed`
-    has gaps and hollow markers: it covers another one, which stays visible.
+    has gaps and hollow markers, so a curve that it covers stays visible.
     """
     fig = figure(8, 3)
     axes = fig.add_subplot()

@@ -24,10 +24,10 @@ def train_serially(
     """Train `model` in this process alone, without torch.distributed, and return it.
 
     `train` has images (n, …) and labels (n,) on the model's device. Epoch e (from 0) takes the
-    images in the order of a generator seeded with seed + e, as DistributedSampler documents
-    it, in batches of `batch_size`; the last one may be smaller. The optimizer is SGD with
-    momentum, or `optimizer`, made from the model's parameters. `after_step` is called with the
-    number of steps done and the model.
+    images in the order that a generator seeded with seed + e gives, as DistributedSampler
+    does. Each batch has `batch_size` images; an epoch's last batch can have fewer. The default
+    optimizer is SGD with momentum; `optimizer`, made from the model's parameters, replaces it.
+    `after_step` is called with the number of steps done and the model.
     """
     images, labels = train.tensors
     trainable = [p for p in model.parameters() if p.requires_grad]
@@ -64,10 +64,10 @@ def compare_with_serial(
 ) -> dict:
     """Train `fresh` serially, compare it with `trained`, print and return the verdict.
 
-    The serial run takes --epochs, --batch-size, --lr and --seed from `args`. `batch_size`, the
-    images in a global batch, and `epochs` replace the first two where the run did not use the
-    flags' values. The limit, 1e-5, leaves room for sums in another order (5e-7 is usual), and
-    for nothing else.
+    The serial run takes --epochs, --batch-size, --lr and --seed from `args`. If `trained` was
+    trained otherwise, give `epochs` or `batch_size`, the number of images in a global batch.
+    The limit is 1e-5: sums in another order usually cause a difference of 5e-7, and a
+    difference above the limit has another cause.
     """
     device = next(fresh.parameters()).device
     on_device = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
@@ -94,12 +94,12 @@ def compare_metrics_with_serial(
 ) -> dict:
     """Train `fresh` serially, on the CPU in 32 bit, and compare test loss and accuracy.
 
-    For 16-bit numbers, which are too coarse to compare weights (lesson 11). The serial run
-    takes --epochs, --lr and --seed from `args`; `batch_size` is the number of images in a
+    Use it for runs in 16 bit, which is too coarse to compare weights (lesson 11). The serial
+    run takes --epochs, --lr and --seed from `args`; `batch_size` is the number of images in a
     global batch. `rows` has each epoch's test_loss and test_accuracy.
 
     The limits are 5e-3 for the loss after each epoch, and 1e-2 for the accuracy at the end.
-    Prints both verdicts. Returns the verdict that fails; if none fails, the accuracy's.
+    Prints both verdicts. Returns the loss's verdict if it fails, else the accuracy's.
     """
     images, labels = test.tensors
     losses: list[float] = []
@@ -131,7 +131,7 @@ def compare_metrics_with_serial(
 
 
 def verdict(claim: str, max_difference: float, limit: float) -> dict:
-    """Print the proof's line and return it for metrics.json. NaN never holds."""
+    """Print the proof's line, and return its values for metrics.json. NaN fails."""
     holds = max_difference <= limit
     result = "holds" if holds else "fails"
     print(

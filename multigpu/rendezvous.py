@@ -1,8 +1,8 @@
 """Ranks find each other: rank 0 opens a key-value store and the others connect to it.
 
-Each rank is claimed by one process. torch.distributed's own rendezvous waits half an hour for
-a rank that never joins, and as long if two processes claim one rank. Here both end with a
-UserError of one sentence.
+Each rank is claimed by one process. torch.distributed's own rendezvous waits half an hour if a
+rank never joins, or if two processes claim one rank. This module raises a UserError in both
+cases.
 """
 
 import errno
@@ -30,9 +30,9 @@ def open_store(
 ) -> dist.Store:
     """A store that all ranks of the run share, for `dist.init_process_group(store=…)`.
 
-    A given MASTER_PORT is only where the ranks find each other. The store uses any free port,
-    as gloo's and NCCL's own connections do later: nodes that can reach each other on one port
-    only cannot train together.
+    If MASTER_PORT is set, the ranks find each other at that port. The store itself uses any
+    free port, as gloo's and NCCL's connections do later. So nodes that can reach each other on
+    only one port cannot train together.
 
     Raises UserError if rank 0 cannot bind the given port, if two processes claim one rank, if
     not all ranks join within `join_timeout` seconds, or if one rank has a GPU and another has
@@ -42,8 +42,8 @@ def open_store(
         return dist.HashStore()
     deadline = time.monotonic() + join_timeout
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun or `spawn` opened the store. torchrun keeps it when it restarts the ranks: a
-        # prefix separates their keys from those of the start before.
+        # torchrun or `spawn` opened the store. torchrun keeps it when it restarts the ranks,
+        # so a prefix separates the keys of the new start from the old ones.
         store = next(dist.rendezvous("env://", world.rank, world.size))[0]
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"start {restarts}", store)
@@ -71,7 +71,7 @@ def _own_store(world: World, deadline: float) -> dist.Store:
 def _open_store(world: World, ports: list[int]) -> dist.Store:
     """Rank 0 opens the store on any free port and listens on the first free one of `ports`.
 
-    There it sends the store's port to every rank that connects.
+    On that port it sends the store's port to every rank that connects.
     """
     for port in ports:
         try:
@@ -87,7 +87,7 @@ def _open_store(world: World, ports: list[int]) -> dist.Store:
                 other.set("clash", "0")
                 raise _two_processes(0) from None
             continue
-        # It listens on all addresses; rank 0 itself needs none that the network knows.
+        # The store listens on all addresses; rank 0 itself uses the loopback address.
         store = dist.TCPStore(
             "127.0.0.1", 0, world.size, is_master=True, wait_for_workers=False
         )
@@ -123,7 +123,7 @@ def _answer(listener: socket.socket, answer: bytes) -> None:
 
 
 def _find_store(world: World, ports: list[int], deadline: float) -> dist.Store:
-    """The other ranks try the ports in turn until rank 0 answers."""
+    """Try the ports in turn until rank 0 answers; the other ranks call this."""
     while time.monotonic() < deadline:
         for port in ports:
             store = _store_at(world, port)
@@ -179,8 +179,8 @@ def _claim_rank(
 ) -> None:
     """Claim this process's rank in the store, and wait until every rank is claimed.
 
-    All ranks must be on GPUs, or all on CPUs: NCCL and gloo would wait for each other for
-    ever.
+    Raises UserError if some ranks are on GPUs and others on CPUs: NCCL and gloo would wait for
+    each other for ever.
     """
     # The more ranks poll the store, the longer each waits between two polls.
     pause = 0.005
@@ -210,13 +210,13 @@ def _claim_rank(
     if clash is None and not without_gpu:
         return
     if world.rank == 0:
-        # The other ranks read the reason in this process's store.
+        # Keep the store open while the other ranks read the reason in it.
         time.sleep(1)
     if clash is not None:
         raise _two_processes(clash)
     raise UserError(
-        f"{without_gpu} has no GPU to compute on, but other ranks do: look at nvidia-smi and "
-        f"at torch's build there, or hide all GPUs with CUDA_VISIBLE_DEVICES=.",
+        f"{without_gpu} has no GPU to compute on, but other ranks have one: look at "
+        f"nvidia-smi and at torch's build there, or hide all GPUs with CUDA_VISIBLE_DEVICES=.",
         already_reported=world.rank != 0,
     )
 
@@ -232,8 +232,8 @@ def _missing_ranks(store: dist.Store, world: World, join_timeout: float) -> User
 
 def _two_processes(rank: int) -> UserError:
     return UserError(
-        f"two processes claim rank {rank}: each must have a RANK of its own. Let torchrun or "
-        f"srun set it, and check that no earlier run with this address and port is still "
+        f"two processes claim rank {rank}: each must have a different RANK. Let torchrun or "
+        f"srun set RANK, and check that no earlier run with this address and port is still "
         f"alive."
     )
 
@@ -245,7 +245,8 @@ def same_everywhere(
 
     `what` names the value in the message, as in "the training data". Without this check the
     ranks would train on different data, or wait for each other, without an error. `gather`
-    collects an object of each rank, by rank; by default in the default process group.
+    collects one object from each rank, in rank order; by default it uses the default process
+    group.
     """
     values = _gather(world, value, gather)
     different = [rank for rank in range(world.size) if values[rank] != values[0]]
@@ -258,11 +259,11 @@ def same_everywhere(
 
 @contextmanager
 def fail_together(world: World, gather: Callable[[Any], list] | None = None) -> Iterator[None]:
-    """A UserError in this block on one rank is raised on all ranks, and rank 0 reports it.
+    """If this block raises UserError on one rank, raise it on all ranks; rank 0 reports it.
 
-    Otherwise the rank that fails would leave, and the others would wait for it in their next
-    collective. It is a barrier too. Use no collectives inside: a rank that fails would be
-    missing in them. `gather` as in `same_everywhere`.
+    Otherwise the rank that fails would leave, while the others wait for it in their next
+    collective. The end of the block is a barrier. Use no collectives inside the block, because
+    a rank that fails would not take part. For `gather` see `same_everywhere`.
     """
     own_error: str | None = None
     try:

@@ -1,4 +1,4 @@
-"""The sandbox in which students' code runs: bubblewrap, and whether it works here."""
+"""The sandbox in which students' code runs, and a check that it works on this machine."""
 
 import shutil
 from dataclasses import dataclass

@@ -52,7 +52,7 @@ def linked_namespaces(megabits: float) -> Iterator[list[str]]:
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", interface)
             _ip("-n", name, "link", "set", interface, "up")
             _ip("-n", name, "link", "set", "lo", "up")
-            # A burst of 5 ms at this rate, and at least one packet of the loopback's size.
+            # The burst is 5 ms at this rate, and at least one packet of the loopback's size.
             burst = max(64 * 1024, int(megabits * 1e6 / 8 * 0.005))
             rate = ("rate", f"{megabits}mbit", "burst", str(burst), "latency", "400ms")
             _run("tc", "-n", name, "qdisc", "add", "dev", interface, "root", "tbf", *rate)
@@ -67,7 +67,7 @@ def run(command: list[str], megabits: float, seconds: float = 600, **environment
     """Run `command` as two ranks, one at each end of a link of `megabits` Mbit/s.
 
     The ranks have torchrun's variables and `environment`. Returns the exit code of the first
-    rank that fails, 0 if none does. Raises UserError if there can be no such link, or if the
+    rank that fails, 0 if none does. Raises UserError if the link cannot be made, or if the
     ranks have not ended after `seconds`.
     """
     with linked_namespaces(megabits) as names:

@@ -1,8 +1,8 @@
-"""TensorFlow with the model, first weights, data and order of batches of PyTorch's lessons.
+"""TensorFlow with the same model, initial weights, data and batches as PyTorch's lessons.
 
-The lessons take `tf` from here: TensorFlow without the messages of its start, and an error
-message where it is not installed. No other module of the library imports this one: only
-lessons 07 and 08 need TensorFlow.
+The lessons import `tf` from this module, which turns off the messages that TensorFlow prints
+at its start, and reports an error if TensorFlow is not installed. No other module of the
+library imports this one, because only lessons 07 and 08 need TensorFlow.
 """
 
 import os
@@ -21,7 +21,7 @@ from multigpu.launch.world import integer
 # TensorFlow reads these once, when it is imported. Level 2 keeps its error messages; level 0
 # also shows why it finds no GPU.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# oneDNN prints a notice at its start, and adds in another order on each CPU.
+# oneDNN prints a notice at its start, and adds numbers in a different order on each CPU.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 try:
@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
         "pip install -c constraints.txt -e '.[tensorflow]' from the repository's root "
         "(with GPUs '.[tensorflow-gpu]')."
     )
-    # A notebook shows the exception. A script cannot catch what its imports raise.
+    # A notebook shows the exception. A script cannot catch it, so print it there.
     if "IPython" in sys.modules:
         raise missing from None
     print(f"error: {missing}", file=sys.stderr)
@@ -44,12 +44,12 @@ tf.get_logger().setLevel("WARNING")  # in a notebook it would log every all-redu
 
 
 def gpus(already_reported: bool = False) -> list["tf.config.PhysicalDevice"]:
-    """The GPUs that TensorFlow sees, which from here on take memory as they need it.
+    """Return the GPUs that TensorFlow sees; from now on it allocates memory only when needed.
 
-    TensorFlow's default is to take all memory, and torch may need some. On the classroom
-    cluster the list is empty and the machine's real GPUs are hidden, because the cluster
-    simulates its own. Raises UserError if Slurm gave this node GPUs and TensorFlow sees none;
-    `already_reported` says that another process prints that error.
+    By default TensorFlow allocates all memory, but torch can need some. On the classroom
+    cluster the list is empty and the machine's real GPUs are hidden, because the cluster's
+    GPUs are simulated. Raises UserError if Slurm gave this node GPUs but TensorFlow sees none;
+    `already_reported` is True if another process prints that error.
     """
     visible = tf.config.list_physical_devices("GPU")
     if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
@@ -59,12 +59,12 @@ def gpus(already_reported: bool = False) -> list["tf.config.PhysicalDevice"]:
     if allocated_gpus and not visible:
         raise UserError(
             f"Slurm gave this node {pluralize(allocated_gpus, 'GPU')}, but TensorFlow "
-            f"{tf.__version__} sees none: install its CUDA build in an environment of its "
-            "own (lesson 07's page shows how), or ask Slurm for no GPU. "
+            f"{tf.__version__} sees none: install its CUDA build in a separate "
+            "environment (lesson 07's page shows how), or ask Slurm for no GPU. "
             "TF_CPP_MIN_LOG_LEVEL=0 makes TensorFlow print which library it misses.",
             already_reported,
         )
-    # RuntimeError: TensorFlow has started, and its setting stays. Harmless.
+    # RuntimeError: TensorFlow has started already and keeps its setting. That is harmless.
     with suppress(RuntimeError):
         for gpu in visible:
             tf.config.experimental.set_memory_growth(gpu, True)
@@ -72,7 +72,7 @@ def gpus(already_reported: bool = False) -> list["tf.config.PhysicalDevice"]:
 
 
 def _make_visible(gpus: list["tf.config.PhysicalDevice"]) -> None:
-    # RuntimeError: TensorFlow has started, and its setting stays. Harmless.
+    # RuntimeError: TensorFlow has started already and keeps its setting. That is harmless.
     with suppress(RuntimeError):
         tf.config.set_visible_devices(gpus, "GPU")
 
@@ -82,7 +82,7 @@ def devices(count: int | None = None, exact: bool = False) -> list[str]:
 
     The default is all GPUs, or two logical devices of the CPU. Without a GPU this function
     divides the CPU into logical devices, so call it before TensorFlow's first operation. With
-    `exact`, GPUs compute in full fp32 and deterministically, so that two runs can be compared.
+    `exact`, GPUs compute in full fp32 and deterministically, which makes runs comparable.
     Raises UserError if it is called too late, or if there are GPUs, but fewer than `count`.
     """
     visible = gpus()
@@ -122,7 +122,7 @@ def describe(devices: list[str]) -> str:
 
 
 def torch_device(devices: list[str]) -> torch.device:
-    """These devices' type as torch names it, for metrics.report."""
+    """The torch.device with the type of these devices, for metrics.report."""
     return torch.device("cuda" if devices[0].startswith("GPU") else "cpu")
 
 
@@ -162,7 +162,7 @@ def keras_weights(model: models.CNN) -> list[np.ndarray]:
     """
     conv1, conv2, fc1, fc2 = model.conv1, model.conv2, model.fc1, model.fc2
     side = [(size + 1) // 2 for size in model.image_shape[1:]]
-    # flatten() runs through the channels first in PyTorch, and last in Keras.
+    # flatten() reads (channels, height, width) in PyTorch, (height, width, channels) in Keras.
     by_channel = fc1.weight.unflatten(1, (conv2.out_channels, *side))
     fc1_weight = by_channel.permute(2, 3, 1, 0).flatten(0, 2)
     tensors = [
@@ -201,7 +201,7 @@ def padded_batches(
     """Batches of (images, labels, weights) in which every replica gets images.
 
     The last batch is padded with images from the beginning. A weight is 1 / (images in a batch
-    of all replicas), and 0 for padding. `batch_size` is one replica's.
+    of all replicas), and 0 for padding. `batch_size` is the number of images per replica.
     """
     images, labels = arrays(dataset)
     batch = min(batch_size, -(-len(labels) // replicas)) * replicas
@@ -214,11 +214,11 @@ def padded_batches(
 
 
 def check_shards(images: int, batch_size: int, replicas: int, fit: bool = False) -> None:
-    """Raise UserError if a replica would get no image, or if `fit` cannot begin.
+    """Raise UserError if a replica would get no image or, with `fit`, if fit cannot begin.
 
     TensorFlow splits a batch into shards of one size, rounded up, until no image is left. A
     convolution of oneDNN, TensorFlow's default on CPUs, does not accept an empty shard. Keras
-    3's fit adds up the first batch's shards to learn their shape, so they must be of one size.
+    3's fit adds the first batch's shards to learn their shape, so they must have one size.
     """
     last = images % batch_size or batch_size
     per_shard = -(-last // replicas)
@@ -237,7 +237,7 @@ def check_shards(images: int, batch_size: int, replicas: int, fit: bool = False)
 
 
 def epoch_order(images: int, epoch: int, seed: int) -> np.ndarray:
-    """The order of the images in an epoch (from 0): that of PyTorch's DistributedSampler."""
+    """The order of the images in an epoch (from 0), as in PyTorch's DistributedSampler."""
     generator = torch.Generator().manual_seed(seed + epoch)
     return torch.randperm(images, generator=generator).numpy()
 
@@ -253,7 +253,7 @@ def train_serially(
 ) -> list[float]:
     """Train `model` on one device, without tf.distribute, and return each step's loss.
 
-    The same as proof.train_serially, for Keras.
+    It does the same for Keras as proof.train_serially for PyTorch.
     """
     images, labels = arrays(train)
     optimizer = tf.keras.optimizers.SGD(lr, momentum=0.9)
@@ -279,7 +279,7 @@ def train_serially(
 
 
 def difference(one: "tf.keras.Model", other: "tf.keras.Model") -> float:
-    """The largest absolute difference between two Keras models' weights, over all numbers."""
+    """The largest absolute difference between the weights of two Keras models."""
     pairs = zip(one.get_weights(), other.get_weights(), strict=True)
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
@@ -295,7 +295,7 @@ def compare_with_serial(
     lr: float,
     seed: int,
 ) -> dict:
-    """Train `fresh` on one device with the settings of the other run, and compare.
+    """Train `fresh` on one device with the same settings, and compare it with `trained`.
 
     Prints the line of proof and returns the verdict, as proof.compare_with_serial does.
     """

@@ -1,8 +1,8 @@
-"""TF_CONFIG: read and check it, or write it from what the launcher left in the environment.
+"""Read and check TF_CONFIG, or find out its content from the launcher's variables.
 
 TensorFlow reads each process's place from TF_CONFIG: the addresses of all workers and the
-number of this one. It does not check them, and waits an hour for a worker that never joins.
-This module checks first. It does not import TensorFlow.
+number of this worker. TensorFlow does not check them, and it waits an hour for a worker that
+never joins. This module checks them first. It does not import TensorFlow.
 """
 
 import errno
@@ -36,7 +36,7 @@ LOST_WORKER = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineEx
 
 
 def find_world(environ: Mapping[str, str] = os.environ) -> World:
-    """This process's place: from TF_CONFIG if it is set, else from torchrun, srun or mpirun.
+    """This process's place: from TF_CONFIG if it is set, else from the launcher's variables.
 
     The rank is the worker's number; a chief, if there is one, is rank 0. `gpus_of_worker` says
     which GPUs a worker has. Raises UserError if TF_CONFIG is not what TensorFlow expects, or
@@ -51,7 +51,8 @@ def find_world(environ: Mapping[str, str] = os.environ) -> World:
     try:
         started = launched.find_world(without_gpus)
     except UserError:
-        # The shell of a Slurm job, for example: who writes TF_CONFIG there starts the workers.
+        # For example in the shell of a Slurm job: a user who sets TF_CONFIG there also starts
+        # the workers.
         started = World()
     if started.size > 1 and (started.rank, started.size) != (rank, len(addresses)):
         raise UserError(
@@ -64,11 +65,11 @@ def find_world(environ: Mapping[str, str] = os.environ) -> World:
     if environ.get("MASTER_PORT", "0") in ports:
         raise UserError(
             f"MASTER_PORT is {environ['MASTER_PORT']}, which TF_CONFIG gives to a worker: the "
-            "rendezvous needs a port of its own, so set another MASTER_PORT, or unset it."
+            "rendezvous needs a different port, so set another MASTER_PORT, or unset it."
         )
     hosts = [_host(address) for address in addresses]
     on_this_node = [number for number, host in enumerate(hosts) if host == hosts[rank]]
-    # Worker 0's address identifies the run: no two runs can have the same one.
+    # Worker 0's address identifies the run: two runs cannot use it at the same time.
     job = hashlib.sha256(addresses[0].encode()).hexdigest()[:16]
     port = launched.integer(environ, "MASTER_PORT") if "MASTER_PORT" in environ else None
     return World(
@@ -87,7 +88,7 @@ def find_world(environ: Mapping[str, str] = os.environ) -> World:
 def read(text: str) -> tuple[list[str], int]:
     """The workers' addresses by rank, and this worker's rank.
 
-    Raises UserError for what TensorFlow would not understand.
+    Raises UserError if TensorFlow would not understand `text`.
     """
     try:
         config = json.loads(text)
@@ -117,7 +118,7 @@ def read(text: str) -> tuple[list[str], int]:
     twice = [address for address in addresses if addresses.count(address) > 1]
     if twice:
         raise UserError(
-            f"TF_CONFIG gives {twice[0]} to two workers: give each a host and port of its own."
+            f"TF_CONFIG gives {twice[0]} to two workers: give each a different host:port."
         )
     task = config.get("task")
     if not isinstance(task, dict) or type(task.get("index")) is not int:
@@ -165,11 +166,11 @@ def connect_workers(
 ) -> list[str]:
     """Wait for all workers, and return their addresses as host:port, by rank.
 
-    All ranks call it. The addresses are TF_CONFIG's, or a free port on each worker's host. The
-    workers find each other at rank 0, as in lesson 05, and form a gloo process group, which
-    later carries messages between them. Raises UserError, on all ranks, if a port that
-    TF_CONFIG gives is in use, if the workers have different lists or different numbers of
-    `gpus`, and for what rendezvous.open_store raises.
+    All ranks call it. The addresses are those in TF_CONFIG; without TF_CONFIG each worker gets
+    a free port on its host. The workers find each other at rank 0, as in lesson 05, and form a
+    gloo process group, which later carries messages between them. Raises UserError, on all
+    ranks, if a port that TF_CONFIG gives is in use, or if the workers have different lists or
+    different numbers of `gpus`. It also raises what rendezvous.open_store raises.
     """
     device = torch.device("cuda" if gpus else "cpu")
     try:
@@ -181,7 +182,7 @@ def connect_workers(
             f"{error} TF_CONFIG says where rank 0 is (the first address of its list) and "
             "which rank this is (task → index)."
         ) from None
-    # With this timeout, a worker that stops responding later is noticed, too.
+    # This timeout also detects a worker that stops responding later.
     timeout = timedelta(seconds=JOIN_TIMEOUT)
     try:
         dist.init_process_group(
@@ -200,12 +201,12 @@ def connect_workers(
     with rendezvous.fail_together(world):
         own = given[world.rank] if given else f"{_reachable_name(world)}:0"
         reserved = _reserve(own)
-    # Keep the port reserved until all workers have one, or two workers on a machine could
-    # choose the same. TensorFlow binds it moments later.
+    # Keep the port reserved until all workers have one: otherwise two workers on a machine
+    # could choose the same port. TensorFlow binds it moments later.
     with reserved:
         addresses = [""] * world.size
         dist.all_gather_object(addresses, f"{_host(own)}:{reserved.getsockname()[1]}")
-    # gRPC would ask a cluster's web proxy for the way to the other workers, and wait.
+    # Otherwise gRPC would try to reach the workers through a cluster's web proxy, and wait.
     direct = {_host(address).strip("[]") for address in addresses}
     if os.environ.get(NO_PROXY):
         direct.add(os.environ[NO_PROXY])
@@ -215,7 +216,7 @@ def connect_workers(
 
 @contextmanager
 def without_timeout() -> Iterator[None]:
-    """In this block the workers may wait for each other for days: for the chief's proof."""
+    """Let the workers wait up to 7 days in this block: the chief's proof can take long."""
     dist.distributed_c10d._set_pg_timeout(timedelta(days=7), dist.group.WORLD)
     try:
         yield
@@ -226,11 +227,11 @@ def without_timeout() -> Iterator[None]:
 
 
 def _reserve(address: str) -> socket.socket:
-    """A socket that listens on the address's port; for port 0, on a free one."""
+    """A socket that listens on the address's port; for port 0, on a free port."""
     port = int(address.rpartition(":")[2])
     listener = socket.socket()
     if port:
-        # As TensorFlow does: connections of an earlier run that just closed are no obstacle.
+        # TensorFlow does this too: the port can have connections of a run that just ended.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("", port))
@@ -251,7 +252,7 @@ def _reserve(address: str) -> socket.socket:
 def _reachable_name(world: World) -> str:
     """The name or address under which the other workers reach this process.
 
-    It is the address from which this process reaches rank 0.
+    On ranks other than 0 it is the address from which this process reaches rank 0.
     """
     if world.local_size == world.size:
         return "127.0.0.1"
@@ -265,30 +266,30 @@ def _reachable_name(world: World) -> str:
                 f"({error.strerror}): export MASTER_ADDR=<an address that all nodes can "
                 "reach>."
             ) from None
-        # On rank 0's own machine its name can mean the loopback interface. The others use the
-        # name.
+        # On rank 0's machine this can be the loopback address, which other machines cannot
+        # use: they use rank 0's name.
         if not ipaddress.ip_address(own).is_loopback:
             name = own
     return f"[{name}]" if ":" in name else name
 
 
 def _own_address(target: str) -> str:
-    """This machine's address on the way to `target`."""
+    """This machine's address on the route to `target`."""
     family, _, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # a datagram socket sends nothing here
+        probe.connect(address)  # for a datagram socket, connect sends nothing
         return probe.getsockname()[0].partition("%")[0]
 
 
 def gpus_of_worker(
     world: World, visible: int, environ: Mapping[str, str] = os.environ
 ) -> range:
-    """The numbers of this worker's GPUs among the node's `visible` ones: an even part of them.
+    """The numbers of this worker's GPUs; the node's workers share its `visible` GPUs evenly.
 
     Raises UserError if the node's workers cannot divide its GPUs evenly.
     """
     allocated_gpus = launched.integer(environ, "SLURM_GPUS_ON_NODE", 0)
-    # srun --gpus-per-task hides the others.
+    # srun --gpus-per-task hides the other workers' GPUs.
     per_task = visible * world.local_size == allocated_gpus
     if world.launcher == "srun" and world.local_size > 1 and per_task:
         return range(visible)
@@ -315,7 +316,7 @@ def report_lost_worker(world: World) -> Iterator[None]:
     except UserError as error:
         if world.launcher != "TF_CONFIG":
             raise
-        # Without a launcher each worker has a terminal of its own, so each prints the error.
+        # Without a launcher each worker has its own terminal, so each prints the error.
         raise UserError(str(error)) from None
     except Exception as error:
         from_tensorflow = type(error).__name__ in LOST_WORKER
@@ -323,7 +324,7 @@ def report_lost_worker(world: World) -> Iterator[None]:
         if world.size == 1 or not (from_tensorflow or from_the_group):
             raise
         if world.launcher != "TF_CONFIG":
-            # Time for the launcher to end this process and to report the other's error.
+            # Give the launcher time to end this process and to report the other's error.
             time.sleep(5)
         raise UserError(
             f"worker {world.rank} stops, because another worker is gone: look for that "
@@ -336,7 +337,7 @@ def report_lost_worker(world: World) -> Iterator[None]:
 def deadline() -> Iterator[None]:
     """End the process by SIGALRM if this block takes longer than JOIN_TIMEOUT.
 
-    TensorFlow connects its workers while it holds Python's lock. If a worker dies at that
+    TensorFlow connects its workers while it holds Python's GIL. If a worker dies at that
     moment, the others would wait an hour, and neither a thread nor Ctrl-C could end them. The
     operating system handles this signal itself, so there is no error message.
     """
@@ -345,7 +346,7 @@ def deadline() -> Iterator[None]:
         yield
     finally:
         signal.alarm(0)
-        # TensorFlow installs a handler for SIGTERM, with which scancel's would have no effect.
+        # Remove TensorFlow's handler for SIGTERM: with it, scancel's SIGTERM has no effect.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

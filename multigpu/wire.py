@@ -20,15 +20,15 @@ def bytes_sent() -> int:
     """Bytes of payload that this process has given to its open TCP connections.
 
     Each byte counts once. Use the difference of two calls. A connection that is closed between
-    them is not in the second, so the difference can be too small, or negative. Bytes through
-    shared memory or InfiniBand are not counted, and NCCL may use either; gloo's bytes all are.
+    them is missing from the second, so the difference can be too small, or negative. NCCL's
+    bytes through shared memory or InfiniBand are not counted; gloo's bytes are all counted.
     The sockets are not changed.
     Raises UserError on systems other than Linux.
     """
     if not sys.platform.startswith("linux"):
         raise UserError(
-            f"bytes are counted by the Linux kernel, and this is {sys.platform}: run this on "
-            f"Linux."
+            f"the Linux kernel counts the bytes, but this system is {sys.platform}: run this "
+            f"on Linux."
         )
     libc = ctypes.CDLL(None)
     total = 0
@@ -38,7 +38,7 @@ def bytes_sent() -> int:
         try:
             name = os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
-            # It was closed after the list was made.
+            # The descriptor was closed after the list was made.
             continue
         if name.startswith("socket:") and name not in seen:
             seen.add(name)
@@ -49,8 +49,8 @@ def bytes_sent() -> int:
 def _bytes_sent_by_socket(libc: ctypes.CDLL, descriptor: int) -> int:
     """The bytes that one socket has sent; 0 for a socket that is not TCP.
 
-    It calls getsockopt directly: a Python socket made from the descriptor would set Python's
-    default timeout on the socket.
+    It calls getsockopt directly, because a Python socket made from the descriptor would set
+    Python's default timeout on the socket.
     """
     info = ctypes.create_string_buffer(512)
     size = ctypes.c_uint32(512)
@@ -62,10 +62,10 @@ def _bytes_sent_by_socket(libc: ctypes.CDLL, descriptor: int) -> int:
 
 
 def payload_bytes(info: bytes) -> int:
-    """The bytes sent, from a struct tcp_info: sent, minus sent again, plus waiting.
+    """The payload bytes in a struct tcp_info: sent − retransmitted + waiting to be sent.
 
-    A short struct has only the acknowledged bytes: the bytes on their way are missing, and the
-    opening of the connection counts as one byte.
+    A short struct has only the acknowledged bytes: bytes that are not acknowledged yet are
+    missing, and the opening of the connection counts as one byte.
     """
 
     def read(offset: int) -> int:

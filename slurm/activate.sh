@@ -2,11 +2,11 @@
 #
 # Two variables have priority; set them with `sbatch --export=ALL,…` or in your ~/.bashrc:
 #   COURSE_MODULES   names for `module load`, such as "python/3.11 cuda/12.6". They are loaded first, because a
-#                    virtual environment may need them.
+#                    virtual environment can need them.
 #   COURSE_ENV       path of a virtual environment, or name or path of a conda environment
 # Without COURSE_ENV the first of these that has torch and multigpu is used: the environment that is active already
 # (sbatch passes it on), the repository's .venv, a conda environment named multigpu.
-# Without any it prints one sentence and returns 1: job files use `source slurm/activate.sh || exit`.
+# If none of them has, it prints one sentence and returns 1: job files use `source slurm/activate.sh || exit`.
 
 course_has_python() {
     # -P excludes the current directory, in which multigpu is always found. It needs Python 3.11, as the course does.
@@ -15,7 +15,7 @@ course_has_python() {
 }
 
 course_conda_activate() {
-    # `conda activate` is a shell function, which a batch job does not inherit: the program prints it.
+    # `conda activate` is a shell function, which a batch job does not inherit: the program conda prints it.
     local program=${CONDA_EXE:-$(type -P conda)} functions
     if [ "$(type -t conda)" != function ]; then
         [ -n "$program" ] && functions=$("$program" shell.bash hook 2>/dev/null) && eval "$functions" || return 1

@@ -1,6 +1,7 @@
 """The longer experiments of lesson 03: steps of a split model on virtual GPUs.
 
-The steps have shapes without numbers (`compute=False`), which is enough for memory and time.
+The tensors have shapes but no numbers (`compute=False`). That is enough to simulate memory and
+time.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ def timed_step(
 ) -> tuple[float, vgpu.Timeline]:
     """The simulated seconds and the timeline of the second training step.
 
-    step           the lesson's: step(model, optimizer, images, labels, micro_batches)
+    step           the lesson's step(model, optimizer, images, labels, micro_batches)
     first, last    the GPUs of the images, (batch, 1, 28, 28), and of the labels
     """
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -61,7 +62,7 @@ def pipelined_step(
 def print_schedules(
     timelines: dict[str, vgpu.Timeline], peaks: dict[str, list[float]]
 ) -> None:
-    """A line per schedule: a step's simulated time, each rank's idle share and peak MiB."""
+    """Print for each schedule a step's simulated time, each rank's idle share and peak MiB."""
     for name, timeline in timelines.items():
         milliseconds = 1e3 * (timeline.end - timeline.start)
         idle = ", ".join(f"{timeline.idle(rank):.0%}" for rank in range(len(timeline.lanes)))
@@ -71,7 +72,7 @@ def print_schedules(
 
 
 def draw_peaks(peaks: dict[str, list[float]], label: str) -> Figure:
-    """Bars of peaks[schedule][rank], in MiB. The title is true of gpipe and 1f1b."""
+    """Draw peaks[schedule][rank], in MiB, as bars. The title is true for gpipe and 1f1b."""
     bars = {}
     for rank in range(min(len(mib) for mib in peaks.values())):
         for name, mib in peaks.items():

@@ -22,7 +22,7 @@ def box(
 
 
 def all_reduce(rank: int, left: float, width: float, text: str) -> None:
-    """A hatched bar below a rank's boxes: what runs at the same time as backward."""
+    """A hatched bar below a rank's boxes, for what runs at the same time as backward."""
     lane = rank + 0.38
     axes.barh(
         lane,

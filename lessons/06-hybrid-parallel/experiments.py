@@ -14,9 +14,9 @@ def third_step(
 ) -> tuple[float, list[dict[str, float]], vgpu.Timeline]:
     """The third training step of this rank, with `batch` images of 28×28.
 
-    Returns its simulated seconds; for each of the rank's GPUs the MiB between forward and
-    backward, by use; and its timeline. `first` and `last` are the GPUs of the images and of
-    the labels.
+    Returns three values: the simulated seconds; for each of the rank's GPUs, the MiB by use
+    between forward and backward; the timeline. `first` is the GPU of the images, `last` the
+    GPU of the labels.
     """
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     images = torch.empty(batch, 1, 28, 28, device=first)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 def one_step() -> vgpu.Timeline:
     """The third training step of this rank, from forward to update."""
-    # Imported here, in the new processes: they get this function by value.
+    # Import Halves here, because this function is sent to the new processes by value.
     from PT_CNN_HybridParallel import Halves
 
     first, second = vgpu.start(2, compute=False)

@@ -1,8 +1,8 @@
-"""The real Lightning runs the lesson's classes, and opens its checkpoint.
+"""Run the lesson's classes in the real Lightning, and open the lesson's checkpoint there.
 
     python lessons/09-lightning/in_lightning.py [last.ckpt]
 
-The lesson's script is read with one import changed, to `import lightning as L`.
+One import of the lesson's script is changed, to `import lightning as L`.
 """
 
 import importlib.util
@@ -19,8 +19,8 @@ OFF = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_su
 
 
 def with_lightning() -> types.ModuleType:
-    """The lesson's script, with the real Lightning in it."""
-    # Lightning warns about loaders' workers and about loggers: nothing that changes a number.
+    """The lesson's script as a module that uses the real Lightning."""
+    # Lightning warns about loaders' workers and about loggers: neither changes a number.
     warnings.simplefilter("ignore")
     text = SCRIPT.read_text()
     assert text.count(THIS_TRAINER) == 1

@@ -2,7 +2,7 @@
 
 python lessons/09-lightning/picture.py
 
-The order is recorded in a run on two ranks; the widths mean nothing.
+The order is recorded in a run on two ranks; the widths have no meaning.
 """
 
 import sys
@@ -23,7 +23,7 @@ YOUR_METHODS = (
     "training_step",
     "validation_step",
 )
-# The text of a box and its colour, by the name under which the hook is recorded.
+# The recorded hook's name → the text and the colour of its box.
 HOOKS = {
     "on_fit_start": ("DDP: rank 0's\nweights for all", TOGETHER),
     "on_before_backward": ("backward,\nall-reduce", TOGETHER),
@@ -75,7 +75,7 @@ def draw(ranks: list[list[str]], path: Path) -> Path:
     longest = max(ranks, key=len)
     seen = {}
     for lane, order in enumerate(ranks):
-        # A rank that makes one call fewer waits for the others.
+        # A rank with fewer calls waits for the others.
         left = len(longest) - len(order)
         if left:
             axes.text(

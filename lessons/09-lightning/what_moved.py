@@ -1,4 +1,4 @@
-"""Which statements of lesson 05 lesson 09 does not have, and what replaces them.
+"""Count the statements of lessons 05 and 09 by subject, and name what replaces lesson 05's.
 
 python lessons/09-lightning/what_moved.py
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
-# Subject: the texts by which a statement is recognized, and what replaces it.
+# Subject → the texts by which its statements are recognized, and what replaces them.
 SUBJECTS = {
     "the device: .to(), pin_memory": (
         (".to(", "pin_memory"),
@@ -61,7 +61,7 @@ SUBJECTS = {
 
 
 def statements(stem: str) -> list[str]:
-    """The script's statements as text; of a compound one (def, for, with) its first line."""
+    """The script's statements as text; a compound one (def, for, with) as its first line."""
     texts = []
     for node in ast.walk(ast.parse((SCRIPTS / f"{stem}.py").read_text())):
         is_import = isinstance(node, (ast.Import, ast.ImportFrom))

@@ -27,7 +27,7 @@ NAMES = {
 
 
 def one_step(name: str) -> vgpu.Timeline:
-    """The timeline of the wide CNN's third step: 1,024 images a rank, shapes only."""
+    """The timeline of the wide CNN's third step: 1,024 images per rank, shapes only."""
     (device,) = vgpu.start(1, link=ETHERNET, compute=False)
     strategy = strategy_for_short_run(name)
     strategy.configure(resolve("vgpu"))

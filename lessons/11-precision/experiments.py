@@ -23,8 +23,8 @@ def step(precision: str, gpu: str, batch: int) -> tuple[dict[str, float], float]
     """A training step of a CNN with 4,096 hidden units on a virtual GPU, with shapes only.
 
     Returns the memory in MiB by use, between forward and backward, and the simulated seconds.
-    Autocast makes 16-bit copies of the weights and keeps them for backward, two bytes a
-    parameter: they are separate from the activations here.
+    Autocast makes 16-bit copies of the weights, two bytes per parameter, and keeps them for
+    backward. They are counted apart from the activations.
     """
     with vgpu.running(1, gpu=gpu, compute=False) as (device,):
         numbers = Precision(precision, device)
@@ -34,12 +34,12 @@ def step(precision: str, gpu: str, batch: int) -> tuple[dict[str, float], float]
         labels = torch.empty(batch, dtype=torch.long, device=device)
         for _ in range(3):
             began = vgpu.elapsed()
-            # Gradients of zeros, so that the bars show the gradients' memory.
+            # Keep the gradients, as zeros: the bars then show their memory.
             optimizer.zero_grad(set_to_none=False)
             with numbers.context():
                 loss = F.cross_entropy(model(images), labels)
             held = vgpu.memory_held(model, optimizer)[device]
-            # No loss scale: a scaler reads a number's value, and there are only shapes.
+            # There is no loss scale: a scaler reads a number, but there are only shapes.
             loss.backward()
             optimizer.step()
         seconds = vgpu.elapsed() - began
@@ -70,7 +70,7 @@ def scales(
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.step(optimizer)  # skips the step if a gradient is not finite
-        scaler.update()  # and then halves the scale
+        scaler.update()  # halves the scale after a skipped step
         history.append(scaler.get_scale())
     return history
 

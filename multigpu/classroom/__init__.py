@@ -28,7 +28,7 @@ def up(nodes: int = 2, gpus_per_node: int = 2) -> str:
     """Start the cluster, or leave it alone if it runs with that shape; return what to do next.
 
     Raises UserError if Slurm is missing, if the machine has another Slurm, if a cluster of
-    another shape is up, or if a daemon does not start. After an error nothing is left.
+    another shape is up, or if a daemon does not start (then all others are ended).
     """
     if not 1 <= nodes <= 16 or not 0 <= gpus_per_node <= 16:
         raise UserError(
@@ -62,8 +62,8 @@ def up(nodes: int = 2, gpus_per_node: int = 2) -> str:
 def down() -> str:
     """Cancel all jobs, end the daemons and remove the cluster's files, if it is up.
 
-    Returns a text that names the cancelled jobs and their users. Raises UserError in a job of
-    the cluster, which would end itself.
+    Returns a text that names the cancelled jobs and their users. Raises UserError if a job of
+    the cluster calls it: the job would end itself.
     """
     if "SLURMD_NODENAME" in os.environ and os.environ.get("SLURM_CONF") == str(conf_path()):
         raise UserError(
@@ -91,17 +91,17 @@ def status() -> tuple[bool, str]:
     missing = [name for name in expected if name not in running]
     if missing or not shape:
         names = ", ".join(missing) or "the nodes"
-        return False, f"Not running: {names}. `multigpu slurm up` starts the cluster afresh."
+        return False, f"Not running: {names}. `multigpu slurm up` starts the cluster again."
     jobs = pluralize(len(queue()), "job")
     text = f"The cluster is up, with {jobs} in the queue.\n{nodes_table()}\n{_how_to_use()}"
     return True, text
 
 
 def unavailable_reason() -> str | None:
-    """Why no cluster can be started here, as a sentence; None if one can.
+    """Why no cluster can be started on this machine, as a sentence; None if one can.
 
-    Slurm is missing, the machine has another Slurm (which must be neither changed nor hidden),
-    or Slurm cannot use the name of the cluster's directory.
+    The reasons are: Slurm is missing, the machine has another Slurm (which must not be changed
+    or hidden), or Slurm cannot use the name of the cluster's directory.
     """
     missing = missing_packages(PACKAGES)
     if missing:
@@ -153,9 +153,9 @@ def env() -> str:
 
 @contextmanager
 def _lock() -> Iterator[None]:
-    """One `up` or `down` at a time.
+    """Let only one `up` or `down` run at a time.
 
-    The lock is on a directory that is not removed, so that no lock file is left.
+    The lock is on a directory that `down` does not remove, so no lock file is left.
     """
     folder = state_dir().parents[1]
     try:
@@ -163,7 +163,7 @@ def _lock() -> Iterator[None]:
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise UserError(
-            f"Cannot use {folder}: {error.strerror}. XDG_STATE_HOME can name another folder."
+            f"Cannot use {folder} ({error.strerror}): set XDG_STATE_HOME to another folder."
         ) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

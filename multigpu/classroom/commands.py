@@ -7,7 +7,7 @@ import subprocess
 from multigpu.classroom.conf import conf_path
 from multigpu.classroom.processes import daemons
 
-# Debian puts daemons here, and an ordinary user's PATH often lacks these directories.
+# Debian puts daemons in these directories, which an ordinary user's PATH often lacks.
 DAEMON_FOLDERS = ":/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -35,7 +35,7 @@ def slurm(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def cluster_environment() -> dict[str, str]:
-    """The environment with the cluster's slurm.conf, without an outer job's variables."""
+    """This environment with the cluster's slurm.conf, without the variables of a Slurm job."""
     outer = ("SLURM", "SBATCH", "SALLOC")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     return kept | {"SLURM_CONF": str(conf_path())}

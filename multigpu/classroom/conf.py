@@ -1,8 +1,8 @@
 """The files of the classroom cluster: their paths and texts.
 
-All state lives in one directory: /run/multigpu/slurm for root, whose cluster serves every user
-of the machine, and ~/.local/state/multigpu/slurm for an ordinary user, whose cluster runs that
-user's jobs alone.
+All state is in one directory. Root's is /run/multigpu/slurm; root's cluster serves every user
+of the machine. An ordinary user's is ~/.local/state/multigpu/slurm; that user's cluster runs
+only that user's jobs.
 
 The fields are explained in slurm.conf(5), gres.conf(5) and cgroup.conf(5). Tested with Slurm
 22.05 (Debian 12), in containers without /sys, with cgroup v1 and v2, and with host names that
@@ -15,10 +15,10 @@ from pathlib import Path
 
 # Where Debian's Slurm looks if SLURM_CONF is not set.
 SYSTEM_CONF = Path("/etc/slurm/slurm.conf")
-# /run is empty after a reboot, so that Slurm's systemd units find nothing to start.
+# /run is empty after a reboot, so Slurm's systemd units find nothing to start.
 ROOT_STATE = Path("/run/multigpu/slurm")
 LOOPBACK = "127.0.0.1"
-# Simulated, so that job files for a real cluster are accepted: their CPUs and --mem.
+# Simulated, and large enough for the CPUs and --mem of job files for a real cluster.
 CPUS_PER_GPU = 8
 MEMORY_MB = 65536
 
@@ -46,12 +46,12 @@ def is_linked() -> bool:
 
 
 def node_names(nodes: int) -> list[str]:
-    """n1, n2, …"""
+    """The names of the nodes: n1, n2, …"""
     return [f"n{number}" for number in range(1, nodes + 1)]
 
 
 def daemon_names(nodes: int) -> list[str]:
-    """The daemons of a cluster with so many nodes, in the order in which they start."""
+    """The daemons of a cluster with `nodes` nodes, in the order in which they start."""
     return ["munged", "slurmctld", *(f"slurmd {node}" for node in node_names(nodes))]
 
 
@@ -80,9 +80,9 @@ def write(nodes: int, gpus_per_node: int, version: tuple[int, int]) -> None:
         (state / part).mkdir(mode=0o755)
     (state / "munge.key").touch(mode=0o600)
     (state / "munge.key").write_bytes(os.urandom(1024))
-    # Without this Slurm 22.05 looks for cgroup v2 and systemd, and slurmd ends in a container
-    # or as an ordinary user. The cluster uses no cgroup; 22.05 has no setting for that, but
-    # its v1 plugin creates none until one is used.
+    # Without this setting Slurm 22.05 looks for cgroup v2 and systemd, and slurmd fails in a
+    # container or for an ordinary user. The cluster uses no cgroups. 22.05 has no setting to
+    # turn them off, but its v1 plugin creates no cgroup until one is used.
     plugin = "disabled" if version >= (23, 11) else "cgroup/v1"
     (state / "cgroup.conf").write_text(f"CgroupPlugin={plugin}\n")
     if gpus_per_node:
@@ -114,7 +114,7 @@ ClusterName=multigpu-classroom
 SlurmctldHost={host}({LOOPBACK})
 SlurmctldPort={controller_port}
 {_binding()}
-# Every daemon runs as the user who started the cluster, with a munged of its own.
+# Every daemon runs as the user who started the cluster, with the cluster's own munged.
 SlurmUser={user}
 SlurmdUser={user}
 AuthInfo=socket={state}/munge.socket
@@ -125,30 +125,30 @@ SlurmdPidFile={state}/%n.pid
 # The daemons stay in the foreground and write to their log files, not to the system's log.
 SlurmctldSyslogDebug=quiet
 SlurmdSyslogDebug=quiet
-# Use the CPUs and memory below, not the hardware's; no cgroups: they need systemd or root.
+# Use the CPUs and memory below, not the hardware's; no cgroups, which need systemd or root.
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 GresTypes=gpu
 ReturnToService=2
-# A job starts within a second of sbatch; with the default, 30, within three.
+# A job starts within one second after sbatch; with the default, 30, within three seconds.
 SchedulerParameters=bf_interval=1
-# A job file may ask for mail; this cluster sends none.
+# A job file can ask for mail; this cluster sends none.
 MailProg=/bin/true
-# `sacct -c` lists from this file the jobs that ended. Plain `sacct` would need a database.
+# `sacct -c` lists ended jobs from this file. Plain `sacct` would need a database.
 JobCompType=jobcomp/filetxt
 JobCompLoc={state}/jobs.txt
-# Numeric addresses, so that no node's name has to resolve.
+# The addresses are numeric, so no node's name has to resolve.
 {node_lines}
 PartitionName=classroom Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
 def _binding() -> str:
-    """The setting to bind to the loopback address only, if Slurm can.
+    """The setting with which Slurm binds to the loopback address only, if that is possible.
 
-    Slurm binds to the address to which the machine's own name resolves.
+    With it, Slurm binds to the address to which the machine's own name resolves.
     """
     try:
         first = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)[0][4][0]

@@ -36,8 +36,8 @@ def start(nodes: int, gpus_per_node: int) -> None:
         raise UserError(f"Cannot write the cluster's files: {error}.") from None
     munge_files = [f"--{kind}-file={state}/munge.{kind}" for kind in ("key", "pid", "seed")]
     _launch(
-        # --force, because munged refuses a socket in a home directory that others cannot
-        # enter.
+        # --force, because munged refuses a socket in a home directory that other users
+        # cannot enter.
         ["munged", "--foreground", "--force", f"--socket={state}/munge.socket", *munge_files],
         name="munged",
         ready=lambda: (state / "munge.socket").exists(),
@@ -98,9 +98,9 @@ def _launch(command: list[str], name: str, ready: Callable[[], bool]) -> None:
 def stop() -> None:
     """End every process of the cluster and remove every file.
 
-    Jobs are ended first, so that srun and salloc can report it.
+    Jobs are ended first: srun and salloc can then report the end of their jobs.
     """
-    # Without munged scancel would wait for minutes.
+    # If munged does not run, scancel would wait for minutes.
     if {"munged", "slurmctld"} <= daemons().keys():
         slurm("scancel", "--partition=classroom")
         _wait_until(lambda: not job_processes(), 3)
@@ -110,7 +110,7 @@ def stop() -> None:
     if os.geteuid() == 0 and is_linked():
         conf.SYSTEM_CONF.unlink()
     shutil.rmtree(state_dir(), ignore_errors=True)
-    # OSError: another program's files are in it, or it does not exist.
+    # OSError: the parent folder has another program's files, or does not exist.
     with suppress(OSError):
         state_dir().parent.rmdir()
 
@@ -132,7 +132,7 @@ def anything_left() -> bool:
 
 
 def _wait_until(done: Callable[[], bool], seconds: float) -> bool:
-    """Wait until `done()`, at most `seconds`; whether it became true."""
+    """Wait until `done()` is true, at most `seconds`; return whether it became true."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:

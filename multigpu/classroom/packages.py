@@ -18,8 +18,8 @@ def missing_packages(packages: dict[str, str]) -> list[str]:
 def install(with_mpi: bool = False) -> str:
     """Install Slurm (and Open MPI) with apt-get; do nothing if it is installed already.
 
-    Raises UserError with the command to run if this user is not root or there is no apt-get,
-    and with apt-get's last lines if it fails.
+    Raises UserError if there is no apt-get, if this user is not root (with the command for
+    root), or if apt-get fails (with its last lines).
     """
     wanted = PACKAGES | (MPI_PACKAGES if with_mpi else {})
     missing = missing_packages(wanted)

@@ -1,9 +1,9 @@
 """The processes of the classroom cluster, found in /proc by the files that they use.
 
-Pid files are not used: one can be old, and its number can be another program's by now. A
-daemon is the cluster's if it has this user, sees the same file system, and has the cluster's
-slurm.conf or munge socket on its command line. A job's process is the cluster's if one of its
-slurmds gave it its environment.
+Pid files are not used, because the number in an old pid file can belong to another program. A
+daemon belongs to the cluster if it runs as this user, sees the same file system, and has the
+cluster's slurm.conf or munge socket on its command line. A job's process belongs to the
+cluster if its environment comes from one of the cluster's slurmds.
 """
 
 import os
@@ -15,7 +15,7 @@ from multigpu.classroom.conf import conf_path, node_names, state_dir
 
 
 def processes() -> Iterator[tuple[int, list[str]]]:
-    """Pid and command line of each process that sees this file system, not a container's."""
+    """Pid and command line of each process that has the same root directory as this one."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -52,15 +52,15 @@ def daemons() -> dict[str, int]:
 
 
 def job_processes() -> list[int]:
-    """The pids of what the cluster's slurmds started: a job's processes and its slurmstepd."""
+    """The pids that the cluster's slurmds started: each job's processes and its slurmstepd."""
     jobs = set()
     parents = set()
     steps = set()
     for pid, words in processes():
-        # Its title overwrites its environment, but its children show theirs.
+        # slurmstepd's title overwrites its environment: look at its children's environment.
         if words[0].startswith("slurmstepd"):
             steps.add(pid)
-        # OSError: it is another user's, or it has ended meanwhile.
+        # OSError: the process is another user's, or it has ended meanwhile.
         with suppress(OSError):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             launched = any(
@@ -74,7 +74,7 @@ def job_processes() -> list[int]:
 
 
 def foreign_daemon() -> tuple[int, str] | None:
-    """Pid and program of a Slurm daemon of no classroom cluster; None without any."""
+    """Pid and program of a Slurm daemon that belongs to no classroom cluster, or None."""
     for pid, words in processes():
         of_a_classroom = any(word.endswith("/multigpu/slurm/slurm.conf") for word in words)
         if os.path.basename(words[0]) in ("slurmctld", "slurmd") and not of_a_classroom:

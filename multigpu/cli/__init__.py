@@ -45,7 +45,7 @@ def slurm_down() -> None:
 
 @slurm.command("status")
 def slurm_status() -> None:
-    """Print what runs, and what to do if something does not; exit code 1 if it is not up."""
+    """Print what runs and what to do next; exit code 1 unless the whole cluster runs."""
     running, text = classroom.status()
     print(text)
     if not running:
@@ -64,7 +64,7 @@ def slurm_install(
         bool, typer.Option("--with-mpi", help="Install Open MPI too, for mpirun.")
     ] = False,
 ) -> None:
-    """Install Slurm with apt-get, as root on Debian or Ubuntu; else print the command."""
+    """Install Slurm with apt-get, as root on Debian or Ubuntu; otherwise say what to run."""
     print(classroom.install(with_mpi))
 
 
@@ -74,7 +74,7 @@ def slurm_install(
 @app.command("doctor")
 def doctor_command(
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object with fixed keys, nothing else.")
+        bool, typer.Option("--json", help="Print one JSON object with fixed keys.")
     ] = False,
 ) -> None:
     """Print what this machine can run, and what to do about the rest.
@@ -155,7 +155,7 @@ def notebooks_run(stems: Stems = None) -> None:
 def notebooks_check(stems: Stems = None) -> None:
     """Report notebooks that no longer match their scripts; exit code 1 if there are any.
 
-    It also reports cells that were not executed, not in order, or that failed.
+    It also reports cells that failed, were not executed, or were executed out of order.
     """
     from multigpu import notebooks as pairs
 

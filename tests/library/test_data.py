@@ -60,7 +60,7 @@ def test_colour_images(tmp_path):
         ({"y_train": np.zeros(34, int)}, "one per image"),
         ({"y_train": np.full(35, -1)}, "from 0 up"),
         ({"y_train": np.zeros(35)}, "whole numbers"),
-        ({"x_test": np.zeros((7, 9, 9), np.uint8)}, "another shape"),
+        ({"x_test": np.zeros((7, 9, 9), np.uint8)}, "different shapes"),
         ({"x_train": np.full((35, 8, 8), np.nan)}, "not finite"),
         ({"x_train": np.full((35, 8, 8), "a")}, "expected numbers"),
         ({"x_train": np.array([None] * 35)}, "readable"),

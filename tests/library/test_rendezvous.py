@@ -112,7 +112,7 @@ def test_a_rank_without_a_gpu_among_ranks_with_one(without):
     errors = [result.exception() for result in results]
     assert all(
         "rank 1 on" in str(error)
-        and "has no GPU to compute on, but other ranks do" in str(error)
+        and "has no GPU to compute on, but other ranks have one" in str(error)
         for error in errors
     ), errors
     assert [error.already_reported for error in errors] == [False, True, True]

@@ -8,11 +8,11 @@ together with `schema`:
     ok        false if something is missing that every lesson needs; the exit code is then 1
     checks    a list in the order of CHECKS below, one object each:
         name     as in CHECKS
-        status   "ok", "warn" (works with a limit, or could not be found out) or "missing"
+        status   "ok", "warn" (works with a limit, or the result is unknown) or "missing"
         needed   true if every lesson needs it
         found    what was found, one line of text
         why      why it matters
-        fix      what to do, "" if nothing is to be done
+        fix      what to do, "" if nothing has to be done
         details  numbers and versions, with the keys in CHECKS; null if unknown
 
 Each check has a time limit, and none of them raises: an error in a check is its result.
@@ -41,9 +41,9 @@ class Spec:
     name         its name
     why          why it matters
     details      the keys of its details
-    probe        the function that finds it out
-    needed       every lesson needs it
-    from_torch   the probe takes what `pytorch.torch_facts` returned
+    probe        the function that makes the check
+    needed       whether every lesson needs what it checks
+    from_torch   whether the probe takes what `pytorch.torch_facts` returned
     """
 
     name: str
@@ -204,7 +204,7 @@ def _check(spec: Spec, facts: Callable[[], dict]) -> Check:
 
 
 def works(checks: list[Check]) -> bool:
-    """Whether everything is here that every lesson needs."""
+    """Whether this machine has everything that every lesson needs."""
     return not any(check.needed and check.status == MISSING for check in checks)
 
 
@@ -230,7 +230,7 @@ def as_table(checks: list[Check]) -> "RenderableType":
         status = Text(check.status, COLOURS[check.status])
         table.add_row(status, Text(check.name, "bold"), text)
     missing = [check.name for check in checks if check.needed and check.status == MISSING]
-    verdict = "Every lesson's needs are met; what is missing above is for single lessons."
+    verdict = "The lessons can run; only some of them need what is missing above."
     if missing:
         verdict = f"The lessons cannot run yet: {', '.join(missing)}. See 'to do' above."
     return Group(table, Text(), Text(verdict))

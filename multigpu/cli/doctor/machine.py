@@ -1,7 +1,7 @@
 """Probes of this machine: one function each for Python, CPU, memory, limits and ports.
 
-A probe returns a Finding. It may raise an exception: the doctor reports that as its result.
-Everything it starts has a time limit.
+A probe returns a Finding. If it raises an exception, the doctor reports that as the result.
+Everything that a probe starts has a time limit.
 """
 
 import os
@@ -44,7 +44,7 @@ def cgroup(name: str) -> str:
 
 
 def python() -> Finding:
-    # No comparison: this package cannot be installed with an older Python than it needs.
+    # No comparison is needed: pip does not install this package for an older Python.
     version = ".".join(map(str, sys.version_info[:3]))
     return Finding(OK, version, details={"version": version})
 

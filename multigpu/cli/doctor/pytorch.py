@@ -1,4 +1,4 @@
-"""Probes of torch and its parts: one function each; machine.py says what a probe is.
+"""Probes of torch and its parts: one function each; see machine.py for what a probe is.
 
 torch is imported in another process, because a broken or slow installation can abort or hang.
 """
@@ -14,8 +14,8 @@ TORCH_FROM, TORCH_BELOW = (2, 11), (2, 14)  # as in pyproject.toml
 TORCH_SECONDS = 20  # a first import from a network file system is slow
 INSTALL_TORCH = f"{sys.executable} -m pip install 'torch>=2.11,<2.14'"
 
-# It prints the facts twice: the first line is complete even if gloo, which resolves the host's
-# name, hangs afterwards.
+# It prints the facts twice. gloo resolves the host's name; if that hangs, the first line is
+# already printed and has all other facts.
 TORCH_PROBE = """
 import json, torch
 import torch.distributed as dist

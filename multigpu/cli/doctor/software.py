@@ -9,7 +9,7 @@ from multigpu import sandbox as bubblewrap
 from multigpu.cli.doctor.machine import MISSING, OK, WARN, Finding
 from multigpu.commands import first_line, run_bounded
 
-# Debian puts daemons here, and an ordinary user's PATH may lack these directories.
+# Debian puts daemons in these directories, which an ordinary user's PATH often lacks.
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 # What `mpirun --version` contains → the implementation
 MPI_FLAVOURS = {
@@ -65,7 +65,7 @@ def slurm() -> Finding:
 
 
 def _slurm_version(program: object) -> str | None:
-    """The version that a program prints with -V; Debian's sbatch needs a slurm.conf for it."""
+    """The version that a program prints with -V; Debian's sbatch needs a slurm.conf for -V."""
     match = VERSION.search(run_bounded(str(program), "-V")[1])
     return match and match.group()
 
