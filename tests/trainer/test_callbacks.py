@@ -368,12 +368,12 @@ def test_a_callback_that_comes_late_is_called():
             trainer.callbacks.append(late)
 
     late = Late()
-    small_net.fitted(small_net.made(), callbacks=[First()])
+    small_net.fitted(small_net.make_net(), callbacks=[First()])
     assert late.batches == 4
 
 
 def test_a_modules_own_callbacks_are_all_kept_and_checkpoints_come_last(tmp_path):
-    model = small_net.made()
+    model = small_net.make_net()
     mine = [L.callbacks.ModelCheckpoint(tmp_path / name, every_n_epochs=1) for name in "ab"]
     model.configure_callbacks = lambda: [*mine, L.callbacks.EarlyStopping("l")]
     trainer = L.Trainer(

@@ -79,7 +79,7 @@ def test_a_sigterm_outside_of_training_is_not_swallowed_and_none_is_kept():
     signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
     try:
         trainer = small_net.cpu()
-        model = small_net.made()
+        model = small_net.make_net()
         model.on_test_start = lambda: os.kill(os.getpid(), signal.SIGTERM)
         trainer.test(model, DataLoader(small_net.rows(4), 2), verbose=False)
         assert asked == [1] and not trainer.received_sigterm

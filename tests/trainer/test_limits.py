@@ -39,7 +39,7 @@ def test_an_endless_loader_has_endless_steps():
         def __iter__(self):
             yield from small_net.rows(4)
 
-    model, found = small_net.made(), []
+    model, found = small_net.make_net(), []
     model.on_train_start = lambda: found.append(model.trainer.estimated_stepping_batches)
     small_net.cpu(max_epochs=1).fit(model, DataLoader(Endless(), 2))
     assert found == [float("inf")]

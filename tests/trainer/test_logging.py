@@ -238,7 +238,7 @@ def test_log_every_n_steps_0_is_never():
         (L.loggers.Logger,),
         {"log_metrics": lambda self, metrics, step: kept.append(step)},
     )()
-    model = small_net.made()
+    model = small_net.make_net()
     model.training_step = lambda batch, batch_idx: (
         model.log("x", 1.0),
         small_net.Net.training_step(model, batch, batch_idx),

@@ -40,7 +40,7 @@ def test_a_checkpoint_watches_what_is_logged_at_the_epochs_end(tmp_path):
 
 
 def test_best_is_that_of_the_module_s_own_callbacks(tmp_path):
-    model = small_net.made()
+    model = small_net.make_net()
     model.configure_callbacks = lambda: L.callbacks.ModelCheckpoint(tmp_path, monitor="v")
     trainer = small_net.fitted(model, enable_checkpointing=True)
     assert trainer.test(model, small_net.loaders()[1], ckpt_path="best", verbose=False)
@@ -49,7 +49,7 @@ def test_best_is_that_of_the_module_s_own_callbacks(tmp_path):
 def test_fast_dev_run_leaves_the_users_checkpoint_callback(tmp_path):
     saver = L.callbacks.ModelCheckpoint(tmp_path / "none")
     trainer = small_net.fitted(
-        small_net.made(), callbacks=[saver], enable_checkpointing=True, fast_dev_run=True
+        small_net.make_net(), callbacks=[saver], enable_checkpointing=True, fast_dev_run=True
     )
     assert (
         trainer.checkpoint_callback is saver
@@ -69,7 +69,9 @@ def test_test_without_a_model_takes_the_best_checkpoint(tmp_path):
         **{**small_net.QUIET, "enable_checkpointing": True},
     )
     trainer.fit(
-        small_net.made(), DataLoader(small_net.rows(12), 4), DataLoader(small_net.rows(12), 4)
+        small_net.make_net(),
+        DataLoader(small_net.rows(12), 4),
+        DataLoader(small_net.rows(12), 4),
     )
     assert trainer.test(dataloaders=DataLoader(small_net.rows(12), 4), verbose=False)[0][
         "v"
