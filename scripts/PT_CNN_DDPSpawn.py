@@ -113,6 +113,8 @@ def train(
     # A spawned function returns nothing to its parent: write the results to a file.
     if rank == 0:
         torch.save({"model": model.module.state_dict(), "history": history}, result)
+    # First DDP, then its group: DDP can hang if it drops the last reference to the group.
+    del model
     dist.destroy_process_group()
 
 

@@ -41,4 +41,5 @@ predictions = model(images[1437:].to(device)).argmax(1).cpu()
 accuracy = (predictions == labels[1437:]).double().mean()
 if dist.get_rank() == 0:
     print(f"{dist.get_world_size()} ranks, test accuracy {accuracy:.2f}")
+del ddp  # before its group: DDP can hang if it drops the last reference to the group
 dist.destroy_process_group()

@@ -11,6 +11,7 @@ A test of a real start (a launcher, a missing package, an import time) uses `sys
 
 import atexit
 import fcntl
+import importlib.machinery
 import json
 import os
 import runpy
@@ -72,6 +73,8 @@ def python() -> Path:
         [sys.executable, __file__, folder, *(str(one.fileno()) for one in listeners)],
         pass_fds=[one.fileno() for one in listeners],
         stdin=subprocess.PIPE,
+        # Read at the import of torch, so a program cannot have another number.
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     for listener in listeners:
         listener.close()
@@ -253,6 +256,7 @@ def run_program(arguments: list[str]) -> None:
         sys.argv = ["-c", *rest]
         sys.path.insert(0, "")
         main = sys.modules["__main__"] = types.ModuleType("__main__")
+        main.__loader__ = importlib.machinery.BuiltinImporter
         exec(compile(code, "<string>", "exec"), vars(main))
     elif first == "-m":
         module, *rest = rest
