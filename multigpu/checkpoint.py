@@ -29,7 +29,7 @@ class Checkpoint:
     path       where it is written
     parts      what is saved and restored through state_dict: {"model": …, "optimizer": …, …}
     settings   what must be the same when the run is resumed: {"--seed": 0, …}
-    world      this rank's place
+    world      this process's rank and the number of ranks
     loaded     the file that `load` restored; None if it restored none
     """
 

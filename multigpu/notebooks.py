@@ -110,7 +110,7 @@ def run(stem: str, root: Path | None = None) -> list[str]:
 
 
 def check(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
-    """What is wrong with the notebooks: one text per problem, with a diff if texts differ.
+    """One message per problem; a diff if a notebook's source differs from its script's.
 
     The list is empty if each notebook has its script's text, every code cell was executed in
     order, and errors are only in cells whose tag or comment announces one. Raises UserError

@@ -97,7 +97,7 @@ def _open_store(world: World, ports: list[int]) -> dist.Store:
     if world.port is not None:
         raise UserError(
             f"rank 0 on {socket.gethostname()} cannot bind port {world.port}, which is in "
-            f"use: give another MASTER_PORT, or none to let the run choose."
+            f"use: set another MASTER_PORT, or unset it to let the run choose."
         )
     raise UserError(
         f"rank 0 found none of the ports {ports[0]} … {ports[-1]} free: "

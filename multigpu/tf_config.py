@@ -179,8 +179,8 @@ def connect_workers(
         if world.launcher != "TF_CONFIG":
             raise
         raise UserError(
-            f"{error} TF_CONFIG says where rank 0 is (the first address of its list) and "
-            "which rank this is (task → index)."
+            f"{error} TF_CONFIG gives rank 0's address (the first of cluster → worker) and "
+            "this process's rank (task → index)."
         ) from None
     # This timeout also detects a worker that stops responding later.
     timeout = timedelta(seconds=JOIN_TIMEOUT)

@@ -27,8 +27,8 @@ def bytes_sent() -> int:
     """
     if not sys.platform.startswith("linux"):
         raise UserError(
-            f"the Linux kernel counts the bytes, but this system is {sys.platform}: run this "
-            f"on Linux."
+            f"only the Linux kernel counts the bytes that a connection has sent, but this "
+            f"system is {sys.platform}: run this on Linux."
         )
     libc = ctypes.CDLL(None)
     total = 0

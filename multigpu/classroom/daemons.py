@@ -90,7 +90,7 @@ def _launch(command: list[str], name: str, ready: Callable[[], bool]) -> None:
             lines = last_lines(log.read_text(errors="replace"))
             raise UserError(
                 f"{name} {problem}, so the cluster is not up. "
-                f"The last lines of its log:\n{lines}"
+                f"The last lines of the log of {name}:\n{lines}"
             )
         time.sleep(0.05)
 

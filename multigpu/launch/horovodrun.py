@@ -42,7 +42,9 @@ def _parse(arguments: list[str]) -> tuple[int, list[str]]:
         flag = command.pop(0)
         name, _, value = flag.partition("=")
         if name not in PROCESSES_FLAGS + HOSTS_FLAGS or not (value or command):
-            raise UserError(f"horovodrun does not accept {flag!r} here: write {USAGE}.")
+            raise UserError(
+                f"horovodrun has no flag {flag!r}, or it lacks its value: write {USAGE}."
+            )
         value = value or command.pop(0)
         if name in HOSTS_FLAGS:
             hosts = value

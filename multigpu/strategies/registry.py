@@ -55,7 +55,7 @@ def _bagua(strategy: str, rest: str) -> BaguaStrategy:
         return BaguaStrategy(algorithm)
     if algorithm != "decentralized":
         raise UserError(
-            f"{strategy!r}: of bagua's algorithms only decentralized has modes: "
+            f"{strategy!r} gives {algorithm} a mode, but only decentralized has modes: "
             f"give 'bagua:{algorithm}'."
         )
     return BaguaStrategy(algorithm, peer_selection_mode=mode)

@@ -65,7 +65,7 @@ class Weights:
                 self.parameters.setdefault(kind, []).append(parameter)
 
     def copy(self) -> list[torch.Tensor]:
-        """The current weights: one new vector per device and dtype."""
+        """A copy of the current weights: one flat vector per device and dtype."""
         return [
             torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
             for parameters in self.parameters.values()

@@ -11,10 +11,12 @@ A test of a real start (a launcher, a missing package, an import time) uses `sys
 
 import atexit
 import fcntl
+import gc
 import importlib.machinery
 import json
 import os
 import runpy
+import selectors
 import shlex
 import shutil
 import signal
@@ -26,6 +28,7 @@ import threading
 import types
 import warnings
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -106,70 +109,98 @@ def stop(server: subprocess.Popen, folder: Path) -> None:
 # ---- the server ----------------------------------------------------------------------------
 
 
-def serve(folder: str, torch: socket.socket, tensorflow: socket.socket) -> None:
-    """Fork for each connection; at the first to `tensorflow`, fork the second server."""
-    import select
+class Server:
+    """Fork for each connection, and send the fork's process id and, at its end, exit code.
 
-    for name in TORCH:
-        __import__(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are reaped by the kernel
-    listeners = [torch, tensorflow]
-    while True:
-        ready, _, _ = select.select([*listeners, sys.stdin], [], [])
-        if sys.stdin in ready:  # the tests have ended
+    The first connection to `tensorflow` forks a second server, which imports TensorFlow.
+    """
+
+    def __init__(self, folder: str, torch: socket.socket, tensorflow: socket.socket) -> None:
+        self.folder = folder
+        self.tensorflow = tensorflow
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(sys.stdin, selectors.EVENT_READ, self.stop)
+        self.selector.register(torch, selectors.EVENT_READ, self.accept)
+        self.selector.register(tensorflow, selectors.EVENT_READ, self.fork_second)
+        self.running = True
+
+    def serve(self, modules: tuple[str, ...]) -> None:
+        """Import the modules and serve until the tests' process closes standard input."""
+        for name in modules:
+            __import__(name)
+        # A garbage collection in a fork would write to all objects, and so copy their memory.
+        gc.collect()
+        gc.freeze()
+        while self.running:
+            for key, _ in self.selector.select():
+                key.data(key.fileobj)
+
+    def stop(self, stdin: object) -> None:
+        self.running = False
+
+    def fork_second(self, listener: socket.socket) -> None:
+        self.selector.unregister(listener)
+        if os.fork():
+            listener.close()
             return
-        if tensorflow in ready and len(listeners) == 2:
-            if os.fork() == 0:
-                torch.close()
-                for name in TENSORFLOW:
-                    __import__(name)
-                listeners = [tensorflow]
-            else:
-                tensorflow.close()
-                listeners = [torch]
-            continue
-        connection, _ = ready[0].accept()
-        if os.fork() == 0:
-            for listener in listeners:
-                listener.close()
-            handle(folder, connection)
-        connection.close()
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(sys.stdin, selectors.EVENT_READ, self.stop)
+        self.selector.register(listener, selectors.EVENT_READ, self.accept)
+        self.serve(TENSORFLOW)
+        os._exit(0)
 
+    def accept(self, listener: socket.socket) -> None:
+        """Read a request, and fork: the fork becomes the program."""
+        connection, _ = listener.accept()
+        head, files, _, _ = socket.recv_fds(connection, 8, 250)
+        if not head:
+            connection.close()
+            return
+        size = int.from_bytes(head, "little")
+        text = b""
+        while len(text) < size:
+            text += connection.recv(size - len(text))
+        request = json.loads(text)
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            self.selector.close()
+            become(self.folder, request, files)
+        for file in files:
+            os.close(file)
+        with suppress(OSError):
+            connection.sendall(child.to_bytes(8, "little", signed=True))
+        program = Program(child, os.pidfd_open(child), connection)
+        read = selectors.EVENT_READ
+        self.selector.register(program.pidfd, read, lambda _: self.end(program))
+        self.selector.register(connection, read, lambda _: self.kill_group(program))
 
-def handle(folder: str, connection: socket.socket) -> NoReturn:
-    """Run the program in one more fork, and send the fork's id and exit code."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    head, files, _, _ = socket.recv_fds(connection, 8, 250)
-    size = int.from_bytes(head, "little")
-    text = b""
-    while len(text) < size:
-        text += connection.recv(size - len(text))
-    request = json.loads(text)
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        connection.close()
-        become(folder, request, files)
-    for file in files:
-        os.close(file)
-    connection.sendall(child.to_bytes(8, "little", signed=True))
-    code = wait(child, connection)
-    with suppress(OSError):
-        connection.sendall(code.to_bytes(8, "little", signed=True))
-    os._exit(0)
+    def end(self, program: "Program") -> None:
+        """The program has ended: send its exit code."""
+        _, status = os.waitpid(program.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        with suppress(OSError):
+            program.connection.sendall(code.to_bytes(8, "little", signed=True))
+        self.selector.unregister(program.pidfd)
+        os.close(program.pidfd)
+        if program.connection.fileno() in self.selector.get_map():
+            self.selector.unregister(program.connection)
+        program.connection.close()
 
-
-def wait(child: int, connection: socket.socket) -> int:
-    """The child's exit code; if the client ends, the child's process group is killed."""
-    import select
-
-    descriptor = os.pidfd_open(child)
-    ready, _, _ = select.select([descriptor, connection], [], [])
-    if descriptor not in ready:
+    def kill_group(self, program: "Program") -> None:
+        """The client has ended before its program: end the program and its process group."""
+        self.selector.unregister(program.connection)
         with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
+            os.killpg(program.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A running program: a fork, and the connection to its client."""
+
+    pid: int
+    pidfd: int
+    connection: socket.socket
 
 
 def become(folder: str, request: dict, files: list[int]) -> NoReturn:
@@ -276,4 +307,5 @@ if __name__ == "__main__":
     # The script's folder is no place that a program would import from.
     del sys.path[0]
     sys.path.insert(0, str(SUPPORT.parent.parent))
-    serve(sys.argv[1], *(socket.socket(fileno=int(number)) for number in sys.argv[2:]))
+    listeners = [socket.socket(fileno=int(number)) for number in sys.argv[2:]]
+    Server(sys.argv[1], *listeners).serve(TORCH)

@@ -298,9 +298,9 @@ class ModelCheckpoint(Callback):
         return trainer.strategy.broadcast(path)
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Any]:
-        """The metrics for the file's name, with epoch and step as whole numbers.
+        """The metrics for the file's name.
 
-        The user can log epoch and step as floats.
+        epoch and step are converted to int, because the user may have logged them as floats.
         """
         metrics = dict(trainer.callback_metrics)
         counters = {"epoch": trainer.current_epoch, "step": trainer.global_step}

@@ -37,8 +37,9 @@ class HyperparametersMixin:
         frame    the frame of __init__, if __init__ calls this method through another function
         logger   whether loggers get the hyperparameters
 
-        With inheritance, the arguments of every running __init__ are kept.
-        Raises UserError for a name that is not an argument, and for other types of `args`.
+        If a subclass's __init__ called this class's, the arguments of both are kept.
+        Raises UserError for a name that is not an argument, and if `args` is neither names nor
+        one dict or Namespace.
         """
         self._log_hyperparams = logger
         if len(args) == 1 and not isinstance(args[0], str) and not args[0]:

@@ -204,8 +204,8 @@ def _fit_data(trainer: "Trainer", given: dict[str, Any]) -> tuple[Any, Evaluatio
     train = _find_loader(trainer, "train", given)
     if train is None:
         raise UserError(
-            "trainer.fit has no training data: give train_dataloaders, a datamodule, or write "
-            "train_dataloader."
+            "trainer.fit has no training data: pass train_dataloaders= or datamodule=, or "
+            "define the method train_dataloader in the module."
         )
     if isinstance(train, (list, tuple, dict)):
         raise UserError(

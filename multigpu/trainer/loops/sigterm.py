@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Sigterm:
     """Records a SIGTERM. A second SIGTERM ends the process as usual.
 
-    received   1 after a SIGTERM, else 0: a number, because the ranks compute its maximum
+    received   1 after a SIGTERM, else 0; not a bool, because all_reduce_max takes integers
     """
 
     def __init__(self) -> None:
