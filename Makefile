@@ -24,13 +24,16 @@ else
 BUILD := the build of PyTorch that pip prefers: on Linux x86_64 the CUDA build, 2.8 GB (TORCH=cpu takes the CPU build, 0.2 GB)
 endif
 
-.PHONY: help install run test test-quick test-mutations lint lab bench slurm-up slurm-down clean
+.PHONY: help install run test test-quick test-real test-mutations lint lab bench slurm-up slurm-down clean
 
 help:
 	@echo "make install     install into .venv; VENV=folder takes another, TORCH=cpu the CPU build of PyTorch"
 	@echo "make run         install, then train lesson 05 on all GPUs or on two CPU processes"
 	@echo "make test        run all tests"
 	@echo "make test-quick  run what needs under two minutes, before a commit"
+	@echo "make test-real   run all tests, every program really started"
+	@echo "make test-mutations  break 42 behaviours: each must turn a test red"
+	@echo "make lint        check style, layers, and that notebooks match their scripts"
 	@echo "make lab         open the course in JupyterLab"
 	@echo "make bench       measure the figures of the README"
 	@echo "make slurm-up    start the classroom cluster, a real Slurm on this machine"
@@ -54,6 +57,10 @@ test-quick: lint
 test: lint
 	multigpu slurm install --with-mpi || true
 	pytest --numprocesses=3
+
+# As `test`, but each program of a test starts Python anew instead of in a fork: about twice as long.
+test-real: lint
+	REAL_START=1 pytest --numprocesses=3
 
 lab: $(INSTALLED)
 	python -m jupyterlab --config=lessons/.jupyter/lab.py

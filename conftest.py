@@ -23,7 +23,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 def pytest_runtest_setup() -> None:
     """The ranks of this process, and the kernels of notebooks, start as warm.py describes.
 
-    tests/trainer/test_spawn.py and tests/cluster/test_launchers.py start real ones.
+    Tests that start `python` or `sys.executable` start real ones: the launchers, what ends a
+    run, `cell` in tests/trainer/test_spawn.py.
     """
     multiprocessing.spawn.set_executable(warm.python())
     os.environ["JUPYTER_PATH"] = str(warm.python().parent)

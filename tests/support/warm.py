@@ -6,7 +6,8 @@ process (a server), which forks; the fork runs the program. In the fork `sys.exe
 that command, so that the ranks of mp.spawn, of torchrun and of the Trainer start in the same
 way. Programs that import TensorFlow are forks of a second process, which has imported that.
 
-A test of a real start (a launcher, a missing package, an import time) uses `sys.executable`.
+A test of a real start (a launcher, an import, Python's end) uses `sys.executable`. With
+REAL_START=1 the command is Python itself, for all tests: `make test-real`.
 """
 
 import atexit
@@ -50,6 +51,7 @@ TORCH = (
     "multigpu.checkpoint",
     "multigpu.comparison",
 )
+INTERRUPTED = object()  # the end of a program by Ctrl-C, beside exit codes
 TENSORFLOW = ("multigpu.tf_common", "keras")
 SUPPORT = Path(__file__).parent
 
@@ -61,12 +63,20 @@ SUPPORT = Path(__file__).parent
 def python() -> Path:
     """The command that starts a program in a fork. The first call starts the server."""
     folder = Path(tempfile.mkdtemp(prefix="warm"))
+    real = "REAL_START" in os.environ
     for name in ("python", "python3", "torchrun"):
         words = [sys.executable, "-IS", str(SUPPORT / "warm_client.py"), str(folder), name]
+        if real:
+            module = ["-m", "torch.distributed.run"] if name == "torchrun" else []
+            words = [sys.executable, *module]
         command = folder / name
         command.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         command.chmod(0o755)
     write_kernel(folder)
+    if real:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder / "python"
+    (folder / "network").write_text(os.readlink("/proc/self/ns/net"))
     listeners = []
     for name in ("torch", "tensorflow"):
         listeners.append(socket.socket(socket.AF_UNIX))
@@ -76,6 +86,7 @@ def python() -> Path:
         [sys.executable, __file__, folder, *(str(one.fileno()) for one in listeners)],
         pass_fds=[one.fileno() for one in listeners],
         stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for the tests, which then end the server
         # Read at the import of torch, so a program cannot have another number.
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
@@ -159,7 +170,11 @@ class Server:
         size = int.from_bytes(head, "little")
         text = b""
         while len(text) < size:
-            text += connection.recv(size - len(text))
+            part = connection.recv(size - len(text))
+            if not part:  # the client has ended
+                connection.close()
+                return
+            text += part
         request = json.loads(text)
         child = os.fork()
         if child == 0:
@@ -190,6 +205,7 @@ class Server:
     def kill_group(self, program: "Program") -> None:
         """The client has ended before its program: end the program and its process group."""
         self.selector.unregister(program.connection)
+        os.kill(program.pid, signal.SIGKILL)  # it may not lead its group yet
         with suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGKILL)
 
@@ -217,6 +233,7 @@ def become(folder: str, request: dict, files: list[int]) -> NoReturn:
         os.close(file)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stdout.reconfigure(write_through=request["unbuffered"])
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.environ.clear()
@@ -242,16 +259,16 @@ def become(folder: str, request: dict, files: list[int]) -> NoReturn:
     finish(code)
 
 
-def report(error: BaseException) -> int:
+def report(error: BaseException) -> object:
     """Print an exception that the program did not catch, without this file's frames.
 
-    Returns the exit code; negative: a signal.
+    Returns the exit code, or INTERRUPTED.
     """
     place = error.__traceback__
     while place and place.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         place = place.tb_next
     sys.excepthook(type(error), error.with_traceback(place), place)
-    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def finish(code: object) -> NoReturn:
@@ -260,7 +277,7 @@ def finish(code: object) -> NoReturn:
     Python frees them while it holds the GIL, and a thread of gloo that needs the GIL can then
     stop the process, or abort it (pytorch/pytorch#190489). The tests of real starts find that.
     """
-    if not isinstance(code, int | None):
+    if code is not INTERRUPTED and not isinstance(code, int | None):
         print(code, file=sys.stderr)
         code = 1
     threading._shutdown()
@@ -268,7 +285,7 @@ def finish(code: object) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    if code == -signal.SIGINT:
+    if code is INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit((code or 0) & 0xFF)
@@ -299,8 +316,8 @@ def run_program(arguments: list[str]) -> None:
         sys.argv = [first, *rest]
         sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
         main = sys.modules["__main__"] = types.ModuleType("__main__")
-        main.__file__ = first
-        exec(compile(Path(first).read_bytes(), first, "exec"), vars(main))
+        main.__file__ = os.path.abspath(first)
+        exec(compile(Path(first).read_bytes(), main.__file__, "exec"), vars(main))
 
 
 if __name__ == "__main__":

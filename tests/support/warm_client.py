@@ -3,9 +3,11 @@
 `warm_client.py FOLDER NAME ARGUMENTS…`: the folder of the sockets, python or torchrun, and the
 arguments. The program gets this process's open files, environment and working directory;
 signals are passed on, and the exit code is the program's. Python itself runs what a fork
-cannot: another option than -u, -B, -c and -m, no arguments, other settings of Python.
+cannot: another option than -u, -B, -c and -m, no arguments, other settings of Python, another
+network namespace than the warm process's.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -15,7 +17,9 @@ import sys
 
 FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT")
 # Settings that Python reads at its start, which a fork cannot change.
-SETTINGS = ("PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONDEVMODE", "PYTHONOPTIMIZE")
+SETTINGS = ("WARNINGS", "HASHSEED", "DEVMODE", "OPTIMIZE", "UTF8", "IOENCODING", "SAFEPATH")
+
+ENDED = "the warm process of tests/support/warm.py has ended: run one test with -s to see why."
 
 
 def program(name: str, arguments: list[str]) -> list[str] | None:
@@ -24,7 +28,7 @@ def program(name: str, arguments: list[str]) -> list[str] | None:
         return ["-c", "from torch.distributed.run import main; main()", *arguments]
     while arguments and arguments[0] in ("-u", "-B"):
         arguments = arguments[1:]
-    if not arguments or any(setting in os.environ for setting in SETTINGS):
+    if not arguments or any(f"PYTHON{name}" in os.environ for name in SETTINGS):
         return None
     if arguments[0].startswith("-") and arguments[0] not in ("-c", "-m"):
         return None
@@ -59,15 +63,18 @@ def open_files() -> list[int]:
 def number_from(connection: socket.socket) -> int:
     answer = connection.recv(8, socket.MSG_WAITALL)
     if len(answer) < 8:
-        sys.exit("the warm process has ended: see its traceback above.")
+        sys.exit(ENDED)
     return int.from_bytes(answer, "little", signed=True)
 
 
 def main() -> None:
     folder, name, *given = sys.argv[1:]
     arguments = program(name, given)
-    if arguments is None:
-        os.execv(sys.executable, [sys.executable, *given])
+    with open(os.path.join(folder, "network")) as file:
+        same_network = file.read() == os.readlink("/proc/self/ns/net")
+    if arguments is None or not same_network:
+        module = ["-m", "torch.distributed.run"] if name == "torchrun" else []
+        os.execv(sys.executable, [sys.executable, *module, *given])
     files = open_files()
     request = {
         "arguments": arguments,
@@ -75,17 +82,24 @@ def main() -> None:
         "cwd": os.getcwd(),
         "files": files,
         "pid": os.getpid(),
+        "unbuffered": "-u" in given[:2] or "PYTHONUNBUFFERED" in os.environ,
     }
     text = json.dumps(request).encode()
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(os.path.join(folder, f"{imported(arguments)}.socket"))
-    socket.send_fds(connection, [len(text).to_bytes(8, "little")], files)
-    connection.sendall(text)
+    try:
+        connection.connect(os.path.join(folder, f"{imported(arguments)}.socket"))
+        socket.send_fds(connection, [len(text).to_bytes(8, "little")], files)
+        connection.sendall(text)
+    except ConnectionError:
+        sys.exit(ENDED)
     child = number_from(connection)
+
+    def forward(number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it ends just now
+            os.kill(child, number)
+
     for signal_name in FORWARDED:
-        signal.signal(
-            getattr(signal, signal_name), lambda number, frame: os.kill(child, number)
-        )
+        signal.signal(getattr(signal, signal_name), forward)
     code = number_from(connection)
     if code < 0:
         if -code != signal.SIGKILL:

@@ -117,7 +117,7 @@ MISSING = {
     "no model": (lambda run: run.predict(), ("trainer.predict", "no model")),
     "no data": (
         lambda run: run.fit(Net()),
-        ("trainer.fit", "train_dataloaders", "datamodule", "train_dataloader."),
+        ("trainer.fit", "train_dataloaders", "datamodule", "method train_dataloader"),
     ),
     "no data to validate": (
         lambda run: run.validate(Net()),
