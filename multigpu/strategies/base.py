@@ -41,6 +41,7 @@ class Strategy:
     backwards_per_step      `backward` calls before each step; set it before `setup`
     manual_optimization     the training step itself calls `backward`, each time after
                             `before_backward`; set it before `setup`
+    uses_several_nodes      True if ranks can be on several nodes
     supports_loss_scaling   True if a rank is allowed to skip a step, as loss scaling does
     """
 
@@ -51,6 +52,7 @@ class Strategy:
     backwards_per_step = 1
     manual_optimization = False
     supports_loss_scaling = True
+    uses_several_nodes = False
 
     def __init__(self) -> None:
         self.accelerator: Accelerator | None = None
@@ -62,7 +64,15 @@ class Strategy:
     # ---- processes and devices ------------------------------------------------------------
 
     def configure(self, accelerator: Accelerator, num_nodes: int = 1) -> None:
-        """Set the devices and nodes. Raises UserError if this strategy cannot use them."""
+        """Set the devices and nodes.
+
+        Raises UserError if this strategy cannot use them: one process has one node.
+        """
+        if num_nodes > 1 and not self.uses_several_nodes:
+            raise UserError(
+                f"{self.name} is one process on one machine, but num_nodes is {num_nodes}: "
+                f"use 'ddp' or 'ddp2'."
+            )
         self.accelerator = accelerator
         self.num_nodes = num_nodes
 

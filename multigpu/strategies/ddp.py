@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from multigpu import devices, rendezvous
 from multigpu.errors import UserError, pluralize
@@ -73,6 +74,7 @@ class DDPStrategy(Strategy):
     """
 
     name = "ddp"
+    uses_several_nodes = True
     processes_per_node: int | None = None  # None: one per device
 
     def __init__(
@@ -93,6 +95,7 @@ class DDPStrategy(Strategy):
         self.lifetime: GroupLifetime | None = None
         self._control: dist.ProcessGroup | None = None
         self.after_forward: Callable[[], None] | None = None
+        self.forward_hooks: list[RemovableHandle] = []
         # The parameters whose gradients are averaged, with their names.
         self.averaged: dict[nn.Parameter, str] = {}
 
@@ -114,8 +117,8 @@ class DDPStrategy(Strategy):
     def find_world(self) -> World:
         """Return this process's rank and the number of ranks.
 
-        Raises UserError if Slurm has allocated fewer GPUs on this node than its processes
-        together need.
+        Raises UserError if Slurm has allocated another number of GPUs on this node than its
+        processes together need.
         """
         gpus_each = 1
         if self.processes_per_node and self.accelerator:
@@ -281,12 +284,17 @@ class DDPStrategy(Strategy):
             wrapped.require_backward_grad_sync = synchronized
             wrapped.require_forward_param_sync = synchronized
 
-        wrapped.module.register_forward_hook(pause)
-        wrapped.register_forward_hook(resume)
+        self.forward_hooks = [
+            wrapped.module.register_forward_hook(pause),
+            wrapped.register_forward_hook(resume),
+        ]
         self.after_forward = resume
 
     def detach(self) -> None:
-        """Drop the references to the wrapper and the model."""
+        """Remove the hooks, and drop the references to the wrapper and the model."""
+        for hook in self.forward_hooks:
+            hook.remove()
+        self.forward_hooks = []
         self.after_forward = None
         self.averaged = {}
 

@@ -13,8 +13,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from multigpu.errors import UserError
-from multigpu.strategies.accelerators import Accelerator
 from multigpu.strategies.base import Strategy
 
 
@@ -30,15 +28,6 @@ class DataParallelStrategy(Strategy):
     """
 
     name = "dp"
-
-    def configure(self, accelerator: Accelerator, num_nodes: int = 1) -> None:
-        """Raises UserError for more than one node."""
-        if num_nodes > 1:
-            raise UserError(
-                f"{self.name} is one process on one machine, but num_nodes is {num_nodes}: "
-                f"use 'ddp' or 'ddp2'."
-            )
-        super().configure(accelerator, num_nodes)
 
     def wrap(self, model: nn.Module, optimizers: list[Optimizer]) -> nn.Module:
         """The model in DataParallel."""

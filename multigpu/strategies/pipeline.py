@@ -60,7 +60,6 @@ class PipelineStrategy(Strategy):
         self.handles = []
 
     def _stages(self, model: nn.Module) -> Sequence[nn.Module]:
-        module = model
         for candidate in (model, *model.children()):
             if hasattr(candidate, "pipeline_stages"):
                 module = candidate
@@ -105,12 +104,15 @@ class PipelineStrategy(Strategy):
             raise UserError(
                 f"a batch of {rows or 'no'} rows cannot be cut into {self.micro_batches} "
                 f"micro-batches: give a larger batch, "
-                f"or PipelineStrategy(micro_batches={max(1, rows or 1)})."
+                f"or PipelineStrategy(micro_batches={rows or 1})."
             )
         weighted = []
         for indices in torch.arange(rows).tensor_split(self.micro_batches):
             span = slice(int(indices[0]), int(indices[-1]) + 1)
-            micro_batch = map_tensors(batch, lambda tensor, span=span: tensor[span])
+            # A tensor without dimensions, for instance a weight, is the same for all rows.
+            micro_batch = map_tensors(
+                batch, lambda tensor, span=span: tensor[span] if tensor.ndim else tensor
+            )
             weighted.append((micro_batch, len(indices) / rows))
         return weighted
 
@@ -133,5 +135,5 @@ def _move_inputs_to(device: torch.device) -> Callable[[nn.Module, tuple, dict], 
 
 
 def _rows(batch: Any) -> int | None:
-    """The length of dimension 0 of the first tensor in the batch."""
+    """The length of dimension 0 of the batch's first tensor that has one."""
     return next((len(tensor) for tensor in tensors(batch) if tensor.ndim), None)

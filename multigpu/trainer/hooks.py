@@ -1,6 +1,6 @@
 """The hooks that a module and a data module can override. Most do nothing by default.
 
-The loops call only overridden hooks: the others cost nothing.
+The hooks of a batch are called only if they are overridden: the others cost nothing.
 """
 
 from typing import Any
@@ -49,7 +49,9 @@ class DataHooks:
 
 
 class ModuleHooks(DataHooks):
-    """The hooks of a LightningModule. loops/fit.py and loops/evaluate.py show their order.
+    """The hooks of a LightningModule, called in loops/.
+
+    Their order is that of run.py, fit.py, training_step.py, optimizer_step.py, evaluate.py.
 
     An overridden on_…_model_eval replaces the module's `eval()`. An overridden
     on_…_model_train replaces the code that restores the previous modes.

@@ -49,6 +49,19 @@ class Watching(small_net.Net):
         self.gathered = self.all_gather(torch.cat(self.found)[: None if self.by_row else 1])
 
 
+class Predicting(small_net.Net):
+    """Gathers one number in hooks that each rank calls once."""
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
+    def on_predict_epoch_end(self):
+        self.gathered = self.all_gather(torch.ones(1))
+
+    def on_validation_end(self):
+        self.gathered = self.all_gather(torch.ones(1))
+
+
 class Collective(small_net.Net):
     def on_save_checkpoint(self, checkpoint):
         checkpoint["ranks"] = float(self.trainer.strategy.reduce(torch.ones(1), "sum"))
@@ -89,6 +102,16 @@ def exchanges(folder: str) -> dict:
             )
         )
         found["shape", by_row] = tuple(getattr(model, "gathered", torch.empty(0)).shape)
+
+    loader = DataLoader(small_net.rows(9), 3)
+    for stage in ("predict", "validate"):
+        model = Predicting()
+        found[stage] = outcome(
+            lambda model=model, stage=stage: getattr(small_net.cpu(strategy="ddp"), stage)(
+                model, loader
+            )
+        )
+        found[stage, "shape"] = tuple(getattr(model, "gathered", torch.empty(0)).shape)
 
     model = Contrast()
     regression_net.trained(model, regression_net.batches(8), strategy="ddp", max_steps=1)
@@ -132,6 +155,12 @@ def test_at_an_epochs_end_ranks_may_gather_what_has_one_shape(ranks):
     assert ranks[0]["gathered", False] == "nothing", "though they had 2 batches and 1"
     assert ranks[0]["shape", False] == ranks[1]["shape", False] == (2, 1)
     assert "different shapes ((4,), (6,))" in ranks[0]["gathered", True]
+
+
+@pytest.mark.parametrize("stage", ["predict", "validate"])
+def test_hooks_that_each_rank_calls_once_may_gather(ranks, stage):
+    """The ranks have two batches and one."""
+    assert [rank[stage, "shape"] for rank in ranks] == [(2, 1), (2, 1)], ranks[0][stage]
 
 
 # ---- decisions and hooks --------------------------------------------------------------------

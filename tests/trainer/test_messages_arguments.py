@@ -34,6 +34,14 @@ ARGUMENTS = {
     "devices True": ({"devices": True}, ("devices is True",)),
     "accelerator": ({"accelerator": "tpu"}, ("accelerator", "'tpu'", "'cpu', 'gpu', 'vgpu'")),
     "num_nodes": ({"num_nodes": 0}, ("num_nodes is 0", "from 1")),
+    "one device on nodes": (
+        {"strategy": "single_device", "num_nodes": 2},
+        ("single_device", "one process", "2"),
+    ),
+    "pipeline on nodes": (
+        {"strategy": "pipeline", "num_nodes": 2},
+        ("pipeline", "one process"),
+    ),
     "dp on nodes": ({"strategy": "dp", "num_nodes": 2}, ("dp", "one process", "2")),
     "max_epochs": ({"max_epochs": -2}, ("max_epochs is -2", "from 0", "-1 for no limit")),
     "max_steps": ({"max_steps": 1.5}, ("max_steps is 1.5", "whole number")),

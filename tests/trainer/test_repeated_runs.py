@@ -1,16 +1,18 @@
 """What a run leaves behind, and another run of the same model or Trainer."""
 
 import gc
+import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 from refusals import outcome
-from small_net import Net, cpu, make_net, rows
+from small_net import Net, cpu, fitted, make_net, rows
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from multigpu import launch, vgpu
+from multigpu.errors import UserError
 from multigpu.strategies import BaguaStrategy
 
 # ---- one process ----------------------------------------------------------------------------
@@ -55,6 +57,45 @@ def test_should_stop_and_metrics_do_not_outlive_a_run():
     assert trainer.global_step == 4
     trainer.test(model, DataLoader(rows(4), 2), verbose=False)
     assert set(trainer.callback_metrics) == {"v"}
+
+
+def test_a_stop_in_on_fit_start_is_kept():
+    class Stops(Net):
+        def on_fit_start(self):
+            self.trainer.should_stop = True
+
+    assert fitted(Stops()).global_step == 0
+
+
+def test_after_a_failed_step_log_has_no_hook_to_log_in():
+    model = make_net()
+    model.training_step = lambda batch, i: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        fitted(model)
+    with pytest.raises(UserError, match="outside of the steps"):
+        model.log("later", 1.0)
+
+
+def test_after_a_failed_ddp_spawn_the_trainer_still_has_its_model():
+    model = make_net()
+    loader = DataLoader(rows(4), 2)
+    trainer = cpu(strategy="ddp_spawn", devices=2, max_steps=1)
+    trainer.fit(model, loader)
+    with pytest.raises(UserError):
+        trainer.validate(dataloaders=loader, ckpt_path="missing.ckpt")
+    assert trainer.lightning_module is model
+    assert trainer.validate(dataloaders=loader, verbose=False)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_warns(monkeypatch, rank):
+    state = cpu().state
+    monkeypatch.setenv("RANK", str(rank))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        state.warn_once("a warning")
+        state.warn_once("a warning")
+    assert len(caught) == 1 - rank
 
 
 # ---- two ranks ------------------------------------------------------------------------------

@@ -79,6 +79,14 @@ def test_pipeline_is_one_device(tmp_path, one, micro_batches):
     assert gap(weights, one[1]) < 1e-6 and net.losses[0] == pytest.approx(one[0], abs=1e-6)
 
 
+def test_pipeline_leaves_a_tensor_without_dimensions_whole():
+    """A weight for the whole batch, say, beside the rows."""
+    strategy = PipelineStrategy(micro_batches=2)
+    micro_batches = strategy.split((torch.arange(4.0), torch.tensor(3.0)))
+    assert [batch[0].tolist() for batch, _ in micro_batches] == [[0, 1], [2, 3]]
+    assert [batch[1].item() for batch, _ in micro_batches] == [3, 3]
+
+
 def test_pipeline_refuses_a_batch_that_it_cannot_cut(tmp_path):
     with (
         vgpu.running(count=2),

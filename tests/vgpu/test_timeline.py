@@ -9,7 +9,8 @@ from compare_devices import pipeline
 
 from multigpu import plots, vgpu
 from multigpu.errors import UserError
-from multigpu.vgpu.sim.timeline import Timeline, merge_spans
+from multigpu.vgpu.sim.spans import merge_spans
+from multigpu.vgpu.sim.timeline import Timeline
 
 
 def test_the_timeline(two, tmp_path):

@@ -14,7 +14,7 @@ from multigpu.errors import UserError
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks, dataloaders
 from multigpu.trainer.loops.log_context import LogContext
-from multigpu.trainer.loops.log_rules import OUTSIDE_BATCH
+from multigpu.trainer.loops.log_rules import ONCE_PER_EPOCH
 from multigpu.trainer.loops.loggers import send_to_loggers
 from multigpu.trainer.loops.results import Results
 from multigpu.trainer.module import LightningModule
@@ -194,7 +194,7 @@ class EvaluationLoop:
     def check_all_gather(self, tensor: torch.Tensor, hook: str) -> None:
         """Raises UserError if self.all_gather in `hook` would hang or fail."""
         strategy = self.trainer.strategy
-        if self.uneven and hook not in OUTSIDE_BATCH:
+        if self.uneven and hook not in ONCE_PER_EPOCH:
             why = "different numbers of batches, so a rank would wait forever"
         elif len(shapes := set(strategy.gather_objects(tuple(tensor.shape)))) > 1:
             why = f"tensors of different shapes ({', '.join(map(str, sorted(shapes)))})"

@@ -152,10 +152,9 @@ class FitLoop:
         """Whether should_stop is set, and min_epochs and min_steps are reached."""
         trainer = self.trainer
         progress = self.progress
-        epochs = progress.current_epoch + (self.batches_done == 0 and self.epoch_ended)
         return (
             self.state.should_stop
-            and epochs >= (trainer.min_epochs or 0)
+            and progress.current_epoch >= (trainer.min_epochs or 0)
             and progress.global_step >= (trainer.min_steps or 0)
         )
 

@@ -77,7 +77,16 @@ class OptimizerStep:
         calls `prepare`, and TrainingStep counts the step.
         """
         if closure is not None and needs_closure(optimizer):
-            optimizer.step(closure)
+
+            def prepared() -> Any:
+                loss = closure()
+                if not self.automatic:
+                    self.prepare(optimizer)
+                return loss
+
+            context = self.step_context or nullcontext
+            with context(optimizer):
+                optimizer.step(prepared)
         else:
             if closure is not None:
                 closure()

@@ -64,6 +64,7 @@ def run_stage(
             callback.on_exception(trainer, model, error)
         for logger in trainer.loggers:
             logger.finalize("failed")
+        state.end_hooks()
         strategy.detach()
         _move_to_cpu(trainer)
         raise
@@ -166,6 +167,7 @@ def _configure_torch(trainer: "Trainer") -> None:
 
 def _fit(trainer: "Trainer", ckpt_path: str | None, given: dict[str, Any]) -> None:
     state = trainer.state
+    state.should_stop = False
     model = state.lightning_module
     state.ckpt_path = ckpt_path
     loaded = restoring.restore_model(trainer, ckpt_path)
@@ -181,7 +183,6 @@ def _fit(trainer: "Trainer", ckpt_path: str | None, given: dict[str, Any]) -> No
     if validation and trainer.num_sanity_val_steps and not loaded:
         _sanity_check(trainer, validation)
     state.training = True
-    state.should_stop = False
     in_eval_mode = sum(not part.training for part in model.modules())
     if in_eval_mode:
         state.warn_once(

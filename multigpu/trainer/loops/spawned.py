@@ -55,9 +55,13 @@ def run_stage(
     # Do not pickle these for the ranks.
     state.lightning_module = None
     state.spawned_checkpoint = None
-    spawned: SpawnedRun = trainer.strategy.launch(
-        _run_rank, trainer, stage, model, datamodule, ckpt_path, loaders, random_states()
-    )
+    try:
+        spawned: SpawnedRun = trainer.strategy.launch(
+            _run_rank, trainer, stage, model, datamodule, ckpt_path, loaders, random_states()
+        )
+    finally:
+        state.lightning_module = model
+        state.spawned_checkpoint = checkpoint
     model.load_state_dict(spawned.weights)
     for callback in trainer.callbacks:
         callback_state = spawned.callbacks.get(callback.state_key)
@@ -71,7 +75,6 @@ def run_stage(
     state.metrics = spawned.metrics
     state.should_stop = spawned.should_stop
     state.spawned_checkpoint = spawned.checkpoint or checkpoint
-    state.lightning_module = model
     run.attach(trainer, model)
     return spawned.returned
 

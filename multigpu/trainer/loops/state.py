@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from multigpu.devices import to_cpu
+from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.optimizers import LRSchedulerConfig
@@ -159,6 +160,11 @@ class RunState:
         self.sanity_checking = False
         self.training = False
 
+    def end_hooks(self) -> None:
+        """After an exception in a hook: no hook runs, so `self.log` raises an error again."""
+        if self.lightning_module is not None:
+            self.lightning_module.__dict__["_log_context"] = LogContext(self.results)
+
     @contextmanager
     def running_hook(self, hook: str) -> Iterator[None]:
         """A context that tells `self.log` which hook runs, if call_hooks does not call it."""
@@ -183,4 +189,5 @@ class RunState:
         key = text.split(" in step")[0]
         if key not in self.warned:
             self.warned.add(key)
-            warnings.warn(text, stacklevel=2)
+            if is_rank_zero():
+                warnings.warn(text, stacklevel=2)

@@ -22,7 +22,7 @@ from multigpu.vgpu.ops.shapes import drop_numbers
 from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload
 from multigpu.vgpu.patches.work import VirtualWork
 from multigpu.vgpu.sim import machine as _machine
-from multigpu.vgpu.sim.network import ring_seconds
+from multigpu.vgpu.sim.network import ring_seconds, transfer_seconds
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
 
 NAME = "vgpu"
@@ -132,7 +132,7 @@ class VirtualGroup(dist.ProcessGroup):
             self.gloo.send([work.times], rank, 3 * tag + own_tag),
             self.gloo.recv([peer_time], rank, 3 * tag + peer_tag),
         ]
-        seconds = link.latency + sum(tensor.nbytes for tensor in tensors) / link.bandwidth
+        seconds = transfer_seconds(sum(tensor.nbytes for tensor in tensors), link)
         self._enqueue(
             work, (name, rank), seconds, lambda: max(work.times.item(), peer_time.item())
         )

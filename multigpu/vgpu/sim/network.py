@@ -31,5 +31,5 @@ def ring_seconds(name: str, nbytes: int, ranks: int, link: Link) -> float:
         return 0.0
     if name in ("broadcast", "reduce"):
         return (ranks - 1) * link.latency + nbytes / link.bandwidth
-    rounds = 2 * (ranks - 1) if name.startswith("allreduce") else ranks - 1
+    rounds = 2 * (ranks - 1) if name == "allreduce" else ranks - 1
     return rounds * transfer_seconds(nbytes / ranks, link)

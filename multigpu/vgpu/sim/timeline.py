@@ -13,14 +13,13 @@ import torch
 
 from multigpu.errors import UserError, pluralize
 from multigpu.files import atomic
+from multigpu.vgpu.sim import timeline_picture
 from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.spans import format_seconds, involves, merge_spans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-Span = tuple[float, float]
 
 
 class Timeline:
@@ -105,8 +104,6 @@ class Timeline:
         `target` is a file (.png, .svg, .pdf) to write, the axes to draw into, or None for a
         new figure, which a notebook displays. Returns the path, or the figure.
         """
-        from multigpu.vgpu.sim import timeline_picture
-
         return timeline_picture.plot(self, target, title)
 
     def chrome_trace(self, path: str | Path) -> Path:
@@ -142,30 +139,3 @@ class Timeline:
                 f"{device} is not in this timeline: its lanes are {', '.join(self.lanes)}."
             )
         return index
-
-
-def involves(event: Event, index: int) -> bool:
-    """Whether the event is work of the device; a transfer is work of both its ends."""
-    return event.device == index or (event.kind == "transfer" and event.peer == index)
-
-
-def merge_spans(spans: Iterable[Span], start: float, end: float) -> list[Span]:
-    """The union of spans within [start, end], as disjoint spans in order."""
-    union: list[Span] = []
-    for begin, stop in sorted((max(s, start), min(t, end)) for s, t in spans):
-        if union and begin <= union[-1][1]:
-            union[-1] = (union[-1][0], max(stop, union[-1][1]))
-        elif stop > begin:
-            union.append((begin, stop))
-    return union
-
-
-def unit_of(seconds: float) -> tuple[float, str]:
-    """The unit for a duration (s, ms or µs), as (seconds per unit, the unit's name)."""
-    return next(((scale, unit) for scale, unit in UNITS if seconds >= scale), UNITS[-1])
-
-
-def format_seconds(seconds: float) -> str:
-    """A duration with two decimals and a unit: "12.34 ms"."""
-    scale, unit = unit_of(seconds)
-    return f"{seconds / scale:.2f} {unit}"

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multigpu.plots import COLLECTIVE, COMPUTE, IDLE, TRANSFER, UPDATE, figure, save
 from multigpu.vgpu.sim.clock import Event
-from multigpu.vgpu.sim.timeline import Timeline, involves, merge_spans, unit_of
+from multigpu.vgpu.sim.spans import involves, merge_spans, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
+
+    from multigpu.vgpu.sim.timeline import Timeline
 
 # The palette's light blue. Forward has a darker blue, because both are computation.
 BACKWARD = "#56B4E9"
@@ -37,7 +39,7 @@ STYLES = {
 
 
 def plot(
-    timeline: Timeline, target: "str | Path | Axes | None", title: str | None
+    timeline: "Timeline", target: "str | Path | Axes | None", title: str | None
 ) -> "Figure | Path":
     """Draw the timeline into a file, into axes, or into a new figure; see Timeline.plot."""
     to_file = isinstance(target, (str, Path))
@@ -74,7 +76,7 @@ def style_name(event: Event) -> str:
 
 
 def _draw_lane(
-    axes: "Axes", timeline: Timeline, lane: int, scale: float
+    axes: "Axes", timeline: "Timeline", lane: int, scale: float
 ) -> "dict[str, PolyCollection]":
     """Draw one device's events; return the bars by the name of their style."""
     duration = timeline.end - timeline.start
@@ -104,7 +106,7 @@ def _draw_lane(
     return drawn
 
 
-def _label(axes: "Axes", timeline: Timeline, scale: float, unit: str) -> None:
+def _label(axes: "Axes", timeline: "Timeline", scale: float, unit: str) -> None:
     """Name the lanes and the time axis, and write the machine's label below the right end."""
     count = len(timeline.lanes)
     axes.set_yticks([lane + 0.4 for lane in range(count)], timeline.lanes)
