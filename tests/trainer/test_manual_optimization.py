@@ -12,7 +12,7 @@ from user_methods import sgd, user
 import multigpu.trainer as L
 from multigpu import launch, vgpu
 from multigpu.errors import UserError
-from multigpu.strategies import BaguaStrategy, HorovodStrategy
+from multigpu.strategies import BaguaStrategy, DDPStrategy, HorovodStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -93,6 +93,22 @@ def test_manual_optimization_is_refused_where_a_step_runs_in_pieces(strategy, re
             make_net(manual=True), DataLoader(rows(4), 4)
         )
     del Net.pipeline_stages
+
+
+def synchronizes_after_detach() -> bool:
+    strategy = DDPStrategy()
+    strategy.manual_optimization = True
+    strategy.connect()
+    model = torch.nn.Linear(2, 1)
+    wrapped = strategy.setup(model)
+    strategy.detach()
+    model(torch.ones(1, 2))
+    return wrapped.require_backward_grad_sync
+
+
+def test_detach_leaves_the_users_module_without_hooks():
+    """The hook of a manual step turns DDP's synchronisation off."""
+    assert launch.call(synchronizes_after_detach, 1) == [True]
 
 
 # ---- two ranks ------------------------------------------------------------------------------
