@@ -3,10 +3,10 @@
 import json
 import os
 import signal
-import sys
 
 import pytest
 import small_net
+import warm
 from commands import ROOT, run
 from torch.utils.data import DataLoader
 
@@ -21,7 +21,7 @@ SCRIPT = ROOT / "tests" / "support" / "trainer_script.py"
 
 def script(mode, folder, *starter, timeout=60):
     done = run(
-        *(starter or (sys.executable,)), SCRIPT, mode, folder, PYTHONPATH=ROOT, timeout=timeout
+        *(starter or (warm.python(),)), SCRIPT, mode, folder, PYTHONPATH=ROOT, timeout=timeout
     )
     return done.returncode, done.stdout
 
@@ -44,7 +44,7 @@ def test_a_rank_that_raises_is_the_one_that_is_told(tmp_path, rank):
 @pytest.mark.slow
 def test_horovodrun_ends_the_run_too(tmp_path):
     code, reported = script(
-        "raise 1", tmp_path, "multigpu", "horovodrun", "-np", 2, sys.executable
+        "raise 1", tmp_path, "multigpu", "horovodrun", "-np", 2, warm.python()
     )
     assert code == 1 and "ZeroDivisionError: planted in rank 1" in reported
     assert (

@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 
 import lightnings
 import pytest
 import torch
 import trainer_user
+import warm
 from commands import ROOT, clean_environment
 
 import multigpu.trainer as ours
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 def start(which, folder):
     """The script, which trains on two ranks; not waited for."""
-    command = [sys.executable, ROOT / "tests" / "support" / "trainer_user.py", which, folder]
+    command = [warm.python(), ROOT / "tests" / "support" / "trainer_user.py", which, folder]
     environment = clean_environment(
         PYTHONPATH=f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     )

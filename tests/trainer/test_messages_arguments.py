@@ -1,9 +1,8 @@
 """An invalid argument of the Trainer or of a strategy: the error names mistake and remedy."""
 
-import sys
-
 import pytest
 import torch
+import warm
 from commands import ROOT, run
 from numbered_rows import Net, fit
 from refusals import names
@@ -77,7 +76,7 @@ def test_a_script_prints_the_sentence_alone(tmp_path):
         "L.Trainer(logger=False).fit(L.LightningModule())",
     ):
         done = run(
-            sys.executable,
+            warm.python(),
             "-c",
             f"import multigpu.trainer as L; {code}",
             cwd=tmp_path,
