@@ -39,7 +39,9 @@ def copy(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name)
 
 
-def tests_pass(folder: Path, tests: list[str], limit: float | None) -> tuple[bool, str]:
+def tests_pass(
+    folder: Path, tests: list[str], limit: float | None = None, workers: int = 0
+) -> tuple[bool, str]:
     """Run the tests in the copy. Returns whether all passed, and pytest's last lines."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [
@@ -48,6 +50,7 @@ def tests_pass(folder: Path, tests: list[str], limit: float | None) -> tuple[boo
         "pytest",
         "-x",
         "-q",
+        f"--numprocesses={workers}",
         "-rf",
         "-p",
         "no:cacheprovider",
@@ -85,7 +88,7 @@ def main() -> None:
         folder = Path(temporary, "repository")
         copy(folder)
         tests = sorted({test for mutation in mutations for test in mutation["tests"]})
-        passed, line = tests_pass(folder, tests, None)
+        passed, line = tests_pass(folder, tests, workers=3)
         if not passed:
             raise SystemExit(f"error: a test fails without a mutation: {line}")
         for mutation in mutations:
