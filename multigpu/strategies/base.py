@@ -39,8 +39,8 @@ class Strategy:
     devices                 all devices of this process; known after `connect`
     world                   this process's rank and the number of ranks; known after `connect`
     backwards_per_step      `backward` calls before each step; set it before `setup`
-    manual_optimization     the training step itself calls `backward`, each time after
-                            `before_backward`; set it before `setup`
+    manual_optimization     True: the training step itself calls `before_backward` and then
+                            `backward`, perhaps several times; set it before `setup`
     uses_several_nodes      True if ranks can be on several nodes
     supports_loss_scaling   True if a rank is allowed to skip a step, as loss scaling does
     """

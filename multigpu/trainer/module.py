@@ -170,8 +170,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         unchanged.
 
         group        gather from these ranks only (a torch.distributed group)
-        sync_grads   True: a tensor's gradient flows back to its rank, summed over all ranks'
-                     losses
+        sync_grads   True: in backward, the rank that gave a tensor gets its gradient, the sum
+                     of the gradients from all ranks' losses
         """
         strategy = self.trainer.strategy
         if strategy.world.size == 1:

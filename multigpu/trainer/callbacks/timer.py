@@ -153,6 +153,6 @@ def _to_seconds(duration: str | timedelta | dict[str, int] | None) -> float | No
     if not isinstance(duration, timedelta):
         raise UserError(
             f"Timer(duration={duration!r}): "
-            "give a timedelta, a dict of its arguments, or 'DD:HH:MM:SS'."
+            "give a timedelta, a dict of timedelta's arguments, or 'DD:HH:MM:SS'."
         )
     return duration.total_seconds()

@@ -242,8 +242,8 @@ class Results:
             rows = self.batch_size
         if rows is None and entry.on_epoch and entry.reduce == "mean":
             raise UserError(
-                f"self.log({entry.name!r}): the batch has no tensor, so the number of rows "
-                f"that weights the epoch's mean is unknown: give batch_size=."
+                f"self.log({entry.name!r}): the batch has no tensor, so its batch size is "
+                f"unknown, which the epoch's mean needs: give batch_size=."
             )
         return 1 if rows is None else rows
 

@@ -1,4 +1,4 @@
-"""Trains on one batch: forward, backward and, if it completes a step, the optimizer step."""
+"""Trains on one batch: forward, backward, and after the last batch of a step the step."""
 
 import inspect
 from typing import TYPE_CHECKING, Any

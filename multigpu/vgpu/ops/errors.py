@@ -128,8 +128,8 @@ def stopped_error(tensor: VirtualTensor) -> RuntimeError:
     if tensor._block.meter.machine.process != os.getpid():
         return RuntimeError(FORKED)
     return RuntimeError(
-        f"This tensor was on {tensor.device} of virtual GPUs that have been stopped, so its "
-        f"numbers are lost: create it again after vgpu.start()."
+        f"This tensor was on {tensor.device}, and the virtual GPUs have been stopped since "
+        f"then. Its values are lost: create it again after vgpu.start()."
     )
 
 

@@ -35,7 +35,7 @@ _open: weakref.WeakSet["VirtualGroup"] = weakref.WeakSet()
 def _close() -> None:
     """At exit, shut down the groups that the program did not destroy.
 
-    A group with unfinished work is left unchanged, because its peer may have ended.
+    A group with unfinished work is not shut down: the rank that it waits for may have ended.
     """
     for group in list(_open):
         if not any(group.queues.values()):
