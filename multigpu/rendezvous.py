@@ -263,7 +263,7 @@ def fail_together(world: World, gather: Callable[[Any], list] | None = None) -> 
 
     Otherwise the rank that fails would leave, while the others wait for it in their next
     collective. The end of the block is a barrier. Use no collectives inside the block, because
-    a rank that fails would not take part. A block that compares the ranks' values is `same_everywhere`.
+    a rank that fails would not take part. The parameter `gather` is that of `same_everywhere`.
     """
     own_error: str | None = None
     try:
