@@ -41,6 +41,18 @@ def two():
         yield devices
 
 
+@pytest.fixture
+def no_process_group():
+    """The test starts a process group itself: end the one that an earlier test has left.
+
+    The Trainer keeps its group until the process ends.
+    """
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def cluster():
     """The classroom cluster: the one that is up, else one for this session."""

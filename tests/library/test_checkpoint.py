@@ -17,7 +17,7 @@ from multigpu.errors import UserError
 
 
 @pytest.fixture(autouse=True)
-def one_rank():
+def one_rank(no_process_group):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

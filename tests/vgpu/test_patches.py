@@ -197,7 +197,7 @@ def test_an_inherited_attribute_is_inherited_again():
     assert "pin_memory" not in vars(torch.Tensor) and torch.Tensor.pin_memory is before
 
 
-def test_a_process_group_that_outlives_the_virtual_gpus():
+def test_a_process_group_that_outlives_the_virtual_gpus(no_process_group):
     with vgpu.running(count=1) as (device,):
         dist.init_process_group("vgpu", store=dist.HashStore(), rank=0, world_size=1)
         virtual = torch.ones(2, device=device)
