@@ -58,7 +58,7 @@ test: lint
 	multigpu slurm install --with-mpi || true
 	pytest --numprocesses=3
 
-# As `test`, but each program of a test starts Python anew instead of in a fork: about twice as long.
+# As `test`, but each program of a test starts Python anew instead of in a fork, which takes longer.
 test-real: lint
 	REAL_START=1 pytest --numprocesses=3
 

@@ -43,9 +43,9 @@ def two():
 
 @pytest.fixture
 def no_process_group():
-    """The test starts a process group itself: end the one that an earlier test has left.
+    """Destroy the default process group if there is one, so that the test can start its own.
 
-    The Trainer keeps its group until the process ends.
+    An earlier test can have started one: the Trainer keeps its group until the process ends.
     """
     import torch.distributed as dist
 

@@ -20,7 +20,7 @@ class Rows(Dataset):
 
 
 class Stream(IterableDataset):
-    """As many rows as it is told, and no length."""
+    """A stream of `n` rows. It has no length."""
 
     def __init__(self, n):
         self.n = n

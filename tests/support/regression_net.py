@@ -2,16 +2,10 @@
 
 import torch
 import torch.nn.functional as F
+from quiet import QUIET
 from torch.utils.data import DataLoader, TensorDataset
 
 import multigpu.trainer as L
-
-QUIET = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
 class Net(L.LightningModule):

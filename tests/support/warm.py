@@ -92,7 +92,7 @@ def python() -> Path:
     )
     for listener in listeners:
         listener.close()
-    atexit.register(stop, server, folder)
+    atexit.register(stop, server)
     return folder / "python"
 
 
@@ -110,11 +110,10 @@ def write_kernel(folder: Path) -> None:
     (kernel / "kernel.json").write_text(json.dumps(spec))
 
 
-def stop(server: subprocess.Popen, folder: Path) -> None:
-    """End the server: it ends when its standard input does."""
+def stop(server: subprocess.Popen) -> None:
+    """End the server, which ends when its standard input does."""
     server.stdin.close()
     server.wait()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---- the server ----------------------------------------------------------------------------
@@ -128,7 +127,6 @@ class Server:
 
     def __init__(self, folder: str, torch: socket.socket, tensorflow: socket.socket) -> None:
         self.folder = folder
-        self.tensorflow = tensorflow
         self.selector = selectors.DefaultSelector()
         self.selector.register(sys.stdin, selectors.EVENT_READ, self.stop)
         self.selector.register(torch, selectors.EVENT_READ, self.accept)
@@ -145,6 +143,8 @@ class Server:
         while self.running:
             for key, _ in self.selector.select():
                 key.data(key.fileobj)
+        # The tests' process does not do it, because a process that is killed runs no atexit.
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def stop(self, stdin: object) -> None:
         self.running = False
