@@ -25,6 +25,20 @@ class UserError(Exception):
         super().__init__(text)
         self.already_reported = already_reported
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in place of a traceback: IPython calls this method."""
+        return [f"error: {self}"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or a notebook's stop button, after the processes that ran have ended.
+
+    Its text is a sentence, which a notebook shows in place of a traceback.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
 
 class StartedRanks(Protocol):
     """The other ranks of a run, if this process started them: see launch/relaunch.py."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multigpu.course import find_root
 from multigpu.errors import UserError
 from multigpu.files import atomic
 
@@ -44,21 +45,6 @@ class CellFailed(Exception):
 
     The text has the cell's number and first lines, and the error.
     """
-
-
-def find_root() -> Path:
-    """The course's folder: the working directory, one above it, or this package's parent.
-
-    Raises UserError if none of them has scripts/ and pyproject.toml.
-    """
-    current = Path.cwd()
-    for folder in (current, *current.parents, Path(__file__).resolve().parent.parent):
-        if (folder / "scripts").is_dir() and (folder / "pyproject.toml").is_file():
-            return folder
-    raise UserError(
-        f"{current} is not in the course's folder, which has scripts/ and notebooks/: "
-        f"change to it first."
-    )
 
 
 def select(stems: Sequence[str], root: Path) -> list[str]:

@@ -3,14 +3,17 @@
 import copyreg
 import importlib
 import logging
+import multiprocessing.process
 import os
 import pickle
+import signal
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from multigpu.errors import UserError
+from multigpu.errors import Interrupted, UserError, pluralize
 from multigpu.launch.exit import (
     PIPE_CLOSED,
     USER_ERROR,
@@ -18,6 +21,7 @@ from multigpu.launch.exit import (
     keep_groups_alive,
     user_error_text,
 )
+from multigpu.launch.processes import GRACE_AFTER_SIGTERM
 from multigpu.launch.world import LAUNCHERS, World, find_world, integer, started_by_srun
 
 
@@ -113,14 +117,23 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
             f"cannot bind port {port}, which is in use: set another MASTER_PORT, or unset it."
         ) from None
     child_args = (function, processes, store.port, args)
-    context = mp.spawn(_run_child, child_args, processes, join=False)
+    others = set(mp.active_children())
     try:
+        # A rank that Ctrl-C interrupts before it has imported torch would print a traceback:
+        # it receives Ctrl-C when it calls `_run_child`.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            context = mp.spawn(_run_child, child_args, processes, join=False)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         while not context.join(grace_period=1):
             pass
     except KeyboardInterrupt:
-        for process in context.processes:
-            process.terminate()
-        raise
+        end_processes(set(mp.active_children()) - others)
+        raise Interrupted(
+            f"Interrupted: {pluralize(processes, 'rank')} started here "
+            f"{'has' if processes == 1 else 'have'} ended. Start again, or go on."
+        ) from None
     except (mp.ProcessRaisedException, mp.ProcessExitedException) as failure:
         if any(process.exitcode == PIPE_CLOSED for process in context.processes):
             return PIPE_CLOSED, ""
@@ -130,6 +143,24 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
             reason = f"error: {failure}, so the run ends."
         return code if code > 0 else 128 - code, reason
     return 0, ""
+
+
+def end_processes(processes: Iterable[multiprocessing.process.BaseProcess]) -> None:
+    """Send SIGTERM, and SIGKILL after GRACE_AFTER_SIGTERM seconds or at another Ctrl-C."""
+    processes = list(processes)
+    deadline = time.monotonic() + GRACE_AFTER_SIGTERM
+    try:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
 
 
 def _first_traceback(error_files: list[str]) -> str:
@@ -158,6 +189,7 @@ def _run_child(
     port: int,
     args: tuple,
 ) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.update(
         RANK=str(local_rank),
         LOCAL_RANK=str(local_rank),
