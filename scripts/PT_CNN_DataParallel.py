@@ -2,12 +2,10 @@
 # # 02 · DataParallel
 # **The question.** I have two GPUs. Is one line enough: `model = nn.DataParallel(model)`?
 #
-# **Predict first.** (1) With a batch of 32, what does each GPU compute? (2) Which GPU fills up
-# first? (3) How much faster is a step, at a batch of 64 and at one of 4,096? (Without GPUs,
-# this lesson runs on virtual ones: they compute on the CPU, raise a GPU's errors, meter their
-# memory and keep a simulated clock.)
+# Without two GPUs, this lesson runs on two *virtual* GPUs. They compute real numbers on the
+# CPU, raise CUDA's errors, meter their memory, and keep a simulated clock of two V100s.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
 import time
 
@@ -21,11 +19,8 @@ import multigpu
 from multigpu import data, devices, files, flags, launch, metrics, proof
 from multigpu.models import CNN
 
-# %% [markdown]
-# ## Step 0 · The flags
 
-
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "PT_CNN_DataParallel",
@@ -40,16 +35,30 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-# %% tags=["active-ipynb"]
-# from multigpu import plots, vgpu
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# from multigpu import lesson, plots, vgpu
+#
+# lesson.setup("02-data-parallel")
+# from experiments import break_even, speedup
 #
 # first, second = multigpu.gpus(2)
 # gpus = [first, second]
 
 # %% [markdown]
+# ## Predict first
+# Write your answers, then run the cell. The cells below compare them with what happens.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_images = 32  # how many images of a batch of 32 does each GPU compute?
+# guess_fuller = "both"  # which needs more memory in training: "first", "second" or "both"?
+# guess_small = 1.9  # times as fast as one GPU, with a batch of 64
+# guess_large = 1.9  # times as fast as one GPU, with a batch of 4,096
+
+# %% [markdown]
 # ## Step 1 · By hand
-# Scatter the batch, replicate the weights, apply each replica to its chunk of the batch,
-# gather the outputs. A dozen lines:
+# `nn.DataParallel` does four things. It *scatters* the batch: each GPU gets one chunk. It
+# *replicates* the model: each GPU gets a copy of the weights. It *applies* each replica to its
+# chunk. It *gathers* the outputs on the first GPU. By hand, that is a dozen lines:
 
 
 # %%
@@ -68,15 +77,16 @@ def by_hand(
     return torch.cat(outputs)  # gather
 
 
-# %% [markdown]
-# `nn.DataParallel` applies all replicas at the same time, each in a thread. Prediction (1),
-# and a comparison of the gradients with those of one model on the CPU:
-
 # %% tags=["active-ipynb"]
 # train, _ = data.load(data.fetch(None))
 # images, labels = train[:32]
-# print([tuple(chunk.shape) for chunk in images.chunk(2)])
-#
+# chunk_sizes = [len(chunk) for chunk in images.chunk(2)]
+# lesson.compare("images per GPU", guess_images, chunk_sizes[0], digits=0)
+
+# %% [markdown]
+# The gradients of both versions, compared with those of one model on the CPU:
+
+# %% tags=["active-ipynb"]
 # torch.manual_seed(0)
 # serial = CNN()
 # F.cross_entropy(serial(images), labels).backward()
@@ -99,13 +109,14 @@ def by_hand(
 # compare("nn.DataParallel", lambda model: nn.DataParallel(model, gpus)(images.to(first)))
 
 # %% [markdown]
-# `.to()` is an operation like any other: backward goes through it, and adds up both replicas'
-# gradients **on the first GPU**, where the weights are. The other GPU holds copies, for one
-# step. It is the same arithmetic as on one GPU.
+# It is the same arithmetic as on one GPU. `.to()` is an operation like any other, so backward
+# goes through it: it sends the second replica's gradients to the first GPU and adds them
+# there. After backward, gradients are only on the first GPU. The second GPU has copies of the
+# weights for one step, and loses them.
 #
 # ## Step 2 · Train
-# Images and labels go to the first GPU; the optimizer updates the weights there. The loss is
-# computed from the gathered outputs.
+# Images and labels go to the first GPU. The loss is computed there, from the gathered outputs,
+# and the optimizer updates the weights there.
 
 
 # %%
@@ -140,92 +151,128 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 
 
 # %% [markdown]
-# ## Which GPU fills up first?
-# Larger images now, 28×28, in a batch of 256. The bars show the memory between forward and
-# backward.
+# ## Which GPU needs more memory?
+# Larger images now, 28×28, in a batch of 256. The memory meter of each virtual GPU shows what
+# it holds before and after backward, and the peak during the step.
 
 # %% tags=["active-ipynb"]
-# def three_steps(batch, gpu, wrap):
-#     """The memory before the last backward, and the timeline of the last two steps."""
-#     model = wrap(CNN((1, 28, 28)).to(gpu))
+# lesson.need(guess_fuller, choices=("first", "second", "both"))
+#
+#
+# def train_steps(model, batch, gpu, steps=3):
+#     """Train for some steps. Returns the memory in the last one, and when it began."""
 #     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 #     images = torch.zeros(batch, 1, 28, 28)
 #     labels = torch.zeros(batch, dtype=torch.long)
-#     for step in range(3):
-#         if step == 1:  # the first step warms up
-#             began = vgpu.elapsed()
-#         optimizer.zero_grad(set_to_none=False)  # keeps the gradients' memory, for the bars
+#     for _ in range(steps):
+#         began = vgpu.elapsed()
 #         loss = F.cross_entropy(model(images.to(gpu)), labels.to(gpu))
-#         held = vgpu.memory_held(model, optimizer)
+#         before = vgpu.memory_held(model, optimizer)
 #         loss.backward()
+#         after = vgpu.memory_held(model, optimizer)
 #         optimizer.step()
-#     return held, vgpu.timeline(since=began)
+#         optimizer.zero_grad()
+#     return before, after, began
 #
 #
-# held, timeline = three_steps(256, first, lambda model: nn.DataParallel(model, gpus))
+# model = nn.DataParallel(CNN((1, 28, 28)).to(first), gpus)
+# before, after, began = train_steps(model, 256, first)
 # bars = {}
-# for gpu, parts in held.items():
-#     bars[str(gpu)] = {part: size / 2**20 for part, size in parts.items() if size}
-# title = f"Only {first} holds gradients and the optimizer's state"
-# plots.stacked_bars(bars, f"MiB ({vgpu.label()})", title)
-
-# %% [markdown]
-# On GPU 1 the copy of the weights counts as activations. Now two steps; the longest transfer
-# brings images from the host:
+# for gpu in gpus:
+#     for moment, held in (("before", before), ("after", after)):
+#         parts = {part: size / 2**20 for part, size in held[gpu].items() if size}
+#         bars[f"{gpu}, {moment} backward"] = parts
+# plots.stacked_bars(bars, f"MiB ({vgpu.label()})", "What each GPU holds", totals=True)
 
 # %% tags=["active-ipynb"]
-# title = "Each step sends weights and images to GPU 1, which waits while GPU 0 updates"
-# timeline.plot(title=title)
+# peaks = [torch.vgpu.max_memory_allocated(gpu) / 2**20 for gpu in gpus]
+# print(f"peak: {first} {peaks[0]:.1f} MiB, {second} {peaks[1]:.1f} MiB")
+# fuller = "first" if peaks[0] > peaks[1] else "second"
+# lesson.compare("which needs more memory", guess_fuller, fuller)
 
 # %% [markdown]
+# The copies of the weights on the second GPU count as activations: they end with the step.
+# During backward the second GPU has gradients, too; after backward it has nothing. The first
+# GPU keeps the weights, the gradients and the optimizer's state, and gathers the outputs.
+#
+# Two steps on the simulated clock:
+
+# %% tags=["active-ipynb"]
+# began = train_steps(model, 256, first, steps=2)[2]
+# timeline = vgpu.timeline(since=began)
+# idle = timeline.idle(1)
+# timeline.plot(title=f"One step, batch 256: {second} is idle for {idle:.0%} of the time")
+
+# %% [markdown]
+# Each step sends the weights and half of the images to the second GPU. While the first GPU
+# updates the weights, the second one waits. Python itself is a limit, too: one thread per
+# replica launches the operations, and the threads take turns, because one lock (the GIL)
+# lets only one of them run Python.
+#
 # ## How much faster?
-# Prediction (3). The virtual GPUs compute no numbers here: the simulated clock needs only the
-# shapes. `speedup` divides the time of a step on one GPU by that on both.
+# The virtual GPUs compute no numbers here, because the simulated clock needs only the shapes.
+# `speedup` divides the time of a step on one GPU by the time on both.
 
 # %% tags=["active-ipynb"]
-# import sys
-#
-# sys.path.insert(0, "../lessons/02-data-parallel")
-# from experiments import speedup
-#
+# lesson.need(guess_small, guess_large)
 # vgpu.stop()
 # batches = [2**k for k in range(6, 17, 2)]
 # speedups = {}
-# for link in ("NVLink2", "PCIe3"):
-#     with vgpu.running(2, link=link, compute=False) as pair:
-#         speedups[link] = [speedup(pair, batch) for batch in batches]
-#         shown = [f"{batch:,}: {x:.2f}" for batch, x in zip(batches, speedups[link])]
-#         print(f"{vgpu.label()}: " + ", ".join(shown))
+# for gpu, link in (
+#     ("V100-16GB", "NVLink2"),
+#     ("V100-16GB", "PCIe3"),
+#     ("H100-80GB", "NVLink4"),
+# ):
+#     with vgpu.running(2, gpu=gpu, link=link, compute=False) as pair:
+#         name = f"{gpu}, {link}"
+#         speedups[name] = [speedup(pair, batch) for batch in batches]
+#         print(f"{name}: as fast as one GPU at a batch of {break_even(pair):,}")
+#         shown = [f"{batch:,}: {x:.2f}" for batch, x in zip(batches, speedups[name])]
+#         print("    " + ", ".join(shown))
 #
-# title = "Below a batch of about 500, two GPUs are slower than one"
+# small = speedups["V100-16GB, NVLink2"][batches.index(64)]
+# large = speedups["V100-16GB, NVLink2"][batches.index(4096)]
+# lesson.compare("speed-up with a batch of 64", guess_small, small, unit="×", digits=2)
+# lesson.compare("speed-up with a batch of 4,096", guess_large, large, unit="×", digits=2)
+# title = f"From {small:.1f} to {large:.1f} times as fast, for batches of 64 and 4,096"
 # plots.lines(batches, speedups, "batch", "times as fast as one GPU, simulated", title)
 
 # %% [markdown]
-# In a small step, the time to launch the operations dominates, and each operation is launched
-# twice. In a large step, over PCIe, the transfer dominates: half of the images are sent to GPU
-# 1. (The transfer from the host to GPU 0 is not counted here.)
+# In a small step, launching the operations takes most of the time, and each operation is
+# launched twice. In a large step over PCIe, the transfers take most of it. (The transfer from
+# the host to the first GPU is not counted here.) An H100 computes faster, but launches no
+# faster, so it needs a larger batch. Simulated ratios are least exact for tiny batches:
+# `benchmarks/vgpu_fidelity.json` compares them with published ones.
 #
 # ## Two traps
-# **A loss inside `forward`** is averaged over each chunk, and these means are averaged again.
-# Ten rows on 4 GPUs are 3, 3, 3 and 1. **State that `forward` sets** is set on a replica, and
-# the replica is deleted after the step.
+# **A loss inside `forward`** is a mean over each chunk. DataParallel gathers these means, and
+# you average them. Ten rows on 4 GPUs are chunks of 3, 3, 3 and 1, so the last row counts
+# three times. **State that `forward` sets** is set on a replica, which is deleted after the
+# step. A buffer that `forward` changes in place is different: the first GPU's replica shares
+# it with the module, so the module sees the first chunk, and only that. BatchNorm's running
+# mean is such a buffer.
 
 # %% tags=["active-ipynb"]
 # class WithLoss(nn.Module):
-#     seen = 0
+#     def __init__(self):
+#         super().__init__()
+#         self.rows_seen = 0
+#         self.register_buffer("rows_counted", torch.zeros(()))
 #
 #     def forward(self, rows):
-#         self.seen += len(rows)
+#         self.rows_seen += len(rows)
+#         self.rows_counted += len(rows)
 #         return rows.mean().reshape(1)
 #
 #
 # with vgpu.running(4) as four:
 #     rows = torch.arange(10.0, device=four[0]).square()
-#     module = nn.DataParallel(WithLoss(), four)
+#     module = nn.DataParallel(WithLoss().to(four[0]), four)
 #     of_replicas = module(rows).mean().item()
 #     of_rows = rows.mean().item()
 #     print(f"mean of the replicas' means {of_replicas:.2f}, mean of all rows {of_rows:.2f}")
-#     print("rows seen, by the module's own count:", module.module.seen)
+#     print(f"rows seen, in an attribute: {module.module.rows_seen} of 10")
+#     print(f"rows seen, in a buffer: {module.module.rows_counted.item():.0f} of 10")
 
 # %% [markdown]
 # Return the outputs, gather them, then compute the loss: that is right, and it is what
@@ -303,19 +350,24 @@ if __name__ == "__main__":
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_DataParallel.py --prove --out results/02
 
 # %% [markdown]
-# Lesson 05's DDP does the same with one process per GPU. It sends only gradients; each GPU
-# keeps its weights:
+# ## What DDP does differently
+# `DistributedDataParallel` (DDP) is what people use instead. It has one process per GPU, so no
+# lock is shared. Each process keeps the weights and the optimizer's state on its own GPU. In
+# backward the processes average their gradients: that is an *all-reduce*, the only thing that
+# they send. Lessons 04 and 05 build it; here is its timeline:
 
 # %% tags=["active-ipynb"]
 # def ddp():
 #     (gpu,) = vgpu.start(1)
 #     torch.distributed.init_process_group("vgpu")
-#     _, timeline = three_steps(128, gpu, nn.parallel.DistributedDataParallel)
-#     return timeline
+#     model = nn.parallel.DistributedDataParallel(CNN((1, 28, 28)).to(gpu))
+#     began = train_steps(model, 128, gpu)[2]
+#     return vgpu.timeline(since=began)
 #
 #
-# title = "DDP: no weights are sent, and no GPU waits for an update"
-# vgpu.Timeline.of_ranks(launch.call(ddp, 2)).plot(title=title)
+# ranks = vgpu.Timeline.of_ranks(launch.call(ddp, 2))
+# idle = ranks.idle(1)
+# ranks.plot(title=f"DDP, one step of 2 × 128 images: GPU 1 is idle for {idle:.0%} of it")
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("02 DataParallel", "results/02"))  # for the table of all routes

@@ -1,4 +1,4 @@
-"""The longer experiment of lesson 02: the simulated speed-up of DataParallel over one GPU."""
+"""The longer experiments of lesson 02: the simulated speed-up of DataParallel over one GPU."""
 
 import torch
 import torch.nn.functional as F
@@ -29,3 +29,20 @@ def seconds(gpus: list[torch.device], batch: int, parallel: bool) -> float:
 def speedup(gpus: list[torch.device], batch: int) -> float:
     """How many times as fast DataParallel on `gpus` is as the first GPU alone."""
     return seconds(gpus, batch, parallel=False) / seconds(gpus, batch, parallel=True)
+
+
+def break_even(gpus: list[torch.device], precision: int = 50) -> int:
+    """The smallest batch at which DataParallel is as fast as one GPU, to `precision` images.
+
+    Raises ValueError if it is slower at a batch of 65,536.
+    """
+    too_small, enough = 0, 65_536
+    if speedup(gpus, enough) < 1:
+        raise ValueError(f"DataParallel is slower than one GPU at a batch of {enough:,}.")
+    while enough - too_small > precision:
+        middle = (too_small + enough) // 2
+        if speedup(gpus, middle) >= 1:
+            enough = middle
+        else:
+            too_small = middle
+    return round(enough / precision) * precision
