@@ -5,7 +5,8 @@
 #
 # A *process* is a running program with its own memory. The processes of a run are numbered
 # from 0: the number is the *rank*, and the count is the *world size*. "Rank 1" also means the
-# process itself. You need no GPU: without GPUs, the ranks compute on the CPU.
+# process itself. ([All words](../lessons/README.md#words).) You need no GPU: without GPUs, the
+# ranks compute on the CPU.
 
 # %% jupyter={"source_hidden": true}
 import argparse
@@ -52,8 +53,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # ## Two processes that add up their numbers
 # This is the smallest program that starts its own ranks. `mp.spawn` starts two processes and
 # calls `work` in each, with the rank as its first argument. The processes find each other
-# through a *store*: a table of keys and values that one of them holds, at a port that all of
-# them know. (Finding each other is the *rendezvous*.) Then they are a *process group*, and can
+# through a *store*: a table of keys and values that the program holds, at a port that it sends
+# to them. (Finding each other is the *rendezvous*.) Then they are a *process group*, and can
 # call *collectives*: operations in which all ranks take part. The most important one is the
 # *all-reduce*: each rank gives a tensor, and each rank gets the sum.
 
