@@ -107,12 +107,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Predict first
-# `one_gpu.py` trains the same model on the same images, in batches of 60, on one GPU. Write
+# `one_gpu.py` trains the same model on the same images, in batches of 120, on one GPU. Write
 # your answers, then run the cell. The cells below compare them with what happens.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_lines = 60  # how many lines of ddp.py differ from one_gpu.py, or are new?
-# guess_equal = "no"  # the same weights after 5 epochs, within 1e-6? "yes" or "no"
+# guess_equal = "no"  # the same weights after 10 epochs, within 1e-6? "yes" or "no"
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_lines)
@@ -128,7 +128,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # - `DDP` copies rank 0's weights to all ranks, once. In each `backward()` it averages the
 #   gradients. All ranks make the same update to the same weights, so these stay the same.
 # - `DistributedSampler` gives each rank its shard of the images. `set_epoch` shuffles anew.
-# - Each rank takes its part of the *global batch*, the 60 images of a step: `60 // ranks`.
+# - Each rank takes its part of the *global batch*, the 120 images of a step: `120 // ranks`.
 # - Only rank 0 prints and saves.
 
 # %% tags=["active-ipynb"]
@@ -186,7 +186,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # parameters, 0.15 MiB, which fit into one bucket: the digits' run hides nothing.
 #
 # ## What the 40 lines lack
-# `ddp.py` is right because 1,440 images are 24 full batches of 60. A real program meets uneven
+# `ddp.py` is right because 1,440 images are 12 full batches of 120. A real program meets uneven
 # batches, batches too large for the memory, 16 bit, BatchNorm, clipping, evaluation, and
 # failures. One at a time:
 
@@ -288,16 +288,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # for norm, first, second in zip(norms, *launch.call(batch_norm_steps, 2, norms)):
 #     gradient = largest_difference(first["gradient"], serial["gradient"])
 #     means.append(largest_difference(first["running mean"], serial["running mean"]))
-#     of_ranks = largest_difference(first["running mean"], second["running mean"])
-#     print(f"{norm.__name__}, 2 ranks against one process: gradient {gradient:.4f} away")
-#     print(f"    running mean {means[-1]:.4f} away; between the ranks {of_ranks:.4f}")
+#     difference = f"gradient {gradient:.4f}, running mean {means[-1]:.4f}"
+#     print(f"{norm.__name__}, differences of 2 ranks from one process: {difference}")
+#     now, then = [
+#         largest_difference(first[name], second[name])
+#         for name in ("running mean", "next running mean")
+#     ]
+#     print(f"    running means of the ranks: {now:.4f}, after the next forward {then:.4f}")
 # same = "yes" if means[0] < 1e-6 else "no"
 # lesson.compare("BatchNorm's mean is that of all 64", guess_batch_norm, same)
 
 # %% [markdown]
 # Each rank normalises its own 32 images, so its gradient is not that of 64. The running means
-# differ between the ranks, too; before each forward in training DDP copies rank 0's to all
-# ranks. With many images per rank people leave it so. With few, use `SyncBatchNorm`.
+# of the ranks differ, too, until DDP copies rank 0's to all ranks, at the begin of the next
+# forward. With few images, the mean and the variance of a rank are noisy: then use
+# `SyncBatchNorm`.
 #
 # **Clipping** scales a gradient down if its norm is above a limit. After `backward()` all
 # ranks have the same average, so `clip_grad_norm_` finds the same norm on each, and sends

@@ -30,9 +30,9 @@ model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)).to(device
 ddp = DDP(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 sampler = DistributedSampler(train, seed=0)
-loader = DataLoader(train, batch_size=60 // ranks, sampler=sampler)
+loader = DataLoader(train, batch_size=120 // ranks, sampler=sampler)
 
-for epoch in range(5):
+for epoch in range(10):
     sampler.set_epoch(epoch)
     for x, y in loader:
         optimizer.zero_grad()

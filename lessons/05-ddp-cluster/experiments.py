@@ -110,8 +110,9 @@ def batch_norm_steps(
 ) -> list[dict[str, torch.Tensor]]:
     """One forward and backward pass with each kind of BatchNorm, on this rank's images.
 
-    Returns for each kind the gradient, averaged over the ranks, as one vector, and this rank's
-    running mean. Without ranks, they are those of the whole batch.
+    Returns for each kind the gradient, averaged over the ranks, as one vector; this rank's
+    running mean; and the running mean after another forward pass, in eval mode, which does not
+    update it. Without ranks, they are those of the whole batch.
     """
     world = _join()
     train, _ = data.load(data.fetch(None))
@@ -124,7 +125,16 @@ def batch_norm_steps(
         model = nn.Sequential(nn.Linear(64, 32), norm(32), nn.Tanh(), nn.Linear(32, 10))
         wrapped = DDP(model) if world.size > 1 else model
         F.cross_entropy(wrapped(images), labels).backward()
-        found.append({"gradient": _vector(model), "running mean": model[1].running_mean})
+        running_mean = model[1].running_mean.clone()
+        with torch.no_grad():
+            wrapped.eval()(images)
+        found.append(
+            {
+                "gradient": _vector(model),
+                "running mean": running_mean,
+                "next running mean": model[1].running_mean,
+            }
+        )
         del wrapped  # before its group: DDP can hang if it drops the last reference
     _leave(world)
     return found

@@ -23,9 +23,9 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 sampler = RandomSampler(train, generator=torch.Generator())
-loader = DataLoader(train, batch_size=60, sampler=sampler)
+loader = DataLoader(train, batch_size=120, sampler=sampler)
 
-for epoch in range(5):
+for epoch in range(10):
     sampler.generator.manual_seed(epoch)
     for x, y in loader:
         optimizer.zero_grad()

@@ -59,7 +59,7 @@ def test_three_ranks_give_the_weights_of_one_gpu(tmp_path, one_gpu):
     [
         ("F.cross_entropy(ddp(", "F.cross_entropy(model("),  # no average
         ("sampler.set_epoch(epoch)", "sampler.set_epoch(0)"),
-        ("60 // ranks", "60"),
+        ("120 // ranks", "120"),
         (":1440]", ":1437]"),  # the last batch is uneven
     ],
 )
@@ -131,6 +131,9 @@ def test_batch_norm_sees_its_rank_and_the_synced_one_sees_all(experiments):
         assert largest(found["gradient"], serial["gradient"]) > 1e-3
         assert largest(found["running mean"], serial["running mean"]) > 1e-3
     assert largest(first[0]["running mean"], second[0]["running mean"]) > 1e-3
+    # DDP copies rank 0's buffers at the begin of the next forward.
+    assert torch.equal(first[0]["next running mean"], first[0]["running mean"])
+    assert torch.equal(second[0]["next running mean"], first[0]["running mean"])
     for found in (first[1], second[1]):
         assert largest(found["gradient"], serial["gradient"]) < 1e-6
         assert largest(found["running mean"], serial["running mean"]) < 1e-6
