@@ -170,15 +170,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # for name in ("one bucket", "two buckets"):
 #     step = f"{milliseconds[name]:.2f} ms per step, simulated"
 #     print(f"{name}: {step}; {shares[name]:.0f}% of the all-reduces' time is hidden")
-# found = shares["two buckets"]
-# lesson.compare("hidden behind backward", guess_hidden, found, unit="%", digits=0)
-# title = f"Two buckets: {found:.0f}% of the all-reduces' time passes during backward"
-# steps["two buckets"].plot(title=title)
+# found = shares["one bucket"]
+# title = f"One bucket: {found:.0f}% of the all-reduce's time is hidden behind computation"
+# steps["one bucket"].plot(title=title)
 
 # %% tags=["active-ipynb"]
-# found = shares["one bucket"]
-# title = f"One bucket: {found:.0f}% of the all-reduce's time passes during backward"
-# steps["one bucket"].plot(title=title)
+# found = shares["two buckets"]
+# lesson.compare("hidden, with two buckets", guess_hidden, found, unit="%", digits=0)
+# title = f"Two buckets: {found:.0f}% of the all-reduces' time is hidden behind computation"
+# steps["two buckets"].plot(title=title)
 
 # %% [markdown]
 # The all-reduce of one bucket can begin only after the last gradient. DDP's own sizes are
@@ -186,9 +186,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # parameters, 0.15 MiB, which fit into one bucket: the digits' run hides nothing.
 #
 # ## What the 40 lines lack
-# `ddp.py` is right because 1,440 images are 12 full batches of 120. A real program meets uneven
-# batches, batches too large for the memory, 16 bit, BatchNorm, clipping, evaluation, and
-# failures. One at a time:
+# `ddp.py` is right because 1,440 images are 12 full batches of 120. A real program also meets
+# uneven batches, batches too large for the memory, 16 bit, BatchNorm, clipping, evaluation,
+# and failures. One at a time:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_mean = "yes"  # 10 images on 4 ranks: is DDP's average that of the images? "yes", "no"
@@ -264,15 +264,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("all-reduces with no_sync", guess_all_reduces, count, digits=0)
 
 # %% [markdown]
-# **16 bit.** `autocast` computes in 16 bit where that is safe, which is faster on GPUs. In
-# float16, small gradients would become 0, so a `GradScaler` scales the loss. DDP averages
-# scaled gradients, and each rank finds the same infinities, so all ranks skip the same steps.
-# Lesson 11 tries all that.
+# **16 bit.** `autocast` computes in 16 bit where that is safe, because GPUs are faster then. In
+# float16 small gradients would become 0, so a `GradScaler` scales the loss, and skips a step if
+# a gradient is infinite. All ranks have the same average, so all skip the same steps. Lesson 11
+# is about 16 bit.
 #
-# **BatchNorm** normalises by the mean and the variance of the rows that it sees. Under DDP
-# these are a rank's own. `SyncedBatchNorm` in `experiments.py` computes them over all ranks,
-# with an all-reduce in forward and one in backward. On GPUs, `nn.SyncBatchNorm` does the same;
-# on CPU processes it raises an error.
+# **BatchNorm** normalises by the mean and the variance of the rows that it sees. Here one
+# process sees 64 images; then two ranks share them, with DDP. `SyncedBatchNorm`, at the end, is
+# 15 lines in `experiments.py`: it adds up the ranks' sums by an all-reduce.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_batch_norm, choices=("yes", "no"))
@@ -299,14 +298,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("BatchNorm's mean is that of all 64", guess_batch_norm, same)
 
 # %% [markdown]
-# Each rank normalises its own 32 images, so its gradient is not that of 64. The running means
-# of the ranks differ, too, until DDP copies rank 0's to all ranks, at the begin of the next
-# forward. With few images, the mean and the variance of a rank are noisy: then use
-# `SyncBatchNorm`.
+# BatchNorm sees a rank's own 32 images, so its gradient is not that of 64. The running means of
+# the ranks differ, too, until DDP copies rank 0's to all ranks, when the next forward begins.
+# With few images, a rank's mean and variance are noisy: then use the synced one. On GPUs it is
+# `nn.SyncBatchNorm`, which raises an error on CPU processes.
 #
-# **Clipping** scales a gradient down if its norm is above a limit. After `backward()` all
-# ranks have the same average, so `clip_grad_norm_` finds the same norm on each, and sends
-# nothing. Here two ranks have 6 and 5 of 11 images, and the limit is 0.5.
+# **Clipping** scales a gradient down if its norm is above a limit. Two ranks have 6 and 5 of 11
+# images, and the limit is 0.5. Each rank clips the average, which it has after `backward()`; or
+# it clips its own gradient, and an all-reduce computes the average.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_before, choices=("yes", "no"))
@@ -321,11 +320,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("before is the same", guess_before, "yes" if error < 1e-6 else "no")
 
 # %% [markdown]
-# **Evaluation.** `DistributedSampler` would repeat test images, and count them twice. If each
-# rank takes every N-th image instead, nothing is repeated. The ranks may then make different
-# numbers of steps, so the loop must not call a collective: it uses `model.module`, the model
-# without DDP. One all-reduce of the counts follows it, on all ranks. A collective inside `if
-# rank == 0` waits for ever.
+# After `backward()` each rank has the average. So `clip_grad_norm_` finds the same norm on each
+# rank, the norm of one process, and nothing is sent.
+#
+# **Evaluation.** Three ranks share 7 test images: by `DistributedSampler`, or each takes every
+# third image.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_tested)
@@ -335,9 +334,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("images counted", guess_tested, sum(padded), digits=0)
 
 # %% [markdown]
+# `DistributedSampler` repeats test images, which would count twice. With every N-th image,
+# nothing is repeated. The ranks may then make different numbers of steps, so the loop must not
+# call a collective: it uses `model.module`, the model without DDP. One all-reduce of the counts
+# follows the loop, on all ranks. A collective inside `if rank == 0` waits for ever.
+#
 # **A checkpoint** within an epoch needs all that the next step depends on: the weights, the
 # optimizer's state, the scaler, the position in the epoch, the sums for its loss, and each
-# rank's random states. Saved by rank 0, under another name until it is complete.
+# rank's random states. Rank 0 writes it under another name, and renames it when it is complete:
+# a killed run leaves no half file.
 #
 # ## The program
 # ### Step 1 · Set up the ranks, read the data
@@ -578,8 +583,8 @@ if __name__ == "__main__":
 # !{program} --accumulate 2 --resume --prove
 
 # %% [markdown]
-# On a cluster, `sbatch slurm/PT_CNN_MultiGPU.slurm` starts the same program on all nodes: the
-# page of this lesson has the commands.
+# On a cluster, Slurm starts jobs when their nodes are free. `sbatch slurm/PT_CNN_MultiGPU.slurm`
+# submits this program as a job for two nodes. The page of this lesson has all commands.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("05 DDP", "results/05"))  # for the table of all routes
