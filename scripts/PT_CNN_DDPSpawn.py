@@ -78,7 +78,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ## A function of a cell
 # `mp.spawn` starts a new Python, and sends the function and its arguments by *pickle*, which
-# writes objects as bytes. What does pickle write of a function, and does another Python find it?
+# writes objects as bytes. What does pickle write of a function, and does another Python find
+# it?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_cell, choices=("yes", "no"))
@@ -95,8 +96,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("a function of a cell", guess_cell, "yes" if reply[0] == "found" else "no")
 
 # %% [markdown]
-# Pickle writes only two names, the module's and the function's, and the new process has none of
-# the notebook's functions. So `mp.spawn` needs a function of a file. `launch.call` is this
+# Pickle writes only two names, the module's and the function's, and the new process has none
+# of the notebook's functions. So `mp.spawn` needs a function of a file. `launch.call` is this
 # course's way for notebooks: it sends the function itself (its code and the variables that it
 # uses) by *cloudpickle*, and returns what the ranks return:
 

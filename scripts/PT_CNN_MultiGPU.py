@@ -264,14 +264,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("all-reduces with no_sync", guess_all_reduces, count, digits=0)
 
 # %% [markdown]
-# **16 bit.** `autocast` computes in 16 bit where that is safe, because GPUs are faster then. In
-# float16 small gradients would become 0, so a `GradScaler` scales the loss, and skips a step if
-# a gradient is infinite. All ranks have the same average, so all skip the same steps. Lesson 11
-# is about 16 bit.
+# **16 bit.** `autocast` computes in 16 bit where that is safe, because GPUs are faster then.
+# In float16 small gradients would become 0, so a `GradScaler` scales the loss, and skips a
+# step if a gradient is infinite. All ranks have the same average, so all skip the same steps.
+# Lesson 11 is about 16 bit.
 #
 # **BatchNorm** normalises by the mean and the variance of the rows that it sees. Here one
-# process sees 64 images; then two ranks share them, with DDP. `SyncedBatchNorm`, at the end, is
-# 15 lines in `experiments.py`: it adds up the ranks' sums by an all-reduce.
+# process sees 64 images; then two ranks share them, with DDP. `SyncedBatchNorm` in
+# `experiments.py`, 15 lines, adds up the sums of both ranks by an all-reduce.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_batch_norm, choices=("yes", "no"))
@@ -298,14 +298,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("BatchNorm's mean is that of all 64", guess_batch_norm, same)
 
 # %% [markdown]
-# BatchNorm sees a rank's own 32 images, so its gradient is not that of 64. The running means of
-# the ranks differ, too, until DDP copies rank 0's to all ranks, when the next forward begins.
-# With few images, a rank's mean and variance are noisy: then use the synced one. On GPUs it is
-# `nn.SyncBatchNorm`, which raises an error on CPU processes.
+# BatchNorm sees a rank's own 32 images, so its gradient is not that of 64. The running means
+# of the ranks differ, too, until DDP copies rank 0's to all ranks, when the next forward
+# begins. With few images, a rank's mean and variance are noisy: then use the synced one. On
+# GPUs it is `nn.SyncBatchNorm`, which raises an error on CPU processes.
 #
-# **Clipping** scales a gradient down if its norm is above a limit. Two ranks have 6 and 5 of 11
-# images, and the limit is 0.5. Each rank clips the average, which it has after `backward()`; or
-# it clips its own gradient, and an all-reduce computes the average.
+# **Clipping** scales a gradient down if its norm is above a limit. Two ranks have 6 and 5 of
+# 11 images, and the limit is 0.5. Each rank clips the average, which it has after
+# `backward()`; or it clips its own gradient, and an all-reduce computes the average.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_before, choices=("yes", "no"))
@@ -320,8 +320,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("before is the same", guess_before, "yes" if error < 1e-6 else "no")
 
 # %% [markdown]
-# After `backward()` each rank has the average. So `clip_grad_norm_` finds the same norm on each
-# rank, the norm of one process, and nothing is sent.
+# After `backward()` each rank has the average. So `clip_grad_norm_` finds the same norm on
+# each rank, the norm of one process, and nothing is sent.
 #
 # **Evaluation.** Three ranks share 7 test images: by `DistributedSampler`, or each takes every
 # third image.
@@ -336,13 +336,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # `DistributedSampler` repeats test images, which would count twice. With every N-th image,
 # nothing is repeated. The ranks may then make different numbers of steps, so the loop must not
-# call a collective: it uses `model.module`, the model without DDP. One all-reduce of the counts
-# follows the loop, on all ranks. A collective inside `if rank == 0` waits for ever.
+# call a collective: it uses `model.module`, the model without DDP. One all-reduce of the
+# counts follows the loop, on all ranks. A collective inside `if rank == 0` waits for ever.
 #
 # **A checkpoint** within an epoch needs all that the next step depends on: the weights, the
 # optimizer's state, the scaler, the position in the epoch, the sums for its loss, and each
-# rank's random states. Rank 0 writes it under another name, and renames it when it is complete:
-# a killed run leaves no half file.
+# rank's random states. Rank 0 writes it under another name, and renames it when it is
+# complete: a killed run leaves no half file.
 #
 # ## The program
 # ### Step 1 · Set up the ranks, read the data
@@ -583,8 +583,9 @@ if __name__ == "__main__":
 # !{program} --accumulate 2 --resume --prove
 
 # %% [markdown]
-# On a cluster, Slurm starts jobs when their nodes are free. `sbatch slurm/PT_CNN_MultiGPU.slurm`
-# submits this program as a job for two nodes. The page of this lesson has all commands.
+# On a cluster, Slurm starts a job when enough nodes are free. To submit this program as a job
+# for two nodes: `sbatch slurm/PT_CNN_MultiGPU.slurm`. The page of this lesson has all
+# commands.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("05 DDP", "results/05"))  # for the table of all routes
