@@ -142,7 +142,7 @@ def test_batch_norm_sees_its_rank_and_the_synced_one_sees_all(experiments):
 @pytest.mark.slow
 def test_torchs_sync_batch_norm_needs_gpus(experiments):
     """So the notebook computes it by hand."""
-    with pytest.raises(RuntimeError, match="SyncBatchNorm expected input tensor to be on GPU"):
+    with pytest.raises(RuntimeError, match="SyncBatchNorm layers only work with GPU modules"):
         launch.call(experiments.batch_norm_steps, 2, [nn.SyncBatchNorm])
 
 
