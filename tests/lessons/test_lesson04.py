@@ -77,14 +77,13 @@ def test_two_processes_add_up_their_numbers():
     assert done.stdout == "rank 0 of 2: the sum of 10 and 11 is 21\n"
 
 
-def test_without_the_all_reduce_the_sum_is_wrong(tmp_path):
-    """The program prints what it computed, and uses nothing of the course."""
+def test_the_program_prints_what_the_ranks_computed(tmp_path):
     text = (PAGE / "add_up.py").read_text()
-    assert "multigpu" not in text
-    path = tmp_path / "alone.py"
-    path.write_text(text.replace("    dist.all_reduce(number)", "    number.clone()"))
+    assert "multigpu" not in text, "it uses nothing of the course"
+    path = tmp_path / "maximum.py"
+    path.write_text(text.replace("reduce(number)", "reduce(number, dist.ReduceOp.MAX)"))
     done = run_script(path)
-    assert done.stdout == "rank 0 of 2: the sum of 10 and 11 is 10\n"
+    assert done.stdout == "rank 0 of 2: the sum of 10 and 11 is 11\n"
 
 
 @pytest.fixture
