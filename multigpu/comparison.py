@@ -243,21 +243,18 @@ def consensus_picture(rows: dict[str, dict]) -> "Figure":
     }
     fig = plots.figure(8, 3.2)
     axes = fig.add_subplot()
-    styles = zip(plots.RANKS, "os^Dv", distances.items(), strict=False)
-    for colour, mark, (name, distance) in styles:
+    for number, (name, distance) in enumerate(distances.items()):
         steps = [1 + STEPS_BETWEEN_COPIES * index for index in range(len(distance))]
-        axes.plot(
-            steps, distance, marker=mark, markersize=3, linewidth=1, color=colour, label=name
-        )
+        look = plots.curve_look(number)
+        axes.plot(steps, distance, markersize=3, linewidth=1, label=name, **look)
     axes.set(xlabel="step", ylabel="consensus distance")
     if distances:
         axes.set_yscale("log")
         # Just after an averaging round the distance is almost 0: begin the axis above that.
         axes.set_ylim(bottom=min(map(statistics.median, distances.values())) / 5)
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     title = f"The consensus distance is above 0 for {len(distances)} of {len(rows)} strategies"
-    axes.set_title(title, fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title)
     return fig
 
 
@@ -274,8 +271,9 @@ def link_picture(rows: dict[str, dict], megabits: float) -> "Figure":
     if times:
         positions = [list(rows).index(name) for name in times]
         label = "measured, computing included"
-        axes.plot(times.values(), positions, "D", color="black", label=label)
-        fig.legend(frameon=False, loc="outside lower right", fontsize=8)
+        look = {"markerfacecolor": "white", "markeredgecolor": plots.EDGE}
+        axes.plot(times.values(), positions, "D", linestyle="none", label=label, **look)
+        fig.legend(loc="outside lower right")
         longest = max(*times.values(), *(bar["predicted"] for bar in bars.values()))
         axes.set_xlim(0, 1.08 * longest)
         slow = "ddp" if "ddp" in times else max(times, key=times.get)

@@ -125,7 +125,7 @@ def draw_scales(history: list[float]) -> "Figure":
     axes = figure.axes[0]
     at_overflow = [powers[i] for i in skipped]
     label = "overflow: the step is skipped"
-    axes.plot(skipped, at_overflow, "kx", markersize=9, label=label)
+    axes.plot(skipped, at_overflow, "x", color=plots.RED, markersize=9, label=label)
     axes.set_ylim(min(powers) - 1, max(powers) + 1)
-    axes.legend(frameon=False)
+    axes.legend()
     return figure
