@@ -21,16 +21,18 @@ def number_micro_batches(first: nn.Module, last: nn.Module, count: int) -> None:
     number.
     """
     clock = current().clock
-    calls = itertools.count()
-    numbers = ["1"]
+    numbers = itertools.cycle(str(number + 1) for number in range(count))
+    # The micro-batch in forward: its number, and the sequence number of its first node.
+    begun = ("", 0)
 
     def begin(module: nn.Module, args: Any) -> None:
-        numbers[0] = str(next(calls) % count + 1)
-        mark(clock, numbers[0])
+        nonlocal begun
+        begun = (next(numbers), torch.autograd._get_sequence_nr())
+        mark(clock, begun[0])
 
     def end(module: nn.Module, args: Any, output: torch.Tensor) -> None:
-        number = numbers[0]
-        for node in _nodes(output.grad_fn):
+        number, first_node = begun
+        for node in _nodes(output.grad_fn, first_node):
             node.register_prehook(lambda grads: mark(clock, number))
         mark(clock, "")
 
@@ -38,8 +40,8 @@ def number_micro_batches(first: nn.Module, last: nn.Module, count: int) -> None:
     last.register_forward_hook(end)
 
 
-def _nodes(root: Any) -> Iterator[Any]:
-    """The nodes of a graph that belong to one micro-batch: all except the weights'."""
+def _nodes(root: Any, first: int) -> Iterator[Any]:
+    """The nodes of a graph from sequence number `first` on, except the weights' own nodes."""
     seen = set()
     waiting = [root]
     while waiting:
@@ -47,5 +49,6 @@ def _nodes(root: Any) -> Iterator[Any]:
         if node is None or node in seen or node.name().endswith("AccumulateGrad"):
             continue
         seen.add(node)
-        waiting += [parent for parent, _ in node.next_functions]
-        yield node
+        if node._sequence_nr() >= first:
+            waiting += [parent for parent, _ in node.next_functions]
+            yield node

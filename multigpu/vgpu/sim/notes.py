@@ -21,7 +21,7 @@ def mark(clock: Clock, text: str) -> None:
 @contextmanager
 def marked(clock: Clock, text: str) -> Iterator[None]:
     """Give the events of a `with` block the note `text`; afterwards the old mark continues."""
-    before = clock.marks[-1][1] if clock.marks else ""
+    _, before = clock.marks[-1]
     mark(clock, text)
     try:
         yield
