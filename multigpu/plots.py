@@ -15,6 +15,7 @@ from multigpu.files import atomic
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 # Okabe and Ito's palette (2008): colour-blind readers can distinguish these too.
 BLUE = "#0072B2"
@@ -171,6 +172,14 @@ def box(
         color=look.text,
         bbox=_behind_text(look),
     )
+
+
+def swatch(part: str) -> "Patch":
+    """A small box in the look of `part`, for a legend."""
+    from matplotlib.patches import Patch
+
+    look = PARTS[part]
+    return Patch(facecolor=look.fill, edgecolor=EDGE, linewidth=0.6, hatch=look.hatch)
 
 
 def _behind_text(look: Look) -> dict | None:

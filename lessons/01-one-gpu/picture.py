@@ -14,16 +14,23 @@ from multigpu.models import CNN
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from PT_CNN_SingleGPU import loader_of, phases
 
+BATCHES = (16, 64, 256)
+
 torch.set_num_threads(1)
 train, _ = data.load(data.fetch(None))
 bars = {}
-for batch_size in (16, 64, 256):
+totals = {}
+for batch_size in BATCHES:
     model = CNN()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     seconds = phases(model, optimizer, loader_of(train, batch_size, seed=0), warm_up=1)
     microseconds = {phase: 1e6 * s / batch_size for phase, s in seconds.items()}
     bars[f"batch {batch_size}"] = microseconds
+    totals[batch_size] = sum(microseconds.values())
 
 unit = "µs an image, measured on one CPU core"
-figure = plots.stacked_bars(bars, unit, "The smaller the batch, the more an image costs")
+ratio = totals[BATCHES[0]] / totals[BATCHES[-1]]
+title = f"In a batch of {BATCHES[0]} an image takes {ratio:.1f} times as long "
+title += f"as in a batch of {BATCHES[-1]}"
+figure = plots.stacked_bars(bars, unit, title)
 print(plots.save(figure, Path(__file__).with_name("where-the-time-goes.png")).name)
