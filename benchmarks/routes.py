@@ -322,11 +322,12 @@ def picture() -> None:
         "DDP, one process per GPU": replicas(),
     }
     seconds = {name: timeline.end - timeline.start for name, timeline in timelines.items()}
-    figure = plots.figure(8, 9)
+    figure = plots.figure(8, 7)
     for row, (name, timeline) in enumerate(timelines.items()):
         axes = figure.add_subplot(len(timelines), 1, row + 1)
         title = f"{name}: {1e3 * seconds[name]:.1f} ms"
         timeline.plot(axes, title, until=max(seconds.values()))
+    plots.share_legend(figure)
     plots.save(figure, ROOT / "lessons" / "four-ways.png")
 
 

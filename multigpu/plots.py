@@ -61,7 +61,7 @@ PARTS = {
     "transfer": Look(ORANGE, "black", "////"),
     "collective": Look(GREEN, "black", r"\\\\"),
     "idle": Look(GREY, "black"),
-    "settings": Look(YELLOW, "black"),
+    "files": Look(YELLOW, "black"),
     "weights": Look(BLUE, "white"),
     "gradients": Look(SKY_BLUE, "black"),
     "optimizer": Look(PURPLE, "black", "..."),
@@ -198,6 +198,26 @@ def arrow(
     """Draw an arrow. `style` is matplotlib's arrow style, such as "->" or "<->"."""
     look = {"arrowstyle": style, "color": colour, "linewidth": width}
     axes.annotate("", end, start, arrowprops=look)
+
+
+def share_legend(fig: "Figure") -> None:
+    """Replace the legends of axes that stand one above the other by one below all of them.
+
+    Only the last axes keep the name of their x axis.
+    """
+    entries = {}
+    for axes in fig.axes:
+        if legend := axes.get_legend():
+            names = [text.get_text() for text in legend.get_texts()]
+            entries |= dict(zip(names, legend.legend_handles, strict=True))
+            legend.remove()
+        axes.set_title(axes.get_title(), pad=6)
+    for axes in fig.axes[:-1]:
+        axes.set_xlabel(" ")
+    names = [name for name in PARTS if name in entries]
+    names += [name for name in entries if name not in names]
+    handles = [entries[name] for name in names]
+    fig.legend(handles, names, loc="outside lower center", ncols=len(names))
 
 
 def curve_look(index: int) -> dict[str, str]:

@@ -30,8 +30,10 @@ with vgpu.running(2, compute=False) as gpus:
 
 carried = [timeline.notes.get(event) for event in timeline.events]
 assert carried.count("weights") == STEPS  # once in each step
-title = f"DataParallel sends weights and images in each step: "
-title += f"GPU 0 is busy {timeline.busy(0):.0%} of the time, GPU 1 {timeline.busy(1):.0%}"
+# Once from the host to GPU 0, and once from there to GPU 1.
+assert carried.count("inputs") == 2 * STEPS
+title = f"Each step sends images and weights to GPU 1, which is busy {timeline.busy(1):.0%} "
+title += "of the time"
 path = Path(__file__).with_name("two-steps.png")
 picture = timeline.plot(
     path,

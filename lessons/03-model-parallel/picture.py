@@ -40,4 +40,5 @@ naive.plot(
 pipelined.plot(
     figure.add_subplot(2, 1, 2), f"Four micro-batches: {finding(pipelined)}", until=until
 )
+plots.share_legend(figure)
 print(plots.save(figure, Path(__file__).with_name("micro-batches.png")).name)

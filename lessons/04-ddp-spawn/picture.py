@@ -24,7 +24,7 @@ for lane in (1, 2):
     box(axes, "data", 1.9, lane, 1.3, "import torch,\nread data")
     text = f"train with its half of each batch, as rank {lane - 1}"
     box(axes, "compute", 3.2, lane, 3.1, text)
-box(axes, "update", 6.3, 1, 0.9, "save")
+box(axes, "files", 6.3, 1, 0.9, "save")
 
 arrow(axes, (1.5, 0.27), (1.9, 0.75))
 arrow(axes, (1.5, 0.27), (1.9, 1.75))

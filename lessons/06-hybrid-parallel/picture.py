@@ -45,7 +45,7 @@ if __name__ == "__main__":
     assert {event.name for event in on_rank_0} == {"allreduce"}
     seconds = sum(event.end - event.start for event in on_rank_0)
     step = timeline.end - timeline.start
-    title = f"Stages exchange micro-batches; the replicas' all-reduce takes "
+    title = "Stages exchange micro-batches; the replicas' all-reduce takes "
     title += f"{format_seconds(seconds)} of {format_seconds(step)}"
     path = Path(__file__).with_name("replicas-of-stages.png")
     print(timeline.plot(path, title).name)

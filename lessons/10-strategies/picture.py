@@ -75,7 +75,7 @@ def main() -> None:
     }
     seconds = {name: timeline.end - timeline.start for name, timeline in steps.items()}
     for picture, names in PICTURES.items():
-        figure = plots.figure(8, 5.6)
+        figure = plots.figure(8, 4.6)
         for place, (name, carried) in enumerate(names.items()):
             title = f"{name.removeprefix('bagua:')}: {1e3 * seconds[name]:.1f} ms"
             if name != "ddp":
@@ -86,6 +86,7 @@ def main() -> None:
                 contents=lambda event, carried=carried: carried,
                 until=max(seconds.values()),
             )
+        plots.share_legend(figure)
         print(plots.save(figure, Path(__file__).with_name(f"{picture}.png")).name)
     for name, duration in seconds.items():
         print(f"{name:34} {1e3 * duration:5.2f} ms (simulated)")

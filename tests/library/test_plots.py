@@ -21,7 +21,7 @@ BESIDE = (
     ("forward", "backward", "update", "quantise", "transfer", "collective"),
     ("data", "forward", "backward", "update"),
     ("weights", "gradients", "optimizer", "activations", "16-bit copies"),
-    ("data", "compute", "update", "collective", "idle", "settings"),
+    ("data", "compute", "update", "collective", "idle", "files"),
 )
 
 

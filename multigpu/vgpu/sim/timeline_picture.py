@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
     from multigpu.vgpu.sim.timeline import Timeline
 
-# A lane has the height 1. From the top: computation, then transfers and collectives, each with
-# its upper edge and its height. Below them are the texts that name what they carry.
+# A lane has the height 1. From the top: computation (its upper edge and its height), then a
+# band for each kind of communication, then the texts that name what is carried.
 COMPUTATION = (0.06, 0.46)
-BANDS = {"transfer": (0.54, 0.12), "collective": (0.67, 0.12)}
+COMMUNICATION = ("transfer", "collective")
+BAND_HEIGHT = 0.12
 LANE_INCHES = 0.82
 # A band that is shorter than this fraction of the axis is drawn this long, so that it is seen.
 SHORTEST_BAND = 0.004
@@ -103,9 +104,7 @@ def bars_of(timeline: "Timeline", lane: int) -> list[Bar]:
         part = part_of(event, note)
         # The optimizer's step belongs to no micro-batch.
         text = "" if note in PARTS or event.phase == "update" else note
-        bar = Bar(
-            max(event.start, timeline.start), min(event.end, timeline.end), part, text
-        )
+        bar = Bar(max(event.start, timeline.start), min(event.end, timeline.end), part, text)
         if bars and bars[-1][2:] == bar[2:] and bar.start <= bars[-1].end:
             bar = bar._replace(start=bars.pop().start)
         bars.append(bar)
@@ -194,37 +193,50 @@ def _draw_bands(
     """Draw transfers and collectives below the computation, with what they carry."""
     width = axes.get_xlim()[1]
     drawn = {}
-    bottom = 0.0
+    # All lanes have the same bands, so that equal things are at equal places.
+    kinds = [kind for kind in COMMUNICATION if any(e.kind == kind for e in timeline.events)]
+    bottom = sum(COMPUTATION) + 0.02
     labels: list[tuple[float, str]] = []
-    for kind, (top, height) in BANDS.items():
+    for kind in kinds:
+        top = bottom
+        bottom += BAND_HEIGHT + 0.01
         events = [e for e in timeline.events if e.kind == kind and involves(e, lane)]
         spans = [(event.start, event.end) for event in events]
         spans = merge_spans(spans, timeline.start, timeline.end)
         if not spans:
             continue
-        bottom = top + height
         look = PARTS[kind]
         drawn[kind] = axes.broken_barh(
             [_band(span, timeline.start, scale, width) for span in spans],
-            (lane + top, height),
+            (lane + top, BAND_HEIGHT),
             facecolor=look.fill,
             edgecolor=EDGE,
             linewidth=0.4,
         )
         for event in events:
             text = _contents_label(timeline, event, contents)
-            left = max(event.start - timeline.start, 0.0) / scale
-            labels.append((left, text))
-    free_from = 0.0
-    last = ""
-    for left, text in sorted(labels):
-        length = CHARACTER * width * len(text)
-        left = min(left, width - length)
-        if text and text != last and left >= free_from:
-            axes.text(left, lane + bottom + 0.02, text, fontsize=7, ha="left", va="top")
-            free_from = left + length
-            last = text
+            labels.append((max(event.start - timeline.start, 0.0) / scale, text))
+    for left, text in _joined(sorted(labels), CHARACTER * width):
+        left = min(left, width - CHARACTER * width * len(text))
+        axes.text(left, lane + bottom, text, fontsize=7, ha="left", va="top")
     return drawn
+
+
+def _joined(labels: list[tuple[float, str]], character: float) -> list[tuple[float, str]]:
+    """The labels (left edge, text), with those joined that would cover each other.
+
+    A label that repeats the one before is left out. `character` is a character's width.
+    """
+    joined: list[tuple[float, list[str]]] = []
+    for left, text in labels:
+        if not text or (joined and joined[-1][1][-1] == text):
+            continue
+        if joined and left < joined[-1][0] + character * len(", ".join(joined[-1][1])):
+            if text not in joined[-1][1]:
+                joined[-1][1].append(text)
+        else:
+            joined.append((left, [text]))
+    return [(left, ", ".join(texts)) for left, texts in joined]
 
 
 def _band(span: Span, begin: float, scale: float, width: float) -> tuple[float, float]:
