@@ -220,8 +220,13 @@ def measure_link(
 
 
 def bytes_picture(rows: dict[str, dict]) -> "Figure":
-    """A bar for each strategy: the bytes that a rank sends."""
-    sent = {name: row["bytes_counted"] / 1000 for name, row in rows.items()}
+    """A bar for each strategy: the bytes that a rank sends.
+
+    On CUDA they are predicted, because the kernel does not count NCCL's bytes.
+    """
+    predicted = any(row["device"] == "cuda" for row in rows.values())
+    key = "bytes_predicted" if predicted else "bytes_counted"
+    sent = {name: row[key] / 1000 for name, row in rows.items()}
     most = "ddp" if "ddp" in sent else max(sent, key=sent.get)
     least = min(filter(sent.get, sent), key=sent.get, default="")
     title = "Nothing is sent"
@@ -230,7 +235,8 @@ def bytes_picture(rows: dict[str, dict]) -> "Figure":
     bars = {
         name + ("" if amount else ": 0"): {"sent": amount} for name, amount in sent.items()
     }
-    unit = "kB per step and rank (async: per round), counted by the kernel"
+    source = "predicted" if predicted else "counted by the kernel"
+    unit = f"kB per step and rank (async: per round), {source}"
     return plots.stacked_bars(bars, unit, title)
 
 

@@ -61,7 +61,7 @@ PARTS = {
     "transfer": Look(ORANGE, "black", "////"),
     "collective": Look(GREEN, "black", r"\\\\"),
     "idle": Look(GREY, "black"),
-    "files": Look(YELLOW, "black"),
+    "files": Look(YELLOW, "black", "---"),
     "weights": Look(BLUE, "white"),
     "gradients": Look(SKY_BLUE, "black"),
     "optimizer": Look(PURPLE, "black", "..."),

@@ -15,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from PT_CNN_SingleGPU import loader_of, phases
 
 BATCHES = (16, 64, 256)
-# Of this number of epochs the fastest counts: other programs can only make an epoch slower.
-REPEATS = 7
+# The smallest median of this number of epochs counts, for each phase: other programs can only
+# make a phase slower. The batch sizes take turns.
+REPEATS = 10
 
 
 def epoch(batch_size: int) -> dict[str, float]:
@@ -30,10 +31,13 @@ torch.set_num_threads(1)
 train, _ = data.load(data.fetch(None))
 bars = {}
 totals = {}
+epochs = [{batch_size: epoch(batch_size) for batch_size in BATCHES} for _ in range(REPEATS)]
 for batch_size in BATCHES:
-    epochs = [epoch(batch_size) for _ in range(REPEATS)]
-    fastest = min(epochs, key=lambda seconds: sum(seconds.values()))
-    microseconds = {phase: 1e6 * s / batch_size for phase, s in fastest.items()}
+    medians = [seconds[batch_size] for seconds in epochs]
+    microseconds = {
+        phase: min(1e6 * seconds[phase] / batch_size for seconds in medians)
+        for phase in medians[0]
+    }
     bars[f"batch {batch_size}"] = microseconds
     totals[batch_size] = sum(microseconds.values())
 

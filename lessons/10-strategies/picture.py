@@ -79,7 +79,7 @@ def main() -> None:
         for place, (name, carried) in enumerate(names.items()):
             title = f"{name.removeprefix('bagua:')}: {1e3 * seconds[name]:.1f} ms"
             if name != "ddp":
-                title += f", {seconds['ddp'] / seconds[name]:.1f} times as fast as ddp"
+                title += f", {seconds['ddp'] / seconds[name]:.2f} times as fast as ddp"
             steps[name].plot(
                 figure.add_subplot(len(names), 1, place + 1),
                 title,

@@ -141,3 +141,17 @@ def test_a_dashed_curve_leaves_the_one_below_visible():
     below, above, _ = figure.axes[0].lines
     assert not below.is_dashed()
     assert above.is_dashed() and above.get_markerfacecolor() == "none"
+
+
+def test_axes_above_each_other_share_a_legend_and_the_name_of_the_x_axis():
+    figure = plots.figure()
+    for row, parts in enumerate((["update", "forward"], ["forward", "bubble"])):
+        axes = figure.add_subplot(2, 1, row + 1)
+        axes.set(xlabel="ms", title=f"title {row}")
+        axes.legend([plots.swatch("update")] * 2, parts)
+    plots.share_legend(figure)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["forward", "update", "bubble"]
+    assert [axes.get_legend() for axes in figure.axes] == [None, None]
+    assert [axes.get_xlabel().strip() for axes in figure.axes] == ["", "ms"]
+    assert [axes.get_title() for axes in figure.axes] == ["title 0", "title 1"]

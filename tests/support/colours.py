@@ -57,7 +57,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def distance(one: str, other: str, vision: str = "normal") -> float:
-    """The distance of two colours in CIELAB (CIE 1976), as a reader with `vision` sees them."""
+    """The distance of two colours in CIELAB (CIE 1976) for a reader with this vision."""
     first, second = (_lab(np.clip(VISION[vision] @ linear(c), 0, 1)) for c in (one, other))
     return float(np.linalg.norm(first - second))
 

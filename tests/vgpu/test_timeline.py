@@ -114,7 +114,7 @@ def by_hand(*events, lanes=2, end=10):
 
 
 def test_waiting_for_the_other_stage_is_a_bubble_and_the_copy_a_transfer():
-    """Stage 0 computes 4, sends 2; stage 1 computes 3. The host launches nothing in the end."""
+    """Stage 0 computes for 4 s and sends for 2 s, stage 1 computes for 3 s."""
     timeline = by_hand((0, "compute", 0, 4, None), (0, "transfer", 4, 6, 1),
                        (1, "compute", 6, 9, None))  # fmt: skip
     expected = {"compute": 0.4, "transfer": 0.2, "bubble": 0.3, "launch": 0.1}
@@ -131,10 +131,11 @@ def test_a_gap_before_an_operation_is_launch_overhead_although_the_other_device_
     assert timeline.breakdown(1) == pytest.approx(expected)
 
 
-def test_a_transfer_that_the_host_launches_late_ends_launch_overhead():
+@pytest.mark.parametrize("end", [5, 6])
+def test_a_transfer_that_the_host_launches_late_ends_launch_overhead(end):
     """Device 0 is ready at 4, but the copy begins at 5: device 1 waits for the host."""
-    timeline = by_hand((0, "compute", 0, 4, None), (0, "transfer", 5, 6, 1),
-                       (1, "compute", 6, 10, None))  # fmt: skip
+    timeline = by_hand((0, "compute", 0, 4, None), (0, "transfer", 5, end, 1),
+                       (1, "compute", end, 10, None))  # fmt: skip
     assert timeline.breakdown(1)["launch"] == pytest.approx(0.5)
     assert timeline.breakdown(1)["bubble"] == 0
 

@@ -8,9 +8,12 @@ launch    The rest: the next operation has not been launched, because the host n
           each launch, or because it waits for something else.
 """
 
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.clock import HOST, Event
 from multigpu.vgpu.sim.spans import Span, involves, merge_spans, subtract_spans
 
 if TYPE_CHECKING:
@@ -34,22 +37,29 @@ def idle_spans(timeline: "Timeline", lane: int) -> dict[str, list[Span]]:
     transfers = subtract_spans(merge_spans(communicating, *limits), computing)
     others = [(e.start, e.end) for i in lanes if i != lane for e in work[i]]
     others = merge_spans(others, *limits)
-    ends = {i: {event.end for event in work[i]} for i in lanes}
+    # Without transfers that take no time: their end is their own start.
+    ends = {i: {event.end for event in work[i] if event.end > event.start} for i in lanes}
+    by_start: dict[float, list[Event]] = defaultdict(list)
+    for event in work[lane]:
+        by_start[event.start].append(event)
+    starts = sorted(by_start)
+    shared = _lanes_of_messages(timeline)
+
+    def delayed_by_other(at: float) -> bool:
+        """Whether a transfer or a collective starts where the other device's work ended."""
+        return any(
+            at in ends[other]
+            for event in by_start.get(at, ())
+            for other in _others(event, lane, shared)
+        )
 
     waits: list[Span] = []
     gaps = subtract_spans([limits], merge_spans(computing + transfers, *limits))
     for gap in gaps:
         # With a free link a transfer takes no time: it divides a gap without filling it.
-        starts = {event.start for event in work[lane] if gap[0] < event.start < gap[1]}
-        points = [gap[0], *sorted(starts), gap[1]]
-        for start, end in zip(points, points[1:], strict=False):
-            delayed = (
-                end in ends[other]
-                for event in work[lane]
-                if event.start == end
-                for other in _partners(timeline, event, lane)
-            )
-            if end == timeline.end or any(delayed):
+        inside = starts[bisect_right(starts, gap[0]) : bisect_left(starts, gap[1])]
+        for start, end in pairwise([gap[0], *inside, gap[1]]):
+            if end == timeline.end or delayed_by_other(end):
                 waits.append((start, end))
     # Where no device works, all of them wait for the host.
     bubbles = subtract_spans(waits, subtract_spans(waits, others))
@@ -57,19 +67,24 @@ def idle_spans(timeline: "Timeline", lane: int) -> dict[str, list[Span]]:
     return {"transfer": transfers, "bubble": bubbles, "launch": launches}
 
 
-def _partners(timeline: "Timeline", event: Event, lane: int) -> list[int]:
-    """The other devices of a transfer or a collective.
+def _lanes_of_messages(timeline: "Timeline") -> dict[tuple[str, float, float], set[int]]:
+    """{(kind, start, end): lanes} of messages and collectives, which name no peer.
 
-    The events of a message or a collective have the same start and end on all ranks.
+    They have the same start and end on all ranks.
     """
+    lanes: dict[tuple[str, float, float], set[int]] = defaultdict(set)
+    for event in timeline.events:
+        if event.kind != "compute" and event.peer is None:
+            lanes[event.kind, event.start, event.end].add(event.device)
+    return lanes
+
+
+def _others(
+    event: Event, lane: int, shared: dict[tuple[str, float, float], set[int]]
+) -> set[int]:
+    """The other devices of a transfer or a collective; empty for computation."""
     if event.kind == "compute":
-        return []
-    if event.peer is not None:
-        return [i for i in (event.device, event.peer) if i not in (lane, -1)]
-    return [
-        other.device
-        for other in timeline.events
-        if other.kind == event.kind
-        and other.device != lane
-        and (other.start, other.end) == (event.start, event.end)
-    ]
+        return set()
+    if event.peer is None:
+        return shared[event.kind, event.start, event.end] - {lane}
+    return {event.device, event.peer} - {lane, HOST}

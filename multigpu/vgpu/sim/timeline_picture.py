@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multigpu.plots import EDGE, INK, PARTS, figure, save
 from multigpu.vgpu.sim.clock import Event
-from multigpu.vgpu.sim.idle import idle_spans
+from multigpu.vgpu.sim.idle import REASONS, idle_spans
 from multigpu.vgpu.sim.spans import Span, involves, merge_spans, unit_of
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _draw_bands(
             labels.append((max(event.start - timeline.start, 0.0) / scale, text))
     for left, text in _joined(sorted(labels), CHARACTER * width):
         left = min(left, width - CHARACTER * width * len(text))
-        axes.text(left, lane + bottom, text, fontsize=7, ha="left", va="top")
+        axes.text(left, lane + bottom + 0.02, text, fontsize=7, ha="left", va="top")
     return drawn
 
 
@@ -264,9 +264,10 @@ def _contents_label(
 
 
 def _write_share(axes: "Axes", timeline: "Timeline", lane: int) -> None:
-    """Write beside a lane what its time is used for."""
+    """Write beside a lane how long it computes, and why it mostly does not."""
     shares = timeline.breakdown(lane)
-    text = f"busy {shares['compute']:.0%}\nbubble {shares['bubble']:.0%}"
+    reason = max(REASONS, key=lambda name: shares[name])
+    text = f"busy {shares['compute']:.0%}\n{reason} {shares[reason]:.0%}"
     axes.text(
         1.005,
         lane + COMPUTATION[0] + COMPUTATION[1] / 2,
