@@ -1,9 +1,9 @@
 """Why a device does not compute: transfers, bubbles of a pipeline, launch overhead.
 
 transfer  A transfer or a collective of the device runs, and the device does not compute.
-bubble    The device waits for another device, and some other device works. It waits until the
-          transfer or the collective whose start was delayed by the other device's work, or
-          until the end of the timeline.
+bubble    The device waits for another device, and some other device works. Before a transfer
+          or a collective it waits until the work of the other end is done; after its last work
+          it waits until the end of the timeline.
 launch    The rest: the next operation has not been launched, because the host needs time for
           each launch, or because it waits for something else.
 """
@@ -11,6 +11,7 @@ launch    The rest: the next operation has not been launched, because the host n
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING
 
 from multigpu.vgpu.sim.clock import HOST, Event
@@ -37,21 +38,24 @@ def idle_spans(timeline: "Timeline", lane: int) -> dict[str, list[Span]]:
     transfers = subtract_spans(merge_spans(communicating, *limits), computing)
     others = [(e.start, e.end) for i in lanes if i != lane for e in work[i]]
     others = merge_spans(others, *limits)
-    # Without transfers that take no time: their end is their own start.
-    ends = {i: {event.end for event in work[i] if event.end > event.start} for i in lanes}
+    ends = {i: sorted(event.end for event in work[i]) for i in lanes}
     by_start: dict[float, list[Event]] = defaultdict(list)
     for event in work[lane]:
         by_start[event.start].append(event)
     starts = sorted(by_start)
     shared = _lanes_of_messages(timeline)
 
-    def delayed_by_other(at: float) -> bool:
-        """Whether a transfer or a collective starts where the other device's work ended."""
-        return any(
-            at in ends[other]
-            for event in by_start.get(at, ())
-            for other in _others(event, lane, shared)
-        )
+    def others_done(at: float) -> float:
+        """When the other devices of the transfers that start at `at` had done their work."""
+        done = [-inf]
+        for event in by_start.get(at, ()):
+            for other in _others(event, lane, shared):
+                # Without the transfer itself, which ends at `at` if it takes no time.
+                is_instant = event.end == event.start
+                earlier = bisect_right(ends[other], at) - (1 if is_instant else 0)
+                if earlier:
+                    done.append(ends[other][earlier - 1])
+        return max(done)
 
     waits: list[Span] = []
     gaps = subtract_spans([limits], merge_spans(computing + transfers, *limits))
@@ -59,8 +63,9 @@ def idle_spans(timeline: "Timeline", lane: int) -> dict[str, list[Span]]:
         # With a free link a transfer takes no time: it divides a gap without filling it.
         inside = starts[bisect_right(starts, gap[0]) : bisect_left(starts, gap[1])]
         for start, end in pairwise([gap[0], *inside, gap[1]]):
-            if end == timeline.end or delayed_by_other(end):
-                waits.append((start, end))
+            until = end if end == timeline.end else others_done(end)
+            if until > start:
+                waits.append((start, until))
     # Where no device works, all of them wait for the host.
     bubbles = subtract_spans(waits, subtract_spans(waits, others))
     launches = subtract_spans(gaps, bubbles)

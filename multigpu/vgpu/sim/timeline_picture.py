@@ -231,12 +231,12 @@ def _joined(labels: list[tuple[float, str]], character: float) -> list[tuple[flo
     for left, text in labels:
         if not text or (joined and joined[-1][1][-1] == text):
             continue
-        if joined and left < joined[-1][0] + character * len(", ".join(joined[-1][1])):
+        if joined and left < joined[-1][0] + character * len("; ".join(joined[-1][1])):
             if text not in joined[-1][1]:
                 joined[-1][1].append(text)
         else:
             joined.append((left, [text]))
-    return [(left, ", ".join(texts)) for left, texts in joined]
+    return [(left, "; ".join(texts)) for left, texts in joined]
 
 
 def _band(span: Span, begin: float, scale: float, width: float) -> tuple[float, float]:
