@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, pluralize
 from multigpu.vgpu.ops import usage
 from multigpu.vgpu.patches import TABLE, backend
 from multigpu.vgpu.sim import machine as _machine
@@ -72,9 +72,11 @@ def start(
     link = find_preset(link, LINKS)
     capacity = gpu.memory if memory is None else size_in_bytes(memory)
     if (running_machine := _machine.running()) is not None:
+        count = len(running_machine.meters)
         raise UserError(
-            f"{len(running_machine.meters)} virtual GPUs are running already in this process: "
-            f"use them, or call vgpu.stop() first. Their tensors cannot be used after that."
+            f"{pluralize(count, 'virtual GPU')} {'are' if count > 1 else 'is'} running already "
+            f"in this process: use what is running, or call vgpu.stop() first. Tensors on "
+            f"virtual GPUs cannot be used after that."
         )
     backend.register()
     machine = Machine(count, gpu, link, capacity, compute)
