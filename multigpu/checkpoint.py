@@ -63,7 +63,9 @@ class Checkpoint:
                             {**content, "position": position, "random": states}, temporary
                         )
                 except UserError as error:
-                    raise UserError(f"{error} The checkpoint before it is untouched.") from None
+                    raise UserError(
+                        f"{error} The checkpoint before it is untouched."
+                    ) from None
                 except (OSError, RuntimeError) as error:
                     raise UserError(
                         f"cannot write {self.path} ({error}): "

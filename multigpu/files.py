@@ -10,7 +10,6 @@ from pathlib import Path
 
 from multigpu.errors import UserError
 
-
 # The disk is full, the user's quota is used up, or the file reaches the limit of `ulimit -f`.
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # torch.save's error when a write fails begins with the name of its source file.
@@ -100,8 +99,7 @@ def writable_folder(path: str | Path) -> Path:
 
 def _not_writable(folder: Path, error: OSError) -> UserError:
     return UserError(
-        f"cannot write to the folder {folder} ({error.strerror}): "
-        f"give another one with --out."
+        f"cannot write to the folder {folder} ({error.strerror}): give another one with --out."
     )
 
 

@@ -72,11 +72,12 @@ def start(
     link = find_preset(link, LINKS)
     capacity = gpu.memory if memory is None else size_in_bytes(memory)
     if (running_machine := _machine.running()) is not None:
-        count = len(running_machine.meters)
+        started = len(running_machine.meters)
+        verb = "is" if started == 1 else "are"
         raise UserError(
-            f"{pluralize(count, 'virtual GPU')} {'are' if count > 1 else 'is'} running already "
-            f"in this process: use what is running, or call vgpu.stop() first. Tensors on "
-            f"virtual GPUs cannot be used after that."
+            f"{pluralize(started, 'virtual GPU')} {verb} running already in this process: "
+            f"use what is running, or call vgpu.stop() first. Tensors on virtual GPUs cannot "
+            f"be used after that."
         )
     backend.register()
     machine = Machine(count, gpu, link, capacity, compute)
