@@ -82,8 +82,8 @@ def progress(batches: Iterable, world: World) -> Iterable:
     """
     if world.rank != 0 or not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:
         return batches
-    # Only this process draws a bar. tqdm's own lock has a semaphore for several processes; if a
-    # signal ended this process, Python would warn of a leaked semaphore.
+    # Only this process draws a bar. tqdm's own lock has a semaphore for several processes: if
+    # a signal ended this process, Python would warn of a leaked semaphore.
     tqdm.set_lock(threading.RLock())
     return tqdm(batches, leave=False)
 
