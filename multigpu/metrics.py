@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 import threading
 from argparse import Namespace
@@ -16,6 +15,7 @@ from multigpu import plots
 from multigpu.errors import UserError, pluralize
 from multigpu.files import write_json
 from multigpu.launch.world import World
+from multigpu.terminal import is_terminal
 
 
 def header() -> str:
@@ -80,7 +80,7 @@ def progress(batches: Iterable, world: World) -> Iterable:
 
     A log or a notebook gets no bar, because it would keep every state of the bar.
     """
-    if world.rank != 0 or not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:
+    if world.rank != 0 or not is_terminal():
         return batches
     # Only this process draws a bar. tqdm's own lock has a semaphore for several processes: if
     # a signal ended this process, Python would warn of a leaked semaphore.

@@ -9,6 +9,7 @@ from multigpu.files import set_aside_results
 from multigpu.launch.exit import exit_code, exit_process, report_exit_code
 from multigpu.launch.spawning import hide_spawn_warnings, outer_world, spawn
 from multigpu.launch.world import World, is_rank_zero
+from multigpu.terminal import announce
 
 
 def start(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
@@ -30,6 +31,7 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
         if processes is None:
             code = record(exit_code)(main, args)
         else:
+            announce(f"starting {processes} × python, which takes a few seconds")
             code = spawn(_run_rank, processes, main, args)
     except UserError as error:
         code = report_exit_code(error)
