@@ -29,7 +29,7 @@ def check_room(processes: int) -> None:
     if memory is not None and processes * each > memory:
         fewer = max(1, memory // each)
         raise UserError(
-            f"{processes} process{'es' if processes > 1 else ''} of a run need at least "
+            f"{pluralize(processes, 'process')} of a run need at least "
             f"{processes * each / GIB:.1f} GiB of memory, but {memory / GIB:.1f} GiB are "
             f"available: start {fewer} or fewer."
         )

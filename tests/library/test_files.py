@@ -6,13 +6,14 @@ import resource
 from contextlib import contextmanager
 from pathlib import Path
 
+import numbered_rows
 import pytest
 import torch
 import torch.distributed as dist
 from checkpoints import make
 
 from multigpu import files, metrics, plots
-from multigpu.errors import UserError
+from multigpu.errors import UserError, pluralize
 from multigpu.trainer.loggers import CSVLogger
 
 
@@ -98,6 +99,16 @@ def test_the_csv_logger_on_a_full_disk(tmp_path: Path):
         logger.save()
 
 
+def test_a_checkpoint_of_the_trainer_on_a_full_disk(tmp_path: Path, no_process_group):
+    trainer = numbered_rows.trainer(tmp_path, max_epochs=1)
+    trainer.fit(numbered_rows.Net(), numbered_rows.DataLoader(numbered_rows.Rows(4)))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    saved = (tmp_path / "a.ckpt").read_bytes()
+    with small_disk(), pytest.raises(UserError, match=r"a\.ckpt: no space left"):
+        trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert (tmp_path / "a.ckpt").read_bytes() == saved
+
+
 # ---- results of an earlier run --------------------------------------------------------------
 
 
@@ -158,3 +169,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", read_only)
     with pytest.raises(UserError, match=r"cannot write to the folder .*--out"):
         files.set_aside_results(tmp_path)
+
+
+def test_plurals():
+    counts = [(1, "GPU"), (2, "GPU"), (1, "batch"), (2, "batch"), (0, "process")]
+    texts = ["1 GPU", "2 GPUs", "1 batch", "2 batches", "0 processes"]
+    assert [pluralize(*count) for count in counts] == texts
