@@ -132,7 +132,7 @@ def connection_lost(error: BaseException | None) -> bool:
 
 def pluralize(number: int, thing: str) -> str:
     """The number and its noun: 1 GPU, 2 GPUs, 2 batches."""
-    ending = "es" if thing.endswith(("s", "x", "ch", "sh")) else "s"
+    ending = "es" if thing.endswith(("s", "x", "sh", "tch")) else "s"
     return f"{number} {thing}{ending if number != 1 else ''}"
 
 

@@ -172,6 +172,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch):
 
 
 def test_plurals():
-    counts = [(1, "GPU"), (2, "GPU"), (1, "batch"), (2, "batch"), (0, "process")]
-    texts = ["1 GPU", "2 GPUs", "1 batch", "2 batches", "0 processes"]
+    counts = [(1, "GPU"), (2, "epoch"), (1, "batch"), (2, "batch"), (0, "process")]
+    texts = ["1 GPU", "2 epochs", "1 batch", "2 batches", "0 processes"]
     assert [pluralize(*count) for count in counts] == texts
