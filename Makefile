@@ -2,6 +2,9 @@
 #   VENV=folder     the virtual environment, also an absolute path (a cluster's scratch disk, say)
 #   PYTHON=program  the Python that makes it
 #   TORCH=cpu       install PyTorch's CPU build from PyTorch's own index
+# pip obeys its own variables: HTTPS_PROXY=http://HOST:PORT behind a proxy; on a machine without a network
+# PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER, after `pip download --dest FOLDER -c constraints.txt '.[lab,tensorflow,test]'
+# 'setuptools>=77'` elsewhere.
 VENV ?= .venv
 PYTHON ?= python3
 TORCH ?=
@@ -46,15 +49,18 @@ run: $(INSTALLED)
 	@python scripts/PT_CNN_MultiGPU.py --spawn auto --prove
 
 lint: $(INSTALLED)
+	@echo "checking style, layers and notebooks"
 	ruff check . && ruff format --check .
 	lint-imports
 	multigpu notebooks check
 
 test-quick: lint
+	@echo "testing the library: under two minutes"
 	pytest tests/library tests/strategies tests/trainer tests/vgpu -m "not classroom and not slow" --numprocesses=2
 
 # Three workers take a file each, because tests often wait: for a job in the queue, or a time limit.
 test: lint
+	@echo "running all tests: about 11 minutes on 2 cores"
 	multigpu slurm install --with-mpi || true
 	pytest --numprocesses=3
 
@@ -62,13 +68,24 @@ test: lint
 test-real: lint
 	REAL_START=1 pytest --numprocesses=3
 
+# Jupyter, IPython, matplotlib and node write into this folder, not into the home.
+lab: export JUPYTER_CONFIG_DIR := $(CURDIR)/.jupyter
+lab: export JUPYTER_DATA_DIR := $(CURDIR)/.jupyter/data
+lab: export JUPYTER_RUNTIME_DIR := $(CURDIR)/.jupyter/runtime
+lab: export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.jupyter/workspaces
+lab: export IPYTHONDIR := $(CURDIR)/.jupyter/ipython
+lab: export MPLCONFIGDIR := $(CURDIR)/.jupyter/matplotlib
+lab: export NPM_CONFIG_CACHE := $(CURDIR)/.jupyter/npm
 lab: $(INSTALLED)
-	python -m jupyterlab --config=lessons/.jupyter/lab.py
+	@echo "starting JupyterLab, a few seconds; Ctrl-C twice ends it; it writes into $(CURDIR) only"
+	@python -m jupyterlab --config=lessons/.jupyter/lab.py
 
 test-mutations: $(INSTALLED)
+	@echo "breaking 42 behaviours, and running tests after each"
 	python tests/mutations/run.py
 
 bench: $(INSTALLED)
+	@echo "measuring the README's figures: do not use the machine meanwhile"
 	python benchmarks/lesson05.py
 	python benchmarks/vgpu_speed.py
 	python benchmarks/vgpu_fidelity.py
@@ -85,12 +102,13 @@ slurm-down: $(INSTALLED)
 
 # pip runs again when the requirements change. The file comes last, so that a failed install is repeated.
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, and $(PYTHON) is %d.%d: give another with PYTHON=." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, and $(PYTHON) is %d.%d: give another with PYTHON=, on a cluster often after module load python." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "error: $(PYTHON) cannot make virtual environments: apt-get install python3-venv"; exit 1; }
 	@echo "installing into $(VENV): $(BUILD), then TensorFlow, JupyterLab and the rest, 0.5 GB; 3 GB on disk with the CPU build"
 	@$(BIN)/pip install --quiet --constraint constraints.txt $(PACKAGES)
 	@touch $@
+	@test "$(VENV)" = .venv || echo "job files use this environment after: export COURSE_ENV=$(abspath $(VENV))"
 
 clean:
-	rm -rf $(VENV) results
+	rm -rf $(VENV) results .jupyter

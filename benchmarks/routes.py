@@ -87,6 +87,7 @@ def halves(micro_batches: int = MICRO_BATCHES) -> vgpu.Timeline:
 
     with vgpu.running(2, compute=False) as (first, second):
         model = Halves(first, second, **WIDE)
+        vgpu.number_micro_batches(model, model, micro_batches)
         return third_step(model, first, second, micro_batches=micro_batches)
 
 
@@ -315,21 +316,18 @@ def page(repeats: int) -> str:
 def picture() -> None:
     """One step of four routes on two GPUs, at one scale: the picture of the README."""
     timelines = {
-        "DataParallel: one process scatters images and weights": data_parallel(),
-        "Model parallelism, naive: half of the layers on each GPU": halves(1),
-        "The same with four micro-batches": halves(4),
-        "DDP: one process per GPU, all-reduce of the gradients": replicas(),
+        "DataParallel, one process": data_parallel(),
+        "Model parallelism, naive": halves(1),
+        f"Pipeline, {MICRO_BATCHES} micro-batches": halves(MICRO_BATCHES),
+        "DDP, one process per GPU": replicas(),
     }
-    figure = plots.figure(8, 6)
-    for row, (title, timeline) in enumerate(timelines.items()):
-        timeline.plot(figure.add_subplot(len(timelines), 1, row + 1), title=title)
-    for axes in figure.axes[1:-1]:
-        axes.get_legend().remove()
-        axes.set_title(axes.get_title(), pad=6)
-    for axes in figure.axes[:-1]:
-        axes.set_xlabel(" ")
-    for axes in figure.axes:
-        axes.set_xlim(0, max(other.get_xlim()[1] for other in figure.axes))
+    seconds = {name: timeline.end - timeline.start for name, timeline in timelines.items()}
+    figure = plots.figure(8, 7)
+    for row, (name, timeline) in enumerate(timelines.items()):
+        axes = figure.add_subplot(len(timelines), 1, row + 1)
+        title = f"{name}: {1e3 * seconds[name]:.1f} ms"
+        timeline.plot(axes, title, until=max(seconds.values()))
+    plots.share_legend(figure)
     plots.save(figure, ROOT / "lessons" / "four-ways.png")
 
 

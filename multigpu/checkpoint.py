@@ -62,6 +62,10 @@ class Checkpoint:
                         torch.save(
                             {**content, "position": position, "random": states}, temporary
                         )
+                except UserError as error:
+                    raise UserError(
+                        f"{error} The checkpoint before it is untouched."
+                    ) from None
                 except (OSError, RuntimeError) as error:
                     raise UserError(
                         f"cannot write {self.path} ({error}): "

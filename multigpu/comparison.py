@@ -220,8 +220,13 @@ def measure_link(
 
 
 def bytes_picture(rows: dict[str, dict]) -> "Figure":
-    """A bar for each strategy: the bytes that a rank sends."""
-    sent = {name: row["bytes_counted"] / 1000 for name, row in rows.items()}
+    """A bar for each strategy: the bytes that a rank sends.
+
+    On CUDA they are predicted, because the kernel does not count NCCL's bytes.
+    """
+    predicted = any(row["device"] == "cuda" for row in rows.values())
+    key = "bytes_predicted" if predicted else "bytes_counted"
+    sent = {name: row[key] / 1000 for name, row in rows.items()}
     most = "ddp" if "ddp" in sent else max(sent, key=sent.get)
     least = min(filter(sent.get, sent), key=sent.get, default="")
     title = "Nothing is sent"
@@ -230,7 +235,8 @@ def bytes_picture(rows: dict[str, dict]) -> "Figure":
     bars = {
         name + ("" if amount else ": 0"): {"sent": amount} for name, amount in sent.items()
     }
-    unit = "kB per step and rank (async: per round), counted by the kernel"
+    source = "predicted" if predicted else "counted by the kernel"
+    unit = f"kB per step and rank (async: per round), {source}"
     return plots.stacked_bars(bars, unit, title)
 
 
@@ -243,21 +249,18 @@ def consensus_picture(rows: dict[str, dict]) -> "Figure":
     }
     fig = plots.figure(8, 3.2)
     axes = fig.add_subplot()
-    styles = zip(plots.RANKS, "os^Dv", distances.items(), strict=False)
-    for colour, mark, (name, distance) in styles:
+    for number, (name, distance) in enumerate(distances.items()):
         steps = [1 + STEPS_BETWEEN_COPIES * index for index in range(len(distance))]
-        axes.plot(
-            steps, distance, marker=mark, markersize=3, linewidth=1, color=colour, label=name
-        )
+        look = plots.curve_look(number)
+        axes.plot(steps, distance, markersize=3, linewidth=1, label=name, **look)
     axes.set(xlabel="step", ylabel="consensus distance")
     if distances:
         axes.set_yscale("log")
         # Just after an averaging round the distance is almost 0: begin the axis above that.
         axes.set_ylim(bottom=min(map(statistics.median, distances.values())) / 5)
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     title = f"The consensus distance is above 0 for {len(distances)} of {len(rows)} strategies"
-    axes.set_title(title, fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title)
     return fig
 
 
@@ -274,8 +277,9 @@ def link_picture(rows: dict[str, dict], megabits: float) -> "Figure":
     if times:
         positions = [list(rows).index(name) for name in times]
         label = "measured, computing included"
-        axes.plot(times.values(), positions, "D", color="black", label=label)
-        fig.legend(frameon=False, loc="outside lower right", fontsize=8)
+        look = {"markerfacecolor": "white", "markeredgecolor": plots.EDGE}
+        axes.plot(times.values(), positions, "D", linestyle="none", label=label, **look)
+        fig.legend(loc="outside lower right")
         longest = max(*times.values(), *(bar["predicted"] for bar in bars.values()))
         axes.set_xlim(0, 1.08 * longest)
         slow = "ddp" if "ddp" in times else max(times, key=times.get)

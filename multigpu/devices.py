@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from multigpu.errors import UserError, pluralize
+from multigpu.launch.room import available_cores, warn_about_cores
 from multigpu.launch.world import World
 from multigpu.nested import map_tensors
 
@@ -96,16 +97,14 @@ def share_cores(world: World) -> None:
 
     By default each rank starts as many threads as there are cores, which slows all of them
     down. If OMP_NUM_THREADS is set, it is left as it is.
+
+    Under torchrun a warning is printed if the node has more ranks than cores. Other launchers
+    give each rank cores of its own, or `room.check_room` has warned before they started.
     """
+    if world.launcher == "torchrun" and world.local_rank == 0:
+        warn_about_cores(world.local_size)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, available_cores() // world.local_size))
-
-
-def available_cores() -> int:
-    """The number of cores that this process can use; outside Linux, all of the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def compute_exactly() -> None:

@@ -131,8 +131,9 @@ def connection_lost(error: BaseException | None) -> bool:
 
 
 def pluralize(number: int, thing: str) -> str:
-    """The number and its noun: 1 GPU, 2 GPUs."""
-    return f"{number} {thing}{'s' if number != 1 else ''}"
+    """The number and its noun: 1 GPU, 2 GPUs, 2 batches."""
+    ending = "es" if thing.endswith(("s", "x", "sh", "tch")) else "s"
+    return f"{number} {thing}{ending if number != 1 else ''}"
 
 
 def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.5) -> str:

@@ -2,8 +2,8 @@
 
 import json
 import math
-import os
 import sys
+import threading
 from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +15,7 @@ from multigpu import plots
 from multigpu.errors import UserError, pluralize
 from multigpu.files import write_json
 from multigpu.launch.world import World
+from multigpu.terminal import is_terminal
 
 
 def header() -> str:
@@ -79,8 +80,12 @@ def progress(batches: Iterable, world: World) -> Iterable:
 
     A log or a notebook gets no bar, because it would keep every state of the bar.
     """
-    bar = world.rank == 0 and sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
-    return tqdm(batches, leave=False, disable=not bar)
+    if world.rank != 0 or not is_terminal():
+        return batches
+    # Only this process draws a bar. tqdm's own lock has a semaphore for several processes: if
+    # a signal ended this process, Python would warn of a leaked semaphore.
+    tqdm.set_lock(threading.RLock())
+    return tqdm(batches, leave=False)
 
 
 def report(
@@ -119,12 +124,25 @@ def report(
         sys.exit(1)
 
 
+def finished_run(folder: str | Path) -> dict:
+    """The content of the metrics.json that a finished run has written into `folder`.
+
+    A run that begins sets an older metrics.json aside. Raises UserError if there is none: no
+    run has finished in this folder since then.
+    """
+    path = Path(folder) / "metrics.json"
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no finished run: run the cell above first.") from None
+
+
 def route_row(route: str, folder: str | Path) -> str:
     """The route's line of the table of all routes, from the metrics.json in `folder`.
 
     The numbers are rounded to digits that are the same on every machine.
     """
-    run = json.loads((Path(folder) / "metrics.json").read_text())
+    run = finished_run(folder)
     proof = "not tried"
     if run["proof"] is not None:
         proof = "holds" if run["proof"]["holds"] else "fails"

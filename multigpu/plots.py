@@ -1,14 +1,21 @@
-"""One style for all figures: the same colours in every lesson, readable without colour too."""
+"""One style for all figures: the same colours in every lesson, readable without colour too.
+
+The background is transparent. Text and lines outside of boxes have the colour INK, which is
+readable on white paper and on the dark themes of GitHub and JupyterLab. Text in a box has the
+colour that PARTS gives for the box's fill. Hatches distinguish the fills in black and white.
+"""
 
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from multigpu.files import atomic
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 # Okabe and Ito's palette (2008): colour-blind readers can distinguish these too.
 BLUE = "#0072B2"
@@ -19,26 +26,65 @@ SKY_BLUE = "#56B4E9"
 RED = "#D55E00"
 YELLOW = "#F0E442"
 BLACK = "#000000"
-RANKS = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, RED, YELLOW, BLACK)
-# White text is readable on the colours of these ranks, black text on the others.
-WHITE_TEXT_RANKS = (0, 2, 5, 7)
+GREY = "#DDDDDD"
 
-COMPUTE = BLUE
-TRANSFER = ORANGE
-COLLECTIVE = GREEN
-UPDATE = PURPLE
-IDLE = "#DDDDDD"
-# The parts of a step and of a device's memory: colour of the bar, colour of the text on it.
+# The contrast with white is 4.5 : 1, with GitHub's and JupyterLab's dark themes over 4 : 1.
+INK = "#767676"
+# The edges and hatches of filled boxes. On a dark background the fills are visible by
+# themselves.
+EDGE = BLACK
+# Curves: those colours of the palette that are visible on white and on dark backgrounds.
+LINES = (BLUE, RED, GREEN, PURPLE, INK)
+MARKERS = "os^DvPX"
+# Fills for the numbers 0, 1, …, which are written in the boxes.
+RANKS = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE, RED, YELLOW, BLACK)
+# White text is readable on the fills of these ranks, black text on the others.
+WHITE_TEXT_RANKS = (0, 7)
+
+
+class Look(NamedTuple):
+    """How a part is drawn: its fill, the colour of text on it, and its hatch ("": none)."""
+
+    fill: str
+    text: str
+    hatch: str = ""
+
+
+# The parts of a step, of a device's memory, and of the lessons' schematics.
 PARTS = {
-    "data": (TRANSFER, "black"),
-    "forward": (COMPUTE, "white"),
-    "backward": (SKY_BLUE, "black"),
-    "update": (UPDATE, "black"),
-    "weights": (COMPUTE, "white"),
-    "gradients": (SKY_BLUE, "black"),
-    "optimizer": (UPDATE, "black"),
-    "activations": (YELLOW, "black"),
-    "16-bit copies": (TRANSFER, "black"),
+    "compute": Look(BLUE, "white"),
+    "forward": Look(BLUE, "white"),
+    "backward": Look(SKY_BLUE, "black"),
+    "update": Look(PURPLE, "black", "...."),
+    "quantise": Look(RED, "black", "xxxx"),
+    "data": Look(ORANGE, "black", "///"),
+    "transfer": Look(ORANGE, "black", "////"),
+    "collective": Look(GREEN, "black", r"\\\\"),
+    "idle": Look(GREY, "black"),
+    "files": Look(YELLOW, "black", "---"),
+    "weights": Look(BLUE, "white"),
+    "gradients": Look(SKY_BLUE, "black"),
+    "optimizer": Look(PURPLE, "black", "..."),
+    "activations": Look(YELLOW, "black"),
+    "16-bit copies": Look(ORANGE, "black", "///"),
+}
+STYLE = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "figure.titlesize": 12,
+    "figure.titleweight": "bold",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "hatch.linewidth": 0.5,
 }
 
 
@@ -46,9 +92,13 @@ def figure(width: float = 8, height: float = 3) -> "Figure":
     """An empty figure of `width` × `height` inches; a cell that ends with it shows it.
 
     matplotlib is imported only when something is drawn. pyplot, which opens windows, is never
-    imported.
+    imported. STYLE becomes matplotlib's default in this process.
     """
+    import matplotlib
     from matplotlib.figure import Figure
+
+    # Not rc_context: text that is added to the figure later needs the same colours.
+    matplotlib.rcParams.update(STYLE)
 
     class Picture(Figure):
         def _repr_png_(self) -> bytes:
@@ -69,6 +119,115 @@ def save(fig: "Figure", path: str | Path) -> Path:
     return Path(path)
 
 
+def schematic(
+    lanes: Sequence[str], title: str, width: float = 9, height: float = 3.2
+) -> "Axes":
+    """Axes for a drawing with `box` and `arrow`, in which nothing is measured.
+
+    Lane i is at y = i, from the top. The caller sets xlim.
+    """
+    axes = figure(width, height).add_subplot()
+    axes.set(xticks=[], title=title)
+    if lanes:
+        axes.set_xlabel("time →   (a schematic, nothing here is measured)")
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return axes
+
+
+def box(
+    axes: "Axes",
+    part: str,
+    left: float,
+    middle: float,
+    width: float,
+    text: str,
+    height: float = 0.5,
+    size: float = 8,
+) -> None:
+    """Draw a box in the look of `part`, around y = `middle`, with a text in it.
+
+    `size` is the size of the text in points.
+    """
+    look = PARTS[part]
+    axes.barh(
+        middle,
+        width,
+        left=left,
+        height=height,
+        color=look.fill,
+        edgecolor=EDGE,
+        linewidth=0.6,
+        hatch=look.hatch,
+    )
+    axes.text(
+        left + width / 2,
+        middle,
+        text,
+        ha="center",
+        va="center",
+        fontsize=size,
+        color=look.text,
+        bbox=_behind_text(look),
+    )
+
+
+def swatch(part: str) -> "Patch":
+    """A small box in the look of `part`, for a legend."""
+    from matplotlib.patches import Patch
+
+    look = PARTS[part]
+    return Patch(facecolor=look.fill, edgecolor=EDGE, linewidth=0.6, hatch=look.hatch)
+
+
+def _behind_text(look: Look) -> dict | None:
+    """A patch of the fill's colour for behind a text, so that no hatch crosses the text."""
+    return {"facecolor": look.fill, "edgecolor": "none", "pad": 1} if look.hatch else None
+
+
+def arrow(
+    axes: "Axes",
+    start: tuple[float, float],
+    end: tuple[float, float],
+    style: str = "->",
+    colour: str = INK,
+    width: float = 1,
+) -> None:
+    """Draw an arrow. `style` is matplotlib's arrow style, such as "->" or "<->"."""
+    look = {"arrowstyle": style, "color": colour, "linewidth": width}
+    axes.annotate("", end, start, arrowprops=look)
+
+
+def share_legend(fig: "Figure") -> None:
+    """Replace the legends of axes that stand one above the other by one below all of them.
+
+    Only the last axes keep the name of their x axis.
+    """
+    entries = {}
+    for axes in fig.axes:
+        if legend := axes.get_legend():
+            names = [text.get_text() for text in legend.get_texts()]
+            entries |= dict(zip(names, legend.legend_handles, strict=True))
+            legend.remove()
+        axes.set_title(axes.get_title(), pad=6)
+    for axes in fig.axes[:-1]:
+        axes.set_xlabel(" ")
+    names = [name for name in PARTS if name in entries]
+    names += [name for name in entries if name not in names]
+    handles = [entries[name] for name in names]
+    fig.legend(handles, names, loc="outside lower center", ncols=len(names))
+
+
+def curve_look(index: int) -> dict[str, str]:
+    """The colour and the marker of curve number `index`; 35 curves have different ones."""
+    return {
+        "color": LINES[index % len(LINES)],
+        "marker": MARKERS[index % len(MARKERS)],
+    }
+
+
 def by_epoch(epochs: Sequence[int], curves: dict[str, list[float]], title: str) -> "Figure":
     """One panel per curve, side by side, each with its own y axis.
 
@@ -79,12 +238,11 @@ def by_epoch(epochs: Sequence[int], curves: dict[str, list[float]], title: str) 
     fig = figure()
     for index, (name, values) in enumerate(curves.items()):
         axes = fig.add_subplot(1, len(curves), index + 1)
-        axes.plot(epochs, values, marker="o", markersize=3, color=RANKS[index])
+        axes.plot(epochs, values, marker="o", markersize=3, color=LINES[index])
         axes.set(xlabel="epoch", ylabel=name, ylim=(0, 1.02 if "accuracy" in name else None))
         axes.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
         # The default is at least two ticks: with one epoch they would be at fractions.
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.spines[["top", "right"]].set_visible(False)
     fig.suptitle(title)
     return fig
 
@@ -116,7 +274,15 @@ def shards(
     for row, ranks in enumerate(epochs):
         for rank, images in enumerate(ranks):
             for step, image in enumerate(images):
-                axes.barh(row, 1, left=image, color=RANKS[rank], edgecolor="white", height=0.8)
+                axes.barh(
+                    row,
+                    1,
+                    left=image,
+                    color=RANKS[rank],
+                    edgecolor=INK,
+                    linewidth=0.8,
+                    height=0.8,
+                )
                 text = "white" if rank in WHITE_TEXT_RANKS else "black"
                 axes.text(
                     image + 0.5,
@@ -167,9 +333,16 @@ def stacked_bars(
     for row, parts in enumerate(bars.values()):
         left = 0.0
         for part, amount in parts.items():
-            colour, text_colour = PARTS.get(part, (RANKS[0], "white"))
+            look = PARTS.get(part, PARTS["compute"])
             bar = axes.barh(
-                row, amount, left=left, color=colour, edgecolor="white", height=0.7
+                row,
+                amount,
+                left=left,
+                color=look.fill,
+                edgecolor=EDGE,
+                linewidth=0.6,
+                hatch=look.hatch,
+                height=0.7,
             )
             percentage = f"{amount / (sum(parts.values()) or 1):.0%}"
             texts = [f"{amount:,.0f}"] if amounts_only else [f"{part} {percentage}", part]
@@ -177,8 +350,8 @@ def stacked_bars(
             room = 85 * amount / longest
             text = next((text for text in texts if len(text) < room), "")
             middle = left + amount / 2
-            style = {"ha": "center", "va": "center", "color": text_colour, "fontsize": 8}
-            axes.text(middle, row, text, **style)
+            style = {"ha": "center", "va": "center", "color": look.text, "fontsize": 8}
+            axes.text(middle, row, text, bbox=_behind_text(look) if text else None, **style)
             left += amount
             if amount and (totals or not text):
                 in_legend[part] = bar
@@ -200,9 +373,9 @@ def stacked_bars(
         in_bars_order = dict.fromkeys(part for parts in bars.values() for part in parts)
         names = [part for part in in_bars_order if part in in_legend]
         handles = [in_legend[part] for part in names]
-        fig.legend(handles, names, loc="outside right center", frameon=False, fontsize=8)
+        fig.legend(handles, names, loc="outside right center")
     axes.invert_yaxis()
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     return fig
 
@@ -224,17 +397,16 @@ def lines(
     """
     fig = figure(8, 3)
     axes = fig.add_subplot()
-    for colour, marker, (name, values) in zip(RANKS, "os^Dv", curves.items(), strict=False):
-        style = {"marker": marker, "markersize": 4, "color": colour, "label": name}
+    for index, (name, values) in enumerate(curves.items()):
+        style = {"markersize": 4, "label": name, **curve_look(index)}
         if name == dashed:
             style |= {"linestyle": (0, (3, 5)), "markersize": 8, "markerfacecolor": "none"}
         axes.plot(x, values, **style)
     if level is not None:
-        axes.axhline(level, color="black", linestyle=":", linewidth=1)
+        axes.axhline(level, color=INK, linestyle=":", linewidth=1)
     if powers:
         axes.set_xscale("log", base=2)
         axes.set_xticks(x, [f"{value:,}" for value in x])
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title, ylim=(0, None))
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=9)
     return fig

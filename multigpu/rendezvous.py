@@ -252,7 +252,7 @@ def same_everywhere(
     different = [rank for rank in range(world.size) if values[rank] != values[0]]
     if different:
         raise UserError(
-            f"{what} of rank {different[0]} is not that of rank 0: give all nodes the same.",
+            f"{what} of rank {different[0]} differs from rank 0's: give all ranks the same.",
             already_reported=world.rank != 0,
         )
 

@@ -308,6 +308,7 @@ def accuracy(model: torch.nn.Module, test: TensorDataset) -> float:
 # %%
 def main(args: argparse.Namespace) -> None:
     launch.single_process_world("PT_CNN_DDPSpawn")
+    launch.check_room(args.nprocs)
     batch = flags.split_batch(args.batch_size, args.nprocs)
     train_set, test = data.load(data.fetch(args.data))
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

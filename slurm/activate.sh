@@ -7,6 +7,7 @@
 # Without COURSE_ENV the first of these that has torch and multigpu is used: the environment that is active already
 # (sbatch passes it on), the repository's .venv, a conda environment named multigpu.
 # If none of them has, it prints one sentence and returns 1: job files use `source slurm/activate.sh || exit`.
+# A job to which Slurm gave no GPU ends here, too: it would train on the CPUs without a word.
 
 course_has_python() {
     # -P excludes the current directory, in which multigpu is always found. It needs Python 3.11, as the course does.
@@ -25,6 +26,11 @@ course_conda_activate() {
 
 course_activate() {
     local root
+    # Only processes on a compute node have SLURMD_NODENAME; the shell of salloc on a login node does not.
+    if [ -n "${SLURMD_NODENAME:-}" ] && [ -z "${SLURM_GPUS_ON_NODE:-}" ]; then
+        echo "error: Slurm gave this job no GPU: ask for some with --gpus-per-node, or with --gres=gpu:2." >&2
+        return 2
+    fi
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     if [ -n "${COURSE_MODULES:-}" ]; then
         # shellcheck disable=SC2086  # it holds several names

@@ -12,18 +12,32 @@ from torch import nn
 from multigpu import vgpu
 from multigpu.models import CNN
 
+STEPS = 2
+
 with vgpu.running(2, compute=False) as gpus:
     model = nn.DataParallel(CNN((1, 28, 28)).to(gpus[0]), gpus)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     images = torch.empty(1024, 1, 28, 28)
-    labels = torch.empty(1024, dtype=torch.long)
-    for step in range(3):
+    # The labels are on the GPU before the step, so each transfer of inputs carries images.
+    labels = torch.empty(1024, dtype=torch.long, device=gpus[0])
+    for step in range(1 + STEPS):
         if step == 1:  # the first step warms up
             began = vgpu.elapsed()
         optimizer.zero_grad()
-        F.cross_entropy(model(images.to(gpus[0])), labels.to(gpus[0])).backward()
+        F.cross_entropy(model(images.to(gpus[0])), labels).backward()
         optimizer.step()
+    timeline = vgpu.timeline(since=began)
 
-    path = Path(__file__).with_name("two-steps.png")
-    title = "Two steps, batch 1,024: GPU 1 waits for its images, and while GPU 0 updates"
-    print(vgpu.timeline(since=began).plot(path, title=title).name)
+carried = [timeline.notes.get(event) for event in timeline.events]
+assert carried.count("weights") == STEPS  # once in each step
+# Once from the host to GPU 0, and once from there to GPU 1.
+assert carried.count("inputs") == 2 * STEPS
+title = f"Each step sends images and weights to GPU 1, which is busy {timeline.busy(1):.0%} "
+title += "of the time"
+path = Path(__file__).with_name("two-steps.png")
+picture = timeline.plot(
+    path,
+    title,
+    contents=lambda event: "images" if timeline.notes.get(event) == "inputs" else "",
+)
+print(picture.name)

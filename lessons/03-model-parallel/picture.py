@@ -13,20 +13,32 @@ from multigpu import plots, vgpu
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from PT_CNN_ModelParallel import Halves, step
 
-TITLES = {
-    1: "Naive: one GPU works, the other waits for it",
-    4: "Four micro-batches: both work, but not at the start and the end",
-}
 
-figure = plots.figure(8, 4.4)
-for row, (micro_batches, title) in enumerate(TITLES.items()):
+def simulate(micro_batches: int) -> vgpu.Timeline:
+    """A step of 4,096 images; the micro-batches are numbered."""
     with vgpu.running(2, compute=False) as (first, second):
         model = Halves(first, second, (1, 28, 28), hidden=320)
+        vgpu.number_micro_batches(model, model, micro_batches)
         _, timeline = timed_step(step, model, first, second, 4096, micro_batches)
-        axes = figure.add_subplot(2, 1, row + 1)
-        timeline.plot(axes, title=title)
+        return timeline
 
-longest = max(axes.get_xlim()[1] for axes in figure.axes)
-for axes in figure.axes:
-    axes.set_xlim(0, longest)  # one time scale for both
+
+def finding(timeline: vgpu.Timeline) -> str:
+    milliseconds = 1e3 * (timeline.end - timeline.start)
+    shares = [timeline.breakdown(gpu)["bubble"] for gpu in (0, 1)]
+    return f"{milliseconds:.1f} ms, of which a GPU waits {sum(shares) / 2:.0%} for the other"
+
+
+naive = simulate(1)
+pipelined = simulate(4)
+until = naive.end - naive.start
+assert pipelined.end - pipelined.start < until
+figure = plots.figure(8, 4.8)
+naive.plot(
+    figure.add_subplot(2, 1, 1), f"Naive, one micro-batch: {finding(naive)}", until=until
+)
+pipelined.plot(
+    figure.add_subplot(2, 1, 2), f"Four micro-batches: {finding(pipelined)}", until=until
+)
+plots.share_legend(figure)
 print(plots.save(figure, Path(__file__).with_name("micro-batches.png")).name)

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from multigpu import launch, vgpu
+from multigpu.vgpu.sim.spans import format_seconds
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+MICRO_BATCHES = 4
 
 
 def one_step() -> vgpu.Timeline:
@@ -23,7 +25,9 @@ def one_step() -> vgpu.Timeline:
 
     first, second = vgpu.start(2, compute=False)
     dist.init_process_group("vgpu")
-    model = DDP(Halves(first, second, 4, (1, 28, 28), hidden=320))
+    halves = Halves(first, second, MICRO_BATCHES, (1, 28, 28), hidden=320)
+    vgpu.number_micro_batches(halves.conv1, halves.fc2, MICRO_BATCHES)
+    model = DDP(halves)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     images = torch.empty(4096, 1, 28, 28, device=first)
     labels = torch.empty(4096, dtype=torch.long, device=second)
@@ -36,6 +40,12 @@ def one_step() -> vgpu.Timeline:
 
 
 if __name__ == "__main__":
-    title = "Stages send micro-batches on; at the end of backward, replicas sum gradients"
+    timeline = vgpu.Timeline.of_ranks(launch.call(one_step, 2))
+    on_rank_0 = [e for e in timeline.events if e.kind == "collective" and e.device < 2]
+    assert {event.name for event in on_rank_0} == {"allreduce"}
+    seconds = sum(event.end - event.start for event in on_rank_0)
+    step = timeline.end - timeline.start
+    title = "Stages exchange micro-batches; the replicas' all-reduce takes "
+    title += f"{format_seconds(seconds)} of {format_seconds(step)}"
     path = Path(__file__).with_name("replicas-of-stages.png")
-    print(vgpu.Timeline.of_ranks(launch.call(one_step, 2)).plot(path, title=title).name)
+    print(timeline.plot(path, title).name)

@@ -1,4 +1,4 @@
-"""Draw one-fit.png, the picture on this lesson's page.
+"""Draws one-fit.png, the picture on this page.
 
 python lessons/09-lightning/picture.py
 
@@ -12,9 +12,10 @@ from multigpu import launch, plots
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 OFF = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-YOURS = plots.COMPUTE
-TRAINERS = "#DDDDDD"
-TOGETHER = plots.COLLECTIVE
+# The looks of what the user writes, what the Trainer does, and what all ranks do together.
+YOURS = "compute"
+TRAINERS = "idle"
+TOGETHER = "collective"
 YOUR_METHODS = (
     "prepare_data",
     "setup",
@@ -23,7 +24,7 @@ YOUR_METHODS = (
     "training_step",
     "validation_step",
 )
-# The recorded hook's name → the text and the colour of its box.
+# The recorded hook's name → the text and the look of its box.
 HOOKS = {
     "on_fit_start": ("DDP: rank 0's\nweights for all", TOGETHER),
     "on_before_backward": ("backward,\nall-reduce", TOGETHER),
@@ -65,67 +66,44 @@ def recorded() -> list[str]:
     return order
 
 
-def box(name: str) -> tuple[str, str]:
+def text_and_look(name: str) -> tuple[str, str]:
     return HOOKS[name] if name in HOOKS else (name.replace("_", "_\n", 1), YOURS)
 
 
 def draw(ranks: list[list[str]], path: Path) -> Path:
-    figure = plots.figure(11, 2.9)
-    axes = figure.add_subplot()
+    assert all("training_step" in order for order in ranks)
+    title = "trainer.fit on two ranks: you write the blue boxes, the Trainer does the rest"
+    lanes = [f"rank {rank}" for rank in range(len(ranks))]
+    axes = plots.schematic(lanes, title, width=11, height=2.9)
     longest = max(ranks, key=len)
-    seen = {}
     for lane, order in enumerate(ranks):
         # A rank with fewer calls waits for the others.
-        left = len(longest) - len(order)
-        if left:
-            axes.text(
-                0.5 * left, lane, "waits", ha="center", va="center", fontsize=8, style="italic"
-            )
-        for place, name in enumerate(order, start=left):
-            text, colour = box(name)
-            seen[colour] = axes.barh(lane, 0.94, left=place + 0.03, height=0.8, color=colour)
-            ink = "black" if colour == TRAINERS else "white"
-            axes.text(
-                place + 0.5, lane, text, ha="center", va="center", color=ink, fontsize=7.5
-            )
+        missing = len(longest) - len(order)
+        if missing:
+            style = {"ha": "center", "va": "center", "fontsize": 8, "style": "italic"}
+            axes.text(0.5 * missing, lane, "waits", **style)
+        for place, name in enumerate(order, start=missing):
+            text, look = text_and_look(name)
+            plots.box(axes, look, place + 0.03, lane, 0.94, text, height=0.8, size=7.5)
     steps = [
         place
         for place, name in enumerate(longest)
         if name in ("training_step", "on_before_optimizer_step")
     ]
-    axes.annotate(
-        "",
-        (steps[0], -0.62),
-        (steps[1] + 1, -0.62),
-        arrowprops={"arrowstyle": "-"},
-        annotation_clip=False,
-    )
-    axes.text(
-        sum(steps) / 2 + 0.5, -0.7, "for each batch", ha="center", va="bottom", fontsize=8
-    )
-    axes.set(xlim=(0, len(longest)), ylim=(len(ranks) - 0.5, -1.1), xticks=[])
-    axes.set_xlabel(
-        "order of the calls, as recorded; the widths mean nothing", loc="right", fontsize=8
-    )
-    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in range(len(ranks))])
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
+    axes.plot([steps[0], steps[1] + 1], [-0.62, -0.62], color=plots.INK, linewidth=1)
+    middle = sum(steps) / 2 + 0.5
+    axes.text(middle, -0.7, "for each batch", ha="center", va="bottom", fontsize=8)
+    axes.set(xlim=(0, len(longest)), ylim=(len(ranks) - 0.5, -1.1))
+    order_only = "order of the calls, as recorded; the widths mean nothing"
+    axes.set_xlabel(order_only, loc="right", fontsize=8)
     names = {
         YOURS: "you write it",
         TRAINERS: "the Trainer does it",
         TOGETHER: "the Trainer does it, all ranks together",
     }
-    figure.legend(
-        [seen[c] for c in names],
-        names.values(),
-        loc="outside lower left",
-        ncols=3,
-        frameon=False,
-        fontsize=8,
-    )
-    title = "you write the blue parts, and the same on one device or on many"
-    axes.set_title(f"trainer.fit on two ranks: {title}")
-    return plots.save(figure, path)
+    handles = [plots.swatch(look) for look in names]
+    axes.figure.legend(handles, names.values(), loc="outside lower left", ncols=3)
+    return plots.save(axes.figure, path)
 
 
 if __name__ == "__main__":

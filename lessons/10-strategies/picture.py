@@ -1,8 +1,11 @@
-"""Draw what-moves-when.png, the picture on this lesson's page.
+"""Draws exact.png, compressed.png and decentralized.png, the pictures on this page.
 
 python lessons/10-strategies/picture.py
+
+They are simulations of one step on two ranks, at one time scale.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,23 +15,42 @@ import torch.nn.functional as F
 from multigpu import launch, plots, vgpu
 from multigpu.models import CNN
 from multigpu.strategies.accelerators import resolve
+from multigpu.strategies.bagua import bytegrad, low_precision
 from multigpu.strategies.costs import strategy_for_short_run
 from multigpu.vgpu.sim.presets import Link
 
 ETHERNET = Link("10 Gbit/s", bandwidth=1.25e9, latency=30e-6)
-NAMES = {
-    "ddp": "ddp, ddp_spawn, gradient_allreduce: gradients, during backward",
-    "horovod": "horovod: each gradient as soon as it is there",
-    "bagua:bytegrad": "bytegrad, qadam after its warm-up: bytes, and the computing of them",
-    "bagua:decentralized": "decentralized: weights, from the first forward on",
-    "bagua:decentralized:shift_one": "decentralized, shift_one: weights, with one peer",
-    "bagua:low_precision_decentralized": "low_precision_decentralized: bytes, after the step",
+# The picture → the strategies in it → what all transfers and collectives of their step carry,
+# as the docstrings of the strategies say: the simulation knows only tensors.
+PICTURES = {
+    "exact": {"ddp": "gradients", "horovod": "gradients"},
+    "compressed": {
+        "bagua:bytegrad": "gradients as bytes",
+        "bagua:low_precision_decentralized": "changes of the weights, as bytes",
+    },
+    "decentralized": {
+        "bagua:decentralized": "weights",
+        "bagua:decentralized:shift_one": "weights, to one peer",
+    },
 }
+
+
+def quantising(function: Callable) -> Callable:
+    """The function, whose operations the timeline draws as quantising."""
+
+    def marked(*args: torch.Tensor) -> torch.Tensor:
+        with vgpu.marked("quantise"):
+            return function(*args)
+
+    return marked
 
 
 def one_step(name: str) -> vgpu.Timeline:
     """The timeline of the wide CNN's third step: 1,024 images per rank, shapes only."""
     (device,) = vgpu.start(1, link=ETHERNET, compute=False)
+    for module in (bytegrad, low_precision):
+        module.compress = quantising(module.compress)
+        module.decompress = quantising(module.decompress)
     strategy = strategy_for_short_run(name)
     strategy.configure(resolve("vgpu"))
     strategy.connect()
@@ -46,47 +68,28 @@ def one_step(name: str) -> vgpu.Timeline:
 
 
 def main() -> None:
-    steps = {name: launch.call(one_step, 2, name)[0] for name in NAMES}  # of rank 0
-    figure = plots.figure(8, 8.5)
-    for place, (name, timeline) in enumerate(steps.items()):
-        axes = figure.add_subplot(len(NAMES), 1, place + 1)
-        timeline.lanes[:] = ["rank 0"]
-        timeline.plot(axes)
-        axes.set_title(
-            f"{NAMES[name]}: {1e3 * (timeline.end - timeline.start):.1f} ms",
-            fontsize=10,
-            loc="left",
-        )
-    known = {}  # the entries of all legends, each once
-    for axes in figure.axes:
-        legend = axes.get_legend()
-        texts = [text.get_text() for text in legend.get_texts()]
-        known |= dict(zip(texts, legend.legend_handles, strict=True))
-        legend.remove()
-    known["idle"] = known.pop("idle")  # last in the legend
-    figure.legend(
-        known.values(),
-        known,
-        loc="outside lower center",
-        ncols=6,
-        frameon=False,
-        fontsize=8,
-        handlelength=1,
-    )
-    for axes in figure.axes[:-1]:
-        axes.set_xlabel("")
-        axes.texts[-1].remove()
-    ms = {name: 1e3 * (timeline.end - timeline.start) for name, timeline in steps.items()}
-    for axes in figure.axes:
-        axes.set_xlim(0, 1.02 * max(ms.values()))
-    figure.axes[-1].texts[-1].set_text(
-        "simulated: 2 ranks, V100, 10 Gbit/s, 30 µs, 1,024 images a rank"
-    )
-    bytegrad = f"bytegrad's step takes {ms['bagua:bytegrad']:.1f} ms"
-    figure.suptitle(f"Over 10 Gbit/s: {bytegrad}, ddp's {ms['ddp']:.1f}")
-    print(plots.save(figure, Path(__file__).with_name("what-moves-when.png")).name)
-    for name, milliseconds in ms.items():
-        print(f"{name:34} {milliseconds:5.2f} ms (simulated)")
+    steps = {
+        name: vgpu.Timeline.of_ranks(launch.call(one_step, 2, name))
+        for names in PICTURES.values()
+        for name in names
+    }
+    seconds = {name: timeline.end - timeline.start for name, timeline in steps.items()}
+    for picture, names in PICTURES.items():
+        figure = plots.figure(8, 4.6)
+        for place, (name, carried) in enumerate(names.items()):
+            title = f"{name.removeprefix('bagua:')}: {1e3 * seconds[name]:.1f} ms"
+            if name != "ddp":
+                title += f", {seconds['ddp'] / seconds[name]:.2f} times as fast as ddp"
+            steps[name].plot(
+                figure.add_subplot(len(names), 1, place + 1),
+                title,
+                contents=lambda event, carried=carried: carried,
+                until=max(seconds.values()),
+            )
+        plots.share_legend(figure)
+        print(plots.save(figure, Path(__file__).with_name(f"{picture}.png")).name)
+    for name, duration in seconds.items():
+        print(f"{name:34} {1e3 * duration:5.2f} ms (simulated)")
 
 
 if __name__ == "__main__":

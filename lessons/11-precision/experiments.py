@@ -78,7 +78,7 @@ def scales(
 def memory(batches: tuple[int, ...] = (64, 4096)) -> "Figure":
     """Draw the memory of `step` on an A100 as bars, and print their lengths.
 
-    The title is true of the default batches.
+    The title compares the precisions at the largest batch.
     """
     bars = {}
     for batch in batches:
@@ -87,7 +87,11 @@ def memory(batches: tuple[int, ...] = (64, 4096)) -> "Figure":
             bars[f"{precision}, {batch:,}"] = held
     lengths = (f"{name}: {sum(held.values()):.0f}" for name, held in bars.items())
     print("MiB by precision and batch:", "; ".join(lengths))
-    title = "Mixed precision nearly halves activations, and adds 16-bit copies of the weights"
+    largest = max(batches)
+    exact, mixed = (bars[f"{name}, {largest:,}"] for name in ("32-true", "bf16-mixed"))
+    share = mixed["activations"] / exact["activations"]
+    title = f"bf16-mixed at batch {largest:,}: {share:.0%} of fp32's activations, "
+    title += f"and {mixed['16-bit copies']:.0f} MiB of 16-bit copies"
     unit = "MiB by precision and batch, metered on a virtual A100 before backward"
     return plots.stacked_bars(bars, unit, title, totals=True)
 
@@ -125,7 +129,7 @@ def draw_scales(history: list[float]) -> "Figure":
     axes = figure.axes[0]
     at_overflow = [powers[i] for i in skipped]
     label = "overflow: the step is skipped"
-    axes.plot(skipped, at_overflow, "kx", markersize=9, label=label)
+    axes.plot(skipped, at_overflow, "x", color=plots.RED, markersize=9, label=label)
     axes.set_ylim(min(powers) - 1, max(powers) + 1)
-    axes.legend(frameon=False)
+    axes.legend()
     return figure

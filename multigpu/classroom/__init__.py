@@ -173,10 +173,15 @@ def _lock() -> Iterator[None]:
 
 
 def _how_to_use() -> str:
-    text = ""
+    """What to type next. An ordinary user's shell needs SLURM_CONF to find the cluster."""
+    text = "Now sbatch, squeue, scancel, srun and salloc work."
     if env():
-        text = 'In each shell, first: eval "$(multigpu slurm env)"\n'
+        text = (
+            f"In each shell, first: {env()}\n"
+            f"Then sbatch, squeue, scancel, srun and salloc work. In a shell without it they "
+            f"print `Could not establish a configuration source`."
+        )
     return (
-        f"{text}Now sbatch, squeue, scancel, srun and salloc work. "
-        f"`sacct -c` lists ended jobs; plain `sacct` cannot."
+        f"{text}\n`sacct -c` lists ended jobs; plain `sacct` cannot. After an array, `Unknown "
+        f"type ArrayJobId` is harmless: `sacct -c 2>/dev/null` hides it."
     )

@@ -4,6 +4,7 @@ import os
 
 from multigpu.classroom.commands import last_lines, run, which
 from multigpu.errors import UserError
+from multigpu.terminal import announce
 
 # Debian's package → a program in it
 PACKAGES = {"munge": "munged", "slurm-wlm": "slurmd"}
@@ -33,6 +34,7 @@ def install(with_mpi: bool = False) -> str:
     command = f"apt-get install --yes --no-install-recommends {' '.join(missing)}"
     if os.geteuid() != 0:
         raise UserError(f"Only root can install packages: run `sudo {command}`.")
+    announce(f"running apt-get update, then {command}: about a minute")
     for line in ("apt-get update", command):
         done = run(line.split(), os.environ | {"DEBIAN_FRONTEND": "noninteractive"})
         if done.returncode:

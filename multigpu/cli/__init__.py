@@ -12,6 +12,7 @@ import typer
 
 from multigpu import classroom
 from multigpu.errors import UserError
+from multigpu.terminal import announce
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="The course on training with many GPUs."
@@ -83,6 +84,7 @@ def doctor_command(
     """
     from multigpu.cli import doctor
 
+    announce("examining this machine, which takes some seconds")
     checks = doctor.examine()
     if as_json:
         print(json.dumps(doctor.as_dict(checks), indent=2))

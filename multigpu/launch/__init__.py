@@ -4,8 +4,18 @@
 """
 
 from multigpu.launch.exit import end_gloo
+from multigpu.launch.room import check_room
 from multigpu.launch.script import single_process_world, start
 from multigpu.launch.spawning import call, spawn
 from multigpu.launch.world import World, find_world
 
-__all__ = ["World", "call", "end_gloo", "find_world", "single_process_world", "spawn", "start"]
+__all__ = [
+    "World",
+    "call",
+    "check_room",
+    "end_gloo",
+    "find_world",
+    "single_process_world",
+    "spawn",
+    "start",
+]

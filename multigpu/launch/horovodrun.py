@@ -5,6 +5,7 @@ import shutil
 
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.processes import Processes
+from multigpu.launch.room import check_room
 
 USAGE = "multigpu horovodrun -np 4 python train.py"
 PROCESSES_FLAGS = ("-np", "--num-proc", "-n")
@@ -16,9 +17,10 @@ def run(arguments: list[str]) -> int:
     """`-np N [-H localhost:N] command …`: run N ranks of the command on this machine.
 
     Returns the exit code of the first rank that fails, or 0 if none fails. Raises UserError
-    for other arguments and for other machines.
+    for other arguments, for other machines, and if there is no memory for the ranks.
     """
     size, command = _parse(arguments)
+    check_room(size)
     environments = {}
     for rank in range(size):
         place = {

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from multigpu import launch
 from multigpu.errors import UserError, connection_lost, error_hook, pluralize
 from multigpu.launch.processes import Processes
+from multigpu.launch.room import check_room
 
 # Seconds that rank 0 waits for a rank to end after a connection broke. Atexit functions or a
 # busy machine can delay the end.
@@ -32,9 +33,11 @@ def relaunch_script(processes: int) -> None:
 
     All ranks end together: if one fails, the others are ended within seconds, and this process
     ends with the exit code of the failed rank. Raises UserError if there is no script to start
-    again: in a notebook or at Python's prompt.
+    again (in a notebook or at Python's prompt), or no memory for the processes.
     """
-    relaunch = Relaunch(_command(), processes)
+    command = _command()
+    check_room(processes)
+    relaunch = Relaunch(command, processes)
     error_hook().started_ranks = relaunch
     atexit.register(relaunch.wait_for_others)
 
@@ -153,8 +156,8 @@ def _command() -> list[str]:
     file = getattr(main, "__file__", None)
     if file in (None, "<stdin>") or hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         raise UserError(
-            "strategy='ddp' starts the script again for each rank, and here is no script: "
-            "write one; in a notebook or at a prompt give strategy='ddp_notebook'."
+            "strategy='ddp' starts the script again for each rank, but this code is not in a "
+            "script: write one, or give strategy='ddp_notebook' in a notebook or at a prompt."
         )
     python = [sys.executable, *subprocess._args_from_interpreter_flags()]
     spec = getattr(main, "__spec__", None)

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from multigpu.errors import UserError
+from multigpu.files import set_aside_results
 from multigpu.launch.exit import exit_code, exit_process, report_exit_code
 from multigpu.launch.spawning import hide_spawn_warnings, outer_world, spawn
-from multigpu.launch.world import World
+from multigpu.launch.world import World, is_rank_zero
+from multigpu.terminal import announce
 
 
 def start(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
@@ -22,10 +24,14 @@ def start(main: Callable[..., None], args: argparse.Namespace) -> NoReturn:
 
     hide_spawn_warnings()
     try:
+        new_run = getattr(args, "out", None) and getattr(args, "resume", None) is None
+        if new_run and is_rank_zero():
+            set_aside_results(args.out)
         processes = _processes_to_spawn(getattr(args, "spawn", None))
         if processes is None:
             code = record(exit_code)(main, args)
         else:
+            announce(f"starting {processes} × python, which takes a few seconds")
             code = spawn(_run_rank, processes, main, args)
     except UserError as error:
         code = report_exit_code(error)

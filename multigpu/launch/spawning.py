@@ -22,6 +22,7 @@ from multigpu.launch.exit import (
     user_error_text,
 )
 from multigpu.launch.processes import GRACE_AFTER_SIGTERM
+from multigpu.launch.room import check_room
 from multigpu.launch.world import LAUNCHERS, World, find_world, integer, started_by_srun
 
 
@@ -108,6 +109,7 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
             f"already: use one of the two.",
             already_reported=outer.rank != 0,
         )
+    check_room(processes)
     port = integer(os.environ, "MASTER_PORT", 0)
     # Opened by the parent, so that no other program can take the port before rank 0 does.
     try:

@@ -194,7 +194,9 @@ class DDPStrategy(Strategy):
                 already_reported,
             )
         if self.num_nodes > 1 and self.num_nodes != world.nodes:
-            flag = NODES_FLAG.get(world.launcher, "ranks on {} nodes").format(self.num_nodes)
+            hosts = [f"NODE{node}:{world.local_size}" for node in range(1, self.num_nodes + 1)]
+            mpi_flags = f"-np {world.local_size * self.num_nodes} -H {','.join(hosts)}"
+            flag = NODES_FLAG.get(world.launcher, mpi_flags).format(self.num_nodes)
             raise UserError(
                 f"num_nodes={self.num_nodes}, but {world.launcher} started ranks on "
                 f"{pluralize(world.nodes, 'node')}: "

@@ -123,7 +123,7 @@ def choose(
         if reason and is_rank_zero():
             print(f"strategy: {strategy}, since {reason}")
     cores = compute_devices.available_cores()
-    if resolved.kind != "cuda" and (resolved.count or 1) > 4 * cores and is_rank_zero():
+    if resolved.kind == "vgpu" and (resolved.count or 1) > 4 * cores and is_rank_zero():
         print(f"hint: {resolved.count} devices share {pluralize(cores, 'core')} of the CPU")
     chosen = strategy_by_name(strategy)
     chosen.configure(resolved, num_nodes or 1)
@@ -141,7 +141,7 @@ def _pick(accelerator: Accelerator, num_nodes: int, world: World) -> tuple[str, 
     devices = f"devices={accelerator.count}"
     if "ipykernel" in sys.modules or hasattr(sys, "ps1"):
         return "ddp_notebook", f"{devices}, and ddp cannot start a notebook or shell again"
-    return "ddp", f"{devices}: a process each, which start this script again"
+    return "ddp", f"{devices}: each device gets a process that runs this script"
 
 
 def check_manual_optimization(trainer: "Trainer") -> None:

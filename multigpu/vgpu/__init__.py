@@ -12,16 +12,18 @@ meter their memory and run a simulated clock.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, pluralize
 from multigpu.vgpu.ops import usage
 from multigpu.vgpu.patches import TABLE, backend
 from multigpu.vgpu.sim import machine as _machine
+from multigpu.vgpu.sim import notes as _notes
 from multigpu.vgpu.sim.machine import Machine
 from multigpu.vgpu.sim.memory import keep_freed_memory
+from multigpu.vgpu.sim.micro_batches import number_micro_batches
 from multigpu.vgpu.sim.presets import GPUS, LINKS, Gpu, Link, find_preset, size_in_bytes
 from multigpu.vgpu.sim.timeline import Timeline
 
@@ -35,7 +37,9 @@ __all__ = [
     "devices",
     "elapsed",
     "label",
+    "marked",
     "memory_held",
+    "number_micro_batches",
     "running",
     "start",
     "stop",
@@ -68,9 +72,12 @@ def start(
     link = find_preset(link, LINKS)
     capacity = gpu.memory if memory is None else size_in_bytes(memory)
     if (running_machine := _machine.running()) is not None:
+        started = len(running_machine.meters)
+        verb = "is" if started == 1 else "are"
         raise UserError(
-            f"{len(running_machine.meters)} virtual GPUs are running already in this process: "
-            f"use them, or call vgpu.stop() first. Their tensors cannot be used after that."
+            f"{pluralize(started, 'virtual GPU')} {verb} running already in this process: "
+            f"use what is running, or call vgpu.stop() first. Tensors on virtual GPUs cannot "
+            f"be used after that."
         )
     backend.register()
     machine = Machine(count, gpu, link, capacity, compute)
@@ -143,8 +150,19 @@ def timeline(since: float = 0.0) -> Timeline:
     """The devices' events from `since`, in simulated seconds after start(), until now."""
     machine = _current()
     end = machine.clock.synchronize()
+    clock = machine.clock
     names = [str(device) for device in machine.devices]
-    return Timeline(machine.clock.events(), names, since, end, machine.label())
+    notes = _notes.notes_by_event(clock)
+    return Timeline(clock.events(), names, since, end, machine.label(), notes)
+
+
+def marked(text: str) -> AbstractContextManager[None]:
+    """Give the computation in a `with` block a text for the timeline.
+
+    With the name of a part, such as "quantise", the timeline's picture draws the operations in
+    that part's colour; any other text is written in their boxes.
+    """
+    return _notes.marked(_current().clock, text)
 
 
 def memory_held(

@@ -139,3 +139,20 @@ def test_activate_ignores_multigpu_in_the_current_directory(tmp_path: Path):
         f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {real} "$@"\n'
     )
     assert activate(tmp_path, path=bare)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "code"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}, 2),
+        ({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_GPUS_ON_NODE": "2"}, 0),
+        # the shell of salloc, on the login node
+        ({"SLURM_JOB_ID": "7"}, 0),
+    ],
+    ids=["no GPU", "2 GPUs", "salloc"],
+)
+def test_activate_refuses_a_job_without_gpus(tmp_path: Path, variables: dict, code: int):
+    active = environment(tmp_path / "active")
+    found, text = activate(tmp_path, path=active, **variables)
+    assert found == code
+    assert code == 0 or ("no GPU" in text and "--gpus-per-node" in text and "\n" not in text)

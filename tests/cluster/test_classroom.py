@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, alive, wait_until
+from commands import ROOT
 
 from multigpu import classroom
 from multigpu.classroom import conf, packages, processes
@@ -90,6 +91,41 @@ def test_another_shape(private: Path):
     for gpus in ("--gpus-per-node=4", "--gres=gpu:4"):
         lines = Cluster().run("srun", "--nodes=3", gpus, "bash", "-c", line).stdout.split("\n")
         assert sorted(lines) == ["", "n1 4 0,1,2,3", "n2 4 0,1,2,3", "n3 4 0,1,2,3"]
+
+
+def test_gpus_that_have_a_type(private: Path, monkeypatch: pytest.MonkeyPatch):
+    """As on a real site: --gres=gpu:a100:2 and --gpus-per-node=a100:2 count as two GPUs."""
+    plain = conf.slurm_conf
+    monkeypatch.setattr(
+        conf, "slurm_conf", lambda *shape: plain(*shape).replace("Gres=gpu:", "Gres=gpu:a100:")
+    )
+    write = conf.write
+
+    def write_typed(*arguments: object) -> None:
+        write(*arguments)
+        gres = conf.state_dir() / "gres.conf"
+        gres.write_text(gres.read_text().replace("Name=gpu ", "Name=gpu Type=a100 "))
+
+    monkeypatch.setattr(conf, "write", write_typed)
+    classroom.up()
+    line = (
+        "from multigpu.launch import find_world; import os; world = find_world(); "
+        "print(world.size, os.environ['SLURM_GPUS_ON_NODE'])"
+    )
+    for gpus in ("--gres=gpu:a100:2", "--gpus-per-node=a100:2", "--gpus-per-node=2"):
+        done = Cluster().run(
+            *("srun", "--ntasks-per-node=2", "--nodes=2", gpus),
+            *(sys.executable, "-c", line),
+            PYTHONPATH=str(ROOT),
+        )
+        assert done.stdout.splitlines() == ["4 2"] * 4, done.stderr
+    # One task for two GPUs is refused, whatever the form of the request.
+    done = Cluster().run(
+        *("srun", "--ntasks-per-node=1", "--nodes=2", "--gres=gpu:a100:2"),
+        *(sys.executable, "-c", line),
+        PYTHONPATH=str(ROOT),
+    )
+    assert done.returncode != 0 and "2 GPUs, but srun started 1 task" in done.stderr
 
 
 @pytest.mark.parametrize("nodes, gpus", [(0, 2), (17, 2), (2, -1), (2, 17)])

@@ -5,9 +5,11 @@ import re
 import shutil
 import socket
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from cluster import wait_until
 from commands import ROOT, SCRIPT, clean_environment, torchrun
 
 pytestmark = pytest.mark.classroom
@@ -34,6 +36,8 @@ if "--one-dies" in sys.argv:
         while not all(os.path.exists(f"up-{other}") for other in range(4)):
             time.sleep(0.01)
         sys.exit(7)
+    time.sleep(600)
+if "--sleep" in sys.argv:
     time.sleep(600)
 """
 
@@ -96,6 +100,34 @@ def test_what_a_job_file_runs_exists(path: Path):
     for script in re.findall(r"scripts/\w+\.py", text):
         assert (ROOT / script).exists(), script
     assert "source slurm/activate.sh || exit" in text
+    assert "SBATCH_ACCOUNT" in text and "SBATCH_PARTITION" in text
+
+
+SEVERAL_RANKS = [
+    path for path in JOB_FILES if "srun --export=ALL --kill-on-bad-exit" in path.read_text()
+]
+
+
+@pytest.mark.parametrize("path", SEVERAL_RANKS, ids=lambda path: path.name)
+def test_a_job_of_several_ranks_keeps_a_preset_address(path: Path):
+    """And has a commented line that chooses NCCL's network."""
+    text = path.read_text()
+    assert re.search(r"(?m)^\w+=\$\{MASTER_ADDR:-\$\(", text)
+    assert re.search(r"(?m)^#export NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=\w+$", text)
+
+
+def test_there_are_eight_jobs_of_several_ranks():
+    assert len(JOB_FILES) == 14 and len(SEVERAL_RANKS) == 8
+
+
+@pytest.mark.parametrize("stem", ["TF_CNN_MultiGPU", "TF_CNN_CustomLoop", "TF_CNN_MultiNode"])
+def test_a_tensorflow_job_says_how_to_install_its_gpu_build(stem: str):
+    """By `make`, and with the name that pyproject.toml gives to the extra packages."""
+    text = (ROOT / f"slurm/{stem}.slurm").read_text()
+    (extra,) = re.findall(r"make install VENV=\S+ .*'\.\[([\w-]+)\]'", text)
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any("and-cuda" in name for name in packages["optional-dependencies"][extra])
+    assert re.search(rf"COURSE_ENV=\S+ sbatch slurm/{stem}\.slurm", text)
 
 
 # ---- the lesson's job -----------------------------------------------------------------------
@@ -196,6 +228,47 @@ def test_a_site_that_requires_gres(cluster, root: Path):
     assert len(ranks(job.log)) == 4 and "--gres" in path.read_text(), job.log
 
 
+def test_a_preset_address_is_used(cluster, root: Path):
+    """By torchrun, and by the ranks of srun; here the address has another name."""
+    job = cluster.job("--export=ALL,MASTER_ADDR=localhost", LESSON, cwd=root)
+    assert "rendezvous: localhost:" in job.log and len(ranks(job.log)) == 4, job.log
+    (root / "scripts/PTL_multiGPU.py").write_text(
+        "import os\nprint('address', os.environ['MASTER_ADDR'])\n"
+    )
+    job = cluster.job(
+        "--export=ALL,MASTER_ADDR=localhost", "slurm/PTL_multiGPU.slurm", cwd=root
+    )
+    assert job.log.count("address localhost") == 4, job.log
+
+
+def test_account_and_partition_of_the_shell(cluster, root: Path):
+    """sbatch reads both variables; a partition that does not exist is refused."""
+    number = cluster.submit(LESSON, cwd=root, SBATCH_PARTITION="classroom", SBATCH_ACCOUNT="a")
+    assert cluster.wait(number).exit_code == 0
+    done = cluster.run("sbatch", LESSON, cwd=root, SBATCH_PARTITION="elsewhere")
+    assert done.returncode != 0 and "partition" in done.stderr
+
+
+def test_an_array_over_learning_rates(cluster, root: Path):
+    """After the change that the job file's comment describes."""
+    path = root / "slurm/PT_CNN_SingleGPU.slurm"
+    text, lines = re.subn(r"(?m)^#(rates=|set -- --lr)", r"\1", path.read_text())
+    assert lines == 2
+    path.write_text(text)
+    (root / "scripts/PT_CNN_SingleGPU.py").write_text("import sys\nprint('flags', sys.argv)\n")
+    number = cluster.submit("--array=0-2", path, "--epochs", 1, cwd=root)
+    wait_until(lambda: len(list(root.glob("PT_CNN_SingleGPU-*.out"))) == 3)
+    squeue = ("squeue", "--noheader", f"--jobs={number}")
+    wait_until(lambda: not cluster.run(*squeue).stdout.strip())
+    logs = [log.read_text() for log in root.glob("PT_CNN_SingleGPU-*.out")]
+    found = sorted(
+        re.search(r"results/\S+', '--lr', '(\S+)', '--epochs', '1'", log)[1] for log in logs
+    )
+    assert found == ["0.01", "0.05", "0.1"], logs
+    folders = {re.search(r"results/PT_CNN_SingleGPU-\d+", log)[0] for log in logs}
+    assert len(folders) == 3, "each task has its own folder"
+
+
 def test_a_port_in_use_is_skipped(cluster, root: Path):
     number = cluster.submit("--hold", LESSON, cwd=root)
     with socket.socket() as other:
@@ -256,10 +329,27 @@ def test_submitted_from_elsewhere(cluster, root: Path):
     assert f"sbatch {LESSON}" in message
 
 
-def test_a_job_without_gpus(cluster, root: Path):
-    job = cluster.job("--gpus-per-node=0", LESSON, cwd=root)
-    assert (job.exit_code, job.log.count("\n")) == (2, 1)
+@pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.name)
+def test_a_job_without_gpus(cluster, tmp_path: Path, path: Path):
+    job = cluster.job(f"--output={tmp_path}/log", "--gpus-per-node=0", path, cwd=ROOT)
+    assert (job.exit_code, job.log.count("\n")) == (2, 1), job.log
     assert job.log.startswith("error: Slurm gave this job no GPU")
+
+
+@pytest.mark.parametrize("way", ["torchrun", "one task per rank"])
+def test_the_log_of_a_cancelled_job_ends_with_slurms_own_lines(way: str, cluster, root: Path):
+    """torchrun alone adds two stack traces of its SignalException, 75 lines."""
+    path = root / LESSON
+    if way == "one task per rank":
+        path.write_text(one_task_per_rank(path.read_text()))
+    number = cluster.submit(LESSON, "--sleep", cwd=root)
+    wait_until(lambda: len(list(root.glob("up-*"))) == 4, 60)
+    assert cluster.run("scancel", number).returncode == 0
+    job = cluster.wait(number, timeout=60)
+    assert job.state == "CANCELLED" and "CANCELLED AT" in job.log
+    assert "Traceback" not in job.log and "SignalException" not in job.log, job.log
+    after = job.log[job.log.rindex("rank ") :].splitlines()
+    assert len(after) < 15, job.log
 
 
 def test_more_tasks_than_torchrun_needs(cluster, root: Path):

@@ -129,6 +129,22 @@ def test_sacct_lists_the_jobs_that_ended(cluster: Cluster, tmp_path: Path):
     assert f"{job.number}|remembered|FAILED" in listed
 
 
+def test_sacct_after_an_array(cluster: Cluster, tmp_path: Path):
+    """It lists the tasks. It does not know two fields that slurmctld writes for an array, and
+    says so for each task: the text of `up` and `status` names that message."""
+    script = cluster.script(tmp_path, "true")
+    number = cluster.submit("--array=0-1", "--job-name=in-array", script, cwd=tmp_path)
+    wait_until(
+        lambda: not cluster.run("squeue", "--noheader", f"--jobs={number}").stdout.strip(), 60
+    )
+    done = cluster.run("sacct", "-c", "--noheader", "--parsable2", "--format=jobname,state")
+    assert done.stdout.splitlines().count("in-array|COMPLETED") == 2
+    explained = classroom.status()[1]
+    for line in done.stderr.splitlines():
+        assert "Unknown type Array" in line
+        assert "Unknown type" in explained
+
+
 # ---- as an ordinary user --------------------------------------------------------------------
 
 
@@ -197,8 +213,12 @@ def test_as_an_ordinary_user(ordinary_user):
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    assert "The cluster is up: 2 nodes" in course("classroom.up()")
+    started = course("classroom.up()")
+    assert "The cluster is up: 2 nodes" in started
     try:
+        # The line that the shell needs, and the message of a shell without it.
+        assert f"export SLURM_CONF={home}/" in started
+        assert "Could not establish a configuration source" in started
         assert "already up" in course("classroom.up()")
         line = course("classroom.env()")
         assert line == f"export SLURM_CONF={home}/.local/state/multigpu/slurm/slurm.conf"

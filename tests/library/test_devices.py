@@ -1,6 +1,5 @@
 """The device of a rank, on machines with simulated numbers of GPUs."""
 
-import os
 import textwrap
 
 import pytest
@@ -150,11 +149,3 @@ def test_the_16_bit_type_of_an_old_gpu(monkeypatch):
     )
     assert devices.amp_dtype(torch.device("cuda:0")) == torch.float16
     assert devices.amp_dtype(torch.device("cpu")) == torch.bfloat16
-
-
-def test_cores_outside_linux(monkeypatch):
-    """macOS has no sched_getaffinity."""
-    assert devices.available_cores() == len(os.sched_getaffinity(0))
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert devices.available_cores() == 8

@@ -1,8 +1,101 @@
-"""Figures have whole epochs, a legend in the bars' order, and totals at the bars' ends."""
+"""Figures have whole epochs, a legend in the bars' order, and totals at the bars' ends.
+
+They are readable on white and dark backgrounds, in black and white, and for colour-blind
+readers.
+"""
+
+import io
+import itertools
 
 import pytest
+from colours import VISION, contrast, distance, luminance
+from PIL import Image
 
 from multigpu import plots
+
+WHITE = "#ffffff"
+# The backgrounds of GitHub's and of JupyterLab's dark themes.
+DARK = ("#0d1117", "#111111")
+# Parts that are drawn beside each other.
+BESIDE = (
+    ("forward", "backward", "update", "quantise", "transfer", "collective"),
+    ("data", "forward", "backward", "update"),
+    ("weights", "gradients", "optimizer", "activations", "16-bit copies"),
+    ("data", "compute", "update", "collective", "idle", "files"),
+)
+
+
+def test_text_and_lines_are_readable_on_white_and_on_dark_backgrounds():
+    assert contrast(plots.INK, WHITE) >= 4.5
+    assert min(contrast(plots.INK, dark) for dark in DARK) >= 4
+    for colour in plots.LINES:  # WCAG 2.2, 1.4.11: 3 for what is not text
+        assert min(contrast(colour, background) for background in (WHITE, *DARK)) >= 3, colour
+
+
+def test_texts_in_boxes_are_readable():
+    for part, look in plots.PARTS.items():
+        assert contrast(look.text, look.fill) >= 4.5, part
+        # The edge on white paper, the fill on a dark background.
+        assert contrast(plots.EDGE, WHITE) >= 3
+        assert min(contrast(look.fill, dark) for dark in DARK) >= 3, part
+    for rank, fill in enumerate(plots.RANKS):
+        text = "white" if rank in plots.WHITE_TEXT_RANKS else "black"
+        assert contrast(text, fill) >= 4.5, rank
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_colours_beside_each_other_are_different_for_all_readers(vision):
+    for parts in BESIDE:
+        fills = {plots.PARTS[part].fill for part in parts}
+        for one, other in itertools.combinations(fills, 2):
+            assert distance(one, other, vision) >= 15, (one, other)
+    for one, other in itertools.combinations(plots.LINES, 2):
+        assert distance(one, other, vision) >= 10, (one, other)
+
+
+@pytest.mark.parametrize("parts", BESIDE)
+def test_parts_are_different_in_black_and_white(parts):
+    for one, other in itertools.combinations((plots.PARTS[part] for part in parts), 2):
+        dark, light = sorted((luminance(one.fill), luminance(other.fill)))
+        assert one.hatch != other.hatch or (light + 0.05) / (dark + 0.05) >= 1.3, (one, other)
+
+
+def test_35_curves_have_different_looks():
+    looks = [tuple(plots.curve_look(index).values()) for index in range(35)]
+    assert len(set(looks)) == 35
+
+
+def drawn_figures():
+    axes = plots.schematic(["lane"], "title")
+    plots.box(axes, "update", 0, 0, 1, "text")
+    plots.arrow(axes, (0, 0), (1, 1))
+    return {
+        "schematic": axes.figure,
+        "by_epoch": plots.by_epoch([1, 2], {"loss": [1.0, 0.5]}, "title"),
+        "shards": plots.shards([[[0, 2], [1, 3]]], "title"),
+        "stacked_bars": plots.stacked_bars(BARS, "MiB", "title", totals=True),
+        "lines": plots.lines([1, 2], {"a": [1.0, 2.0]}, "x", "y", "title"),
+    }
+
+
+def test_no_text_is_black_or_white_unless_it_is_in_a_box():
+    for name, figure in drawn_figures().items():
+        on_fills = {look.text for look in plots.PARTS.values()}
+        for axes in figure.axes:
+            outside = [
+                axes.title, axes.xaxis.label, axes.yaxis.label,
+                *axes.get_xticklabels(), *axes.get_yticklabels(),
+            ]  # fmt: skip
+            assert {text.get_color() for text in outside} == {plots.INK}, name
+            assert {text.get_color() for text in axes.texts} <= {plots.INK, *on_fills}, name
+
+
+def test_the_background_is_transparent():
+    for name, figure in drawn_figures().items():
+        picture = Image.open(io.BytesIO(figure._repr_png_()))
+        assert picture.getpixel((0, 0))[3] == 0, name
+        axes = figure.axes[0]
+        assert axes.get_facecolor()[3] == 0, name
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 10])
@@ -48,3 +141,17 @@ def test_a_dashed_curve_leaves_the_one_below_visible():
     below, above, _ = figure.axes[0].lines
     assert not below.is_dashed()
     assert above.is_dashed() and above.get_markerfacecolor() == "none"
+
+
+def test_axes_above_each_other_share_a_legend_and_the_name_of_the_x_axis():
+    figure = plots.figure()
+    for row, parts in enumerate((["update", "forward"], ["forward", "bubble"])):
+        axes = figure.add_subplot(2, 1, row + 1)
+        axes.set(xlabel="ms", title=f"title {row}")
+        axes.legend([plots.swatch("update")] * 2, parts)
+    plots.share_legend(figure)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["forward", "update", "bubble"]
+    assert [axes.get_legend() for axes in figure.axes] == [None, None]
+    assert [axes.get_xlabel().strip() for axes in figure.axes] == ["", "ms"]
+    assert [axes.get_title() for axes in figure.axes] == ["title 0", "title 1"]

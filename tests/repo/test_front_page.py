@@ -106,7 +106,7 @@ def index(tmp_path):
 def make(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
     """`make` with pip cut off from every index but the ones that a test names."""
     own = {"PIP_NO_INDEX": "0", "PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": ""}
-    return run("make", *arguments, cwd=ROOT, **own, **environment)
+    return run("make", *arguments, cwd=ROOT, **(own | environment))
 
 
 def installed(venv: Path) -> str:
@@ -144,6 +144,20 @@ def test_make_says_how_much_it_will_bring(tmp_path):
     assert done.returncode != 0
     assert re.search(r"CUDA build, [\d.]+ GB.*TORCH=cpu", done.stdout)
     assert not (tmp_path / "venv" / "installed").exists(), "a failed install is repeated"
+
+
+def test_an_environment_elsewhere_from_a_folder_of_wheels(index, tmp_path):
+    """Without a network, and with an absolute VENV, as on a cluster's scratch disk."""
+    venv = tmp_path / "scratch" / "venv"
+    wheels = tmp_path / "index" / "torch"
+    done = make(
+        *("install", f"VENV={venv}", "PACKAGES=--no-deps torch==2.13.0"),
+        PIP_NO_INDEX="1",
+        PIP_FIND_LINKS=str(wheels),
+    )
+    assert done.returncode == 0, done.stdout
+    assert "torch==2.13.0+cpu" in installed(venv)
+    assert f"COURSE_ENV={venv}" in done.stdout, "what job files need to find it"
 
 
 def test_an_old_python_is_refused_with_a_sentence(tmp_path):

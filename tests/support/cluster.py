@@ -31,9 +31,13 @@ class Cluster:
         self.conf = conf.conf_path()
 
     def run(
-        self, *command: object, timeout: float = 60, **more: object
+        self,
+        *command: object,
+        timeout: float = 60,
+        cwd: Path | None = None,
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        environment = clean_environment() | {"SLURM_CONF": str(self.conf)}
+        environment = clean_environment(**variables) | {"SLURM_CONF": str(self.conf)}
         # The job file has to set it.
         environment.pop("OMP_NUM_THREADS", None)
         return subprocess.run(
@@ -42,11 +46,11 @@ class Cluster:
             text=True,
             timeout=timeout,
             capture_output=True,
-            **more,
+            cwd=cwd,
         )
 
-    def submit(self, *arguments: object, cwd: Path) -> int:
-        done = self.run("sbatch", "--parsable", *arguments, cwd=cwd)
+    def submit(self, *arguments: object, cwd: Path, **variables: str) -> int:
+        done = self.run("sbatch", "--parsable", *arguments, cwd=cwd, **variables)
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 

@@ -39,6 +39,11 @@ MISMATCHES = [
     ("torchrun", {"strategy": "ddp2"}, ("1 rank", "2 ranks", "--nproc-per-node=1")),
     ("torchrun", {"strategy": "dp"}, ("'dp' is one process", "torchrun", "2")),
     ("mpirun", {"devices": 3}, ("mpirun", "2 ranks", "-np 3", "devices=2")),
+    (
+        "mpirun",
+        {"devices": 2, "num_nodes": 3},
+        ("1 node", "'-np 6 -H NODE1:2,NODE2:2,NODE3:2'", "num_nodes=1"),
+    ),
     ("srun", {"devices": 3}, ("srun", "2 ranks", "#SBATCH --ntasks-per-node=3", "devices=2")),
     ("srun", {"devices": 2, "num_nodes": 2}, ("1 node", "#SBATCH --nodes=2", "num_nodes=1")),
 ]

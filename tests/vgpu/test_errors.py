@@ -294,3 +294,11 @@ def test_a_fork_after_start():
     done = run("python", "-c", FORKING)
     assert "Cannot re-initialize virtual GPUs in forked subprocess" in done.stdout
     assert "child 3" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "1 virtual GPU is"), (2, "2 virtual GPUs are")]
+)
+def test_a_second_start_names_what_is_running(count: int, words: str):
+    with vgpu.running(count=count), pytest.raises(UserError, match=f"{words} running already"):
+        vgpu.start(1)

@@ -1,15 +1,20 @@
-"""The timeline: busy fractions, the picture, the trace file, and the ranks of a run as one."""
+"""The timeline: busy fractions, idle time by reason, notes on events, the picture, the trace
+file, and the ranks of a run as one.
+"""
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
-from compare_devices import pipeline
+from compare_devices import ROUND, pipeline
+from torch import nn
 
 from multigpu import plots, vgpu
 from multigpu.errors import UserError
-from multigpu.vgpu.sim.spans import merge_spans
+from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.spans import merge_spans, subtract_spans
 from multigpu.vgpu.sim.timeline import Timeline
 
 
@@ -72,10 +77,18 @@ def test_the_picture_shows_every_event_and_the_label(two):
     assert axes.get_xlabel() == "simulated time (ms)"
     assert axes.get_title() == "Two halves"
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert legend == ["forward", "transfer", "idle"]
+    assert legend == ["forward", "transfer", "bubble"]
+    assert "outputs" in texts
     other = plots.figure().add_subplot()
     assert timeline.plot(other) is other.figure
     assert other.collections
+
+
+def test_subtracted_spans():
+    spans = [(0, 4), (5, 6)]
+    assert subtract_spans(spans, [(1, 2), (3, 5.5)]) == [(0, 1), (2, 3), (5.5, 6)]
+    assert subtract_spans(spans, []) == spans
+    assert subtract_spans(spans, [(0, 9)]) == []
 
 
 def test_merged_spans():
@@ -86,3 +99,207 @@ def test_merged_spans():
     ]
     assert merge_spans([(0, 1)], 2, 3) == []
     assert Timeline([], ["vgpu:0"], 0, 0, "x").busy(0) == 0
+
+
+# ---- why a device does not compute ----
+
+
+def by_hand(*events, lanes=2, end=10):
+    """A timeline of (device, kind, start, end, peer); peer −1 is the host."""
+    made = [
+        Event(device, kind, "forward", kind, start, stop, peer)
+        for device, kind, start, stop, peer in events
+    ]
+    return Timeline(made, [f"lane {i}" for i in range(lanes)], 0, end, "by hand")
+
+
+def test_waiting_for_the_other_stage_is_a_bubble_and_the_copy_a_transfer():
+    """Stage 0 computes for 4 s and sends for 2 s, stage 1 computes for 3 s."""
+    timeline = by_hand((0, "compute", 0, 4, None), (0, "transfer", 4, 6, 1),
+                       (1, "compute", 6, 9, None))  # fmt: skip
+    expected = {"compute": 0.4, "transfer": 0.2, "bubble": 0.3, "launch": 0.1}
+    assert timeline.breakdown(0) == pytest.approx(expected)
+    expected = {"compute": 0.3, "transfer": 0.2, "bubble": 0.4, "launch": 0.1}
+    assert timeline.breakdown(1) == pytest.approx(expected)
+
+
+def test_a_gap_before_an_operation_is_launch_overhead_although_the_other_device_works():
+    """Device 1 is idle from 2 to 5, and nothing that it needs comes from device 0."""
+    timeline = by_hand((0, "compute", 0, 10, None), (1, "compute", 0, 2, None),
+                       (1, "compute", 5, 10, None))  # fmt: skip
+    expected = {"compute": 0.7, "transfer": 0, "bubble": 0, "launch": 0.3}
+    assert timeline.breakdown(1) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("end", [5, 6])
+def test_what_the_host_launches_late_is_launch_overhead(end):
+    """Device 0 is ready at 4, but the copy begins at 5: from 4 on device 1 waits for the host.
+
+    The copy takes a second, or with a free link no time.
+    """
+    timeline = by_hand((0, "compute", 0, 4, None), (0, "transfer", 5, end, 1),
+                       (1, "compute", end, 10, None))  # fmt: skip
+    assert timeline.breakdown(1)["launch"] == pytest.approx(0.1)
+    assert timeline.breakdown(1)["bubble"] == pytest.approx(0.4)
+
+
+def test_while_the_other_stage_waits_for_the_host_no_bubble_is_counted():
+    """Stage 0 is idle from 2 to 3; stage 1 waits for it from 0 to 5."""
+    timeline = by_hand((0, "compute", 0, 2, None), (0, "compute", 3, 5, None),
+                       (0, "transfer", 5, 6, 1), (1, "compute", 6, 10, None))  # fmt: skip
+    assert timeline.breakdown(1)["bubble"] == pytest.approx(0.4)
+    assert timeline.breakdown(1)["launch"] == pytest.approx(0.1)
+
+
+def test_a_copy_to_the_host_or_behind_computation():
+    """A transfer counts where the device does not compute; the host is no other stage."""
+    timeline = by_hand((0, "transfer", 1, 3, -1), (0, "compute", 2, 10, None), lanes=1)
+    expected = {"compute": 0.8, "transfer": 0.1, "bubble": 0, "launch": 0.1}
+    assert timeline.breakdown(0) == pytest.approx(expected)
+
+
+def test_messages_and_collectives_of_ranks_have_equal_times_instead_of_a_peer():
+    """Rank 0 sends at 4, when it is ready; rank 1 has waited for that."""
+    for kind in ("transfer", "collective"):
+        timeline = by_hand((0, "compute", 0, 4, None), (0, kind, 4, 5, None),
+                           (1, kind, 4, 5, None), (1, "compute", 5, 10, None))  # fmt: skip
+        expected = {"compute": 0.5, "transfer": 0.1, "bubble": 0.4, "launch": 0}
+        assert timeline.breakdown(1) == pytest.approx(expected), kind
+
+
+def test_the_breakdown_of_nothing():
+    empty = Timeline([], ["vgpu:0"], 0, 0, "x")
+    assert set(empty.breakdown(0).values()) == {0.0}
+    with pytest.raises(UserError, match=r"^3 "):
+        empty.breakdown(3)
+
+
+# A link that costs nothing, and a GPU on which only arithmetic takes time.
+FREE = vgpu.Link("free", bandwidth=1e30, latency=0.0)
+ARITHMETIC = replace(ROUND, bandwidth=1e15)
+
+
+def stages(devices, micro_batches, link=FREE):
+    """A step of equal stages. The input needs its gradient, as the other stages' inputs do."""
+    with vgpu.running(devices, gpu=ARITHMETIC, link=link, compute=False) as places:
+        layers = [nn.Linear(1000, 1000, bias=False, device=place) for place in places]
+        batch = torch.empty(4000, 1000, device=places[0], requires_grad=True)
+        start = vgpu.elapsed()
+        outputs = []
+        for x in batch.chunk(micro_batches):
+            for layer, place in zip(layers, places, strict=True):
+                x = layer(x.to(place))
+            outputs.append(x)
+        torch.autograd.backward(outputs, [torch.empty_like(x) for x in outputs])
+        return vgpu.timeline(since=start)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("micro_batches", [1, 4, 8])
+def test_with_a_free_link_the_bubble_is_the_formulas(devices, micro_batches):
+    """(p − 1)/(m + p − 1), for stages that take equally long."""
+    timeline = stages(devices, micro_batches)
+    for lane in range(devices):
+        shares = timeline.breakdown(lane)
+        assert sum(shares.values()) == pytest.approx(1)
+        formula = (devices - 1) / (micro_batches + devices - 1)
+        assert shares["bubble"] == pytest.approx(formula, rel=0.1, abs=0.01)
+        assert shares["transfer"] == 0 and shares["launch"] < 0.02
+
+
+def test_a_slow_link_adds_transfers_and_not_launch_overhead():
+    free, slow = stages(2, 4), stages(2, 4, vgpu.Link("slow", bandwidth=4e9, latency=0.0))
+    assert slow.breakdown(0)["transfer"] > 0.1 > free.breakdown(0)["transfer"]
+    assert slow.breakdown(0)["launch"] < 0.02
+
+
+# ---- notes on events ----
+
+
+def carried(timeline):
+    return [timeline.notes[e] for e in timeline.events if e.kind == "transfer"]
+
+
+def test_transfers_of_a_split_model_are_named(two):
+    first = nn.Linear(4, 4).to(two[0])
+    second = nn.Linear(4, 4).to(two[1])
+    start = vgpu.elapsed()
+    out = second(first(torch.ones(2, 4).to(two[0])).to(two[1]))
+    out.sum().backward()
+    out.cpu()
+    assert carried(vgpu.timeline(start)) == ["inputs", "outputs", "gradients", "results"]
+
+
+def test_transfers_of_data_parallel_are_named(two):
+    model = nn.DataParallel(nn.Linear(4, 4).to(two[0]), two)
+    images = torch.ones(2, 4, device=two[0])
+    start = vgpu.elapsed()
+    model(images).sum().backward()
+    names = carried(vgpu.timeline(start))
+    assert names == ["inputs", "weights", "outputs", "gradients", "gradients"]
+
+
+def test_a_copied_parameter_is_weights(two):
+    weight = nn.Parameter(torch.ones(3, device=two[0]))
+    start = vgpu.elapsed()
+    weight.to(two[1])
+    weight.detach().to(two[1])
+    assert carried(vgpu.timeline(start)) == ["weights", "outputs"]
+
+
+def test_micro_batches_are_numbered_in_forward_and_in_backward(two):
+    """Autograd goes back through the last micro-batch first. The loss has no number."""
+    first = nn.Linear(4, 4).to(two[0])
+    second = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(two[1])
+    vgpu.number_micro_batches(first, second, 3)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
+    batch = torch.ones(6, 4, device=two[0], requires_grad=True)
+    for _ in range(2):
+        start = vgpu.elapsed()
+        outputs = [second(first(x).to(two[1])) for x in batch.chunk(3)]
+        torch.cat(outputs).square().mean().backward()
+        optimizer.step()
+    timeline = vgpu.timeline(start)
+
+    def numbers(phase, lane):
+        events = [e for e in timeline.events if (e.phase, e.device) == (phase, lane)]
+        notes = [timeline.notes.get(e, "") for e in events if e.kind == "compute"]
+        return [note for i, note in enumerate(notes) if i == 0 or note != notes[i - 1]]
+
+    assert numbers("forward", 0) == ["1", "2", "3"]
+    assert numbers("forward", 1) == ["1", "2", "3", ""]
+    assert numbers("backward", 0) == ["3", "2", "1"]
+    assert numbers("backward", 1) == ["", "3", "2", "1"]
+    (axes,) = timeline.plot().axes
+    assert {"1", "2", "3"} <= {text.get_text() for text in axes.texts}
+
+
+def test_marked_operations_have_the_look_of_the_part(two):
+    x = torch.ones(100, 100, device=two[0])
+    with vgpu.marked("quantise"):
+        x.round()
+    x.add(1)
+    timeline = vgpu.timeline()
+    notes = [timeline.notes.get(e) for e in timeline.events if e.name in ("round", "add")]
+    assert notes == ["quantise", None]
+    legend = timeline.plot().axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()][:2] == ["forward", "quantise"]
+
+
+def test_contents_and_the_time_axis_of_a_picture(two):
+    """`contents` names what the simulation does not know; `until` is the axis' end."""
+    torch.ones(100, 100).to(two[0])
+    timeline = vgpu.timeline()
+    (axes,) = timeline.plot(contents=lambda event: "images", until=1.0).axes
+    assert "images" in [text.get_text() for text in axes.texts]
+    assert axes.get_xlim() == (0, 1) and axes.get_xlabel() == "simulated time (s)"
+
+
+def test_notes_move_with_the_events_of_ranks(two):
+    torch.ones(2, device=two[0]).to(two[1])
+    timeline = vgpu.timeline()
+    whole = Timeline.of_ranks([timeline, timeline])
+    assert [(e.device, note) for e, note in whole.notes.items()] == [
+        (0, "outputs"),
+        (2, "outputs"),
+    ]

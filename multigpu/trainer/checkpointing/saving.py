@@ -37,6 +37,8 @@ def save_checkpoint(trainer: Trainer, path: str | Path, weights_only: bool = Fal
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             with atomic(path) as temporary:
                 torch.save(content, temporary)
+        except UserError as error:
+            problem = str(error)
         except (OSError, RuntimeError) as error:
             problem = (
                 f"cannot write {path} ({error}): free some space there, "

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from multigpu.files import atomic
+from multigpu.files import atomic, report_full_disk
 from multigpu.trainer.loggers.logger import FolderLogger, NoExperiment
 
 
@@ -46,7 +46,8 @@ class ExperimentWriter:
             with atomic(self.metrics_file_path) as temporary:
                 self._append(temporary, rows, header=True)
         elif rows:
-            self._append(Path(self.metrics_file_path), rows)
+            with report_full_disk(self.metrics_file_path):
+                self._append(Path(self.metrics_file_path), rows)
 
     def _append(self, path: Path, rows: list[dict[str, Any]], header: bool = False) -> None:
         with open(path, "a", newline="") as file:

@@ -12,6 +12,7 @@ from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload, wrap_new
 from multigpu.vgpu.sim.clock import HOST
 from multigpu.vgpu.sim.machine import current
 from multigpu.vgpu.sim.memory import Meter
+from multigpu.vgpu.sim.notes import note_transfer
 
 aten = torch.ops.aten
 OpOverload = torch._ops.OpOverload
@@ -111,7 +112,18 @@ def _advance_clock(
     ends = (HOST if origin is None else origin.index, HOST if to is None else to.index)
     nbytes = source.numel() * source.element_size()
     wait = HOST in ends and not non_blocking
-    (to or origin).machine.clock.transfer(*ends, nbytes, wait=wait)
+    clock = (to or origin).machine.clock
+    clock.transfer(*ends, nbytes, wait=wait)
+    note_transfer(clock, _contents(origin, to, source))
+
+
+def _contents(origin: Meter | None, to: Meter | None, source: torch.Tensor) -> str:
+    """What a copy outside of backward carries, by its source and its ends."""
+    if isinstance(source, torch.nn.Parameter):
+        return "weights"
+    if origin is None:
+        return "inputs"
+    return "results" if to is None else "outputs"
 
 
 def item(func: OpOverload, args: tuple, kwargs: dict) -> Any:

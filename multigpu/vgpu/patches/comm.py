@@ -12,6 +12,7 @@ import torch
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.sim.machine import current
+from multigpu.vgpu.sim.notes import carrying
 
 Tensor = torch.Tensor
 # As in torch: an int is the index of a device, and -1 is the CPU.
@@ -72,9 +73,11 @@ def broadcast_coalesced(
     A bucket of `buffer_size` bytes is sent as one copy, as with NCCL.
     """
     # DataParallel calls this before it starts its threads, one per device.
-    current().clock.num_replica_threads = len(devices)
+    clock = current().clock
+    clock.num_replica_threads = len(devices)
     sources = [tensor.detach() for tensor in tensors]
-    return [_copies(sources, _device(device), buffer_size) for device in devices]
+    with carrying(clock, "weights"):
+        return [_copies(sources, _device(device), buffer_size) for device in devices]
 
 
 def _copies(sources: list[Tensor], device: torch.device, buffer_size: int) -> list[Tensor]:
@@ -140,7 +143,8 @@ def scatter(
     else:
         chunks = tensor.split(list(chunk_sizes), dim)
     on_side_stream = any(stream is not None for stream in streams or ())
-    with current().clock.on_side_stream(on_side_stream):
+    clock = current().clock
+    with clock.on_side_stream(on_side_stream), carrying(clock, "inputs"):
         # A batch smaller than the number of devices has fewer chunks than devices.
         return tuple(
             chunk.to(_device(device), non_blocking=True)

@@ -113,6 +113,9 @@ class Clock:
         # The fields of all events, one after the other. A million Event objects would slow the
         # garbage collector down, and so every operation.
         self.log: list[Any] = []
+        # The texts that notes.py adds to events, by the number of the event.
+        self.marks: list[tuple[int, str]] = [(0, "")]
+        self.contents: dict[int, str] = {}
         # Unfinished collectives and messages (VirtualWork), by the id of each block that they
         # use. A send uses no block and is listed under its own id.
         self.pending: dict[int, Any] = {}

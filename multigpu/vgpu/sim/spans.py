@@ -24,6 +24,25 @@ def merge_spans(spans: Iterable[Span], start: float, end: float) -> list[Span]:
     return union
 
 
+def subtract_spans(spans: list[Span], holes: list[Span]) -> list[Span]:
+    """The spans without the holes. Both lists are disjoint and in order, as in merge_spans."""
+    rest: list[Span] = []
+    first = 0
+    for start, end in spans:
+        while first < len(holes) and holes[first][1] <= start:
+            first += 1
+        index = first
+        while index < len(holes) and holes[index][0] < end:
+            hole_start, hole_end = holes[index]
+            if hole_start > start:
+                rest.append((start, hole_start))
+            start = max(start, hole_end)
+            index += 1
+        if start < end:
+            rest.append((start, end))
+    return rest
+
+
 def unit_of(seconds: float) -> tuple[float, str]:
     """The unit for a duration (s, ms or µs), as (seconds per unit, the unit's name)."""
     return next(((scale, unit) for scale, unit in UNITS if seconds >= scale), UNITS[-1])

@@ -5,7 +5,7 @@ marks the times as simulated and names the machine.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from multigpu.errors import UserError, pluralize
 from multigpu.files import atomic
 from multigpu.vgpu.sim import timeline_picture
 from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.idle import REASONS, idle_spans
 from multigpu.vgpu.sim.spans import format_seconds, involves, merge_spans
 
 if TYPE_CHECKING:
@@ -26,16 +27,24 @@ class Timeline:
     """The events of a machine between two simulated times.
 
     `events` are sorted by start, then by device. `lanes` are the devices' names, by index.
-    `start` and `end` are in seconds. `label` names the simulated machine.
+    `start` and `end` are in seconds. `label` names the simulated machine. `notes` are texts
+    about events: what a transfer carries, and the number of a computation's micro-batch.
     """
 
     def __init__(
-        self, events: Iterable[Event], lanes: list[str], start: float, end: float, label: str
+        self,
+        events: Iterable[Event],
+        lanes: list[str],
+        start: float,
+        end: float,
+        label: str,
+        notes: Mapping[Event, str] | None = None,
     ):
         self.lanes = lanes
         self.start = start
         self.end = end
         self.label = label
+        self.notes = dict(notes or {})
         inside = (event for event in events if event.end > start and event.start < end)
         self.events = sorted(inside, key=lambda event: (event.start, event.device, event.end))
 
@@ -48,13 +57,17 @@ class Timeline:
         lane. The result spans from the first start to the last end.
         """
         events: list[Event] = []
+        notes: dict[Event, str] = {}
         lanes: list[str] = []
         for rank, timeline in enumerate(ranks):
             shift = len(lanes)
             for event in timeline.events:
                 on_device = event.peer is not None and event.peer >= 0
                 peer = event.peer + shift if on_device else event.peer
-                events.append(event._replace(device=event.device + shift, peer=peer))
+                moved = event._replace(device=event.device + shift, peer=peer)
+                events.append(moved)
+                if event in timeline.notes:
+                    notes[moved] = timeline.notes[event]
             if len(timeline.lanes) == 1:
                 lanes.append(f"rank {rank}")
             else:
@@ -67,6 +80,7 @@ class Timeline:
             start=min(timeline.start for timeline in ranks),
             end=max(timeline.end for timeline in ranks),
             label=f"simulated: {pluralize(len(ranks), 'rank')}, each {machines}",
+            notes=notes,
         )
 
     def __repr__(self) -> str:
@@ -96,15 +110,39 @@ class Timeline:
         """The fraction of the time, 0 to 1, in which the device did not compute."""
         return 1 - self.busy(device)
 
-    def plot(
-        self, target: "str | Path | Axes | None" = None, title: str | None = None
-    ) -> "Figure | Path":
-        """Draw a lane for each device: computation, idle time, transfers and collectives.
+    def breakdown(self, device: torch.device | str | int) -> dict[str, float]:
+        """What the device's time is used for, as fractions of the time, which add up to 1.
 
-        `target` is a file (.png, .svg, .pdf) to write, the axes to draw into, or None for a
-        new figure, which a notebook displays. Returns the path, or the figure.
+        {"compute": …, "transfer": …, "bubble": …, "launch": …}: idle.py defines the reasons
+        for which a device does not compute. A transfer that overlaps with computation counts
+        as computation. Raises UserError for an unknown device.
         """
-        return timeline_picture.plot(self, target, title)
+        fractions = {"compute": self.busy(device)}
+        duration = self.end - self.start
+        spans = idle_spans(self, self._index(device))
+        for reason in REASONS:
+            total = sum(end - start for start, end in spans[reason])
+            fractions[reason] = total / duration if duration > 0 else 0.0
+        return fractions
+
+    def plot(
+        self,
+        target: "str | Path | Axes | None" = None,
+        title: str | None = None,
+        contents: Callable[[Event], str] | None = None,
+        until: float | None = None,
+    ) -> "Figure | Path":
+        """Draw a lane for each device: computation, bubbles, transfers and collectives.
+
+        target    a file (.png, .svg, .pdf) to write, the axes to draw into, or None for a new
+                  figure, which a notebook displays
+        contents  returns what a transfer or a collective carries, or "" if it does not know;
+                  without it the notes are used, and collectives in backward carry gradients
+        until     the seconds that the time axis shows; give several pictures the same number
+
+        Numbers in the boxes are micro-batches. Returns the path, or the figure.
+        """
+        return timeline_picture.plot(self, target, title, contents, until)
 
     def chrome_trace(self, path: str | Path) -> Path:
         """Write a trace file for chrome://tracing and ui.perfetto.dev, and return its path.

@@ -1,119 +1,292 @@
 """The picture of a timeline: one lane for each device."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from multigpu.plots import COLLECTIVE, COMPUTE, IDLE, TRANSFER, UPDATE, figure, save
+from multigpu.plots import EDGE, INK, PARTS, figure, save
 from multigpu.vgpu.sim.clock import Event
-from multigpu.vgpu.sim.spans import involves, merge_spans, unit_of
+from multigpu.vgpu.sim.idle import REASONS, idle_spans
+from multigpu.vgpu.sim.spans import Span, involves, merge_spans, unit_of
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
 
     from multigpu.vgpu.sim.timeline import Timeline
 
-# The palette's light blue. Forward has a darker blue, because both are computation.
-BACKWARD = "#56B4E9"
-
-
-class Style(NamedTuple):
-    """How a kind of event is drawn: its colour, and its height and lower edge in its lane.
-
-    A lane has the height 1.
-    """
-
-    colour: str
-    height: float
-    bottom: float
-
-
-STYLES = {
-    "forward": Style(COMPUTE, 0.5, 0.15),
-    "backward": Style(BACKWARD, 0.5, 0.15),
-    "update": Style(UPDATE, 0.5, 0.15),
-    "transfer": Style(TRANSFER, 0.13, 0.7),
-    "collective": Style(COLLECTIVE, 0.13, 0.83),
+# A lane has the height 1. From the top: computation (its upper edge and its height), then a
+# band for each kind of communication, then the texts that name what is carried.
+COMPUTATION = (0.06, 0.46)
+COMMUNICATION = ("transfer", "collective")
+BAND_HEIGHT = 0.12
+LANE_INCHES = 0.82
+# A band that is shorter than this fraction of the axis is drawn this long, so that it is seen.
+SHORTEST_BAND = 0.004
+# The width of a character of the contents' texts, as a fraction of the axis.
+CHARACTER = 0.0085
+COLLECTIVES = {
+    "allreduce": "all-reduce",
+    "allgather": "all-gather",
+    "alltoall": "all-to-all",
+    "reduce_scatter": "reduce-scatter",
 }
 
 
+class Bar(NamedTuple):
+    """A box: its span in seconds, the part that gives its look, and the text in it."""
+
+    start: float
+    end: float
+    part: str
+    text: str
+
+
 def plot(
-    timeline: "Timeline", target: "str | Path | Axes | None", title: str | None
+    timeline: "Timeline",
+    target: "str | Path | Axes | None",
+    title: str | None,
+    contents: Callable[[Event], str] | None,
+    until: float | None,
 ) -> "Figure | Path":
     """Draw the timeline into a file, into axes, or into a new figure; see Timeline.plot."""
     to_file = isinstance(target, (str, Path))
     if target is None or to_file:
-        picture = figure(8, 0.9 + 0.75 * len(timeline.lanes))
+        picture = figure(8, 0.9 + LANE_INCHES * len(timeline.lanes))
         axes = picture.add_subplot()
     else:
         picture = target.figure
         axes = target
-    scale, unit = unit_of(timeline.end - timeline.start)
-    drawn: dict[str, PolyCollection] = {}
+    duration = timeline.end - timeline.start
+    scale, unit = unit_of(until or duration)
+    axes.set_xlim(0, (until or duration) / scale)
+    legend: dict[str, Artist] = {}
     for lane in range(len(timeline.lanes)):
-        drawn |= _draw_lane(axes, timeline, lane, scale)
-    _label(axes, timeline, scale, unit)
-    handles = [*drawn.values(), axes.broken_barh([], (0, 0), color=IDLE)]
-    axes.legend(
-        handles,
-        [*drawn, "idle"],
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=6,
-        frameon=False,
-        fontsize=8,
-        handlelength=1,
-    )
+        legend |= _draw_computation(axes, timeline, lane, scale)
+        legend |= _draw_bubbles(axes, timeline, lane, scale)
+        legend |= _draw_bands(axes, timeline, lane, scale, contents)
+        _write_share(axes, timeline, lane)
+    _label(axes, timeline, unit)
+    names = [name for name in (*PARTS, "bubble") if name in legend]
+    if names:
+        axes.legend(
+            [legend[name] for name in names],
+            names,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            ncols=len(names),
+            handlelength=1.6,
+            borderaxespad=0.2,
+        )
     if title:
-        axes.set_title(title, pad=22)
+        axes.set_title(title, pad=20 if names else 6)
     return save(picture, target) if to_file else picture
 
 
-def style_name(event: Event) -> str:
-    """The event's key in STYLES."""
-    return event.phase if event.kind == "compute" else event.kind
+def part_of(event: Event, note: str = "") -> str:
+    """The key in PARTS of an event's look. A note that names a part replaces the phase."""
+    if event.kind != "compute":
+        return event.kind
+    return note if note in PARTS else event.phase
 
 
-def _draw_lane(
+def bars_of(timeline: "Timeline", lane: int) -> list[Bar]:
+    """A lane's computation as bars, in order: equal events that touch each other are one bar.
+
+    The bars of a micro-batch have its number as text.
+    """
+    bars: list[Bar] = []
+    for event in timeline.events:
+        if event.kind != "compute" or event.device != lane:
+            continue
+        note = timeline.notes.get(event, "")
+        part = part_of(event, note)
+        # The optimizer's step belongs to no micro-batch.
+        text = "" if note in PARTS or event.phase == "update" else note
+        bar = Bar(max(event.start, timeline.start), min(event.end, timeline.end), part, text)
+        if bars and bars[-1][2:] == bar[2:] and bar.start <= bars[-1].end:
+            bar = bar._replace(start=bars.pop().start)
+        bars.append(bar)
+    return bars
+
+
+def _draw_computation(
     axes: "Axes", timeline: "Timeline", lane: int, scale: float
-) -> "dict[str, PolyCollection]":
-    """Draw one device's events; return the bars by the name of their style."""
+) -> "dict[str, Artist]":
+    """Draw a lane's frame and its boxes; return an artist for each part."""
+    top, height = COMPUTATION
     duration = timeline.end - timeline.start
-    axes.broken_barh([(0, duration / scale)], (lane + 0.1, 0.6), color=IDLE, linewidth=0)
+    frame = {"facecolor": "none", "edgecolor": INK, "linewidth": 0.8}
+    axes.broken_barh([(0, duration / scale)], (lane + top, height), zorder=3, **frame)
     drawn = {}
-    for name, style in STYLES.items():
+    bars = bars_of(timeline, lane)
+    for part in dict.fromkeys(bar.part for bar in bars):
+        look = PARTS[part]
         spans = [
-            (event.start, event.end)
-            for event in timeline.events
-            if involves(event, lane) and style_name(event) == name
+            ((bar.start - timeline.start) / scale, (bar.end - bar.start) / scale)
+            for bar in bars
+            if bar.part == part
         ]
-        bars = [
-            ((start - timeline.start) / scale, (end - start) / scale)
-            for start, end in merge_spans(spans, timeline.start, timeline.end)
-        ]
-        if bars:
-            position = (lane + style.bottom, style.height)
-            drawn[name] = axes.broken_barh(bars, position, color=style.colour, linewidth=0)
+        drawn[part] = axes.broken_barh(
+            spans,
+            (lane + top, height),
+            facecolor=look.fill,
+            edgecolor=EDGE,
+            linewidth=0,
+            hatch=look.hatch,
+        )
+    for text, start, end in _numbered(bars):
+        left = (start - timeline.start) / scale
+        right = (end - timeline.start) / scale
+        # A line between micro-batches that touch each other.
+        axes.plot([left, left], [lane + top, lane + top + height], color=EDGE, linewidth=0.6)
+        if right - left > 1.5 * CHARACTER * len(text) * axes.get_xlim()[1]:
+            part = next(bar.part for bar in bars if bar.start == start)
+            axes.text(
+                (left + right) / 2,
+                lane + top + height / 2,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=PARTS[part].text,
+            )
+    return drawn
+
+
+def _numbered(bars: list[Bar]) -> Iterator[tuple[str, float, float]]:
+    """(number, start, end) of each run of bars with one number and one part.
+
+    Gaps between launches divide a micro-batch into several bars.
+    """
+    run: list[Bar] = []
+    for bar in [*bars, Bar(0.0, 0.0, "", "")]:
+        if run and bar[2:] != run[0][2:]:
+            if run[0].text:
+                yield run[0].text, run[0].start, run[-1].end
+            run = []
+        run.append(bar)
+
+
+def _draw_bubbles(
+    axes: "Axes", timeline: "Timeline", lane: int, scale: float
+) -> "dict[str, Artist]":
+    """Hatch a lane's bubbles; return an artist for the legend."""
+    top, height = COMPUTATION
+    spans = idle_spans(timeline, lane)["bubble"]
+    if not spans:
+        return {}
+    boxes = [((start - timeline.start) / scale, (end - start) / scale) for start, end in spans]
+    look = {"facecolor": "none", "edgecolor": INK, "hatch": "///", "linewidth": 0}
+    drawn = axes.broken_barh(boxes, (lane + top, height), zorder=0, **look)
+    return {"bubble": drawn}
+
+
+def _draw_bands(
+    axes: "Axes",
+    timeline: "Timeline",
+    lane: int,
+    scale: float,
+    contents: Callable[[Event], str] | None,
+) -> "dict[str, Artist]":
+    """Draw transfers and collectives below the computation, with what they carry."""
+    width = axes.get_xlim()[1]
+    drawn = {}
+    # All lanes have the same bands, so that equal things are at equal places.
+    kinds = [kind for kind in COMMUNICATION if any(e.kind == kind for e in timeline.events)]
+    bottom = sum(COMPUTATION) + 0.02
+    labels: list[tuple[float, str]] = []
+    for kind in kinds:
+        top = bottom
+        bottom += BAND_HEIGHT + 0.01
+        events = [e for e in timeline.events if e.kind == kind and involves(e, lane)]
+        spans = [(event.start, event.end) for event in events]
+        spans = merge_spans(spans, timeline.start, timeline.end)
+        if not spans:
+            continue
+        look = PARTS[kind]
+        drawn[kind] = axes.broken_barh(
+            [_band(span, timeline.start, scale, width) for span in spans],
+            (lane + top, BAND_HEIGHT),
+            facecolor=look.fill,
+            edgecolor=EDGE,
+            linewidth=0.4,
+        )
+        for event in events:
+            text = _contents_label(timeline, event, contents)
+            labels.append((max(event.start - timeline.start, 0.0) / scale, text))
+    for left, text in _joined(sorted(labels), CHARACTER * width):
+        left = min(left, width - CHARACTER * width * len(text))
+        axes.text(left, lane + bottom + 0.02, text, fontsize=7, ha="left", va="top")
+    return drawn
+
+
+def _joined(labels: list[tuple[float, str]], character: float) -> list[tuple[float, str]]:
+    """The labels (left edge, text), with those joined that would cover each other.
+
+    A label that repeats the one before is left out. `character` is a character's width.
+    """
+    joined: list[tuple[float, list[str]]] = []
+    for left, text in labels:
+        if not text or (joined and joined[-1][1][-1] == text):
+            continue
+        if joined and left < joined[-1][0] + character * len("; ".join(joined[-1][1])):
+            if text not in joined[-1][1]:
+                joined[-1][1].append(text)
+        else:
+            joined.append((left, [text]))
+    return [(left, "; ".join(texts)) for left, texts in joined]
+
+
+def _band(span: Span, begin: float, scale: float, width: float) -> tuple[float, float]:
+    """(left edge, length) of a band on an axis of `width`; see SHORTEST_BAND."""
+    length = max((span[1] - span[0]) / scale, SHORTEST_BAND * width)
+    return min((span[0] - begin) / scale, width - length), length
+
+
+def _contents_label(
+    timeline: "Timeline", event: Event, contents: Callable[[Event], str] | None
+) -> str:
+    """The text below a transfer or a collective: "weights", "all-reduce: gradients".
+
+    What a transfer between a program's devices carries is noted when it is simulated. A
+    collective that starts in backward carries gradients. For the others, `contents` knows.
+    """
+    carried = contents(event) if contents else ""
+    carried = carried or timeline.notes.get(event, "")
+    if event.kind == "transfer":
+        return carried
+    if not carried and event.phase == "backward":
+        carried = "gradients"
+    name = COLLECTIVES.get(event.name, event.name)
+    return f"{name}: {carried}" if carried else name
+
+
+def _write_share(axes: "Axes", timeline: "Timeline", lane: int) -> None:
+    """Write beside a lane how long it computes, and why it mostly does not."""
+    shares = timeline.breakdown(lane)
+    reason = max(REASONS, key=lambda name: shares[name])
+    text = f"busy {shares['compute']:.0%}\n{reason} {shares[reason]:.0%}"
     axes.text(
         1.005,
-        lane + 0.4,
-        f"busy {timeline.busy(lane):.0%}",
+        lane + COMPUTATION[0] + COMPUTATION[1] / 2,
+        text,
         transform=axes.get_yaxis_transform(),
         va="center",
         fontsize=8,
     )
-    return drawn
 
 
-def _label(axes: "Axes", timeline: "Timeline", scale: float, unit: str) -> None:
+def _label(axes: "Axes", timeline: "Timeline", unit: str) -> None:
     """Name the lanes and the time axis, and write the machine's label below the right end."""
     count = len(timeline.lanes)
-    axes.set_yticks([lane + 0.4 for lane in range(count)], timeline.lanes)
-    axes.set(xlim=(0, (timeline.end - timeline.start) / scale), ylim=(count, 0))
+    middle = COMPUTATION[0] + COMPUTATION[1] / 2
+    axes.set_yticks([lane + middle for lane in range(count)], timeline.lanes)
+    axes.set_ylim(count, 0)
     # At the left, because the machine's label is at the right.
     axes.set_xlabel(f"simulated time ({unit})", loc="left")
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.annotate(
         timeline.label,
@@ -124,5 +297,4 @@ def _label(axes: "Axes", timeline: "Timeline", scale: float, unit: str) -> None:
         ha="right",
         va="top",
         fontsize=7,
-        color="#555555",
     )

@@ -1,0 +1,23 @@
+"""The pictures of lesson 10's comparison."""
+
+import pytest
+
+from multigpu.comparison import bytes_picture
+
+
+def rows(device: str) -> dict[str, dict]:
+    """On CUDA the kernel counts only what does not go through NCCL."""
+    counted = {"cpu": (8000, 2000), "cuda": (120, 120)}[device]
+    names = ("ddp", "bagua:bytegrad")
+    return {
+        name: {"device": device, "bytes_counted": seen, "bytes_predicted": expected}
+        for name, seen, expected in zip(names, counted, (8000, 2000), strict=True)
+    }
+
+
+@pytest.mark.parametrize(("device", "source"), [("cpu", "counted"), ("cuda", "predicted")])
+def test_the_bars_of_bytes_are_what_the_strategies_send(device, source):
+    (axes,) = bytes_picture(rows(device)).axes
+    assert [bar.get_width() for bar in axes.patches] == [8.0, 2.0]
+    assert source in axes.get_xlabel()
+    assert "4.0 times" in axes.get_title()

@@ -1,0 +1,189 @@
+"""Before processes start, their memory and cores are counted: too many are refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+from commands import ROOT, planted, run, run_script, torchrun
+
+from multigpu import launch
+from multigpu.errors import UserError
+from multigpu.launch import horovodrun, room
+
+GIB = 2**30
+MIB = 2**20
+
+
+def files(root: Path, contents: dict[str, object]) -> Path:
+    for name, text in contents.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text}\n")
+    return root
+
+
+MEMINFO = {"proc/meminfo": f"MemTotal: 99999999 kB\nMemAvailable:    {8 * GIB // 1024} kB"}
+
+
+@pytest.mark.parametrize(
+    ("contents", "expected"),
+    [
+        ({"proc/self/cgroup": "0::/"}, 8 * GIB),
+        # a container with cgroup v2 that sees its own group as the root; the kernel can drop
+        # pages of files that are not in use
+        (
+            {
+                "proc/self/cgroup": "0::/",
+                "sys/fs/cgroup/memory.max": 4 * GIB,
+                "sys/fs/cgroup/memory.current": 3 * GIB,
+                "sys/fs/cgroup/memory.stat": f"anon 1\ninactive_file {GIB}",
+            },
+            2 * GIB,
+        ),
+        # a Slurm job with cgroup v2: the job has a limit, the step has none
+        (
+            {
+                "proc/self/cgroup": "0::/slurm/job_7/step_0",
+                "sys/fs/cgroup/slurm/job_7/step_0/memory.max": "max",
+                "sys/fs/cgroup/slurm/job_7/memory.max": 3 * GIB,
+                "sys/fs/cgroup/slurm/job_7/memory.current": GIB,
+                "sys/fs/cgroup/slurm/job_7/memory.stat": "anon 1",
+            },
+            2 * GIB,
+        ),
+        # cgroup v1, without a limit
+        (
+            {
+                "proc/self/cgroup": "5:cpu:/a\n4:memory:/a\n0::/",
+                "sys/fs/cgroup/memory/a/memory.limit_in_bytes": 2**63 - 4096,
+                "sys/fs/cgroup/memory/a/memory.usage_in_bytes": GIB,
+                "sys/fs/cgroup/memory/a/memory.stat": "total_inactive_file 0",
+            },
+            8 * GIB,
+        ),
+        # cgroup v1 in a container: the path is the host's, only the top folder is there
+        (
+            {
+                "proc/self/cgroup": "4:memory:/docker/abc",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": 2 * GIB,
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": GIB,
+                "sys/fs/cgroup/memory/memory.stat": f"total_inactive_file {GIB // 2}",
+            },
+            3 * GIB // 2,
+        ),
+    ],
+    ids=["no limit", "container v2", "Slurm job v2", "v1 without limit", "container v1"],
+)
+def test_available_memory(tmp_path: Path, contents: dict, expected: int):
+    assert room.available_memory(files(tmp_path, MEMINFO | contents)) == expected
+
+
+def test_a_system_that_does_not_say(tmp_path: Path, monkeypatch):
+    """macOS has no /proc: nothing is refused."""
+    assert room.available_memory(tmp_path) is None
+    monkeypatch.setattr(room, "available_memory", lambda: None)
+    room.check_room(1)
+
+
+def test_this_machine():
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < room.available_memory() <= total
+
+
+def nothing() -> None:
+    raise AssertionError("a process was started")
+
+
+@pytest.mark.parametrize("how", ["spawn", "call", "horovodrun"])
+def test_more_processes_than_memory_holds_are_refused(monkeypatch, how: str):
+    monkeypatch.setattr(room, "available_memory", lambda: GIB)
+    starts = {
+        "spawn": lambda: launch.spawn(nothing, 99),
+        "call": lambda: launch.call(nothing, 99),
+        "horovodrun": lambda: horovodrun.run(["-np", "99", "python", "-c", "1"]),
+    }
+    with pytest.raises(UserError, match=r"99 processes .* GiB .* start \d+ or fewer"):
+        starts[how]()
+
+
+def test_the_number_that_the_refusal_names_is_accepted(monkeypatch):
+    monkeypatch.setattr(room, "available_memory", lambda: 3 * room.TORCH_RANK + 1)
+    monkeypatch.setattr(room, "TENSORFLOW_RANK", room.TORCH_RANK)
+    room.check_room(3)
+    with pytest.raises(UserError, match="start 3 or fewer"):
+        room.check_room(4)
+
+
+def test_more_processes_than_cores_are_warned_about(monkeypatch, capfd):
+    monkeypatch.setattr(room, "available_cores", lambda: 2)
+    room.check_room(2)
+    assert capfd.readouterr().err == ""
+    room.check_room(3)
+    warning = capfd.readouterr().err
+    assert warning.startswith("warning: 3 processes share 2 cores")
+    assert warning.count("\n") == 1
+
+
+def test_cores_outside_linux(monkeypatch):
+    """macOS has no sched_getaffinity."""
+    assert room.available_cores() == len(os.sched_getaffinity(0))
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert room.available_cores() == 8
+
+
+# ---- in scripts -----------------------------------------------------------------------------
+
+LITTLE = f"from multigpu.launch import room\nroom.available_memory = lambda: {GIB}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "flags"),
+    [
+        ("PT_CNN_MultiGPU", ("--spawn", 99)),
+        ("PT_CNN_DDPSpawn", ("--nprocs", 99)),
+        ("PTL_Strategies", ("--strategy", "ddp", "--ranks", 99)),
+        ("PTL_multiGPU", ("--devices", 99, "--accelerator", "cpu")),
+        ("TF_CNN_MultiNode", ("--spawn", 99)),
+    ],
+)
+def test_a_script_refuses_what_memory_cannot_hold(tmp_path, stem: str, flags: tuple):
+    if stem.startswith("TF"):
+        pytest.importorskip("tensorflow")
+    done = run_script(planted(tmp_path, stem, LITTLE), *flags, "--out", tmp_path / "o")
+    assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
+    (error,) = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
+    fewer = "2 or fewer" if stem.startswith("TF") else "5 or fewer"
+    assert "99 processes" in error and fewer in error
+
+
+ONE_CORE = "from multigpu.launch import room\nroom.available_cores = lambda: 1\n"
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_are_warned_about_once(tmp_path, npz):
+    script = planted(tmp_path, "PT_CNN_MultiGPU", ONE_CORE)
+    flags = ("--data", npz(), "--batch-size", 8, "--epochs", 1, "--out", tmp_path / "o")
+    done = torchrun(2, script, *flags)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("2 processes share 1 core ") == 1, done.stdout
+    done = run_script(script, "--spawn", 2, *flags)
+    assert done.stdout.count("2 processes share 1 core ") == 1, done.stdout
+
+
+@pytest.mark.slow
+def test_an_estimate_is_not_above_what_a_rank_uses(tmp_path, npz):
+    """Otherwise a run would be refused for which there is memory. Really started ranks."""
+    fault = """
+original = lesson.metrics.report
+def report(*arguments, **keywords):
+    status = open("/proc/self/status").read()
+    print("alone", status.partition("RssAnon:")[2].split()[0], flush=True)
+    original(*arguments, **keywords)
+lesson.metrics.report = report
+"""
+    script = planted(tmp_path, "PT_CNN_MultiGPU", fault)
+    flags = ("--data", npz(), "--batch-size", 8, "--epochs", 1, "--out", tmp_path / "o")
+    done = run("python", script, "--spawn", 2, *flags, PYTHONPATH=ROOT)
+    kib = int(done.stdout.partition("alone ")[2].split()[0])
+    assert room.TORCH_RANK / 1024 < kib < 3 * room.TORCH_RANK / 1024
