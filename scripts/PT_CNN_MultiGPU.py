@@ -172,13 +172,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     print(f"{name}: {step}; {shares[name]:.0f}% of the all-reduces' time is hidden")
 # found = shares["one bucket"]
 # title = f"One bucket: {found:.0f}% of the all-reduce's time is hidden behind computation"
-# steps["one bucket"].plot(title=title)
+# longest = max(milliseconds["one bucket"], milliseconds["two buckets"]) / 1e3
+# steps["one bucket"].plot(title=title, until=longest)
 
 # %% tags=["active-ipynb"]
 # found = shares["two buckets"]
 # lesson.compare("hidden, with two buckets", guess_hidden, found, unit="%", digits=0)
 # title = f"Two buckets: {found:.0f}% of the all-reduces' time is hidden behind computation"
-# steps["two buckets"].plot(title=title)
+# steps["two buckets"].plot(title=title, until=longest)
 
 # %% [markdown]
 # The all-reduce of one bucket can begin only after the last gradient. DDP's own sizes are
