@@ -91,7 +91,13 @@ def start(
             f"count is {count!r}: the number of virtual GPUs is a whole number from 1 to 128."
         )
     gpu = find_preset(gpu, GPUS)
-    network = _network(count, find_preset(link, LINKS), gpus_per_node, between_nodes)
+    between = None if between_nodes is None else find_preset(between_nodes, NETWORKS)
+    network = Network(find_preset(link, LINKS), between, gpus_per_node)
+    if gpus_per_node is not None and count % gpus_per_node and gpus_per_node % count:
+        raise UserError(
+            f"{pluralize(count, 'GPU')} cannot be divided into nodes of {gpus_per_node}: give "
+            f"a gpus_per_node that divides count, or that is a multiple of it."
+        )
     capacity = gpu.memory if memory is None else size_in_bytes(memory)
     if (running_machine := _machine.running()) is not None:
         raise UserError(
@@ -111,38 +117,6 @@ def start(
         _end(machine)
         raise
     return list(machine.devices)
-
-
-def _network(
-    count: int, link: Link, gpus_per_node: int | None, between_nodes: str | Link | None
-) -> Network:
-    """The network of these arguments of start(). Raises UserError for bad ones."""
-    if gpus_per_node is None:
-        if between_nodes is not None:
-            raise UserError(
-                "between_nodes needs gpus_per_node: give the number of GPUs of a node too."
-            )
-        return Network(link)
-    if (
-        not isinstance(gpus_per_node, int)
-        or isinstance(gpus_per_node, bool)
-        or gpus_per_node < 1
-    ):
-        raise UserError(
-            f"gpus_per_node is {gpus_per_node!r}: the number of GPUs of a node is a whole "
-            f"number from 1 up."
-        )
-    if count % gpus_per_node and gpus_per_node % count:
-        raise UserError(
-            f"{pluralize(count, 'GPU')} cannot be divided into nodes of {gpus_per_node}: give "
-            f"a gpus_per_node that divides count, or that is a multiple of it."
-        )
-    if between_nodes is None:
-        raise UserError(
-            f"gpus_per_node needs between_nodes: give one of {', '.join(NETWORKS)}, or a "
-            f"Link(…) of your own."
-        )
-    return Network(link, find_preset(between_nodes, NETWORKS), gpus_per_node)
 
 
 def stop() -> None:

@@ -42,7 +42,7 @@ from math import ceil, floor, log2
 from typing import Literal
 
 from multigpu.errors import UserError, pluralize
-from multigpu.vgpu.sim.presets import Link
+from multigpu.vgpu.sim.presets import NETWORKS, Link
 
 Algorithm = Literal["ring", "tree", "hierarchical"]
 
@@ -78,11 +78,34 @@ class Network:
 
     Without `between` and `gpus_per_node` all GPUs are on one node. If `link` is a network,
     each GPU is then a node of its own.
+
+    Raises UserError for a gpus_per_node that is no positive whole number, and if `between` is
+    given without gpus_per_node, or gpus_per_node without `between`.
     """
 
     link: Link
     between: Link | None = None
     gpus_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        per_node = self.gpus_per_node
+        if per_node is None:
+            if self.between is not None:
+                raise UserError(
+                    "the link between nodes needs gpus_per_node: give the number of GPUs of a "
+                    "node too."
+                )
+            return
+        if not isinstance(per_node, int) or isinstance(per_node, bool) or per_node < 1:
+            raise UserError(
+                f"gpus_per_node is {per_node!r}: the number of GPUs of a node is a whole "
+                f"number from 1 up."
+            )
+        if self.between is None:
+            raise UserError(
+                f"gpus_per_node needs a link between the nodes: give between_nodes, one of "
+                f"{', '.join(NETWORKS)}, or a Link(…) of your own."
+            )
 
     @cached_property
     def adapter(self) -> Link:

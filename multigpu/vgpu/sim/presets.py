@@ -198,11 +198,11 @@ Kind = TypeVar("Kind", Gpu, Link)
 def find_preset(what: str | Kind, table: dict[str, Kind]) -> Kind:
     """The preset named `what` in GPUS, LINKS or NETWORKS; a Gpu or Link is returned unchanged.
 
-    Raises UserError for an unknown name.
+    Raises UserError for an unknown name, and for anything else.
     """
-    if not isinstance(what, str):
+    if isinstance(what, Gpu if table is GPUS else Link):
         return what
-    if what not in table:
+    if not isinstance(what, str) or what not in table:
         if table is GPUS:
             word, own = "GPU", "a Gpu(…)"
         elif table is NETWORKS:
