@@ -103,7 +103,7 @@ FIGURES = [
         "06",
         "3414 images/s on one node; on two nodes 1698 with 10 Gb/s Ethernet, 6292 with HDR200",
         "PT_CNN_HybridParallel",
-        "one pipeline, one node  3414 images/s",
+        "one pipeline, one node   3414 images/s",
     ),
     (
         "07",
