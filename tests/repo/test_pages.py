@@ -82,6 +82,30 @@ FIGURES = [
         "PCIe3: four replicas are 4.8 times as fast",
     ),
     (
+        "06",
+        "1698 images/s inside, 1382 across, with 10 Gb/s Ethernet",
+        "PT_CNN_HybridParallel",
+        "Ethernet10  stages inside nodes      1698 images/s, 15.7",
+    ),
+    (
+        "06",
+        "1698 images/s inside, 1382 across, with 10 Gb/s Ethernet",
+        "PT_CNN_HybridParallel",
+        "Ethernet10  stages across nodes      1382 images/s",
+    ),
+    (
+        "06",
+        "3414 images/s on one node; on two nodes 1698 with 10 Gb/s Ethernet, 6292 with HDR200",
+        "PT_CNN_HybridParallel",
+        "HDR200      stages inside nodes      6292 images/s",
+    ),
+    (
+        "06",
+        "3414 images/s on one node; on two nodes 1698 with 10 Gb/s Ethernet, 6292 with HDR200",
+        "PT_CNN_HybridParallel",
+        "one pipeline, one node   3414 images/s",
+    ),
+    (
         "07",
         "A last batch of 29 becomes 15 and 14",
         "TF_CNN_MultiGPU",
