@@ -27,7 +27,12 @@ class Target:
 
 
 class Algorithm(ABC):
-    """An algorithm: what the ranks exchange, and when."""
+    """An algorithm: what the ranks exchange, and when.
+
+    ranks_step_together   as Strategy.ranks_step_together
+    """
+
+    ranks_step_together = True
 
     def attach(
         self,
