@@ -11,8 +11,8 @@ Under the Trainer the ranks wait for each other
 - when a checkpoint is saved, and in collectives of the user's hooks,
 - after every batch in the warm-up, in which DDP averages the gradients,
 - when they stop before the epoch's end: see agreement.py.
-A step's value that is logged with sync_dist=True is therefore this rank's own; an epoch's value
-is the mean over all ranks. ModelCheckpoint(train_time_interval=…) and a scheduler with
+A step's value that is logged with sync_dist=True is therefore this rank's own; an epoch's
+value is the mean over all ranks. ModelCheckpoint(train_time_interval=…) and a scheduler with
 interval="step" that monitors a metric compare the ranks after every batch, so they wait.
 """
 
