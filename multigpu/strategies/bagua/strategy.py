@@ -35,7 +35,9 @@ class BaguaStrategy(DDPStrategy):
     """One process per device, as in ddp, with one of Bagua's algorithms for communication.
 
     algorithm    a name in ALGORITHMS
-    **keywords   the algorithm's own arguments: peer_selection_mode, sync_interval_ms, …
+    **keywords   the algorithm's own arguments, with Bagua's names and meaning: hierarchical,
+                 average, peer_selection_mode, communication_interval, sync_interval_ms, …
+                 Only one default differs: hierarchical is False for all algorithms.
     """
 
     name = "bagua"
