@@ -31,7 +31,7 @@ from torch import nn
 from multigpu import launch
 from multigpu.strategies.bagua.decentralized import Decentralized, peer
 from multigpu.strategies.bagua.low_precision import LowPrecisionDecentralized
-from multigpu.strategies.weights import broadcast_model
+from multigpu.strategies.bagua.weights import broadcast_model
 
 pytestmark = pytest.mark.slow
 

@@ -29,8 +29,9 @@ from torch.utils.hooks import RemovableHandle
 from multigpu.errors import UserError
 from multigpu.strategies.bagua.agreement import Agreement
 from multigpu.strategies.bagua.base import Algorithm, Target
+from multigpu.strategies.bagua.weights import Weights, broadcast_model
 from multigpu.strategies.bagua.weights_lock import FairLock, TrainingLock
-from multigpu.strategies.weights import Weights, broadcast_model, num_ranks
+from multigpu.strategies.ranks import num_ranks
 
 SOON = 0.01  # seconds between two votes while the ranks agree on a flag
 

@@ -38,8 +38,9 @@ class Hierarchy:
         sizes = sorted({len(ranks) for ranks in ranks_of.values()})
         if len(sizes) > 1:
             raise UserError(
-                f"hierarchical=True needs the same number of ranks on each node, but the nodes "
-                f"have {' or '.join(map(str, sizes))}: start equal numbers, or leave it out.",
+                f"hierarchical=True needs the same number of ranks on each node, but the "
+                f"nodes have {' or '.join(map(str, sizes))}: start equal numbers, or leave it "
+                f"out.",
                 already_reported=dist.get_rank() != members[0],
             )
         self.nodes = len(ranks_of)

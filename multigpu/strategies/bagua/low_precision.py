@@ -25,7 +25,9 @@ from multigpu.strategies.bagua.base import (
 from multigpu.strategies.bagua.hierarchy import Hierarchy
 from multigpu.strategies.bagua.quantise import compress, decompress
 from multigpu.strategies.bagua.step_hooks import StepHooks
-from multigpu.strategies.weights import Weights, broadcast_model, num_ranks, swap
+from multigpu.strategies.bagua.swap import swap
+from multigpu.strategies.bagua.weights import Weights, broadcast_model
+from multigpu.strategies.ranks import num_ranks
 
 
 class LowPrecisionDecentralized(Algorithm):

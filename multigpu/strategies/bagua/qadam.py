@@ -28,8 +28,8 @@ class QAdamOptimizer(Optimizer):
     enough warm-up: if an element's gradient was 0 in the whole warm-up, its variance is 0 and
     its later steps are lr · m / eps. A parameter without any gradient in the warm-up raises
     UserError at its first gradient. `weight_decay` is Adam's: weight_decay · p is added to the
-    gradient. The arguments have Bagua's order. After the warm-up p.grad contains the new momentum when `step` is called, so
-    gradient clipping before `step` clips the momentum.
+    gradient. The arguments have Bagua's order. After the warm-up p.grad contains the new
+    momentum when `step` is called, so gradient clipping before `step` clips the momentum.
     """
 
     # With this attribute a GradScaler calls `step` with scaled gradients, and `step` raises.

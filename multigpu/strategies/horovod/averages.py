@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError
 from multigpu.strategies.horovod.operations import Average, Operation, Sum
-from multigpu.strategies.weights import num_ranks
+from multigpu.strategies.ranks import num_ranks
 
 
 class Averages:

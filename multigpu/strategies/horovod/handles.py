@@ -1,4 +1,4 @@
-"""Handles: an operation that runs while the program goes on, as Horovod's *_async functions."""
+"""Handles of operations that run while the program goes on: Horovod's *_async functions."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Horovod's reduction operations: Average, Sum, Min, Max, Product, and Adasum, by name only."""
+"""Horovod's reduction operations: Average, Sum, Min, Max, Product, and Adasum's name."""
 
 from enum import Enum
 

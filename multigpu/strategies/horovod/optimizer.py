@@ -77,7 +77,8 @@ def DistributedOptimizer(
                                 gradient is sent alone, so they have no effect.
     sparse_as_dense             True: a sparse gradient is made dense before it is sent
 
-    Raises UserError before `init`, for another `op`, and if two names are equal or a parameter has no name.
+    Raises UserError before `init`, for another `op`, and if two names are equal or a parameter
+    has no name.
     """
     # Raises UserError if `init` was not called, because each rank would train alone.
     size()

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from multigpu import devices, rendezvous
 from multigpu.errors import UserError
 from multigpu.launch.world import World, find_world
-from multigpu.strategies.weights import num_ranks
+from multigpu.strategies.ranks import num_ranks
 
 
 class Process:
