@@ -300,9 +300,9 @@ FIGURES = [
     ),
     (
         "10",
-        "| 38,298 | 38,730 | no, 6e-01 from Adam |",
+        "| 38,298 | 38,730 | no, 1e-01 from QAdam in one process, 6e-01 from Adam |",
         "PTL_Strategies",
-        "38,298   38,730                   0        6e-01",
+        "38,298   38,730                   0        1e-01",
     ),
     (
         "10",
