@@ -107,7 +107,9 @@ class Timer(Callback):
         batch_idx: int,
     ) -> None:
         if self._interval == "step":
-            self._check_time(trainer, together=trainer.strategy.ranks_step_together)
+            # Lightning's strategies, with which this callback works too, lack the attribute.
+            together = getattr(trainer.strategy, "ranks_step_together", True)
+            self._check_time(trainer, together)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._interval == "epoch":
