@@ -290,7 +290,7 @@ def consensus_picture(rows: dict[str, dict]) -> "Figure":
             **plots.curve_look(number),
         )
     axes.set(xlabel="step", ylabel="consensus distance")
-    title = f"The consensus distance is above 0 for {len(apart)} of {len(rows)} strategies"
+    title = f"The ranks' weights differ in {len(apart)} of {len(rows)} strategies"
     if apart:
         norms = torch.tensor([row["weights_norm"] for row in apart.values()]).mean(0)
         steps = next(iter(apart.values()))["consensus_steps"]
@@ -300,8 +300,14 @@ def consensus_picture(rows: dict[str, dict]) -> "Figure":
         medians = [statistics.median(row["consensus_distance"]) for row in apart.values()]
         axes.set_ylim(bottom=min(medians) / 5)
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-        largest = max(row["consensus_distance"][-1] for row in apart.values())
-        title += f"; at the end at most {largest / norms[-1]:.1%} of the weights' norm"
+        largest = max(
+            distance / norm
+            for row in apart.values()
+            for distance, norm in zip(
+                row["consensus_distance"], row["weights_norm"], strict=True
+            )
+        )
+        title += f", by at most {largest:.1%} of their norm"
     axes.set_title(title)
     return fig
 
