@@ -308,7 +308,7 @@ def consensus_picture(rows: dict[str, dict]) -> "Figure":
             )
         )
         title += f", by at most {largest:.1%} of their norm"
-    axes.set_title(title)
+    fig.suptitle(title)
     return fig
 
 
