@@ -30,6 +30,8 @@ from multigpu.strategies.gather import Gather, all_gather_stacked
 
 Result = TypeVar("Result")
 
+NUM_FLAGS = 3  # that agree_after_batch and agree_after_epoch accept
+
 
 class Strategy:
     """The base class of all strategies: one process, which computes on `device`.
@@ -41,6 +43,8 @@ class Strategy:
     backwards_per_step      `backward` calls before each step; set it before `setup`
     manual_optimization     True: the training step itself calls `before_backward` and then
                             `backward`, perhaps several times; set it before `setup`
+    ranks_step_together     False if a rank does not wait for another one within an epoch; the
+                            Trainer then makes no collective after a batch
     uses_several_nodes      True if ranks can be on several nodes
     supports_loss_scaling   True if a rank is allowed to skip a step, as loss scaling does
     """
@@ -52,6 +56,7 @@ class Strategy:
     backwards_per_step = 1
     manual_optimization = False
     supports_loss_scaling = True
+    ranks_step_together = True
     uses_several_nodes = False
 
     def __init__(self) -> None:
@@ -225,6 +230,21 @@ class Strategy:
         tensor = torch.tensor(numbers)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, self.control)
         return tensor.tolist()
+
+    def agree_after_batch(self, flags: list[int]) -> list[int]:
+        """The maximum of each of NUM_FLAGS flags, the same on all ranks after this batch.
+
+        If the ranks do not step together, it does not wait for their flags: it returns those
+        on which all ranks have agreed until now.
+        """
+        return self.all_reduce_max(flags)
+
+    def agree_after_epoch(self, flags: list[int]) -> list[int]:
+        """The maximum of each flag over all ranks, after an epoch's last batch.
+
+        The Trainer calls it if the ranks do not step together. It waits for all ranks.
+        """
+        return self.all_reduce_max(flags)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """True if the decision is true on all ranks; with all=False, on at least one."""

@@ -31,8 +31,10 @@ UNUSED = "_find_unused_parameters_"
 def strategy_by_name(strategy: str | Strategy) -> Strategy:
     """Return a new strategy with that name; return a Strategy object as it is.
 
-    Accepts a name of STRATEGIES, "bagua:bytegrad" and so on, "bagua:decentralized:shift_one",
-    and "ddp_find_unused_parameters_true". Raises UserError with the most similar names.
+    Accepts a name of STRATEGIES, and "ddp_find_unused_parameters_true". The course adds short
+    names that Lightning does not have: "bagua:bytegrad" is BaguaStrategy("bytegrad"), and
+    "bagua:decentralized:shift_one" is BaguaStrategy("decentralized",
+    peer_selection_mode="shift_one"). Raises UserError with the most similar names.
     """
     if isinstance(strategy, Strategy):
         return strategy
@@ -44,7 +46,8 @@ def strategy_by_name(strategy: str | Strategy) -> Strategy:
         return STRATEGIES[stem](find_unused_parameters=wanted == "true")
     if strategy not in STRATEGIES:
         hint = did_you_mean(strategy, STRATEGIES)
-        hint += f" There are {', '.join(map(repr, STRATEGIES))}."
+        hint += f" There are {', '.join(map(repr, STRATEGIES))}"
+        hint += ", and this course's short names 'bagua:bytegrad' and so on."
         raise UserError(f"there is no strategy {strategy!r}: {hint.strip()}")
     return STRATEGIES[strategy]()
 

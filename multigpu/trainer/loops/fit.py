@@ -197,7 +197,7 @@ class FitLoop:
             if unsized:
                 batch = following
                 following = END if index + 1 >= limit else self.fetch(iterator, END)
-                if several_ranks:
+                if several_ranks and strategy.ranks_step_together:
                     batch, following = self._end_together(batch, following)
             else:
                 batch = self.fetch(iterator, END)
@@ -212,8 +212,9 @@ class FitLoop:
             index += 1
             interrupt = sigterm.received
             if several_ranks:  # a rank that stopped alone would leave the others waiting
-                interrupt, stop, exchange = strategy.all_reduce_max(
-                    [interrupt, int(state.should_stop), int(self.results.sync_steps)]
+                exchange = self.results.sync_steps and strategy.ranks_step_together
+                interrupt, stop, exchange = strategy.agree_after_batch(
+                    [interrupt, int(state.should_stop), int(exchange)]
                 )
                 state.should_stop = bool(stop)
                 self.exchanges_steps = bool(exchange)
@@ -222,6 +223,14 @@ class FitLoop:
                 return
             if self._finished_within_epoch():
                 break
+        if several_ranks and not strategy.ranks_step_together:
+            interrupt, stop, _ = strategy.agree_after_epoch(
+                [sigterm.received, int(state.should_stop), 0]
+            )
+            state.should_stop = bool(stop)
+            if interrupt:
+                save_and_interrupt(self.trainer)
+                return
         self.batches_done = 0
         self.epoch_ended = True
 
@@ -319,7 +328,14 @@ class FitLoop:
         trainer = self.trainer
         results = self.results
         metrics = self.state.metrics
-        exchanging = self.exchanges_steps and results.ranks > 1
+        together = results.ranks > 1 and self.strategy.ranks_step_together
+        exchanging = together and self.exchanges_steps
+        if results.sync_steps and results.ranks > 1 and not together:
+            self.state.warn_once(
+                f"self.log(sync_dist=True) of a step: with {self.strategy.name} the ranks do "
+                f"not wait for each other in a step, so the value is rank 0's; log it with "
+                f"on_step=False, on_epoch=True for the mean over the ranks."
+            )
         if self.any_batch_end and (exchanging or results.any_fresh):
             metrics.update(results.step_metrics(exchange=exchanging))
         if self.batch_end is not None:
@@ -330,7 +346,7 @@ class FitLoop:
             and bool(every)
             and (self.progress.batches_that_stepped + 1) % every == 0
         )
-        exchange = results.ranks > 1 and (logged or exchanging)
+        exchange = together and (logged or exchanging)
         if results.any_fresh or exchange:
             reported = results.step_metrics(exchange)
             metrics.update(reported)
@@ -343,7 +359,8 @@ class FitLoop:
         every = self.trainer.check_val_every_n_epoch
         if every is not None and (self.progress.current_epoch + 1) % every:
             return False
-        if self.state.should_stop and self._may_stop():
+        together = self.strategy.ranks_step_together  # else only this rank may want to stop
+        if together and self.state.should_stop and self._may_stop():
             return True
         batches = self.state.data.val_check_batch
         if batches == float("inf"):
