@@ -87,7 +87,6 @@ class Trainer:
         report_user_errors()
         known = inspect.signature(Trainer.__init__).parameters
         translated = arguments.translate_old_names(old, accelerator, devices, known)
-        self.num_nodes = translated.get("num_nodes", num_nodes) or 1
         self.strategy, self.accelerator = arguments.choose(
             translated.get("strategy", strategy),
             translated.get("accelerator", accelerator),
@@ -440,6 +439,11 @@ class Trainer:
     @property
     def node_rank(self) -> int:
         return self.strategy.world.rank // self.strategy.world.local_size
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes, also if the launcher and not the argument decided it."""
+        return self.strategy.nodes
 
     @property
     def world_size(self) -> int:

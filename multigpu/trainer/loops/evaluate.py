@@ -34,8 +34,7 @@ class EvaluationLoop:
     sharded       per dataloader: whether it was sharded; if not, each rank gets all batches
     limits        per dataloader: the number of batches that this rank evaluates
     uneven        whether some ranks get one batch more than others
-    logged_steps  per dataloader: the number of batches, over all runs, whose values went to
-                  the loggers; it is the loggers' x axis
+    seen_batches  per dataloader: the number of batches over all runs, the loggers' x axis
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class EvaluationLoop:
         self.keeps_outputs = False
         self.uneven = False
         self.limits: list[float] = []
-        self.logged_steps = [0] * len(loaders)
+        self.seen_batches = [0] * len(loaders)
         name = f"limit_{'val' if stage == 'validate' else stage}_batches"
         if trainer.overfit_batches and stage == "validate":
             name = "overfit_batches"
@@ -183,11 +182,13 @@ class EvaluationLoop:
                 batch_end(output, *arguments)
             if self.keeps_outputs:
                 self.outputs[number].append(to_cpu(output))
-            elif results.any_fresh and not state.sanity_checking:
-                reported = results.step_metrics(exchange=False)
-                state.metrics.update(reported)
-                send_to_loggers(trainer, reported, step=self.logged_steps[number])
-                self.logged_steps[number] += 1
+            elif not state.sanity_checking:
+                if results.any_fresh:
+                    state.metrics.update(results.step_metrics(exchange=False))
+                if results.last:
+                    reported = results.last_step_metrics()
+                    send_to_loggers(trainer, reported, step=self.seen_batches[number])
+                self.seen_batches[number] += 1
 
         return evaluate
 

@@ -332,10 +332,11 @@ class FitLoop:
         )
         exchange = results.ranks > 1 and (logged or exchanging)
         if results.any_fresh or exchange:
-            reported = results.step_metrics(exchange)
-            metrics.update(reported)
-            if logged or (trainer.fast_dev_run and completes_step):
-                send_to_loggers(trainer, reported)
+            metrics.update(results.step_metrics(exchange))
+        if logged or (trainer.fast_dev_run and completes_step):
+            # Also values of earlier batches: a name that is logged only in some batches would
+            # otherwise be lost.
+            send_to_loggers(trainer, results.last_step_metrics())
 
     # ---- what is due ------------------------------------------------------------------------
 

@@ -23,4 +23,4 @@ def send_to_loggers(
     default = progress.batches_that_stepped if step is None else step
     x = int(values.pop("step", default))
     for logger in trainer.loggers:
-        logger.log_metrics(dict(values), x)
+        logger.log_metrics(metrics=dict(values), step=x)

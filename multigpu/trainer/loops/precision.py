@@ -79,7 +79,9 @@ class Precision:
         if self.plain:
             return nullcontext()
         if self.mixed:
-            return torch.autocast(self.device.type, self.dtype)
+            # The cache would keep the weights' 16-bit copies for the whole step: after an
+            # optimizer step within training_step, forward would use the old weights.
+            return torch.autocast(self.device.type, self.dtype, cache_enabled=False)
         return default_dtype(self.dtype)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:

@@ -86,7 +86,10 @@ def run_stage(
 
 
 def attach(trainer: "Trainer", model: LightningModule) -> None:
-    """Give the module its Trainer, and a LogContext for the time when no hook runs."""
+    """Give the module its Trainer, and a LogContext for the time when no hook runs.
+
+    The LightningModules that are parts of it have the Trainer, but no LogContext.
+    """
     model.trainer = trainer
     model.__dict__["_log_context"] = LogContext(trainer.state.results)
 
