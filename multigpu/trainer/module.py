@@ -123,7 +123,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
             reduce_fx=reduce_fx,
             sync_dist=sync_dist,
             add_dataloader_idx=add_dataloader_idx,
-            batch_size=batch_size,
+            batch_size=context.batch_size if batch_size is None else batch_size,
             rank_zero_only=rank_zero_only,
         )
 

@@ -19,6 +19,7 @@ from multigpu.trainer.loggers import Logger
 from multigpu.trainer.loops import run, spawned
 from multigpu.trainer.loops.check_model import check_model
 from multigpu.trainer.loops.fit import estimated_steps
+from multigpu.trainer.loops.optimizer_step import LightningOptimizer
 from multigpu.trainer.loops.optimizers import LRSchedulerConfig
 from multigpu.trainer.loops.precision import Precision
 from multigpu.trainer.loops.results import Results
@@ -266,6 +267,10 @@ class Trainer:
     @optimizers.setter
     def optimizers(self, optimizers: list[Optimizer]) -> None:
         self.state.optimizers = optimizers
+        self.state.lightning_optimizers = [
+            LightningOptimizer(optimizer, self.state, self.strategy)
+            for optimizer in optimizers
+        ]
 
     @property
     def current_epoch(self) -> int:

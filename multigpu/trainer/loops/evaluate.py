@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multigpu.devices import to_cpu
-from multigpu.errors import UserError
+from multigpu.errors import UserError, pluralize
 from multigpu.trainer.hooks import is_overridden
-from multigpu.trainer.loops import call_hooks, dataloaders
+from multigpu.trainer.loops import call_hooks, dataloaders, epoch_outputs
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.log_rules import ONCE_PER_EPOCH
 from multigpu.trainer.loops.loggers import send_to_loggers
@@ -56,6 +56,10 @@ class EvaluationLoop:
             strategy.shard if trainer.use_distributed_sampler else (1, 0)
         )
         self.keeps_outputs = False
+        self.epoch_outputs = None
+        if stage != "predict":
+            name = f"{PREFIX[stage]}_epoch_end"
+            self.epoch_outputs = epoch_outputs.collect(self.module, name, len(loaders))
         self.uneven = False
         self.limits: list[float] = []
         self.seen_batches = [0] * len(loaders)
@@ -65,6 +69,13 @@ class EvaluationLoop:
         for whole, sharded in zip(loaders, self.sharded, strict=True):
             batches = dataloaders.limit_batches(dataloaders.num_batches(whole), limit, name)
             if sharded:
+                if 0 < batches < self.num_shards and self.epoch_outputs is not None:
+                    raise UserError(
+                        f"{self.epoch_outputs.name} needs the outputs of each rank, but "
+                        f"{stage} has {pluralize(int(batches), 'batch')} for "
+                        f"{self.num_shards} ranks: give a smaller batch_size.",
+                        already_reported=not strategy.is_global_zero,
+                    )
                 self.uneven |= int(batches) % self.num_shards != 0
                 batches = len(range(self.shard_index, int(batches), self.num_shards))
             self.limits.append(batches)
@@ -125,6 +136,8 @@ class EvaluationLoop:
                         break
         self.results.start_batch(None)
         metrics.update(self.results.epoch_metrics())
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.call(self.state)
         call_hooks.call(trainer, f"on_{prefix}_epoch_end")
         reported = self.results.epoch_metrics()
         metrics.update(reported)
@@ -180,6 +193,8 @@ class EvaluationLoop:
             attributes["_log_context"] = between_hooks
             if batch_end is not None:
                 batch_end(output, *arguments)
+            if self.epoch_outputs is not None:
+                self.epoch_outputs.add(output, number)
             if self.keeps_outputs:
                 self.outputs[number].append(to_cpu(output))
             elif not state.sanity_checking:

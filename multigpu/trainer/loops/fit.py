@@ -8,7 +8,7 @@ import torch
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.trainer import arguments
-from multigpu.trainer.loops import call_hooks, dataloaders, optimizers
+from multigpu.trainer.loops import call_hooks, dataloaders, epoch_outputs, optimizers
 from multigpu.trainer.loops.evaluate import EvaluationLoop
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.loggers import send_to_loggers
@@ -127,6 +127,7 @@ class FitLoop:
         """Look up what every batch needs, after on_train_start, which can add callbacks."""
         trainer = self.trainer
         state = self.state
+        call_hooks.attach_callbacks(trainer)
         self.transfer = None if state.transfer.nothing_to_do else state.transfer
         self.step_context = LogContext(self.results, "training_step")
         self.batch_start = call_hooks.lookup(trainer, "on_train_batch_start")
@@ -134,6 +135,7 @@ class FitLoop:
         # All ranks exchange values at a batch's end if any rank has a hook that can read them.
         has_batch_end = int(self.batch_end is not None)
         self.any_batch_end = bool(self.strategy.all_reduce_max([has_batch_end])[0])
+        self.epoch_outputs = epoch_outputs.collect(self.module, "training_epoch_end")
         self.fetch = profiled(trainer.profiler, "train_dataloader_next", next)
         state.optimizer_step = OptimizerStep(trainer)
         self.training_step = TrainingStep(trainer)
@@ -247,6 +249,8 @@ class FitLoop:
         logged = results.entries or several_ranks
         metrics.update(results.epoch_metrics() if logged else None)
         before = len(results.entries)
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.call(self.state)
         call_hooks.call(trainer, "on_train_epoch_end")
         if before != len(results.entries) or several_ranks:
             metrics.update(results.epoch_metrics())
@@ -288,6 +292,8 @@ class FitLoop:
                 self.schedule("epoch", plateau=False)
         self.pending_phase = "validate"
         self._report(output, batch, index, completes_step)
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.add(_outputs(output) or None)
         self._end_batch(index, last)
         return False
 

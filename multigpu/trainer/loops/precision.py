@@ -92,13 +92,16 @@ class Precision:
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Step; if a gradient is not finite, a scaler skips the step and lowers the scale."""
+    def step(self, optimizer: Optimizer, **keywords: Any) -> Any:
+        """Return what `optimizer.step(**keywords)` returns.
+
+        If a gradient is not finite, a scaler skips the step and lowers the scale.
+        """
         if self.scaler is None:
-            optimizer.step()
-        else:
-            self.scaler.step(optimizer)
-            self.scaler.update()
+            return optimizer.step(**keywords)
+        returned = self.scaler.step(optimizer, **keywords)
+        self.scaler.update()
+        return returned
 
 
 @contextmanager

@@ -166,11 +166,14 @@ class RunState:
             self.lightning_module.__dict__["_log_context"] = LogContext(self.results)
 
     @contextmanager
-    def running_hook(self, hook: str) -> Iterator[None]:
-        """A context that tells `self.log` which hook runs, if call_hooks does not call it."""
+    def running_hook(self, hook: str, batch_size: int | None = None) -> Iterator[None]:
+        """A context in which `hook` is the running hook, if call_hooks does not call it.
+
+        batch_size   see LogContext
+        """
         attributes = self.lightning_module.__dict__
         previous = attributes["_log_context"]
-        attributes["_log_context"] = LogContext(self.results, hook)
+        attributes["_log_context"] = LogContext(self.results, hook, batch_size=batch_size)
         try:
             yield
         finally:
