@@ -215,6 +215,11 @@ class Trainer:
             print_function = bar.print if bar else print
             print_function(*args, **kwargs)
 
+    def report(self, text: str) -> None:
+        """Print a line about the run's progress, if there is a progress bar."""
+        if self.progress_bar_callback is not None:
+            self.print(text)
+
     def _run(
         self,
         stage: str,
@@ -289,8 +294,11 @@ class Trainer:
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
-        """Logged values by name, including those that this rank has just logged."""
-        return self.state.callback_metrics
+        """Logged values by name, including those that this rank has just logged.
+
+        It is the same dict during a run, as in Lightning: callbacks can add values to it.
+        """
+        return self.state.collect_callback_metrics()
 
     @property
     def logged_metrics(self) -> dict[str, Any]:

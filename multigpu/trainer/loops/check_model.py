@@ -59,8 +59,8 @@ def check_model(stage: str, model: Any) -> None:
         for name in ("configure_model", "configure_sharded_model")
     ):
         raise UserError(
-            f"{type(model).__name__} has configure_model and configure_sharded_model, its name "
-            f"before Lightning 2.1: leave configure_sharded_model out."
+            f"{type(model).__name__} has configure_model and configure_sharded_model, an "
+            f"older name of the same hook: leave configure_sharded_model out."
         )
 
 

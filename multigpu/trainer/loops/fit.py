@@ -107,7 +107,7 @@ class FitLoop:
         iterator = self._iterator()
         call_hooks.call(trainer, "on_train_start")
         self._look_up()
-        while not self._finished():
+        while not (reason := self._reason_to_stop()):
             state.results = self.results
             state.training = True
             dataloaders.start_epoch(self.loader, self.progress.current_epoch)
@@ -122,6 +122,8 @@ class FitLoop:
         if not state.interrupted and self.strategy.all_reduce_max([state.sigterm.received])[0]:
             save_and_interrupt(trainer)  # the signal came at the last epoch's end
         call_hooks.call(trainer, "on_train_end")
+        if reason:
+            trainer.report(f"`Trainer.fit` stopped: {reason}.")
 
     def _look_up(self) -> None:
         """Look up what every batch needs, after on_train_start, which can add callbacks."""
@@ -140,15 +142,16 @@ class FitLoop:
         state.optimizer_step = OptimizerStep(trainer)
         self.training_step = TrainingStep(trainer)
 
-    def _finished(self) -> bool:
+    def _reason_to_stop(self) -> str:
+        """Why no further epoch begins, in Lightning's words; "" if one begins."""
         trainer = self.trainer
         progress = self.progress
         if trainer.max_steps != -1 and progress.global_step >= trainer.max_steps:
-            return True
+            return f"`max_steps={trainer.max_steps}` reached"
         limited = trainer.max_epochs not in (None, -1)
         if limited and progress.current_epoch >= trainer.max_epochs:
-            return True
-        return self._may_stop()
+            return f"`max_epochs={trainer.max_epochs}` reached"
+        return "`trainer.should_stop` was set" if self._may_stop() else ""
 
     def _may_stop(self) -> bool:
         """Whether should_stop is set, and min_epochs and min_steps are reached."""
