@@ -123,7 +123,7 @@ class Trainer:
         self.enable_model_summary = enable_model_summary is not False
         self.default_root_dir = str(default_root_dir or os.getcwd())
         arguments.check_numbers(self)
-        vars(self).update(defaults.run_lengths(self))
+        vars(self).update(defaults.run_lengths(self, max_time))
         self.profiler = defaults.profiler_for(profiler)
         self.loggers = defaults.loggers_for(self, logger)
         self.callbacks = defaults.callbacks_for(

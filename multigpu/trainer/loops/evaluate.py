@@ -202,7 +202,7 @@ class EvaluationLoop:
                     state.metrics.update(results.step_metrics(exchange=False))
                 if results.last:
                     reported = results.last_step_metrics()
-                    send_to_loggers(trainer, reported, step=self.seen_batches[number])
+                    send_to_loggers(trainer, reported, batch=self.seen_batches[number])
                 self.seen_batches[number] += 1
 
         return evaluate

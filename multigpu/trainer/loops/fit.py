@@ -260,8 +260,7 @@ class FitLoop:
         if self.automatic and self.last:
             self.schedule("epoch", plateau=True)
         # The loggers write an epoch's values at its last step.
-        step = self.progress.batches_that_stepped - 1
-        send_to_loggers(trainer, metrics.latest, step)
+        send_to_loggers(trainer, metrics.latest, offset=-1)
         results.reset()
         metrics.latest = None
         self.progress.current_epoch += 1
