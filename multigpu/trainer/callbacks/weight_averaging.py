@@ -28,7 +28,7 @@ class WeightAveraging(Callback):
 
     device        where the average is; None: where the module is when the run is set up
     use_buffers   whether buffers are averaged, too
-    keywords      more arguments of AveragedModel, such as avg_fn
+    kwargs        more arguments of AveragedModel, such as avg_fn
 
     A checkpoint has the average in "state_dict", and the training's own weights in
     "current_model_state", as in Lightning.
@@ -38,11 +38,11 @@ class WeightAveraging(Callback):
         self,
         device: torch.device | str | int | None = None,
         use_buffers: bool = True,
-        **keywords: Any,
+        **kwargs: Any,
     ):
         self._device = torch.device(device) if isinstance(device, str) else device
         self._use_buffers = use_buffers
-        self._keywords = keywords
+        self._keywords = kwargs
         self._average: AveragedModel | None = None
         # The number of steps, and the epoch, at the last update.
         self._latest_update_step = 0
@@ -172,9 +172,9 @@ class EMAWeightAveraging(WeightAveraging):
         update_every_n_steps: int = 1,
         update_starting_at_step: int | None = None,
         update_starting_at_epoch: int | None = None,
-        **keywords: Any,
+        **kwargs: Any,
     ):
-        super().__init__(device, use_buffers, avg_fn=get_ema_avg_fn(decay), **keywords)
+        super().__init__(device, use_buffers, avg_fn=get_ema_avg_fn(decay), **kwargs)
         self.update_every_n_steps = update_every_n_steps
         self.update_starting_at_step = update_starting_at_step
         self.update_starting_at_epoch = update_starting_at_epoch
