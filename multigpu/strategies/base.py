@@ -29,6 +29,14 @@ from multigpu.strategies.accelerators import Accelerator, resolve
 from multigpu.strategies.gather import Gather, all_gather_stacked
 
 Result = TypeVar("Result")
+# The names of `reduce`. A mean is a sum that is divided by the number of ranks.
+REDUCE_OPS = {
+    "mean": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.SUM,
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
 
 NUM_FLAGS = 3  # that agree_after_batch and agree_after_epoch accept
 
@@ -84,6 +92,11 @@ class Strategy:
     def launch(self, function: Callable[..., Result], *args: Any) -> Result:
         """Run `function(*args)` in all processes of the run. Returns rank 0's result."""
         return function(*args)
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes on which the run's processes are."""
+        return 1
 
     @property
     def root_device(self) -> torch.device:
@@ -255,19 +268,17 @@ class Strategy:
     def reduce(self, tensor: torch.Tensor, reduce_op: str = "mean") -> torch.Tensor:
         """The mean (or sum, max, min) of a tensor over all ranks.
 
-        It is a new tensor if there are several ranks.
+        It is a new tensor if there are several ranks. Raises UserError for another operation.
         """
+        operation = REDUCE_OPS.get(str(reduce_op).lower())
+        if operation is None:
+            raise UserError(
+                f"reduce_op is {reduce_op!r}: expected one of {', '.join(REDUCE_OPS)}."
+            )
         if self.control is None:
             return tensor
-        operations = {
-            "mean": dist.ReduceOp.SUM,
-            "avg": dist.ReduceOp.SUM,
-            "sum": dist.ReduceOp.SUM,
-            "max": dist.ReduceOp.MAX,
-            "min": dist.ReduceOp.MIN,
-        }
         result = tensor.detach().clone()
-        dist.all_reduce(result, operations[reduce_op.lower()])
+        dist.all_reduce(result, operation)
         return result / self.world.size if reduce_op.lower() in ("mean", "avg") else result
 
     def all_gather(

@@ -24,6 +24,21 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "bagua": BaguaStrategy,
     "pipeline": PipelineStrategy,
 }
+LARGE_MODELS = "for a model that is too large for one GPU, use 'pipeline'; else 'ddp'"
+OTHER_DEVICES = "the accelerators are cpu, gpu and vgpu; use 'ddp'"
+# Lightning's strategies that are not here → what does the same, or comes nearest.
+ALTERNATIVES = {
+    "fsdp": LARGE_MODELS,
+    "deepspeed": LARGE_MODELS,
+    "ddp_sharded": LARGE_MODELS,
+    "colossalai": LARGE_MODELS,
+    "model_parallel": LARGE_MODELS,
+    "ddp_fork": "use 'ddp_spawn', or 'ddp_notebook' in a notebook",
+    "ddp_cpu": "use 'ddp_spawn' with accelerator='cpu'",
+    "xla": OTHER_DEVICES,
+    "tpu": OTHER_DEVICES,
+    "hpu": OTHER_DEVICES,
+}
 # ddp, ddp_spawn and ddp_notebook can have this suffix, followed by "true" or "false".
 UNUSED = "_find_unused_parameters_"
 
@@ -44,6 +59,13 @@ def strategy_by_name(strategy: str | Strategy) -> Strategy:
     stem, _, wanted = str(strategy).partition(UNUSED)
     if stem in ("ddp", "ddp_spawn", "ddp_notebook") and wanted in ("true", "false"):
         return STRATEGIES[stem](find_unused_parameters=wanted == "true")
+    for name, alternative in ALTERNATIVES.items():
+        # "fsdp_cpu_offload" belongs to "fsdp", and "deepspeed_stage_2" to "deepspeed".
+        if f"{strategy}_".startswith(f"{name}_"):
+            raise UserError(
+                f"Lightning has the strategy {strategy!r}, but this Trainer does not: "
+                f"{alternative}."
+            )
     if strategy not in STRATEGIES:
         hint = did_you_mean(strategy, STRATEGIES)
         hint += f" There are {', '.join(map(repr, STRATEGIES))}"

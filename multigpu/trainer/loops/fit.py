@@ -8,7 +8,7 @@ import torch
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.trainer import arguments
-from multigpu.trainer.loops import call_hooks, dataloaders, optimizers
+from multigpu.trainer.loops import call_hooks, dataloaders, epoch_outputs, optimizers
 from multigpu.trainer.loops.evaluate import EvaluationLoop
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.loggers import send_to_loggers
@@ -107,7 +107,7 @@ class FitLoop:
         iterator = self._iterator()
         call_hooks.call(trainer, "on_train_start")
         self._look_up()
-        while not self._finished():
+        while not (reason := self._reason_to_stop()):
             state.results = self.results
             state.training = True
             dataloaders.start_epoch(self.loader, self.progress.current_epoch)
@@ -122,11 +122,14 @@ class FitLoop:
         if not state.interrupted and self.strategy.all_reduce_max([state.sigterm.received])[0]:
             save_and_interrupt(trainer)  # the signal came at the last epoch's end
         call_hooks.call(trainer, "on_train_end")
+        if reason:
+            trainer.report(f"`Trainer.fit` stopped: {reason}.")
 
     def _look_up(self) -> None:
         """Look up what every batch needs, after on_train_start, which can add callbacks."""
         trainer = self.trainer
         state = self.state
+        call_hooks.attach_callbacks(trainer)
         self.transfer = None if state.transfer.nothing_to_do else state.transfer
         self.step_context = LogContext(self.results, "training_step")
         self.batch_start = call_hooks.lookup(trainer, "on_train_batch_start")
@@ -134,19 +137,21 @@ class FitLoop:
         # All ranks exchange values at a batch's end if any rank has a hook that can read them.
         has_batch_end = int(self.batch_end is not None)
         self.any_batch_end = bool(self.strategy.all_reduce_max([has_batch_end])[0])
+        self.epoch_outputs = epoch_outputs.collect(self.module, "training_epoch_end")
         self.fetch = profiled(trainer.profiler, "train_dataloader_next", next)
         state.optimizer_step = OptimizerStep(trainer)
         self.training_step = TrainingStep(trainer)
 
-    def _finished(self) -> bool:
+    def _reason_to_stop(self) -> str:
+        """Why no further epoch begins, in Lightning's words; "" if one begins."""
         trainer = self.trainer
         progress = self.progress
         if trainer.max_steps != -1 and progress.global_step >= trainer.max_steps:
-            return True
+            return f"`max_steps={trainer.max_steps}` reached"
         limited = trainer.max_epochs not in (None, -1)
         if limited and progress.current_epoch >= trainer.max_epochs:
-            return True
-        return self._may_stop()
+            return f"`max_epochs={trainer.max_epochs}` reached"
+        return "`trainer.should_stop` was set" if self._may_stop() else ""
 
     def _may_stop(self) -> bool:
         """Whether should_stop is set, and min_epochs and min_steps are reached."""
@@ -256,14 +261,15 @@ class FitLoop:
         logged = results.entries or several_ranks
         metrics.update(results.epoch_metrics() if logged else None)
         before = len(results.entries)
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.call(self.state)
         call_hooks.call(trainer, "on_train_epoch_end")
         if before != len(results.entries) or several_ranks:
             metrics.update(results.epoch_metrics())
         if self.automatic and self.last:
             self.schedule("epoch", plateau=True)
         # The loggers write an epoch's values at its last step.
-        step = self.progress.batches_that_stepped - 1
-        send_to_loggers(trainer, metrics.latest, step)
+        send_to_loggers(trainer, metrics.latest, offset=-1)
         results.reset()
         metrics.latest = None
         self.progress.current_epoch += 1
@@ -297,6 +303,8 @@ class FitLoop:
                 self.schedule("epoch", plateau=False)
         self.pending_phase = "validate"
         self._report(output, batch, index, completes_step)
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.add(_outputs(output) or None)
         self._end_batch(index, last)
         return False
 
@@ -348,10 +356,11 @@ class FitLoop:
         )
         exchange = together and (logged or exchanging)
         if results.any_fresh or exchange:
-            reported = results.step_metrics(exchange)
-            metrics.update(reported)
-            if logged or (trainer.fast_dev_run and completes_step):
-                send_to_loggers(trainer, reported)
+            metrics.update(results.step_metrics(exchange))
+        if logged or (trainer.fast_dev_run and completes_step):
+            # Also values of earlier batches: a name that is logged only in some batches would
+            # otherwise be lost.
+            send_to_loggers(trainer, results.last_step_metrics())
 
     # ---- what is due ------------------------------------------------------------------------
 
