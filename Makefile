@@ -35,7 +35,7 @@ help:
 	@echo "make test        run all tests"
 	@echo "make test-quick  run what needs under two minutes, before a commit"
 	@echo "make test-real   run all tests, every program really started"
-	@echo "make test-mutations  break 42 behaviours: each must turn a test red"
+	@echo "make test-mutations  break the behaviours of mutations.toml: each must turn a test red"
 	@echo "make lint        check style, layers, and that notebooks match their scripts"
 	@echo "make lab         open the course in JupyterLab"
 	@echo "make bench       measure the figures of the README"

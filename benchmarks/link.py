@@ -1,8 +1,11 @@
-"""Measure steps/s of strategies over a link of 100 Mbit/s: `python benchmarks/link.py`.
+"""Measure strategies over a link of 100 Mbit/s: `python benchmarks/link.py`, as root.
 
-The link is between two network namespaces, which need root and iproute2. Communication
-dominates, because the model has 2 million weights and little to compute. bytegrad sends a
-quarter of ddp's bytes; the goal is 3.3 times ddp's steps/s. It writes benchmarks/link.json.
+The link joins two network namespaces, which needs iproute2. The table has a row for each
+strategy and each size of the model: milliseconds per step, steps/s relative to ddp in the same
+round, and bytes. There is little to compute, so communication dominates. bytegrad sends a
+quarter of ddp's bytes; the goal with 2 million weights is 3.3 times ddp's steps/s. Smaller
+models gain less, because bytegrad sends twice, one after the other, and its messages cost time
+that does not depend on their size. It writes benchmarks/link.json.
 """
 
 import json
@@ -25,6 +28,7 @@ from multigpu.strategies.base import Strategy
 MEGABITS = 100
 STEPS = 5
 ROUNDS = 5
+WIDTHS = {512: 524_288, 1000: 2_000_000}  # width of two linear layers: number of weights
 STRATEGIES = {
     "ddp": DDPStrategy,
     "horovod": HorovodStrategy,
@@ -34,14 +38,15 @@ STRATEGIES = {
 }
 
 
-def measure(make: Callable[[], Strategy]) -> tuple[float, float]:
+def measure(make: Callable[[], Strategy], width: int) -> tuple[float, float]:
     """Seconds per step, and bytes that this rank sends per step."""
     strategy = make()
     strategy.connect()
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*[torch.nn.Linear(1000, 1000, bias=False) for _ in range(2)])
+    layers = [torch.nn.Linear(width, width, bias=False) for _ in range(2)]
+    model = torch.nn.Sequential(*layers)
     model, optimizer = strategy.setup(model, torch.optim.SGD(model.parameters(), lr=1e-3))
-    batch = torch.randn(1, 1000)
+    batch = torch.randn(1, width)
 
     def step() -> None:
         model(batch).square().mean().backward()
@@ -64,10 +69,13 @@ def measure(make: Callable[[], Strategy]) -> tuple[float, float]:
 
 def rank(out: Path) -> None:
     """Measure the strategies in turn; each of the two ranks runs this."""
-    measurements: dict[str, list] = {name: [] for name in STRATEGIES}
-    for _ in range(ROUNDS):
-        for name, make in STRATEGIES.items():
-            measurements[name].append(measure(make))
+    measurements: dict[int, dict[str, list]] = {
+        width: {name: [] for name in STRATEGIES} for width in WIDTHS
+    }
+    for width, by_strategy in measurements.items():
+        for _ in range(ROUNDS):
+            for name, make in STRATEGIES.items():
+                by_strategy[name].append(measure(make, width))
     if dist.get_rank() == 0:
         write_json(out, measurements)
     dist.barrier()
@@ -88,23 +96,37 @@ def main() -> None:
         if code:
             sys.exit(code)
         measurements = json.loads(out.read_text())
+    rows = [
+        row
+        for width, weights in WIDTHS.items()
+        for row in table(measurements[str(width)], weights)
+    ]
+    for row in rows:
+        print(row)
+    write_json(Path(__file__).with_suffix(".json"), {"Mbit/s": MEGABITS, "rows": rows})
+
+
+def table(measurements: dict[str, list], weights: int) -> list[dict]:
+    """The rows of one size of the model."""
     rows = []
-    of_ddp = measurements["ddp"]
     for name, pairs in measurements.items():
         # the ratio of the steps per second in each round
-        ratios = [ddp[0] / other[0] for ddp, other in zip(of_ddp, pairs, strict=True)]
-        row = {
-            "strategy": name,
-            "steps/s relative to ddp": round(statistics.median(ratios), 2),
-        }
-        row |= {"min": round(min(ratios), 2), "max": round(max(ratios), 2), "rounds": ROUNDS}
-        row |= {"bytes per step and rank": round(statistics.median(pair[1] for pair in pairs))}
-        rows.append(row)
-        print(row)
-    write_json(
-        Path(__file__).with_suffix(".json"),
-        {"Mbit/s": MEGABITS, "weights": 2_000_000, "rows": rows},
-    )
+        ratios = [
+            ddp[0] / other[0] for ddp, other in zip(measurements["ddp"], pairs, strict=True)
+        ]
+        rows.append(
+            {
+                "weights": weights,
+                "strategy": name,
+                "ms per step": round(1e3 * statistics.median(pair[0] for pair in pairs)),
+                "steps/s relative to ddp": round(statistics.median(ratios), 2),
+                "min": round(min(ratios), 2),
+                "max": round(max(ratios), 2),
+                "rounds": ROUNDS,
+                "bytes per step and rank": round(statistics.median(pair[1] for pair in pairs)),
+            }
+        )
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Measure a swap of 540 kB over 100 Mbit/s, with the send or the receive posted first.
 
 `python benchmarks/swap.py`, as root. It writes benchmarks/swap.json: milliseconds, medians of
-7. See `swap` in multigpu/strategies/weights.py.
+7. See `swap` in multigpu/strategies/bagua/swap.py.
 """
 
 import statistics

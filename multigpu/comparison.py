@@ -17,6 +17,13 @@ from torch.utils.data import TensorDataset
 from multigpu import launch, plots, proof, slow_link, wire
 from multigpu.errors import UserError, pluralize
 from multigpu.files import write_json
+from multigpu.strategies import (
+    BaguaStrategy,
+    PipelineStrategy,
+    QAdamOptimizer,
+    Strategy,
+    strategy_by_name,
+)
 from multigpu.strategies.bagua.async_average import AsyncModelAverage
 from multigpu.strategies.costs import predicted_bytes
 from multigpu.trainer import Callback, LightningModule, Trainer
@@ -25,6 +32,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STEPS_BETWEEN_COPIES = 5
+QADAM_WARMUP = 10  # steps
+
+
+def strategy_for_short_run(name: str) -> Strategy:
+    """Return the strategy with this name, with settings for a short run.
+
+    bagua:async averages every 10 ms. pipeline has 2 micro-batches.
+    """
+    if name == "bagua:async":
+        return BaguaStrategy("async", sync_interval_ms=10)
+    return PipelineStrategy(micro_batches=2) if name == "pipeline" else strategy_by_name(name)
 
 
 def flat_weights(model: nn.Module) -> torch.Tensor:
@@ -43,6 +61,7 @@ class Record(Callback):
     ends              the time at which each step ended, in seconds
     weights           copies of the rank's weights: after step 1, 1 + STEPS_BETWEEN_COPIES, …
                       and at the end
+    steps             the number of steps made at each copy
     device            "cpu", "cuda" or "vgpu"
     averaging_rounds  for bagua:async, the number of averaging rounds until the end
 
@@ -51,7 +70,8 @@ class Record(Callback):
     """
 
     def __init__(self) -> None:
-        self.record: dict[str, Any] = {"loss": [], "bytes": [], "ends": [], "weights": []}
+        lists = ("loss", "bytes", "ends", "weights", "steps")
+        self.record: dict[str, Any] = {name: [] for name in lists}
         self.ranks: list[dict[str, Any]] = []
         self.sent_before_step = 0
 
@@ -71,13 +91,22 @@ class Record(Callback):
         self.record["bytes"].append(wire.bytes_sent() - self.sent_before_step)
         self.record["ends"].append(time.perf_counter())
         if trainer.global_step % STEPS_BETWEEN_COPIES == 1:
-            self.record["weights"].append(flat_weights(pl_module))
+            self._copy(trainer.global_step, pl_module)
+
+    def _copy(self, step: int, module: LightningModule) -> None:
+        weights = self.record["weights"]
+        steps = self.record["steps"]
+        if step in steps:  # the last step, which is copied again at the end
+            weights.pop()
+            steps.pop()
+        weights.append(flat_weights(module))
+        steps.append(step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.record["loss"].append(float(trainer.callback_metrics["loss"]))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.record["weights"].append(flat_weights(pl_module))
+        self._copy(trainer.global_step, pl_module)
         self.record["device"] = trainer.strategy.device.type
         algorithm = getattr(trainer.strategy, "algorithm", None)
         # With one rank, or while async warms up, there is no thread.
@@ -118,13 +147,14 @@ def summarize(
 ) -> dict[str, Any]:
     """One strategy's row, from the ranks' records; `model` gets rank 0's last weights.
 
-    "consensus_distance" is a list with one number for each copy: the largest Euclidean
-    distance of a rank's weights from the mean over the ranks. (Papers often take the root mean
-    square over the ranks.)
+    "consensus_distance" is a list with one number for each copy, made at "consensus_steps":
+    the largest Euclidean distance of a rank's weights from the mean over the ranks. (Papers
+    often take the root mean square over the ranks.) "weights_norm" is the norm of this mean.
     """
     copies = [torch.stack(record["weights"]) for record in records]
     every = torch.stack(copies).double()  # (ranks, copies, N)
-    distances = (every - every.mean(0)).norm(dim=-1)  # (ranks, copies)
+    mean = every.mean(0)  # (copies, N)
+    distances = (every - mean).norm(dim=-1)  # (ranks, copies)
     first = records[0]
     ends = first["ends"]
     nn.utils.vector_to_parameters(first["weights"][-1], model.parameters())
@@ -143,7 +173,9 @@ def summarize(
         "seconds": (ends[-1] - ends[0]) / max(1, len(ends) - 1),
         "bytes_by_step": first["bytes"],
         "averaging_rounds": first.get("averaging_rounds"),
+        "consensus_steps": first["steps"],
         "consensus_distance": distances.amax(0).tolist(),
+        "weights_norm": mean.norm(dim=-1).tolist(),
     }
 
 
@@ -241,26 +273,42 @@ def bytes_picture(rows: dict[str, dict]) -> "Figure":
 
 
 def consensus_picture(rows: dict[str, dict]) -> "Figure":
-    """The consensus distance by step, of each strategy whose distance exceeds 1e-6."""
-    distances = {
-        name: row["consensus_distance"]
-        for name, row in rows.items()
-        if max(row["consensus_distance"]) > 1e-6
-    }
+    """The consensus distance by step, of each strategy whose distance exceeds 1e-6.
+
+    The grey line is the norm of the weights, to compare with: the mean of these strategies.
+    """
+    apart = {name: row for name, row in rows.items() if max(row["consensus_distance"]) > 1e-6}
     fig = plots.figure(8, 3.2)
     axes = fig.add_subplot()
-    for number, (name, distance) in enumerate(distances.items()):
-        steps = [1 + STEPS_BETWEEN_COPIES * index for index in range(len(distance))]
-        look = plots.curve_look(number)
-        axes.plot(steps, distance, markersize=3, linewidth=1, label=name, **look)
+    for number, (name, row) in enumerate(apart.items()):
+        axes.plot(
+            row["consensus_steps"],
+            row["consensus_distance"],
+            markersize=3,
+            linewidth=1,
+            label=name,
+            **plots.curve_look(number),
+        )
     axes.set(xlabel="step", ylabel="consensus distance")
-    if distances:
+    title = f"The ranks' weights differ in {len(apart)} of {len(rows)} strategies"
+    if apart:
+        norms = torch.tensor([row["weights_norm"] for row in apart.values()]).mean(0)
+        steps = next(iter(apart.values()))["consensus_steps"]
+        axes.plot(steps, norms, color="grey", linewidth=2, label="norm of the weights")
         axes.set_yscale("log")
         # Just after an averaging round the distance is almost 0: begin the axis above that.
-        axes.set_ylim(bottom=min(map(statistics.median, distances.values())) / 5)
+        medians = [statistics.median(row["consensus_distance"]) for row in apart.values()]
+        axes.set_ylim(bottom=min(medians) / 5)
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    title = f"The consensus distance is above 0 for {len(distances)} of {len(rows)} strategies"
-    axes.set_title(title)
+        largest = max(
+            distance / norm
+            for row in apart.values()
+            for distance, norm in zip(
+                row["consensus_distance"], row["weights_norm"], strict=True
+            )
+        )
+        title += f", by at most {largest:.1%} of their norm"
+    fig.suptitle(title)
     return fig
 
 
@@ -310,7 +358,9 @@ def compare_with_serial(
 
     It is the largest absolute difference between rank 0's weights and a serial run's. The
     serial run takes --epochs, --lr and --seed from `args`; `batch_size` is the number of
-    images in a global batch. It uses SGD; for bagua:qadam it uses Adam with lr / 50.
+    images in a global batch. It uses SGD; for bagua:qadam it uses QAdam in one process with
+    lr / 50, whose variance is frozen as well, so that only the bytes make a difference. The
+    row of bagua:qadam also gets `difference_from_adam`, from Adam, which never freezes it.
     `make()` returns a new model.
     """
     settings = {
@@ -319,20 +369,31 @@ def compare_with_serial(
         "lr": args.lr,
         "seed": args.seed,
     }
-    # The serial weights, with Adam (True) and with SGD (False).
-    expected: dict[bool, torch.Tensor] = {}
     on_cuda = any(row["device"] == "cuda" for row in rows.values())
     device = torch.device("cuda" if on_cuda else "cpu")
     data = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
-    for name, row in rows.items():
-        adam = name == "bagua:qadam"
-        if adam not in expected:
+    optimizers: dict[str, Callable[..., torch.optim.Optimizer] | None] = {
+        "SGD": None,  # proof.train_serially's default
+        "QAdam": lambda weights: QAdamOptimizer(weights, args.lr / 50, QADAM_WARMUP),
+        "Adam": lambda weights: torch.optim.Adam(weights, args.lr / 50),
+    }
+    trained: dict[str, torch.Tensor] = {}
+
+    def difference(name: str, optimizer: str) -> float:
+        if optimizer not in trained:
             model = make().to(device)
-            optimizer = torch.optim.Adam(model.parameters(), args.lr / 50) if adam else None
-            trained = proof.train_serially(model, data, **settings, optimizer=optimizer)
-            expected[adam] = flat_weights(trained)
+            how = optimizers[optimizer]
+            own = how(model.parameters()) if how else None
+            weights = proof.train_serially(model, data, **settings, optimizer=own)
+            trained[optimizer] = flat_weights(weights)
         last = records[name][0]["weights"][-1]
-        row["difference_from_serial"] = (last - expected[adam]).abs().max().item()
+        return (last - trained[optimizer]).abs().max().item()
+
+    for name, row in rows.items():
+        qadam = name == "bagua:qadam"
+        row["difference_from_serial"] = difference(name, "QAdam" if qadam else "SGD")
+        if qadam:
+            row["difference_from_adam"] = difference(name, "Adam")
 
 
 def report(
@@ -351,6 +412,11 @@ def report(
     `batch_size` is the number of images in a global batch of all `ranks`.
     """
     print(table(rows, ranks))
+    if "difference_from_adam" in rows.get("bagua:qadam", {}):
+        print(
+            f"bagua:qadam is compared with QAdam in one process. From Adam it is "
+            f"{rows['bagua:qadam']['difference_from_adam']:.0e} away."
+        )
     verdict = _verdict(rows, exact, args)
     times = _measured_milliseconds(rows)
     if times:

@@ -19,10 +19,18 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import multigpu.trainer as L
 from multigpu import data, devices, files, flags, launch, metrics, vgpu
-from multigpu.comparison import Record, compare_with_serial, measure_link, report, summarize
+from multigpu.comparison import (
+    QADAM_WARMUP,
+    Record,
+    compare_with_serial,
+    measure_link,
+    report,
+    strategy_for_short_run,
+    summarize,
+)
 from multigpu.models import CNN
 from multigpu.strategies import ALGORITHMS, QAdamOptimizer
-from multigpu.strategies.costs import ONE_PROCESS, strategy_for_short_run
+from multigpu.strategies.costs import ONE_PROCESS
 
 NAMES = (
     "dp",
@@ -206,7 +214,7 @@ class Digits(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         if self.name == "bagua:qadam":
-            return QAdamOptimizer(self.parameters(), self.args.lr / 50, warmup_steps=10)
+            return QAdamOptimizer(self.parameters(), self.args.lr / 50, QADAM_WARMUP)
         lr = self.args.lr
         if self.name == "horovod":
             lr /= self.trainer.world_size  # the strategy multiplies it by the world size
@@ -319,7 +327,8 @@ if __name__ == "__main__":
 # ## All of them
 # 230 steps each. `dp` and `pipeline` use two virtual GPUs in one process, `ddp2` two in each
 # of two processes. `counted` is the median of the steps; for `async` the mean of its averaging
-# rounds. `qadam` is compared with serial Adam, the others with SGD. Predictions (2) and (3):
+# rounds. `qadam` is compared with QAdam in one process, the others with SGD. Predictions (2)
+# and (3):
 
 # %% tags=["active-ipynb"]
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --prove --out results/10

@@ -50,7 +50,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %%
 class Halves(CNN):
-    """The CNN with its convolutions on the GPU `first` and its linear layers on `second`."""
+    """The CNN with its first `cut` layers on the GPU `first`, the others on `second`.
+
+    The layers are conv1, conv2, fc1 and fc2; `cut` is 2 or 3.
+    """
 
     def __init__(
         self,
@@ -58,24 +61,26 @@ class Halves(CNN):
         second: torch.device,
         micro_batches: int,
         *args,
+        cut: int = 2,
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
         self.first = first
         self.second = second
         self.micro_batches = micro_batches
-        self.conv1.to(first)
-        self.conv2.to(first)
-        self.fc1.to(second)
-        self.fc2.to(second)
+        layers = [self.conv1, self.conv2, self.fc1, self.fc2]
+        for layer in layers[:cut]:
+            layer.to(first)
+        for layer in layers[cut:]:
+            layer.to(second)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         outputs = []
         for micro_batch in images.chunk(self.micro_batches):
             x = torch.tanh(self.conv1(micro_batch))
-            x = torch.tanh(self.conv2(x)).to(self.second)
-            x = torch.tanh(self.fc1(x.flatten(1)))
-            outputs.append(self.fc2(x))
+            x = torch.tanh(self.conv2(x)).flatten(1)
+            x = torch.tanh(self.fc1(x.to(self.fc1.weight.device)))
+            outputs.append(self.fc2(x.to(self.second)))
         return torch.cat(outputs)
 
 
@@ -180,6 +185,41 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 # Data parallelism sends gradients, one number for each weight. Stages send activations, which
 # grow with the batch, and they wait for each other. So: use as few stages as the memory
 # allows, and replicas for the other GPUs.
+#
+# ## A model that does not fit, and a slow network
+# The same CNN with 90,000 hidden units and 6,000 classes has 1.1 billion weights. With its
+# gradient and Adam's two numbers, a weight takes 16 bytes, so a replica needs 16.5 GiB; a V100
+# has 16. There are two nodes with two V100s each: NVLink inside, 10 Gb/s Ethernet between
+# them. Predict: Should the two stages of a replica be on the same node? What does the second
+# node gain?
+
+# %% tags=["active-ipynb"]
+# from experiments import layout_steps
+#
+# (replica, *_) = launch.call(layout_steps, 4, [("four replicas", "Ethernet10")])
+# print(replica[0].error)
+
+# %% tags=["active-ipynb"]
+# def show(network, layout, step):
+#     speed = step.images / step.seconds
+#     memory = " and ".join(f"{peak:.1f}" for peak in step.peak)
+#     print(f"{network:<11} {layout:<23} {speed:5.0f} images/s, {memory} GiB")
+#
+#
+# ((one,),) = launch.call(layout_steps, 1, [("one pipeline, one node", "Ethernet10")])
+# show("", "one pipeline, one node", one)
+# layouts = ("stages inside nodes", "stages across nodes")
+# cases = [(layout, net) for net in ("Ethernet10", "HDR200") for layout in layouts]
+# steps, _ = launch.call(layout_steps, 2, cases)
+# for (layout, network), step in zip(cases, steps):
+#     show(network, layout, step)
+
+# %% [markdown]
+# Two stages fit. Stages on different nodes send 5.9 GB between the nodes in a step: 8,192
+# images × 90,000 numbers × 4 bytes, forward and backward. Replicas on different nodes send 4.4
+# GB of gradients. So a replica's stages belong on one node. And with 10 Gb/s Ethernet even
+# that makes two nodes slower than one: they pay with a faster network only. Count the bytes
+# that cross the slow link: they decide the layout.
 #
 # ## Step 3 · Train and evaluate
 # As in lesson 05, but images go to the first GPU of the rank, and labels to its second.

@@ -13,10 +13,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from multigpu import launch, plots, vgpu
+from multigpu.comparison import strategy_for_short_run
 from multigpu.models import CNN
 from multigpu.strategies.accelerators import resolve
 from multigpu.strategies.bagua import bytegrad, low_precision
-from multigpu.strategies.costs import strategy_for_short_run
 from multigpu.vgpu.sim.presets import Link
 
 ETHERNET = Link("10 Gbit/s", bandwidth=1.25e9, latency=30e-6)

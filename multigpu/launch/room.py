@@ -21,8 +21,16 @@ TENSORFLOW_RANK = 400 * MIB
 def check_room(processes: int) -> None:
     """Check, before they start, that this machine has room for `processes` more processes.
 
-    Raises UserError if the free memory of the machine, or of this process's cgroups, cannot
-    hold them. Prints a warning to stderr if there are more processes than cores.
+    Raises UserError as `check_memory` does, and warns as `warn_about_cores` does.
+    """
+    check_memory(processes)
+    warn_about_cores(processes)
+
+
+def check_memory(processes: int) -> None:
+    """Raise UserError if the free memory cannot hold `processes` more processes.
+
+    The free memory is that of the machine, or of this process's cgroups if it is less.
     """
     each = TENSORFLOW_RANK if "tensorflow" in sys.modules else TORCH_RANK
     memory = available_memory()
@@ -33,7 +41,6 @@ def check_room(processes: int) -> None:
             f"{processes * each / GIB:.1f} GiB of memory, but {memory / GIB:.1f} GiB are "
             f"available: start {fewer} or fewer."
         )
-    warn_about_cores(processes)
 
 
 def warn_about_cores(processes: int) -> None:

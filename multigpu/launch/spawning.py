@@ -22,7 +22,7 @@ from multigpu.launch.exit import (
     user_error_text,
 )
 from multigpu.launch.processes import GRACE_AFTER_SIGTERM
-from multigpu.launch.room import check_room
+from multigpu.launch.room import check_memory, warn_about_cores
 from multigpu.launch.world import LAUNCHERS, World, find_world, integer, started_by_srun
 
 
@@ -33,8 +33,11 @@ def spawn(function: Callable[..., None], processes: int, *args: object) -> int:
 
     If a rank fails, the others are ended, and the failed rank's traceback or signal is printed
     to stderr. A new process must be able to import `function`: define it at the top level of a
-    script or a module.
+    script or a module. A warning is printed if there are more processes than cores; `call`
+    prints none, because a notebook's output must not depend on the number of cores.
     """
+    if processes > 0:
+        warn_about_cores(processes)
     code, reason = _spawn(function, processes, args)
     if reason:
         print(reason, file=sys.stderr)
@@ -109,7 +112,7 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
             f"already: use one of the two.",
             already_reported=outer.rank != 0,
         )
-    check_room(processes)
+    check_memory(processes)
     port = integer(os.environ, "MASTER_PORT", 0)
     # Opened by the parent, so that no other program can take the port before rank 0 does.
     try:

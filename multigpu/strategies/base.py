@@ -29,6 +29,16 @@ from multigpu.strategies.accelerators import Accelerator, resolve
 from multigpu.strategies.gather import Gather, all_gather_stacked
 
 Result = TypeVar("Result")
+# The names of `reduce`. A mean is a sum that is divided by the number of ranks.
+REDUCE_OPS = {
+    "mean": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.SUM,
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+
+NUM_FLAGS = 3  # that agree_after_batch and agree_after_epoch accept
 
 
 class Strategy:
@@ -41,6 +51,8 @@ class Strategy:
     backwards_per_step      `backward` calls before each step; set it before `setup`
     manual_optimization     True: the training step itself calls `before_backward` and then
                             `backward`, perhaps several times; set it before `setup`
+    ranks_step_together     False if a rank does not wait for another one within an epoch; the
+                            Trainer then makes no collective after a batch
     uses_several_nodes      True if ranks can be on several nodes
     supports_loss_scaling   True if a rank is allowed to skip a step, as loss scaling does
     """
@@ -52,6 +64,7 @@ class Strategy:
     backwards_per_step = 1
     manual_optimization = False
     supports_loss_scaling = True
+    ranks_step_together = True
     uses_several_nodes = False
 
     def __init__(self) -> None:
@@ -79,6 +92,11 @@ class Strategy:
     def launch(self, function: Callable[..., Result], *args: Any) -> Result:
         """Run `function(*args)` in all processes of the run. Returns rank 0's result."""
         return function(*args)
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes on which the run's processes are."""
+        return 1
 
     @property
     def root_device(self) -> torch.device:
@@ -226,6 +244,21 @@ class Strategy:
         dist.all_reduce(tensor, dist.ReduceOp.MAX, self.control)
         return tensor.tolist()
 
+    def agree_after_batch(self, flags: list[int]) -> list[int]:
+        """The maximum of each of NUM_FLAGS flags, the same on all ranks after this batch.
+
+        If the ranks do not step together, it does not wait for their flags: it returns those
+        on which all ranks have agreed until now.
+        """
+        return self.all_reduce_max(flags)
+
+    def agree_after_epoch(self, flags: list[int]) -> list[int]:
+        """The maximum of each flag over all ranks, after an epoch's last batch.
+
+        The Trainer calls it if the ranks do not step together. It waits for all ranks.
+        """
+        return self.all_reduce_max(flags)
+
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """True if the decision is true on all ranks; with all=False, on at least one."""
         if all:
@@ -235,19 +268,17 @@ class Strategy:
     def reduce(self, tensor: torch.Tensor, reduce_op: str = "mean") -> torch.Tensor:
         """The mean (or sum, max, min) of a tensor over all ranks.
 
-        It is a new tensor if there are several ranks.
+        It is a new tensor if there are several ranks. Raises UserError for another operation.
         """
+        operation = REDUCE_OPS.get(str(reduce_op).lower())
+        if operation is None:
+            raise UserError(
+                f"reduce_op is {reduce_op!r}: expected one of {', '.join(REDUCE_OPS)}."
+            )
         if self.control is None:
             return tensor
-        operations = {
-            "mean": dist.ReduceOp.SUM,
-            "avg": dist.ReduceOp.SUM,
-            "sum": dist.ReduceOp.SUM,
-            "max": dist.ReduceOp.MAX,
-            "min": dist.ReduceOp.MIN,
-        }
         result = tensor.detach().clone()
-        dist.all_reduce(result, operations[reduce_op.lower()])
+        dist.all_reduce(result, operation)
         return result / self.world.size if reduce_op.lower() in ("mean", "avg") else result
 
     def all_gather(

@@ -9,10 +9,7 @@
 The transport adds its own bytes: gloo puts a header before each message.
 """
 
-from multigpu.strategies.bagua import BaguaStrategy
-from multigpu.strategies.base import Strategy
-from multigpu.strategies.pipeline import PipelineStrategy
-from multigpu.strategies.registry import strategy_by_name
+from multigpu.errors import UserError
 
 ONE_PROCESS = ("dp", "pipeline")
 
@@ -21,8 +18,9 @@ def predicted_bytes(name: str, weights: int, ranks: int) -> float:
     """The bytes that one rank sends through the network per step.
 
     For bagua:async the result is per averaging round. For bagua:qadam it is per step after the
-    warm-up. For ddp2, `ranks` is the number of nodes. `name` is a name that
-    `strategy_for_short_run` accepts.
+    warm-up. For ddp2, `ranks` is the number of nodes. `name` is a name that `strategy_by_name`
+    accepts. Raises UserError for "shift_one" with an odd number of ranks above 1, which cannot
+    be paired.
     """
     if ranks == 1 or name in ONE_PROCESS:
         return 0.0
@@ -31,15 +29,9 @@ def predicted_bytes(name: str, weights: int, ranks: int) -> float:
     if name == "bagua:low_precision_decentralized":
         return 2.0 * (weights + 8)
     if name.endswith(":shift_one"):
+        if ranks % 2:
+            raise UserError(
+                f"'shift_one' pairs the ranks, and {ranks} is odd: give an even number."
+            )
         return 4.0 * weights
     return 8 * weights * (ranks - 1) / ranks
-
-
-def strategy_for_short_run(name: str) -> Strategy:
-    """Return the strategy with this name, with settings for a short run.
-
-    bagua:async averages every 10 ms. pipeline has 2 micro-batches.
-    """
-    if name == "bagua:async":
-        return BaguaStrategy("async", sync_interval_ms=10)
-    return PipelineStrategy(micro_batches=2) if name == "pipeline" else strategy_by_name(name)

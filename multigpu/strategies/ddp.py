@@ -125,6 +125,12 @@ class DDPStrategy(Strategy):
             gpus_each = self.accelerator.count or 1
         return find_world(gpus_each=gpus_each)
 
+    @property
+    def nodes(self) -> int:
+        """The requested number of nodes, or the number that the launcher has started."""
+        world = self.world if self.connected else self.find_world()
+        return max(self.num_nodes, world.nodes)
+
     def start(self, processes: int) -> None:
         """Become rank 0, and start the script again for the other ranks of this machine.
 

@@ -24,6 +24,21 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "bagua": BaguaStrategy,
     "pipeline": PipelineStrategy,
 }
+LARGE_MODELS = "for a model that is too large for one GPU, use 'pipeline'; else 'ddp'"
+OTHER_DEVICES = "the accelerators are cpu, gpu and vgpu; use 'ddp'"
+# Lightning's strategies that are not here → what does the same, or comes nearest.
+ALTERNATIVES = {
+    "fsdp": LARGE_MODELS,
+    "deepspeed": LARGE_MODELS,
+    "ddp_sharded": LARGE_MODELS,
+    "colossalai": LARGE_MODELS,
+    "model_parallel": LARGE_MODELS,
+    "ddp_fork": "use 'ddp_spawn', or 'ddp_notebook' in a notebook",
+    "ddp_cpu": "use 'ddp_spawn' with accelerator='cpu'",
+    "xla": OTHER_DEVICES,
+    "tpu": OTHER_DEVICES,
+    "hpu": OTHER_DEVICES,
+}
 # ddp, ddp_spawn and ddp_notebook can have this suffix, followed by "true" or "false".
 UNUSED = "_find_unused_parameters_"
 
@@ -31,8 +46,10 @@ UNUSED = "_find_unused_parameters_"
 def strategy_by_name(strategy: str | Strategy) -> Strategy:
     """Return a new strategy with that name; return a Strategy object as it is.
 
-    Accepts a name of STRATEGIES, "bagua:bytegrad" and so on, "bagua:decentralized:shift_one",
-    and "ddp_find_unused_parameters_true". Raises UserError with the most similar names.
+    Accepts a name of STRATEGIES, and "ddp_find_unused_parameters_true". The course adds short
+    names that Lightning does not have: "bagua:bytegrad" is BaguaStrategy("bytegrad"), and
+    "bagua:decentralized:shift_one" is BaguaStrategy("decentralized",
+    peer_selection_mode="shift_one"). Raises UserError with the most similar names.
     """
     if isinstance(strategy, Strategy):
         return strategy
@@ -42,9 +59,17 @@ def strategy_by_name(strategy: str | Strategy) -> Strategy:
     stem, _, wanted = str(strategy).partition(UNUSED)
     if stem in ("ddp", "ddp_spawn", "ddp_notebook") and wanted in ("true", "false"):
         return STRATEGIES[stem](find_unused_parameters=wanted == "true")
+    for name, alternative in ALTERNATIVES.items():
+        # "fsdp_cpu_offload" belongs to "fsdp", and "deepspeed_stage_2" to "deepspeed".
+        if f"{strategy}_".startswith(f"{name}_"):
+            raise UserError(
+                f"Lightning has the strategy {strategy!r}, but this Trainer does not: "
+                f"{alternative}."
+            )
     if strategy not in STRATEGIES:
         hint = did_you_mean(strategy, STRATEGIES)
-        hint += f" There are {', '.join(map(repr, STRATEGIES))}."
+        hint += f" There are {', '.join(map(repr, STRATEGIES))}"
+        hint += ", and this course's short names 'bagua:bytegrad' and so on."
         raise UserError(f"there is no strategy {strategy!r}: {hint.strip()}")
     return STRATEGIES[strategy]()
 

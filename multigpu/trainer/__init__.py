@@ -15,8 +15,10 @@ The loops also call callbacks/, loggers/, checkpointing/ and profiler.py.
 """
 
 import sys
+from typing import NoReturn
 
 from multigpu import strategies
+from multigpu.errors import UserError
 from multigpu.trainer import callbacks, loggers, utilities
 from multigpu.trainer.callbacks import Callback
 from multigpu.trainer.datamodule import LightningDataModule
@@ -35,6 +37,21 @@ __all__ = [
     "strategies",
     "utilities",
 ]
+
+# Lightning's other names, and what does the same.
+ALTERNATIVES = {
+    "Fabric": "a strategy's connect, setup and close do the same in your own loop",
+    "Tuner": "compare several learning rates or batch sizes yourself",
+}
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in ALTERNATIVES:
+        raise UserError(
+            f"multigpu.trainer does not support Lightning's {name}: {ALTERNATIVES[name]}."
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 pytorch = sys.modules[__name__]  # L.pytorch.callbacks, as in Lightning
 # This makes `from multigpu.trainer.strategies import DDPStrategy` work.

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
 
-def run_lengths(trainer: "Trainer") -> dict[str, Any]:
-    """Attributes, by name, that fast_dev_run, overfit_batches and max_epochs=None change."""
+def run_lengths(trainer: "Trainer", max_time: Any) -> dict[str, Any]:
+    """Attributes, by name, that fast_dev_run, overfit_batches and max_epochs=None change.
+
+    max_epochs=None means no limit if max_steps or max_time limits the run, and 1000 otherwise.
+    """
     changed: dict[str, Any] = {}
     max_epochs = trainer.max_epochs
     max_steps = trainer.max_steps
@@ -38,7 +41,8 @@ def run_lengths(trainer: "Trainer") -> dict[str, Any]:
         changed["limit_train_batches"] = trainer.overfit_batches
         changed["limit_val_batches"] = trainer.overfit_batches
     if max_epochs is None:
-        max_epochs = 1000 if max_steps == -1 else -1
+        limited = max_steps != -1 or max_time is not None
+        max_epochs = -1 if limited else 1000
     return changed | {"max_epochs": max_epochs, "max_steps": max_steps}
 
 

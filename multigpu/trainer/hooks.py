@@ -13,7 +13,13 @@ from multigpu.nested import map_tensors
 
 
 class DataHooks:
-    """The hooks for data, which LightningModule and LightningDataModule share."""
+    """The hooks for data, which LightningModule and LightningDataModule share.
+
+    prepare_data_per_node   False: prepare_data is called on rank 0 only, for nodes that share
+                            their disk; True: on one rank of each node
+    """
+
+    prepare_data_per_node: bool = True
 
     def prepare_data(self) -> None:
         """Download data. Called on one rank per node only, so set no attributes on self."""
@@ -57,7 +63,15 @@ class ModuleHooks(DataHooks):
     on_…_model_train replaces the code that restores the previous modes.
     """
 
-    def configure_model(self) -> None: ...
+    def configure_model(self) -> None:
+        """Make layers here instead of in __init__.
+
+        It can be called several times: return at once if the layers exist.
+        """
+
+    def configure_sharded_model(self) -> None:
+        """The name of configure_model before Lightning 2.1."""
+
     def on_fit_start(self) -> None: ...
     def on_fit_end(self) -> None: ...
     def on_train_start(self) -> None: ...
@@ -109,7 +123,9 @@ class ModuleHooks(DataHooks):
     def on_save_checkpoint(self, checkpoint: dict) -> None: ...
     def on_load_checkpoint(self, checkpoint: dict) -> None: ...
 
-    # Four more hooks have no default, and are called if a module has them:
+    # Seven more hooks, of Lightning 1.x, have no default, and are called if a module has them.
+    #     training_epoch_end(outputs), validation_epoch_end, test_epoch_end
+    # See loops/epoch_outputs.py.
     #     training_step_end(step_output), validation_step_end, test_step_end, predict_step_end
     # With dp and ddp2, each replica computes a part of the batch; these hooks get the outputs
     # of all replicas. They are called with every strategy, so a module works with each.

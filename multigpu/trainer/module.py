@@ -103,23 +103,40 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         The default in a training batch is to report the value of each step. Elsewhere, the
         default is the epoch's mean, weighted by batch size. An epoch's value is reduced over
         all ranks. A step's value is this rank's; with sync_dist it is reduced over all ranks.
+
+        Without a Trainer it does nothing, so that steps can be called in tests. Raises
+        UserError in a module that is a part of the module that is trained.
         """
         context = self._log_context
-        if context is not None:
-            context.results.log(
-                context.hook,
-                context.micro_batch,
-                name,
-                value,
-                prog_bar,
-                logger,
-                on_step,
-                on_epoch,
-                reduce_fx,
-                sync_dist,
-                add_dataloader_idx,
-                batch_size,
-                rank_zero_only,
+        if context is None:
+            self._check_not_inner(name)
+            return
+        context.results.log(
+            context.hook,
+            context.micro_batch,
+            name,
+            value,
+            prog_bar=prog_bar,
+            logger=logger,
+            on_step=on_step,
+            on_epoch=on_epoch,
+            reduce_fx=reduce_fx,
+            sync_dist=sync_dist,
+            add_dataloader_idx=add_dataloader_idx,
+            batch_size=context.batch_size if batch_size is None else batch_size,
+            rank_zero_only=rank_zero_only,
+        )
+
+    def _check_not_inner(self, name: str) -> None:
+        """Raises UserError if this module is a part of the module that is trained.
+
+        Lightning raises an error, too: only the trained module knows which hook runs.
+        """
+        if self._trainer is not None:
+            outer = type(self._trainer.lightning_module).__name__
+            raise UserError(
+                f"self.log({name!r}) in {type(self).__name__}, which is a part of {outer}: "
+                f"return the value to {outer}, and log it there."
             )
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
@@ -280,7 +297,11 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
     @trainer.setter
     def trainer(self, trainer: "Trainer | None") -> None:
-        self.__dict__["_trainer"] = trainer
+        # A LightningModule that is a part of this one has the same Trainer.
+        for part in self.modules():
+            if isinstance(part, LightningModule):
+                part.__dict__["_trainer"] = trainer
+                part.__dict__["_log_context"] = None
 
     @property
     def device(self) -> torch.device:

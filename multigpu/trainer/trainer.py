@@ -19,6 +19,7 @@ from multigpu.trainer.loggers import Logger
 from multigpu.trainer.loops import run, spawned
 from multigpu.trainer.loops.check_model import check_model
 from multigpu.trainer.loops.fit import estimated_steps
+from multigpu.trainer.loops.optimizer_step import LightningOptimizer
 from multigpu.trainer.loops.optimizers import LRSchedulerConfig
 from multigpu.trainer.loops.precision import Precision
 from multigpu.trainer.loops.results import Results
@@ -87,7 +88,6 @@ class Trainer:
         report_user_errors()
         known = inspect.signature(Trainer.__init__).parameters
         translated = arguments.translate_old_names(old, accelerator, devices, known)
-        self.num_nodes = translated.get("num_nodes", num_nodes) or 1
         self.strategy, self.accelerator = arguments.choose(
             translated.get("strategy", strategy),
             translated.get("accelerator", accelerator),
@@ -123,7 +123,7 @@ class Trainer:
         self.enable_model_summary = enable_model_summary is not False
         self.default_root_dir = str(default_root_dir or os.getcwd())
         arguments.check_numbers(self)
-        vars(self).update(defaults.run_lengths(self))
+        vars(self).update(defaults.run_lengths(self, max_time))
         self.profiler = defaults.profiler_for(profiler)
         self.loggers = defaults.loggers_for(self, logger)
         self.callbacks = defaults.callbacks_for(
@@ -215,6 +215,11 @@ class Trainer:
             print_function = bar.print if bar else print
             print_function(*args, **kwargs)
 
+    def report(self, text: str) -> None:
+        """Print a line about the run's progress, if there is a progress bar."""
+        if self.progress_bar_callback is not None:
+            self.print(text)
+
     def _run(
         self,
         stage: str,
@@ -267,6 +272,10 @@ class Trainer:
     @optimizers.setter
     def optimizers(self, optimizers: list[Optimizer]) -> None:
         self.state.optimizers = optimizers
+        self.state.lightning_optimizers = [
+            LightningOptimizer(optimizer, self.state, self.strategy)
+            for optimizer in optimizers
+        ]
 
     @property
     def current_epoch(self) -> int:
@@ -285,8 +294,11 @@ class Trainer:
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
-        """Logged values by name, including those that this rank has just logged."""
-        return self.state.callback_metrics
+        """Logged values by name, including those that this rank has just logged.
+
+        It is the same dict during a run, as in Lightning: callbacks can add values to it.
+        """
+        return self.state.collect_callback_metrics()
 
     @property
     def logged_metrics(self) -> dict[str, Any]:
@@ -440,6 +452,11 @@ class Trainer:
     @property
     def node_rank(self) -> int:
         return self.strategy.world.rank // self.strategy.world.local_size
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes, also if the launcher and not the argument decided it."""
+        return self.strategy.nodes
 
     @property
     def world_size(self) -> int:

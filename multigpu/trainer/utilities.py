@@ -4,6 +4,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+import torch
+from torch import nn
+
+from multigpu.errors import UserError
 from multigpu.launch.world import find_world
 
 P = ParamSpec("P")
@@ -18,6 +22,31 @@ def rank_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
         return function(*args, **kwargs) if find_world().rank == 0 else None
 
     return on_rank_zero
+
+
+def grad_norm(
+    module: nn.Module, norm_type: float | str, group_separator: str = "/"
+) -> dict[str, torch.Tensor]:
+    """The p-norm of each gradient, and of all of them together, by Lightning's names.
+
+    norm_type         p; "inf" or math.inf for the largest absolute value
+    group_separator   put between the norm's name and the parameter's, as in
+                      "grad_2.0_norm/layer.weight"
+
+    Raises UserError if norm_type is not above 0.
+    """
+    p = float(norm_type)
+    if p <= 0:
+        raise UserError(f"grad_norm: norm_type is {norm_type!r}: expected a number above 0.")
+    prefix = f"grad_{p}_norm"
+    norms = {
+        f"{prefix}{group_separator}{name}": parameter.grad.detach().norm(p)
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
+    if norms:
+        norms[f"{prefix}_total"] = torch.stack(list(norms.values())).norm(p)
+    return norms
 
 
 @rank_zero_only

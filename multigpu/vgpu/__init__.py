@@ -24,12 +24,22 @@ from multigpu.vgpu.sim import notes as _notes
 from multigpu.vgpu.sim.machine import Machine
 from multigpu.vgpu.sim.memory import keep_freed_memory
 from multigpu.vgpu.sim.micro_batches import number_micro_batches
-from multigpu.vgpu.sim.presets import GPUS, LINKS, Gpu, Link, find_preset, size_in_bytes
+from multigpu.vgpu.sim.network import Network
+from multigpu.vgpu.sim.presets import (
+    GPUS,
+    LINKS,
+    NETWORKS,
+    Gpu,
+    Link,
+    find_preset,
+    size_in_bytes,
+)
 from multigpu.vgpu.sim.timeline import Timeline
 
 __all__ = [
     "GPUS",
     "LINKS",
+    "NETWORKS",
     "Gpu",
     "Link",
     "Timeline",
@@ -53,6 +63,8 @@ def start(
     link: str | Link = "NVLink2",
     memory: int | str | None = None,
     compute: bool = True,
+    gpus_per_node: int | None = None,
+    between_nodes: str | Link | None = None,
 ) -> list[torch.device]:
     """Start `count` virtual GPUs in this process, and return their devices.
 
@@ -60,6 +72,16 @@ def start(
     device's capacity, in bytes or as text ("64MiB"); the default is the capacity of `gpu`.
     With compute=False tensors have shapes but no numbers: a model of any size can then be
     placed, metered and timed.
+
+    By default all GPUs are in one node. With `gpus_per_node`, `link` joins the GPUs of a node,
+    and `between_nodes`, a name in NETWORKS or a Link, joins the nodes; its `adapter` says
+    whether each GPU or each node has a network adapter.
+    - In one process the devices fill the nodes in order: vgpu:i is on node
+      i // gpus_per_node.
+    - In a process group of ranks with one virtual GPU each, rank r is on node
+      r // gpus_per_node. Ranks with more GPUs fill the nodes in the same way. A process that
+      starts the GPUs of several nodes sees all nodes, and each rank uses those that it wants.
+    Transfers and collectives inside a node use `link`, the others use `between_nodes`.
 
     Raises UserError for a bad argument, for an untested version of torch, and if virtual GPUs
     are already running.
@@ -69,7 +91,13 @@ def start(
             f"count is {count!r}: the number of virtual GPUs is a whole number from 1 to 128."
         )
     gpu = find_preset(gpu, GPUS)
-    link = find_preset(link, LINKS)
+    between = None if between_nodes is None else find_preset(between_nodes, NETWORKS)
+    network = Network(find_preset(link, LINKS), between, gpus_per_node)
+    if gpus_per_node is not None and count % gpus_per_node and gpus_per_node % count:
+        raise UserError(
+            f"{pluralize(count, 'GPU')} cannot be divided into nodes of {gpus_per_node}: give "
+            f"a gpus_per_node that divides count, or that is a multiple of it."
+        )
     capacity = gpu.memory if memory is None else size_in_bytes(memory)
     if (running_machine := _machine.running()) is not None:
         started = len(running_machine.meters)
@@ -80,7 +108,7 @@ def start(
             f"be used after that."
         )
     backend.register()
-    machine = Machine(count, gpu, link, capacity, compute)
+    machine = Machine(count, gpu, network, capacity, compute)
     if compute:
         keep_freed_memory()
     # Set before TABLE.apply(), because some rows of TABLE need the running machine.
@@ -122,6 +150,8 @@ def running(
     link: str | Link = "NVLink2",
     memory: int | str | None = None,
     compute: bool = True,
+    gpus_per_node: int | None = None,
+    between_nodes: str | Link | None = None,
 ) -> Iterator[list[torch.device]]:
     """Start virtual GPUs for a `with` block, and stop them at its end.
 
@@ -129,7 +159,7 @@ def running(
 
     The arguments are those of start().
     """
-    started = start(count, gpu, link, memory, compute)
+    started = start(count, gpu, link, memory, compute, gpus_per_node, between_nodes)
     try:
         yield started
     finally:
@@ -186,7 +216,11 @@ def devices() -> list[torch.device]:
 
 
 def label() -> str:
-    """The label of all simulated times: "simulated: 2 × V100-16GB, NVLink2"."""
+    """The label of all simulated times: "simulated: 2 × V100-16GB, NVLink2".
+
+    With nodes it names both links: "simulated: 4 × V100-16GB, 2 per node: NVLink2 inside,
+    HDR200 between".
+    """
     return _current().label()
 
 

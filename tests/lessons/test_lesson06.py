@@ -31,6 +31,7 @@ def asked(count, world):
 
 lesson.multigpu.gpus = asked
 """
+CASES = ("slow, inside", "slow, across", "fast, inside", "fast, across")
 FAULTS = {
     "no sum of gradients": SILENT_DDP,
     "a micro-batch is lost": MICRO_BATCH_LOST,
@@ -91,6 +92,52 @@ def test_the_lesson_asks_for_its_ranks_own_gpus(tmp_path, npz):
     done = run_script(path, *flags, "--spawn", 2, "--out", tmp_path / "o")
     assert "rank 0 asks for 2" in done.stdout, done.stdout
     assert "rank 1 asks for 2" in done.stdout, done.stdout
+
+
+STEPS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from experiments import layout_steps
+from multigpu import launch
+
+if __name__ == "__main__":
+    inside, across = "stages inside nodes", "stages across nodes"
+    cases = [(layout, net) for net in ("Ethernet10", "HDR200") for layout in (inside, across)]
+    results = {
+        "replicas": launch.call(layout_steps, 4, [("four replicas", "Ethernet10")]),
+        "one": launch.call(layout_steps, 1, [("one pipeline, one node", "Ethernet10")]),
+        "two by two": launch.call(layout_steps, 2, cases),
+    }
+    print(json.dumps(results))
+"""
+
+
+@pytest.mark.slow
+def test_a_case_that_needs_stages_and_replicas(tmp_path):
+    """Four replicas run out of memory, two pipelines fit, and the network decides."""
+    program = tmp_path / "program.py"
+    program.write_text(STEPS)
+    folder = ROOT / "lessons" / "06-hybrid-parallel"
+    results = json.loads(run_script(program, folder).stdout.splitlines()[-1])
+    for (step,) in results["replicas"]:
+        seconds, _, _, error = step
+        assert seconds is None
+        assert "vgpu out of memory" in error and "16.00 GiB" in error
+    ((one,),) = results["one"]
+    speeds = {}
+    for rank in results["two by two"]:
+        for case, step in zip(CASES, rank, strict=True):
+            seconds, images, peak, error = step
+            assert error == ""
+            # More than half of a V100 on each GPU: neither stage is an empty one.
+            assert all(8 < gib < 16 for gib in peak) and len(peak) == 2
+            speeds[case] = images / seconds
+    alone = one[1] / one[0]
+    slow, slow_across, fast, fast_across = speeds.values()
+    assert slow > 1.15 * slow_across
+    assert fast > fast_across
+    # The second node pays with HDR200 only.
+    assert slow < alone < fast < 2 * alone
 
 
 def test_both_lessons_have_the_same_halves():

@@ -6,9 +6,10 @@ import re
 import pytest
 from commands import ROOT, planted, run_script
 
+from multigpu.comparison import consensus_picture, strategy_for_short_run
 from multigpu.errors import UserError
 from multigpu.strategies import ALGORITHMS
-from multigpu.strategies.costs import strategy_for_short_run
+from multigpu.strategies.costs import predicted_bytes
 
 SCRIPT = ROOT / "scripts" / "PTL_Strategies.py"
 NODES = ROOT / "scripts" / "PTL_NodeBatch.py"
@@ -72,6 +73,38 @@ def test_who_is_exact_and_whose_ranks_are_apart(whole):
     assert whole[1]["strategies"]["bagua:async"]["averaging_rounds"] > 0
     losses = {round(whole[1]["strategies"][name]["loss"], 5) for name in EXACT}
     assert len(losses) == 1, "the loss is over all images, each once"
+
+
+def test_qadam_is_near_qadam_in_one_process_and_far_from_adam(whole):
+    """The frozen variance separates it from Adam; the bytes make a smaller difference."""
+    row = whole[1]["strategies"]["bagua:qadam"]
+    assert 0 < row["difference_from_serial"] < 0.5 * row["difference_from_adam"]
+    assert "QAdam in one process" in whole[0]
+
+
+def test_the_consensus_distance_has_its_steps_and_the_weights_norm(whole):
+    steps = 2 * 23  # two epochs of 1,437 images, 64 per step
+    for row in whole[1]["strategies"].values():
+        assert row["consensus_steps"] == [*range(1, steps + 1, 5), steps]
+        assert len(row["weights_norm"]) == len(row["consensus_distance"])
+        assert min(row["weights_norm"]) > max(row["consensus_distance"])
+
+
+def test_the_consensus_picture_has_the_norm_and_the_last_step(whole):
+    axes = consensus_picture(whole[1]["strategies"]).axes[0]
+    lines = {line.get_label(): line.get_xdata() for line in axes.get_lines()}
+    assert set(lines) == {*APART, "norm of the weights"}
+    assert all(xs[-1] == 46 for xs in lines.values())
+
+
+def test_shift_one_sends_less_than_an_all_reduce_from_four_ranks_on():
+    def ratio(ranks):
+        one = predicted_bytes("bagua:decentralized:shift_one", 1000, ranks)
+        return one / predicted_bytes("ddp", 1000, ranks)
+
+    assert ratio(2) == 1 and ratio(4) == pytest.approx(2 / 3)
+    with pytest.raises(UserError, match="3 is odd"):
+        ratio(3)
 
 
 def test_four_ranks_and_one_peer_each(tmp_path, npz):

@@ -22,7 +22,6 @@ from ranked import (
     start_gloo,
     train,
     train_in_micro_batches,
-    user_error,
     vector,
 )
 from torch import nn
@@ -176,7 +175,3 @@ def test_all_start_from_rank_0s_weights(reports):
     for report in reports:
         for name in ("gradient_allreduce", "bytegrad"):
             assert report[name]["difference at the start"] == 0
-
-
-def test_an_unsupported_argument_is_refused():
-    assert "hierarchical" in user_error(lambda: ByteGrad(hierarchical=True))

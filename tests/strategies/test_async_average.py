@@ -119,6 +119,28 @@ def moving(report: dict, rank: int) -> None:
     report["difference at the end"] = (whole.amax(0) - whole.amin(0)).max().item()
 
 
+def between_forward_and_backward(report: dict) -> None:
+    """The ranks' weights differ, and rounds are due: none comes in before the backward."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    algorithm = AsyncModelAverage(sync_interval_ms=1)
+    algorithm.attach(model, [optimizer], wrap)
+    dist.barrier()
+    error = loss(model, local_batch(0))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.data += torch.randn(p.shape)  # outside autograd, as a round would
+    before = vector(model)
+    rounds = algorithm.averaging_rounds
+    time.sleep(0.1)
+    report["changed before the backward"] = max_difference(vector(model), before)
+    report["rounds before the backward"] = algorithm.averaging_rounds - rounds
+    error.backward()
+    wait_for(algorithm, 2)
+    report["changed after it"] = max_difference(vector(model), before)
+    algorithm.close()
+
+
 def warming_up(report: dict, ranks: int) -> None:
     """Three steps as DDP; after them DDP sends nothing."""
     model = mlp()
@@ -180,6 +202,7 @@ def experiments() -> dict:
     report = {}
     standing_still(report)
     moving(report, rank)
+    between_forward_and_backward(report)
     warming_up(report, ranks)
     failing(report)
     dist.destroy_process_group()
@@ -205,6 +228,13 @@ def test_local_steps_are_kept_whenever_a_round_comes(reports):
         assert report["rounds"] > 2 and report["local steps"] < 1e-9 and report["torn"] == 0
         # The ranks' own steps differ by at least 40.
         assert report["difference at the end"] < 1e-9
+
+
+def test_the_weights_do_not_change_between_a_forward_and_its_backward(reports):
+    for report in reports:
+        assert report["changed before the backward"] == 0
+        assert report["rounds before the backward"] <= 1  # which began before the forward
+        assert report["changed after it"] > 0.1
 
 
 def test_a_round_sends_what_a_ring_sends(reports):
@@ -264,8 +294,10 @@ def test_a_failed_thread_is_reported_and_a_failed_step_blocks_no_rank(reports):
         assert report["raised"] and report["rounds after a step that raised"] >= 2
 
 
-def test_a_negative_interval_is_refused():
-    assert "sync_interval_ms=-1" in user_error(lambda: AsyncModelAverage(-1))
+def test_arguments_that_bagua_has_not_or_that_never_average_are_refused():
+    assert "sync_interval_ms=0" in user_error(lambda: AsyncModelAverage("all", 0))
+    assert "warmup_steps=-1" in user_error(lambda: AsyncModelAverage(warmup_steps=-1))
+    assert "'shift_one'" in user_error(lambda: AsyncModelAverage("shift_one"))
 
 
 def test_one_process_alone_trains_as_without_it():

@@ -31,7 +31,7 @@ from torch import nn
 from multigpu import launch
 from multigpu.strategies.bagua.decentralized import Decentralized, peer
 from multigpu.strategies.bagua.low_precision import LowPrecisionDecentralized
-from multigpu.strategies.weights import broadcast_model
+from multigpu.strategies.bagua.weights import broadcast_model
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ PEERS = {2: [[1, 0], [1, 0]], 4: [[2, 3, 0, 1], [3, 2, 1, 0]]}
 
 def decentralized(report: dict, mode: str, rank: int, ranks: int) -> None:
     """The weights are averaged; then the local gradient, taken before, is applied."""
-    algorithm = Decentralized(mode)
+    algorithm = Decentralized(peer_selection_mode=mode)
     model, optimizer = attached(algorithm)
     report["difference at the start"] = rank_difference(model)
     reference = mlp()
@@ -90,7 +90,9 @@ def decentralized(report: dict, mode: str, rank: int, ranks: int) -> None:
         len(model._forward_pre_hooks) + len(optimizer._optimizer_step_pre_hooks) - own_hook
     )
 
-    model, optimizer = attached(Decentralized(mode, communication_interval=3), lr=0.0)
+    model, optimizer = attached(
+        Decentralized(peer_selection_mode=mode, communication_interval=3), lr=0.0
+    )
     with torch.no_grad():
         for p in model.parameters():
             p += torch.randn(p.shape)
@@ -170,7 +172,9 @@ def experiments() -> dict:
         three = dist.new_group([0, 1, 2])
         if rank < 3:
             report["odd"] = user_error(
-                lambda: Decentralized("shift_one").attach(mlp(), [], wrap, three)
+                lambda: Decentralized(peer_selection_mode="shift_one").attach(
+                    mlp(), [], wrap, three
+                )
             )
         # A rank that ended now would close connections that others are still opening.
         dist.barrier()
@@ -273,7 +277,12 @@ def test_shift_one_refuses_an_odd_number_of_ranks(reports):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [Decentralized(), Decentralized("shift_one"), LowPrecisionDecentralized()]
+    "algorithm",
+    [
+        Decentralized(),
+        Decentralized(peer_selection_mode="shift_one"),
+        LowPrecisionDecentralized(),
+    ],
 )
 def test_one_process_alone_trains_as_without_it(algorithm):
     model, optimizer = attached(algorithm)
@@ -286,7 +295,7 @@ def test_one_process_alone_trains_as_without_it(algorithm):
 
 
 def test_unknown_arguments_are_refused():
-    message = user_error(lambda: Decentralized("ring"))
+    message = user_error(lambda: Decentralized(peer_selection_mode="ring"))
     assert "'ring'" in message and "'all'" in message and "'shift_one'" in message
     message = user_error(lambda: Decentralized(communication_interval=0))
     assert "communication_interval is 0" in message

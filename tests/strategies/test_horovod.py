@@ -91,6 +91,24 @@ def equal_to_serial(report: dict) -> None:
         optimizer.zero_grad()
     report["clipped"] = max_difference(vector(model), serial(3, clip=0.01)[-1])
 
+    model, optimizer = new(gradient_predivide_factor=4.0)
+    train(model, optimizer, range(3))
+    report["predivided"] = max_difference(vector(model), serial(3)[-1])
+    model, optimizer = new(op=hvd.Sum, groups=2)
+    for group in optimizer.param_groups:
+        group["lr"] /= hvd.size()
+    train(model, optimizer, range(3))
+    report["summed"] = max_difference(vector(model), serial(3)[-1])
+    layer = nn.Embedding(3, 2, sparse=True)
+    hvd.broadcast_parameters(layer.parameters())
+    before = vector(layer)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(layer.parameters(), LR), sparse_as_dense=True
+    )
+    layer(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    report["sparse as dense"] = ((before - vector(layer)) / LR).tolist()
+
 
 class Branches(nn.Module):
     """The caller chooses the order of the layers, and so autograd's; some may be left out."""
@@ -172,6 +190,29 @@ def collectives(report: dict, rank: int) -> None:
     tensor = torch.tensor([1.0, float(rank)])
     report["mean"] = hvd.allreduce(tensor).tolist()
     report["sum"] = hvd.allreduce(tensor, average=False).tolist()
+    doubled = {"prescale_factor": 2.0, "postscale_factor": 3.0}
+    report["operations"] = [
+        hvd.allreduce(tensor, op=op, name="t").tolist()
+        for op in (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)
+    ]
+    report["scaled"] = hvd.allreduce(tensor, op=hvd.Sum, **doubled).tolist()
+    report["fp16 type"] = hvd.allreduce(tensor, compression=hvd.Compression.fp16).dtype
+    in_place = tensor.clone()
+    report["in place"] = hvd.allreduce_(in_place, op=hvd.Sum) is in_place, in_place.tolist()
+    columns = torch.full((3, 2), float(rank)).T  # not contiguous
+    hvd.broadcast_(columns, root_rank=1)
+    report["broadcast_"] = columns.unique().tolist()
+    handle = hvd.allreduce_async(tensor, op=hvd.Max)
+    other = hvd.broadcast_async_(tensor.clone(), 0)
+    report["async"] = hvd.synchronize(handle).tolist(), hvd.synchronize(other).tolist()
+    report["again"] = hvd.synchronize(handle).tolist(), hvd.poll(handle)
+    report["objects"] = hvd.broadcast_object({"rank": rank}, root_rank=1, name="o")
+    report["all objects"] = hvd.allgather_object(f"rank {rank}")
+    hvd.barrier()
+    report["nodes"] = hvd.cross_rank(), hvd.cross_size(), hvd.is_initialized()
+    report["both"] = user_error(lambda: hvd.allreduce(tensor, average=True, op=hvd.Sum))
+    report["adasum"] = user_error(lambda: hvd.allreduce(tensor, op=hvd.Adasum))
+    report["no operation"] = user_error(lambda: hvd.allreduce(tensor, op="sum"))
     report["gathered"] = hvd.allgather(torch.full((rank, 2), rank)).tolist()
     report["broadcast"] = hvd.broadcast(tensor, 1).tolist()
     report["untouched"] = tensor.tolist()
@@ -253,6 +294,12 @@ def test_micro_batches_and_clipping_are_the_full_batchs_too(reports):
         assert report["clipped"] < 1e-6
 
 
+def test_predivided_summed_and_sparse_gradients(reports):
+    for report in reports:
+        assert report["predivided"] < 1e-6 and report["summed"] < 1e-6
+        assert report["sparse as dense"] == pytest.approx([0, 0, 1, 1, 0, 0], abs=1e-5)
+
+
 def test_fp16_compression_is_close(reports):
     for report in reports:
         assert 0 < report["fp16"] < 1e-4 and report["fp16's difference"] == 0
@@ -293,11 +340,36 @@ def test_collectives(reports):
         assert report["broadcast"] == [1.0, 1.0] and report["untouched"] == [1.0, rank]
 
 
+def test_horovods_operations_handles_and_objects(reports):
+    n = len(reports)
+    total = n * (n - 1) / 2
+    for rank, report in enumerate(reports):
+        expected = [[1, total / n], [n, total], [1, 0], [1, n - 1], [1, 0]]
+        assert report["operations"] == expected and report["scaled"] == [6 * n, 6 * total]
+        assert report["fp16 type"] == torch.float32
+        assert report["in place"] == (True, [n, total]) and report["broadcast_"] == [1]
+        assert report["async"] == ([1, n - 1], [1, 0])
+        assert report["again"] == ([1, n - 1], True)
+        assert report["objects"] == {"rank": 1}
+        assert report["all objects"] == [f"rank {r}" for r in range(n)]
+        assert report["nodes"] == (0, 1, True) and rank < n
+        assert "average" in report["both"] and "op=Average" in report["adasum"]
+        assert "'sum'" in report["no operation"]
+
+
+def test_names_that_only_horovod_has_say_what_does_the_same():
+    with pytest.raises(AttributeError, match="torchrun"):
+        _ = hvd.elastic
+    with pytest.raises(ImportError):
+        from multigpu.strategies.horovod import join  # noqa: F401
+    assert not hasattr(hvd, "SyncBatchNorm")
+
+
 def test_mistakes_raise_errors_that_name_the_remedy(reports):
     for report in reports:
         assert "init()" in report["before init"]
         assert "init()" in report["optimizer before init"]
-        assert "average=False" in report["integers"]
+        assert "op=Sum" in report["integers"]
         mistaken = report["mistakes"]
         assert "already" in mistaken["twice"]
         assert "zero_grad()" in mistaken["zero_grad"] and "step()" in mistaken["zero_grad"]
@@ -324,5 +396,13 @@ def test_one_process_alone_and_wrong_names():
         assert "backward_passes_per_step is 0" in user_error(
             lambda: hvd.DistributedOptimizer(plain, backward_passes_per_step=0)
         )
+        for words, keywords in {
+            "op=Average": {"op": hvd.Adasum},
+            "op=Max": {"op": hvd.Max},
+            "gradient_predivide_factor=2": {"op": hvd.Sum, "gradient_predivide_factor": 2},
+        }.items():
+            assert words in user_error(lambda k=keywords: hvd.DistributedOptimizer(plain, **k))
+        assert "use_mpi" in user_error(lambda: hvd.run(print, np=2, use_mpi=True))
+        assert "'other:2'" in user_error(lambda: hvd.run(print, np=2, hosts="other:2"))
     finally:
         hvd.shutdown()

@@ -24,7 +24,7 @@ ALGORITHMS = {
     "bytegrad": ByteGrad,
     "qadam": QAdam,
     "decentralized": Decentralized,
-    "shift_one": lambda: Decentralized("shift_one"),
+    "shift_one": lambda: Decentralized(peer_selection_mode="shift_one"),
     "low_precision": LowPrecisionDecentralized,
 }
 

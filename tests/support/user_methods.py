@@ -44,14 +44,17 @@ def user(L, **methods):
     return type("Net", (Net,), methods)
 
 
-def both(tmp_path, **methods):
-    """`module.recorded` after a fit of two epochs, in this Trainer and in Lightning."""
+def both(tmp_path, arguments=(), **methods):
+    """`module.recorded` after a fit of two epochs, in this Trainer and in Lightning.
+
+    arguments   more arguments of the Trainer
+    """
     found = []
     for L in (ours, lightnings.package()):
         L.seed_everything(1, verbose=False)
         module = user(L, **methods)()
         module.recorded = []
-        run = trainer(L, tmp_path)
+        run = trainer(L, tmp_path, **dict(arguments))
         run.fit(module)
         found.append(
             (module.recorded, run.global_step, [w.tolist() for w in module.parameters()])

@@ -366,3 +366,12 @@ def test_a_wrong_format_in_a_files_name():
     checkpoint = ModelCheckpoint(filename="{epoch:zz}")
     with pytest.raises(UserError, match=r"filename='\{epoch:zz\}'"):
         checkpoint.format_checkpoint_name({"epoch": torch.tensor(1)})
+
+
+def test_the_counters_can_be_monitored(lightning, tmp_path):
+    """The checkpoint itself adds "step", so that no step is without it."""
+    kept = []
+    for cls, root in classes(lightning, tmp_path):
+        fit(root, cls(root, monitor="step", every_n_train_steps=1, save_top_k=2), SCORES)
+        kept.append(sorted(path.name for path in root.glob("*.ckpt")))
+    assert kept[0] == kept[1] == ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt"]

@@ -53,5 +53,6 @@ def test_with_detect_anomaly_no_batch_is_skipped(tmp_path):
         lambda: fit(tmp_path, net, detect_anomaly=True),
         "returned nothing in step 2 (batch 2 of epoch 0)",
         "return the loss",
+        "detect_anomaly",
     )
     fit(tmp_path, changed(training_step=skips))

@@ -67,3 +67,18 @@ def test_nodes_without_a_launcher_are_refused(tmp_path):
     with pytest.raises(UserError, match=expected):
         trainer = numbered_rows.trainer(tmp_path, strategy="ddp", devices=2, num_nodes=2)
         trainer.fit(numbered_rows.Net(), numbered_rows.DataLoader(numbered_rows.Rows(4)))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "single_device"])
+def test_the_trainer_counts_the_nodes_that_the_launcher_started(monkeypatch, strategy):
+    """A strategy of one process is on one node, also if other ranks run elsewhere."""
+    ranks = {"RANK": 0, "WORLD_SIZE": 6, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
+    for name, value in (ranks | {"GROUP_WORLD_SIZE": 3, "MASTER_ADDR": "localhost"}).items():
+        monkeypatch.setenv(name, str(value))
+    trainer = numbered_rows.trainer(".", strategy=strategy)
+    assert trainer.num_nodes == (3 if strategy == "ddp" else 1)
+
+
+def test_the_number_of_nodes_is_the_argument(tmp_path):
+    assert numbered_rows.trainer(tmp_path, strategy="ddp", num_nodes=2).num_nodes == 2
+    assert numbered_rows.trainer(tmp_path).num_nodes == 1

@@ -5,12 +5,13 @@ import sys
 
 import pytest
 from plain_net import Net, rows, trainer
-from refusals import names
+from refusals import names, refusal
 from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 from multigpu.errors import UserError
 from multigpu.trainer.arguments import RENAMED, UNSUPPORTED
+from multigpu.trainer.utilities import grad_norm
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -84,7 +85,12 @@ def test_the_names_of_lightning_s_modules():
     ("module", "name", "expected"),
     [
         (L.callbacks, "RichProgressBar", "TQDMProgressBar"),
+        (L.callbacks, "LearningRateFinder", "learning rates"),
+        (L.callbacks, "BatchSizeFinder", "vgpu.memory_held"),
+        (L.callbacks, "ThroughputMonitor", "on_train_batch_end"),
         (L.loggers, "WandbLogger", "CSVLogger or TensorBoardLogger"),
+        (L, "Fabric", "connect, setup and close"),
+        (L, "Tuner", "learning rates"),
     ],
 )
 def test_what_is_not_here_says_what_is(module, name, expected):
@@ -92,3 +98,29 @@ def test_what_is_not_here_says_what_is(module, name, expected):
         getattr(module, name)
     with pytest.raises(AttributeError, match="'Nonsense'"):
         _ = module.Nonsense
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fsdp", "fsdp_cpu_offload", "deepspeed_stage_2", "model_parallel", "ddp_fork", "xla"],
+)
+def test_a_strategy_of_lightnings_names_the_alternative(name):
+    text = refusal(lambda: L.Trainer(strategy=name))
+    assert repr(name) in text and "'dp'" not in text
+    assert any(repr(known) in text for known in ("pipeline", "ddp", "ddp_spawn"))
+
+
+@pytest.mark.parametrize("norm", [2, 1.0, "inf"])
+def test_the_norms_of_the_gradients(norm):
+    import lightnings
+
+    lightning = lightnings.package().pytorch.utilities.grad_norm
+    net = Net()
+    assert grad_norm(net, norm) == lightning(net, norm) == {}
+    net.training_step(rows(), 0).backward()
+    mine, theirs = grad_norm(net, norm, ":"), lightning(net, norm, ":")
+    assert {name: float(value) for name, value in mine.items()} == {
+        name: pytest.approx(float(value)) for name, value in theirs.items()
+    }
+    assert f"grad_{float(norm)}_norm:layer.weight" in mine
+    names(lambda: grad_norm(net, 0), "norm_type is 0")

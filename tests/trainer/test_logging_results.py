@@ -11,19 +11,8 @@ def results(ranks=1, gather=None, training=True):
 
 
 def log(where, name, value, **changes):
-    settings = {
-        "prog_bar": False,
-        "logger": None,
-        "on_step": None,
-        "on_epoch": None,
-        "reduce_fx": "mean",
-        "sync_dist": False,
-        "add_dataloader_idx": True,
-        "batch_size": None,
-        "rank_zero_only": False,
-    }
     hook = "training_step" if where.training else "validation_step"
-    where.log(hook, None, name, value, **(settings | changes))
+    where.log(hook, None, name, value, **changes)
 
 
 def test_a_mean_is_weighted_by_the_rows():
@@ -113,7 +102,7 @@ def test_infinities_of_two_ranks_make_no_number():
         return [mine, {key: (settings, -total, *weight)}]
 
     results = Results(gather, ranks=2, training=True)
-    settings = (False, None, True, True, "mean", True, True, 1, False)
-    results.log("training_step", None, "loss", float("inf"), *settings)
+    settings = {"on_step": True, "on_epoch": True, "sync_dist": True, "batch_size": 1}
+    log(results, "loss", float("inf"), **settings)
     assert results.step_metrics(exchange=True).logger["loss_step"].isnan()
     assert results.epoch_metrics().logger["loss_epoch"].isnan()

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from numbered_rows import Net, Rows, ran, trainer
 from small_net import QUIET, cpu, make_net, rows
 from torch.utils.data import DataLoader
+from user_methods import both
 
 import multigpu.trainer as L
 from multigpu import vgpu
@@ -25,6 +26,27 @@ def test_a_tensor_is_scaled_back_before_it_is_clipped(tmp_path):
     assert run.precision_plugin.name == "bf16-mixed" and any(
         "bf16-mixed is used instead" in str(w.message) for w in reported
     )
+
+
+def test_each_inner_step_computes_with_the_weights_of_the_step_before(tmp_path):
+    """Autocast's cache would keep the first step's 16-bit weights for the whole batch."""
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(self(batch[0]), batch[1])
+            self.manual_backward(loss)
+            optimizer.step()
+            self.recorded.append(loss.item())
+
+    recorded, steps, _ = both(
+        tmp_path,
+        arguments={"precision": "bf16-mixed"},
+        automatic_optimization=False,
+        training_step=training_step,
+    )
+    assert steps == 24 and len(set(recorded[:4])) == 4
 
 
 def test_64_bit_is_64_bit_throughout(tmp_path):

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+import small_net
 import torch
 from commands import ROOT, run
 from numbered_rows import Net, Rows, evaluated, trainer
@@ -183,3 +184,24 @@ def test_spawned_ranks_may_be_saved_after_an_evaluation(tmp_path):
     trainer.save_checkpoint(tmp_path / "mine.ckpt")
     saved = torch.load(tmp_path / "mine.ckpt")
     assert saved["global_step"] == 2 and len(saved["optimizer_states"]) == 1
+
+
+class MadeLate(small_net.Net):
+    """Its layer exists only after configure_model."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = None
+
+    def configure_model(self):
+        self.layer = self.layer or torch.nn.Sequential(torch.nn.Linear(4, 3))
+
+
+def test_layers_that_the_spawned_ranks_make_come_back():
+    model = MadeLate()
+    cpu(strategy="ddp_spawn", devices=1).fit(model, DataLoader(rows(4), 2))
+    alone = MadeLate()
+    torch.manual_seed(0)
+    alone.configure_model()
+    assert model.layer[0].weight.shape == alone.layer[0].weight.shape
+    assert not torch.equal(model.layer[0].weight, alone.layer[0].weight)

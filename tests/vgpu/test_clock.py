@@ -7,10 +7,9 @@ from compare_devices import CABLE, ROUND, last, pipeline
 from torch import nn
 
 from multigpu import vgpu
-from multigpu.vgpu import GPUS, LINKS, Gpu, Link
+from multigpu.vgpu import GPUS, LINKS, Gpu
 from multigpu.vgpu.sim import machine
 from multigpu.vgpu.sim.clock import Event
-from multigpu.vgpu.sim.network import ring_seconds, transfer_seconds
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
 
 PCIE = LINKS["PCIe3"]
@@ -241,15 +240,6 @@ def test_times_are_the_same_in_each_run_and_without_numbers():
             pipeline(devices, 4)
             runs.append((vgpu.elapsed(), vgpu.timeline().events))
     assert runs[0] == runs[1]
-
-
-def test_times_of_transfers_and_collectives():
-    link = Link("x", 1e9, 1e-5)
-    assert transfer_seconds(10**6, link) == pytest.approx(1e-5 + 1e-3)
-    assert ring_seconds("allreduce", 10**6, 4, link) == pytest.approx(6 * (1e-5 + 0.25e-3))
-    assert ring_seconds("allgather", 10**6, 4, link) == pytest.approx(3 * (1e-5 + 0.25e-3))
-    assert ring_seconds("broadcast", 10**6, 4, link) == pytest.approx(3e-5 + 1e-3)
-    assert ring_seconds("allreduce", 10**6, 1, link) == 0
 
 
 def test_presets_are_the_figures_of_the_datasheets():

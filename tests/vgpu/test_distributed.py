@@ -1,15 +1,14 @@
 """DDP, pipelines and collectives run unmodified on virtual GPUs, and equal the serial run."""
 
-import json
-import socket
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from commands import run, run_script
+from commands import run
+from virtual_ranks import run_ranks
 
 from multigpu.vgpu import LINKS
+from multigpu.vgpu.sim.network import Network, collective_seconds
 
 pytestmark = pytest.mark.slow
 
@@ -209,15 +208,7 @@ dist.destroy_process_group()
 
 def two_processes(what: str, tmp_path: Path) -> list[dict]:
     """Run WORKER on two ranks, each with two virtual GPUs, and return their results."""
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with ThreadPoolExecutor() as pool:
-        done = list(pool.map(lambda rank: run_script(script, rank, port, what), range(2)))
-    for process in done:
-        assert process.returncode == 0, process.stdout
-    return [json.loads(process.stdout.splitlines()[-1]) for process in done]
+    return run_ranks(WORKER, 2, tmp_path, what)
 
 
 @pytest.mark.parametrize("what", ["ddp", "bucket_view"])
@@ -309,9 +300,12 @@ def test_a_collective_starts_when_the_last_rank_arrives(tmp_path):
     zero, one = two_processes("late", tmp_path)
     assert one["before"] > 1.3 * zero["before"]
     assert zero["start"] == one["start"] >= one["before"] and zero["end"] == one["end"]
-    # two ranks: 2 (n−1) (alpha + bytes/n · beta), and the overhead of a kernel
-    ring = 2 * (3.4e-6 + 4e6 / 2 / 150e9)
+    # NCCL's ring with the protocol Simple: base, 2 (n−1) steps, 2 (n−1)/n of the bytes at 120
+    # GB/s; and the overhead of a kernel
+    ring = 8.4e-6 + 2 * 3.4e-6 + 4e6 / 120e9
     assert zero["end"] - zero["start"] == pytest.approx(ring + 2e-6)
+    group = Network(LINKS["NVLink2"]).group(2)
+    assert ring == pytest.approx(collective_seconds("allreduce", 4e6, group))
     for rank in (zero, one):
         assert rank["sum"] == 3e6
         assert rank["read starts"] >= rank["collective ends"]

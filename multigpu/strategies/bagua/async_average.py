@@ -3,11 +3,22 @@
 The threads of n ranks make an averaging round every `sync_interval_ms`: (1) they vote whether
 to continue, (2) each takes a snapshot c of its weights, (3) they sum the snapshots to S, (4)
 each adds S/n − c to its weights. So the steps that a rank made after its snapshot are kept.
-A round does not change the mean over the ranks.
+A round does not change the mean over the ranks. A rank's training waits for its own thread
+while that copies or adds vectors, but not for another rank.
+
+Under the Trainer the ranks wait for each other
+- when training starts, at the end of each epoch, and in each validation,
+- when a checkpoint is saved, and in collectives of the user's hooks,
+- after every batch in the warm-up, in which DDP averages the gradients,
+- when they stop before the epoch's end: see agreement.py.
+A step's value that is logged with sync_dist=True is therefore this rank's own; an epoch's
+value is the mean over all ranks. ModelCheckpoint(train_time_interval=…) and a scheduler with
+interval="step" that monitors a metric compare the ranks after every batch, so they wait.
 """
 
 import threading
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -16,41 +27,77 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError
+from multigpu.strategies.bagua.agreement import Agreement
 from multigpu.strategies.bagua.base import Algorithm, Target
-from multigpu.strategies.weights import Weights, broadcast_model, num_ranks
+from multigpu.strategies.bagua.weights import Weights, broadcast_model
+from multigpu.strategies.bagua.weights_lock import FairLock, TrainingLock
+from multigpu.strategies.ranks import num_ranks
+
+SOON = 0.01  # seconds between two votes while the ranks agree on a flag
 
 
 class AsyncModelAverage(Algorithm):
     """Ranks train at their own speed, and a thread per rank averages the weights.
 
-    A rank sends 8N(n−1)/n bytes per round for N float32 weights. In the first `warmup_steps`
-    steps DDP averages the gradients. Then the rounds begin. A lock prevents
-    `optimizer.step()`, the snapshot and the addition from overlapping. A round can change the
-    weights between a forward and its backward. The gradient then depends on old and new
-    weights, because no rank waits. All ranks must call `close`; the first call ends the rounds
-    on all ranks. At the end the weights still differ between ranks. Buffers are not
-    averaged; all ranks start from rank 0's.
+    peer_selection_mode   "all": every round averages all ranks. Bagua has no other mode
+    sync_interval_ms      milliseconds between two rounds, above 0. (In Bagua, 0 means that the
+                          weights are never averaged.)
+    warmup_steps          steps in which DDP averages the gradients; then the rounds begin
+
+    A rank sends 8N(n−1)/n bytes per round for N float32 weights. As in Bagua, a lock is held
+    from before each forward to after its backward, so the weights do not change in between. It
+    is also held during `optimizer.step()`, the snapshot and the addition: see weights_lock.py.
+    All ranks must call `close`; the first call ends the rounds on all ranks. At the end the
+    weights still differ between ranks. Buffers are not averaged; all ranks start from rank
+    0's.
 
     averaging_rounds   the number of averaging rounds so far
     round_lock         held by the thread during a round; acquire it to pause the rounds
     """
 
-    def __init__(self, sync_interval_ms: float = 500, warmup_steps: int = 0):
-        if sync_interval_ms < 0 or warmup_steps < 0:
+    def __init__(
+        self,
+        peer_selection_mode: str = "all",
+        sync_interval_ms: float = 500,
+        warmup_steps: int = 0,
+    ):
+        if peer_selection_mode != "all":
             raise UserError(
-                f"sync_interval_ms={sync_interval_ms}, warmup_steps={warmup_steps}: "
-                f"both must be 0 or more."
+                f"async has no peer_selection_mode {peer_selection_mode!r}: give 'all', the "
+                f"only mode of Bagua's asynchronous average."
+            )
+        if sync_interval_ms <= 0 or warmup_steps < 0:
+            raise UserError(
+                f"sync_interval_ms={sync_interval_ms}, warmup_steps={warmup_steps}: expected "
+                f"an interval above 0, and 0 or more steps."
             )
         self.interval = sync_interval_ms / 1000
         self.warmup_steps = warmup_steps
         self.size = 1
         self.averaging_rounds = 0
         self.steps_made = 0
-        self.step_holds_lock = False
         self.failure: BaseException | None = None
         self.thread: threading.Thread | None = None
         self.wrapped: DistributedDataParallel | None = None
+        self.training_lock: TrainingLock | None = None
         self.handles: list[RemovableHandle] = []
+
+    @property
+    def ranks_step_together(self) -> bool:
+        """False after the warm-up: then no rank waits for another within an epoch."""
+        return self.thread is None
+
+    def agree_after_batch(self, flags: list[int]) -> list[int]:
+        """The flags that all ranks agree on; see agreement.py."""
+        # Without a backward, the lock is still held, and the thread could not vote.
+        self.training_lock.release()
+        return self.agreement.after_batch(flags)
+
+    def agree_after_epoch(
+        self, flags: list[int], all_reduce_max: Callable[[list[int]], list[int]]
+    ) -> list[int]:
+        """The maximum of the flags over all ranks since the run began. It waits for all."""
+        return self.agreement.after_epoch(flags, all_reduce_max)
 
     def _attach(self, target: Target) -> nn.Module:
         """The model itself with hooks; if there is a warm-up, the model in DDP."""
@@ -64,7 +111,8 @@ class AsyncModelAverage(Algorithm):
         self.thread = None
         # Not created in the constructor: locks cannot be pickled, and spawned ranks get a
         # pickled object.
-        self.weights_lock = threading.Lock()
+        self.weights_lock = FairLock()
+        self.agreement = Agreement()
         self.round_lock = threading.Lock()
         self.stop = threading.Event()
         if self.size == 1:
@@ -77,6 +125,7 @@ class AsyncModelAverage(Algorithm):
         for optimizer in target.optimizers:
             self.handles.append(optimizer.register_step_pre_hook(self._before_step))
             self.handles.append(optimizer.register_step_post_hook(self._after_step))
+        self.training_lock = TrainingLock(self.weights_lock, target.model, target.optimizers)
         if not self.warmup_steps:
             self._start()
             return target.model
@@ -116,7 +165,9 @@ class AsyncModelAverage(Algorithm):
 
     def detach(self) -> None:
         """Remove the hooks, and vote to end the rounds, without waiting for other ranks."""
-        self._release()
+        if self.training_lock is not None:
+            self.training_lock.close()
+            self.training_lock = None
         for handle in self.handles:
             handle.remove()
         self.handles = []
@@ -125,23 +176,13 @@ class AsyncModelAverage(Algorithm):
 
     def _before_step(self, *_: object) -> None:
         self._raise_failure()
-        # If the last step raised, its post hook did not run, and the lock is still held.
-        if not self.step_holds_lock:
-            self.weights_lock.acquire()
-            self.step_holds_lock = True
 
     def _after_step(self, *_: object) -> None:
-        self._release()
         self.steps_made += 1
         if self.thread is None and self.steps_made >= self.warmup_steps:
             # As in DDP.no_sync(): from now on DDP averages no gradients.
             self.wrapped.require_backward_grad_sync = False
             self._start()
-
-    def _release(self) -> None:
-        if self.step_holds_lock:
-            self.step_holds_lock = False
-            self.weights_lock.release()
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -160,13 +201,18 @@ class AsyncModelAverage(Algorithm):
                     self._average()
         except BaseException as failure:
             self.failure = failure
+        finally:
+            self.agreement.end()
 
     def _vote(self) -> bool:
         """Wait for the interval, then vote. Returns True if all ranks continue."""
-        self.stop.wait(self.interval)
-        vote = torch.tensor([0 if self.stop.is_set() else 1], dtype=torch.int32)
-        dist.all_reduce(vote, dist.ReduceOp.MIN, self.vote_group)
-        return bool(vote.item())
+        waiting = self.agreement.pending
+        self.stop.wait(min(self.interval, SOON) if waiting else self.interval)
+        vote = torch.tensor([int(self.stop.is_set()), *self.agreement.vote()])
+        dist.all_reduce(vote, dist.ReduceOp.MAX, self.vote_group)
+        ends, *numbers = vote.tolist()
+        self.agreement.count(numbers)
+        return not ends
 
     def _average(self) -> None:
         """One averaging round."""

@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from multigpu.errors import UserError
+
 
 @dataclass(frozen=True)
 class Target:
@@ -27,7 +29,12 @@ class Target:
 
 
 class Algorithm(ABC):
-    """An algorithm: what the ranks exchange, and when."""
+    """An algorithm: what the ranks exchange, and when.
+
+    ranks_step_together   as Strategy.ranks_step_together
+    """
+
+    ranks_step_together = True
 
     def attach(
         self,
@@ -52,3 +59,26 @@ class Algorithm(ABC):
 
     def detach(self) -> None:  # noqa: B027
         """Remove the hooks, without waiting for other ranks. By default there are no hooks."""
+
+
+def check_hierarchical(hierarchical: bool) -> bool:
+    """Return Bagua's argument. Raises UserError if it is not a bool.
+
+    It is the first argument of Bagua's algorithms, so another one could be given for it.
+    """
+    if not isinstance(hierarchical, bool):
+        raise UserError(
+            f"hierarchical is {hierarchical!r}: expected True or False; it is the algorithm's "
+            f"first argument, so give the others by name."
+        )
+    return hierarchical
+
+
+def check_interval(communication_interval: int) -> int:
+    """Return the number of steps between exchanges. Raises UserError if it is below 1."""
+    if communication_interval < 1:
+        raise UserError(
+            f"communication_interval is {communication_interval}: "
+            f"expected a number of steps, 1 or more."
+        )
+    return communication_interval

@@ -13,9 +13,17 @@ import torch.distributed as dist
 from torch import nn
 
 from multigpu.errors import UserError
-from multigpu.strategies.bagua.base import Algorithm, Target
+from multigpu.strategies.bagua.base import (
+    Algorithm,
+    Target,
+    check_hierarchical,
+    check_interval,
+)
+from multigpu.strategies.bagua.hierarchy import Hierarchy
 from multigpu.strategies.bagua.step_hooks import StepHooks
-from multigpu.strategies.weights import Weights, broadcast_model, num_ranks, swap
+from multigpu.strategies.bagua.swap import swap
+from multigpu.strategies.bagua.weights import Weights, broadcast_model
+from multigpu.strategies.ranks import num_ranks
 
 MODES = ("all", "shift_one")
 
@@ -37,23 +45,27 @@ class Decentralized(Algorithm):
     A rank sends 8N(n−1)/n bytes ("all") or 4N bytes ("shift_one") per exchange of N float32
     weights. There is one exchange every `communication_interval` steps. Buffers, such
     as a batch norm's running means, are not averaged; all ranks start from rank 0's buffers.
-    All ranks must make the same number of steps. A rank that skips a step still makes the
+    With hierarchical=True the ranks of a node average first, and "all" or "shift_one" is among
+    one rank per node (see hierarchy.py); in Bagua this is the default. All ranks must make the
+    same number of steps. A rank that skips a step still makes the
     exchange of that step (see StepHooks).
     """
 
-    def __init__(self, peer_selection_mode: str = "all", communication_interval: int = 1):
+    def __init__(
+        self,
+        hierarchical: bool = False,
+        peer_selection_mode: str = "all",
+        communication_interval: int = 1,
+    ):
         if peer_selection_mode not in MODES:
             raise UserError(
                 f"peer_selection_mode {peer_selection_mode!r}: "
                 f"expected {' or '.join(map(repr, MODES))}."
             )
-        if communication_interval < 1:
-            raise UserError(
-                f"communication_interval is {communication_interval}: "
-                f"expected a number of steps, 1 or more."
-            )
+        self.hierarchical = check_hierarchical(hierarchical)
         self.mode = peer_selection_mode
-        self.interval = communication_interval
+        self.interval = check_interval(communication_interval)
+        self.hierarchy: Hierarchy | None = None
         self.step_hooks: StepHooks | None = None
         self.steps_begun = 0
         self.exchanges = 0
@@ -61,15 +73,19 @@ class Decentralized(Algorithm):
         self.running: list[tuple[list[dist.Work], torch.Tensor, torch.Tensor | None]] = []
 
     def _attach(self, target: Target) -> nn.Module:
-        """Raises UserError for "shift_one" with an odd number of ranks."""
+        """Raises UserError for "shift_one" with an odd number of ranks, or of nodes."""
         model = target.model
         size = num_ranks(target.group)
         if size == 1:
             return model
-        if self.mode == "shift_one" and size % 2:
+        if self.hierarchical:
+            self.hierarchy = Hierarchy(target.group)
+            size = self.hierarchy.nodes
+        if self.mode == "shift_one" and size % 2 and size > 1:
+            what = "nodes" if self.hierarchical else "ranks"
             raise UserError(
-                f"'shift_one' pairs the ranks, and {size} is odd: "
-                f"start {size - 1} or {size + 1} ranks, or use 'all'."
+                f"'shift_one' pairs the {what}, and {size} is odd: "
+                f"start {size - 1} or {size + 1} {what}, or use 'all'."
             )
         broadcast_model(model, target.group)
         self.group = target.group
@@ -91,6 +107,7 @@ class Decentralized(Algorithm):
     def detach(self) -> None:
         """Remove the hooks, and drop a running exchange."""
         self.running = []
+        self.hierarchy = None
         if self.step_hooks is not None:
             self.step_hooks.close()
 
@@ -103,13 +120,19 @@ class Decentralized(Algorithm):
     def _start(
         self, vector: torch.Tensor
     ) -> tuple[list[dist.Work], torch.Tensor, torch.Tensor | None]:
+        group = self.group
+        if self.hierarchy is not None:
+            self.hierarchy.reduce(vector)
+            group = self.hierarchy.leaders
+            if group is None or self.hierarchy.nodes == 1:
+                return [], vector, None
         if self.mode == "all":
-            work = dist.all_reduce(vector, dist.ReduceOp.AVG, self.group, async_op=True)
+            work = dist.all_reduce(vector, dist.ReduceOp.AVG, group, async_op=True)
             return [work], vector, None
         received = torch.empty_like(vector)
-        rank = dist.get_rank(self.group)
-        other = peer(rank, self.exchanges, dist.get_world_size(self.group))
-        return swap([(vector, received, other)], self.group), vector, received
+        rank = dist.get_rank(group)
+        other = peer(rank, self.exchanges, dist.get_world_size(group))
+        return swap([(vector, received, other)], group), vector, received
 
     def _finish(self) -> None:
         """Wait for the running exchange, if there is one, and write the average."""
@@ -119,6 +142,9 @@ class Decentralized(Algorithm):
         for works, vector, received in self.running:
             for work in works:
                 work.wait()
-            averages.append(vector if received is None else (vector + received) / 2)
+            average = vector if received is None else (vector + received) / 2
+            if self.hierarchy is not None:
+                self.hierarchy.broadcast(average)
+            averages.append(average)
         self.weights.write(averages)
         self.running = []

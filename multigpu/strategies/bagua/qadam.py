@@ -16,8 +16,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.optim import Optimizer
 
 from multigpu.errors import UserError
-from multigpu.strategies.bagua.base import Algorithm, Target
+from multigpu.strategies.bagua.base import Algorithm, Target, check_hierarchical
 from multigpu.strategies.bagua.bytegrad import ByteHook
+from multigpu.strategies.bagua.hierarchy import Hierarchy
 
 
 class QAdamOptimizer(Optimizer):
@@ -27,8 +28,8 @@ class QAdamOptimizer(Optimizer):
     enough warm-up: if an element's gradient was 0 in the whole warm-up, its variance is 0 and
     its later steps are lr · m / eps. A parameter without any gradient in the warm-up raises
     UserError at its first gradient. `weight_decay` is Adam's: weight_decay · p is added to the
-    gradient. After the warm-up p.grad contains the new momentum when `step` is called, so
-    gradient clipping before `step` clips the momentum.
+    gradient. The arguments have Bagua's order. After the warm-up p.grad contains the new
+    momentum when `step` is called, so gradient clipping before `step` clips the momentum.
     """
 
     # With this attribute a GradScaler calls `step` with scaled gradients, and `step` raises.
@@ -38,11 +39,16 @@ class QAdamOptimizer(Optimizer):
         self,
         params: Iterable,
         lr: float = 1e-3,
+        warmup_steps: int = 100,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0,
-        warmup_steps: int = 100,
     ):
+        if not isinstance(warmup_steps, int):
+            raise UserError(
+                f"warmup_steps is {warmup_steps!r}: expected a number of steps; it is the "
+                f"third argument, as in Bagua, so give betas by name."
+            )
         if warmup_steps < 1:
             raise UserError(
                 f"warmup_steps is {warmup_steps}: "
@@ -140,7 +146,18 @@ class QAdamOptimizer(Optimizer):
 
 
 class QAdam(Algorithm):
-    """DDP with one QAdamOptimizer: sends gradients in the warm-up, then momenta as bytes."""
+    """DDP with one QAdamOptimizer: sends gradients in the warm-up, then momenta as bytes.
+
+    q_adam_optimizer   the optimizer, as in Bagua; if given, it must be the one that is
+                       attached
+    hierarchical       as ByteGrad's, after the warm-up
+    """
+
+    def __init__(
+        self, q_adam_optimizer: QAdamOptimizer | None = None, hierarchical: bool = False
+    ):
+        self.given = q_adam_optimizer
+        self.hierarchical = check_hierarchical(hierarchical)
 
     def _attach(self, target: Target) -> nn.Module:
         """Raises UserError unless the only optimizer is a QAdamOptimizer."""
@@ -150,9 +167,15 @@ class QAdam(Algorithm):
             raise UserError(
                 f"qadam needs exactly one optimizer, a QAdamOptimizer, but was given: {given}."
             )
+        if self.given not in (None, optimizers[0]):
+            raise UserError(
+                "q_adam_optimizer is not the optimizer that is attached: give the same one, "
+                "or leave the argument out."
+            )
         self.optimizer = optimizers[0]
         wrapped = target.wrap(target.model)
-        self.byte_hook: ByteHook | None = ByteHook(wrapped.process_group)
+        hierarchy = Hierarchy(target.group) if self.hierarchical else None
+        self.byte_hook: ByteHook | None = ByteHook(wrapped.process_group, hierarchy=hierarchy)
         wrapped.register_comm_hook(None, self._hook)
         return wrapped
 

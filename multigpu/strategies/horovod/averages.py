@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from multigpu.errors import UserError
-from multigpu.strategies.weights import num_ranks
+from multigpu.strategies.horovod.operations import Average, Operation, Sum
+from multigpu.strategies.ranks import num_ranks
 
 
 class Averages:
@@ -25,6 +26,10 @@ class Averages:
     parameters        the optimizer's parameters, in the same order on all ranks
     compression       returns the tensor to send, given a gradient
     passes_per_step   backward passes per step
+    operation         Average or Sum
+    predivide         with Average: gradients are divided by it before the sum over the ranks,
+                      and multiplied by predivide / ranks after it
+    sparse_as_dense   True: a sparse gradient is made dense before it is sent
 
     skip              True: `before_step` does not average the gradients
     step_hook         the hook that calls `before_step`
@@ -35,7 +40,14 @@ class Averages:
         parameters: list[torch.Tensor],
         compression: Callable[[torch.Tensor], torch.Tensor],
         passes_per_step: int,
+        operation: Operation = Average,
+        predivide: float = 1.0,
+        sparse_as_dense: bool = False,
     ):
+        self.sends_sum = operation is Sum or predivide != 1
+        self.before_sum = 1 / predivide
+        self.after_sum = predivide / num_ranks() if operation is Average else 1.0
+        self.sparse_as_dense = sparse_as_dense
         self.compression = compression
         self.passes_per_step = passes_per_step
         self.order = [p for p in reversed(parameters) if p.requires_grad]
@@ -83,13 +95,19 @@ class Averages:
     def _start(self, parameter: torch.Tensor) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
+        if parameter.grad.is_sparse and self.sparse_as_dense:
+            parameter.grad = parameter.grad.to_dense()
         if parameter.grad.is_sparse:
             raise UserError(
-                "a sparse gradient cannot be averaged: make the embedding with sparse=False."
+                "a sparse gradient cannot be averaged: make the embedding with sparse=False, "
+                "or give DistributedOptimizer sparse_as_dense=True."
             )
         gradient = parameter.grad.detach()
         reduced = self.compression(gradient).contiguous()
-        work = dist.all_reduce(reduced, dist.ReduceOp.AVG, async_op=True)
+        if self.before_sum != 1:
+            reduced = reduced * self.before_sum
+        operation = dist.ReduceOp.SUM if self.sends_sum else dist.ReduceOp.AVG
+        work = dist.all_reduce(reduced, operation, async_op=True)
         self.running.append((gradient, reduced, work))
 
     def synchronize(self) -> None:
@@ -101,6 +119,8 @@ class Averages:
                 self._start(parameter)
         for gradient, reduced, work in self.running:
             work.wait()
+            if self.sends_sum and self.after_sum != 1:
+                reduced *= self.after_sum
             if reduced is not gradient:
                 gradient.copy_(reduced)
         for parameter in self.order:

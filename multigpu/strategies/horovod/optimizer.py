@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from multigpu.errors import UserError
 from multigpu.strategies.horovod.averages import Averages
 from multigpu.strategies.horovod.compression import Compression
+from multigpu.strategies.horovod.operations import Average, Operation, Sum, choose
 from multigpu.strategies.horovod.process import size
 
 
@@ -50,6 +51,11 @@ def DistributedOptimizer(
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Callable[[torch.Tensor], torch.Tensor] = Compression.none,
     backward_passes_per_step: int = 1,
+    op: Operation = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list | None = None,
+    sparse_as_dense: bool = False,
 ) -> Optimizer:
     """Make `optimizer.step()` apply gradients that are averaged over the ranks.
 
@@ -63,7 +69,16 @@ def DistributedOptimizer(
     optimizer.skip_synchronize(): scaler.step(optimizer)`, because the scaler must get the
     averages.
 
-    Raises UserError before `init`, and if two names are equal or a parameter has no name.
+    op                          Average or Sum
+    gradient_predivide_factor   with Average: gradients are divided by it before the sum over
+                                the ranks, and the sum is multiplied by it / ranks. In fp16 a
+                                factor above 1 avoids an overflow of the sum.
+    num_groups, groups          in Horovod, which gradients are packed together. Here each
+                                gradient is sent alone, so they have no effect.
+    sparse_as_dense             True: a sparse gradient is made dense before it is sent
+
+    Raises UserError before `init`, for another `op`, and if two names are equal or a parameter
+    has no name.
     """
     # Raises UserError if `init` was not called, because each rank would train alone.
     size()
@@ -73,6 +88,14 @@ def DistributedOptimizer(
         raise UserError(
             f"backward_passes_per_step is {backward_passes_per_step}: expected 1 or more."
         )
+    operation = choose(op, None)
+    if operation not in (Average, Sum):
+        raise UserError(f"op={operation.name}: DistributedOptimizer has Average and Sum.")
+    if gradient_predivide_factor != 1 and operation is not Average:
+        raise UserError(
+            f"gradient_predivide_factor={gradient_predivide_factor} with op={operation.name}: "
+            f"give it with op=Average only."
+        )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is not None:
         parameters = _in_order_of_names(list(named_parameters), parameters)
@@ -80,7 +103,14 @@ def DistributedOptimizer(
     optimizer.__class__ = type(
         original.__name__, (_Averaging, original), {"__module__": original.__module__}
     )
-    optimizer._averaging = Averages(parameters, compression, backward_passes_per_step)
+    optimizer._averaging = Averages(
+        parameters,
+        compression,
+        backward_passes_per_step,
+        operation,
+        gradient_predivide_factor,
+        sparse_as_dense,
+    )
     optimizer._averaging.step_hook = optimizer.register_step_pre_hook(
         lambda *_: optimizer._averaging.before_step()
     )

@@ -2,12 +2,13 @@
 
 import atexit
 
+import torch
 import torch.distributed as dist
 
 from multigpu import devices, rendezvous
 from multigpu.errors import UserError
 from multigpu.launch.world import World, find_world
-from multigpu.strategies.weights import num_ranks
+from multigpu.strategies.ranks import num_ranks
 
 
 class Process:
@@ -22,6 +23,11 @@ class Process:
         if self._world is None:
             raise UserError("Horovod has not been started: call init() first.")
         return self._world
+
+    @property
+    def started(self) -> bool:
+        """True between `init` and `shutdown`."""
+        return self._world is not None
 
     def start(self) -> None:
         """Start torch.distributed, unless it runs already."""
@@ -60,6 +66,11 @@ def shutdown() -> None:
     PROCESS.end()
 
 
+def is_initialized() -> bool:
+    """True between `init` and `shutdown`."""
+    return PROCESS.started
+
+
 def size() -> int:
     """The number of ranks. Raises UserError before `init`."""
     _ = PROCESS.world
@@ -80,3 +91,33 @@ def local_rank() -> int:
 def local_size() -> int:
     """The number of ranks on this node."""
     return PROCESS.world.local_size
+
+
+def cross_rank() -> int:
+    """The number of this process's node, if each node has as many ranks as this one."""
+    return rank() // local_size()
+
+
+def cross_size() -> int:
+    """The number of nodes."""
+    return PROCESS.world.nodes
+
+
+def nccl_built() -> bool:
+    """True if torch has NCCL."""
+    return dist.is_nccl_available()
+
+
+def gloo_built() -> bool:
+    """True if torch has gloo."""
+    return dist.is_gloo_available()
+
+
+def mpi_built() -> bool:
+    """True if torch has MPI. The course does not use it."""
+    return dist.is_mpi_available()
+
+
+def cuda_built() -> bool:
+    """True if torch has CUDA."""
+    return torch.backends.cuda.is_built()

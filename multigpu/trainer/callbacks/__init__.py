@@ -9,15 +9,18 @@ from multigpu.trainer.callbacks.lr_monitor import LearningRateMonitor
 from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
 from multigpu.trainer.callbacks.progress import ProgressBar, TQDMProgressBar
 from multigpu.trainer.callbacks.timer import Timer
+from multigpu.trainer.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
 
 __all__ = [
     "Callback",
+    "EMAWeightAveraging",
     "EarlyStopping",
     "LearningRateMonitor",
     "ModelCheckpoint",
     "ProgressBar",
     "TQDMProgressBar",
     "Timer",
+    "WeightAveraging",
 ]
 
 # Lightning's other callbacks, and what to use instead.
@@ -37,6 +40,9 @@ ALTERNATIVES = {
     "BackboneFinetuning": "set requires_grad in on_train_epoch_start, on one device",
     "DeviceStatsMonitor": "use torch.cuda.memory_summary(), or vgpu.memory_held()",
     "ModelPruning": "use torch.nn.utils.prune",
+    "LearningRateFinder": "train some steps with each of several learning rates, and compare",
+    "BatchSizeFinder": "double batch_size until memory is full: vgpu.memory_held() shows it",
+    "ThroughputMonitor": "measure the time between two on_train_batch_end in a Callback",
 }
 
 

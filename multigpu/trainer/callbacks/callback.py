@@ -6,10 +6,13 @@ Lightning therefore works with this Trainer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+
+from multigpu.errors import UserError
 
 if TYPE_CHECKING:
     from multigpu.trainer.module import LightningModule
@@ -22,6 +25,26 @@ class Callback:
     The Trainer calls them on every rank. `trainer` is the Trainer, `pl_module` the
     LightningModule. `stage` is "fit", "validate", "test" or "predict".
     """
+
+    # The Trainer of the run; None between runs. `self.log` needs it.
+    _trainer: Trainer | None = None
+
+    def log(self, name: str, value: Any, *args: Any, **keywords: Any) -> None:
+        """Record a number, as LightningModule.log does with the same arguments.
+
+        It works in the hooks in which the module can log. Raises UserError outside of a run.
+        """
+        if self._trainer is None:
+            raise UserError(
+                f"{type(self).__name__}: self.log({name!r}) works only in a hook, while the "
+                f"Trainer runs: call it there."
+            )
+        self._trainer.lightning_module.log(name, value, *args, **keywords)
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
+        """Call `log` for each name and value, with the same other arguments."""
+        for name, value in dictionary.items():
+            self.log(name, value, *args, **keywords)
 
     @property
     def state_key(self) -> str:

@@ -82,7 +82,7 @@ class LearningRateMonitor(Callback):
             {name: torch.tensor(value) for name, value in values.items()}
         )
         for logger in trainer.loggers:
-            logger.log_metrics(values, step=trainer._logged_step)
+            logger.log_metrics(metrics=values, step=trainer._logged_step)
 
     def _values(self, optimizer: Optimizer, names: list[str]) -> dict[str, float]:
         """The values to log, by name. `names` are the names of the parameter groups."""

@@ -202,7 +202,8 @@ class ModelCheckpoint(Callback):
         if not self._schedule.due_after_batch(trainer):
             return
         monitors = self.monitor is not None
-        is_missing = monitors and self.monitor not in trainer.callback_metrics
+        # "epoch" and "step" are never missing: _monitor_candidates adds them.
+        is_missing = monitors and self.monitor not in self._monitor_candidates(trainer)
         if is_missing and self._has_ended_epoch and self._all_metrics_are_logged(trainer):
             raise missing_metric(self.monitor, trainer.callback_metrics, "ModelCheckpoint")
         is_last = batch_idx + 1 == trainer.num_training_batches

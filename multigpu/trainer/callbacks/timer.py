@@ -107,18 +107,23 @@ class Timer(Callback):
         batch_idx: int,
     ) -> None:
         if self._interval == "step":
-            self._check_time(trainer)
+            # Lightning's strategies, with which this callback works too, lack the attribute.
+            together = getattr(trainer.strategy, "ranks_step_together", True)
+            self._check_time(trainer, together)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._interval == "epoch":
             self._check_time(trainer)
 
-    def _check_time(self, trainer: Trainer) -> None:
+    def _check_time(self, trainer: Trainer, together: bool = True) -> None:
+        """together   False: no rank waits for rank 0, and the Trainer lets the ranks agree."""
         if self._duration is None:
             return
-        # Rank 0 decides, because clocks differ: if each rank used its own clock, some ranks
-        # could stop while the others wait for them in the next step.
-        stop = trainer.strategy.broadcast(self.time_elapsed() >= self._duration)
+        stop = self.time_elapsed() >= self._duration
+        if together:
+            # Rank 0 decides, because clocks differ: if each rank used its own clock, some
+            # ranks could stop while the others wait for them in the next step.
+            stop = trainer.strategy.broadcast(stop)
         trainer.should_stop = trainer.should_stop or stop
         if stop and self._verbose:
             elapsed = timedelta(seconds=int(self.time_elapsed()))

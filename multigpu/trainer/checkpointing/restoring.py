@@ -49,6 +49,9 @@ def restore_model(trainer: Trainer, path: str | None) -> dict[str, Any] | None:
         return None
     with fail_together(trainer.strategy.world, trainer.strategy.gather_objects):
         content = read_checkpoint(path, weights_only=trainer.state.weights_only)
+    training = trainer.state.fn == "fit"
+    if training:
+        trainer.report(f"Restoring states from the checkpoint path at {path}")
     module = trainer.lightning_module
     module.on_load_checkpoint(content)
     load_weights(module, content, path, module.strict_loading)
@@ -60,6 +63,8 @@ def restore_model(trainer: Trainer, path: str | None) -> dict[str, Any] | None:
         callback.on_load_checkpoint(trainer, module, content)
         if callback.state_key in states:
             callback.load_state_dict(states[callback.state_key])
+    if not training:
+        trainer.report(f"Loaded model weights from the checkpoint at {path}")
     return content
 
 
@@ -90,6 +95,7 @@ def restore_training(trainer: Trainer, content: dict[str, Any], path: str | Path
             fit.schedule("epoch", plateau=True)
         progress.current_epoch += 1
     _restore_random_states(trainer, own.get("random", []))
+    trainer.report(f"Restored all states from the checkpoint at {path}")
 
 
 def _restore_optimizers(trainer: Trainer, content: dict[str, Any], path: str | Path) -> None:

@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 MONITORING = (ModelCheckpoint, EarlyStopping)
 
 
+def attach_callbacks(trainer: "Trainer") -> None:
+    """Give the callbacks the Trainer, so that `self.log` works in them."""
+    for callback in trainer.callbacks:
+        callback._trainer = trainer
+
+
+def detach_callbacks(trainer: "Trainer") -> None:
+    """Take the Trainer from the callbacks, so that they can be pickled alone."""
+    for callback in trainer.callbacks:
+        callback._trainer = None
+
+
 def lookup(trainer: "Trainer", name: str) -> Callable[..., Any] | None:
     """Return a function that calls all overrides of the hook `name`; None if there are none.
 

@@ -1,8 +1,10 @@
 """Checks that the model is a LightningModule with the steps that a stage needs."""
 
+import warnings
 from typing import Any
 
 from multigpu.errors import UserError
+from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.module import LightningModule
 
@@ -11,6 +13,22 @@ REQUIRED = {
     "validate": ("validation_step",),
     "test": ("test_step",),
     "predict": (),
+}
+# Hooks that Lightning 1.x called → the hooks that are called instead, as in Lightning 2.
+REMOVED = {
+    "on_epoch_start": "on_train_epoch_start, or on_validation_epoch_start",
+    "on_epoch_end": "on_train_epoch_end, or on_validation_epoch_end",
+    "on_batch_start": "on_train_batch_start",
+    "on_batch_end": "on_train_batch_end",
+    "on_pretrain_routine_start": "on_fit_start",
+    "on_pretrain_routine_end": "on_fit_start",
+    "on_init_start": "setup",
+    "on_init_end": "setup",
+    "on_before_accelerator_backend_setup": "setup",
+    "on_configure_sharded_model": "setup",
+    "on_keyboard_interrupt": "on_exception",
+    "tbptt_split_batch": "training_step, with manual optimization",
+    "get_progress_bar_dict": "get_metrics of a ProgressBar",
 }
 
 
@@ -35,4 +53,23 @@ def check_model(stage: str, model: Any) -> None:
         if not is_overridden(name, model, LightningModule):
             raise UserError(
                 f"{type(model).__name__} has no {name}, which trainer.{stage} needs: write it."
+            )
+    if all(
+        is_overridden(name, model, LightningModule)
+        for name in ("configure_model", "configure_sharded_model")
+    ):
+        raise UserError(
+            f"{type(model).__name__} has configure_model and configure_sharded_model, an "
+            f"older name of the same hook: leave configure_sharded_model out."
+        )
+
+
+def warn_of_removed_hooks(part: object) -> None:
+    """Warn if a module, data module or callback has a hook that only Lightning 1.x called."""
+    for name, today in REMOVED.items():
+        if callable(getattr(part, name, None)) and is_rank_zero():
+            warnings.warn(
+                f"{type(part).__name__}.{name} is a hook of Lightning 1.x and is not called: "
+                f"write {today} instead.",
+                stacklevel=3,
             )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multigpu.devices import to_cpu
-from multigpu.errors import UserError
+from multigpu.errors import UserError, pluralize
 from multigpu.trainer.hooks import is_overridden
-from multigpu.trainer.loops import call_hooks, dataloaders
+from multigpu.trainer.loops import call_hooks, dataloaders, epoch_outputs
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.log_rules import ONCE_PER_EPOCH
 from multigpu.trainer.loops.loggers import send_to_loggers
@@ -34,8 +34,7 @@ class EvaluationLoop:
     sharded       per dataloader: whether it was sharded; if not, each rank gets all batches
     limits        per dataloader: the number of batches that this rank evaluates
     uneven        whether some ranks get one batch more than others
-    logged_steps  per dataloader: the number of batches, over all runs, whose values went to
-                  the loggers; it is the loggers' x axis
+    seen_batches  per dataloader: the number of batches over all runs, the loggers' x axis
     """
 
     def __init__(
@@ -57,15 +56,26 @@ class EvaluationLoop:
             strategy.shard if trainer.use_distributed_sampler else (1, 0)
         )
         self.keeps_outputs = False
+        self.epoch_outputs = None
+        if stage != "predict":
+            name = f"{PREFIX[stage]}_epoch_end"
+            self.epoch_outputs = epoch_outputs.collect(self.module, name, len(loaders))
         self.uneven = False
         self.limits: list[float] = []
-        self.logged_steps = [0] * len(loaders)
+        self.seen_batches = [0] * len(loaders)
         name = f"limit_{'val' if stage == 'validate' else stage}_batches"
         if trainer.overfit_batches and stage == "validate":
             name = "overfit_batches"
         for whole, sharded in zip(loaders, self.sharded, strict=True):
             batches = dataloaders.limit_batches(dataloaders.num_batches(whole), limit, name)
             if sharded:
+                if 0 < batches < self.num_shards and self.epoch_outputs is not None:
+                    raise UserError(
+                        f"{self.epoch_outputs.name} needs the outputs of each rank, but "
+                        f"{stage} has {pluralize(int(batches), 'batch')} for "
+                        f"{self.num_shards} ranks: give a smaller batch_size.",
+                        already_reported=not strategy.is_global_zero,
+                    )
                 self.uneven |= int(batches) % self.num_shards != 0
                 batches = len(range(self.shard_index, int(batches), self.num_shards))
             self.limits.append(batches)
@@ -126,6 +136,8 @@ class EvaluationLoop:
                         break
         self.results.start_batch(None)
         metrics.update(self.results.epoch_metrics())
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.call(self.state)
         call_hooks.call(trainer, f"on_{prefix}_epoch_end")
         reported = self.results.epoch_metrics()
         metrics.update(reported)
@@ -181,13 +193,17 @@ class EvaluationLoop:
             attributes["_log_context"] = between_hooks
             if batch_end is not None:
                 batch_end(output, *arguments)
+            if self.epoch_outputs is not None:
+                self.epoch_outputs.add(output, number)
             if self.keeps_outputs:
                 self.outputs[number].append(to_cpu(output))
-            elif results.any_fresh and not state.sanity_checking:
-                reported = results.step_metrics(exchange=False)
-                state.metrics.update(reported)
-                send_to_loggers(trainer, reported, step=self.logged_steps[number])
-                self.logged_steps[number] += 1
+            elif not state.sanity_checking:
+                if results.any_fresh:
+                    state.metrics.update(results.step_metrics(exchange=False))
+                if results.last:
+                    reported = results.last_step_metrics()
+                    send_to_loggers(trainer, reported, batch=self.seen_batches[number])
+                self.seen_batches[number] += 1
 
         return evaluate
 

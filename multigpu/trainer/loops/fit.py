@@ -8,7 +8,7 @@ import torch
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.trainer import arguments
-from multigpu.trainer.loops import call_hooks, dataloaders, optimizers
+from multigpu.trainer.loops import call_hooks, dataloaders, epoch_outputs, optimizers
 from multigpu.trainer.loops.evaluate import EvaluationLoop
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.loggers import send_to_loggers
@@ -107,7 +107,7 @@ class FitLoop:
         iterator = self._iterator()
         call_hooks.call(trainer, "on_train_start")
         self._look_up()
-        while not self._finished():
+        while not (reason := self._reason_to_stop()):
             state.results = self.results
             state.training = True
             dataloaders.start_epoch(self.loader, self.progress.current_epoch)
@@ -122,11 +122,14 @@ class FitLoop:
         if not state.interrupted and self.strategy.all_reduce_max([state.sigterm.received])[0]:
             save_and_interrupt(trainer)  # the signal came at the last epoch's end
         call_hooks.call(trainer, "on_train_end")
+        if reason:
+            trainer.report(f"`Trainer.fit` stopped: {reason}.")
 
     def _look_up(self) -> None:
         """Look up what every batch needs, after on_train_start, which can add callbacks."""
         trainer = self.trainer
         state = self.state
+        call_hooks.attach_callbacks(trainer)
         self.transfer = None if state.transfer.nothing_to_do else state.transfer
         self.step_context = LogContext(self.results, "training_step")
         self.batch_start = call_hooks.lookup(trainer, "on_train_batch_start")
@@ -134,19 +137,21 @@ class FitLoop:
         # All ranks exchange values at a batch's end if any rank has a hook that can read them.
         has_batch_end = int(self.batch_end is not None)
         self.any_batch_end = bool(self.strategy.all_reduce_max([has_batch_end])[0])
+        self.epoch_outputs = epoch_outputs.collect(self.module, "training_epoch_end")
         self.fetch = profiled(trainer.profiler, "train_dataloader_next", next)
         state.optimizer_step = OptimizerStep(trainer)
         self.training_step = TrainingStep(trainer)
 
-    def _finished(self) -> bool:
+    def _reason_to_stop(self) -> str:
+        """Why no further epoch begins, in Lightning's words; "" if one begins."""
         trainer = self.trainer
         progress = self.progress
         if trainer.max_steps != -1 and progress.global_step >= trainer.max_steps:
-            return True
+            return f"`max_steps={trainer.max_steps}` reached"
         limited = trainer.max_epochs not in (None, -1)
         if limited and progress.current_epoch >= trainer.max_epochs:
-            return True
-        return self._may_stop()
+            return f"`max_epochs={trainer.max_epochs}` reached"
+        return "`trainer.should_stop` was set" if self._may_stop() else ""
 
     def _may_stop(self) -> bool:
         """Whether should_stop is set, and min_epochs and min_steps are reached."""
@@ -197,7 +202,7 @@ class FitLoop:
             if unsized:
                 batch = following
                 following = END if index + 1 >= limit else self.fetch(iterator, END)
-                if several_ranks:
+                if several_ranks and strategy.ranks_step_together:
                     batch, following = self._end_together(batch, following)
             else:
                 batch = self.fetch(iterator, END)
@@ -212,8 +217,9 @@ class FitLoop:
             index += 1
             interrupt = sigterm.received
             if several_ranks:  # a rank that stopped alone would leave the others waiting
-                interrupt, stop, exchange = strategy.all_reduce_max(
-                    [interrupt, int(state.should_stop), int(self.results.sync_steps)]
+                exchange = self.results.sync_steps and strategy.ranks_step_together
+                interrupt, stop, exchange = strategy.agree_after_batch(
+                    [interrupt, int(state.should_stop), int(exchange)]
                 )
                 state.should_stop = bool(stop)
                 self.exchanges_steps = bool(exchange)
@@ -222,6 +228,14 @@ class FitLoop:
                 return
             if self._finished_within_epoch():
                 break
+        if several_ranks and not strategy.ranks_step_together:
+            interrupt, stop, _ = strategy.agree_after_epoch(
+                [sigterm.received, int(state.should_stop), 0]
+            )
+            state.should_stop = bool(stop)
+            if interrupt:
+                save_and_interrupt(self.trainer)
+                return
         self.batches_done = 0
         self.epoch_ended = True
 
@@ -247,14 +261,15 @@ class FitLoop:
         logged = results.entries or several_ranks
         metrics.update(results.epoch_metrics() if logged else None)
         before = len(results.entries)
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.call(self.state)
         call_hooks.call(trainer, "on_train_epoch_end")
         if before != len(results.entries) or several_ranks:
             metrics.update(results.epoch_metrics())
         if self.automatic and self.last:
             self.schedule("epoch", plateau=True)
         # The loggers write an epoch's values at its last step.
-        step = self.progress.batches_that_stepped - 1
-        send_to_loggers(trainer, metrics.latest, step)
+        send_to_loggers(trainer, metrics.latest, offset=-1)
         results.reset()
         metrics.latest = None
         self.progress.current_epoch += 1
@@ -288,6 +303,8 @@ class FitLoop:
                 self.schedule("epoch", plateau=False)
         self.pending_phase = "validate"
         self._report(output, batch, index, completes_step)
+        if self.epoch_outputs is not None:
+            self.epoch_outputs.add(_outputs(output) or None)
         self._end_batch(index, last)
         return False
 
@@ -319,7 +336,14 @@ class FitLoop:
         trainer = self.trainer
         results = self.results
         metrics = self.state.metrics
-        exchanging = self.exchanges_steps and results.ranks > 1
+        together = results.ranks > 1 and self.strategy.ranks_step_together
+        exchanging = together and self.exchanges_steps
+        if results.sync_steps and results.ranks > 1 and not together:
+            self.state.warn_once(
+                f"self.log(sync_dist=True) of a step: with {self.strategy.name} the ranks do "
+                f"not wait for each other in a step, so the value is rank 0's; log it with "
+                f"on_step=False, on_epoch=True for the mean over the ranks."
+            )
         if self.any_batch_end and (exchanging or results.any_fresh):
             metrics.update(results.step_metrics(exchange=exchanging))
         if self.batch_end is not None:
@@ -330,12 +354,13 @@ class FitLoop:
             and bool(every)
             and (self.progress.batches_that_stepped + 1) % every == 0
         )
-        exchange = results.ranks > 1 and (logged or exchanging)
+        exchange = together and (logged or exchanging)
         if results.any_fresh or exchange:
-            reported = results.step_metrics(exchange)
-            metrics.update(reported)
-            if logged or (trainer.fast_dev_run and completes_step):
-                send_to_loggers(trainer, reported)
+            metrics.update(results.step_metrics(exchange))
+        if logged or (trainer.fast_dev_run and completes_step):
+            # Also values of earlier batches: a name that is logged only in some batches would
+            # otherwise be lost.
+            send_to_loggers(trainer, results.last_step_metrics())
 
     # ---- what is due ------------------------------------------------------------------------
 
@@ -343,7 +368,8 @@ class FitLoop:
         every = self.trainer.check_val_every_n_epoch
         if every is not None and (self.progress.current_epoch + 1) % every:
             return False
-        if self.state.should_stop and self._may_stop():
+        together = self.strategy.ranks_step_together  # else only this rank may want to stop
+        if together and self.state.should_stop and self._may_stop():
             return True
         batches = self.state.data.val_check_batch
         if batches == float("inf"):

@@ -14,6 +14,8 @@ class LogContext:
     results       where the values go
     hook          the hook that runs; "" between hooks, where `self.log` raises an error
     micro_batch   the part of the batch that the step was called with; None: the whole batch
+    batch_size    the rows that a value stands for, unless `self.log` is given a number; None:
+                  those of the batch
 
     It is an attribute of the module, not a global: each of DataParallel's replicas is a copy
     of the module with its own attributes, so replicas in different threads have different
@@ -23,3 +25,4 @@ class LogContext:
     results: "Results"
     hook: str = ""
     micro_batch: Any = None
+    batch_size: int | None = None

@@ -9,18 +9,24 @@ if TYPE_CHECKING:
 
 
 def send_to_loggers(
-    trainer: "Trainer", reported: Reported | None, step: int | None = None
+    trainer: "Trainer", reported: Reported | None, offset: int = 0, batch: int | None = None
 ) -> None:
-    """Write the values at `step`; the default is Progress.batches_that_stepped.
+    """Write the values, as in Lightning, at Progress.batches_that_stepped + `offset`.
 
-    As in Lightning, a logged value with the name "step" replaces the step.
+    A logged value with the name "step" replaces this number; otherwise "epoch" is added.
+
+    batch   the values are those of this batch of an evaluation, and it is the x axis
     """
     if reported is None or not reported.logger or not trainer.loggers:
         return
     progress = trainer.state.progress
     values = {name: float(value) for name, value in reported.logger.items()}
-    values = {"epoch": progress.current_epoch} | values
-    default = progress.batches_that_stepped if step is None else step
-    x = int(values.pop("step", default))
+    if batch is not None:
+        step = batch
+    elif "step" in values:
+        step = int(values.pop("step"))
+    else:
+        step = progress.batches_that_stepped + offset
+        values = {"epoch": progress.current_epoch} | values
     for logger in trainer.loggers:
-        logger.log_metrics(dict(values), x)
+        logger.log_metrics(metrics=dict(values), step=step)

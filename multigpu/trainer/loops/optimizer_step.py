@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from inspect import signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
+from multigpu.errors import UserError
 from multigpu.strategies import Strategy
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks
@@ -46,6 +47,24 @@ class OptimizerStep:
             "configure_gradient_clipping", module, LightningModule
         )
         self.step = profiled(trainer.profiler, "optimizer_step", self.precision.step)
+        self._gets_closure: dict[Optimizer, bool] = {}
+
+    def gets_closure(self, optimizer: Optimizer) -> bool:
+        """Whether `optimizer.step` gets the closure; otherwise it is called before the step.
+
+        A loss scaler accepts no closure. Raises UserError if the optimizer needs one.
+        """
+        gets = self._gets_closure.get(optimizer)
+        if gets is None:
+            scaling = self.precision.scaler is not None
+            if scaling and needs_closure(optimizer):
+                raise UserError(
+                    f"precision 16-mixed uses loss scaling, which supports no closure, and "
+                    f"{type(optimizer).__name__} needs one: give precision='bf16-mixed'."
+                )
+            gets = not scaling and decides_on_closure(optimizer)
+            self._gets_closure[optimizer] = gets
+        return gets
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Average, unscale and clip the gradients, after the last backward of a step."""
@@ -62,21 +81,30 @@ class OptimizerStep:
             algorithm = self.trainer.gradient_clip_algorithm or "norm"
             self.module.configure_gradient_clipping(optimizer, clip, algorithm)
 
-    def apply(self, optimizer: Optimizer) -> None:
-        """Step the optimizer; a loss scaler skips the step if a gradient is not finite."""
-        if self.step_context is None:
-            self.step(optimizer)
-        else:
-            with self.step_context(optimizer):
-                self.step(optimizer)
+    def apply(self, optimizer: Optimizer, **keywords: Any) -> Any:
+        """Return what `optimizer.step(**keywords)` returns.
 
-    def run(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> None:
-        """Step the optimizer: `self.optimizers().step(closure)` calls it.
+        A loss scaler skips the step, and returns None, if a gradient is not finite.
+        """
+        if self.step_context is None:
+            return self.step(optimizer, **keywords)
+        with self.step_context(optimizer):
+            return self.step(optimizer, **keywords)
+
+    def run(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any] | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """Step the optimizer: `self.optimizers().step(closure, **keywords)` calls it.
+
+        Returns what `optimizer.step` returns: with a closure, usually the loss.
 
         In automatic optimization, the module's optimizer_step calls it. There, the closure
         calls `prepare`, and TrainingStep counts the step.
         """
-        if closure is not None and needs_closure(optimizer):
+        if closure is not None and self.gets_closure(optimizer):
 
             def prepared() -> Any:
                 loss = closure()
@@ -86,15 +114,17 @@ class OptimizerStep:
 
             context = self.step_context or nullcontext
             with context(optimizer):
-                optimizer.step(prepared)
+                returned = optimizer.step(closure=prepared, **keywords)
         else:
-            if closure is not None:
-                closure()
+            loss = None if closure is None else closure()
             if not self.automatic:
                 self.prepare(optimizer)
-            self.apply(optimizer)
+            returned = self.apply(optimizer, **keywords)
+            if returned is None:
+                returned = loss
         if not self.automatic:
             self.progress.global_step += 1
+        return returned
 
 
 class LightningOptimizer:
@@ -105,8 +135,9 @@ class LightningOptimizer:
         self._state = state
         self._strategy = strategy
 
-    def step(self, closure: Callable[[], Any] | None = None, **keywords: Any) -> None:
-        self._state.optimizer_step.run(self.optimizer, closure)
+    def step(self, closure: Callable[[], Any] | None = None, **keywords: Any) -> Any:
+        """Step, and return what `optimizer.step(closure, **keywords)` returns."""
+        return self._state.optimizer_step.run(self.optimizer, closure, **keywords)
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
@@ -128,3 +159,18 @@ def needs_closure(optimizer: Optimizer) -> bool:
     closure = signature(optimizer.step).parameters.get("closure")
     required = closure is not None and closure.default is closure.empty
     return required or isinstance(optimizer, torch.optim.LBFGS)
+
+
+def decides_on_closure(optimizer: Optimizer) -> bool:
+    """Whether `optimizer.step` decides when and how often it calls the closure, as SAM does.
+
+    torch's optimizers, except LBFGS, and this library's call it once, before they change
+    anything. For them the closure is called before `step`, with the same result: then the
+    strategy's hooks around `step` find the gradients.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return True
+    if type(optimizer).step.__module__.startswith(("torch.optim.", "multigpu.")):
+        return False
+    parameters = signature(optimizer.step).parameters.values()
+    return any(p.name == "closure" or p.kind is Parameter.VAR_KEYWORD for p in parameters)

@@ -79,7 +79,9 @@ class Precision:
         if self.plain:
             return nullcontext()
         if self.mixed:
-            return torch.autocast(self.device.type, self.dtype)
+            # The cache would keep the weights' 16-bit copies for the whole step: after an
+            # optimizer step within training_step, forward would use the old weights.
+            return torch.autocast(self.device.type, self.dtype, cache_enabled=False)
         return default_dtype(self.dtype)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -90,13 +92,16 @@ class Precision:
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Step; if a gradient is not finite, a scaler skips the step and lowers the scale."""
+    def step(self, optimizer: Optimizer, **keywords: Any) -> Any:
+        """Return what `optimizer.step(**keywords)` returns.
+
+        If a gradient is not finite, a scaler skips the step and lowers the scale.
+        """
         if self.scaler is None:
-            optimizer.step()
-        else:
-            self.scaler.step(optimizer)
-            self.scaler.update()
+            return optimizer.step(**keywords)
+        returned = self.scaler.step(optimizer, **keywords)
+        self.scaler.update()
+        return returned
 
 
 @contextmanager

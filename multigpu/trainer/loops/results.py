@@ -8,7 +8,7 @@ Once any rank has logged a step's value with sync_dist, the ranks exchange value
 step, because any callback can read them. The all-reduce at the end of each batch makes this
 known to all ranks, and a run's first batch always exchanges. There is one exception: if the
 run's first sync_dist value is logged after the first batch, in a step whose values do not go
-to the loggers, the values of this step are not reduced.
+to the loggers, callbacks read this rank's value in this step. The next step reduces it.
 """
 
 import functools
@@ -53,6 +53,7 @@ class Entry:
     total: Any = None
     weight: float = 0.0
     fresh: bool = False  # logged in this batch
+    waiting: bool = False  # logged since the ranks last exchanged values
     reported: bool = False  # by step_metrics or epoch_metrics, since it was logged
     arguments: tuple = ()  # of self.log; later calls must give the same
     micro_batches: Any = None  # (sum, rows) over this batch's micro-batches that logged it
@@ -70,6 +71,10 @@ class Entry:
         self.step_name = f"{self.name}_step{loader}" if both else self.plain_name
         self.epoch_name = f"{self.name}_epoch{loader}" if both else self.plain_name
 
+    def exchanged_late(self) -> bool:
+        """Whether the value is for all ranks, but was not exchanged in its own batch."""
+        return self.waiting and self.sync and self.all_ranks
+
     def settings(self) -> tuple:
         """The fields from which another rank makes the same Entry."""
         return tuple(getattr(self, name) for name in Entry.__slots__[:9])
@@ -78,7 +83,7 @@ class Entry:
 class Reported:
     """Values by name, for each reader: the loggers, the callbacks, the progress bar."""
 
-    def __init__(self, pairs: list[tuple[Entry, Any]], on_step: bool, training: bool):
+    def __init__(self, pairs: Iterable[tuple[Entry, Any]], on_step: bool, training: bool):
         self.logger: dict[str, Any] = {}
         self.progress_bar: dict[str, Any] = {}
         self.callback: dict[str, Any] = {}
@@ -99,6 +104,8 @@ class Results:
     gather      collects one object per rank: Strategy.gather_objects
     device      the device on which values are added up if replicas or micro-batches log parts
                 of a batch; else None
+    last        each name's newest step value in this epoch, as reported; the loggers get all
+                of them, also those that were not logged in the last batch
     any_fresh   whether anything was logged in this batch
     sync_steps  whether this rank ever logged a step's value with sync_dist
     """
@@ -112,13 +119,16 @@ class Results:
         self.batch: Any = None
         self.batch_size: int | None = None
         self.dataloader_idx: int | None = None
+        self.last: dict[tuple, tuple[Entry, Any]] = {}
         self.any_fresh = False
         self.sync_steps = False
 
     def start_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
         self.batch = batch
         self.batch_size = None
-        self.dataloader_idx = dataloader_idx
+        if self.dataloader_idx != dataloader_idx:
+            self.dataloader_idx = dataloader_idx
+            self.last.clear()
         if self.any_fresh:
             self.any_fresh = False
             for entry in self.entries.values():
@@ -130,17 +140,20 @@ class Results:
         micro_batch: Any,
         name: str,
         value: Any,
-        prog_bar: bool,
-        logger: bool | None,
-        on_step: bool | None,
-        on_epoch: bool | None,
-        reduce_fx: Any,
-        sync_dist: bool,
-        add_dataloader_idx: bool,
-        batch_size: int | None,
-        rank_zero_only: bool,
+        *,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        sync_dist: bool = False,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        rank_zero_only: bool = False,
     ) -> None:
-        """Record a value for LightningModule.log (`hook`, `micro_batch`: see LogContext).
+        """Record a value for LightningModule.log, whose arguments the keywords are.
+
+        hook, micro_batch   see LogContext
 
         Raises UserError if the value is not one number, if the reduction is unknown, or if
         values are not collected in this hook.
@@ -158,6 +171,7 @@ class Results:
                 )
             logged_before = entry.fresh
             entry.fresh = True
+            entry.waiting = True
             entry.reported = False
             self.any_fresh = True
             if hasattr(value, "compute"):
@@ -252,14 +266,17 @@ class Results:
 
         exchange   reduce sync_dist values over the ranks; must be the same on all ranks
         """
+        exchange = exchange and self.ranks > 1
         fresh = {
-            key: entry for key, entry in self.entries.items() if entry.on_step and entry.fresh
+            key: entry
+            for key, entry in self.entries.items()
+            if entry.on_step and (entry.fresh or (exchange and entry.exchanged_late()))
         }
         values = {key: _value_of_batch(entry.value) for key, entry in fresh.items()}
         fresh = {key: entry for key, entry in fresh.items() if values[key] is not None}
         for entry in fresh.values():
             entry.reported = True
-        if exchange and self.ranks > 1:
+        if exchange:
             of_ranks = self.gather(
                 {
                     key: (entry.settings(), float(values[key]))
@@ -267,14 +284,21 @@ class Results:
                     if entry.sync and entry.all_ranks
                 }
             )
+            for entry in fresh.values():
+                entry.waiting = False
             warn_of_names_on_some_ranks(of_ranks)
             for key in dict.fromkeys(key for logged in of_ranks for key in logged):
                 pairs = [logged[key] for logged in of_ranks if key in logged]
                 reduce = fresh.setdefault(key, Entry(*pairs[0][0])).reduce
                 total = _reduce_totals(reduce, (value for _, value in pairs))
                 values[key] = (total / (len(pairs) if reduce == "mean" else 1)).float()
-        pairs = [(entry, values[key]) for key, entry in fresh.items()]
-        return Reported(pairs, on_step=True, training=self.training)
+        pairs = {key: (entry, values[key]) for key, entry in fresh.items()}
+        self.last.update(pairs)
+        return Reported(pairs.values(), on_step=True, training=self.training)
+
+    def last_step_metrics(self) -> Reported:
+        """Return each name's last reported step value, as old as the epoch's first batch."""
+        return Reported(self.last.values(), on_step=True, training=self.training)
 
     def epoch_metrics(self) -> Reported:
         """Return the epoch's values over all batches and ranks.
@@ -349,6 +373,7 @@ class Results:
             if hasattr(entry.value, "reset"):
                 entry.value.reset()
         self.entries.clear()
+        self.last.clear()
         self.any_fresh = False
         self.batch = None
 

@@ -15,6 +15,7 @@ from multigpu.trainer.checkpointing import restoring
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.hooks import DataHooks, is_overridden
 from multigpu.trainer.loops import call_hooks, dataloaders, optimizers
+from multigpu.trainer.loops.check_model import warn_of_removed_hooks
 from multigpu.trainer.loops.evaluate import EvaluationLoop
 from multigpu.trainer.loops.fit import FitLoop
 from multigpu.trainer.loops.log_context import LogContext
@@ -65,6 +66,7 @@ def run_stage(
         for logger in trainer.loggers:
             logger.finalize("failed")
         state.end_hooks()
+        call_hooks.detach_callbacks(trainer)
         strategy.detach()
         _move_to_cpu(trainer)
         raise
@@ -72,6 +74,7 @@ def run_stage(
     _move_to_cpu(trainer)
     for callback in trainer.callbacks:
         callback.teardown(trainer, model, stage)
+    call_hooks.detach_callbacks(trainer)
     if datamodule is not None:
         datamodule.teardown(stage)
     model.teardown(stage)
@@ -86,7 +89,10 @@ def run_stage(
 
 
 def attach(trainer: "Trainer", model: LightningModule) -> None:
-    """Give the module its Trainer, and a LogContext for the time when no hook runs."""
+    """Give the module its Trainer, and a LogContext for the time when no hook runs.
+
+    The LightningModules that are parts of it have the Trainer, but no LogContext.
+    """
     model.trainer = trainer
     model.__dict__["_log_context"] = LogContext(trainer.state.results)
 
@@ -124,6 +130,9 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
     replaced = {type(callback) for callback in own}
     kept = [callback for callback in trainer.callbacks if type(callback) not in replaced]
     trainer.callbacks[:] = defaults.checkpoints_last(kept + own)
+    call_hooks.attach_callbacks(trainer)
+    for part in (model, datamodule, *trainer.callbacks):
+        warn_of_removed_hooks(part)
     for logger in trainer.loggers:
         logger.is_global_zero = trainer.is_global_zero
         logger.set_version(strategy.broadcast(logger.version))
@@ -131,7 +140,8 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
         trainer.profiler.setup(stage, trainer.local_rank, trainer.log_dir)
     for part in (model,) if datamodule is None else (datamodule, model):
         with fail_together(strategy.world, strategy.gather_objects):
-            if strategy.world.local_rank == 0:
+            world = strategy.world
+            if (world.local_rank if part.prepare_data_per_node else world.rank) == 0:
                 part.prepare_data()
     if datamodule is not None:
         with fail_together(strategy.world, strategy.gather_objects):
@@ -140,7 +150,7 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
         for callback in trainer.callbacks:
             callback.setup(trainer, model, stage)
         model.setup(stage)
-    model.configure_model()
+    configure_model(model)
     state.transfer = BatchTransfer(strategy.device, state.precision, datamodule, model)
     if len(strategy.devices) > 1:
         state.results.device = strategy.device
@@ -154,6 +164,12 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
     state.precision.convert_module(model)
     strategy.place(model)
     state.model = StepModule(model)
+
+
+def configure_model(model: LightningModule) -> None:
+    """Call the hook in which the module makes its layers, under both of its names."""
+    model.configure_sharded_model()
+    model.configure_model()
 
 
 def _configure_torch(trainer: "Trainer") -> None:

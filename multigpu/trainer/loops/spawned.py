@@ -62,6 +62,8 @@ def run_stage(
     finally:
         state.lightning_module = model
         state.spawned_checkpoint = checkpoint
+    # The ranks' copies of the module have made their layers, this one has not.
+    run.configure_model(model)
     model.load_state_dict(spawned.weights)
     for callback in trainer.callbacks:
         callback_state = spawned.callbacks.get(callback.state_key)

@@ -46,7 +46,13 @@ class Progress:
 
 @dataclass(slots=True)
 class Metrics:
-    """The newest values by name, for each reader; `latest` is only the last report."""
+    """The newest values by name, for each reader.
+
+    callback       for callbacks and schedulers
+    logged         for the loggers
+    progress_bar   for the progress bar
+    latest         the last report, without the values before it
+    """
 
     callback: dict[str, Any] = field(default_factory=dict)
     logged: dict[str, Any] = field(default_factory=dict)
@@ -80,9 +86,13 @@ class Metrics:
 class Data:
     """The dataloaders, and how many of their batches this rank gets.
 
-    train_dataloader    this rank's shard; the other dataloaders are not sharded
-    val_check_batch     training batches between two validations; infinity: validate at the
-                        epoch's end
+    train_dataloader        this rank's shard
+    val_dataloaders         as the user gave them: not sharded; the same for test and predict
+    num_training_batches    this rank's batches per epoch; infinity without a length
+    num_val_batches         this rank's batches of each dataloader; the same for test and
+                            predict
+    val_check_batch         training batches between two validations; infinity: validate at
+                            the epoch's end
     """
 
     train_dataloader: Any = None
@@ -104,14 +114,28 @@ class RunState:
                           "predict"
     should_stop           True ends training after this batch; users and callbacks set it
     interrupted           whether a SIGTERM ended the run
+    lightning_module      the user's module; None before the first run
+    datamodule            the user's data module, or None
     model                 the strategy's wrapper of the module; after a run, the module itself
+    precision             how the run computes; None before the first run
+    transfer              moves a batch to this rank's device
     optimizers            the user's optimizers
     lightning_optimizers  what `self.optimizers()` returns
+    lr_scheduler_configs  the user's schedulers, and when they step
+    optimizer_step        averages, unscales and clips gradients, and steps an optimizer
+    progress              the counters
+    metrics               the newest values, for the readers outside of the loops
+    data                  the dataloaders
     results               the values logged in the current loop
     fit_loop              the loop of the last fit; None before the first fit
     evaluation_loop       the loop of the running evaluation; else None
+    ckpt_path             the checkpoint from which the last fit resumed
+    weights_only          the user's argument: False reads any object from a checkpoint
+    return_predictions    whether `predict` keeps the outputs
     spawned_checkpoint    a checkpoint's content from the spawned ranks, because this process
                           cannot make it
+    sigterm               whether a SIGTERM came
+    warned                the texts that `warn_once` has shown
     """
 
     results: Results
@@ -166,19 +190,21 @@ class RunState:
             self.lightning_module.__dict__["_log_context"] = LogContext(self.results)
 
     @contextmanager
-    def running_hook(self, hook: str) -> Iterator[None]:
-        """A context that tells `self.log` which hook runs, if call_hooks does not call it."""
+    def running_hook(self, hook: str, batch_size: int | None = None) -> Iterator[None]:
+        """A context in which `hook` is the running hook, if call_hooks does not call it.
+
+        batch_size   see LogContext
+        """
         attributes = self.lightning_module.__dict__
         previous = attributes["_log_context"]
-        attributes["_log_context"] = LogContext(self.results, hook)
+        attributes["_log_context"] = LogContext(self.results, hook, batch_size=batch_size)
         try:
             yield
         finally:
             attributes["_log_context"] = previous
 
-    @property
-    def callback_metrics(self) -> dict[str, Any]:
-        """Logged values by name, including those that this rank has just logged."""
+    def collect_callback_metrics(self) -> dict[str, Any]:
+        """Add the values that this rank has just logged to metrics.callback, and return it."""
         context = getattr(self.lightning_module, "_log_context", None)
         if context is not None:
             self.metrics.callback.update(self.results.unreported(context.hook))

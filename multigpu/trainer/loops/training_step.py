@@ -11,7 +11,6 @@ from multigpu.strategies import Strategy
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks
 from multigpu.trainer.loops.anomaly import check_finite
-from multigpu.trainer.loops.optimizer_step import needs_closure
 from multigpu.trainer.loops.profiled import profiled
 from multigpu.trainer.module import LightningModule
 
@@ -50,8 +49,8 @@ class TrainingStep:
         )
         optimizer = state.optimizers[0] if state.optimizers else None
         self.steps_by_closure = optimizer is not None and (
-            is_overridden("optimizer_step", module, LightningModule)
-            or needs_closure(optimizer)
+            self.optimizer_step.gets_closure(optimizer)
+            or is_overridden("optimizer_step", module, LightningModule)
         )
         if self.automatic and optimizer is None:
             state.warn_once(
@@ -160,14 +159,16 @@ class TrainingStep:
     def _run_closure(self, batch: Any, index: int) -> Any:
         """Call `optimizer_step` with a closure that runs forward and backward.
 
-        An optimizer can call the closure several times. Returns the output of the last call;
-        None if the closure was not called.
+        An optimizer can call the closure several times. Returns the output of the last call.
+        Raises UserError if the closure was not called.
         """
         state = self.state
         output = None
+        called = False
 
         def closure() -> Any:
-            nonlocal output
+            nonlocal output, called
+            called = True
             with torch.enable_grad():
                 output = self._gradients(batch, index)
             self.optimizer_step.prepare(state.optimizers[0])
@@ -175,18 +176,32 @@ class TrainingStep:
 
         optimizer = state.lightning_optimizers[0]
         self.module.optimizer_step(self.progress.current_epoch, index, optimizer, closure)
+        if not called:
+            raise UserError(
+                f"neither optimizer_step nor {type(state.optimizers[0]).__name__}.step called "
+                f"the closure, which computes the loss and the gradients: pass it on, as in "
+                f"optimizer.step(closure=optimizer_closure)."
+            )
         return output
 
     def _check_skip(self, index: int, output: Any) -> None:
         """Check a batch without a loss: warn that it is skipped, or raise UserError."""
         trainer = self.trainer
-        if isinstance(output, dict) or trainer.world_size > 1 or trainer.detect_anomaly:
+        why = ""
+        if isinstance(output, dict):
+            why = "A dict needs the key 'loss'"
+        elif trainer.world_size > 1:
+            why = (
+                "Returning None skips a batch only in a run on one device: with several "
+                "ranks, the others would wait for this rank's gradients"
+            )
+        elif trainer.detect_anomaly:
+            why = "Returning None skips a batch only without detect_anomaly=True"
+        if why:
             what = "a dict without 'loss'" if isinstance(output, dict) else "nothing"
             raise UserError(
                 f"training_step returned {what} in step {trainer.global_step} (batch {index} "
-                f"of epoch {trainer.current_epoch}): return the loss. Returning None skips a "
-                f"batch only in a run on one device: with several ranks, the others would "
-                f"wait for this rank's gradients."
+                f"of epoch {trainer.current_epoch}): return the loss. {why}."
             )
         self.state.warn_once(
             f"training_step returned nothing in step {trainer.global_step}: the batch is "

@@ -3,8 +3,8 @@
     dist.init_process_group("vgpu", …)
 
 Time: a collective overlaps with the computation, as with NCCL. It starts when the last rank
-arrives and takes the alpha-beta time of a ring (sim/network.py). The ranks exchange their
-simulated times through gloo. The link given to vgpu.start connects all ranks.
+arrives, and sim/network.py says how long it takes on the ranks' nodes. The ranks exchange
+their simulated times and their nodes through gloo.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from multigpu.vgpu.ops.shapes import drop_numbers
 from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload
 from multigpu.vgpu.patches.work import VirtualWork
 from multigpu.vgpu.sim import machine as _machine
-from multigpu.vgpu.sim.network import ring_seconds, transfer_seconds
+from multigpu.vgpu.sim.network import collective_seconds, transfer_seconds
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
 
 NAME = "vgpu"
@@ -45,8 +45,9 @@ def _close() -> None:
 class VirtualGroup(dist.ProcessGroup):
     """A process group for tensors of virtual GPUs. Tensors of the host go to gloo unchanged.
 
-    The works of a lane run one after the other. Lane () has the collectives, and the lanes
-    ("send", peer) and ("recv", peer) have the messages. `queues` holds each lane's unfinished
+    The works of a lane run one after the other. Each device has a lane ("collective", index),
+    because NCCL has a communicator for each device. The lanes ("send", peer) and
+    ("recv", peer) have the messages. `queues` holds each lane's unfinished
     works. `ends` holds the time at which each lane's last finished work ended.
     """
 
@@ -97,11 +98,22 @@ class VirtualGroup(dist.ProcessGroup):
         work = self._start(name, args, call)
         if work is None:
             return call(*args)
-        machine = work.meter.machine
+        network = work.meter.machine.network
         nbytes = _traffic(name, args, self.size())
-        seconds = KERNEL_OVERHEAD + ring_seconds(name, nbytes, self.size(), machine.link)
-        work.works.append(self._latest(work.times))
-        self._enqueue(work, (), seconds, work.times.item)
+        # The time of each rank's arrival becomes the time of the last one. A node's number is
+        # at its rank's place, and the other places have -1.
+        arrival, node = work.arrival.tolist()
+        exchanged = torch.full((1 + self.size(),), -1.0, dtype=torch.float64)
+        exchanged[0] = arrival
+        exchanged[1 + self.rank()] = node
+        work.works.append(self._latest(exchanged))
+
+        def span() -> tuple[float, float]:
+            last, *nodes = exchanged.tolist()
+            group = network.group_on(nodes)
+            return last, KERNEL_OVERHEAD + collective_seconds(name, nbytes, group)
+
+        self._enqueue(work, ("collective", work.meter.index), span)
         return work
 
     def _message(
@@ -124,18 +136,23 @@ class VirtualGroup(dist.ProcessGroup):
         work = self._start(name, (tensors,), call)
         if work is None:
             return call(tensors)
-        link = work.meter.machine.link
-        peer_time = torch.zeros(1, dtype=torch.float64)
-        # The message, the sender's time and the receiver's time have three different tags.
+        network = work.meter.machine.network
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        peer_arrival = torch.zeros(2, dtype=torch.float64)
+        # The message, the sender's arrival and the receiver's have three different tags.
         own_tag, peer_tag = (1, 2) if name == "send" else (2, 1)
         work.works += [
-            self.gloo.send([work.times], rank, 3 * tag + own_tag),
-            self.gloo.recv([peer_time], rank, 3 * tag + peer_tag),
+            self.gloo.send([work.arrival], rank, 3 * tag + own_tag),
+            self.gloo.recv([peer_arrival], rank, 3 * tag + peer_tag),
         ]
-        seconds = transfer_seconds(sum(tensor.nbytes for tensor in tensors), link)
-        self._enqueue(
-            work, (name, rank), seconds, lambda: max(work.times.item(), peer_time.item())
-        )
+
+        def span() -> tuple[float, float]:
+            time, node = work.arrival.tolist()
+            peer_time, peer_node = peer_arrival.tolist()
+            link = network.path(node, peer_node)
+            return max(time, peer_time), transfer_seconds(nbytes, link)
+
+        self._enqueue(work, (name, rank), span)
         return work
 
     def _start(
@@ -168,20 +185,26 @@ class VirtualGroup(dist.ProcessGroup):
         has_shapes = any(tensor._payload.is_meta for tensor in virtual)
         works = [] if has_shapes else [call(*_payloads(args))]
         work = VirtualWork(meter, virtual, args[0], works, name)
-        work.times = torch.tensor([clock.launch_collective(meter.index)], dtype=torch.float64)
+        rank = dist.get_rank() if dist.is_initialized() else self.rank()
+        arrival = [clock.launch_collective(meter.index), meter.machine.node(meter.index, rank)]
+        work.arrival = torch.tensor(arrival, dtype=torch.float64)
         self.recent.append(work)
         return work
 
     def _latest(self, times: torch.Tensor) -> dist.Work:
-        """Replace each rank's time by the latest of all ranks."""
+        """Replace each rank's numbers by the largest of all ranks."""
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
         return self.gloo.allreduce([times], options)
 
     def _enqueue(
-        self, work: VirtualWork, lane: tuple, seconds: float, ready: Callable[[], float]
+        self, work: VirtualWork, lane: tuple, span: Callable[[], tuple[float, float]]
     ) -> None:
-        """Add a work to its lane: it starts after the earlier works, at `ready()` or later."""
+        """Add a work to its lane, where it starts after the earlier works.
+
+        `span` returns the time at which all ranks are ready, and the seconds that the work
+        takes. It is called when the ranks have exchanged their times.
+        """
         queue = self.queues.setdefault(lane, deque())
         queue.append(work)
 
@@ -189,7 +212,8 @@ class VirtualGroup(dist.ProcessGroup):
             while queue[0] is not work:
                 queue[0].wait()
             queue.popleft()
-            start = max(ready(), self.ends.get(lane, 0.0))
+            ready, seconds = span()
+            start = max(ready, self.ends.get(lane, 0.0))
             self.ends[lane] = start + seconds
             return start, self.ends[lane]
 
@@ -246,7 +270,7 @@ def _payloads(value: Any) -> Any:
 
 
 def _traffic(name: str, args: tuple, ranks: int) -> int:
-    """The bytes for ring_seconds: the same number on every rank, including the root."""
+    """The bytes for collective_seconds: the same number on every rank, including the root."""
     totals = [sum(tensor.nbytes for tensor in _tensors((value,))) for value in args]
     smallest = min((total for total in totals if total), default=0)
     if name in ("allreduce", "broadcast", "reduce", "alltoall"):

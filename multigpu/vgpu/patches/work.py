@@ -19,8 +19,7 @@ class VirtualWork(dist.Work):
 
     meter     the device's meter
     works     gloo's works, which move the numbers and exchange the simulated times
-    times     one float64: when this rank arrived; for a collective, after the exchange, when
-              the last rank arrived
+    arrival   two float64: the simulated time at which this rank arrived, and its node
     schedule  returns start and end in simulated seconds; called when `works` are done
     end       when the work ends, in simulated seconds; None before `wait`
     """
@@ -39,7 +38,7 @@ class VirtualWork(dist.Work):
         self.works = works
         self.name = name
         self.phase = clock.phase()
-        self.times = torch.zeros(0)
+        self.arrival = torch.zeros(0)
         self.schedule: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self.end: float | None = None
         self._result = result

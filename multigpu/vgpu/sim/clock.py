@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from multigpu.vgpu.sim.network import transfer_seconds
-from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD, LINKS, Gpu, Link
+from multigpu.vgpu.sim.network import Network, transfer_seconds
+from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD, LINKS, Gpu
 
 # The host's number in a transfer; devices are numbered from 0.
 HOST = -1
@@ -101,13 +101,17 @@ class HostThread:
 
 
 class Clock:
-    """The simulated times of one machine, in seconds since vgpu.start."""
+    """The simulated times of one machine, in seconds since vgpu.start.
 
-    def __init__(self, count: int, gpu: Gpu, link: Link):
-        self.link = link
+    `nodes` has each device's node.
+    """
+
+    def __init__(self, gpu: Gpu, network: Network, nodes: list[int]):
+        self.network = network
+        self.nodes = nodes
         self.host_link = LINKS[gpu.host]
         # The time at which each device ends the work launched so far.
-        self.device_free_at = [0.0] * count
+        self.device_free_at = [0.0] * len(nodes)
         # The time at which the copy engine of each (source, destination) ends its transfers.
         self.engine_free_at: dict[tuple[int, int], float] = {}
         # The fields of all events, one after the other. A million Event objects would slow the
@@ -187,7 +191,10 @@ class Clock:
         """
         host = self.host_thread()
         pair = (source, destination)
-        link = self.host_link if HOST in pair else self.link
+        if HOST in pair:
+            link = self.host_link
+        else:
+            link = self.network.path(self.nodes[source], self.nodes[destination])
         device, peer = pair if source != HOST else (destination, HOST)
         side = getattr(self.local, "side", False)
         # On a side stream only the source has to be ready, and only the destination waits.

@@ -13,7 +13,8 @@ import torch
 from multigpu.vgpu.sim.clock import Clock
 from multigpu.vgpu.sim.cost import Costs
 from multigpu.vgpu.sim.memory import Meter
-from multigpu.vgpu.sim.presets import Gpu, Link
+from multigpu.vgpu.sim.network import Network
+from multigpu.vgpu.sim.presets import Gpu
 
 # CUDA's wording.
 FORKED = (
@@ -29,13 +30,14 @@ class Machine:
     With compute=False payloads are shapes (device "meta"); otherwise they are on the CPU.
     """
 
-    def __init__(self, count: int, gpu: Gpu, link: Link, memory: int, compute: bool):
+    def __init__(self, count: int, gpu: Gpu, network: Network, memory: int, compute: bool):
         self.gpu = gpu
-        self.link = link
+        self.network = network
         self.compute = compute
         self.meters = [Meter(self, index, memory) for index in range(count)]
         self.devices = [meter.device for meter in self.meters]
-        self.clock = Clock(count, gpu, link)
+        nodes = [self.node(index) for index in range(count)]
+        self.clock = Clock(gpu, network, nodes)
         self.costs = Costs(gpu)
         self.payload_device = torch.device("cpu" if compute else "meta")
         self.process = os.getpid()
@@ -47,7 +49,20 @@ class Machine:
 
     def label(self) -> str:
         """The label of every simulated time: "simulated: 2 × V100-16GB, NVLink2"."""
-        return f"simulated: {len(self.meters)} × {self.gpu.name}, {self.link.name}"
+        return f"simulated: {len(self.meters)} × {self.gpu.name}, {self.network.label()}"
+
+    def node(self, index: int, rank: int = 0) -> int:
+        """The node of device `index` of the process with this rank; 0 without nodes.
+
+        If the process has the GPUs of several nodes, it sees all the nodes, and the rank does
+        not matter. Otherwise the ranks fill the nodes in order: with one GPU per process,
+        rank r is on node r // gpus_per_node.
+        """
+        per_node = self.network.gpus_per_node
+        count = len(self.meters)
+        if per_node is not None and count <= per_node:
+            index += rank * count
+        return self.network.node(index)
 
     def meter(self, device: torch.device) -> Meter:
         """The meter of vgpu:i; without an index, the meter of this thread's current device.

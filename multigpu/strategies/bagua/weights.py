@@ -4,33 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-
-def num_ranks(group: dist.ProcessGroup | None = None) -> int:
-    """The number of ranks; 1 if torch.distributed has not been started."""
-    return dist.get_world_size(group) if dist.is_initialized() else 1
-
-
-def swap(
-    messages: list[tuple[torch.Tensor, torch.Tensor, int]],
-    group: dist.ProcessGroup | None = None,
-) -> list[dist.Work]:
-    """Start the sends and receives of all messages.
-
-    A message is (tensor to send, tensor to receive into, peer's group rank). The receives are
-    posted first, because gloo notifies the peer of a posted receive over the connection that
-    also carries the data. After the data of a send, the notice would arrive late. The two
-    directions would then be used one after the other (81 ms instead of 46, measured over
-    100 Mbit/s with torch 2.13 by benchmarks/swap.py).
-    """
-    operations = [
-        dist.P2POp(dist.irecv, received, group=group, group_peer=peer)
-        for _, received, peer in messages
-    ]
-    operations += [
-        dist.P2POp(dist.isend, sent, group=group, group_peer=peer)
-        for sent, _, peer in messages
-    ]
-    return dist.batch_isend_irecv(operations)
+from multigpu.strategies.ranks import num_ranks
 
 
 @torch.no_grad()

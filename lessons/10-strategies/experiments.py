@@ -1,0 +1,247 @@
+"""The experiments of lesson 10: one slow rank, the ring by hand, and QAdam's warm-up.
+
+python lessons/10-strategies/experiments.py draws one-slow-rank.png.
+"""
+
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import multigpu.trainer as L
+from multigpu import data, launch, plots, proof, wire
+from multigpu.comparison import flat_weights
+from multigpu.models import CNN
+from multigpu.strategies import BaguaStrategy, QAdamOptimizer, strategy_by_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# The parts of a step, with their colours.
+PARTS = {
+    "pause of the slow rank": plots.IDLE,
+    "forward": plots.COMPUTE,
+    "backward, with what it waits for": plots.SKY_BLUE,
+    "update": plots.UPDATE,
+}
+PAUSE, FORWARD, BACKWARD, UPDATE = PARTS
+
+
+# ---- sitting 3: one slow rank ---------------------------------------------------------------
+
+
+class Timed(L.LightningModule):
+    """A CNN on random images, which records when the parts of each step begin and end.
+
+    `steps` has for each step a list of (part, start, end), in seconds of the machine's clock,
+    which is the same for all ranks. The last rank pauses for `pause` seconds in each step.
+    """
+
+    def __init__(self, pause: float):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cnn = CNN((1, 8, 8))
+        self.pause = pause
+        self.steps: list[list[tuple[str, float, float]]] = []
+
+    def _record(self, part: str) -> None:
+        now = time.perf_counter()
+        self.steps[-1].append((part, self.began, now))
+        self.began = now
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.began = time.perf_counter()
+        self.steps.append([])
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if self.trainer.global_rank == self.trainer.world_size - 1:
+            time.sleep(self.pause)
+            self._record(PAUSE)
+        return F.cross_entropy(self.cnn(batch[0]), batch[1])
+
+    def on_before_backward(self, loss: torch.Tensor) -> None:
+        self._record(FORWARD)
+
+    def on_after_backward(self) -> None:
+        self._record(BACKWARD)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._record(UPDATE)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+
+def _with_slow_rank(name: str, steps: int, pause: float) -> list:
+    torch.set_num_threads(1)
+    ranks = launch.find_world().size
+    rows = steps * ranks * 16
+    images = torch.randn(rows, 1, 8, 8)
+    labels = torch.randint(0, 10, (rows,))
+    asynchronous = name == "bagua:async"
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy=BaguaStrategy("async", sync_interval_ms=50)
+        if asynchronous
+        else strategy_by_name(name),
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Timed(pause)
+    trainer.fit(module, DataLoader(TensorDataset(images, labels), 16))
+    return module.steps
+
+
+def slow_rank(
+    name: str, steps: int = 12, pause: float = 0.1, ranks: int = 2
+) -> list[list[list[tuple[str, float, float]]]]:
+    """Each rank's steps with strategy `name`, if the last rank pauses in each step.
+
+    Returns steps[rank][step], a list of (part, start, end) in seconds since the first step.
+    """
+    recorded = launch.call(_with_slow_rank, ranks, name, steps, pause)
+    first = min(start for rank in recorded for step in rank for _, start, _ in step)
+    return [
+        [[(part, start - first, end - first) for part, start, end in step] for step in rank]
+        for rank in recorded
+    ]
+
+
+def step_seconds(steps: list[list[tuple[str, float, float]]]) -> float:
+    """The median seconds of a rank's steps. The first step, which warms up, is left out."""
+    return median(step[-1][2] - step[0][1] for step in steps[1:])
+
+
+def slow_rank_picture(runs: dict[str, list]) -> "Figure":
+    """Both ranks' steps by time, one panel per strategy; `runs` has slow_rank's results."""
+    fig = plots.figure(8, 1 + 1.3 * len(runs))
+    longest = max(end for run in runs.values() for rank in run for *_, end in rank[-1])
+    known = {}
+    for place, (name, run) in enumerate(runs.items()):
+        axes = fig.add_subplot(len(runs), 1, place + 1)
+        for rank, steps in enumerate(run):
+            for number, step in enumerate(steps):
+                for part, start, end in step:
+                    known[part] = axes.barh(
+                        rank, end - start, left=start, height=0.6, color=PARTS[part]
+                    )
+                begin = step[0][1]
+                axes.plot([begin, begin], [rank - 0.4, rank + 0.4], color="black", lw=0.5)
+                if len(steps) == len(run[-1]) and step[-1][2] - begin > longest / 40:
+                    axes.text(begin, rank - 0.42, f" {number + 1}", fontsize=7)
+            if steps[-1][-1][2] < 0.9 * run[-1][-1][-1][2]:
+                axes.text(
+                    steps[-1][-1][2],
+                    rank,
+                    f"  the epoch's end: here it waits for rank {len(run) - 1}",
+                    va="center",
+                    fontsize=8,
+                )
+        fast = step_seconds(run[0])
+        slow = step_seconds(run[-1])
+        axes.set_title(
+            f"{name}: a step takes {1e3 * fast:.1f} ms on rank 0, {1e3 * slow:.0f} ms on rank "
+            f"{len(run) - 1}",
+            fontsize=10,
+            loc="left",
+        )
+        axes.set_yticks(range(len(run)), [f"rank {rank}" for rank in range(len(run))])
+        axes.set_xlim(0, 1.02 * longest)
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+    fig.axes[-1].set_xlabel("seconds (measured); a black line: a step begins")
+    entries = {part: known[part] for part in PARTS if part in known}
+    fig.legend(
+        entries.values(),
+        entries,
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+        handlelength=1,
+    )
+    return fig
+
+
+# ---- sitting 1: an all-reduce by hand -------------------------------------------------------
+
+
+def ring(count: int) -> tuple[int, int, bool]:
+    """Bytes sent by a ring all-reduce by hand and by gloo's, and whether the sums are equal.
+
+    Run it on each rank: launch.call(ring, ranks, count). `count` numbers, which the number of
+    ranks must divide.
+    """
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    n = dist.get_world_size()
+    chunks = list(torch.full((count,), float(rank)).chunk(n))
+    began = wire.bytes_sent()
+    for hop in range(2 * (n - 1)):
+        out = (rank - hop) % n
+        into = (rank - hop - 1) % n
+        received = torch.empty_like(chunks[into])
+        sending = dist.isend(chunks[out], (rank + 1) % n)
+        dist.recv(received, (rank - 1) % n)
+        sending.wait()
+        chunks[into] = chunks[into] + received if hop < n - 1 else received
+    middle = wire.bytes_sent()
+    total = torch.full((count,), float(rank))
+    dist.all_reduce(total)
+    return middle - began, wire.bytes_sent() - middle, torch.equal(torch.cat(chunks), total)
+
+
+# ---- sitting 2: what makes qadam differ from Adam -------------------------------------------
+
+
+def qadam_in_one_process(
+    warmups: Sequence[int] = (10, 100), epochs: int = 10, lr: float = 0.001, seed: int = 0
+) -> dict[int, float]:
+    """How far QAdam in one process, which sends nothing, is from Adam, for each warm-up.
+
+    It is the largest absolute difference in any weight after `epochs` epochs of the digits, 64
+    images per step.
+    """
+    train, test = data.load(data.fetch(None))
+    settings = Namespace(epochs=epochs, batch_size=64, lr=lr, seed=seed)
+
+    def trained(make: Any) -> torch.Tensor:
+        torch.manual_seed(seed)
+        model = CNN(tuple(train[0][0].shape), data.num_classes(train, test), 64)
+        optimizer = make(model.parameters())
+        return flat_weights(
+            proof.train_serially(model, train, **vars(settings), optimizer=optimizer)
+        )
+
+    adam = trained(lambda weights: torch.optim.Adam(weights, lr))
+    return {
+        warmup: (trained(lambda weights, w=warmup: QAdamOptimizer(weights, lr, w)) - adam)
+        .abs()
+        .max()
+        .item()
+        for warmup in warmups
+    }
+
+
+def main() -> None:
+    runs = {name: slow_rank(name) for name in ("ddp", "bagua:async")}
+    path = Path(__file__).with_name("one-slow-rank.png")
+    print(plots.save(slow_rank_picture(runs), path).name)
+    for name, run in runs.items():
+        fast, slow = (1e3 * step_seconds(steps) for steps in run)
+        print(f"{name}: {fast:.1f} ms per step on rank 0, {slow:.1f} ms on rank 1")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Lesson 10's experiments: what they measure is what the page says of them."""
+
+import importlib.util
+import sys
+
+import cloudpickle
+import pytest
+from commands import ROOT
+
+from multigpu import launch
+
+pytestmark = pytest.mark.slow
+
+# Not as `experiments`, because lesson 11's file has this name, too.
+spec = importlib.util.spec_from_file_location(
+    "lesson10_experiments", ROOT / "lessons" / "10-strategies" / "experiments.py"
+)
+experiments = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = experiments
+spec.loader.exec_module(experiments)
+# The ranks cannot import a module of this name.
+cloudpickle.register_pickle_by_value(experiments)
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict:
+    names = ("ddp", "bagua:async")
+    return {name: experiments.slow_rank(name, steps=6, pause=0.1) for name in names}
+
+
+def begin(step) -> float:
+    return step[0][1]
+
+
+def end(step) -> float:
+    return step[-1][2]
+
+
+def test_in_ddp_each_step_waits_for_the_slow_rank(runs):
+    fast, slow = runs["ddp"]
+    assert len(fast) == len(slow) == 6
+    for own, other in zip(fast, slow, strict=True):
+        assert other[0][0] == experiments.PAUSE
+        assert end(own) > other[0][2], "the fast step ends after the slow rank's pause"
+
+
+def test_in_async_the_fast_rank_has_ended_before_the_slow_ranks_last_step(runs):
+    fast, slow = runs["bagua:async"]
+    assert len(fast) == len(slow) == 6
+    assert end(fast[-1]) < begin(slow[-1])
+    assert experiments.step_seconds(fast) < 0.5 * experiments.step_seconds(slow)
+
+
+def test_the_picture_has_a_panel_for_each_and_both_ranks(runs):
+    figure = experiments.slow_rank_picture(runs)
+    assert len(figure.axes) == 2
+    for axes in figure.axes:
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]
+    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert any("epoch's end" in text for text in texts)
+
+
+def test_the_ring_by_hand_sends_what_gloo_sends():
+    for by_hand, by_gloo, equal in launch.call(experiments.ring, 2, 3840):
+        assert equal
+        assert by_hand == pytest.approx(4 * 3840, rel=0.02)
+        assert by_gloo == pytest.approx(4 * 3840, rel=0.05)
+
+
+def test_a_longer_warm_up_brings_qadam_nearer_to_adam():
+    differences = experiments.qadam_in_one_process((10, 100), epochs=5)
+    assert differences[10] > 5 * differences[100] > 0

@@ -1,0 +1,284 @@
+"""Times of transfers and collectives, in one node and across nodes, without virtual GPUs."""
+
+from dataclasses import replace
+
+import pytest
+
+from multigpu.errors import UserError
+from multigpu.vgpu import LINKS, NETWORKS, Link
+from multigpu.vgpu.sim.network import (
+    TRAFFIC,
+    Network,
+    collective_seconds,
+    transfer_seconds,
+)
+
+MB = 10**6
+# Links without NCCL's figures: every step takes the latency, so times can be computed by hand.
+FAST = Link("fast", bandwidth=1e9, latency=1e-5)
+SLOW = Link("slow", bandwidth=1e8, latency=1e-3, adapter="gpu")
+DGX = Network(LINKS["NVLink4"], LINKS["NDR400"], 8)
+V100 = Network(LINKS["NVLink2"], LINKS["HDR200"], 8)
+US = 1e-6
+
+
+def test_a_transfer():
+    assert transfer_seconds(MB, FAST) == pytest.approx(1e-5 + 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("allreduce", 6 * (1e-5 + 0.25e-3)),
+        ("allgather", 3 * (1e-5 + 0.25e-3)),
+        ("reduce_scatter", 3 * (1e-5 + 0.25e-3)),
+        ("broadcast", 3e-5 + 1e-3),
+        ("reduce", 3e-5 + 1e-3),
+        # three messages of a quarter each, all started at once
+        ("gather", 1e-5 + 0.75e-3),
+        ("scatter", 1e-5 + 0.75e-3),
+        ("alltoall", 1e-5 + 0.75e-3),
+    ],
+)
+def test_four_ranks_in_a_node(name, seconds):
+    assert collective_seconds(name, MB, Network(FAST).group(4)) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "seconds"),
+    [
+        # Two nodes of two: of 6 steps 2 go across, and the two adapters carry 2e8 bytes/s.
+        ("allreduce", "ring", 4e-5 + 2e-3 + 1.5 * MB / 2e8),
+        # One step inside a node and one across, up and down; 2 · bytes.
+        ("allreduce", "tree", 2 * (1e-5 + 1e-3) + 2 * MB / 2e8),
+        # Inside: 1 step, half of the bytes, twice. Across: 2 steps, half of the bytes,
+        # over one adapter.
+        ("allreduce", "hierarchical", 2 * (1e-5 + 0.5e-3) + 2e-3 + 0.5 * MB / 1e8),
+        ("allgather", None, 2e-5 + 1e-3 + 0.75 * MB / 2e8),
+        ("reduce_scatter", None, 2e-5 + 1e-3 + 0.75 * MB / 2e8),
+        ("broadcast", None, 2e-5 + 1e-3 + MB / 2e8),
+        ("reduce", None, 2e-5 + 1e-3 + MB / 2e8),
+        # Two of three chunks go across, over the root's adapter.
+        ("gather", None, 1e-3 + 0.5 * MB / 1e8),
+        ("scatter", None, 1e-3 + 0.5 * MB / 1e8),
+        ("alltoall", None, 1e-3 + 0.5 * MB / 1e8),
+    ],
+)
+def test_four_ranks_on_two_nodes(name, algorithm, seconds):
+    group = Network(FAST, SLOW, 2).group(4)
+    assert collective_seconds(name, MB, group, algorithm) == pytest.approx(seconds)
+
+
+def test_nccls_figures_inside_a_node():
+    """All-reduce of 8 V100 over NVLink2: base + 14 steps, and 14/8 of the bytes."""
+    group = V100.group(8)
+    # 100 MB, Simple, at 120 GB/s
+    simple = 8.4 * US + 14 * 3.4 * US + 1.75e8 / 120e9
+    # the same with LL128, at 92% of the bandwidth, and with LL, at 39 GB/s
+    ll128 = 14 * US + 14 * 1.9 * US + 1.75e8 / (0.92 * 120e9)
+    assert simple < ll128
+    assert collective_seconds("allreduce", 100 * MB, group) == pytest.approx(simple)
+    small = 6.6 * US + 14 * 0.6 * US + 1.75e3 / 39e9
+    assert collective_seconds("allreduce", 1000, group) == pytest.approx(small)
+    middle = 14 * US + 14 * 1.9 * US + 1.75 * 2 * MB / (0.92 * 120e9)
+    assert collective_seconds("allreduce", 2 * MB, group) == pytest.approx(middle)
+
+
+def test_nccls_figures_across_nodes():
+    """All-reduce of 16 H100 on two nodes."""
+    group = DGX.group(16)
+    # A ring of 30 steps, 2 of them across. The link is slower than the eight adapters, 400e9.
+    # Its latency counts 1.4 times: the plateau.
+    ring = 1.4 * (8.4 + 28 * 3.4 + 2 * 14) * US + 1.875 * 1e9 / 370.8e9
+    assert collective_seconds("allreduce", 1e9, group, "ring") == pytest.approx(ring)
+    # LL128: the host posts no faster than 1 µs a step, which is less than NVLink's 1.9 µs.
+    tree = 14 * US + 2 * (7 * 1.25 + 8.5) * US + 2 * 64e9 / (0.92 * 120 / 128 * 370.8e9)
+    simple_tree = 8.4 * US + 2 * (7 * 4 + 14) * US + 2 * 64e9 / (0.92 * 370.8e9)
+    expected = min(tree, simple_tree)
+    assert collective_seconds("allreduce", 64e9, group, "tree") == pytest.approx(expected)
+    # A small message, LL: 1 µs a step inside the node instead of NVLink's 0.6.
+    small = (6.6 + 14 * 1 + 2.7) * US + 15 / 16 * 64 / 39e9
+    assert collective_seconds("allgather", 64, group) == pytest.approx(small)
+
+
+def test_nccls_figures_of_special_cases():
+    def seconds(nbytes, group, algorithm):
+        return collective_seconds("allreduce", nbytes, group, algorithm)
+
+    # One rank per node: the steps have the tree's latency, here LL's 5 µs.
+    twins = DGX.group(range(0, 32, 8))
+    ring = (6.6 + 6 * 5) * US + 1.5 * 64 / 20.4e9
+    assert seconds(64, twins, "ring") == pytest.approx(ring)
+    # LL's limit: 39 GB/s on two nodes, 20.4 on more.
+    for nodes, limit in ((2, 39e9), (4, 20.4e9)):
+        ranks = 8 * nodes
+        steps = 2 * (ranks - nodes) * 1 + 2 * (nodes - 1) * 2.7
+        ring = (6.6 + steps) * US + 2 * (ranks - 1) / ranks * 20_000 / limit
+        assert seconds(20_000, DGX.group(ranks), "ring") == pytest.approx(ring)
+    # A tree in one node: LL128 has 7/9 of 92%, and messages of 1 MiB reach 0.6 of that.
+    tree = 14 * US + 14 * 1.25 * US + 2 * 2**20 / (0.6 * 7 / 9 * 0.92 * 370.8e9)
+    assert seconds(2**20, DGX.group(8), "tree") == pytest.approx(tree)
+
+
+def test_trees_reach_a_part_of_their_bandwidth():
+    """NCCL's correction, at 64 B · 2^n; between two sizes it lies between theirs."""
+    group = DGX.group(1024)
+
+    def per_byte(n, protocol_factor):
+        return 2 / (n * protocol_factor * 0.92 * 370.8e9)
+
+    # At 4 MiB (2^16 · 64 B) LL128's part is 0.8, at 2 MiB 0.6.
+    latency = (14 + 2 * (7 * 1.25 + 7 * 8.5)) * US
+    for size, part in ((2**22, 0.8), (2**21, 0.6), (3 * 2**20, None)):
+        seconds = collective_seconds("allreduce", size, group, "tree")
+        if part is not None:
+            assert seconds == pytest.approx(latency + size * per_byte(part, 120 / 128))
+        else:
+            fast = latency + size * per_byte(0.8, 120 / 128)
+            slow = latency + size * per_byte(0.6, 120 / 128)
+            assert fast < seconds < slow
+
+
+def test_the_limits_of_latency_and_of_bandwidth():
+    """Without bytes only latency counts; without latency only bytes."""
+    free = replace(FAST, latency=0.0), replace(SLOW, latency=0.0)
+    wide = replace(FAST, bandwidth=1e30), replace(SLOW, bandwidth=1e30)
+    for name in TRAFFIC:
+        without_latency = Network(*free, 2).group(8)
+        half = collective_seconds(name, MB, without_latency)
+        assert collective_seconds(name, 2 * MB, without_latency) == pytest.approx(2 * half)
+        without_bytes = Network(*wide, 2).group(8)
+        zero = collective_seconds(name, 0, without_bytes)
+        assert zero >= 1e-3, name
+        assert collective_seconds(name, MB, without_bytes) == pytest.approx(zero)
+        assert collective_seconds(name, 0, Network(FAST, SLOW, 2).group(8)) == zero
+
+
+@pytest.mark.parametrize("name", TRAFFIC)
+@pytest.mark.parametrize("network", [Network(LINKS["PCIe3"]), V100, DGX])
+def test_more_bytes_and_more_nodes_never_take_less_time(name, network):
+    for ranks in (2, 8, 64):
+        group = network.group(ranks)
+        sizes = [int(1.2**n) for n in range(120)]
+        times = [collective_seconds(name, size, group) for size in sizes]
+        assert times == sorted(times)
+    if network.between:
+        times = [
+            collective_seconds(name, MB, network.group(8 * n)) for n in (1, 2, 4, 16, 64, 256)
+        ]
+        assert times == sorted(times)
+
+
+def test_one_rank_takes_no_time():
+    for name in TRAFFIC:
+        assert collective_seconds(name, MB, DGX.group(1)) == 0
+
+
+def test_the_ring_for_large_messages_and_the_tree_for_many_nodes():
+    """A ring's latency grows with the ranks, a tree's with the logarithm of the nodes."""
+
+    def faster(nbytes, ranks):
+        times = {
+            algorithm: collective_seconds("allreduce", nbytes, DGX.group(ranks), algorithm)
+            for algorithm in ("ring", "tree")
+        }
+        best = min(times, key=times.get)
+        assert collective_seconds("allreduce", nbytes, DGX.group(ranks)) == times[best]
+        return best
+
+    assert faster(1e9, 32) == "ring"
+    assert faster(1e6, 1024) == "tree"
+    assert faster(1e9, 16384) == "tree"
+    crossing = [faster(2.0**n, 256) for n in range(10, 40)]
+    assert crossing == sorted(crossing, reverse=True), "tree first, from some size on ring"
+    assert {"ring", "tree"} == set(crossing)
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 16])
+def test_hierarchical_is_never_slower_across_a_slow_network(nodes):
+    """A flat ring sends 2 (n-1)/n bytes between nodes, and hierarchical 2 (N-1)/N."""
+    for between in ("Ethernet10", "Ethernet25", "RoCE100"):
+        group = Network(LINKS["NVLink3"], LINKS[between], 8).group(8 * nodes)
+        for nbytes in (10 * MB, 1000 * MB):
+            flat = collective_seconds("allreduce", nbytes, group)
+            hierarchical = collective_seconds("allreduce", nbytes, group, "hierarchical")
+            assert hierarchical <= flat
+    ratio = 2 * (8 * nodes - 1) / (8 * nodes) / (2 * (nodes - 1) / nodes)
+    ring = collective_seconds("allreduce", 1e11, group, "ring")
+    hierarchical = collective_seconds("allreduce", 1e11, group, "hierarchical")
+    assert ring / hierarchical == pytest.approx(ratio, rel=0.15)
+
+
+def test_who_shares_an_adapter():
+    """With an adapter per GPU, twins have its whole bandwidth; with one per node, a part."""
+    own = Link("own", 1e9, 0.0, adapter="gpu")
+    shared = Link("shared", 1e9, 0.0, adapter="node")
+    twins = range(0, 8, 4)
+    assert collective_seconds("allreduce", MB, Network(FAST, own, 4).group(twins)) == 1e-3
+    assert collective_seconds("allreduce", MB, Network(FAST, shared, 4).group(twins)) == 4e-3
+    assert Network(FAST, own, 4).path(0, 1).bandwidth == 1e9
+    assert Network(FAST, shared, 4).path(0, 1).bandwidth == 0.25e9
+    assert Network(FAST, shared, 4).path(1, 1) is FAST
+    # All GPUs of the nodes together have the whole adapter.
+    everyone = Network(replace(FAST, bandwidth=1e12), shared, 4).group(8)
+    assert everyone.bandwidth == 1e9
+    # NCCL's figures are divided, too.
+    assert Network(LINKS["NVLink2"], LINKS["Ethernet10"], 2).group([0, 2]).bandwidth == 0.625e9
+
+
+def test_groups_inside_and_across_nodes():
+    network = Network(FAST, SLOW, 4)
+    inside = network.group([4, 5, 6, 7])
+    across = network.group([0, 4, 8, 12])
+    uneven = network.group([0, 1, 2, 4])
+    shapes = [(group.ranks, group.nodes, group.per_node) for group in (inside, across, uneven)]
+    assert shapes == [(4, 1, 4), (4, 4, 1), (4, 2, 1)]
+    assert (inside.bandwidth, across.bandwidth, uneven.bandwidth) == (1e9, 1e8, 1e8)
+    assert network.group(16) == network.group(range(16))
+    with pytest.raises(UserError, match="4 ranks are on 2 nodes"):
+        collective_seconds("allreduce", MB, uneven, "hierarchical")
+
+
+def test_a_network_inside_is_the_same_as_nodes_of_one():
+    """With link="Ethernet10" and no nodes, each GPU is in a machine of its own."""
+    alone = Network(LINKS["Ethernet10"]).group(4)
+    nodes = Network(LINKS["NVLink2"], LINKS["Ethernet10"], 1).group(4)
+    for name in TRAFFIC:
+        times = [collective_seconds(name, 100, group) for group in (alone, nodes)]
+        assert times[0] == pytest.approx(times[1])
+
+
+def test_ll128_needs_nvlink_and_gpudirect():
+    """NCCL does not use LL128 over PCIe: 4 MB on 4 GPUs take Simple."""
+    group = Network(LINKS["PCIe3"]).group(4)
+    simple = (8.4 + 6 * 5.7) * US + 1.5 * 4 * MB / 12e9
+    assert collective_seconds("allreduce", 4 * MB, group) == pytest.approx(simple)
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "words"),
+    [
+        ("allsum", None, "'allsum'.*allreduce, allgather"),
+        ("allgather", "tree", "allgather.*'tree'.*ring"),
+        ("allreduce", "star", "'star'.*ring or tree or hierarchical"),
+    ],
+)
+def test_bad_names(name, algorithm, words):
+    with pytest.raises(UserError, match=words):
+        collective_seconds(name, MB, DGX.group(16), algorithm)
+
+
+def test_presets():
+    gigabits = {name: link.bandwidth * 8 / 1e9 for name, link in NETWORKS.items()}
+    assert gigabits == {
+        "HDR200": 200, "NDR400": 400, "RoCE100": 100, "Ethernet25": 25, "Ethernet10": 10,
+    }  # fmt: skip
+    own = [name for name, link in NETWORKS.items() if link.adapter == "gpu"]
+    assert own == ["HDR200", "NDR400"]
+    nvlinks = [LINKS[name].nccl.bandwidth for name in ("NVLink2", "NVLink3", "NVLink4")]
+    assert nvlinks == [6 * 20e9, 12 * 20e9, pytest.approx(18 * 20.6e9)]
+    pcie = [LINKS[name].nccl.bandwidth for name in ("PCIe3", "PCIe4", "PCIe5")]
+    assert pcie == [12e9, 24e9, 48e9]
+    for link in LINKS.values():
+        assert link.nccl.bandwidth <= link.bandwidth
+        assert link.nccl.ring[2] == link.latency

@@ -1,0 +1,196 @@
+"""Virtual GPUs on several nodes: transfers and collectives inside and across the nodes."""
+
+import pytest
+import torch
+from compare_devices import CABLE, ROUND, last
+from virtual_ranks import run_ranks
+
+from multigpu import vgpu
+from multigpu.vgpu import LINKS, Link
+from multigpu.vgpu.sim import machine
+from multigpu.vgpu.sim.network import Network, collective_seconds, transfer_seconds
+from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
+
+# 10 MB/s and 10 ms between nodes, for each GPU.
+SLOW = Link("slow", bandwidth=1e7, latency=1e-2, adapter="gpu")
+NODES = {"gpu": ROUND, "link": CABLE, "gpus_per_node": 2, "between_nodes": SLOW}
+
+
+def copy_seconds(source: torch.device, destination: torch.device) -> float:
+    torch.zeros(250_000, device=source).to(destination)
+    event = last("transfer")
+    return event.end - event.start
+
+
+def test_a_transfer_between_two_nodes_takes_the_network():
+    with vgpu.running(count=4, **NODES) as devices:
+        inside = copy_seconds(devices[0], devices[1])
+        assert inside == pytest.approx(copy_seconds(devices[3], devices[2]))
+        across = copy_seconds(devices[1], devices[2])
+        assert across == pytest.approx(copy_seconds(devices[0], devices[3]))
+        upload = copy_seconds("cpu", devices[3])
+    assert inside == pytest.approx(1e-3 + 1e-3)
+    assert across == pytest.approx(1e-2 + 1e-1)
+    assert upload == pytest.approx(transfer_seconds(1e6, LINKS["PCIe3"]))
+
+
+def test_without_nodes_every_transfer_takes_the_link():
+    with vgpu.running(count=4, gpu=ROUND, link=CABLE) as devices:
+        assert copy_seconds(devices[0], devices[3]) == pytest.approx(1e-3 + 1e-3)
+
+
+def test_a_shared_adapter_is_divided_between_the_gpus_of_a_node():
+    shared = Link("shared", bandwidth=1e7, latency=1e-2, adapter="node")
+    with vgpu.running(count=4, **NODES | {"between_nodes": shared}) as devices:
+        assert copy_seconds(devices[0], devices[2]) == pytest.approx(1e-2 + 2e-1)
+
+
+def test_the_label_names_both_links():
+    with vgpu.running(4, gpus_per_node=2, between_nodes="Ethernet10", compute=False):
+        label = "simulated: 4 × V100-16GB, 2 per node: NVLink2 inside, Ethernet10 between"
+        assert vgpu.label() == label == vgpu.timeline().label
+
+
+@pytest.mark.parametrize(
+    ("count", "per_node", "rank", "nodes"),
+    [
+        # one GPU per rank: rank r is on node r // gpus_per_node
+        (1, 2, 0, [0]),
+        (1, 2, 1, [0]),
+        (1, 2, 3, [1]),
+        # two ranks fill a node
+        (2, 4, 1, [0, 0]),
+        (2, 4, 2, [1, 1]),
+        # a rank is a node
+        (2, 2, 1, [1, 1]),
+        # a rank sees two nodes
+        (4, 2, 0, [0, 0, 1, 1]),
+        (4, 2, 1, [0, 0, 1, 1]),
+        (2, None, 5, [0, 0]),
+    ],
+)
+def test_the_node_of_a_ranks_device(count, per_node, rank, nodes):
+    more = {"gpus_per_node": per_node, "between_nodes": SLOW} if per_node else {}
+    with vgpu.running(count, compute=False, **more):
+        places = [machine.current().node(index, rank) for index in range(count)]
+    assert places == nodes
+
+
+GROUPS = """
+import json, sys, torch
+from datetime import timedelta
+import torch.distributed as dist
+from multigpu import vgpu
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+nodes = {"gpus_per_node": 2, "between_nodes": "HDR200"}
+(device,) = vgpu.start(1, compute=False, **nodes)
+a_minute = timedelta(seconds=60)
+store = dist.TCPStore("127.0.0.1", port, 4, is_master=rank == 0, timeout=a_minute)
+dist.init_process_group("vgpu", store=store, rank=rank, world_size=4)
+
+
+def group_of(*pairs):
+    groups = [dist.new_group(pair) for pair in pairs]
+    return next(g for g, pair in zip(groups, pairs) if rank in pair)
+
+
+inside, across = group_of((0, 1), (2, 3)), group_of((0, 2), (1, 3))
+results = {}
+
+
+def timed(name, call):
+    dist.barrier()
+    began = vgpu.elapsed()
+    call()
+    dist.barrier()
+    kinds = ("collective", "transfer")
+    events = [e for e in vgpu.timeline(since=began).events if e.kind in kinds]
+    results[name] = [event.end - event.start for event in events]
+
+
+x = torch.zeros(25_000_000, device=device)
+chunk = torch.zeros(25_000_000 // 4, device=device)
+chunks = [torch.zeros_like(chunk) for _ in range(4)]
+timed("inside", lambda: dist.all_reduce(x, group=inside))
+timed("across", lambda: dist.all_reduce(x, group=across))
+timed("everyone", lambda: dist.all_reduce(x))
+timed("allgather", lambda: dist.all_gather(chunks, chunk))
+timed("broadcast", lambda: dist.broadcast(x, 0))
+timed("gather", lambda: dist.gather(chunk, chunks if rank == 3 else None, 3))
+timed("scatter", lambda: dist.scatter(chunk, chunks if rank == 3 else None, 3))
+timed("alltoall", lambda: dist.all_to_all_single(torch.zeros_like(x), x))
+for name, other in (("send inside", rank ^ 1), ("send across", rank ^ 2)):
+    first = rank < other
+    timed(name, lambda: dist.send(x, other) if first else dist.recv(x, other))
+results["label"] = vgpu.label()
+print(json.dumps(results))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_groups_inside_a_node_and_across_nodes(tmp_path):
+    """Four ranks, two on each of two nodes: each group has the time of its own links."""
+    ranks = run_ranks(GROUPS, 4, tmp_path)
+    network = Network(LINKS["NVLink2"], LINKS["HDR200"], 2)
+    nbytes = 100_000_000
+    everyone = network.group(4)
+    expected = {
+        "inside": collective_seconds("allreduce", nbytes, network.group([2, 3])),
+        "across": collective_seconds("allreduce", nbytes, network.group([1, 3])),
+        "everyone": collective_seconds("allreduce", nbytes, everyone),
+        "allgather": collective_seconds("allgather", nbytes, everyone),
+        "broadcast": collective_seconds("broadcast", nbytes, everyone),
+        "gather": collective_seconds("gather", nbytes, everyone),
+        "scatter": collective_seconds("scatter", nbytes, everyone),
+        "alltoall": collective_seconds("alltoall", nbytes, everyone),
+    }
+    for results in ranks:
+        for name, seconds in expected.items():
+            assert results[name] == [pytest.approx(seconds + KERNEL_OVERHEAD)], name
+        link, adapter = LINKS["NVLink2"], LINKS["HDR200"]
+        assert results["send inside"] == [pytest.approx(transfer_seconds(nbytes, link))]
+        assert results["send across"] == [pytest.approx(transfer_seconds(nbytes, adapter))]
+        # 25 GB/s, against 120
+        assert results["across"][0] > 4 * results["inside"][0]
+        assert "2 per node: NVLink2 inside, HDR200 between" in results["label"]
+
+
+TWO_DEVICES = """
+import json, sys, torch
+from datetime import timedelta
+import torch.distributed as dist
+from multigpu import vgpu
+
+rank, port, placement = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+# Each rank sees the four GPUs of both nodes, and uses two of them.
+gpus = vgpu.start(4, gpus_per_node=2, between_nodes="HDR200", compute=False)
+own = gpus[2 * rank : 2 * rank + 2] if placement == "a node each" else gpus[rank::2]
+a_minute = timedelta(seconds=60)
+store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, timeout=a_minute)
+dist.init_process_group("vgpu", store=store, rank=rank, world_size=2)
+works = []
+for device in own:
+    works.append(dist.all_reduce(torch.zeros(25_000_000, device=device), async_op=True))
+for work in works:
+    work.wait()
+events = [event for event in vgpu.timeline().events if event.kind == "collective"]
+print(json.dumps([(event.start, event.end) for event in events]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["a node each", "half of each node"])
+def test_ranks_with_two_gpus_each(tmp_path, placement):
+    """The node of a rank's device decides, and the two devices' all-reduces overlap."""
+    zero, one = run_ranks(TWO_DEVICES, 2, tmp_path, placement)
+    assert zero == one
+    network = Network(LINKS["NVLink2"], LINKS["HDR200"], 2)
+    twins = [0, 2] if placement == "a node each" else [0, 1]
+    seconds = collective_seconds("allreduce", 100_000_000, network.group(twins))
+    (start, end), (other_start, other_end) = zero
+    for span in (end - start, other_end - other_start):
+        assert span == pytest.approx(seconds + KERNEL_OVERHEAD)
+    assert other_start < start + 1e-4, "each device has its own communicator"
