@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 · DDP with mp.spawn
-# **The question.** DDP trains with several processes, one for each GPU. Can a script, or a
-# notebook, start these processes itself?
+# **The question.** DDP (DistributedDataParallel) trains with several processes, one for each
+# GPU. Can a script, or a notebook, start these processes itself?
 #
 # A *process* is a running program with its own memory. The processes of a run are numbered
 # from 0: the number is the *rank*, and the count is the *world size*. "Rank 1" also means the
