@@ -387,3 +387,9 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("10 every strategy", "results/10"))
+
+# %% [markdown] tags=["footer"]
+# [← 09 The Lightning-style wrapper](PTL_multiGPU.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/10-strategies/README.md) ·
+# [10 Inside the strategies →](PTL_NodeBatch.ipynb)

@@ -6,7 +6,7 @@ HERE = Path(__file__).resolve().parent
 c = get_config()  # noqa: F821  (JupyterLab puts it there)
 
 c.ServerApp.root_dir = str(HERE.parent.parent)
-c.LabApp.default_url = "/lab/tree/lessons/README.md"
+c.LabApp.default_url = "/lab/tree/my-copy/README.md"
 
 # overrides.json is in that folder: pages open rendered, and nothing is fetched from outside.
 c.LabApp.app_settings_dir = str(HERE)
@@ -15,6 +15,9 @@ c.LabApp.app_settings_dir = str(HERE)
 # pyproject.toml pairs them. A learner's experiments must not change the scripts that the
 # cluster runs. Authors edit the script and call `multigpu notebooks run STEM`.
 c.ServerApp.jpserver_extensions = {"jupyterlab_jupytext": False}
+
+# Only warnings, and the address to open: over ssh it is copied from the terminal.
+c.Application.log_level = "WARN"
 
 # In a container the user is root. The server listens on the loopback only and wants its token.
 c.ServerApp.allow_root = True
