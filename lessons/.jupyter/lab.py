@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import zmq
+
 HERE = Path(__file__).resolve().parent
 c = get_config()  # noqa: F821  (JupyterLab puts it there)
 
@@ -14,10 +16,15 @@ c.LabApp.app_settings_dir = str(HERE)
 # jupytext's extension writes scripts/STEM.py each time notebooks/STEM.ipynb is saved, because
 # pyproject.toml pairs them. A learner's experiments must not change the scripts that the
 # cluster runs. Authors edit the script and call `multigpu notebooks run STEM`.
-c.ServerApp.jpserver_extensions = {"jupyterlab_jupytext": False}
+# jupyter_lsp looks for language servers of other languages, with programs that write logs in
+# the home.
+c.ServerApp.jpserver_extensions = {"jupyterlab_jupytext": False, "jupyter_lsp": False}
 
 # Only warnings, and the address to open: over ssh it is copied from the terminal.
 c.Application.log_level = "WARN"
+
+# Other users of the machine can reach a kernel's ports.
+c.KernelManager.transport_encryption = "auto" if zmq.has("curve") else "disabled"
 
 # In a container the user is root. The server listens on the loopback only and wants its token.
 c.ServerApp.allow_root = True
