@@ -162,9 +162,15 @@ def notebooks_text(stems: Stems = None) -> None:
     from multigpu import notebooks as pairs
 
     root = find_root()
+    problems = []
     for stem in pairs.select(stems or (), root):
-        if pairs.update_text(stem, root):
-            print(f"notebooks/{stem}.ipynb: text updated")
+        try:
+            if pairs.update_text(stem, root):
+                print(f"notebooks/{stem}.ipynb: text updated")
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
 
 
 @notebooks.command("copy")
