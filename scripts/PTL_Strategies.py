@@ -146,7 +146,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # When does each send? One step of each over 10 Gbit/s, simulated (by
 # `lessons/10-strategies/picture.py`):
 #
-# ![What moves when](../lessons/10-strategies/what-moves-when.png)
+# ![One step of ddp and of Horovod on two ranks](../lessons/10-strategies/exact.png)
 #
 # ## Step 1 · The model and its step
 # `training_step` may get a part of a batch; `training_step_end` gets the outputs of all parts

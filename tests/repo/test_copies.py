@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -162,6 +163,23 @@ def test_links_in_notebooks_and_copies_work(copied):
                 found += 1
                 assert "://" in link or (path.parent / link).exists(), f"{path.name}: {link}"
     assert found > 100
+
+
+def test_the_command_says_what_it_did(course):
+    command = [sys.executable, "-m", "multigpu.cli", "notebooks", "copy"]
+    for fact in ("2 notebooks written to my-copy/", "kept as they are: PT_CNN_DataParallel, "):
+        done = subprocess.run(command, cwd=course / "scripts", capture_output=True, text=True)
+        assert done.returncode == 0 and fact in done.stdout, done.stderr
+
+
+def test_make_lab_makes_the_copies_first():
+    done = subprocess.run(
+        ["make", "--dry-run", "lab"], cwd=ROOT, capture_output=True, text=True
+    )
+    copy, lab = (
+        done.stdout.find(words) for words in ("notebooks copy", "jupyterlab --config")
+    )
+    assert -1 < copy < lab
 
 
 def test_git_ignores_the_copies():
