@@ -69,35 +69,24 @@ test: lint
 test-real: lint
 	REAL_START=1 pytest --numprocesses=3
 
-<<<<<<< HEAD
-# Jupyter, IPython, matplotlib and node write into this folder, not into the home.
-lab: export JUPYTER_CONFIG_DIR := $(CURDIR)/.jupyter
-lab: export JUPYTER_DATA_DIR := $(CURDIR)/.jupyter/data
-lab: export JUPYTER_RUNTIME_DIR := $(CURDIR)/.jupyter/runtime
-lab: export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.jupyter/workspaces
-lab: export IPYTHONDIR := $(CURDIR)/.jupyter/ipython
-lab: export MPLCONFIGDIR := $(CURDIR)/.jupyter/matplotlib
-lab: export NPM_CONFIG_CACHE := $(CURDIR)/.jupyter/npm
-lab: $(INSTALLED)
-	@echo "starting JupyterLab, a few seconds; Ctrl-C twice ends it; it writes into $(CURDIR) only"
-	@python -m jupyterlab --config=lessons/.jupyter/lab.py
-=======
 # Your own notebooks, without outputs and guesses; what is in my-copy/ already is kept.
 my-copy: $(INSTALLED)
 	@multigpu notebooks copy
 
-# JupyterLab keeps its settings in my-copy/.jupyter, not in your home.
-lab: export JUPYTER_CONFIG_DIR = $(CURDIR)/my-copy/.jupyter
-lab: export JUPYTER_DATA_DIR = $(CURDIR)/my-copy/.jupyter/data
-lab: export JUPYTER_RUNTIME_DIR = $(CURDIR)/my-copy/.jupyter/runtime
-lab: export IPYTHONDIR = $(CURDIR)/my-copy/.jupyter/ipython
+# Jupyter, IPython, matplotlib and node write into this folder, not into your home.
+lab: export JUPYTER_CONFIG_DIR := $(CURDIR)/my-copy/.jupyter
+lab: export JUPYTER_DATA_DIR := $(CURDIR)/my-copy/.jupyter/data
+lab: export JUPYTER_RUNTIME_DIR := $(CURDIR)/my-copy/.jupyter/runtime
+lab: export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/my-copy/.jupyter/workspaces
+lab: export IPYTHONDIR := $(CURDIR)/my-copy/.jupyter/ipython
+lab: export MPLCONFIGDIR := $(CURDIR)/my-copy/.jupyter/matplotlib
+lab: export NPM_CONFIG_CACHE := $(CURDIR)/my-copy/.jupyter/npm
 lab: my-copy
-	@echo "JupyterLab starts; press Ctrl-C twice to end it"
-	@python -m jupyterlab --config=lessons/.jupyter/lab.py $(LAB)
->>>>>>> notebooks
+	@echo "starting JupyterLab, a few seconds; Ctrl-C twice ends it; it writes into $(CURDIR) only"
+	@python -m jupyterlab --config=lessons/.jupyter/lab.py
 
 test-mutations: $(INSTALLED)
-	@echo "breaking 42 behaviours, and running tests after each"
+	@echo "breaking the behaviours of mutations.toml, and running tests after each"
 	python tests/mutations/run.py
 
 bench: $(INSTALLED)

@@ -12,12 +12,8 @@ HERE = Path(__file__).resolve().parent
 c = get_config()  # noqa: F821  (JupyterLab puts it there)
 
 c.ServerApp.root_dir = str(HERE.parent.parent)
-<<<<<<< HEAD
-PAGE = "/lab/tree/lessons/README.md"
+PAGE = "/lab/tree/my-copy/README.md"
 c.LabApp.default_url = PAGE
-=======
-c.LabApp.default_url = "/lab/tree/my-copy/README.md"
->>>>>>> notebooks
 
 # overrides.json is in that folder: pages open rendered, and nothing is fetched from outside.
 c.LabApp.app_settings_dir = str(HERE)
@@ -28,9 +24,6 @@ c.LabApp.app_settings_dir = str(HERE)
 # jupyter_lsp looks for language servers of other languages, with programs that write logs in
 # the home.
 c.ServerApp.jpserver_extensions = {"jupyterlab_jupytext": False, "jupyter_lsp": False}
-
-# Only warnings, and the address to open: over ssh it is copied from the terminal.
-c.Application.log_level = "WARN"
 
 # Other users of the machine can reach a kernel's ports.
 c.KernelManager.transport_encryption = "auto" if zmq.has("curve") else "disabled"
