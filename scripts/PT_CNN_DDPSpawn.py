@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 04 · DDP with mp.spawn
-# **The question.** torchrun is started from a terminal. Can a script, or a notebook, start its
-# own ranks?
+# **The question.** DDP trains with several processes, one for each GPU. Can a script, or a
+# notebook, start these processes itself?
 #
-# **Predict first.** (1) Ranks that a program spawns train `model`. What does the program's own
-# `model` hold afterwards? (2) Nobody sets a seed, and each rank makes its own model. What does
-# `DDP` do about it? (3) A function that is defined in a cell is passed to `mp.spawn`. What
-# happens, and why?
+# A *process* is a running program with its own memory. The processes of a run are numbered
+# from 0: the number is the *rank*, and the count is the *world size*. "Rank 1" also means the
+# process itself. ([All words](../lessons/README.md#words).) You need no GPU: without GPUs, the
+# ranks compute on the CPU.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
 import time
 
@@ -22,11 +22,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from multigpu import data, devices, files, flags, launch, metrics, proof
 from multigpu.models import CNN
 
-# %% [markdown]
-# ## Step 0 · The flags
 
-
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "PT_CNN_DDPSpawn",
@@ -41,11 +38,179 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import pickle
+# import threading
+# from pathlib import Path
+#
+# import cloudpickle
+#
+# from multigpu import lesson
+#
+# lesson.setup("04-ddp-spawn")
+
 # %% [markdown]
+# ## Two processes that add up their numbers
+# This is the smallest program that starts its own ranks. `mp.spawn` starts two processes and
+# calls `work` in each, with the rank as its first argument. The processes find each other
+# through a *store*: a table of keys and values that the program holds, at a port that it sends
+# to them. (Finding each other is the *rendezvous*.) Then they are a *process group*, and can
+# call *collectives*: operations in which all ranks take part. The most important one is the
+# *all-reduce*: each rank gives a tensor, and each rank gets the sum.
+
+# %% tags=["active-ipynb"]
+# program = Path("../lessons/04-ddp-spawn/add_up.py")
+# print(program.read_text())
+# !OMP_NUM_THREADS=1 python {program}
+
+# %% [markdown]
+# `"gloo"` is the library that carries collectives between CPUs; between GPUs it is `"nccl"`.
+#
+# ## Predict first
+# Write your answers, then run the cell. The cells below compare them with what happens.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_cell = "yes"  # can mp.spawn call a function that a cell defines? "yes" or "no"
+# guess_ones = 3  # two processes set a tensor of three 1s to zero: how many 1s are left here?
+# guess_apart = "closer"  # different weights, 50 equal updates: "closer", "same" or "farther"?
+# guess_both = 0  # two ranks share 1,437 images: how many images do both of them read?
+
+# %% [markdown]
+# ## A function of a cell
+# `mp.spawn` starts a new Python, and sends the function and its arguments by *pickle*, which
+# writes objects as bytes. What does pickle write of a function, and does another Python find
+# it?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_cell, choices=("yes", "no"))
+#
+#
+# def hello():
+#     return f"rank {launch.find_world().rank} of {launch.find_world().size}"
+#
+#
+# names = pickle.dumps(hello)
+# print(names)
+# reply = !python -c "import pickle; pickle.loads({names}); print('found')" 2>&1 | tail -n 1
+# print(reply[0])
+# lesson.compare("a function of a cell", guess_cell, "yes" if reply[0] == "found" else "no")
+
+# %% [markdown]
+# Pickle writes only two names, the module's and the function's, and the new process has none
+# of the notebook's functions. So `mp.spawn` needs a function of a file. `launch.call` is this
+# course's way for notebooks: it sends the function itself (its code and the variables that it
+# uses) by *cloudpickle*, and returns what the ranks return:
+
+# %% tags=["active-ipynb"]
+# launch.call(hello, 2)
+
+# %% [markdown]
+# Which objects can be sent to a process at all?
+
+# %% tags=["active-ipynb"]
+# things = {
+#     "a tensor": torch.ones(2),
+#     "a lambda": lambda: 1,
+#     "a lock": threading.Lock(),
+#     "a generator": iter(letter for letter in "ab"),
+# }
+# for name, thing in things.items():
+#     for pickler in (pickle, cloudpickle):
+#         try:
+#             pickler.dumps(thing)
+#             print(f"{name}, {pickler.__name__}: yes")
+#         except (TypeError, AttributeError, pickle.PicklingError):
+#             print(f"{name}, {pickler.__name__}: no")
+
+# %% [markdown]
+# ## Whose model is it?
+# Two processes get a tensor as an argument and set it to zero. A process has its own memory,
+# so the tensor of this program stays as it was. Or does it?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_ones)
+# weights = torch.ones(3)
+# launch.call(torch.nn.init.zeros_, 2, weights)
+# print("an argument of launch.call:", weights)
+# launch.spawn(torch.nn.init.zeros_, 2, weights)
+# print("an argument of mp.spawn:   ", weights)
+# lesson.compare("1s that are left", guess_ones, weights.sum(), digits=0)
+
+# %% [markdown]
+# torch sends a tensor to a process by **sharing its memory** (`launch.call` sends a copy).
+# Ranks that train a model from their arguments all write into the same weights, at the same
+# time. So each rank makes its own model, and the result comes back in a file.
+#
+# ## Which weights does each rank start with?
+# Without a seed, each process takes one from the operating system, so each rank makes other
+# weights. Here the rank is the seed, so that the result is always the same. Each rank computes
+# gradients from its own images, and all ranks subtract the same average. It comes from DDP, or
+# from an all-reduce by hand. How far are the ranks' weights apart, before and after 50 steps?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_apart, choices=("closer", "same", "farther"))
+#
+#
+# def train_linear(same_seed, by_ddp):
+#     torch.manual_seed(0 if same_seed else dist.get_rank())
+#     model = torch.nn.Linear(4, 1)
+#     before = model.weight.detach().clone()
+#     wrapped = DDP(model) if by_ddp else model
+#     for _ in range(50):
+#         model.zero_grad()
+#         wrapped(torch.randn(8, 4)).square().mean().backward()
+#         for weight in model.parameters():
+#             if not by_ddp:
+#                 dist.all_reduce(weight.grad)
+#                 weight.grad /= dist.get_world_size()
+#             weight.data -= 0.1 * weight.grad
+#     return before, model.weight.detach()
+#
+#
+# def train_in_all_ways():
+#     dist.init_process_group("gloo")
+#     ways = [(seed, ddp) for seed in (True, False) for ddp in (True, False)]
+#     return {way: train_linear(*way) for way in ways}
+#
+#
+# first, second = launch.call(train_in_all_ways, 2)
+# for way in first:
+#     pairs = zip(first[way], second[way])
+#     before, after = [(one - other).abs().max().item() for one, other in pairs]
+#     seeds = "one seed for all" if way[0] else "a seed per rank"
+#     how = "by DDP" if way[1] else "by hand"
+#     print(f"{seeds}, averaged {how}: {before:.2f} apart, then {after:.2f}")
+# by_hand = "same" if abs(after - before) < 0.01 else "closer" if after < before else "farther"
+# lesson.compare("a seed per rank, by hand", guess_apart, by_hand)
+
+# %% [markdown]
+# DDP copies rank 0's weights to all ranks when it wraps the model, so a forgotten seed does no
+# harm to the weights. By hand, the same numbers are subtracted from different weights, so the
+# difference stays.
+#
+# ## Which images does each rank read?
+# A *sampler* chooses the images that a DataLoader reads. `DistributedSampler` gives each rank
+# its *shard*: with two ranks, every second image of one shuffled order. All ranks must make
+# the same number of steps, because each step has an all-reduce.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_both)
+# for images in (7, 1437):
+#     samplers = [DistributedSampler(range(images), 2, rank, seed=0) for rank in range(2)]
+#     first, second = [list(sampler) for sampler in samplers]
+#     in_both = set(first) & set(second)
+#     print(f"{images:,} images: shards of {len(first)} and {len(second)}", end=", ")
+#     print(f"{len(in_both)} in both" + (f": {first} and {second}" if images < 10 else ""))
+# lesson.compare("images that both ranks read", guess_both, len(in_both), digits=0)
+
+# %% [markdown]
+# 1,437 is odd, so the sampler repeats an image. Below, the repeat gets weight 0 in the loss:
+# lesson 05 shows what happens without that.
+#
 # ## Step 1 · What each rank does
-# `mp.spawn` calls this function in each new process, with the rank as its first argument. A
-# new process has nothing of its parent but the arguments, which were pickled: it sets up its
-# rank, its device, its model and its data itself.
+# The same as in `add_up.py`, with the CNN of lesson 01. A new process has nothing of its
+# parent but the arguments: it sets up its rank, its device, its model and its data itself.
+# `DDP` does one all-reduce of the gradients in each step, during `backward()`.
 
 
 # %%
@@ -174,116 +339,6 @@ def main(args: argparse.Namespace) -> None:
 
 
 # %% [markdown]
-# ## A function of a cell cannot be spawned
-# A new process does not have the notebook's functions. Pickle writes a function as two names,
-# its module's and its own, and the new process must find it under these names:
-
-# %% tags=["active-ipynb"]
-# import pickle
-# import threading
-#
-# import cloudpickle
-#
-#
-# def hello():
-#     return f"rank {launch.find_world().rank} of {launch.find_world().size}"
-#
-#
-# names = pickle.dumps(hello)
-# print(names)
-# !python -c "import pickle; pickle.loads({names})" 2>&1 | tail -n 1
-
-# %% [markdown]
-# `launch.call` sends the function itself (its code and the variables that it uses, by
-# cloudpickle) and returns what the ranks return:
-
-# %% tags=["active-ipynb"]
-# launch.call(hello, 2)
-
-# %% [markdown]
-# Which objects can be sent to a process at all?
-
-# %% tags=["active-ipynb"]
-# things = {
-#     "a tensor": torch.ones(2),
-#     "a lambda": lambda: 1,
-#     "a lock": threading.Lock(),
-#     "a generator": iter(letter for letter in "ab"),
-# }
-# for name, thing in things.items():
-#     for pickler in (pickle, cloudpickle):
-#         try:
-#             pickler.dumps(thing)
-#             print(f"{name}, {pickler.__name__}: yes")
-#         except (TypeError, AttributeError, pickle.PicklingError):
-#             print(f"{name}, {pickler.__name__}: no")
-
-# %% [markdown]
-# ## Whose model is it?
-# Prediction (1). A process has its own memory, so the parent's model stays as it was. Or does
-# it?
-
-# %% tags=["active-ipynb"]
-# weights = torch.ones(3)
-# launch.call(torch.nn.init.zeros_, 2, weights)
-# print("sent by value:            ", weights)
-# launch.spawn(torch.nn.init.zeros_, 2, weights)
-# print("an argument of mp.spawn:  ", weights)
-
-# %% [markdown]
-# torch passes a tensor to a process by **sharing its memory**. Ranks that train a model from
-# their arguments all write into the same weights, at the same time. So each rank makes its own
-# model, and the result comes back in a file.
-#
-# ## Which weights does each rank start with?
-# Prediction (2). Without a seed, each process takes one from the operating system. Here the
-# rank is the seed, so that the result is always the same. Five steps, with gradients averaged
-# by DDP or by hand: how large is the difference between the ranks' weights then?
-
-# %% tags=["active-ipynb"]
-# def trained(same_seed, by_ddp):
-#     dist.init_process_group("gloo")
-#     torch.manual_seed(0 if same_seed else dist.get_rank())
-#     model = torch.nn.Linear(4, 1)
-#     wrapped = DDP(model) if by_ddp else model
-#     for _ in range(5):
-#         model.zero_grad()
-#         wrapped(torch.randn(8, 4)).square().mean().backward()
-#         for weight in model.parameters():
-#             if not by_ddp:
-#                 dist.all_reduce(weight.grad, dist.ReduceOp.SUM)
-#                 weight.grad /= dist.get_world_size()
-#             weight.data -= 0.1 * weight.grad
-#     return model.weight.detach()
-#
-#
-# for same_seed in (True, False):
-#     for by_ddp in (True, False):
-#         first, second = launch.call(trained, 2, same_seed, by_ddp)
-#         seeds = "one seed for all" if same_seed else "a seed a rank"
-#         how = "by DDP" if by_ddp else "by hand"
-#         difference = (first - second).abs().max().item()
-#         print(f"{seeds}, averaged {how}: {difference:.2f} apart")
-
-# %% [markdown]
-# DDP copies rank 0's weights to all ranks when it wraps the model, so a forgotten seed does no
-# harm to the weights. By hand, the same gradients are subtracted from different weights: the
-# difference stays as large as it was at the start.
-#
-# And each rank sees only its shard of the 1,437 images:
-
-# %% tags=["active-ipynb"]
-# def shard():
-#     world = launch.find_world()
-#     return list(DistributedSampler(range(1437), world.size, world.rank))
-#
-#
-# first, second = launch.call(shard, 2)
-# in_both = set(first) & set(second)
-# print(f"{len(first)} and {len(second)} images, {len(in_both)} in both:", end=" ")
-# print("the sampler makes the shards equal in size")
-
-# %% [markdown]
 # A spawned process imports this file again. Without the following `if` it would spawn ranks,
 # too.
 
@@ -293,8 +348,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# One line starts the whole run. On a cluster, `srun` and `torchrun` do more: they start ranks
-# on many nodes.
+# One line starts the whole run, and the proof compares its weights with those of one process.
+# `torchrun` and `srun` can do more: they start ranks on many nodes. That is lesson 05.
 
 # %% tags=["active-ipynb"]
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_DDPSpawn.py --prove --out results/04

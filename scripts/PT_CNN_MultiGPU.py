@@ -1,14 +1,12 @@
 # %% [markdown]
 # # 05 · DDP on a cluster: torchrun and Slurm, one node and many
-# **The question.** A script trains on one GPU. The cluster has 2 nodes with 2 GPUs each. What
-# must change, and do four GPUs learn the same thing as one?
+# **The question.** A program trains on one GPU. The cluster has 2 nodes (machines) with 2 GPUs
+# each. What must change, and do four GPUs learn the same as one?
 #
-# **Predict first.** (1) A global batch of 64 images, 4 ranks: how many images does a rank see
-# in a step? (2) After ten epochs, how large is the difference between the weights of a run on
-# 2 ranks and those of a run on one? (3) Every rank seeds its shuffle with 0 and nobody calls
-# `set_epoch`: what goes wrong?
+# You need neither GPU nor cluster: without GPUs, the ranks compute on the CPU. The words rank,
+# world size, process group and all-reduce are [lesson 04's](PT_CNN_DDPSpawn.ipynb).
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
 import time
 from contextlib import nullcontext
@@ -40,34 +38,8 @@ from multigpu import (
 from multigpu.errors import pluralize
 from multigpu.models import CNN
 
-# %% [markdown]
-# ## DDP in 40 lines
-# The smallest program: plain torch, without the course's library. `torchrun` starts it on each
-# rank, and `DDP` averages the gradients.
 
-# %% tags=["active-ipynb"]
-# from pathlib import Path
-#
-# print(Path("../lessons/05-ddp-cluster/plain_ddp.py").read_text())
-
-# %% tags=["active-ipynb"]
-# ranks = torch.cuda.device_count() or 2
-# torchrun = f"torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node={ranks}"
-# !OMP_NUM_THREADS=1 {torchrun} ../lessons/05-ddp-cluster/plain_ddp.py
-
-# %% [markdown]
-# It trains. What is missing: the same result with any number of ranks (`batch_size=32` is per
-# rank here, repeated images count twice, and DDP averages over ranks instead of images);
-# evaluation by all ranks; checkpoints; an error on one rank that ends all of them; launchers
-# other than torchrun; a proof. The steps below add them.
-#
-# ## Step 0 · The flags
-# `--batch-size` is the **global** batch, all images of one optimizer step. It is split evenly
-# over the ranks, and each rank's part into `--accumulate` micro-batches. So the result does
-# not depend on the number of GPUs. Prediction (1): 64 / 4 = 16.
-
-
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "PT_CNN_MultiGPU",
@@ -105,23 +77,279 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# from pathlib import Path
+#
+# from multigpu import lesson, plots, vgpu
+#
+# lesson.setup("05-ddp-cluster")
+# from experiments import (
+#     SyncedBatchNorm,
+#     all_reduces,
+#     batch_norm_steps,
+#     clipped_gradients,
+#     hidden,
+#     simulated_steps,
+# )
+#
+# folder = Path("../lessons/05-ddp-cluster")
+# ranks = torch.cuda.device_count() or 2
+# torchrun = f"torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node={ranks}"
+
 # %% [markdown]
-# ## Step 1 · Design the model
-# `CNN` in `multigpu/models.py`: two convolutions, two linear layers, the same in every lesson.
-# To train your own, edit `main` in `scripts/PT_CNN_MultiGPU.py`. This notebook has the same
-# text, but torchrun runs the file, never a cell.
+# ## DDP in 40 lines
+# This program is plain torch, without the course's library. `torchrun` is a *launcher*: it
+# starts one process for each GPU and gives each its rank. `DDP` (DistributedDataParallel)
+# wraps the model, and averages the gradients over the ranks.
 
 # %% tags=["active-ipynb"]
-# print(CNN())
-# parameters = sum(weight.numel() for weight in CNN().parameters())
-# print(f"{parameters:,} parameters, a full copy on every rank")
+# print((folder / "ddp.py").read_text())
 
 # %% [markdown]
-# ## Step 2 · Set up the ranks
-# A launcher starts one process per GPU and gives each a **rank**. All else follows from that
-# number: the GPU, the shard of the data, which process prints. `launch.find_world` reads it
-# from the variables of torchrun, srun or mpirun. The processes connect to rank 0; after that
-# they can call collectives.
+# ## Predict first
+# `one_gpu.py` trains the same model on the same images, in batches of 120, on one GPU. Write
+# your answers, then run the cell. The cells below compare them with what happens.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_lines = 60  # how many lines of ddp.py differ from one_gpu.py, or are new?
+# guess_equal = "no"  # the same weights after 10 epochs, within 1e-6? "yes" or "no"
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_lines)
+# command = "diff -U0 --label one_gpu.py --label ddp.py one_gpu.py ddp.py"
+# changes = !cd {folder} && {command} | grep "^[-+]"
+# print("\n".join(changes))
+# added = sum(line.startswith("+") for line in changes) - 1  # without the line +++
+# lesson.compare("new or changed lines", guess_lines, added, digits=0)
+
+# %% [markdown]
+# - `LOCAL_RANK` is the rank's number on its node: it chooses the GPU.
+# - `init_process_group` connects the ranks: by NCCL between GPUs, by gloo between CPUs.
+# - `DDP` copies rank 0's weights to all ranks, once. In each `backward()` it averages the
+#   gradients. All ranks make the same update to the same weights, so these stay the same.
+# - `DistributedSampler` gives each rank its shard of the images. `set_epoch` shuffles anew.
+# - Each rank takes its part of the *global batch*, the 120 images of a step: `120 // ranks`.
+# - Only rank 0 prints and saves.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_equal, choices=("yes", "no"))
+# !mkdir -p results
+# !OMP_NUM_THREADS=1 python {folder}/one_gpu.py results/one_gpu.pt
+# !OMP_NUM_THREADS=1 {torchrun} {folder}/ddp.py results/ddp.pt
+# one_gpu = torch.load("results/one_gpu.pt", map_location="cpu")
+# several = torch.load("results/ddp.pt", map_location="cpu")
+# differences = [(one_gpu[name] - several[name]).abs().max().item() for name in one_gpu]
+# equal = "yes" if max(differences) < 1e-6 else "no"
+# lesson.compare("the same weights within 1e-6", guess_equal, equal)
+
+# %% [markdown]
+# ## When are the gradients sent?
+# Backward begins with the last layer. DDP collects gradients in *buckets*. When a bucket is
+# full, its all-reduce begins, while backward goes on with the layers before it.
+#
+# Two GPUs, simulated, train the CNN with 256 images of 28×28 each. First one bucket holds all
+# gradients. Then a bucket is full at 1 MiB: the two linear layers are in the first bucket, the
+# two convolutions in the second.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_hidden = 50  # two buckets: % of the all-reduces' time in which the GPU also computes
+# guess_all_reduces = 8  # two buckets, 4 micro-batches: all-reduces in a step, with no_sync
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_hidden, guess_all_reduces)
+# cases = {  # MiB of a bucket, micro-batches, no_sync
+#     "one bucket": (25, 1, True),
+#     "two buckets": (1, 1, True),
+#     "4 micro-batches, without no_sync": (1, 4, False),
+#     "4 micro-batches, with no_sync": (1, 4, True),
+# }
+# of_ranks = zip(*launch.call(simulated_steps, 2, list(cases.values()), link="PCIe3"))
+# steps = dict(zip(cases, map(vgpu.Timeline.of_ranks, of_ranks)))
+# milliseconds = {name: 1e3 * (step.end - step.start) for name, step in steps.items()}
+# shares = {name: 100 * hidden(step) for name, step in steps.items()}
+# for name in ("one bucket", "two buckets"):
+#     step = f"{milliseconds[name]:.2f} ms per step, simulated"
+#     print(f"{name}: {step}; {shares[name]:.0f}% of the all-reduces' time is hidden")
+# found = shares["one bucket"]
+# title = f"One bucket: {found:.0f}% of the all-reduce's time is hidden behind computation"
+# longest = max(milliseconds["one bucket"], milliseconds["two buckets"]) / 1e3
+# steps["one bucket"].plot(title=title, until=longest)
+
+# %% tags=["active-ipynb"]
+# found = shares["two buckets"]
+# lesson.compare("hidden, with two buckets", guess_hidden, found, unit="%", digits=0)
+# title = f"Two buckets: {found:.0f}% of the all-reduces' time is hidden behind computation"
+# steps["two buckets"].plot(title=title, until=longest)
+
+# %% [markdown]
+# The all-reduce of one bucket can begin only after the last gradient. DDP's own sizes are
+# 1 MiB for the first bucket and 25 MiB for the others. The CNN for the digits (8×8) has 38,282
+# parameters, 0.15 MiB, which fit into one bucket: the digits' run hides nothing.
+#
+# ## What the 40 lines lack
+# `ddp.py` is right because 1,440 images are 12 full batches of 120. A real program also meets
+# uneven batches, batches too large for the memory, 16 bit, BatchNorm, clipping, evaluation,
+# and failures. One at a time:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_mean = "yes"  # 10 images on 4 ranks: is DDP's average that of the images? "yes", "no"
+# guess_batch_norm = "yes"  # 64 images on 2 ranks: is BatchNorm's mean that of all 64?
+# guess_before = "yes"  # is it the same to clip each rank's own gradient before the average?
+# guess_tested = 7  # 7 test images on 3 ranks, by DistributedSampler: how many are counted?
+
+# %% [markdown]
+# **Uneven batches.** Four ranks have 3, 3, 2 and 2 of ten images. Each computes the mean loss
+# of its own images, and DDP averages over the *ranks*. This cell does the same, one rank after
+# the other. It compares the gradient with that of the mean over all ten *images*.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_mean, choices=("yes", "no"))
+# train_set, _ = data.load(data.fetch(None))
+# images, labels = train_set[:10]
+# torch.manual_seed(0)
+# model = CNN()
+#
+#
+# def average_over_ranks(scale):
+#     total = torch.zeros(())
+#     for rank in range(4):
+#         losses = F.cross_entropy(model(images[rank::4]), labels[rank::4], reduction="none")
+#         gradients = torch.autograd.grad(scale(losses), list(model.parameters()))
+#         total = total + torch.cat([gradient.flatten() for gradient in gradients]) / 4
+#     return total
+#
+#
+# loss = F.cross_entropy(model(images), labels)
+# gradients = torch.autograd.grad(loss, list(model.parameters()))
+# of_images = torch.cat([gradient.flatten() for gradient in gradients])
+# scales = {
+#     "mean of own images": lambda losses: losses.mean(),
+#     "sum × ranks / all images": lambda losses: losses.sum() * 4 / 10,
+# }
+# errors = []
+# for name, scale in scales.items():
+#     errors.append((average_over_ranks(scale) - of_images).norm() / of_images.norm())
+#     print(f"{name}: {errors[-1]:.1%} away from the gradient of all images")
+# same = "yes" if errors[0] < 1e-6 else "no"
+# lesson.compare("the ranks' average is that of the images", guess_mean, same)
+
+# %% [markdown]
+# So each rank takes the sum of its losses × ranks / images in the step: DDP's division by the
+# ranks cancels. And all ranks must make the same number of steps, so `DistributedSampler`
+# repeats some images at the end. Each repeat gets weight 0 (`data.real_rows`).
+#
+# **The order.** The sampler shuffles all images by its seed and the epoch, the same on each
+# rank, and gives every N-th image to a rank. Without `set_epoch` every epoch has the order of
+# the first.
+
+# %% tags=["active-ipynb"]
+# samplers = [DistributedSampler(range(24), 4, rank, seed=0) for rank in range(4)]
+# epochs = []
+# for epoch in (0, 1):
+#     for sampler in samplers:
+#         sampler.set_epoch(epoch)
+#     epochs.append([list(sampler) for sampler in samplers])
+# moved = 24 - sum(len(set(first) & set(second)) for first, second in zip(*epochs))
+# plots.shards(epochs, f"In epoch 1, {moved} of 24 images go to another rank than in epoch 0")
+
+# %% [markdown]
+# **Accumulation.** A rank's part of the batch may not fit into its memory. Then it makes one
+# forward and one backward for each *micro-batch*, and the gradients add up. The optimizer
+# needs them after the last one, but DDP would average them after each. Within `no_sync` it
+# does not: only the last `backward()` is outside.
+
+# %% tags=["active-ipynb"]
+# for name in ("4 micro-batches, without no_sync", "4 micro-batches, with no_sync"):
+#     count = all_reduces(steps[name])
+#     print(f"{name}: {count} all-reduces, {milliseconds[name]:.2f} ms per step, simulated")
+# lesson.compare("all-reduces with no_sync", guess_all_reduces, count, digits=0)
+
+# %% [markdown]
+# **16 bit.** `autocast` computes in 16 bit where that is safe, because GPUs are faster then.
+# In float16 small gradients would become 0, so a `GradScaler` scales the loss, and skips a
+# step if a gradient is infinite. All ranks have the same average, so all skip the same steps.
+# Lesson 11 is about 16 bit.
+#
+# **BatchNorm** normalises by the mean and the variance of the rows that it sees. Here one
+# process sees 64 images; then two ranks share them, with DDP. `SyncedBatchNorm` in
+# `experiments.py`, 15 lines, adds up the sums of both ranks by an all-reduce.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_batch_norm, choices=("yes", "no"))
+#
+#
+# def largest_difference(one, other):
+#     return (one - other).abs().max().item()
+#
+#
+# norms = [torch.nn.BatchNorm1d, SyncedBatchNorm]
+# (serial,) = batch_norm_steps(norms[:1])
+# means = []
+# for norm, first, second in zip(norms, *launch.call(batch_norm_steps, 2, norms)):
+#     gradient = largest_difference(first["gradient"], serial["gradient"])
+#     means.append(largest_difference(first["running mean"], serial["running mean"]))
+#     difference = f"gradient {gradient:.4f}, running mean {means[-1]:.4f}"
+#     print(f"{norm.__name__}, differences of 2 ranks from one process: {difference}")
+#     now, then = [
+#         largest_difference(first[name], second[name])
+#         for name in ("running mean", "next running mean")
+#     ]
+#     print(f"    running means of the ranks: {now:.4f}, after the next forward {then:.4f}")
+# same = "yes" if means[0] < 1e-6 else "no"
+# lesson.compare("BatchNorm's mean is that of all 64", guess_batch_norm, same)
+
+# %% [markdown]
+# BatchNorm sees a rank's own 32 images, so its gradient is not that of 64. The running means
+# of the ranks differ, too, until DDP copies rank 0's to all ranks, when the next forward
+# begins. With few images, a rank's mean and variance are noisy: then use the synced one. On
+# GPUs it is `nn.SyncBatchNorm`, which raises an error on CPU processes.
+#
+# **Clipping** scales a gradient down if its norm is above a limit. Two ranks have 6 and 5 of
+# 11 images, and the limit is 0.5. Each rank clips the average, which it has after
+# `backward()`; or it clips its own gradient, and an all-reduce computes the average.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_before, choices=("yes", "no"))
+# serial = clipped_gradients(0.5)
+# first, second = launch.call(clipped_gradients, 2, 0.5)
+# norms = [f"{found['norm']:.4f}" for found in (serial, first, second)]
+# print(f"norm: one process {norms[0]}, rank 0 {norms[1]}, rank 1 {norms[2]}")
+# for when in ("after", "before"):
+#     error = largest_difference(first[when], serial[when])
+#     print(f"clipped {when} the average: norm {first[when].norm():.2f},", end=" ")
+#     print(f"{error:.4f} away from one process")
+# lesson.compare("before is the same", guess_before, "yes" if error < 1e-6 else "no")
+
+# %% [markdown]
+# After `backward()` each rank has the average. So `clip_grad_norm_` finds the same norm on
+# each rank, the norm of one process, and nothing is sent.
+#
+# **Evaluation.** Three ranks share 7 test images: by `DistributedSampler`, or each takes every
+# third image.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_tested)
+# padded = [len(DistributedSampler(range(7), 3, rank)) for rank in range(3)]
+# strided = [len(range(rank, 7, 3)) for rank in range(3)]
+# print(f"DistributedSampler: {padded}, every third image: {strided}")
+# lesson.compare("images counted", guess_tested, sum(padded), digits=0)
+
+# %% [markdown]
+# `DistributedSampler` repeats test images, which would count twice. With every N-th image,
+# nothing is repeated. The ranks may then make different numbers of steps, so the loop must not
+# call a collective: it uses `model.module`, the model without DDP. One all-reduce of the
+# counts follows the loop, on all ranks. A collective inside `if rank == 0` waits for ever.
+#
+# **A checkpoint** within an epoch needs all that the next step depends on: the weights, the
+# optimizer's state, the scaler, the position in the epoch, the sums for its loss, and each
+# rank's random states. Rank 0 writes it under another name, and renames it when it is
+# complete: a killed run leaves no half file.
+#
+# ## The program
+# ### Step 1 · Set up the ranks, read the data
+# `launch.find_world` reads the rank from the variables of torchrun, srun or mpirun. One rank
+# of each node downloads. If one rank fails, all end: without `fail_together` the others would
+# wait for it.
 
 
 # %%
@@ -138,26 +366,6 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
     return world, device
 
 
-# %% [markdown]
-# ## Step 3 · Read in the data
-# `DistributedSampler` shuffles all images by seed and epoch, the same on each rank, and gives
-# every N-th image to a rank. Prediction (3): without `set_epoch`, every epoch has the order of
-# the first. All ranks must make the same number of steps, so the sampler repeats a few images
-# to make the shards equal in size. A repeat gets weight 0 below.
-
-# %% tags=["active-ipynb"]
-# from multigpu import plots
-#
-# samplers = [DistributedSampler(range(24), 4, rank, seed=0) for rank in range(4)]
-# epochs = []
-# for epoch in (0, 1):
-#     for sampler in samplers:
-#         sampler.set_epoch(epoch)
-#     epochs.append([list(sampler) for sampler in samplers])
-# plots.shards(epochs, "Every image goes to one rank; set_epoch shuffles again")
-
-
-# %%
 def read_data(
     args: argparse.Namespace, world: launch.World
 ) -> tuple[TensorDataset, TensorDataset]:
@@ -170,11 +378,9 @@ def read_data(
 
 
 # %% [markdown]
-# ## Step 4 · Train
-# Three things differ from training on one GPU. `DDP` averages the gradients over the ranks
-# **during `backward()`**: when it returns, all ranks have the same gradients. `no_sync` delays
-# that until the last micro-batch. And the loss is scaled: DDP averages over *ranks*, but the
-# mean over *images* is wanted, also in an uneven last batch.
+# ### Step 2 · Train
+# `--batch-size` is the global batch. It is split over the ranks, and each rank's part into
+# `--accumulate` micro-batches, so the result does not depend on the number of GPUs.
 
 
 # %%
@@ -254,10 +460,7 @@ def sum_over_ranks(numbers: torch.Tensor) -> list[float]:
 
 
 # %% [markdown]
-# ## Step 5 · Evaluate
-# Each rank takes every N-th test image. Nothing is padded, so each image counts once. The
-# ranks may make different numbers of steps, so the loop must not call a collective: it uses
-# `model.module`, without DDP. One all-reduce follows it.
+# ### Step 3 · Evaluate
 
 
 # %%
@@ -276,7 +479,9 @@ def evaluate(run: Run, test: TensorDataset) -> float:
 
 
 # %% [markdown]
-# ## All together
+# ### Step 4 · All together
+# To train your own model, edit `main` in `scripts/PT_CNN_MultiGPU.py`. This notebook has the
+# same text, but torchrun runs the file, never a cell.
 
 
 # %%
@@ -368,36 +573,20 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
-# ## Run it
-# torchrun's ranks run the file, not these cells. Its proof answers (2). On a cluster: `sbatch
-# slurm/PT_CNN_MultiGPU.slurm`.
+# ## Run it, stop it, resume it
+# Four epochs, then a new start that resumes from the checkpoint. The proof compares its
+# weights with those of one process that never stopped. In the second run each rank has two
+# micro-batches: the global batch stays 64, so nothing else changes.
 
 # %% tags=["active-ipynb"]
-# lesson = f"OMP_NUM_THREADS=1 {torchrun} ../scripts/PT_CNN_MultiGPU.py"
-# !{lesson} --prove --out results/05
+# program = f"OMP_NUM_THREADS=1 {torchrun} ../scripts/PT_CNN_MultiGPU.py --out results/05"
+# !{program} --epochs 4
+# !{program} --accumulate 2 --resume --prove
 
 # %% [markdown]
-# **Stop and resume.** Three epochs, then a new start that resumes from the checkpoint. The
-# proof compares it with a serial run that never stopped. Each rank has two micro-batches this
-# time: the global batch stays 64, so nothing else changes.
-
-# %% tags=["active-ipynb"]
-# !{lesson} --accumulate 2 --prove --epochs 3 --out results/05-resumed
-# !{lesson} --accumulate 2 --prove --resume --out results/05-resumed
-
-# %% [markdown]
-# **The trap in the average.** Ten images on 4 ranks: 3, 3, 2 and 2. DDP adds up the ranks'
-# means and divides by 4. Is that the mean over the images? *Predict, then run*, with the model
-# that was just trained.
-
-# %% tags=["active-ipynb"]
-# model = CNN()
-# model.load_state_dict(torch.load("results/05/last.pt")["parts"]["model"])
-# _, test = data.load(data.fetch(None))
-# images, labels = test[:10]
-# losses = F.cross_entropy(model(images), labels, reduction="none")
-# of_ranks = torch.stack([losses[rank::4].mean() for rank in range(4)]).mean()
-# print(f"mean over images {losses.mean():.4f}, mean of the ranks' means {of_ranks:.4f}")
+# On a cluster, Slurm starts a job when enough nodes are free. To submit this program as a job
+# for two nodes: `sbatch slurm/PT_CNN_MultiGPU.slurm`. The page of this lesson has all
+# commands.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("05 DDP", "results/05"))  # for the table of all routes

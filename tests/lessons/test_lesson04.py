@@ -1,6 +1,8 @@
 """Lesson 04: ranks that a script spawns learn what one process learns; launch.call works."""
 
+import json
 import os
+import sys
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from commands import ROOT, SILENT_DDP, planted, run, run_script, torchrun
 
 from multigpu import launch
 
+PAGE = ROOT / "lessons" / "04-ddp-spawn"
 SCRIPT = ROOT / "scripts" / "PT_CNN_DDPSpawn.py"
 FLAGS = ("--epochs", 2, "--prove")
 
@@ -63,6 +66,56 @@ def test_a_launcher_is_refused(tmp_path):
     done = torchrun(2, SCRIPT, "--out", tmp_path)
     assert done.returncode != 0, done.stdout
     assert done.stdout.count("is one process, and torchrun started 2") == 1
+
+
+# ---- the smallest program, and the exercises' experiments ----
+
+
+def test_two_processes_add_up_their_numbers():
+    done = run_script(PAGE / "add_up.py")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout == "rank 0 of 2: the sum of 10 and 11 is 21\n"
+
+
+def test_the_program_prints_what_the_ranks_computed(tmp_path):
+    text = (PAGE / "add_up.py").read_text()
+    assert "multigpu" not in text, "it uses nothing of the course"
+    path = tmp_path / "maximum.py"
+    path.write_text(text.replace("reduce(number)", "reduce(number, dist.ReduceOp.MAX)"))
+    done = run_script(path)
+    assert done.stdout == "rank 0 of 2: the sum of 10 and 11 is 11\n"
+
+
+@pytest.fixture
+def experiments(monkeypatch):
+    monkeypatch.syspath_prepend(PAGE)
+    monkeypatch.delitem(sys.modules, "experiments", raising=False)
+    import experiments
+
+    yield experiments
+    del sys.modules["experiments"]
+
+
+def test_the_warm_up_does_not_count(experiments, monkeypatch):
+    """The clock is simulated: the first call takes 100 s, the n-th after it n s."""
+    durations = iter([100.0, 1.0, 2.0, 3.0])
+    now = 0.0
+
+    def action() -> None:
+        nonlocal now
+        now += next(durations)
+
+    monkeypatch.setattr(experiments.time, "perf_counter", lambda: now)
+    assert experiments.seconds(action, repeats=3) == [1.0, 2.0, 3.0]
+
+
+def test_a_spread_has_the_median_and_the_range(experiments, tmp_path):
+    epochs = [{"images_per_s": speed} for speed in (7.0, 1000.0, 3000.0, 5000.0)]
+    (tmp_path / "metrics.json").write_text(json.dumps({"epochs": epochs}))
+    speeds = experiments.images_per_s(tmp_path)
+    assert speeds == [1000.0, 3000.0, 5000.0], "the first epoch warms up"
+    text = experiments.spread(speeds, "images/s", 0)
+    assert text == "3,000 images/s (1,000 to 5,000, 3 times)"
 
 
 # ---- launch.call ----

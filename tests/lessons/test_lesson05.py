@@ -1,28 +1,186 @@
-"""Lesson 05: the program with DDP in plain torch, with which it opens."""
+"""Lesson 05: DDP in 40 lines of plain torch, the experiments, and what the exercises say."""
 
 import re
+import sys
+from pathlib import Path
 
-from commands import ROOT, run
+import pytest
+import torch
+from commands import ROOT, run, run_script, torchrun
+from torch import nn
 
-PLAIN = ROOT / "lessons" / "05-ddp-cluster" / "plain_ddp.py"
+from multigpu import launch, vgpu
+from multigpu.vgpu.sim.clock import Event
+
+PAGE = ROOT / "lessons" / "05-ddp-cluster"
+SCRIPT = ROOT / "scripts" / "PT_CNN_MultiGPU.py"
 
 
-def test_plain_ddp_trains_on_two_ranks():
-    # Really started: plain torch does not end gloo's threads as multigpu/launch/exit.py does.
-    command = (
-        "torchrun",
-        "--standalone",
-        "--local-addr=127.0.0.1",
-        "--nproc-per-node=2",
-        PLAIN,
-    )
-    done = run(*command)
-    if "terminate called without an active exception" in done.stdout:
-        done = run(*command)  # pytorch/pytorch#190489, in about one run of a hundred
+# ---- 40 lines of plain torch ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one_gpu(tmp_path_factory) -> Path:
+    """The weights of one_gpu.py."""
+    path = tmp_path_factory.mktemp("one_gpu") / "weights.pt"
+    done = run_script(PAGE / "one_gpu.py", path)
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("2 ranks") == 1, "rank 0 alone prints"
     assert float(re.search(r"test accuracy (\S+)", done.stdout)[1]) > 0.85
+    return path
 
 
-def test_plain_ddp_uses_nothing_of_the_course():
-    assert "multigpu" not in PLAIN.read_text()
+def difference(path: Path, other: Path) -> float:
+    """The largest difference between two files of weights."""
+    weights, others = torch.load(path), torch.load(other)
+    assert weights.keys() == others.keys()
+    return max((weights[name] - others[name]).abs().max().item() for name in weights)
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_weights_of_one_gpu(tmp_path, one_gpu):
+    """Really started: plain torch has to end gloo's threads itself (launch/exit.py)."""
+    launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    done = run(*launcher, PAGE / "ddp.py", tmp_path / "ddp.pt")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("2 × cpu") == 1, "rank 0 alone prints"
+    assert difference(tmp_path / "ddp.pt", one_gpu) < 1e-6
+
+
+@pytest.mark.slow
+def test_three_ranks_give_the_weights_of_one_gpu(tmp_path, one_gpu):
+    done = torchrun(3, PAGE / "ddp.py", tmp_path / "ddp.pt")
+    assert done.returncode == 0, done.stdout
+    assert difference(tmp_path / "ddp.pt", one_gpu) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("F.cross_entropy(ddp(", "F.cross_entropy(model("),  # no average
+        ("sampler.set_epoch(epoch)", "sampler.set_epoch(0)"),
+        ("120 // ranks", "120"),
+        (":1440]", ":1437]"),  # the last batch is uneven
+    ],
+)
+def test_with_a_fault_the_weights_are_others(tmp_path, one_gpu, right, wrong):
+    text = (PAGE / "ddp.py").read_text()
+    assert right in text
+    path = tmp_path / "fault.py"
+    path.write_text(text.replace(right, wrong))
+    done = torchrun(2, path, tmp_path / "ddp.pt")
+    assert done.returncode == 0, done.stdout
+    assert difference(tmp_path / "ddp.pt", one_gpu) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["ddp.py", "one_gpu.py"])
+def test_plain_torch_uses_nothing_of_the_course(name):
+    assert "multigpu" not in (PAGE / name).read_text()
+
+
+# ---- the notebook's experiments -------------------------------------------------------------
+
+
+@pytest.fixture
+def experiments(monkeypatch):
+    monkeypatch.syspath_prepend(PAGE)
+    monkeypatch.delitem(sys.modules, "experiments", raising=False)
+    import experiments
+
+    yield experiments
+    del sys.modules["experiments"]
+
+
+def test_hidden_is_the_part_of_the_collectives_that_overlaps(experiments):
+    events = [
+        Event(0, "compute", "backward", "a", 0.0, 6.0),
+        Event(0, "collective", "backward", "allreduce", 4.0, 8.0),
+        Event(0, "compute", "backward", "b", 7.0, 7.5),
+        Event(0, "collective", "backward", "allreduce", 9.0, 10.0),
+        Event(1, "collective", "backward", "allreduce", 4.0, 8.0),
+    ]
+    timeline = vgpu.Timeline(events, ["rank 0", "rank 1"], 0.0, 10.0, "simulated")
+    assert experiments.hidden(timeline) == pytest.approx(2.5 / 5)
+    assert experiments.all_reduces(timeline) == 2
+    assert experiments.all_reduces(timeline, lane=1) == 1
+
+
+@pytest.mark.slow
+def test_two_buckets_hide_all_reduces_and_no_sync_saves_them(experiments):
+    cases = [(25, 1, True), (1, 1, True), (1, 4, False), (1, 4, True)]
+    found = launch.call(experiments.simulated_steps, 2, cases, batch=256, link="PCIe3")
+    steps = [vgpu.Timeline.of_ranks(list(ranks)) for ranks in zip(*found, strict=True)]
+    one, two, every, last = steps
+    assert [experiments.all_reduces(step) for step in steps] == [1, 2, 8, 2]
+    assert experiments.hidden(one) == pytest.approx(0, abs=1e-6)
+    assert experiments.hidden(two) > 0.5
+    assert two.end - two.start < one.end - one.start
+    assert last.end - last.start < every.end - every.start
+
+
+def largest(one: torch.Tensor, other: torch.Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+@pytest.mark.slow
+def test_batch_norm_sees_its_rank_and_the_synced_one_sees_all(experiments):
+    (serial,) = experiments.batch_norm_steps([nn.BatchNorm1d])
+    kinds = [nn.BatchNorm1d, experiments.SyncedBatchNorm]
+    first, second = launch.call(experiments.batch_norm_steps, 2, kinds)
+    for found in (first[0], second[0]):
+        assert largest(found["gradient"], serial["gradient"]) > 1e-3
+        assert largest(found["running mean"], serial["running mean"]) > 1e-3
+    assert largest(first[0]["running mean"], second[0]["running mean"]) > 1e-3
+    # DDP copies rank 0's buffers at the begin of the next forward.
+    assert torch.equal(first[0]["next running mean"], first[0]["running mean"])
+    assert torch.equal(second[0]["next running mean"], first[0]["running mean"])
+    for found in (first[1], second[1]):
+        assert largest(found["gradient"], serial["gradient"]) < 1e-6
+        assert largest(found["running mean"], serial["running mean"]) < 1e-6
+
+
+@pytest.mark.slow
+def test_torchs_sync_batch_norm_needs_gpus(experiments):
+    """So the notebook computes it by hand."""
+    with pytest.raises(RuntimeError, match="SyncBatchNorm layers only work with GPU modules"):
+        launch.call(experiments.batch_norm_steps, 2, [nn.SyncBatchNorm])
+
+
+@pytest.mark.slow
+def test_clip_after_the_average(experiments):
+    """6 and 5 images: each rank finds the norm of all 11."""
+    serial = experiments.clipped_gradients(0.5)
+    ranks = launch.call(experiments.clipped_gradients, 2, 0.5)
+    assert serial["norm"] > 0.5, "there is something to clip"
+    for found in ranks:
+        assert found["norm"] == ranks[0]["norm"]
+        assert found["norm"].item() == pytest.approx(serial["norm"].item(), abs=1e-6)
+        assert largest(found["after"], serial["after"]) < 1e-6
+        assert largest(found["before"], serial["after"]) > 1e-2
+
+
+# ---- what the exercises say -----------------------------------------------------------------
+
+
+def test_the_exercises_name_text_of_the_script():
+    page = (PAGE / "README.md").read_text()
+    script = SCRIPT.read_text()
+    for text in (
+        'sampler.set_epoch(position["epoch"])',
+        "loss * world.size / images_in_step",
+        "evaluate(run, test)",
+    ):
+        assert f"`{text}`" in page
+        assert script.count(text) == 1, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "batch", "verdict"), [(2, 64, "fails"), (3, 1437, "holds")])
+def test_exercise_2_the_mean_of_own_images(tmp_path, ranks, batch, verdict):
+    """It is wrong only if the ranks' shards of a batch differ in size."""
+    right, wrong = "loss * world.size / images_in_step", "loss / real.sum()"
+    path = tmp_path / "exercise.py"
+    path.write_text(SCRIPT.read_text().replace(right, wrong))
+    flags = ("--epochs", 2, "--batch-size", batch, "--prove", "--out", tmp_path / "out")
+    done = run_script(path, "--spawn", ranks, *flags)
+    assert f"limit 1e-05: {verdict}" in done.stdout
