@@ -26,6 +26,7 @@ from multigpu.trainer.loops.results import Results
 from multigpu.trainer.loops.state import RunState
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.profiler import PassThroughProfiler
+from multigpu.trainer.states import RunningStage, TrainerStatus
 
 
 class Trainer:
@@ -311,7 +312,7 @@ class Trainer:
 
     @property
     def training(self) -> bool:
-        return self.state.training
+        return self.state.stage == RunningStage.TRAINING
 
     @property
     def sanity_checking(self) -> bool:
@@ -319,24 +320,26 @@ class Trainer:
 
     @property
     def validating(self) -> bool:
-        return self._evaluates("validate")
+        return self.state.stage == RunningStage.VALIDATING
 
     @property
     def testing(self) -> bool:
-        return self._evaluates("test")
+        return self.state.stage == RunningStage.TESTING
 
     @property
     def predicting(self) -> bool:
-        return self._evaluates("predict")
+        return self.state.stage == RunningStage.PREDICTING
 
-    def _evaluates(self, stage: str) -> bool:
-        loop = self.state.evaluation_loop
-        return loop is not None and loop.stage == stage
+    @property
+    def evaluating(self) -> bool:
+        """Whether the Trainer validates or tests; a sanity check counts."""
+        stage = self.state.stage
+        return stage is not None and stage.evaluating
 
     @property
     def interrupted(self) -> bool:
-        """Whether a SIGTERM ended the run."""
-        return self.state.interrupted
+        """Whether a SIGTERM or an exception ended the run."""
+        return self.state.interrupted or self.state.status == TrainerStatus.INTERRUPTED
 
     @property
     def received_sigterm(self) -> bool:

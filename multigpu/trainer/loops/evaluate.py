@@ -18,6 +18,7 @@ from multigpu.trainer.loops.log_rules import ONCE_PER_EPOCH
 from multigpu.trainer.loops.loggers import send_to_loggers
 from multigpu.trainer.loops.results import Results
 from multigpu.trainer.module import LightningModule
+from multigpu.trainer.states import RunningStage
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -90,9 +91,10 @@ class EvaluationLoop:
         trainer = self.trainer
         state = self.state
         outer_results = state.results
-        outer_training = state.training
+        outer_stage = state.stage
         state.results = self.results
-        state.training = False
+        if state.stage == RunningStage.TRAINING:
+            state.stage = RunningStage.VALIDATING
         state.evaluation_loop = self
         modes = {part: part.training for part in self.module.modules()}
         prefix = PREFIX[self.stage]
@@ -110,7 +112,7 @@ class EvaluationLoop:
             for part, mode in modes.items():
                 part.training = mode
         state.results = outer_results
-        state.training = outer_training
+        state.stage = outer_stage
         state.evaluation_loop = None
         return metrics
 

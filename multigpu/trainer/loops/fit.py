@@ -109,7 +109,6 @@ class FitLoop:
         self._look_up()
         while not (reason := self._reason_to_stop()):
             state.results = self.results
-            state.training = True
             dataloaders.start_epoch(self.loader, self.progress.current_epoch)
             self.epoch_ended = False
             call_hooks.call(trainer, "on_train_epoch_start")
@@ -324,7 +323,6 @@ class FitLoop:
                 self.module.on_validation_model_zero_grad()
             self.validation.run()
             state.results = self.results
-            state.training = True
         if completes_step:
             if state.lr_scheduler_configs and self.automatic:
                 self.schedule("step", plateau=True)

@@ -23,6 +23,7 @@ from multigpu.trainer.loops.results import Reported, Results
 from multigpu.trainer.loops.sigterm import Sigterm
 from multigpu.trainer.loops.transfer import BatchTransfer
 from multigpu.trainer.module import LightningModule
+from multigpu.trainer.states import FIRST_STAGE, RunningStage, TrainerFn, TrainerStatus
 
 if TYPE_CHECKING:
     from multigpu.trainer.loops.evaluate import EvaluationLoop
@@ -108,10 +109,11 @@ class Data:
 
 @dataclass(slots=True)
 class RunState:
-    """The state of one Trainer. The name `fn` is Lightning's.
+    """The state of one Trainer. The names `status`, `fn` and `stage` are Lightning's.
 
-    fn                    the method that runs or ran last: "fit", "validate", "test" or
-                          "predict"
+    status                whether a run is going on, and how the last one ended
+    fn                    the method that runs or ran last; None before the first run
+    stage                 the part of the run; None between runs
     should_stop           True ends training after this batch; users and callbacks set it
     interrupted           whether a SIGTERM ended the run
     lightning_module      the user's module; None before the first run
@@ -139,13 +141,13 @@ class RunState:
     """
 
     results: Results
-    fn: str | None = None
+    status: TrainerStatus = TrainerStatus.INITIALIZING
+    fn: TrainerFn | None = None
+    stage: RunningStage | None = None
     progress: Progress = field(default_factory=Progress)
     metrics: Metrics = field(default_factory=Metrics)
     data: Data = field(default_factory=Data)
     should_stop: bool = False
-    sanity_checking: bool = False
-    training: bool = False
     interrupted: bool = False
     lightning_module: LightningModule | None = None
     datamodule: LightningDataModule | None = None
@@ -169,7 +171,9 @@ class RunState:
         self, fn: str, module: LightningModule, datamodule: Any, results: Results
     ) -> None:
         """Begin a run: delete the last run's metrics and results, but keep the counters."""
-        self.fn = fn
+        self.status = TrainerStatus.RUNNING
+        self.fn = TrainerFn(fn)
+        self.stage = FIRST_STAGE[self.fn]
         self.interrupted = False
         self.lightning_module = module
         self.datamodule = datamodule
@@ -178,11 +182,31 @@ class RunState:
         if fn == "fit":
             self.fit_loop = None
 
+    def finish(self) -> None:
+        """End a run that did not fail."""
+        self.status = (
+            TrainerStatus.INTERRUPTED if self.interrupted else TrainerStatus.FINISHED
+        )
+        self.stage = None
+
     def fail(self) -> None:
         """End a run after an exception: no loop is running."""
+        self.status = TrainerStatus.INTERRUPTED
+        self.stage = None
         self.evaluation_loop = None
-        self.sanity_checking = False
-        self.training = False
+
+    @property
+    def finished(self) -> bool:
+        return self.status == TrainerStatus.FINISHED
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last run is over, also after an exception."""
+        return self.status.stopped
+
+    @property
+    def sanity_checking(self) -> bool:
+        return self.stage == RunningStage.SANITY_CHECKING
 
     def end_hooks(self) -> None:
         """After an exception in a hook: no hook runs, so `self.log` raises an error again."""
