@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 UNSUPPORTED = {
     "plugins": "give strategy and precision instead",
     "barebones": "set logger, enable_checkpointing and enable_progress_bar to False",
-    "reload_dataloaders_every_n_epochs": "use a data set that changes in each epoch",
     "model_registry": "it belongs to Lightning's own platform",
     "enable_autolog_hparams": "call save_hyperparameters: the loggers then log them",
     "tpu_cores": "the accelerators are cpu, gpu and vgpu",
@@ -173,7 +172,11 @@ def check_numbers(trainer: "Trainer") -> None:
                 f"{name} is {value!r}: expected a whole number from 0 up, or -1 for no limit."
             )
     # log_every_n_steps=0 means never.
-    for name, least in (("accumulate_grad_batches", 1), ("log_every_n_steps", 0)):
+    for name, least in (
+        ("accumulate_grad_batches", 1),
+        ("log_every_n_steps", 0),
+        ("reload_dataloaders_every_n_epochs", 0),
+    ):
         value = getattr(trainer, name)
         if type(value) is not int or value < least:
             raise UserError(f"{name} is {value!r}: expected a whole number from {least} up.")

@@ -68,6 +68,7 @@ class Trainer:
         overfit_batches: int | float = 0.0,
         val_check_interval: int | float | None = None,
         check_val_every_n_epoch: int | None = 1,
+        reload_dataloaders_every_n_epochs: int = 0,
         num_sanity_val_steps: int | None = None,
         log_every_n_steps: int | None = None,
         enable_checkpointing: bool | None = None,
@@ -108,6 +109,7 @@ class Trainer:
         self.overfit_batches = overfit_batches
         self.val_check_interval = 1.0 if val_check_interval is None else val_check_interval
         self.check_val_every_n_epoch = check_val_every_n_epoch
+        self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs
         self.num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
         self.log_every_n_steps = 50 if log_every_n_steps is None else log_every_n_steps
         self.accumulate_grad_batches = accumulate_grad_batches
@@ -353,7 +355,7 @@ class Trainer:
     @property
     def enable_validation(self) -> bool:
         loop = self.state.fit_loop
-        return loop is not None and loop.validation is not None
+        return loop is not None and loop.data.validates
 
     @property
     def estimated_stepping_batches(self) -> float:

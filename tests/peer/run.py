@@ -1,13 +1,13 @@
 """Run Lightning's own tests on this Trainer, and count which pass.
 
-    python tests/peer/run.py FOLDER            all files of files.txt; writes benchmarks/peer.json
-    python tests/peer/run.py FOLDER FILE…      these files alone; writes nothing
+    python tests/peer/run.py FOLDER         all of files.txt; writes benchmarks/peer.json
+    python tests/peer/run.py FOLDER FILE…   these files alone; writes nothing
 
 FOLDER is a checkout of Lightning-AI/pytorch-lightning, of the version that is installed here.
 shim.py gives its tests this library's names in place of Lightning's. A test that fails is run
 again with Lightning itself: if it fails there, too, this machine is the reason. reasons.toml
-sorts the other failures; what no entry of it matches is a difference. `make test-peer
-FROM=FOLDER` calls this; it is not part of `make test`. It takes about ten minutes on two cores.
+sorts the other failures; what no entry of it matches is a difference. `make
+test-peer FROM=FOLDER` calls this; it is not part of `make test`.
 """
 
 import argparse
@@ -127,6 +127,8 @@ class _Run:
             ).returncode
         if code not in (0, 1):
             sys.exit(f"{log.read_text()[-4000:]}\nerror: pytest ended with exit code {code}.")
+        if os.environ.get("PEER_LOG"):
+            print(log.read_text()[-6000:])
         return read_outcomes(outcomes)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from multigpu.devices import to_cpu
 from multigpu.errors import UserError, pluralize
+from multigpu.trainer.combined_loader import CombinedLoader
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks, dataloaders, epoch_outputs
 from multigpu.trainer.loops.log_context import LogContext
@@ -34,13 +35,12 @@ class EvaluationLoop:
     loaders       this rank's shards of the dataloaders
     sharded       per dataloader: whether it was sharded; if not, each rank gets all batches
     limits        per dataloader: the number of batches that this rank evaluates
+    is_empty      whether there is no batch on any rank: no hook is then called
     uneven        whether some ranks get one batch more than others
     seen_batches  per dataloader: the number of batches over all runs, the loggers' x axis
     """
 
-    def __init__(
-        self, trainer: "Trainer", stage: str, loaders: list, limit: int | float | None
-    ):
+    def __init__(self, trainer: "Trainer", stage: str, loaders: list):
         state = trainer.state
         strategy = trainer.strategy
         self.trainer = trainer
@@ -50,25 +50,33 @@ class EvaluationLoop:
         self.loaders = [
             dataloaders.prepare_for_rank(trainer, loader, training=False) for loader in loaders
         ]
-        self.sharded = [
-            shard is not whole for whole, shard in zip(loaders, self.loaders, strict=True)
-        ]
         self.num_shards, self.shard_index = (
             strategy.shard if trainer.use_distributed_sampler else (1, 0)
         )
+        self.sharded = [
+            self.num_shards > 1 and shard is not whole
+            for whole, shard in zip(loaders, self.loaders, strict=True)
+        ]
         self.keeps_outputs = False
         self.epoch_outputs = None
         if stage != "predict":
             name = f"{PREFIX[stage]}_epoch_end"
             self.epoch_outputs = epoch_outputs.collect(self.module, name, len(loaders))
         self.uneven = False
+        self.is_empty = True
         self.limits: list[float] = []
         self.seen_batches = [0] * len(loaders)
-        name = f"limit_{'val' if stage == 'validate' else stage}_batches"
+        kind = "val" if stage == "validate" else stage
+        name = f"limit_{kind}_batches"
+        limit = getattr(trainer, name)
         if trainer.overfit_batches and stage == "validate":
             name = "overfit_batches"
-        for whole, sharded in zip(loaders, self.sharded, strict=True):
-            batches = dataloaders.limit_batches(dataloaders.num_batches(whole), limit, name)
+        for whole, shard, sharded in zip(loaders, self.loaders, self.sharded, strict=True):
+            if isinstance(whole, CombinedLoader):
+                check_combined(whole, stage, self.num_shards)
+                whole = shard
+            batches = dataloaders.limit_loader(whole, limit, name)
+            self.is_empty &= batches == 0
             if sharded:
                 if 0 < batches < self.num_shards and self.epoch_outputs is not None:
                     raise UserError(
@@ -80,14 +88,19 @@ class EvaluationLoop:
                 self.uneven |= int(batches) % self.num_shards != 0
                 batches = len(range(self.shard_index, int(batches), self.num_shards))
             self.limits.append(batches)
+        setattr(state.data, f"num_{kind}_batches", self.limits)
         self.results = Results(strategy.gather_objects, trainer.world_size, training=False)
         self.results.device = state.results.device
 
     def run(self, sanity_steps: int | None = None) -> list[dict[str, Any]]:
-        """Evaluate, and return the metrics of each dataloader. For prediction, use `predict`.
+        """Evaluate, and return the metrics of each dataloader; [] if there are no batches.
+
+        For prediction, use `predict`.
 
         sanity_steps   evaluate at most this many batches of each dataloader (-1: all)
         """
+        if self.is_empty:
+            return []
         trainer = self.trainer
         state = self.state
         outer_results = state.results
@@ -132,7 +145,7 @@ class EvaluationLoop:
                 limit = min(limit, sanity_steps)
             dataloaders.start_epoch(loader, self.state.progress.current_epoch)
             if limit:
-                for index, batch in enumerate(loader):
+                for index, batch in enumerate(dataloaders.iterate(loader)):
                     step(batch, index, number)
                     if index + 1 >= limit:
                         break
@@ -243,8 +256,10 @@ class EvaluationLoop:
         """Return `predict_step`'s outputs for all batches, in order, on every rank.
 
         Returns one list per dataloader if there are several; None if return_predictions is
-        False.
+        False, or if there are no batches.
         """
+        if self.is_empty:
+            return None
         self.keeps_outputs = self.state.return_predictions
         self.run()
         if not self.keeps_outputs:
@@ -263,3 +278,12 @@ class EvaluationLoop:
                 ordered = [output for outputs in lists for output in outputs]
             predictions.append(ordered)
         return predictions[0] if len(predictions) == 1 else predictions
+
+
+def check_combined(loader: CombinedLoader, stage: str, ranks: int) -> None:
+    """Raises UserError if the loader's batches cannot be shared out over the ranks."""
+    if ranks > 1:
+        raise UserError(
+            f"trainer.{stage} on {ranks} ranks cannot shard CombinedLoader(mode="
+            f"{loader.mode!r}): give mode='sequential', or a list of dataloaders."
+        )

@@ -184,9 +184,7 @@ class RunState:
 
     def finish(self) -> None:
         """End a run that did not fail."""
-        self.status = (
-            TrainerStatus.INTERRUPTED if self.interrupted else TrainerStatus.FINISHED
-        )
+        self.status = TrainerStatus.INTERRUPTED if self.interrupted else TrainerStatus.FINISHED
         self.stage = None
 
     def fail(self) -> None:
