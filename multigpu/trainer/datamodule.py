@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -50,7 +51,8 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
 
         Each `…_dataset` is one data set, or a list or dict of data sets.
 
-        `kwargs` are arguments of the class's __init__.
+        `kwargs` are arguments of the class's __init__, which also gets batch_size and
+        num_workers if it has parameters of these names.
         """
         datasets = {
             "train": train_dataset,
@@ -58,7 +60,13 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
             "test": test_dataset,
             "predict": predict_dataset,
         }
-        datamodule = cls(**kwargs)
+        accepted = inspect.signature(cls.__init__).parameters
+        numbers = {"batch_size": batch_size, "num_workers": num_workers}
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
+        passed_on = {
+            name: number for name, number in numbers.items() if takes_all or name in accepted
+        }
+        datamodule = cls(**{**passed_on, **kwargs})
         for stage, dataset in datasets.items():
             if dataset is not None:
                 shuffle = stage == "train"

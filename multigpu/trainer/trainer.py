@@ -24,6 +24,7 @@ from multigpu.trainer.loops.optimizers import LRSchedulerConfig
 from multigpu.trainer.loops.precision import Precision
 from multigpu.trainer.loops.results import Results
 from multigpu.trainer.loops.state import RunState
+from multigpu.trainer.loops.step_module import StepModule
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.profiler import PassThroughProfiler
 from multigpu.trainer.states import RunningStage, TrainerStatus
@@ -124,7 +125,7 @@ class Trainer:
         self.detect_anomaly = detect_anomaly
         self.sync_batchnorm = sync_batchnorm
         self.enable_model_summary = enable_model_summary is not False
-        self.default_root_dir = str(default_root_dir or os.getcwd())
+        self.default_root_dir = os.path.expanduser(default_root_dir or os.getcwd())
         arguments.check_numbers(self)
         vars(self).update(defaults.run_lengths(self, max_time))
         self.profiler = defaults.profiler_for(profiler)
@@ -237,7 +238,10 @@ class Trainer:
             # Without a model, use the best checkpoint of the last fit, as Lightning does.
             if ckpt_path is None and saver is not None and saver.best_model_path:
                 ckpt_path = "best"
-                self.print(f"{stage}: uses the weights of {saver.best_model_path}")
+                self.state.warn_once(
+                    f"trainer.{stage} without a model uses the weights of "
+                    f"{saver.best_model_path}: to say so, give ckpt_path='best'."
+                )
         for name, loader in loaders.items():
             # A data module can be given in place of the dataloader: fit(model, datamodule).
             if hasattr(loader, "train_dataloader") and not isinstance(loader, nn.Module):
@@ -380,8 +384,9 @@ class Trainer:
 
     @property
     def model(self) -> nn.Module | None:
-        """The strategy's wrapper of the module (e.g. DDP); after a run, the module itself."""
-        return self.state.model
+        """The strategy's wrapper of the module (e.g. DDP); without one, the module itself."""
+        model = self.state.model
+        return model.module if isinstance(model, StepModule) else model
 
     @property
     def precision_plugin(self) -> Precision | None:
@@ -441,7 +446,7 @@ class Trainer:
 
     @property
     def ckpt_path(self) -> str | None:
-        """The checkpoint from which the last fit resumed."""
+        """The checkpoint that the last run loaded; None if it loaded none."""
         return self.state.ckpt_path
 
     # ---- the ranks --------------------------------------------------------------------------
@@ -479,7 +484,12 @@ class Trainer:
 
     @property
     def logger(self) -> Logger | None:
+        """The first logger. Setting it replaces all loggers; None removes them."""
         return self.loggers[0] if self.loggers else None
+
+    @logger.setter
+    def logger(self, logger: Logger | None) -> None:
+        self.loggers = [] if logger is None else [logger]
 
     @property
     def log_dir(self) -> str:

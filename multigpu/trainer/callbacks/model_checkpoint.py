@@ -6,6 +6,7 @@ import os
 import warnings
 from copy import copy
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -250,6 +251,12 @@ class ModelCheckpoint(Callback):
             metrics = self._monitor_candidates(trainer)
             self._save_checkpoint(trainer, self.format_checkpoint_name(metrics))
             self._save_last_checkpoint(trainer, metrics)
+
+    def last_checkpoints(self, trainer: Trainer) -> set[str]:
+        """The files that are named as last checkpoints, of this run and of earlier ones."""
+        folder = Path(self.dirpath or default_folder(trainer))
+        pattern = f"{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}"
+        return {self.last_model_path, *map(str, folder.glob(pattern))}
 
     # ---- names
     # ----------------------------------------------------------------------------------

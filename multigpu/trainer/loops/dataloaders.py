@@ -114,6 +114,11 @@ def prepare_for_rank(trainer: "Trainer", loader: Any, training: bool) -> Any:
             prepare_for_rank(trainer, each, training) for each in loader.flattened
         ]
         return ours
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise UserError(
+            f"a dataloader is {type(loader).__name__}: expected a DataLoader, or another "
+            f"iterable of batches; a list holds several dataloaders."
+        )
     if trainer.use_distributed_sampler:
         keep_order = bool(trainer.overfit_batches)
         loader = shard_loader(loader, trainer.strategy.shard, training, keep_order)

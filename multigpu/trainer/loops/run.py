@@ -55,6 +55,7 @@ def run_stage(
     try:
         # Before configure_callbacks, which can replace the ModelCheckpoint that knows "best".
         ckpt_path = restoring.resolve_path(trainer, ckpt_path)
+        state.ckpt_path = ckpt_path
         _set_up(trainer, stage)
         if stage == "fit":
             returned = _fit(trainer, ckpt_path, given)
