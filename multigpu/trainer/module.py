@@ -309,7 +309,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         clip(parameters, gradient_clip_val)
 
     def _setting(self, name: str, given: Any) -> Any:
-        """The argument of clip_gradients, or the Trainer's. Raises UserError if they differ."""
+        """The argument of clip_gradients, or else the Trainer's; they must not differ."""
         of_trainer = getattr(self._trainer, name)
         if given is None or of_trainer is None or given == of_trainer:
             return of_trainer if given is None else given

@@ -42,6 +42,12 @@ class RunningStage(StrEnum):
             RunningStage.SANITY_CHECKING,
         )
 
+    @property
+    def dataloader_prefix(self) -> str:
+        """The stage's part of the name val_dataloader."""
+        validates = (RunningStage.VALIDATING, RunningStage.SANITY_CHECKING)
+        return "val" if self in validates else self.value
+
 
 # A run of this method begins with this stage.
 FIRST_STAGE = {

@@ -12,8 +12,15 @@ from torch.optim import Optimizer
 from multigpu.errors import report_user_errors
 from multigpu.strategies import Strategy
 from multigpu.trainer import arguments, defaults
-from multigpu.trainer.callbacks import Callback, EarlyStopping, ModelCheckpoint, ProgressBar
+from multigpu.trainer.callbacks import (
+    Callback,
+    EarlyStopping,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    ProgressBar,
+)
 from multigpu.trainer.checkpointing.saving import save_checkpoint
+from multigpu.trainer.combined_loader import CombinedLoader
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.loggers import Logger
 from multigpu.trainer.loops import run, spawned
@@ -22,6 +29,7 @@ from multigpu.trainer.loops.fit import estimated_steps
 from multigpu.trainer.loops.optimizer_step import LightningOptimizer
 from multigpu.trainer.loops.optimizers import LRSchedulerConfig
 from multigpu.trainer.loops.precision import Precision
+from multigpu.trainer.loops.predict import PredictionLoop
 from multigpu.trainer.loops.results import Results
 from multigpu.trainer.loops.state import RunState
 from multigpu.trainer.loops.step_module import StepModule
@@ -112,6 +120,8 @@ class Trainer:
         self.check_val_every_n_epoch = check_val_every_n_epoch
         self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs
         self.num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
+        if self.num_sanity_val_steps == -1:  # all batches
+            self.num_sanity_val_steps = float("inf")
         self.log_every_n_steps = 50 if log_every_n_steps is None else log_every_n_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self.gradient_clip_val = gradient_clip_val
@@ -248,11 +258,18 @@ class Trainer:
                 datamodule = loader
                 loaders[name] = None
         check_model(stage, model)
+        if stage == "fit" and ckpt_path is None and self._has_exception_checkpoint():
+            ckpt_path = "last"
         if getattr(self.strategy, "trains_in_other_processes", False):
             return spawned.run_stage(self, stage, model, datamodule, ckpt_path, loaders)
         return self.strategy.launch(
             run.run_stage, self, stage, model, datamodule, ckpt_path, loaders
         )
+
+    def _has_exception_checkpoint(self) -> bool:
+        """Whether an earlier fit failed and left the file of an OnExceptionCheckpoint."""
+        savers = (cb for cb in self.callbacks if isinstance(cb, OnExceptionCheckpoint))
+        return any(os.path.exists(saver.ckpt_path) for saver in savers)
 
     def _print_metrics(self, of_dataloaders: list[dict[str, float]]) -> None:
         for number, metrics in enumerate(of_dataloaders):
@@ -375,6 +392,11 @@ class Trainer:
         return self
 
     @property
+    def predict_loop(self) -> PredictionLoop | None:
+        """The loop of the last prediction, for callbacks: its rows and its outputs."""
+        return self.state.predict_loop
+
+    @property
     def lightning_module(self) -> LightningModule | None:
         return self.state.lightning_module
 
@@ -398,8 +420,9 @@ class Trainer:
 
     @property
     def train_dataloader(self) -> Any:
-        """This rank's shard of the training dataloader."""
-        return self.state.data.train_dataloader
+        """This rank's shard of the training dataloader, or of each of them."""
+        loader = self.state.data.train_dataloader
+        return loader.iterables if isinstance(loader, CombinedLoader) else loader
 
     @property
     def val_dataloaders(self) -> Any:

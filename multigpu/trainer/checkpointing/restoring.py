@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def resolve_path(trainer: Trainer, ckpt_path: str | Path | None) -> str | None:
     """The path of the checkpoint file, the same on all ranks.
 
-    "last" is the newest of the callbacks' last checkpoints, also of an earlier run; None, with a
-    warning, if there is none. Raises UserError if ModelCheckpoint has saved no best checkpoint.
+    "last" is the newest of the callbacks' last checkpoints, also of an earlier run; None, with
+    a warning, if there is none. Raises UserError if ModelCheckpoint has saved no best one.
     """
     if ckpt_path == "last":
         return trainer.strategy.broadcast(_newest_last(trainer))

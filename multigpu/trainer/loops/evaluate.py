@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multigpu.devices import to_cpu
 from multigpu.errors import UserError, pluralize
 from multigpu.trainer.combined_loader import CombinedLoader
 from multigpu.trainer.hooks import is_overridden
@@ -17,7 +16,7 @@ from multigpu.trainer.loops import call_hooks, dataloaders, epoch_outputs
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.log_rules import ONCE_PER_EPOCH
 from multigpu.trainer.loops.loggers import send_to_loggers
-from multigpu.trainer.loops.results import Results
+from multigpu.trainer.loops.results import Reported, Results
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.states import RunningStage
 
@@ -29,7 +28,7 @@ PREFIX = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
 class EvaluationLoop:
-    """Runs one of the three stages over one or several dataloaders.
+    """Runs one of the three stages over one or several dataloaders; see also predict.py.
 
     stage         "validate", "test" or "predict"
     loaders       this rank's shards of the dataloaders
@@ -57,7 +56,6 @@ class EvaluationLoop:
             self.num_shards > 1 and shard is not whole
             for whole, shard in zip(loaders, self.loaders, strict=True)
         ]
-        self.keeps_outputs = False
         self.epoch_outputs = None
         if stage != "predict":
             name = f"{PREFIX[stage]}_epoch_end"
@@ -94,8 +92,6 @@ class EvaluationLoop:
 
     def run(self, sanity_steps: int | None = None) -> list[dict[str, Any]]:
         """Evaluate, and return the metrics of each dataloader; [] if there are no batches.
-
-        For prediction, use `predict`.
 
         sanity_steps   evaluate at most this many batches of each dataloader (-1: all)
         """
@@ -160,7 +156,7 @@ class EvaluationLoop:
             send_to_loggers(trainer, reported)
         call_hooks.call(trainer, f"on_{prefix}_end")
         self.results.reset()
-        return self._by_dataloader(reported.logger)
+        return self._by_dataloader(reported)
 
     def _batch_function(self) -> Callable[[Any, int, int], None]:
         """Look up the hooks once, and return a function that evaluates one batch."""
@@ -187,7 +183,7 @@ class EvaluationLoop:
         attributes = self.module.__dict__
         between_hooks = attributes["_log_context"]
         step_context = LogContext(results, name)
-        self.outputs: list[list] = [[] for _ in self.loaders]
+        predicts = self.stage == "predict"
 
         def evaluate(batch: Any, index: int, number: int) -> None:
             if self.sharded[number]:  # its index in the whole dataloader
@@ -199,6 +195,8 @@ class EvaluationLoop:
             arguments = (batch, batch_idx, number) if several else (batch, batch_idx)
             if batch_start is not None:
                 batch_start(*arguments)
+            if predicts:
+                self.before_step(index, number)
             attributes["_log_context"] = step_context
             with precision.context():
                 step_arguments = arguments if takes_index else (batch,)
@@ -210,8 +208,8 @@ class EvaluationLoop:
                 batch_end(output, *arguments)
             if self.epoch_outputs is not None:
                 self.epoch_outputs.add(output, number)
-            if self.keeps_outputs:
-                self.outputs[number].append(to_cpu(output))
+            if predicts:
+                self.after_batch(output, number)
             elif not state.sanity_checking:
                 if results.any_fresh:
                     state.metrics.update(results.step_metrics(exchange=False))
@@ -221,6 +219,12 @@ class EvaluationLoop:
                 self.seen_batches[number] += 1
 
         return evaluate
+
+    def before_step(self, index: int, number: int) -> None:
+        """Called before predict_step for batch `index` of the dataloader `number`."""
+
+    def after_batch(self, output: Any, number: int) -> None:
+        """Called with predict_step's output after the hooks of the batch."""
 
     def check_all_gather(self, tensor: torch.Tensor, hook: str) -> None:
         """Raises UserError if self.all_gather in `hook` would hang or fail."""
@@ -238,46 +242,16 @@ class EvaluationLoop:
             already_reported=not strategy.is_global_zero,
         )
 
-    def _by_dataloader(self, metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    def _by_dataloader(self, reported: Reported) -> list[dict[str, Any]]:
         """Return each dataloader's metrics, with those that belong to no dataloader."""
-        if len(self.loaders) == 1:
-            return [dict(metrics)]
-        suffixes = tuple(f"/dataloader_idx_{number}" for number in range(len(self.loaders)))
         return [
             {
                 name: value
-                for name, value in metrics.items()
-                if name.endswith(own) or not name.endswith(suffixes)
+                for name, value in reported.logger.items()
+                if reported.loaders.get(name) in (None, number)
             }
-            for own in suffixes
+            for number in range(len(self.loaders))
         ]
-
-    def predict(self) -> list | None:
-        """Return `predict_step`'s outputs for all batches, in order, on every rank.
-
-        Returns one list per dataloader if there are several; None if return_predictions is
-        False, or if there are no batches.
-        """
-        if self.is_empty:
-            return None
-        self.keeps_outputs = self.state.return_predictions
-        self.run()
-        if not self.keeps_outputs:
-            return None
-        of_ranks = self.trainer.strategy.gather_objects(self.outputs)
-        predictions = []
-        for number, sharded in enumerate(self.sharded):
-            lists = [outputs[number] for outputs in of_ranks]
-            if sharded:
-                total = sum(map(len, lists))
-                ordered = [
-                    lists[index % self.num_shards][index // self.num_shards]
-                    for index in range(total)
-                ]
-            else:  # each rank predicted for all batches of its own loader
-                ordered = [output for outputs in lists for output in outputs]
-            predictions.append(ordered)
-        return predictions[0] if len(predictions) == 1 else predictions
 
 
 def check_combined(loader: CombinedLoader, stage: str, ranks: int) -> None:

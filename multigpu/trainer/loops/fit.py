@@ -74,11 +74,15 @@ class FitLoop:
         trainer = self.trainer
         state = self.state
         self.data.load_training()
-        if self.data.batches == 0 or self._finished():
+        if self.data.batches == 0:
+            return
+        if reason := self._reason_to_stop():
+            trainer.report(f"`Trainer.fit` stopped: {reason}.")
             return
         self.automatic = self.module.automatic_optimization
         iterator = self._iterator()
-        self.data.load_validation()
+        if self.data.validation is None and self.data.validates_in_epoch():
+            self.data.load_validation()
         call_hooks.call(trainer, "on_train_start")
         self._look_up()
         while not (reason := self._reason_to_stop()):

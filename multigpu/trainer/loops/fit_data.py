@@ -4,6 +4,7 @@ configure_optimizers runs before the dataloaders are made, unless it asks for
 trainer.estimated_stepping_batches. A sanity check makes the validation dataloaders first.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import UserError
@@ -41,8 +42,8 @@ class FitData:
         self.length: float = 0
         self.batches: float = 0
         self.validation: EvaluationLoop | None = None
-        self._epoch_of_training = -1
-        self._epoch_of_validation = -1
+        self._epoch_of_training = -math.inf
+        self._epoch_of_validation = -math.inf
         if not dataloaders.has_loader(trainer, "train", given):
             raise UserError(
                 "trainer.fit has no training data: pass train_dataloaders= or datamodule=, or "
@@ -105,7 +106,9 @@ class FitData:
         trainer = self.trainer
         if not self.validates or not self._is_due(self.validation, self._epoch_of_validation):
             return
-        self._epoch_of_validation = trainer.current_epoch
+        # A sanity check does not count as this epoch's validation, if there will be none.
+        if self.validates_in_epoch() or not self.state.sanity_checking:
+            self._epoch_of_validation = trainer.current_epoch
         found = dataloaders.as_list(dataloaders.find_loader(trainer, "val", self.given))
         same_everywhere(
             self.strategy.world,
@@ -115,7 +118,14 @@ class FitData:
         )
         self.validation = EvaluationLoop(trainer, "validate", found)
 
-    def _is_due(self, loaded: Any, epoch: int) -> bool:
+    def validates_in_epoch(self) -> bool:
+        """Whether there is a validation in this epoch."""
+        every = self.trainer.check_val_every_n_epoch
+        return self.validates and (
+            every is None or (self.trainer.current_epoch + 1) % every == 0
+        )
+
+    def _is_due(self, loaded: Any, epoch: float) -> bool:
         """Whether there are no dataloaders, or reload_dataloaders_every_n_epochs is due."""
         every = self.trainer.reload_dataloaders_every_n_epochs
         return loaded is None or bool(every and self.trainer.current_epoch - epoch >= every)

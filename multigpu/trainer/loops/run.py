@@ -21,6 +21,7 @@ from multigpu.trainer.loops.fit_data import FitData
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.optimizer_step import LightningOptimizer, OptimizerStep
 from multigpu.trainer.loops.precision import Precision
+from multigpu.trainer.loops.predict import PredictionLoop
 from multigpu.trainer.loops.results import Results
 from multigpu.trainer.loops.step_module import StepModule
 from multigpu.trainer.loops.transfer import BatchTransfer
@@ -266,9 +267,10 @@ def _evaluate(
         return None if stage == "predict" else []
     state.lightning_module.zero_grad()
     loaders = dataloaders.as_list(dataloaders.find_loader(trainer, name, given))
-    evaluation = EvaluationLoop(trainer, stage, loaders)
     if stage == "predict":
-        return evaluation.predict()
+        state.predict_loop = PredictionLoop(trainer, loaders)
+        return state.predict_loop.predict()
+    of_dataloaders = EvaluationLoop(trainer, stage, loaders).run()
     return [
-        {name: float(value) for name, value in metrics.items()} for metrics in evaluation.run()
+        {name: float(value) for name, value in metrics.items()} for metrics in of_dataloaders
     ]

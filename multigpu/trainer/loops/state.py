@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from multigpu.trainer.loops.evaluate import EvaluationLoop
     from multigpu.trainer.loops.fit import FitLoop
     from multigpu.trainer.loops.optimizer_step import LightningOptimizer, OptimizerStep
+    from multigpu.trainer.loops.predict import PredictionLoop
 
 
 @dataclass(slots=True)
@@ -131,6 +132,7 @@ class RunState:
     results               the values logged in the current loop
     fit_loop              the loop of the last fit; None before the first fit
     evaluation_loop       the loop of the running evaluation; else None
+    predict_loop          the loop of the last prediction
     ckpt_path             the checkpoint from which the last fit resumed
     weights_only          the user's argument: False reads any object from a checkpoint
     return_predictions    whether `predict` keeps the outputs
@@ -160,6 +162,7 @@ class RunState:
     optimizer_step: "OptimizerStep | None" = None
     fit_loop: "FitLoop | None" = None
     evaluation_loop: "EvaluationLoop | None" = None
+    predict_loop: "PredictionLoop | None" = None
     ckpt_path: str | None = None
     weights_only: bool | None = None
     return_predictions: bool = True
