@@ -43,7 +43,11 @@ class CombinedLoader(Iterable):
 
     @property
     def limits(self) -> list[float] | None:
-        """At most this many batches of each dataloader; None without limits."""
+        """At most this many batches of each dataloader; None without limits.
+
+        They limit the length, and what "sequential" gives. In other modes, the Trainer stops
+        after as many batches as the length.
+        """
         return self._limits
 
     @limits.setter
@@ -92,23 +96,17 @@ class CombinedLoader(Iterable):
         for index, row in zip(count(), together(), strict=False):
             yield _rebuild(self.iterables, iter(row)), index, 0
 
-    def _limit(self, number: int) -> int | None:
-        limit = float("inf") if self._limits is None else self._limits[number]
-        return None if limit == float("inf") else int(limit)
-
-    def _start(self, number: int) -> Iterator:
-        return islice(iter(self.flattened[number]), self._limit(number))
-
-    def _iterators(self) -> list[Iterator]:
-        return [self._start(number) for number in range(len(self.flattened))]
-
     def _one_after_the_other(self) -> Iterator[tuple[Any, int, int]]:
-        for number in range(len(self.flattened)):
-            for index, batch in enumerate(self._start(number)):
+        for number, loader in enumerate(self.flattened):
+            limit = float("inf") if self._limits is None else self._limits[number]
+            stop = None if limit == float("inf") else int(limit)
+            if stop == 0:
+                continue
+            for index, batch in enumerate(islice(iter(loader), stop)):
                 yield batch, index, number
 
     def _shortest(self) -> Iterator[list]:
-        iterators = self._iterators()
+        iterators = list(map(iter, self.flattened))
         while iterators:
             row = []
             for iterator in iterators:
@@ -119,7 +117,7 @@ class CombinedLoader(Iterable):
             yield row
 
     def _longest(self) -> Iterator[list]:
-        iterators = self._iterators()
+        iterators = list(map(iter, self.flattened))
         while True:
             row = [next(iterator, END) for iterator in iterators]
             if all(batch is END for batch in row):
@@ -127,7 +125,8 @@ class CombinedLoader(Iterable):
             yield [None if batch is END else batch for batch in row]
 
     def _cycled(self) -> Iterator[list]:
-        iterators = self._iterators()
+        loaders = self.flattened
+        iterators = list(map(iter, loaders))
         ended = [False] * len(iterators)
         while iterators:
             row = []
@@ -137,7 +136,7 @@ class CombinedLoader(Iterable):
                     ended[number] = True
                     if all(ended):
                         return
-                    iterators[number] = self._start(number)
+                    iterators[number] = iter(loaders[number])
                     batch = next(iterators[number], None)
                 row.append(batch)
             yield row

@@ -28,7 +28,10 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
     "core.optimizer": {"loops.optimizer_step": ("LightningOptimizer",)},
     "loggers.csv_logs": {"loggers.csv_logger": ("CSVLogger",)},
     "loggers.tensorboard": {"loggers.tensorboard_logger": ("TensorBoardLogger",)},
-    "profilers": {"profiler": ("PassThroughProfiler", "Profiler", "SimpleProfiler")},
+    "profilers": {
+        "profiler": ("PassThroughProfiler", "Profiler", "SimpleProfiler"),
+        "torch_profiler": ("PyTorchProfiler",),
+    },
     "trainer.states": {"states": ("RunningStage", "TrainerFn", "TrainerStatus")},
     "trainer.trainer": {"trainer": ("Trainer",)},
     "utilities.exceptions": {"utilities": ("MisconfigurationException",)},

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.loggers import Logger
 from multigpu.trainer.loops import run, spawned
 from multigpu.trainer.loops.check_model import check_model
+from multigpu.trainer.loops.create_module import creating_module
 from multigpu.trainer.loops.fit import estimated_steps
 from multigpu.trainer.loops.optimizer_step import LightningOptimizer
 from multigpu.trainer.loops.optimizers import LRSchedulerConfig
@@ -221,6 +223,13 @@ class Trainer:
     def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None) -> None:
         """Write a checkpoint in Lightning's format. All ranks must call it; rank 0 writes."""
         save_checkpoint(self, filepath, bool(weights_only))
+
+    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
+        """A context in which a module is created with the run's precision, on its device.
+
+        empty_init   True: leave the weights uninitialised, because a checkpoint will be loaded
+        """
+        return creating_module(self.precision, self.strategy, bool(empty_init))
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on rank 0 only, without disturbing the progress bar."""

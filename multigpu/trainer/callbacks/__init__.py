@@ -10,9 +10,11 @@ from multigpu.trainer.callbacks.finetuning import BackboneFinetuning, BaseFinetu
 from multigpu.trainer.callbacks.lambda_callback import LambdaCallback
 from multigpu.trainer.callbacks.lr_monitor import LearningRateMonitor
 from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
+from multigpu.trainer.callbacks.model_summary import ModelSummary
 from multigpu.trainer.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from multigpu.trainer.callbacks.prediction_writer import BasePredictionWriter
 from multigpu.trainer.callbacks.progress import ProgressBar, TQDMProgressBar
+from multigpu.trainer.callbacks.rich_progress import RichProgressBar
 from multigpu.trainer.callbacks.timer import Timer
 from multigpu.trainer.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
 
@@ -27,8 +29,10 @@ __all__ = [
     "LambdaCallback",
     "LearningRateMonitor",
     "ModelCheckpoint",
+    "ModelSummary",
     "OnExceptionCheckpoint",
     "ProgressBar",
+    "RichProgressBar",
     "TQDMProgressBar",
     "Timer",
     "WeightAveraging",
@@ -36,10 +40,8 @@ __all__ = [
 
 # Lightning's other callbacks, and what to use instead.
 ALTERNATIVES = {
-    "ModelSummary": "use Trainer(enable_model_summary=True), the default",
-    "RichProgressBar": "use TQDMProgressBar",
-    "RichModelSummary": "use Trainer(enable_model_summary=True), the default",
-    "StochasticWeightAveraging": "use torch.optim.swa_utils",
+    "RichModelSummary": "use ModelSummary",
+    "StochasticWeightAveraging": "use WeightAveraging, and torch's SWALR as scheduler",
     "DeviceStatsMonitor": "use torch.cuda.memory_summary(), or vgpu.memory_held()",
     "ModelPruning": "use torch.nn.utils.prune",
     "LearningRateFinder": "train some steps with each of several learning rates, and compare",

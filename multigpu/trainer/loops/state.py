@@ -7,7 +7,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -184,6 +184,13 @@ class RunState:
         self.metrics.clear()
         if fn == "fit":
             self.fit_loop = None
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """The state without loops and dataloaders: a pickled Trainer can begin a run."""
+        state = {each.name: getattr(self, each.name) for each in fields(self)}
+        loops = ("fit_loop", "evaluation_loop", "predict_loop", "optimizer_step", "transfer")
+        state |= dict.fromkeys(loops) | {"lightning_optimizers": [], "data": Data()}
+        return None, state
 
     def finish(self) -> None:
         """End a run that did not fail."""
