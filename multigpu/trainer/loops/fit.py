@@ -300,10 +300,9 @@ class FitLoop:
         self.pending_phase = "rest"
         self.index = index
         if validating:
-            self.data.load_validation()
-        if validating and not self.data.validation.is_empty:
             if completes_step:
                 self.module.on_validation_model_zero_grad()
+            self.data.load_validation()
             self.data.validation.run()
             state.results = self.results
         if completes_step:
