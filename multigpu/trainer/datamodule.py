@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,9 +92,36 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
             datamodule.load_state_dict(content[cls.__qualname__])
         return datamodule
 
+    def __str__(self) -> str:
+        """The number of rows behind each dataloader, as in Lightning; None before `setup`."""
+        names = {
+            "Train": "train", "Validation": "val", "Test": "test", "Predict": "predict"
+        }  # fmt: skip
+        lines = (
+            f"{{{label} dataloader: {_sizes(getattr(self, f'{name}_dataloader'))}}}"
+            for label, name in names.items()
+        )
+        return "\n".join(lines)
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process has its own Trainer.
         return {**self.__dict__, "trainer": None}
+
+
+def _sizes(make: Callable[[], Any]) -> str:
+    """The rows of the data sets of the dataloaders that `make` returns, as text."""
+    try:
+        loaders = make()
+    except Exception:  # the user's method needs what `setup` makes
+        return "None"
+    if isinstance(loaders, DataLoader):
+        return f"size={_size(loaders)}"
+    listed = loaders.values() if isinstance(loaders, Mapping) else loaders
+    return " ; ".join(f"{n}. size={_size(loader)}" for n, loader in enumerate(listed, 1))
+
+
+def _size(loader: DataLoader) -> int | str:
+    return len(loader.dataset) if isinstance(loader.dataset, Sized) else "NA"
 
 
 def _loaders(datasets: Any, shuffle: bool, batch_size: int, num_workers: int) -> Any:

@@ -77,7 +77,7 @@ class Trainer:
         limit_test_batches: int | float | None = None,
         limit_predict_batches: int | float | None = None,
         overfit_batches: int | float = 0.0,
-        val_check_interval: int | float | None = None,
+        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
         check_val_every_n_epoch: int | None = 1,
         reload_dataloaders_every_n_epochs: int = 0,
         num_sanity_val_steps: int | None = None,
@@ -522,6 +522,14 @@ class Trainer:
     @logger.setter
     def logger(self, logger: Logger | None) -> None:
         self.loggers = [] if logger is None else [logger]
+
+    @property
+    def loggers(self) -> list[Logger]:
+        return self._loggers
+
+    @loggers.setter
+    def loggers(self, loggers: list[Logger] | None) -> None:
+        self._loggers = loggers or []
 
     @property
     def log_dir(self) -> str:

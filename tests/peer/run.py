@@ -26,7 +26,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 REPORT = ROOT / "benchmarks" / "peer.json"
 # A test that hangs fails after this many seconds.
-SECONDS = 60
+SECONDS = 40
+# Ranks in new processes import Lightning without the shim: these tests say nothing here.
+DESELECT = "not spawn and not fork"
 # The peer's settings that its tests rely on; rootdir and the rest are those of this run.
 SETTINGS = """[pytest]
 xfail_strict = true
@@ -117,6 +119,7 @@ class _Run:
         }
         command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no"]
         command += ["-p", "shim", "-p", "no:cacheprovider", f"--timeout={SECONDS}"]
+        command += ["-k", DESELECT]
         command += [f"--numprocesses={self.workers}", "--dist=worksteal"]
         command += ["-c", str(self.folder / "pytest.ini"), f"--rootdir={self.tests}"]
         command += [f"--basetemp={self.folder / library}-tmp", f"@{listed}"]
@@ -125,10 +128,8 @@ class _Run:
             code = subprocess.run(
                 command, cwd=working, env=environment, stdout=file, stderr=subprocess.STDOUT
             ).returncode
-        if code not in (0, 1):
+        if code not in (0, 1, 5):  # 5: there was nothing to run
             sys.exit(f"{log.read_text()[-4000:]}\nerror: pytest ended with exit code {code}.")
-        if os.environ.get("PEER_LOG"):
-            print(log.read_text()[-6000:])
         return read_outcomes(outcomes)
 
 

@@ -127,7 +127,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
         outcome["error"] = f"{type(value).__name__}: {value}"[:600]
         lines = [entry for entry in call.excinfo.traceback if entry.path == item.path]
         outcome["line"] = " ".join(str(lines[-1].statement).split()) if lines else ""
+    _write(outcome)
+    return report
+
+
+@pytest.hookimpl
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A file that cannot be imported counts as one failed test."""
+    if report.failed and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        error = str(report.longrepr)[-600:]
+        _write({"test": report.nodeid, "result": "failed", "error": error})
+
+
+def _write(outcome: dict[str, Any]) -> None:
     folder = Path(os.environ["PEER_OUTCOMES"])
     with (folder / f"{os.getpid()}.jsonl").open("a") as file:
         file.write(json.dumps(outcome) + "\n")
-    return report

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from multigpu.errors import UserError
@@ -257,6 +258,12 @@ class ModelCheckpoint(Callback):
         folder = Path(self.dirpath or default_folder(trainer))
         pattern = f"{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}"
         return {self.last_model_path, *map(str, folder.glob(pattern))}
+
+    def to_yaml(self, filepath: str | os.PathLike | None = None) -> None:
+        """Write best_k_models, path → score, to a YAML file; by default in `dirpath`."""
+        path = Path(filepath or os.path.join(self.dirpath, "best_k_models.yaml"))
+        scores = {path: float(score) for path, score in self.best_k_models.items()}
+        path.write_text(yaml.safe_dump(scores))
 
     # ---- names
     # ----------------------------------------------------------------------------------
