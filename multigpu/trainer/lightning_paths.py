@@ -42,7 +42,6 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
     "utilities.rank_zero": {
         "utilities": ("rank_zero_info", "rank_zero_only", "rank_zero_warn")
     },
-    "utilities.seed": {"seed": ("seed_everything",)},
     "utilities.types": {
         "utilities": (
             "EVAL_DATALOADERS",
