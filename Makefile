@@ -27,7 +27,7 @@ else
 BUILD := the build of PyTorch that pip prefers: on Linux x86_64 the CUDA build, 2.8 GB (TORCH=cpu takes the CPU build, 0.2 GB)
 endif
 
-.PHONY: help install run test test-quick test-real test-mutations lint my-copy lab bench slurm-up slurm-down clean
+.PHONY: help install run test test-quick test-real test-mutations test-peer lint my-copy lab bench slurm-up slurm-down clean
 
 help:
 	@echo "make install     install into .venv; VENV=folder takes another, TORCH=cpu the CPU build of PyTorch"
@@ -36,6 +36,7 @@ help:
 	@echo "make test-quick  run what needs under two minutes, before a commit"
 	@echo "make test-real   run all tests, every program really started"
 	@echo "make test-mutations  break the behaviours of mutations.toml: each must turn a test red"
+	@echo "make test-peer FROM=folder  run Lightning's own tests, from a checkout of it, on this Trainer"
 	@echo "make lint        check style, layers, and that notebooks match their scripts"
 	@echo "make my-copy     write your own notebooks to my-copy/, without outputs; keep those you have"
 	@echo "make lab         the same, then open them in JupyterLab"
@@ -88,6 +89,9 @@ lab: my-copy
 test-mutations: $(INSTALLED)
 	@echo "breaking the behaviours of mutations.toml, and running tests after each"
 	python tests/mutations/run.py
+
+test-peer: $(INSTALLED)
+	@python tests/peer/run.py "$(FROM)"
 
 bench: $(INSTALLED)
 	@echo "measuring the README's figures: do not use the machine meanwhile"
