@@ -27,7 +27,7 @@ else
 BUILD := the build of PyTorch that pip prefers: on Linux x86_64 the CUDA build, 2.8 GB (TORCH=cpu takes the CPU build, 0.2 GB)
 endif
 
-.PHONY: help install run test test-quick test-real test-mutations lint lab bench slurm-up slurm-down clean
+.PHONY: help install run test test-quick test-real test-mutations test-peer lint my-copy lab bench slurm-up slurm-down clean
 
 help:
 	@echo "make install     install into .venv; VENV=folder takes another, TORCH=cpu the CPU build of PyTorch"
@@ -36,8 +36,10 @@ help:
 	@echo "make test-quick  run what needs under two minutes, before a commit"
 	@echo "make test-real   run all tests, every program really started"
 	@echo "make test-mutations  break the behaviours of mutations.toml: each must turn a test red"
+	@echo "make test-peer FROM=folder  run Lightning's own tests, from a checkout of it, on this Trainer"
 	@echo "make lint        check style, layers, and that notebooks match their scripts"
-	@echo "make lab         open the course in JupyterLab"
+	@echo "make my-copy     write your own notebooks to my-copy/, without outputs; keep those you have"
+	@echo "make lab         the same, then open them in JupyterLab"
 	@echo "make bench       measure the figures of the README"
 	@echo "make slurm-up    start the classroom cluster, a real Slurm on this machine"
 	@echo "make slurm-down  stop it"
@@ -68,21 +70,28 @@ test: lint
 test-real: lint
 	REAL_START=1 pytest --numprocesses=3
 
-# Jupyter, IPython, matplotlib and node write into this folder, not into the home.
-lab: export JUPYTER_CONFIG_DIR := $(CURDIR)/.jupyter
-lab: export JUPYTER_DATA_DIR := $(CURDIR)/.jupyter/data
-lab: export JUPYTER_RUNTIME_DIR := $(CURDIR)/.jupyter/runtime
-lab: export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/.jupyter/workspaces
-lab: export IPYTHONDIR := $(CURDIR)/.jupyter/ipython
-lab: export MPLCONFIGDIR := $(CURDIR)/.jupyter/matplotlib
-lab: export NPM_CONFIG_CACHE := $(CURDIR)/.jupyter/npm
-lab: $(INSTALLED)
+# Your own notebooks, without outputs and guesses; what is in my-copy/ already is kept.
+my-copy: $(INSTALLED)
+	@multigpu notebooks copy
+
+# Jupyter, IPython, matplotlib and node write into this folder, not into your home.
+lab: export JUPYTER_CONFIG_DIR := $(CURDIR)/my-copy/.jupyter
+lab: export JUPYTER_DATA_DIR := $(CURDIR)/my-copy/.jupyter/data
+lab: export JUPYTER_RUNTIME_DIR := $(CURDIR)/my-copy/.jupyter/runtime
+lab: export JUPYTERLAB_WORKSPACES_DIR := $(CURDIR)/my-copy/.jupyter/workspaces
+lab: export IPYTHONDIR := $(CURDIR)/my-copy/.jupyter/ipython
+lab: export MPLCONFIGDIR := $(CURDIR)/my-copy/.jupyter/matplotlib
+lab: export NPM_CONFIG_CACHE := $(CURDIR)/my-copy/.jupyter/npm
+lab: my-copy
 	@echo "starting JupyterLab, a few seconds; Ctrl-C twice ends it; it writes into $(CURDIR) only"
 	@python -m jupyterlab --config=lessons/.jupyter/lab.py
 
 test-mutations: $(INSTALLED)
-	@echo "breaking 42 behaviours, and running tests after each"
+	@echo "breaking the behaviours of mutations.toml, and running tests after each"
 	python tests/mutations/run.py
+
+test-peer: $(INSTALLED)
+	@python tests/peer/run.py "$(FROM)"
 
 bench: $(INSTALLED)
 	@echo "measuring the README's figures: do not use the machine meanwhile"

@@ -18,6 +18,8 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
 
+pytest_plugins = ["nbval_report"]
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:

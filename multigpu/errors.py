@@ -2,6 +2,7 @@
 
 import difflib
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -27,7 +28,7 @@ class UserError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in place of a traceback: IPython calls this method."""
-        return [f"error: {self}"]
+        return wrapped(f"error: {self}")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -37,7 +38,7 @@ class Interrupted(KeyboardInterrupt):
     """
 
     def _render_traceback_(self) -> list[str]:
-        return [str(self)]
+        return wrapped(str(self))
 
 
 class StartedRanks(Protocol):
@@ -128,6 +129,15 @@ def connection_lost(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def wrapped(text: str) -> list[str]:
+    """The text in lines of at most 95 columns: a notebook would break lines within words."""
+    return [
+        part
+        for line in text.splitlines()
+        for part in textwrap.wrap(line, 95, break_long_words=False, break_on_hyphens=False)
+    ]
 
 
 def pluralize(number: int, thing: str) -> str:

@@ -381,3 +381,9 @@ if __name__ == "__main__":
 # short = "--prove --epochs 3 --out results/10-nodes"
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_NodeBatch.py {short}
 # print(metrics.route_row("10 ddp2, a node's batch", "results/10-nodes"))
+
+# %% [markdown] tags=["footer"]
+# [← 10 Every strategy](PTL_Strategies.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/10-strategies/README.md) ·
+# [11 Precision →](PTL_Precision.ipynb)

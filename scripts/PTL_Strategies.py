@@ -154,7 +154,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # When does each send? One step of each over 10 Gbit/s, simulated (by
 # `lessons/10-strategies/picture.py`):
 #
-# ![What moves when](../lessons/10-strategies/what-moves-when.png)
+# ![One step of ddp and of Horovod on two ranks](../lessons/10-strategies/exact.png)
 #
 # ## Step 1 · The model and its step
 # `training_step` may get a part of a batch; `training_step_end` gets the outputs of all parts
@@ -396,3 +396,9 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("10 every strategy", "results/10"))
+
+# %% [markdown] tags=["footer"]
+# [← 09 The Lightning-style wrapper](PTL_multiGPU.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/10-strategies/README.md) ·
+# [10 Inside the strategies →](PTL_NodeBatch.ipynb)

@@ -403,3 +403,9 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb"]
 # !python ../lessons/09-lightning/in_lightning.py results/09/last.ckpt
 # print(metrics.route_row("09 Lightning-style Trainer", "results/09"))
+
+# %% [markdown] tags=["footer"]
+# [← 08 TensorFlow on several nodes](TF_CNN_MultiNode.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/09-lightning/README.md) ·
+# [10 Every strategy →](PTL_Strategies.ipynb)

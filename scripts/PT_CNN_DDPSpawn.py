@@ -356,3 +356,9 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("04 DDP by mp.spawn", "results/04"))  # for the table of all routes
+
+# %% [markdown] tags=["footer"]
+# [← 03 Pipeline](PT_CNN_Pipeline.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/04-ddp-spawn/README.md) ·
+# [05 DDP on a cluster →](PT_CNN_MultiGPU.ipynb)

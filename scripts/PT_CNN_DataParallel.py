@@ -371,3 +371,9 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("02 DataParallel", "results/02"))  # for the table of all routes
+
+# %% [markdown] tags=["footer"]
+# [← 01 One GPU first](PT_CNN_SingleGPU.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/02-data-parallel/README.md) ·
+# [03 Model parallelism →](PT_CNN_ModelParallel.ipynb)

@@ -355,3 +355,9 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("06 model and data parallel", "results/06"))
+
+# %% [markdown] tags=["footer"]
+# [← 05 DDP on a cluster](PT_CNN_MultiGPU.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/06-hybrid-parallel/README.md) ·
+# [07 MirroredStrategy →](TF_CNN_MultiGPU.ipynb)

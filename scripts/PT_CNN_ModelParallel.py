@@ -333,3 +333,9 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("03 model parallelism", "results/03"))  # for the table of all routes
+
+# %% [markdown] tags=["footer"]
+# [← 02 DataParallel](PT_CNN_DataParallel.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/03-model-parallel/README.md) ·
+# [03 Pipeline →](PT_CNN_Pipeline.ipynb)

@@ -590,3 +590,9 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("05 DDP", "results/05"))  # for the table of all routes
+
+# %% [markdown] tags=["footer"]
+# [← 04 DDP with mp.spawn](PT_CNN_DDPSpawn.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/05-ddp-cluster/README.md) ·
+# [06 Model and data parallel →](PT_CNN_HybridParallel.ipynb)

@@ -322,3 +322,9 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("03 pipeline, 1F1B", "results/03-pipeline"))
+
+# %% [markdown] tags=["footer"]
+# [← 03 Model parallelism](PT_CNN_ModelParallel.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/03-model-parallel/README.md) ·
+# [04 DDP with mp.spawn →](PT_CNN_DDPSpawn.ipynb)

@@ -351,3 +351,8 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("01 one GPU", "results/01"))  # for the table of all routes
+
+# %% [markdown] tags=["footer"]
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/01-one-gpu/README.md) ·
+# [02 DataParallel →](PT_CNN_DataParallel.ipynb)

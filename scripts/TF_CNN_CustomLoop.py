@@ -371,3 +371,9 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("07 MirroredStrategy, by hand", "results/07-loop"))
+
+# %% [markdown] tags=["footer"]
+# [← 07 MirroredStrategy](TF_CNN_MultiGPU.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/07-mirrored-strategy/README.md) ·
+# [08 TensorFlow on several nodes →](TF_CNN_MultiNode.ipynb)

@@ -357,3 +357,9 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("07 MirroredStrategy", "results/07"))  # for the table of routes
+
+# %% [markdown] tags=["footer"]
+# [← 06 Model and data parallel](PT_CNN_HybridParallel.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/07-mirrored-strategy/README.md) ·
+# [07 MirroredStrategy by hand →](TF_CNN_CustomLoop.ipynb)

@@ -410,3 +410,9 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("08 TensorFlow, two workers", "results/08"))
+
+# %% [markdown] tags=["footer"]
+# [← 07 MirroredStrategy by hand](TF_CNN_CustomLoop.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/08-tf-multi-node/README.md) ·
+# [09 The Lightning-style wrapper →](PTL_multiGPU.ipynb)

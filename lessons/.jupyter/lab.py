@@ -6,11 +6,13 @@ import secrets
 import socket
 from pathlib import Path
 
+import zmq
+
 HERE = Path(__file__).resolve().parent
 c = get_config()  # noqa: F821  (JupyterLab puts it there)
 
 c.ServerApp.root_dir = str(HERE.parent.parent)
-PAGE = "/lab/tree/lessons/README.md"
+PAGE = "/lab/tree/my-copy/README.md"
 c.LabApp.default_url = PAGE
 
 # overrides.json is in that folder: pages open rendered, and nothing is fetched from outside.
@@ -19,7 +21,12 @@ c.LabApp.app_settings_dir = str(HERE)
 # jupytext's extension writes scripts/STEM.py each time notebooks/STEM.ipynb is saved, because
 # pyproject.toml pairs them. A learner's experiments must not change the scripts that the
 # cluster runs. Authors edit the script and call `multigpu notebooks run STEM`.
-c.ServerApp.jpserver_extensions = {"jupyterlab_jupytext": False}
+# jupyter_lsp looks for language servers of other languages, with programs that write logs in
+# the home.
+c.ServerApp.jpserver_extensions = {"jupyterlab_jupytext": False, "jupyter_lsp": False}
+
+# Other users of the machine can reach a kernel's ports.
+c.KernelManager.transport_encryption = "auto" if zmq.has("curve") else "disabled"
 
 # In a container the user is root. The server listens on the loopback only and wants its token.
 c.ServerApp.allow_root = True

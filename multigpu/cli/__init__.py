@@ -6,11 +6,13 @@ Each command calls one module and prints what it returns.
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from multigpu import classroom
+from multigpu.course import find_root
 from multigpu.errors import UserError
 from multigpu.terminal import announce
 
@@ -134,7 +136,7 @@ def notebooks_run(stems: Stems = None) -> None:
     """
     from multigpu import notebooks as pairs
 
-    root = pairs.find_root()
+    root = find_root()
     failed = False
     for stem in pairs.select(stems or (), root):
         print(f"{stem}: running", flush=True)
@@ -153,11 +155,77 @@ def notebooks_run(stems: Stems = None) -> None:
         raise SystemExit(1)
 
 
+@notebooks.command("text")
+def notebooks_text(stems: Stems = None) -> None:
+    """Take over the prose of scripts in their notebooks, without running them.
+
+    The notebooks keep their outputs. A script whose code has changed must be run.
+    """
+    from multigpu import notebooks as pairs
+
+    root = find_root()
+    problems = []
+    for stem in pairs.select(stems or (), root):
+        try:
+            if pairs.update_text(stem, root):
+                print(f"notebooks/{stem}.ipynb: text updated")
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+@notebooks.command("copy")
+def notebooks_copy(stems: Stems = None) -> None:
+    """Write your own notebooks to my-copy/, without outputs and guesses.
+
+    A notebook that exists there is kept.
+    """
+    from multigpu.notebooks import copies
+
+    for sentence in copies.copy(stems or ()):
+        print(sentence)
+
+
+@notebooks.command("footers")
+def notebooks_footers() -> None:
+    """Write the footers of pages and notebooks, and the tables of lessons."""
+    from multigpu.notebooks import footers
+
+    for name in footers.write():
+        print(f"{name}: updated")
+
+
+@notebooks.command("figures")
+def notebooks_figures(
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the values into the pages.")
+    ] = False,
+) -> None:
+    """Report figures on pages that are not what their notebook or file gives."""
+    from multigpu import notebooks as pairs
+    from multigpu.notebooks import figures
+
+    if write:
+        root = find_root()
+        for name in figures.write(root):
+            print(f"{name}: updated")
+            if name.endswith(".py"):
+                pairs.update_text(Path(name).stem, root)
+        return
+    findings = figures.check()
+    for finding in findings:
+        print(finding)
+    if findings:
+        raise SystemExit(1)
+
+
 @notebooks.command("check")
 def notebooks_check(stems: Stems = None) -> None:
     """Report notebooks that no longer match their scripts; exit code 1 if there are any.
 
-    It also reports cells that failed, were not executed, or were executed out of order.
+    It also reports cells that failed, were not executed, or were executed out of order, and
+    outputs that are not those of the run.
     """
     from multigpu import notebooks as pairs
 

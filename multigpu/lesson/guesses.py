@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import SupportsFloat
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, wrapped
 
 
 class GuessNeeded(UserError):
     """A guess has no value, or one that cannot be compared. A notebook shows the text only."""
 
     def _render_traceback_(self) -> list[str]:
-        return [str(self)]
+        return wrapped(str(self))
 
 
 def need(*guesses: object, choices: Sequence[str] = ()) -> None:

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from multigpu import strategies
 from multigpu.errors import UserError
-from multigpu.trainer import callbacks, loggers, utilities
+from multigpu.trainer import callbacks, lightning_paths, loggers, utilities
 from multigpu.trainer.callbacks import Callback
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.module import LightningModule
@@ -56,3 +56,4 @@ def __getattr__(name: str) -> NoReturn:
 pytorch = sys.modules[__name__]  # L.pytorch.callbacks, as in Lightning
 # This makes `from multigpu.trainer.strategies import DDPStrategy` work.
 sys.modules[f"{__name__}.strategies"] = strategies
+lightning_paths.register(__name__)

@@ -5,6 +5,7 @@ the strategy.
 import os
 import sys
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from multigpu import devices as compute_devices
@@ -12,6 +13,7 @@ from multigpu.errors import UserError, did_you_mean, pluralize
 from multigpu.launch.world import World, find_world, is_rank_zero
 from multigpu.strategies import Strategy, strategy_by_name
 from multigpu.strategies.accelerators import Accelerator, resolve
+from multigpu.trainer.callbacks.timer import to_seconds
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 UNSUPPORTED = {
     "plugins": "give strategy and precision instead",
     "barebones": "set logger, enable_checkpointing and enable_progress_bar to False",
-    "reload_dataloaders_every_n_epochs": "use a data set that changes in each epoch",
     "model_registry": "it belongs to Lightning's own platform",
     "enable_autolog_hparams": "call save_hyperparameters: the loggers then log them",
     "tpu_cores": "the accelerators are cpu, gpu and vgpu",
@@ -173,13 +174,20 @@ def check_numbers(trainer: "Trainer") -> None:
                 f"{name} is {value!r}: expected a whole number from 0 up, or -1 for no limit."
             )
     # log_every_n_steps=0 means never.
-    for name, least in (("accumulate_grad_batches", 1), ("log_every_n_steps", 0)):
+    for name, least in (
+        ("accumulate_grad_batches", 1),
+        ("log_every_n_steps", 0),
+        ("reload_dataloaders_every_n_epochs", 0),
+        ("check_val_every_n_epoch", 1),
+    ):
         value = getattr(trainer, name)
-        if type(value) is not int or value < least:
+        counts_batches = name == "check_val_every_n_epoch" and value is None
+        if not counts_batches and (type(value) is not int or value < least):
             raise UserError(f"{name} is {value!r}: expected a whole number from {least} up.")
     limits = [f"limit_{kind}_batches" for kind in ("train", "val", "test", "predict")]
     for name in (*limits, "overfit_batches", "val_check_interval"):
-        _check_batches(name, getattr(trainer, name))
+        if name != "val_check_interval" or not is_time(trainer.val_check_interval):
+            _check_batches(name, getattr(trainer, name))
     value = trainer.gradient_clip_val
     if value is not None and (type(value) not in (int, float) or value < 0):
         raise UserError(
@@ -190,11 +198,19 @@ def check_numbers(trainer: "Trainer") -> None:
         raise UserError(
             f"gradient_clip_algorithm is {algorithm!r}: expected 'norm' or 'value'."
         )
-    if trainer.check_val_every_n_epoch is None and type(trainer.val_check_interval) is not int:
+    interval = trainer.val_check_interval
+    if is_time(interval):
+        to_seconds(interval, "Trainer(val_check_interval")
+    elif trainer.check_val_every_n_epoch is None and type(interval) is not int:
         raise UserError(
             "check_val_every_n_epoch=None counts batches across epochs: "
-            "give val_check_interval as a number of batches."
+            "give val_check_interval as a number of batches, or as a time."
         )
+
+
+def is_time(interval: Any) -> bool:
+    """Whether val_check_interval is a time: "DD:HH:MM:SS", a timedelta or its arguments."""
+    return isinstance(interval, (str, dict, timedelta))
 
 
 def _check_batches(name: str, value: Any) -> None:
@@ -212,11 +228,13 @@ def _check_batches(name: str, value: Any) -> None:
 
 
 def batches_between_validations(trainer: "Trainer", epoch: float, validates: bool) -> float:
-    """Return val_check_interval as a number of batches.
+    """Return val_check_interval as a number of batches; infinity if it is a time.
 
     epoch   batches per epoch; val_check_interval can be a fraction of this number
     """
     interval = trainer.val_check_interval
+    if is_time(interval):
+        return float("inf")
     if type(interval) is int:
         if validates and trainer.check_val_every_n_epoch is not None and interval > epoch:
             raise UserError(

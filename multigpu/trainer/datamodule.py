@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,8 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
 
         Each `…_dataset` is one data set, or a list or dict of data sets.
 
-        `kwargs` are arguments of the class's __init__.
+        `kwargs` are arguments of the class's __init__, which also gets batch_size and
+        num_workers if it has parameters of these names.
         """
         datasets = {
             "train": train_dataset,
@@ -58,7 +60,13 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
             "test": test_dataset,
             "predict": predict_dataset,
         }
-        datamodule = cls(**kwargs)
+        accepted = inspect.signature(cls.__init__).parameters
+        numbers = {"batch_size": batch_size, "num_workers": num_workers}
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
+        passed_on = {
+            name: number for name, number in numbers.items() if takes_all or name in accepted
+        }
+        datamodule = cls(**{**passed_on, **kwargs})
         for stage, dataset in datasets.items():
             if dataset is not None:
                 shuffle = stage == "train"
@@ -84,9 +92,36 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
             datamodule.load_state_dict(content[cls.__qualname__])
         return datamodule
 
+    def __str__(self) -> str:
+        """The number of rows behind each dataloader, as in Lightning; None before `setup`."""
+        names = {
+            "Train": "train", "Validation": "val", "Test": "test", "Predict": "predict"
+        }  # fmt: skip
+        lines = (
+            f"{{{label} dataloader: {_sizes(getattr(self, f'{name}_dataloader'))}}}"
+            for label, name in names.items()
+        )
+        return "\n".join(lines)
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process has its own Trainer.
         return {**self.__dict__, "trainer": None}
+
+
+def _sizes(make: Callable[[], Any]) -> str:
+    """The rows of the data sets of the dataloaders that `make` returns, as text."""
+    try:
+        loaders = make()
+    except Exception:  # the user's method needs what `setup` makes
+        return "None"
+    if isinstance(loaders, DataLoader):
+        return f"size={_size(loaders)}"
+    listed = loaders.values() if isinstance(loaders, Mapping) else loaders
+    return " ; ".join(f"{n}. size={_size(loader)}" for n, loader in enumerate(listed, 1))
+
+
+def _size(loader: DataLoader) -> int | str:
+    return len(loader.dataset) if isinstance(loader.dataset, Sized) else "NA"
 
 
 def _loaders(datasets: Any, shuffle: bool, batch_size: int, num_workers: int) -> Any:

@@ -16,9 +16,12 @@ from multigpu.trainer.callbacks import (
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loggers.logger import DummyLogger
 from multigpu.trainer.profiler import PassThroughProfiler, SimpleProfiler
+from multigpu.trainer.torch_profiler import PyTorchProfiler
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
+
+PROFILERS = {"simple": SimpleProfiler, "pytorch": PyTorchProfiler}
 
 
 def run_lengths(trainer: "Trainer", max_time: Any) -> dict[str, Any]:
@@ -47,12 +50,12 @@ def run_lengths(trainer: "Trainer", max_time: Any) -> dict[str, Any]:
 
 
 def profiler_for(profiler: PassThroughProfiler | str | None) -> PassThroughProfiler | None:
-    """Return the profiler; "simple" means SimpleProfiler(), None means no profiler."""
-    if profiler in (None, "simple"):
-        return SimpleProfiler() if profiler else None
+    """Return the profiler; None means no profiler. PROFILERS has the names."""
+    if isinstance(profiler, str) and profiler in PROFILERS:
+        return PROFILERS[profiler]()
     if isinstance(profiler, str):
         raise UserError(
-            f"profiler is {profiler!r}: expected 'simple', a SimpleProfiler, or None."
+            f"profiler is {profiler!r}: expected 'simple', 'pytorch', a profiler, or None."
         )
     return profiler
 

@@ -16,6 +16,8 @@ from multigpu.trainer.hooks import ModuleHooks
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
+CLIPPING = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}
+
 
 class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     """Override `training_step`, `configure_optimizers`, and other methods as needed.
@@ -207,11 +209,20 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         return strategy.all_gather(tensor, group, sync_grads)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
-        """Only this optimizer's parameters require gradients, until `untoggle_optimizer`."""
-        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self.__dict__["_toggled"] = {p: p.requires_grad for p in self.parameters()}
-        for parameter in self.parameters():
-            parameter.requires_grad_(parameter.requires_grad and id(parameter) in own)
+        """Freeze what only other optimizers hold, until `untoggle_optimizer`.
+
+        Parameters that no optimizer holds stay as they are.
+        """
+        own = {p for group in optimizer.param_groups for p in group["params"]}
+        held = {
+            parameter: parameter.requires_grad
+            for each in self.trainer.optimizers
+            for group in each.param_groups
+            for parameter in group["params"]
+        }
+        self.__dict__["_toggled"] = held
+        for parameter in held.keys() - own:
+            parameter.requires_grad_(False)
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
         for parameter, before in self.__dict__.pop("_toggled", {}).items():
@@ -225,12 +236,13 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         finally:
             self.untoggle_optimizer(optimizer)
 
-    def freeze(self) -> None:
-        """Turn off all gradients, and set evaluation mode."""
-        self.requires_grad_(False).eval()
+    def freeze(self) -> "LightningModule":
+        """Turn off all gradients, and set evaluation mode. Returns the module."""
+        return self.requires_grad_(False).eval()
 
-    def unfreeze(self) -> None:
-        self.requires_grad_(True).train()
+    def unfreeze(self) -> "LightningModule":
+        """Turn on all gradients, and set training mode. Returns the module."""
+        return self.requires_grad_(True).train()
 
     # ---- what the Trainer does unless it is overridden --------------------------------------
 
@@ -275,17 +287,36 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """Limit the norm of all gradients together ("norm"), or clamp each number to ± the
         value ("value").
 
-        In manual optimization, the gradients are first averaged over the ranks.
+        The defaults are the Trainer's arguments; another value than the Trainer's raises
+        UserError. In manual optimization, the gradients are first averaged over the ranks.
         """
+        if self._trainer is not None:
+            gradient_clip_val = self._setting("gradient_clip_val", gradient_clip_val)
+            gradient_clip_algorithm = self._setting(
+                "gradient_clip_algorithm", gradient_clip_algorithm
+            )
         if not gradient_clip_val:
             return
         if not self.automatic_optimization and self._trainer is not None:
             self._trainer.strategy.synchronize(getattr(optimizer, "optimizer", optimizer))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if (gradient_clip_algorithm or "norm") == "norm":
-            nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
-        else:
-            nn.utils.clip_grad_value_(parameters, gradient_clip_val)
+        clip = CLIPPING.get(gradient_clip_algorithm or "norm")
+        if clip is None:
+            raise UserError(
+                f"clip_gradients(gradient_clip_algorithm={gradient_clip_algorithm!r}): "
+                f"expected 'norm' or 'value'."
+            )
+        clip(parameters, gradient_clip_val)
+
+    def _setting(self, name: str, given: Any) -> Any:
+        """The argument of clip_gradients, or else the Trainer's; they must not differ."""
+        of_trainer = getattr(self._trainer, name)
+        if given is None or of_trainer is None or given == of_trainer:
+            return of_trainer if given is None else given
+        raise UserError(
+            f"clip_gradients({name}={given!r}) contradicts Trainer({name}={of_trainer!r}): "
+            f"give one of them only."
+        )
 
     # ---- where it runs ----------------------------------------------------------------------
 

@@ -5,24 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from multigpu.errors import pluralize
+from multigpu.errors import UserError, pluralize
+from multigpu.trainer.callbacks import ModelSummary
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
 
 def print_summary_and_log_hparams(trainer: Trainer) -> None:
-    """Print the summary on rank 0; give loggers the hyperparameters and the graph."""
-    if trainer.is_global_zero and trainer.enable_model_summary:
-        _print_summary(trainer)
+    """Print the summary on rank 0; give loggers the hyperparameters and the graph.
+
+    Raises UserError if the module and the data module have the same hyperparameter with other
+    values.
+    """
+    depth = next((cb.max_depth for cb in trainer.callbacks if isinstance(cb, ModelSummary)), 1)
+    if trainer.is_global_zero and trainer.enable_model_summary and depth:
+        _print_summary(trainer, depth)
     model = trainer.lightning_module
     hparams: dict[str, Any] = {}
     for part in (model, trainer.datamodule):
         if part is not None and getattr(part, "_log_hyperparams", False):
-            hparams |= part.hparams_initial
+            added = part.hparams_initial
+            for name in hparams.keys() & added.keys():
+                if not _is_same(hparams[name], added[name]):
+                    raise UserError(
+                        f"the hyperparameter {name!r} is {hparams[name]!r} in the module and "
+                        f"{added[name]!r} in the data module: rename one of them."
+                    )
+            hparams |= added
     for logger in trainer.loggers:
         if hparams:
             logger.log_hyperparams(hparams)
@@ -30,10 +45,17 @@ def print_summary_and_log_hparams(trainer: Trainer) -> None:
         logger.save()
 
 
-def _print_summary(trainer: Trainer) -> None:
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two hyperparameters are equal; of tensors and arrays, only the same object."""
+    if isinstance(one, (torch.Tensor, np.ndarray)):
+        return one is other
+    return type(one) is type(other) and one == other
+
+
+def _print_summary(trainer: Trainer, depth: int) -> None:
     strategy = trainer.strategy
     ranks = pluralize(trainer.world_size, "rank")
-    trainer.print(summarize(trainer.lightning_module))
+    trainer.print(summarize(trainer.lightning_module, depth))
     trainer.print(
         f"{strategy.name} on {ranks}, {strategy.device.type}, {trainer.precision_plugin.name}"
     )

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,31 @@ from torch.optim import Optimizer
 from multigpu.errors import report_user_errors
 from multigpu.strategies import Strategy
 from multigpu.trainer import arguments, defaults
-from multigpu.trainer.callbacks import Callback, EarlyStopping, ModelCheckpoint, ProgressBar
+from multigpu.trainer.callbacks import (
+    Callback,
+    EarlyStopping,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    ProgressBar,
+)
 from multigpu.trainer.checkpointing.saving import save_checkpoint
+from multigpu.trainer.combined_loader import CombinedLoader
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.loggers import Logger
 from multigpu.trainer.loops import run, spawned
 from multigpu.trainer.loops.check_model import check_model
+from multigpu.trainer.loops.create_module import creating_module
 from multigpu.trainer.loops.fit import estimated_steps
 from multigpu.trainer.loops.optimizer_step import LightningOptimizer
 from multigpu.trainer.loops.optimizers import LRSchedulerConfig
 from multigpu.trainer.loops.precision import Precision
+from multigpu.trainer.loops.predict import PredictionLoop
 from multigpu.trainer.loops.results import Results
 from multigpu.trainer.loops.state import RunState
+from multigpu.trainer.loops.step_module import StepModule
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.profiler import PassThroughProfiler
+from multigpu.trainer.states import RunningStage, TrainerStatus
 
 
 class Trainer:
@@ -65,8 +77,9 @@ class Trainer:
         limit_test_batches: int | float | None = None,
         limit_predict_batches: int | float | None = None,
         overfit_batches: int | float = 0.0,
-        val_check_interval: int | float | None = None,
+        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
         check_val_every_n_epoch: int | None = 1,
+        reload_dataloaders_every_n_epochs: int = 0,
         num_sanity_val_steps: int | None = None,
         log_every_n_steps: int | None = None,
         enable_checkpointing: bool | None = None,
@@ -107,7 +120,10 @@ class Trainer:
         self.overfit_batches = overfit_batches
         self.val_check_interval = 1.0 if val_check_interval is None else val_check_interval
         self.check_val_every_n_epoch = check_val_every_n_epoch
+        self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs
         self.num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
+        if self.num_sanity_val_steps == -1:  # all batches
+            self.num_sanity_val_steps = float("inf")
         self.log_every_n_steps = 50 if log_every_n_steps is None else log_every_n_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self.gradient_clip_val = gradient_clip_val
@@ -121,7 +137,7 @@ class Trainer:
         self.detect_anomaly = detect_anomaly
         self.sync_batchnorm = sync_batchnorm
         self.enable_model_summary = enable_model_summary is not False
-        self.default_root_dir = str(default_root_dir or os.getcwd())
+        self.default_root_dir = os.path.expanduser(default_root_dir or os.getcwd())
         arguments.check_numbers(self)
         vars(self).update(defaults.run_lengths(self, max_time))
         self.profiler = defaults.profiler_for(profiler)
@@ -208,6 +224,13 @@ class Trainer:
         """Write a checkpoint in Lightning's format. All ranks must call it; rank 0 writes."""
         save_checkpoint(self, filepath, bool(weights_only))
 
+    def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
+        """A context in which a module is created with the run's precision, on its device.
+
+        empty_init   True: leave the weights uninitialised, because a checkpoint will be loaded
+        """
+        return creating_module(self.precision, self.strategy, bool(empty_init))
+
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on rank 0 only, without disturbing the progress bar."""
         if self.is_global_zero:
@@ -234,18 +257,28 @@ class Trainer:
             # Without a model, use the best checkpoint of the last fit, as Lightning does.
             if ckpt_path is None and saver is not None and saver.best_model_path:
                 ckpt_path = "best"
-                self.print(f"{stage}: uses the weights of {saver.best_model_path}")
+                self.state.warn_once(
+                    f"trainer.{stage} without a model uses the weights of "
+                    f"{saver.best_model_path}: to say so, give ckpt_path='best'."
+                )
         for name, loader in loaders.items():
             # A data module can be given in place of the dataloader: fit(model, datamodule).
             if hasattr(loader, "train_dataloader") and not isinstance(loader, nn.Module):
                 datamodule = loader
                 loaders[name] = None
         check_model(stage, model)
+        if stage == "fit" and ckpt_path is None and self._has_exception_checkpoint():
+            ckpt_path = "last"
         if getattr(self.strategy, "trains_in_other_processes", False):
             return spawned.run_stage(self, stage, model, datamodule, ckpt_path, loaders)
         return self.strategy.launch(
             run.run_stage, self, stage, model, datamodule, ckpt_path, loaders
         )
+
+    def _has_exception_checkpoint(self) -> bool:
+        """Whether an earlier fit failed and left the file of an OnExceptionCheckpoint."""
+        savers = (cb for cb in self.callbacks if isinstance(cb, OnExceptionCheckpoint))
+        return any(os.path.exists(saver.ckpt_path) for saver in savers)
 
     def _print_metrics(self, of_dataloaders: list[dict[str, float]]) -> None:
         for number, metrics in enumerate(of_dataloaders):
@@ -311,7 +344,7 @@ class Trainer:
 
     @property
     def training(self) -> bool:
-        return self.state.training
+        return self.state.stage == RunningStage.TRAINING
 
     @property
     def sanity_checking(self) -> bool:
@@ -319,24 +352,26 @@ class Trainer:
 
     @property
     def validating(self) -> bool:
-        return self._evaluates("validate")
+        return self.state.stage == RunningStage.VALIDATING
 
     @property
     def testing(self) -> bool:
-        return self._evaluates("test")
+        return self.state.stage == RunningStage.TESTING
 
     @property
     def predicting(self) -> bool:
-        return self._evaluates("predict")
+        return self.state.stage == RunningStage.PREDICTING
 
-    def _evaluates(self, stage: str) -> bool:
-        loop = self.state.evaluation_loop
-        return loop is not None and loop.stage == stage
+    @property
+    def evaluating(self) -> bool:
+        """Whether the Trainer validates or tests; a sanity check counts."""
+        stage = self.state.stage
+        return stage is not None and stage.evaluating
 
     @property
     def interrupted(self) -> bool:
-        """Whether a SIGTERM ended the run."""
-        return self.state.interrupted
+        """Whether a SIGTERM or an exception ended the run."""
+        return self.state.interrupted or self.state.status == TrainerStatus.INTERRUPTED
 
     @property
     def received_sigterm(self) -> bool:
@@ -350,7 +385,7 @@ class Trainer:
     @property
     def enable_validation(self) -> bool:
         loop = self.state.fit_loop
-        return loop is not None and loop.validation is not None
+        return loop is not None and loop.data.validates
 
     @property
     def estimated_stepping_batches(self) -> float:
@@ -366,6 +401,11 @@ class Trainer:
         return self
 
     @property
+    def predict_loop(self) -> PredictionLoop | None:
+        """The loop of the last prediction, for callbacks: its rows and its outputs."""
+        return self.state.predict_loop
+
+    @property
     def lightning_module(self) -> LightningModule | None:
         return self.state.lightning_module
 
@@ -375,8 +415,9 @@ class Trainer:
 
     @property
     def model(self) -> nn.Module | None:
-        """The strategy's wrapper of the module (e.g. DDP); after a run, the module itself."""
-        return self.state.model
+        """The strategy's wrapper of the module (e.g. DDP); without one, the module itself."""
+        model = self.state.model
+        return model.module if isinstance(model, StepModule) else model
 
     @property
     def precision_plugin(self) -> Precision | None:
@@ -388,8 +429,9 @@ class Trainer:
 
     @property
     def train_dataloader(self) -> Any:
-        """This rank's shard of the training dataloader."""
-        return self.state.data.train_dataloader
+        """This rank's shard of the training dataloader, or of each of them."""
+        loader = self.state.data.train_dataloader
+        return loader.iterables if isinstance(loader, CombinedLoader) else loader
 
     @property
     def val_dataloaders(self) -> Any:
@@ -436,7 +478,7 @@ class Trainer:
 
     @property
     def ckpt_path(self) -> str | None:
-        """The checkpoint from which the last fit resumed."""
+        """The checkpoint that the last run loaded; None if it loaded none."""
         return self.state.ckpt_path
 
     # ---- the ranks --------------------------------------------------------------------------
@@ -474,7 +516,20 @@ class Trainer:
 
     @property
     def logger(self) -> Logger | None:
+        """The first logger. Setting it replaces all loggers; None removes them."""
         return self.loggers[0] if self.loggers else None
+
+    @logger.setter
+    def logger(self, logger: Logger | None) -> None:
+        self.loggers = [] if logger is None else [logger]
+
+    @property
+    def loggers(self) -> list[Logger]:
+        return self._loggers
+
+    @loggers.setter
+    def loggers(self, loggers: list[Logger] | None) -> None:
+        self._loggers = loggers or []
 
     @property
     def log_dir(self) -> str:

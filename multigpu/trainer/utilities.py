@@ -1,6 +1,7 @@
 """Functions that people import from lightning.pytorch.utilities."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -9,6 +10,26 @@ from torch import nn
 
 from multigpu.errors import UserError
 from multigpu.launch.world import find_world
+from multigpu.trainer.checkpointing.attribute_dict import AttributeDict
+from multigpu.trainer.combined_loader import CombinedLoader
+
+__all__ = [
+    "AttributeDict",
+    "CombinedLoader",
+    "MisconfigurationException",
+    "grad_norm",
+    "rank_zero_info",
+    "rank_zero_only",
+    "rank_zero_warn",
+]
+
+# Types that steps and hooks are annotated with.
+STEP_OUTPUT = torch.Tensor | Mapping[str, Any] | None
+EVAL_DATALOADERS = Any
+TRAIN_DATALOADERS = Any
+OptimizerLRScheduler = Any
+# What this library raises where Lightning raises a MisconfigurationException.
+MisconfigurationException = UserError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,3 +74,9 @@ def grad_norm(
 def rank_zero_info(*args: Any, **kwargs: Any) -> None:
     """Print on rank 0 only."""
     print(*args, **kwargs)
+
+
+@rank_zero_only
+def rank_zero_warn(message: str, stacklevel: int = 3, category: type = UserWarning) -> None:
+    """Warn on rank 0 only."""
+    warnings.warn(message, category, stacklevel=stacklevel)

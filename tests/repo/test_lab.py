@@ -59,7 +59,7 @@ def test_make_lab_by_ssh(tmp_path: Path):
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-    started, line = log.read_text().splitlines()
+    *_, started, line = log.read_text().splitlines()
     assert str(ROOT) in started
     assert f"ssh -N -L {found[1]}:127.0.0.1:{found[1]} " in line and "@10.0.0.7" in line
     assert list(home.iterdir()) == []

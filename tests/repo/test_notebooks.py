@@ -12,6 +12,7 @@ from commands import ROOT
 
 from multigpu import notebooks
 from multigpu.errors import UserError
+from multigpu.notebooks import running
 
 pytestmark = pytest.mark.slow
 
@@ -134,16 +135,16 @@ def test_run_updates_the_notebook_of_a_changed_script(pair):
     [
         (
             "values = []\nvalues[3]",
-            ["cell 2", "values = []", "IndexError: list index out of range"],
+            ["In [2]", "values = []", "IndexError: list index out of range"],
         ),
-        ("# !echo the cause; exit 3", ["cell 2", "the cause", "non-zero exit status 3"]),
-        ("import os\nos._exit(1)", ["cell 2", "the kernel died"]),
-        ("import time\ntime.sleep(60)", ["cell 2", "still running after 4 s"]),
-        ("input()", ["cell 2", "StdinNotImplementedError"]),
+        ("# !echo the cause; exit 3", ["In [2]", "the cause", "non-zero exit status 3"]),
+        ("import os\nos._exit(1)", ["In [2]", "the kernel died"]),
+        ("import time\ntime.sleep(60)", ["In [2]", "still running after 4 s"]),
+        ("input()", ["In [2]", "StdinNotImplementedError"]),
     ],
 )
 def test_run_leaves_the_old_notebook_if_a_cell_fails(tmp_path, monkeypatch, cell, facts):
-    monkeypatch.setattr(notebooks, "SECONDS_PER_CELL", 4 if "sleep" in cell else 30)
+    monkeypatch.setattr(running, "SECONDS_PER_CELL", 4 if "sleep" in cell else 30)
     root = folder(tmp_path, A=f"# %%\nprint(1)\n\n# %%\n{cell}\n")
     old = root / "notebooks" / "A.ipynb"
     old.write_text("the old one")
@@ -157,7 +158,7 @@ def test_run_leaves_the_old_notebook_if_a_cell_fails(tmp_path, monkeypatch, cell
 
 def test_run_reports_this_machines_path(tmp_path):
     root = folder(tmp_path, A="# %%\nimport os\nprint(os.getcwd())\n")
-    assert [remark[:6] for remark in notebooks.run("A", root)] == ["cell 1"]
+    assert [remark[:6] for remark in notebooks.run("A", root)] == ["In [1]"]
 
 
 def test_equal_cells_get_different_ids(tmp_path):
@@ -227,7 +228,7 @@ def test_two_cells_swapped(pair):
     edit(pair, swap)
     findings = notebooks.check(root=pair)
     assert "does not match" in findings[0]
-    assert "out of order: cell 2 has number 2, not 1" in findings[1]
+    assert "out of order: In [2] stands in the place of In [1]" in findings[1]
 
 
 def test_a_cell_deleted(pair):
@@ -238,13 +239,13 @@ def test_a_cell_deleted(pair):
 
 
 def test_a_cell_never_executed(pair):
-    edit(pair, lambda n: n.cells[2].update(execution_count=None, outputs=[]))
-    only(notebooks.check(root=pair), "not executed: cell 3")
+    edit(pair, lambda n: n.cells[2].update(execution_count=None))
+    only(notebooks.check(root=pair), "not executed: In [2]")
 
 
 def test_a_cell_executed_twice(pair):
     edit(pair, lambda n: n.cells[5].update(execution_count=9))
-    only(notebooks.check(root=pair), "out of order: cell 6 has number 9, not 5")
+    only(notebooks.check(root=pair), "out of order: In [9] stands in the place of In [5]")
 
 
 def test_a_stored_error(pair):
@@ -252,14 +253,16 @@ def test_a_stored_error(pair):
         "error", ename="ValueError", evalue="no\nsecond line", traceback=[]
     )
     edit(pair, lambda n: n.cells[1].outputs.append(error))
-    only(notebooks.check(root=pair), "cell 2", "ValueError: no (")
+    error_found, changed = notebooks.check(root=pair)
+    assert "In [1]" in error_found and "ValueError: no (" in error_found
+    assert "In [1]" in changed and "stored output" in changed
 
 
 def test_an_error_no_longer_announced(pair):
     edit(pair, lambda n: n.cells[4].metadata.pop("tags"))
     findings = notebooks.check(root=pair)
     assert "does not match" in findings[0]
-    assert "cell 5" in findings[1] and "ZeroDivisionError" in findings[1]
+    assert "In [4]" in findings[1] and "ZeroDivisionError" in findings[1]
 
 
 def test_a_tag_changed_to_active_ipynb(pair):
@@ -292,6 +295,74 @@ def test_a_script_or_a_notebook_alone(pair):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        lambda cell: cell.outputs[0].update(text="twice 21 is 43\n"),
+        lambda cell: cell.outputs.clear(),
+        lambda cell: cell.outputs.append(cell.outputs[0]),
+    ],
+)
+def test_a_stored_output_changed_by_hand(pair, change):
+    edit(pair, lambda n: change(n.cells[2]))
+    only(notebooks.check(root=pair), "stored output of In [2]", "(multigpu notebooks run A)")
+
+
+def test_a_notebook_that_the_command_did_not_make(pair):
+    edit(pair, lambda n: n.metadata.pop("multigpu"))
+    only(notebooks.check(root=pair), "no record of its outputs")
+
+
+@pytest.mark.parametrize(
+    ("source", "fact"),
+    [
+        ("guess_a = 1\nprint(guess_a)", "print(guess_a)"),
+        ("speed = 2", "speed = 2"),
+        ("guess_a = None", "no value for guess_a"),
+        ("guess_a, guess_b = 1, 2", "guess_a, guess_b"),
+        ("# nothing", "assigns nothing"),
+    ],
+)
+def test_a_guess_cell_that_is_more_than_guesses(pair, source, fact):
+    def change(notebook):
+        notebook.cells[2].update(source=source)
+        notebook.cells[2].metadata.tags = ["active-ipynb", "guess"]
+
+    edit(pair, change)
+    findings = notebooks.check(root=pair)
+    assert "does not match" in findings[0]
+    assert "In [2], tagged guess" in findings[1] and fact in findings[1]
+
+
+# ---- text: prose without a run --------------------------------------------------------------
+
+
+def test_prose_is_taken_over_and_outputs_stay(pair, stored):
+    script = pair / "scripts" / "A.py"
+    new = SCRIPT.replace("# A lesson", "# A better lesson") + "\n# %% [markdown]\n# The end.\n"
+    script.write_text(
+        new.replace("# %%\nimport os", '# %% jupyter={"source_hidden": true}\nimport os')
+    )
+    assert notebooks.check(root=pair) != []
+    assert notebooks.update_text("A", pair)
+    assert notebooks.check(root=pair) == []
+    now = nbformat.read(pair / "notebooks" / "A.ipynb", as_version=4)
+    before = nbformat.reads(stored, as_version=4)
+    assert [c.outputs for c in now.cells if c.cell_type == "code"] == [
+        c.outputs for c in before.cells if c.cell_type == "code"
+    ]
+    assert now.cells[0].source.startswith("# A better lesson")
+    assert now.cells[1].metadata.jupyter == {"source_hidden": True}
+    assert not notebooks.update_text("A", pair)
+
+
+def test_changed_code_must_run(pair, stored):
+    (pair / "scripts" / "A.py").write_text(SCRIPT.replace("twice 21", "two times 21"))
+    with pytest.raises(UserError, match="multigpu notebooks run A"):
+        notebooks.update_text("A", pair)
+    assert (pair / "notebooks" / "A.ipynb").read_text() == stored
+
+
+@pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"cells": 3, "nbformat": 4, "nbformat_minor": 5}', "\x00"]
 )
 def test_a_broken_notebook(pair, text):
@@ -319,7 +390,7 @@ def test_the_command(pair):
         assert fact in finding
     done = multigpu(pair, "run")
     assert done.returncode == 1
-    assert "scripts/A.py: cell 1 failed" in done.stderr and "Traceback" not in done.stderr
+    assert "scripts/A.py: In [1] failed" in done.stderr and "Traceback" not in done.stderr
     done = multigpu(pair, "run", "a")
     assert done.returncode == 2 and done.stderr.startswith("error: ")
     assert "no scripts/a.py" in done.stderr and "did you mean A?" in done.stderr

@@ -1,6 +1,7 @@
-"""The lessons' pages have the figures that their stored notebooks print.
+"""The pages of the first edition have the figures that their stored notebooks print.
 
-nbval compares the stored notebooks with new runs.
+Second editions have markers instead: test_figures.py. nbval compares the stored notebooks with
+new runs.
 """
 
 import json
@@ -15,18 +16,6 @@ from routes import printed
 
 # lesson, a text of its page, the notebook that shows it, what the notebook prints
 FIGURES = [
-    (
-        "02",
-        "37.25 instead of 28.50",
-        "PT_CNN_DataParallel",
-        "replicas' means 37.25, mean of all rows 28.50",
-    ),
-    (
-        "02",
-        "With PCIe it ends at 1.7",
-        "PT_CNN_DataParallel",
-        "65,536: 1.66",
-    ),
     (
         "03",
         "8.25 ms a step for 6.94",

@@ -44,9 +44,9 @@ def logging_in(hook: str) -> Net:
             optimizer = super().configure_optimizers()
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
 
-    def logs(self, *args):
+    def logs(self, *args, **keywords):
         self.log("here", 1.0)
-        return getattr(Silent, hook)(self, *args)
+        return getattr(Silent, hook)(self, *args, **keywords)
 
     return type("Logs", (Silent,), {hook: logs})()
 

@@ -3,21 +3,36 @@
 from typing import NoReturn
 
 from multigpu.errors import UserError
+from multigpu.trainer.callbacks.accumulation import GradientAccumulationScheduler
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.callbacks.early_stopping import EarlyStopping
+from multigpu.trainer.callbacks.finetuning import BackboneFinetuning, BaseFinetuning
+from multigpu.trainer.callbacks.lambda_callback import LambdaCallback
 from multigpu.trainer.callbacks.lr_monitor import LearningRateMonitor
 from multigpu.trainer.callbacks.model_checkpoint import ModelCheckpoint
+from multigpu.trainer.callbacks.model_summary import ModelSummary
+from multigpu.trainer.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
+from multigpu.trainer.callbacks.prediction_writer import BasePredictionWriter
 from multigpu.trainer.callbacks.progress import ProgressBar, TQDMProgressBar
+from multigpu.trainer.callbacks.rich_progress import RichProgressBar
 from multigpu.trainer.callbacks.timer import Timer
 from multigpu.trainer.callbacks.weight_averaging import EMAWeightAveraging, WeightAveraging
 
 __all__ = [
+    "BackboneFinetuning",
+    "BaseFinetuning",
+    "BasePredictionWriter",
     "Callback",
     "EMAWeightAveraging",
     "EarlyStopping",
+    "GradientAccumulationScheduler",
+    "LambdaCallback",
     "LearningRateMonitor",
     "ModelCheckpoint",
+    "ModelSummary",
+    "OnExceptionCheckpoint",
     "ProgressBar",
+    "RichProgressBar",
     "TQDMProgressBar",
     "Timer",
     "WeightAveraging",
@@ -25,19 +40,8 @@ __all__ = [
 
 # Lightning's other callbacks, and what to use instead.
 ALTERNATIVES = {
-    "LambdaCallback": "write a Callback with that one hook",
-    "ModelSummary": "use Trainer(enable_model_summary=True), the default",
-    "RichProgressBar": "use TQDMProgressBar",
-    "RichModelSummary": "use Trainer(enable_model_summary=True), the default",
-    "BasePredictionWriter": (
-        "trainer.predict returns all predictions on all ranks, so write them on rank 0"
-    ),
-    "GradientAccumulationScheduler": (
-        "set trainer.accumulate_grad_batches in on_train_epoch_start"
-    ),
-    "StochasticWeightAveraging": "use torch.optim.swa_utils",
-    "BaseFinetuning": "set requires_grad in on_train_epoch_start, on one device",
-    "BackboneFinetuning": "set requires_grad in on_train_epoch_start, on one device",
+    "RichModelSummary": "use ModelSummary",
+    "StochasticWeightAveraging": "use WeightAveraging, and torch's SWALR as scheduler",
     "DeviceStatsMonitor": "use torch.cuda.memory_summary(), or vgpu.memory_held()",
     "ModelPruning": "use torch.nn.utils.prune",
     "LearningRateFinder": "train some steps with each of several learning rates, and compare",

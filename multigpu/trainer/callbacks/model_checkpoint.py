@@ -6,9 +6,11 @@ import os
 import warnings
 from copy import copy
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from multigpu.errors import UserError
@@ -250,6 +252,18 @@ class ModelCheckpoint(Callback):
             metrics = self._monitor_candidates(trainer)
             self._save_checkpoint(trainer, self.format_checkpoint_name(metrics))
             self._save_last_checkpoint(trainer, metrics)
+
+    def last_checkpoints(self, trainer: Trainer) -> set[str]:
+        """The files that are named as last checkpoints, of this run and of earlier ones."""
+        folder = Path(self.dirpath or default_folder(trainer))
+        pattern = f"{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}"
+        return {self.last_model_path, *map(str, folder.glob(pattern))}
+
+    def to_yaml(self, filepath: str | os.PathLike | None = None) -> None:
+        """Write best_k_models, path → score, to a YAML file; by default in `dirpath`."""
+        path = Path(filepath or os.path.join(self.dirpath, "best_k_models.yaml"))
+        scores = {path: float(score) for path, score in self.best_k_models.items()}
+        path.write_text(yaml.safe_dump(scores))
 
     # ---- names
     # ----------------------------------------------------------------------------------

@@ -159,12 +159,10 @@ class TQDMProgressBar(ProgressBar):
         self._close(leave=self._leave)
         if not (self.is_enabled and sys.stdout.isatty()):
             return
-        from tqdm import tqdm
-
         total = sum(batches) if isinstance(batches, list) else batches
         self._batches_done = 0
         self._next_drawing = 0.0
-        self._bar = tqdm(
+        self._bar = self._new_bar(
             desc=description,
             total=None if math.isinf(total) else int(total),
             position=self.process_position,
@@ -172,6 +170,11 @@ class TQDMProgressBar(ProgressBar):
             dynamic_ncols=True,
             file=sys.stdout,
         )
+
+    def _new_bar(self, **settings: Any) -> tqdm:
+        from tqdm import tqdm
+
+        return tqdm(**settings)
 
     def _count_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count a batch; draw the bar if it is due. Every step calls this: keep it cheap."""

@@ -33,7 +33,7 @@ class Timer(Callback):
     ):
         if interval not in ("step", "epoch"):
             raise UserError(f"Timer(interval={interval!r}): expected 'step' or 'epoch'.")
-        self._duration = _to_seconds(duration)
+        self._duration = to_seconds(duration, "Timer(duration")
         self._interval = interval
         self._verbose = verbose
         self._start: dict[str, float] = {}
@@ -136,15 +136,18 @@ def _check_stage(stage: str) -> str:
     return stage
 
 
-def _to_seconds(duration: str | timedelta | dict[str, int] | None) -> float | None:
+def to_seconds(duration: str | timedelta | dict[str, int] | None, name: str) -> float | None:
+    """The duration in seconds; None for None. Timer describes what it can be.
+
+    name   what messages call it, as in "Timer(duration"
+    """
     if duration is None:
         return None
     if isinstance(duration, str):
         match = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", duration.strip())
         if not match:
             raise UserError(
-                f"Timer(duration={duration!r}): write days:hours:minutes:seconds, "
-                "as in '00:12:00:00'."
+                f"{name}={duration!r}): write days:hours:minutes:seconds, as in '00:12:00:00'."
             )
         units = ("days", "hours", "minutes", "seconds")
         duration = dict(zip(units, map(int, match.groups()), strict=True))
@@ -153,11 +156,11 @@ def _to_seconds(duration: str | timedelta | dict[str, int] | None) -> float | No
             duration = timedelta(**duration)
         except TypeError as error:
             raise UserError(
-                f"Timer(duration={duration!r}): timedelta does not accept this ({error})."
+                f"{name}={duration!r}): timedelta does not accept this ({error})."
             ) from None
     if not isinstance(duration, timedelta):
         raise UserError(
-            f"Timer(duration={duration!r}): "
+            f"{name}={duration!r}): "
             "give a timedelta, a dict of timedelta's arguments, or 'DD:HH:MM:SS'."
         )
     return duration.total_seconds()

@@ -36,7 +36,7 @@ def loop_progress(trainer: Trainer) -> dict[str, Any]:
             "epoch_loop.state_dict": {"_batches_that_stepped": progress.batches_that_stepped},
             "epoch_loop.batch_progress": {
                 "total": _batches(fit.total_batches),
-                "current": _batches(fit.batches_done or fit.batches_of_epoch),
+                "current": _batches(fit.batches_done or fit.data.batches),
                 "is_last_batch": fit.batches_done == 0 or fit.last,
             },
             "epoch_loop.scheduler_progress": zero,

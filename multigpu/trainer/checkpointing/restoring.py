@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,22 +22,38 @@ if TYPE_CHECKING:
 
 
 def resolve_path(trainer: Trainer, ckpt_path: str | Path | None) -> str | None:
-    """The path of the checkpoint file; ModelCheckpoint has the paths for "best" and "last".
+    """The path of the checkpoint file, the same on all ranks.
 
-    Raises UserError if ModelCheckpoint has saved no such checkpoint.
+    "last" is the newest of the callbacks' last checkpoints, also of an earlier run; None, with
+    a warning, if there is none. Raises UserError if ModelCheckpoint has saved no best one.
     """
-    if ckpt_path is None:
-        return None
-    if ckpt_path not in ("best", "last"):
-        return str(Path(ckpt_path))
-    path = getattr(trainer.checkpoint_callback, f"{ckpt_path}_model_path", "")
+    if ckpt_path == "last":
+        return trainer.strategy.broadcast(_newest_last(trainer))
+    if ckpt_path != "best":
+        return None if ckpt_path is None else str(Path(ckpt_path))
+    path = getattr(trainer.checkpoint_callback, "best_model_path", "")
     if not path:
         raise UserError(
-            f"ckpt_path is {ckpt_path!r}, but no ModelCheckpoint has saved such a checkpoint: "
+            "ckpt_path is 'best', but no ModelCheckpoint has saved such a checkpoint: "
             "give the path of a file.",
             already_reported=not trainer.is_global_zero,
         )
     return path
+
+
+def _newest_last(trainer: Trainer) -> str | None:
+    """The newest existing file among the callbacks' `last_checkpoints`."""
+    paths: set[str] = set()
+    for callback in trainer.callbacks:
+        if hasattr(callback, "last_checkpoints"):
+            paths |= callback.last_checkpoints(trainer)
+    newest = max(filter(os.path.exists, paths), key=os.path.getmtime, default=None)
+    if newest is None:
+        trainer.state.warn_once(
+            "ckpt_path is 'last', but there is no last checkpoint, so none is loaded: "
+            "ModelCheckpoint(save_last=True) writes one."
+        )
+    return newest
 
 
 def restore_model(trainer: Trainer, path: str | None) -> dict[str, Any] | None:
@@ -81,6 +98,11 @@ def restore_training(trainer: Trainer, content: dict[str, Any], path: str | Path
     progress.global_step = content["global_step"]
     progress.batches_that_stepped = saved.batches_that_stepped
     progress.current_epoch = saved.epoch
+    if trainer.max_epochs not in (None, -1) and saved.epoch > trainer.max_epochs:
+        raise UserError(
+            f"{path} was written in epoch {saved.epoch}, but max_epochs is "
+            f"{trainer.max_epochs}: give more."
+        )
     fit.total_batches = saved.total_batches
     fit.batches_done = saved.batches_done
     if own:

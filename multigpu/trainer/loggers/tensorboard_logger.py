@@ -31,6 +31,8 @@ class TensorBoardLogger(FolderLogger):
     SummaryWriter. The first write raises UserError if TensorBoard is not installed.
     """
 
+    NAME_HPARAMS_FILE = "hparams.yaml"
+
     def __init__(
         self,
         save_dir: str | os.PathLike,

@@ -24,9 +24,41 @@ from torch.utils.data import (
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import is_rank_zero
 from multigpu.trainer import seed
+from multigpu.trainer.combined_loader import CombinedLoader
+from multigpu.trainer.hooks import DataHooks, is_overridden
+from multigpu.trainer.module import LightningModule
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
+
+
+def has_loader(trainer: "Trainer", name: str, given: dict[str, Any]) -> bool:
+    """Whether there is a dataloader for `name`: "train", "val", "test" or "predict".
+
+    given   the user's dataloaders by name
+    """
+    return given.get(name) is not None or _source(trainer, name) is not None
+
+
+def find_loader(trainer: "Trainer", name: str, given: dict[str, Any]) -> Any:
+    """The user's dataloader, else the data module's, else the module's, else None."""
+    loader = given.get(name)
+    source = _source(trainer, name)
+    if loader is None and source is not None:
+        loader = getattr(source, f"{name}_dataloader")()
+    if name != "train":
+        setattr(trainer.state.data, f"{name}_dataloaders", loader)
+    return loader
+
+
+def _source(trainer: "Trainer", name: str) -> Any:
+    """The data module or the module that has the method `name`_dataloader."""
+    state = trainer.state
+    sources = ((state.datamodule, DataHooks), (state.lightning_module, LightningModule))
+    for source, base in sources:
+        if source is not None and is_overridden(f"{name}_dataloader", source, base):
+            return source
+    return None
 
 
 class SamplerLength:
@@ -76,6 +108,17 @@ class EveryNthBatch(Sampler):
 
 def prepare_for_rank(trainer: "Trainer", loader: Any, training: bool) -> Any:
     """Return this rank's shard of a dataloader, or the loader itself; seed its workers."""
+    if isinstance(loader, CombinedLoader):
+        ours = copy.copy(loader)
+        ours.flattened = [
+            prepare_for_rank(trainer, each, training) for each in loader.flattened
+        ]
+        return ours
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise UserError(
+            f"a dataloader is {type(loader).__name__}: expected a DataLoader, or another "
+            f"iterable of batches; a list holds several dataloaders."
+        )
     if trainer.use_distributed_sampler:
         keep_order = bool(trainer.overfit_batches)
         loader = shard_loader(loader, trainer.strategy.shard, training, keep_order)
@@ -175,8 +218,17 @@ def _with_sampler(loader: DataLoader, sampler: Any, batches: Any = None) -> Data
     return changed
 
 
+def with_batch_sampler(loader: DataLoader, batches: Any) -> DataLoader:
+    """Return a copy of the loader with another batch sampler."""
+    return _with_sampler(loader, None, batches)
+
+
 def start_epoch(loader: Any, epoch: int) -> None:
     """Call set_epoch on the loader's samplers that have this method."""
+    if isinstance(loader, CombinedLoader):
+        for each in loader.flattened:
+            start_epoch(each, epoch)
+        return
     for holder in (loader, getattr(loader, "batch_sampler", None)):
         sampler = getattr(holder, "sampler", None)
         if hasattr(sampler, "set_epoch"):
@@ -185,10 +237,29 @@ def start_epoch(loader: Any, epoch: int) -> None:
 
 def num_batches(loader: Any) -> float:
     """The number of batches of the loader; infinity if it has no length."""
+    if isinstance(loader, CombinedLoader):
+        return loader.sized()
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
         return float("inf")
+
+
+def iterate(loader: Any) -> Iterator:
+    """Iterate over the batches; a CombinedLoader also gives their indices."""
+    if isinstance(loader, CombinedLoader):
+        return (batch for batch, _, _ in loader)
+    return iter(loader)
+
+
+def limit_loader(loader: Any, limit: int | float | None, name: str) -> float:
+    """The number of batches of a loader within `limit`; a CombinedLoader limits each."""
+    if not isinstance(loader, CombinedLoader):
+        return limit_batches(num_batches(loader), limit, name)
+    loader.limits = [
+        limit_batches(num_batches(each), limit, name) for each in loader.flattened
+    ]
+    return loader.sized()
 
 
 def limit_batches(batches: float, limit: int | float | None, name: str) -> float:
@@ -215,6 +286,8 @@ def as_list(loaders: Any) -> list:
     """Return one loader, or a list or dict of loaders, as a list; the keys have no effect."""
     if loaders is None:
         return []
+    if isinstance(loaders, CombinedLoader):
+        return loaders.flattened if loaders.mode == "sequential" else [loaders]
     if isinstance(loaders, Mapping):
         return list(loaders.values())
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]

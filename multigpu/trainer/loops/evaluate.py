@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multigpu.devices import to_cpu
 from multigpu.errors import UserError, pluralize
+from multigpu.trainer.combined_loader import CombinedLoader
 from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks, dataloaders, epoch_outputs
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.log_rules import ONCE_PER_EPOCH
 from multigpu.trainer.loops.loggers import send_to_loggers
-from multigpu.trainer.loops.results import Results
+from multigpu.trainer.loops.results import Reported, Results
 from multigpu.trainer.module import LightningModule
+from multigpu.trainer.states import RunningStage
 
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
@@ -27,19 +28,18 @@ PREFIX = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
 class EvaluationLoop:
-    """Runs one of the three stages over one or several dataloaders.
+    """Runs one of the three stages over one or several dataloaders; see also predict.py.
 
     stage         "validate", "test" or "predict"
     loaders       this rank's shards of the dataloaders
     sharded       per dataloader: whether it was sharded; if not, each rank gets all batches
     limits        per dataloader: the number of batches that this rank evaluates
+    is_empty      whether there is no batch on any rank: no hook is then called
     uneven        whether some ranks get one batch more than others
     seen_batches  per dataloader: the number of batches over all runs, the loggers' x axis
     """
 
-    def __init__(
-        self, trainer: "Trainer", stage: str, loaders: list, limit: int | float | None
-    ):
+    def __init__(self, trainer: "Trainer", stage: str, loaders: list):
         state = trainer.state
         strategy = trainer.strategy
         self.trainer = trainer
@@ -49,25 +49,32 @@ class EvaluationLoop:
         self.loaders = [
             dataloaders.prepare_for_rank(trainer, loader, training=False) for loader in loaders
         ]
-        self.sharded = [
-            shard is not whole for whole, shard in zip(loaders, self.loaders, strict=True)
-        ]
         self.num_shards, self.shard_index = (
             strategy.shard if trainer.use_distributed_sampler else (1, 0)
         )
-        self.keeps_outputs = False
+        self.sharded = [
+            self.num_shards > 1 and shard is not whole
+            for whole, shard in zip(loaders, self.loaders, strict=True)
+        ]
         self.epoch_outputs = None
         if stage != "predict":
             name = f"{PREFIX[stage]}_epoch_end"
             self.epoch_outputs = epoch_outputs.collect(self.module, name, len(loaders))
         self.uneven = False
+        self.is_empty = True
         self.limits: list[float] = []
         self.seen_batches = [0] * len(loaders)
-        name = f"limit_{'val' if stage == 'validate' else stage}_batches"
+        kind = "val" if stage == "validate" else stage
+        name = f"limit_{kind}_batches"
+        limit = getattr(trainer, name)
         if trainer.overfit_batches and stage == "validate":
             name = "overfit_batches"
-        for whole, sharded in zip(loaders, self.sharded, strict=True):
-            batches = dataloaders.limit_batches(dataloaders.num_batches(whole), limit, name)
+        for whole, shard, sharded in zip(loaders, self.loaders, self.sharded, strict=True):
+            if isinstance(whole, CombinedLoader):
+                check_combined(whole, stage, self.num_shards)
+                whole = shard
+            batches = dataloaders.limit_loader(whole, limit, name)
+            self.is_empty &= batches == 0
             if sharded:
                 if 0 < batches < self.num_shards and self.epoch_outputs is not None:
                     raise UserError(
@@ -79,20 +86,24 @@ class EvaluationLoop:
                 self.uneven |= int(batches) % self.num_shards != 0
                 batches = len(range(self.shard_index, int(batches), self.num_shards))
             self.limits.append(batches)
+        setattr(state.data, f"num_{kind}_batches", self.limits)
         self.results = Results(strategy.gather_objects, trainer.world_size, training=False)
         self.results.device = state.results.device
 
     def run(self, sanity_steps: int | None = None) -> list[dict[str, Any]]:
-        """Evaluate, and return the metrics of each dataloader. For prediction, use `predict`.
+        """Evaluate, and return the metrics of each dataloader; [] if there are no batches.
 
         sanity_steps   evaluate at most this many batches of each dataloader (-1: all)
         """
+        if self.is_empty:
+            return []
         trainer = self.trainer
         state = self.state
         outer_results = state.results
-        outer_training = state.training
+        outer_stage = state.stage
         state.results = self.results
-        state.training = False
+        if state.stage == RunningStage.TRAINING:
+            state.stage = RunningStage.VALIDATING
         state.evaluation_loop = self
         modes = {part: part.training for part in self.module.modules()}
         prefix = PREFIX[self.stage]
@@ -110,7 +121,7 @@ class EvaluationLoop:
             for part, mode in modes.items():
                 part.training = mode
         state.results = outer_results
-        state.training = outer_training
+        state.stage = outer_stage
         state.evaluation_loop = None
         return metrics
 
@@ -130,7 +141,7 @@ class EvaluationLoop:
                 limit = min(limit, sanity_steps)
             dataloaders.start_epoch(loader, self.state.progress.current_epoch)
             if limit:
-                for index, batch in enumerate(loader):
+                for index, batch in enumerate(dataloaders.iterate(loader)):
                     step(batch, index, number)
                     if index + 1 >= limit:
                         break
@@ -145,7 +156,7 @@ class EvaluationLoop:
             send_to_loggers(trainer, reported)
         call_hooks.call(trainer, f"on_{prefix}_end")
         self.results.reset()
-        return self._by_dataloader(reported.logger)
+        return self._by_dataloader(reported)
 
     def _batch_function(self) -> Callable[[Any, int, int], None]:
         """Look up the hooks once, and return a function that evaluates one batch."""
@@ -172,7 +183,7 @@ class EvaluationLoop:
         attributes = self.module.__dict__
         between_hooks = attributes["_log_context"]
         step_context = LogContext(results, name)
-        self.outputs: list[list] = [[] for _ in self.loaders]
+        predicts = self.stage == "predict"
 
         def evaluate(batch: Any, index: int, number: int) -> None:
             if self.sharded[number]:  # its index in the whole dataloader
@@ -184,6 +195,8 @@ class EvaluationLoop:
             arguments = (batch, batch_idx, number) if several else (batch, batch_idx)
             if batch_start is not None:
                 batch_start(*arguments)
+            if predicts:
+                self.before_step(index, number)
             attributes["_log_context"] = step_context
             with precision.context():
                 step_arguments = arguments if takes_index else (batch,)
@@ -195,8 +208,8 @@ class EvaluationLoop:
                 batch_end(output, *arguments)
             if self.epoch_outputs is not None:
                 self.epoch_outputs.add(output, number)
-            if self.keeps_outputs:
-                self.outputs[number].append(to_cpu(output))
+            if predicts:
+                self.after_batch(output, number)
             elif not state.sanity_checking:
                 if results.any_fresh:
                     state.metrics.update(results.step_metrics(exchange=False))
@@ -206,6 +219,12 @@ class EvaluationLoop:
                 self.seen_batches[number] += 1
 
         return evaluate
+
+    def before_step(self, index: int, number: int) -> None:
+        """Called before predict_step for batch `index` of the dataloader `number`."""
+
+    def after_batch(self, output: Any, number: int) -> None:
+        """Called with predict_step's output after the hooks of the batch."""
 
     def check_all_gather(self, tensor: torch.Tensor, hook: str) -> None:
         """Raises UserError if self.all_gather in `hook` would hang or fail."""
@@ -223,41 +242,22 @@ class EvaluationLoop:
             already_reported=not strategy.is_global_zero,
         )
 
-    def _by_dataloader(self, metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    def _by_dataloader(self, reported: Reported) -> list[dict[str, Any]]:
         """Return each dataloader's metrics, with those that belong to no dataloader."""
-        if len(self.loaders) == 1:
-            return [dict(metrics)]
-        suffixes = tuple(f"/dataloader_idx_{number}" for number in range(len(self.loaders)))
         return [
             {
                 name: value
-                for name, value in metrics.items()
-                if name.endswith(own) or not name.endswith(suffixes)
+                for name, value in reported.logger.items()
+                if reported.loaders.get(name) in (None, number)
             }
-            for own in suffixes
+            for number in range(len(self.loaders))
         ]
 
-    def predict(self) -> list | None:
-        """Return `predict_step`'s outputs for all batches, in order, on every rank.
 
-        Returns one list per dataloader if there are several; None if return_predictions is
-        False.
-        """
-        self.keeps_outputs = self.state.return_predictions
-        self.run()
-        if not self.keeps_outputs:
-            return None
-        of_ranks = self.trainer.strategy.gather_objects(self.outputs)
-        predictions = []
-        for number, sharded in enumerate(self.sharded):
-            lists = [outputs[number] for outputs in of_ranks]
-            if sharded:
-                total = sum(map(len, lists))
-                ordered = [
-                    lists[index % self.num_shards][index // self.num_shards]
-                    for index in range(total)
-                ]
-            else:  # each rank predicted for all batches of its own loader
-                ordered = [output for outputs in lists for output in outputs]
-            predictions.append(ordered)
-        return predictions[0] if len(predictions) == 1 else predictions
+def check_combined(loader: CombinedLoader, stage: str, ranks: int) -> None:
+    """Raises UserError if the loader's batches cannot be shared out over the ranks."""
+    if ranks > 1:
+        raise UserError(
+            f"trainer.{stage} on {ranks} ranks cannot shard CombinedLoader(mode="
+            f"{loader.mode!r}): give mode='sequential', or a list of dataloaders."
+        )

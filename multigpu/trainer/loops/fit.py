@@ -1,5 +1,6 @@
 """Runs training: epochs and batches, with validation, schedulers and checkpoints."""
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -8,8 +9,9 @@ import torch
 from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.trainer import arguments
+from multigpu.trainer.callbacks.timer import to_seconds
 from multigpu.trainer.loops import call_hooks, dataloaders, epoch_outputs, optimizers
-from multigpu.trainer.loops.evaluate import EvaluationLoop
+from multigpu.trainer.loops.fit_data import FitData
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.loggers import send_to_loggers
 from multigpu.trainer.loops.optimizer_step import OptimizerStep
@@ -37,7 +39,7 @@ class FitLoop:
     exchanges_steps      whether the ranks exchange every step's values; see results.py
     """
 
-    def __init__(self, trainer: "Trainer", loader: Any, validation: EvaluationLoop | None):
+    def __init__(self, trainer: "Trainer", data: FitData):
         state = trainer.state
         self.trainer = trainer
         self.state = state
@@ -45,44 +47,24 @@ class FitLoop:
         self.module = state.lightning_module
         self.strategy = trainer.strategy
         self.results = state.results
-        self.validation = validation
-        self.loader = loader
-        self.length = dataloaders.num_batches(loader)
-        limit = trainer.limit_train_batches
-        name = "overfit_batches" if trainer.overfit_batches else "limit_train_batches"
-        batches = dataloaders.limit_batches(self.length, limit, name)
-        self.batches_of_epoch = self._shortest_of_ranks(batches)
-        if self.batches_of_epoch == 0 and limit != 0:
-            state.warn_once(
-                "the training dataloader has no batches: nothing is learned in this fit."
-            )
+        self.data = data
         self.batches_done = 0
         self.total_batches = 0
         self.pending_phase = ""
         self.exchanges_steps = True
         self.last = False
         self.epoch_ended = False
+        self.seconds_between_validations: float | None = None
+        self.validated_at = 0.0
         self.epoch_start_states: dict[str, Any] | None = None
         self.states_after_skip: dict[str, Any] | None = None
         self.training_step: TrainingStep | None = None
 
-    def _shortest_of_ranks(self, batches: float) -> float:
-        """Return the smallest number of batches of any rank; unsharded loaders can differ."""
-        if self.length == float("inf"):
-            return batches
-        longest, negative = self.strategy.all_reduce_max([int(batches), -int(batches)])
-        shortest = -negative
-        if shortest < longest:
-            self.state.warn_once(
-                f"the ranks' dataloaders have from {shortest} to {longest} batches: every "
-                f"epoch ends after {shortest}."
-            )
-        return shortest
-
     def estimated_steps(self) -> float:
         """The number of optimizer steps in the whole run; infinity if nothing limits it."""
         trainer = self.trainer
-        batches = self.batches_of_epoch
+        self.data.load_training()
+        batches = self.data.batches
         if trainer.max_epochs == -1 or batches == float("inf"):
             steps = float("inf")
         else:
@@ -96,21 +78,27 @@ class FitLoop:
     def run(self) -> None:
         trainer = self.trainer
         state = self.state
-        if self.batches_of_epoch == 0:
+        self.data.load_training()
+        if self.data.batches == 0:
+            return
+        if reason := self._reason_to_stop():
+            trainer.report(f"`Trainer.fit` stopped: {reason}.")
             return
         self.automatic = self.module.automatic_optimization
-        data = state.data
-        data.num_training_batches = self.batches_of_epoch
-        data.val_check_batch = arguments.batches_between_validations(
-            trainer, self.batches_of_epoch, bool(self.validation)
-        )
+        interval = trainer.val_check_interval
+        if arguments.is_time(interval):
+            self.seconds_between_validations = to_seconds(interval, "val_check_interval")
+        self.validated_at = time.monotonic()
         iterator = self._iterator()
+        if self.data.validation is None and self.data.validates_in_epoch():
+            self.data.load_validation()
         call_hooks.call(trainer, "on_train_start")
         self._look_up()
         while not (reason := self._reason_to_stop()):
             state.results = self.results
-            state.training = True
-            dataloaders.start_epoch(self.loader, self.progress.current_epoch)
+            if iterator is None:
+                self.data.load_training()
+            dataloaders.start_epoch(self.data.loader, self.progress.current_epoch)
             self.epoch_ended = False
             call_hooks.call(trainer, "on_train_epoch_start")
             self.strategy.start_epoch(state.model)
@@ -174,8 +162,9 @@ class FitLoop:
             set_random_states(self.epoch_start_states)
         else:
             self.epoch_start_states = random_states()
-        dataloaders.start_epoch(self.loader, self.progress.current_epoch)
-        iterator = iter(self.loader)
+        loader = self.data.loader
+        dataloaders.start_epoch(loader, self.progress.current_epoch)
+        iterator = dataloaders.iterate(loader)
         for _ in range(self.batches_done):
             next(iterator, END)
         if self.states_after_skip is not None:
@@ -187,12 +176,12 @@ class FitLoop:
         state = self.state
         strategy = self.strategy
         sigterm = state.sigterm
-        limit = self.batches_of_epoch
+        limit = self.data.batches
         several_ranks = strategy.control is not None
         index = self.batches_done
         skipped = False
         # A loader without a length is read one batch ahead, to know which batch is the last.
-        unsized = self.length == float("inf")
+        unsized = self.data.length == float("inf")
         following = next(iterator, END) if unsized and index < limit else None
         self.last = index >= limit or following is END
         # The checkpoint was written at a batch's end: finish this batch.
@@ -313,7 +302,7 @@ class FitLoop:
         state = self.state
         completes_step = last or (index + 1) % trainer.accumulate_grad_batches == 0
         validating = (
-            self.validation is not None
+            self.data.validates
             and self.pending_phase == "validate"
             and self._validation_is_due(index, last)
         )
@@ -322,9 +311,10 @@ class FitLoop:
         if validating:
             if completes_step:
                 self.module.on_validation_model_zero_grad()
-            self.validation.run()
+            self.data.load_validation()
+            self.data.validation.run()
+            self.validated_at = time.monotonic()
             state.results = self.results
-            state.training = True
         if completes_step:
             if state.lr_scheduler_configs and self.automatic:
                 self.schedule("step", plateau=True)
@@ -371,6 +361,10 @@ class FitLoop:
         together = self.strategy.ranks_step_together  # else only this rank may want to stop
         if together and self.state.should_stop and self._may_stop():
             return True
+        if self.seconds_between_validations is not None:
+            seconds = time.monotonic() - self.validated_at
+            # Rank 0 decides, because clocks differ but all ranks must validate together.
+            return self.strategy.broadcast(seconds >= self.seconds_between_validations)
         batches = self.state.data.val_check_batch
         if batches == float("inf"):
             return last

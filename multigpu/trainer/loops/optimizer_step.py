@@ -78,7 +78,7 @@ class OptimizerStep:
             return
         clip = self.trainer.gradient_clip_val
         if clip is not None or self.overrides_clipping:
-            algorithm = self.trainer.gradient_clip_algorithm or "norm"
+            algorithm = self.trainer.gradient_clip_algorithm
             self.module.configure_gradient_clipping(optimizer, clip, algorithm)
 
     def apply(self, optimizer: Optimizer, **keywords: Any) -> Any:

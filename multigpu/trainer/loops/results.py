@@ -48,7 +48,8 @@ class Entry:
     reduce: str
     sync: bool
     all_ranks: bool  # False: rank_zero_only
-    dataloader_idx: int | None
+    dataloader_idx: int | None  # None: one dataloader, or outside of its batches
+    names_loader: bool  # whether the reported names end with dataloader_idx
     value: Any = None
     total: Any = None
     weight: float = 0.0
@@ -63,9 +64,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         """Set the reported names: two names if a value is logged by step and by epoch."""
-        loader = (
-            "" if self.dataloader_idx is None else f"/dataloader_idx_{self.dataloader_idx}"
-        )
+        loader = f"/dataloader_idx_{self.dataloader_idx}" if self.names_loader else ""
         both = self.on_step and self.on_epoch
         self.plain_name = self.name + loader
         self.step_name = f"{self.name}_step{loader}" if both else self.plain_name
@@ -77,20 +76,25 @@ class Entry:
 
     def settings(self) -> tuple:
         """The fields from which another rank makes the same Entry."""
-        return tuple(getattr(self, name) for name in Entry.__slots__[:9])
+        return tuple(getattr(self, name) for name in Entry.__slots__[:10])
 
 
 class Reported:
-    """Values by name, for each reader: the loggers, the callbacks, the progress bar."""
+    """Values by name, for each reader: the loggers, the callbacks, the progress bar.
+
+    loaders   name for the loggers → the dataloader in whose batches it was logged
+    """
 
     def __init__(self, pairs: Iterable[tuple[Entry, Any]], on_step: bool, training: bool):
         self.logger: dict[str, Any] = {}
         self.progress_bar: dict[str, Any] = {}
         self.callback: dict[str, Any] = {}
+        self.loaders: dict[str, int | None] = {}
         for entry, value in pairs:
             name = entry.step_name if on_step else entry.epoch_name
             if entry.logger:
                 self.logger[name] = value
+                self.loaders[name] = entry.dataloader_idx
             if entry.prog_bar:
                 self.progress_bar[name] = value
             if training or not on_step:
@@ -169,6 +173,11 @@ class Results:
                     f"self.log({name!r}) was called with other arguments earlier in {hook}: "
                     f"give the value another name."
                 )
+            elif entry.dataloader_idx != self.dataloader_idx:
+                raise UserError(
+                    f"self.log({name!r}, add_dataloader_idx=False) was called for two "
+                    f"dataloaders: give each its own name, or leave add_dataloader_idx out."
+                )
             logged_before = entry.fresh
             entry.fresh = True
             entry.waiting = True
@@ -232,7 +241,8 @@ class Results:
             reduce,
             sync_dist,
             not rank_zero_only,
-            dataloader_idx,
+            self.dataloader_idx,
+            dataloader_idx is not None,
             arguments=arguments,
         )
         self.entries[key] = entry

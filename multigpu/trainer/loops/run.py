@@ -9,22 +9,24 @@ from torch import nn
 
 from multigpu.devices import to_cpu
 from multigpu.errors import UserError, pluralize
-from multigpu.rendezvous import fail_together, same_everywhere
+from multigpu.rendezvous import fail_together
 from multigpu.trainer import arguments, defaults, seed
 from multigpu.trainer.checkpointing import restoring
 from multigpu.trainer.datamodule import LightningDataModule
-from multigpu.trainer.hooks import DataHooks, is_overridden
 from multigpu.trainer.loops import call_hooks, dataloaders, optimizers
 from multigpu.trainer.loops.check_model import warn_of_removed_hooks
 from multigpu.trainer.loops.evaluate import EvaluationLoop
 from multigpu.trainer.loops.fit import FitLoop
+from multigpu.trainer.loops.fit_data import FitData
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.optimizer_step import LightningOptimizer, OptimizerStep
 from multigpu.trainer.loops.precision import Precision
+from multigpu.trainer.loops.predict import PredictionLoop
 from multigpu.trainer.loops.results import Results
 from multigpu.trainer.loops.step_module import StepModule
 from multigpu.trainer.loops.transfer import BatchTransfer
 from multigpu.trainer.module import LightningModule
+from multigpu.trainer.states import RunningStage
 from multigpu.trainer.summary import print_summary_and_log_hparams
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def run_stage(
     try:
         # Before configure_callbacks, which can replace the ModelCheckpoint that knows "best".
         ckpt_path = restoring.resolve_path(trainer, ckpt_path)
+        state.ckpt_path = ckpt_path
         _set_up(trainer, stage)
         if stage == "fit":
             returned = _fit(trainer, ckpt_path, given)
@@ -63,6 +66,8 @@ def run_stage(
         state.fail()
         for callback in trainer.callbacks:
             callback.on_exception(trainer, model, error)
+        if datamodule is not None:
+            datamodule.on_exception(error)
         for logger in trainer.loggers:
             logger.finalize("failed")
         state.end_hooks()
@@ -72,17 +77,18 @@ def run_stage(
         raise
     strategy.close()
     _move_to_cpu(trainer)
-    for callback in trainer.callbacks:
-        callback.teardown(trainer, model, stage)
-    call_hooks.detach_callbacks(trainer)
     if datamodule is not None:
-        datamodule.teardown(stage)
-    model.teardown(stage)
+        datamodule.teardown(stage=stage)
+    for callback in trainer.callbacks:
+        callback.teardown(trainer, model, stage=stage)
+    call_hooks.detach_callbacks(trainer)
+    model.teardown(stage=stage)
     for logger in trainer.loggers:
         logger.finalize("success")
     if trainer.profiler is not None:
         trainer.profiler.describe()
         trainer.profiler.teardown(stage)
+    state.finish()
     if state.interrupted:
         raise SystemExit(143)  # 128 + 15: a shell's exit code for a process that SIGTERM ended
     return returned
@@ -145,11 +151,11 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
                 part.prepare_data()
     if datamodule is not None:
         with fail_together(strategy.world, strategy.gather_objects):
-            datamodule.setup(stage)
+            datamodule.setup(stage=stage)
     with state.running_hook("setup"):
         for callback in trainer.callbacks:
-            callback.setup(trainer, model, stage)
-        model.setup(stage)
+            callback.setup(trainer, model, stage=stage)
+        model.setup(stage=stage)
     configure_model(model)
     state.transfer = BatchTransfer(strategy.device, state.precision, datamodule, model)
     if len(strategy.devices) > 1:
@@ -185,20 +191,17 @@ def _fit(trainer: "Trainer", ckpt_path: str | None, given: dict[str, Any]) -> No
     state = trainer.state
     state.should_stop = False
     model = state.lightning_module
-    state.ckpt_path = ckpt_path
     loaded = restoring.restore_model(trainer, ckpt_path)
-    train, validation = _fit_data(trainer, given)
-    state.data.train_dataloader = dataloaders.prepare_for_rank(trainer, train, training=True)
-    state.fit_loop = FitLoop(trainer, state.data.train_dataloader, validation)
-    state.data.num_training_batches = state.fit_loop.batches_of_epoch
+    data = FitData(trainer, given)
+    state.fit_loop = FitLoop(trainer, data)
     _configure_optimizers(trainer)
+    call_hooks.call(trainer, "on_fit_start")
+    print_summary_and_log_hparams(trainer)
     if loaded:
         restoring.restore_training(trainer, loaded, ckpt_path)
-    print_summary_and_log_hparams(trainer)
-    call_hooks.call(trainer, "on_fit_start")
-    if validation and trainer.num_sanity_val_steps and not loaded:
-        _sanity_check(trainer, validation)
-    state.training = True
+    model.zero_grad()
+    if data.validates and trainer.num_sanity_val_steps and not loaded:
+        _sanity_check(trainer, data)
     in_eval_mode = sum(not part.training for part in model.modules())
     if in_eval_mode:
         state.warn_once(
@@ -207,53 +210,7 @@ def _fit(trainer: "Trainer", ckpt_path: str | None, given: dict[str, Any]) -> No
         )
     with state.sigterm.handled():
         state.fit_loop.run()
-    state.training = False
     call_hooks.call(trainer, "on_fit_end")
-
-
-def _fit_data(trainer: "Trainer", given: dict[str, Any]) -> tuple[Any, EvaluationLoop | None]:
-    """Return the training dataloader, and the validation loop or None.
-
-    Raises UserError if there is nothing to train on.
-    """
-    state = trainer.state
-    strategy = trainer.strategy
-    train = _find_loader(trainer, "train", given)
-    if train is None:
-        raise UserError(
-            "trainer.fit has no training data: pass train_dataloaders= or datamodule=, or "
-            "define the method train_dataloader in the module."
-        )
-    if isinstance(train, (list, tuple, dict)):
-        raise UserError(
-            "trainer.fit takes one training dataloader: concatenate the data sets, or zip "
-            "them in your own data set."
-        )
-    has_step = is_overridden("validation_step", state.lightning_module, LightningModule)
-    wanted = has_step and trainer.limit_val_batches != 0
-    loaders = dataloaders.as_list(_find_loader(trainer, "val", given)) if wanted else []
-    same_everywhere(
-        strategy.world,
-        "the kind of training dataloader (with a length, or without)",
-        dataloaders.num_batches(train) < float("inf"),
-        strategy.gather_objects,
-    )
-    same_everywhere(
-        strategy.world,
-        "the number of validation dataloaders",
-        len(loaders),
-        strategy.gather_objects,
-    )
-    if not loaders:
-        if wanted:
-            state.warn_once(
-                "the module has a validation_step, but there are no validation dataloaders: "
-                "nothing is validated."
-            )
-        return train, None
-    validation = EvaluationLoop(trainer, "validate", loaders, trainer.limit_val_batches)
-    state.data.num_val_batches = validation.limits
-    return train, validation
 
 
 def _configure_optimizers(trainer: "Trainer") -> None:
@@ -278,19 +235,20 @@ def _configure_optimizers(trainer: "Trainer") -> None:
     state.optimizer_step = OptimizerStep(trainer)
 
 
-def _sanity_check(trainer: "Trainer", validation: EvaluationLoop) -> None:
+def _sanity_check(trainer: "Trainer", data: FitData) -> None:
     """Run some validation batches before training, to find mistakes in validation early.
 
     Afterwards, the metrics are empty and the random states are restored.
     """
     state = trainer.state
-    state.sanity_checking = True
+    state.stage = RunningStage.SANITY_CHECKING
     call_hooks.call(trainer, "on_sanity_check_start")
     with seed.preserved_random_states():
-        validation.run(sanity_steps=trainer.num_sanity_val_steps)
+        data.load_validation()
+        data.validation.run(sanity_steps=trainer.num_sanity_val_steps)
     call_hooks.call(trainer, "on_sanity_check_end")
     state.metrics.clear()
-    state.sanity_checking = False
+    state.stage = RunningStage.TRAINING
 
 
 def _evaluate(
@@ -299,32 +257,20 @@ def _evaluate(
     state = trainer.state
     restoring.restore_model(trainer, ckpt_path)
     name = "val" if stage == "validate" else stage
-    loaders = dataloaders.as_list(_find_loader(trainer, name, given))
-    if not loaders:
+    if not dataloaders.has_loader(trainer, name, given):
         raise UserError(
             f"trainer.{stage} has no data: give dataloaders, a datamodule, or write "
             f"{name}_dataloader."
         )
     state.model = trainer.strategy.wrap_for_evaluation(state.model)
-    limit = getattr(trainer, f"limit_{name}_batches")
-    evaluation = EvaluationLoop(trainer, stage, loaders, limit)
-    setattr(state.data, f"num_{name}_batches", evaluation.limits)
+    if getattr(trainer, f"limit_{name}_batches") == 0:
+        return None if stage == "predict" else []
+    state.lightning_module.zero_grad()
+    loaders = dataloaders.as_list(dataloaders.find_loader(trainer, name, given))
     if stage == "predict":
-        return evaluation.predict()
+        state.predict_loop = PredictionLoop(trainer, loaders)
+        return state.predict_loop.predict()
+    of_dataloaders = EvaluationLoop(trainer, stage, loaders).run()
     return [
-        {name: float(value) for name, value in metrics.items()} for metrics in evaluation.run()
+        {name: float(value) for name, value in metrics.items()} for metrics in of_dataloaders
     ]
-
-
-def _find_loader(trainer: "Trainer", name: str, given: dict[str, Any]) -> Any:
-    """The user's dataloader, else the data module's, else the module's, else None."""
-    state = trainer.state
-    loader = given.get(name)
-    method = f"{name}_dataloader"
-    sources = ((state.datamodule, DataHooks), (state.lightning_module, LightningModule))
-    for source, base in sources:
-        if loader is None and source is not None and is_overridden(method, source, base):
-            loader = getattr(source, method)()
-    if name != "train":
-        setattr(state.data, f"{name}_dataloaders", loader)
-    return loader

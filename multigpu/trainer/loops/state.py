@@ -7,7 +7,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -23,11 +23,13 @@ from multigpu.trainer.loops.results import Reported, Results
 from multigpu.trainer.loops.sigterm import Sigterm
 from multigpu.trainer.loops.transfer import BatchTransfer
 from multigpu.trainer.module import LightningModule
+from multigpu.trainer.states import FIRST_STAGE, RunningStage, TrainerFn, TrainerStatus
 
 if TYPE_CHECKING:
     from multigpu.trainer.loops.evaluate import EvaluationLoop
     from multigpu.trainer.loops.fit import FitLoop
     from multigpu.trainer.loops.optimizer_step import LightningOptimizer, OptimizerStep
+    from multigpu.trainer.loops.predict import PredictionLoop
 
 
 @dataclass(slots=True)
@@ -108,10 +110,11 @@ class Data:
 
 @dataclass(slots=True)
 class RunState:
-    """The state of one Trainer. The name `fn` is Lightning's.
+    """The state of one Trainer. The names `status`, `fn` and `stage` are Lightning's.
 
-    fn                    the method that runs or ran last: "fit", "validate", "test" or
-                          "predict"
+    status                whether a run is going on, and how the last one ended
+    fn                    the method that runs or ran last; None before the first run
+    stage                 the part of the run; None between runs
     should_stop           True ends training after this batch; users and callbacks set it
     interrupted           whether a SIGTERM ended the run
     lightning_module      the user's module; None before the first run
@@ -129,6 +132,7 @@ class RunState:
     results               the values logged in the current loop
     fit_loop              the loop of the last fit; None before the first fit
     evaluation_loop       the loop of the running evaluation; else None
+    predict_loop          the loop of the last prediction
     ckpt_path             the checkpoint from which the last fit resumed
     weights_only          the user's argument: False reads any object from a checkpoint
     return_predictions    whether `predict` keeps the outputs
@@ -139,13 +143,13 @@ class RunState:
     """
 
     results: Results
-    fn: str | None = None
+    status: TrainerStatus = TrainerStatus.INITIALIZING
+    fn: TrainerFn | None = None
+    stage: RunningStage | None = None
     progress: Progress = field(default_factory=Progress)
     metrics: Metrics = field(default_factory=Metrics)
     data: Data = field(default_factory=Data)
     should_stop: bool = False
-    sanity_checking: bool = False
-    training: bool = False
     interrupted: bool = False
     lightning_module: LightningModule | None = None
     datamodule: LightningDataModule | None = None
@@ -158,6 +162,7 @@ class RunState:
     optimizer_step: "OptimizerStep | None" = None
     fit_loop: "FitLoop | None" = None
     evaluation_loop: "EvaluationLoop | None" = None
+    predict_loop: "PredictionLoop | None" = None
     ckpt_path: str | None = None
     weights_only: bool | None = None
     return_predictions: bool = True
@@ -169,7 +174,9 @@ class RunState:
         self, fn: str, module: LightningModule, datamodule: Any, results: Results
     ) -> None:
         """Begin a run: delete the last run's metrics and results, but keep the counters."""
-        self.fn = fn
+        self.status = TrainerStatus.RUNNING
+        self.fn = TrainerFn(fn)
+        self.stage = FIRST_STAGE[self.fn]
         self.interrupted = False
         self.lightning_module = module
         self.datamodule = datamodule
@@ -178,11 +185,36 @@ class RunState:
         if fn == "fit":
             self.fit_loop = None
 
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """The state without loops and dataloaders: a pickled Trainer can begin a run."""
+        state = {each.name: getattr(self, each.name) for each in fields(self)}
+        loops = ("fit_loop", "evaluation_loop", "predict_loop", "optimizer_step", "transfer")
+        state |= dict.fromkeys(loops) | {"lightning_optimizers": [], "data": Data()}
+        return None, state
+
+    def finish(self) -> None:
+        """End a run that did not fail."""
+        self.status = TrainerStatus.INTERRUPTED if self.interrupted else TrainerStatus.FINISHED
+        self.stage = None
+
     def fail(self) -> None:
         """End a run after an exception: no loop is running."""
+        self.status = TrainerStatus.INTERRUPTED
+        self.stage = None
         self.evaluation_loop = None
-        self.sanity_checking = False
-        self.training = False
+
+    @property
+    def finished(self) -> bool:
+        return self.status == TrainerStatus.FINISHED
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last run is over, also after an exception."""
+        return self.status.stopped
+
+    @property
+    def sanity_checking(self) -> bool:
+        return self.stage == RunningStage.SANITY_CHECKING
 
     def end_hooks(self) -> None:
         """After an exception in a hook: no hook runs, so `self.log` raises an error again."""

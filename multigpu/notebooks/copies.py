@@ -1,0 +1,129 @@
+"""A learner's own notebooks: my-copy/, which git ignores and no command overwrites.
+
+A copy has neither outputs nor guesses. It lies as deep as notebooks/, so that the same
+relative links and commands work; its results go to my-copy/results.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multigpu.course import LESSONS, find_root
+from multigpu.errors import UserError, pluralize
+from multigpu.files import atomic
+from multigpu.notebooks import cells, pairing
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+FOLDER = "my-copy"
+INDEX = """# Your copy of the notebooks
+
+Your guesses, changes and results stay in this folder: no command overwrites them, and git
+ignores them. Open a lesson's page, then its notebook here. (The links on pages and in the
+syllabus lead to notebooks/, which show the results.)
+
+| Lesson | Your notebook | Time |
+|---|---|---|
+{rows}
+
+A lesson from the beginning: delete or rename your notebook, then run `make my-copy`.
+"""
+
+
+def copy(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
+    """Write the copies that do not exist yet. Returns what was done, one sentence each.
+
+    An existing file is kept, whatever it holds; a sentence says so if its lesson has changed
+    since the copy was made. Raises UserError for an unknown stem, for a notebook that cannot
+    be read, and if the folder cannot be written.
+    """
+    root = root or find_root()
+    folder = root / FOLDER
+    written = []
+    kept = []
+    changed = []
+    try:
+        folder.mkdir(exist_ok=True)
+        for stem in pairing.select(stems, root):
+            clean = _clean_copy(stem, root)
+            target = folder / f"{stem}.ipynb"
+            if not os.path.lexists(target):
+                _write(clean, target)
+                written.append(stem)
+            elif _made_from(target) in (None, clean.metadata.multigpu.made_from):
+                kept.append(stem)
+            else:
+                changed.append(stem)
+        with atomic(folder / "README.md") as temporary:
+            temporary.write_text(_index(root), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder} ({error.strerror}): it is the folder of your own "
+            f"notebooks, so make it writable."
+        ) from None
+    sentences = [f"{pluralize(len(written), 'notebook')} written to {FOLDER}/"]
+    if kept:
+        sentences.append(f"kept as they are: {', '.join(kept)}")
+    for stem in changed:
+        sentences.append(
+            f"{FOLDER}/{stem}.ipynb: kept, but its lesson has changed since: for the new one, "
+            f"rename yours and run this command again"
+        )
+    return sentences
+
+
+def _clean_copy(stem: str, root: Path) -> "NotebookNode":
+    import nbformat
+
+    path = root / "notebooks" / f"{stem}.ipynb"
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except Exception as error:
+        # A damaged file can make nbformat raise any exception.
+        raise UserError(
+            f"notebooks/{stem}.ipynb cannot be read ({cells.first_line(error)}): "
+            f"git checkout notebooks brings it back."
+        ) from None
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+            cell.execution_count = None
+            if cells.GUESS in cells.tags(cell):
+                cell.source = cells.without_guesses(cell.source)
+    text = json.dumps([(cell.cell_type, cell.source) for cell in notebook.cells])
+    made_from = hashlib.sha256(text.encode()).hexdigest()[:12]
+    notebook.metadata["multigpu"] = nbformat.from_dict({"made_from": made_from})
+    return notebook
+
+
+def _write(notebook: "NotebookNode", target: Path) -> None:
+    import nbformat
+
+    with atomic(target) as temporary:
+        temporary.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+
+
+def _made_from(copy: Path) -> str | None:
+    """Which version of the lesson a learner's notebook was made from; None if unknown."""
+    try:
+        metadata = json.loads(copy.read_text(encoding="utf-8"))["metadata"]
+        return metadata["multigpu"]["made_from"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _index(root: Path) -> str:
+    rows = []
+    for lesson in LESSONS:
+        stems = [one.stem for one in lesson.notebooks]
+        copies = [f"[{stem}]({stem}.ipynb)" for stem in stems]
+        if lesson.planned or not any((root / FOLDER / f"{s}.ipynb").exists() for s in stems):
+            continue
+        page = f"[{lesson.title}](../lessons/{lesson.slug}/README.md)"
+        rows.append(f"| {lesson.number} {page} | {', '.join(copies)} | {lesson.minutes} min |")
+    return INDEX.format(rows="\n".join(rows))

@@ -1,0 +1,92 @@
+"""Lightning's import paths: `from lightning.pytorch.core import …` works with this library.
+
+`register` puts a module for each path of TABLE into sys.modules. Its names are those of the
+module that has them here. Paths that are the same here, such as …trainer.callbacks, need no
+entry.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from multigpu.errors import UserError
+
+# Path below lightning.pytorch → the module here, and its names.
+TABLE: dict[str, dict[str, tuple[str, ...]]] = {
+    "callbacks.gradient_accumulation_scheduler": {
+        "callbacks.accumulation": ("GradientAccumulationScheduler",),
+    },
+    "callbacks.lambda_function": {"callbacks.lambda_callback": ("LambdaCallback",)},
+    "core": {
+        "datamodule": ("LightningDataModule",),
+        "module": ("LightningModule",),
+    },
+    "core.datamodule": {"datamodule": ("LightningDataModule",)},
+    "core.mixins": {"checkpointing.hyperparameters": ("HyperparametersMixin",)},
+    "core.module": {"module": ("LightningModule",)},
+    "core.optimizer": {"loops.optimizer_step": ("LightningOptimizer",)},
+    "loggers.csv_logs": {"loggers.csv_logger": ("CSVLogger",)},
+    "loggers.tensorboard": {"loggers.tensorboard_logger": ("TensorBoardLogger",)},
+    "profilers": {
+        "profiler": ("PassThroughProfiler", "Profiler", "SimpleProfiler"),
+        "torch_profiler": ("PyTorchProfiler",),
+    },
+    "trainer.states": {"states": ("RunningStage", "TrainerFn", "TrainerStatus")},
+    "trainer.trainer": {"trainer": ("Trainer",)},
+    "utilities.exceptions": {"utilities": ("MisconfigurationException",)},
+    "utilities.combined_loader": {"combined_loader": ("CombinedLoader",)},
+    "utilities.grads": {"utilities": ("grad_norm",)},
+    "utilities.model_summary": {"summary": ("summarize",)},
+    "utilities.parsing": {"checkpointing.attribute_dict": ("AttributeDict",)},
+    "utilities.rank_zero": {
+        "utilities": ("rank_zero_info", "rank_zero_only", "rank_zero_warn")
+    },
+    "utilities.types": {
+        "utilities": (
+            "EVAL_DATALOADERS",
+            "OptimizerLRScheduler",
+            "STEP_OUTPUT",
+            "TRAIN_DATALOADERS",
+        ),
+        "loops.optimizers": ("LRSchedulerConfig",),
+    },
+}
+# Path → what does the same here. Each name that is read from it raises this sentence.
+UNSUPPORTED = {
+    "cli": "write the program with argparse or typer; `multigpu.flags` is an example",
+    "tuner": "compare several learning rates or batch sizes yourself",
+    "utilities.deepspeed": "give strategy='ddp'",
+}
+
+
+def register(package: str) -> None:
+    """Make the paths importable below `package`."""
+    for path, sources in TABLE.items():
+        module = ModuleType(f"{package}.{path}", f"Lightning's path for {', '.join(sources)}.")
+        for source, names in sources.items():
+            owner = importlib.import_module(f"{package}.{source}")
+            for name in names:
+                setattr(module, name, getattr(owner, name))
+        _add(module)
+    for path, advice in UNSUPPORTED.items():
+        module = ModuleType(f"{package}.{path}")
+        module.__getattr__ = _refuse(path, advice)
+        _add(module)
+
+
+def _add(module: ModuleType) -> None:
+    """Register a module, unless a real one has its name."""
+    module.__path__ = []
+    sys.modules.setdefault(module.__name__, module)
+
+
+def _refuse(path: str, advice: str) -> Any:
+    def getattr_(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UserError(
+            f"multigpu.trainer does not support {name} of Lightning's {path}: {advice}."
+        )
+
+    return getattr_

@@ -1,0 +1,107 @@
+"""`multigpu notebooks footers` writes footers and tables; the glossary has its anchors."""
+
+import re
+import shutil
+
+import pytest
+from commands import ROOT
+
+from multigpu.course import LESSONS
+from multigpu.errors import UserError
+from multigpu.notebooks import footers
+
+HAVE_PAGES = [lesson for lesson in LESSONS if not lesson.planned]
+
+
+def test_footers_and_tables_are_up_to_date():
+    stale = [str(path) for path, text in footers.expected(ROOT) if path.read_text() != text]
+    assert stale == [], "multigpu notebooks footers"
+
+
+@pytest.mark.parametrize("lesson", HAVE_PAGES, ids=lambda lesson: lesson.slug)
+def test_a_page_has_its_lessons_title_and_time(lesson):
+    text = (ROOT / "lessons" / lesson.slug / "README.md").read_text()
+    assert text.startswith(f"# {lesson.number} · {lesson.title}\n")
+    assert re.search(rf"\b{lesson.minutes} minutes", text.partition("\n## ")[0])
+
+
+def test_every_lesson_and_every_script_is_in_the_table():
+    slugs = {path.parent.name for path in (ROOT / "lessons").glob("*/README.md")}
+    assert slugs == {lesson.slug for lesson in HAVE_PAGES}
+    stems = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    assert stems == {one.stem for lesson in HAVE_PAGES for one in lesson.notebooks}
+    numbers = [lesson.number for lesson in LESSONS]
+    assert numbers == sorted(numbers) and len(set(numbers)) == len(numbers)
+
+
+def test_every_notebook_links_to_its_page_and_its_neighbours():
+    stems = [one.stem for lesson in HAVE_PAGES for one in lesson.notebooks]
+    for lesson in HAVE_PAGES:
+        for one in lesson.notebooks:
+            script = (ROOT / "scripts" / f"{one.stem}.py").read_text()
+            footer = script.rpartition("# %%")[2]
+            assert f"../lessons/{lesson.slug}/README.md" in footer
+            place = stems.index(one.stem)
+            for other in stems[max(0, place - 1) : place] + stems[place + 1 : place + 2]:
+                assert f"({other}.ipynb)" in footer
+
+
+@pytest.fixture
+def course(tmp_path):
+    """What has footers, copied."""
+    for name in ("lessons", "scripts", "notebooks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.png"))
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def test_a_lost_footer_and_a_changed_table_are_written_again(course):
+    page = course / "lessons" / "02-data-parallel" / "README.md"
+    script = course / "scripts" / "PT_CNN_Pipeline.py"
+    syllabus = course / "lessons" / "README.md"
+    texts = {path: path.read_text() for path in (page, script, syllabus)}
+    page.write_text(texts[page].partition("\n<!-- footer")[0])
+    script.write_text(texts[script].partition("\n# %% [markdown] tags=")[0])
+    syllabus.write_text(texts[syllabus].replace("30 min", "31 min"))
+    changed = footers.write(course)
+    assert set(changed) == {str(path.relative_to(course)) for path in texts}
+    for path, text in texts.items():
+        assert path.read_text() == text
+    assert footers.write(course) == []
+
+
+def test_a_page_without_a_place_for_the_table_is_one_sentence(course):
+    (course / "README.md").write_text("# Another page\n")
+    with pytest.raises(UserError, match=r"README\.md has no place"):
+        footers.write(course)
+
+
+# ---- the glossary ---------------------------------------------------------------------------
+
+ENTRY = re.compile(r'- <a id="([a-z0-9-]+)"></a>\*\*(.+?)\*\*: (.+)')
+
+
+def glossary() -> dict[str, tuple[str, str]]:
+    """The words that the syllabus explains: anchor → word and sentence."""
+    words = (ROOT / "lessons" / "README.md").read_text().partition("\n## Words\n")[2]
+    lines = [line for line in words.splitlines() if line.startswith("- ")]
+    entries = [ENTRY.fullmatch(line).groups() for line in lines]
+    assert len({anchor for anchor, *_ in entries}) == len(entries)
+    return {anchor: (word, sentence) for anchor, word, sentence in entries}
+
+
+def test_each_word_has_its_anchor_and_one_sentence():
+    assert len(glossary()) > 40
+    for anchor, (word, sentence) in glossary().items():
+        assert anchor == word.lower().replace(" ", "-")
+        assert sentence.endswith(".") and ". " not in sentence, word
+
+
+def test_every_link_to_a_word_leads_to_it():
+    files = [*ROOT.glob("lessons/**/*.md"), *ROOT.glob("scripts/*.py"), ROOT / "README.md"]
+    link = re.compile(r"\]\((?:\.\./|lessons/)*README\.md#([^)]+)\)")
+    linked = [(path, word) for path in files for word in link.findall(path.read_text())]
+    assert linked
+    for path, word in linked:
+        assert word == "words" or word in glossary(), f"{path.name} links to #{word}"

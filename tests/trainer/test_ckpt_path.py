@@ -1,0 +1,89 @@
+"""ckpt_path="last", trainer.ckpt_path, and what cannot be resumed."""
+
+import lightnings
+import plain_net
+import pytest
+from torch.utils.data import DataLoader
+from trainer_user import trainer
+from user_methods import user
+
+import multigpu.trainer as ours
+from multigpu.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def saver(L, **arguments):
+    return L.pytorch.callbacks.ModelCheckpoint(**arguments)
+
+
+def checkpointing(L, folder, **arguments):
+    return trainer(L, folder, enable_checkpointing=True, **arguments)
+
+
+@pytest.mark.parametrize("L", [ours, "lightning"], ids=["ours", "lightning"])
+def test_last_is_an_earlier_runs_checkpoint(tmp_path, L):
+    L = lightnings.package() if L == "lightning" else L
+    first = checkpointing(L, tmp_path, max_epochs=1, callbacks=saver(L, save_last=True))
+    with pytest.warns(UserWarning, match=r"(?i)no checkpoint|none is loaded"):
+        first.fit(user(L)(), ckpt_path="last")
+    assert first.ckpt_path is None and first.global_step == 3
+    again = checkpointing(L, tmp_path, max_epochs=3, callbacks=saver(L))
+    again.fit(user(L)(), ckpt_path="last")
+    assert again.ckpt_path == str(tmp_path / "checkpoints" / "last.ckpt")
+    assert again.global_step == 9
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_ckpt_path_is_what_the_last_run_loaded(tmp_path, stage):
+    paths = []
+    for L in (ours, lightnings.package()):
+        folder = tmp_path / L.__name__
+        run = checkpointing(L, folder, max_epochs=1)
+        module = user(L)()
+        run.fit(module)
+        seen = [run.ckpt_path]
+        call = getattr(run, stage)
+        call(module)
+        seen.append(run.ckpt_path)
+        with pytest.warns(UserWarning, match="best|without a model"):
+            call()
+        seen.append(run.ckpt_path == run.checkpoint_callback.best_model_path)
+        call(module, ckpt_path="best")
+        seen.append(run.ckpt_path == run.checkpoint_callback.best_model_path)
+        paths.append(seen)
+    assert paths[0] == paths[1] == [None, None, True, True]
+
+
+def test_fewer_epochs_than_the_checkpoint_has_are_refused(tmp_path):
+    run = checkpointing(ours, tmp_path, max_epochs=4)
+    run.fit(user(ours)())
+    path = run.checkpoint_callback.best_model_path
+    with pytest.raises(UserError, match="max_epochs is 1"):
+        checkpointing(ours, tmp_path, max_epochs=1).fit(user(ours)(), ckpt_path=path)
+
+
+def test_a_failed_run_goes_on_where_it_failed(tmp_path):
+    class Fails(plain_net.Net):
+        fails = True
+
+        def on_train_epoch_start(self):
+            if self.fails and self.current_epoch == 2:
+                raise KeyError("x")
+
+    def run_with(module, folder):
+        saves = ours.callbacks.OnExceptionCheckpoint(folder)
+        run = plain_net.trainer(folder, max_epochs=4, callbacks=[saves])
+        run.fit(module, DataLoader(plain_net.rows(), 4))
+        return run
+
+    with pytest.raises(KeyError):
+        run_with(Fails(), tmp_path)
+    assert (tmp_path / "on_exception.ckpt").exists()
+    module = Fails()
+    module.fails = False
+    seen = []
+    module.on_train_epoch_end = lambda: seen.append(module.current_epoch)
+    run = run_with(module, tmp_path)
+    assert run.global_step == 8 and seen == [2, 3]
+    assert not (tmp_path / "on_exception.ckpt").exists()

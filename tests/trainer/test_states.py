@@ -1,0 +1,229 @@
+"""What the Trainer says about itself and its module, side by side with Lightning's."""
+
+import os
+import pickle
+
+import lightnings
+import plain_net
+import pytest
+import torch
+from multigpu.trainer.trainer.states import TrainerFn, TrainerStatus
+from torch.utils.data import DataLoader
+from trainer_user import trainer
+from user_methods import user
+
+import multigpu.trainer as ours
+from multigpu.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+HOOKS = ("setup", "on_fit_start", "on_sanity_check_start", "on_train_start", "teardown")
+BATCHES = tuple(
+    f"on_{kind}_batch_start" for kind in ("train", "validation", "test", "predict")
+)
+
+
+def states(L, folder, stage):
+    """What the Trainer's state is in each hook of a callback."""
+    seen = []
+
+    def method(name):
+        def look(self, trainer, *args, **keywords):
+            state = trainer.state
+            stage = None if state.stage is None else str(state.stage.value)
+            flags = (trainer.training, trainer.validating, trainer.testing, trainer.evaluating)
+            seen.append((name, state.status.value, state.fn.value, stage, flags))
+
+        return look
+
+    callback = type("Looks", (L.Callback,), {name: method(name) for name in HOOKS + BATCHES})
+    run = trainer(L, folder, callbacks=[callback()], max_epochs=1)
+    assert run.state.status.value == "initializing"
+    getattr(run, stage)(user(L)())
+    assert run.state.finished and run.state.stopped and run.state.stage is None
+    return seen
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+def test_the_state_in_each_hook_is_lightnings(tmp_path, stage):
+    found, expected = (states(L, tmp_path, stage) for L in (ours, lightnings.package()))
+    assert len(expected) > 3 and found == expected
+
+
+def test_an_exception_interrupts(tmp_path):
+    def training_step(self, batch, batch_idx):
+        raise KeyError("x")
+
+    for L in (ours, lightnings.package()):
+        run = trainer(L, tmp_path)
+        with pytest.raises(KeyError):
+            run.fit(user(L, training_step=training_step)())
+        assert run.interrupted and run.state.stopped and not run.state.finished
+    assert run.state.status == TrainerStatus.INTERRUPTED and run.state.fn == TrainerFn.FITTING
+
+
+def test_the_data_module_hears_of_an_exception(tmp_path):
+    class Data(ours.LightningDataModule):
+        heard = ()
+
+        def train_dataloader(self):
+            return DataLoader(plain_net.rows(), 4)
+
+        def on_exception(self, exception):
+            self.heard = (*self.heard, type(exception))
+
+    class Fails(plain_net.Net):
+        def training_step(self, batch, batch_idx):
+            raise KeyError("x")
+
+    data = Data()
+    with pytest.raises(KeyError):
+        plain_net.trainer(tmp_path).fit(Fails(), data)
+    assert data.heard == (KeyError,)
+
+
+def test_the_model_is_in_evaluation_mode_while_it_validates(tmp_path):
+    class Looks(plain_net.Net):
+        seen = ()
+
+        def validation_step(self, batch, batch_idx):
+            self.seen = (*self.seen, self.trainer.model.training, self.training)
+
+    module = Looks()
+    loader = DataLoader(plain_net.rows(), 8)
+    run = plain_net.trainer(tmp_path)
+    run.fit(module, loader, loader)
+    assert set(module.seen) == {False}
+    assert run.model is module and run.model.training
+
+
+def test_freeze_and_unfreeze_return_the_module():
+    module = plain_net.Net()
+    assert module.freeze() is module and not module.training
+    assert not any(p.requires_grad for p in module.parameters())
+    assert module.unfreeze() is module and module.training
+
+
+def test_the_users_folder_is_expanded():
+    found = [L.Trainer(default_root_dir="~/x", logger=False).default_root_dir
+             for L in (ours, lightnings.package())]  # fmt: skip
+    assert found[0] == found[1] == os.path.expanduser("~/x")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_trainer_can_be_pickled(tmp_path, when):
+    run = plain_net.trainer(tmp_path, profiler="simple")
+    loader = DataLoader(plain_net.rows(), 4)
+    if when == "after":
+        run.fit(plain_net.Net(), loader, loader)
+    copy = pickle.loads(pickle.dumps(run))
+    assert copy.global_step == run.global_step
+    copy.max_epochs = 3
+    copy.fit(plain_net.Net(), loader, loader)
+    assert copy.current_epoch == 3
+
+
+def test_toggling_leaves_alone_what_no_optimizer_holds(tmp_path):
+    """Which parameters require gradients: inside, and after, `toggle_optimizer`."""
+
+    def __init__(self):
+        super(type(self), self).__init__()
+        self.automatic_optimization = False
+        self.other = torch.nn.Linear(2, 2)
+        self.free = torch.nn.Linear(2, 2)
+        self.recorded = []
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(part.parameters(), 0.1) for part in (self.layer, self.other)]
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            self.toggle_optimizer(optimizer)
+            self.recorded.append([p.requires_grad for p in self.parameters()])
+            self.untoggle_optimizer(optimizer)
+            self.recorded.append([p.requires_grad for p in self.parameters()])
+
+    found = []
+    for L in (ours, lightnings.package()):
+        module = user(
+            L,
+            __init__=__init__,
+            configure_optimizers=configure_optimizers,
+            training_step=training_step,
+        )()
+        trainer(L, tmp_path, max_epochs=1, limit_val_batches=0).fit(module)
+        found.append(module.recorded)
+    assert found[0] == found[1]
+    assert found[0][0] == [True, True, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "given", [{"gradient_clip_val": 0.2}, {"gradient_clip_algorithm": "value"}], ids=str
+)
+def test_two_values_for_clipping_contradict_each_other(tmp_path, given):
+    class Clips(plain_net.Net):
+        def configure_gradient_clipping(self, optimizer, *args):
+            self.arguments = args
+            self.clip_gradients(optimizer, **given)
+
+    settings = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "norm"}
+    with pytest.raises(UserError, match=next(iter(given))):
+        plain_net.trainer(tmp_path, **settings).fit(Clips(), DataLoader(plain_net.rows(), 4))
+
+
+def test_clip_gradients_has_the_trainers_values_as_defaults(tmp_path):
+    class Clips(plain_net.Net):
+        def configure_gradient_clipping(self, optimizer, value, algorithm):
+            self.arguments = (value, algorithm)
+            self.clip_gradients(optimizer)
+            self.norm = torch.cat([p.grad.ravel() for p in self.parameters()]).norm()
+
+    module = Clips()
+    loader = DataLoader(plain_net.rows(), 4)
+    plain_net.trainer(tmp_path, gradient_clip_val=0.001).fit(module, loader)
+    assert module.arguments == (0.001, None)
+    assert float(module.norm) == pytest.approx(0.001, rel=1e-3)
+
+
+def test_a_hyperparameter_of_module_and_data_module_has_one_value(tmp_path):
+    class Data(ours.LightningDataModule):
+        def __init__(self, folder, shared):
+            super().__init__()
+            self.save_hyperparameters()
+
+        def train_dataloader(self):
+            return DataLoader(plain_net.rows(), 4)
+
+    class Module(plain_net.Net):
+        def __init__(self, folder, shared=1):
+            super().__init__()
+            self.save_hyperparameters()
+
+    run = plain_net.trainer(tmp_path, logger=True)
+    with pytest.raises(UserError, match=r"'folder'.*data module"):
+        run.fit(Module("a"), Data("b", 1))
+    run = plain_net.trainer(tmp_path, logger=True)
+    run.fit(Module("a"), Data("a", 1))
+
+
+def test_the_logger_can_be_set(tmp_path):
+    run = plain_net.trainer(tmp_path)
+    logger = ours.loggers.CSVLogger(tmp_path)
+    run.logger = logger
+    assert run.loggers == [logger]
+    run.logger = None
+    assert run.loggers == [] and run.logger is None
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_init_module_has_the_runs_precision(tmp_path, empty):
+    with plain_net.trainer(tmp_path, precision="64-true").init_module(empty_init=empty):
+        module = plain_net.Net()
+    assert module.dtype == torch.float64 and torch.get_default_dtype() == torch.float32
+
+
+def test_an_empty_init_does_not_draw():
+    before = torch.get_rng_state()
+    with plain_net.trainer().init_module(empty_init=True):
+        plain_net.Net()
+    assert torch.equal(before, torch.get_rng_state())
