@@ -12,7 +12,12 @@ from multigpu.notebooks import figures
 
 # The pages whose second edition is done: every measured figure in their sections of results
 # has a marker.
-MARKED = ["README.md", "lessons/02-data-parallel/README.md"]
+MARKED = [
+    "README.md",
+    "lessons/02-data-parallel/README.md",
+    "lessons/04-ddp-spawn/README.md",
+    "lessons/05-ddp-cluster/README.md",
+]
 
 
 def test_every_marked_figure_is_what_its_source_gives():
