@@ -61,9 +61,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Step 1 · Does the model fit?
-# Training with Adam keeps four numbers per weight: the weight, its gradient, and two of Adam's.
-# Each number has 4 bytes. The model is the course's CNN with 90,000 hidden units and 6,000
-# classes. (Its tensors have shapes but no numbers: that is enough for memory and time.)
+# Training with Adam keeps four numbers per weight: the weight, its gradient, and two numbers
+# of Adam's. Each number has 4 bytes. The model is the course's CNN with 90,000 hidden units
+# and 6,000 classes. (Its tensors have shapes but no numbers: that is enough for memory and
+# simulated time.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_memory)
@@ -73,7 +74,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # needed = 16 * weights / 2**30
 # print(f"{weights:,} weights × 16 bytes = {needed:.1f} GiB")
 # lesson.compare("memory", guess_memory, needed, unit="GiB", digits=1)
-# print("On one GPU:", textwrap.fill(one_process(None).error, 80))
+# print(textwrap.fill(f"On one GPU: {one_process(None).error}", 95))
 
 # %% [markdown]
 # So four replicas, one per GPU, cannot train it.
@@ -174,7 +175,7 @@ def average_twins(replicas: list[Halves]) -> None:
 #     for ((name, weight), (_, twin)), expected in zip(pairs, serial.parameters()):
 #         difference = (twin.grad.cpu() - expected.grad).abs().max().item()
 #         where = f"{weight.device} and {twin.device}"
-#         print(f"{name:<12} {where}: the serial gradient: {difference < 1e-7}")
+#         print(f"{name:<12} {where}: equal to the serial gradient: {difference < 1e-7}")
 
 # %% [markdown]
 # The two replicas have the gradients of one model on the whole batch. (That needs chunks of
@@ -212,7 +213,7 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 # networks = ("Ethernet10", "Ethernet25", "RoCE100", "HDR200")
 # cases = [("large", layout, network) for network in networks for layout in layouts]
 # fits = ("small", "stages inside nodes", "HDR200")  # for the last part of this lesson
-# *by_rank, = launch.call(layout_steps, 2, [*cases, fits], Halves)
+# by_rank = launch.call(layout_steps, 2, [*cases, fits], Halves)
 #
 # speeds = {layout: [] for layout in layouts}
 # for (_, layout, network), step in zip(cases, by_rank[0]):
@@ -224,8 +225,7 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 # lesson.compare("both nodes ÷ one node", guess_two_nodes, inside / one_node, unit="×")
 
 # %% [markdown]
-# Two nodes are *slower* than one. The [timeline](../lessons/README.md#trace) shows what the
-# GPUs do meanwhile:
+# Two nodes are *slower* than one. The timeline shows what the GPUs do meanwhile:
 
 # %% tags=["active-ipynb"]
 # timeline = joined([steps[0] for steps in by_rank])

@@ -43,7 +43,7 @@ class Step(NamedTuple):
     seconds   simulated; None if the step did not fit
     images    the images of the step, over all ranks
     peak      the highest GiB on each of the rank's GPUs
-    held      the GiB by use on each of them, after backward
+    held      the GiB by use on each of them, after backward, without uses below 0.01 GiB
     error     the text of the OutOfMemoryError, or ""
     timeline  the step's timeline, with a lane for each of the rank's GPUs
     """
@@ -56,17 +56,21 @@ class Step(NamedTuple):
     timeline: vgpu.Timeline
 
 
-def one_process(halves: type | None, memory: str | None = None) -> Step:
+def one_process(
+    halves: type | None, memory: str | None = None, gpu: str = "V100-16GB"
+) -> Step:
     """The third step with the large model in this process, alone on one node of two GPUs.
 
     `halves` is the lesson's class Halves, which uses both GPUs; None puts the whole model on
-    the first GPU. `memory` is each GPU's capacity, if it is not a V100's.
+    the first GPU. `memory` is each GPU's capacity, by default that of `gpu`.
     """
-    with vgpu.running(2, memory=memory, compute=False) as gpus:
+    with vgpu.running(2, gpu=gpu, memory=memory, compute=False) as gpus:
         return _third_step("large", halves, gpus if halves else gpus[:1], 1)
 
 
-def layout_steps(cases: list[tuple[str, str, str]], halves: type) -> list[Step]:
+def layout_steps(
+    cases: list[tuple[str, str, str]], halves: type, gpu: str = "V100-16GB"
+) -> list[Step]:
     """In each rank: the third step with Adam for each case (a model, a layout, a network).
 
     A model is a name in MODELS, a layout one in LAYOUTS, and a network between the nodes one
@@ -78,7 +82,8 @@ def layout_steps(cases: list[tuple[str, str, str]], halves: type) -> list[Step]:
     steps = []
     for number, (model, layout, network) in enumerate(cases):
         # Every rank sees all four GPUs and takes its own.
-        with vgpu.running(4, gpus_per_node=2, between_nodes=network, compute=False) as gpus:
+        nodes = {"gpus_per_node": 2, "between_nodes": network}
+        with vgpu.running(4, gpu=gpu, compute=False, **nodes) as gpus:
             dist.init_process_group(
                 "vgpu",
                 store=dist.PrefixStore(str(number), store),
@@ -115,7 +120,9 @@ def _third_step(name: str, halves: type | None, gpus: list[torch.device], ranks:
             by_gpu = vgpu.memory_held(model, optimizer)
             optimizer.step()
         seconds = vgpu.elapsed() - began
-        held = [{use: n / GIB for use, n in by_gpu[gpu].items() if n} for gpu in gpus]
+        held = [
+            {use: n / GIB for use, n in by_gpu[gpu].items() if n > GIB / 100} for gpu in gpus
+        ]
     except torch.OutOfMemoryError as failure:
         error = str(failure)
     peak = [torch.vgpu.max_memory_allocated(gpu) / GIB for gpu in gpus]
@@ -134,14 +141,9 @@ def _only_lanes(timeline: vgpu.Timeline, gpus: list[int]) -> vgpu.Timeline:
         events.append(moved)
         if event in timeline.notes:
             notes[moved] = timeline.notes[event]
-    return vgpu.Timeline(
-        events,
-        [LANES[gpu] for gpu in gpus],
-        timeline.start,
-        timeline.end,
-        timeline.label,
-        notes,
-    )
+    lanes = [LANES[gpu] for gpu in gpus]
+    span = (timeline.start, timeline.end)
+    return vgpu.Timeline(events, lanes, *span, timeline.label, notes)
 
 
 def joined(steps: list[Step]) -> vgpu.Timeline:
