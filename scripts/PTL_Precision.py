@@ -70,6 +70,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson, plots
 #
 # lesson.setup("11-precision")
+# torch.set_num_threads(1)  # the batches are small: more threads would wait for each other
 # from experiments import draw_memory, draw_scales, draw_speedups, memory, scales, speedups
 
 # %% [markdown]
@@ -146,7 +147,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # tensors["weight"] = model.fc2.weight
 # tensors["its gradient"] = model.fc2.weight.grad
 # types = [f"{name} {str(t.dtype).removeprefix('torch.')}" for name, t in tensors.items()]
-# print(", ".join(types))
+# print(", ".join(types[:4]), ", ".join(types[4:]), sep="\n")
 
 # %% [markdown]
 # **A trap: the cache of autocast.** Within one `torch.autocast`, each weight is cast to 16 bit
@@ -331,7 +332,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 #     module = three_steps(strategy, count, precision)
 #     result = compared(proof.difference(module, row_1))
 #     print(f"{strategy:<12} devices={count} precision={precision}:", end=" ")
-#     print(f"the document says {says:<3}; here it runs, and {result} row 1")
+#     print(f"document {says:<3}, here: {result} row 1")
 
 # %% [markdown]
 # **The scale adapts.** After an overflow, `GradScaler` skips the step and halves the scale;
@@ -401,7 +402,8 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # vgpu.stop()
 # bars = memory((64, 4096))
 # for batch, guess in (("4,096", guess_large), ("64", guess_small)):
-#     exact, mixed = (sum(bars[f"{name}, {batch}"].values()) for name in ("32-true", "bf16-mixed"))
+#     exact = sum(bars[f"32-true, {batch}"].values())
+#     mixed = sum(bars[f"bf16-mixed, {batch}"].values())
 #     print(f"batch {batch}: 32-true {exact:.0f} MiB, bf16-mixed {mixed:.0f} MiB")
 #     percentage = 100 * mixed / exact
 #     lesson.compare("bf16-mixed's memory", guess, percentage, unit="%", digits=0)
@@ -419,7 +421,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # ratios = {gpu: speedups(gpu, batches) for gpu in ("V100-16GB", "A100-40GB", "H100-80GB")}
 # for gpu, values in ratios.items():
 #     shown = ", ".join(f"{batch:,}: {x:.1f} ×" for batch, x in zip(batches, values))
-#     print(f"{gpu}, 16-mixed against 32-true, simulated: {shown}")
+#     print(f"{gpu}, 16-mixed, simulated: {shown}")
 #
 # found = ratios["H100-80GB"][0]
 # lesson.compare("16-mixed on an H100, batch 64", guess_speed, found, unit="×", digits=1)
@@ -505,13 +507,14 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb"]
 # script = "../scripts/PTL_Precision.py"
 # on_cpu = "--accelerator cpu --epochs 1 --out results/11-cpu"
-# !python {script} --precision bf16 --accelerator vgpu --gpu V100-16GB || true
-# !python {script} --precision 16 {on_cpu} 2>&1 | grep -o "precision 16.*"
+# v100 = "--accelerator vgpu --gpu V100-16GB"
+# !OMP_NUM_THREADS=1 python {script} --precision bf16 {v100} 2>&1 | fold -sw 95 || true
+# !OMP_NUM_THREADS=1 python {script} --precision 16 {on_cpu} 2>&1 | grep -o "precision 16.*"
 
 # %% tags=["active-ipynb"]
-# true = "--precision bf16-true --accelerator cpu --lr 0.01 --out results/11-true"
-# !python {script} --precision 16 --accelerator vgpu --prove --out results/11
-# !python {script} {true} --prove | grep "epoch:"
+# true = "--precision bf16-true --accelerator cpu --lr 0.01 --epochs 3"
+# !OMP_NUM_THREADS=1 python {script} --precision 16 --accelerator vgpu --prove --out results/11
+# !OMP_NUM_THREADS=1 python {script} {true} --out results/11-true --prove | grep "epoch:"
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("11 16-mixed", "results/11"))
