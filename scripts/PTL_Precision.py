@@ -3,12 +3,8 @@
 # **The question.** `Trainer(precision=16)` is one argument. It is said to halve the memory and
 # double the speed. May I use it: on which GPU, with which strategy? And does the model still
 # learn the same?
-#
-# **Predict first.** (1) Which of 1e-8, 65520 and 1 + 1/512 survive in float16, which in
-# bfloat16? (2) A weight is 1, everything is in bfloat16, and 1,000 steps add 0.001 each: what
-# is the weight then? (3) How much memory does mixed precision save?
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
 import time
 
@@ -20,80 +16,8 @@ from multigpu import data, devices, files, flags, launch, metrics, proof, vgpu
 from multigpu.models import CNN
 from multigpu.trainer import Callback, LightningModule, Trainer
 
-# %% [markdown]
-# ## The parts of a number
-# Sign, exponent, fraction: the exponent's bits give the range, the fraction's bits give the
-# spacing. Prediction (1):
 
-# %% tags=["active-ipynb"]
-# from multigpu import plots
-#
-#
-# def bits_of(stored, exponent_bits):
-#     """The bits of a number, as sign, exponent and fraction."""
-#     bits = torch.finfo(stored.dtype).bits
-#     as_integer = stored.view(torch.int32 if bits == 32 else torch.int16).item()
-#     text = f"{as_integer & (2**bits - 1):0{bits}b}"
-#     return f"{text[0]} {text[1 : 1 + exponent_bits]} {text[1 + exponent_bits :]}"
-#
-#
-# for dtype, exponent_bits in ((torch.float32, 8), (torch.bfloat16, 8), (torch.float16, 5)):
-#     limits = torch.finfo(dtype)
-#     span = f"at most {limits.max:.3g}, normal from {limits.tiny:.1e}"
-#     print(f"{dtype}: {span}, spacing after 1: 1/{1 / limits.eps:.0f}")
-#     for number in (1e-8, 65520.0, 1 + 1 / 512):
-#         stored = torch.tensor(number, dtype=dtype)
-#         bits = bits_of(stored, exponent_bits)
-#         print(f"  {number:<12.9g} is {stored.item():<14.9g} {bits}")
-
-# %% [markdown]
-# ## A gradient that becomes zero, by hand
-# float16's smallest number is 6e-8. Backward multiplies small numbers, and gradients become
-# smaller than that. The remedy is **loss scaling**: multiply the loss by a large number. All
-# gradients are then larger by this factor, and they are divided by it in fp32, before the
-# step.
-
-# %% tags=["active-ipynb"]
-# for scale in (1, 65536):
-#     weight = torch.ones((), dtype=torch.float16, requires_grad=True)
-#     image = torch.tensor(0.01, dtype=torch.float16)
-#     # On paper, the gradient is 0.01 × 1e-6 = 1e-8, times the scale.
-#     loss = (weight * image).float() * 1e-6
-#     (loss * scale).backward()
-#     unscaled = weight.grad.float().item() / scale
-#     print(f"scale {scale}: gradient {weight.grad.item():.1e}, divided by it {unscaled:.1e}")
-
-# %% [markdown]
-# ## Which type is used for what
-# In **mixed** precision the weights stay in fp32. Within `torch.autocast`, a list says which
-# operation uses which type.
-
-# %% tags=["active-ipynb"]
-# first, second = vgpu.start(2)
-# model = CNN().to(first)
-# with torch.autocast("vgpu", torch.float16):
-#     logits = model(torch.rand(8, 1, 8, 8, device=first))
-#     loss = F.cross_entropy(logits, torch.arange(8, device=first))
-#     tensors = {
-#         "linear": logits,
-#         "tanh": logits.tanh(),
-#         "softmax": logits.softmax(1),
-#         "sum": logits.sum(),
-#         "loss": loss,
-#     }
-# loss.backward()
-# tensors["weight"] = model.fc2.weight
-# tensors["its gradient"] = model.fc2.weight.grad
-# types = [f"{name} {str(t.dtype).removeprefix('torch.')}" for name, t in tensors.items()]
-# print(", ".join(types))
-
-# %% [markdown]
-# ## The script: a module that does not mention precision
-# A step's loss is the mean over the images of all ranks, as in lesson 05. `training_step_end`
-# gets what dp has gathered.
-
-
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "PTL_Precision",
@@ -139,6 +63,138 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import contextlib
+# import io
+#
+# from multigpu import lesson, plots
+#
+# lesson.setup("11-precision")
+# torch.set_num_threads(1)  # the batches are small: more threads would wait for each other
+# from experiments import draw_memory, draw_scales, draw_speedups, memory, scales, speedups
+
+# %% [markdown]
+# ## Predict first
+# Write your answers, then run the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_sum = 2.0  # a weight of 1 in bfloat16, after 1,000 steps that add 0.001 each
+# guess_inner = "falls"  # the loss of four updates inside one autocast: "falls" or "stays"?
+# guess_large = 50  # % of fp32's memory that bf16-mixed needs, at a batch of 4,096
+# guess_small = 50  # the same, at a batch of 64
+# guess_speed = 2  # times as fast as fp32: 16-mixed on an H100, at a batch of 64
+
+# %% [markdown]
+# ## The parts of a number
+# Sign, exponent, fraction: the exponent's bits give the range, the fraction's bits give the
+# spacing. Three numbers in three types: which of them survive?
+
+# %% tags=["active-ipynb"]
+# def bits_of(stored, exponent_bits):
+#     """The bits of a number, as sign, exponent and fraction."""
+#     bits = torch.finfo(stored.dtype).bits
+#     as_integer = stored.view(torch.int32 if bits == 32 else torch.int16).item()
+#     text = f"{as_integer & (2**bits - 1):0{bits}b}"
+#     return f"{text[0]} {text[1 : 1 + exponent_bits]} {text[1 + exponent_bits :]}"
+#
+#
+# for dtype, exponent_bits in ((torch.float32, 8), (torch.bfloat16, 8), (torch.float16, 5)):
+#     limits = torch.finfo(dtype)
+#     span = f"at most {limits.max:.3g}, normal from {limits.tiny:.1e}"
+#     print(f"{dtype}: {span}, spacing after 1: 1/{1 / limits.eps:.0f}")
+#     for number in (1e-8, 65520.0, 1 + 1 / 512):
+#         stored = torch.tensor(number, dtype=dtype)
+#         bits = bits_of(stored, exponent_bits)
+#         print(f"  {number:<12.9g} is {stored.item():<14.9g} {bits}")
+
+# %% [markdown]
+# ## A gradient that becomes zero, by hand
+# float16's smallest number is 6e-8. Backward multiplies small numbers, and gradients become
+# smaller than that. The remedy is [loss
+# scaling](../lessons/README.md#loss-scaling): multiply the loss by a large number. All
+# gradients are then larger by this factor, and they are divided by it in fp32, before the
+# step.
+
+# %% tags=["active-ipynb"]
+# for scale in (1, 65536):
+#     weight = torch.ones((), dtype=torch.float16, requires_grad=True)
+#     image = torch.tensor(0.01, dtype=torch.float16)
+#     # On paper, the gradient is 0.01 × 1e-6 = 1e-8, times the scale.
+#     loss = (weight * image).float() * 1e-6
+#     (loss * scale).backward()
+#     unscaled = weight.grad.float().item() / scale
+#     print(f"scale {scale}: gradient {weight.grad.item():.1e}, divided by it {unscaled:.1e}")
+
+# %% [markdown]
+# ## Which type is used for what
+# In [mixed precision](../lessons/README.md#mixed-precision) the weights stay in fp32. Within
+# `torch.autocast`, a list says which operation uses which type.
+
+# %% tags=["active-ipynb"]
+# first, second = vgpu.start(2)
+# model = CNN().to(first)
+# with torch.autocast("vgpu", torch.float16):
+#     logits = model(torch.rand(8, 1, 8, 8, device=first))
+#     loss = F.cross_entropy(logits, torch.arange(8, device=first))
+#     tensors = {
+#         "linear": logits,
+#         "tanh": logits.tanh(),
+#         "softmax": logits.softmax(1),
+#         "sum": logits.sum(),
+#         "loss": loss,
+#     }
+# loss.backward()
+# tensors["weight"] = model.fc2.weight
+# tensors["its gradient"] = model.fc2.weight.grad
+# types = [f"{name} {str(t.dtype).removeprefix('torch.')}" for name, t in tensors.items()]
+# print(", ".join(types[:4]), ", ".join(types[4:]), sep="\n")
+
+# %% [markdown]
+# **A trap: the cache of autocast.** Within one `torch.autocast`, each weight is cast to 16 bit
+# once, and the copy is kept until the block ends. Normally that is right: one forward per
+# block. If a block has several updates of the weights (an inner loop, as in some GANs and
+# meta-learning), forward goes on with the old copies. Four updates with the same batch:
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_inner, choices=("falls", "stays"))
+# train, test = data.load(data.fetch(None))
+# images, labels = train[:64]
+#
+#
+# def inner_loop(**cache):
+#     """The losses of four updates inside one autocast."""
+#     torch.manual_seed(0)
+#     model = CNN()
+#     optimizer = torch.optim.SGD(model.parameters(), 0.2)
+#     losses = []
+#     with torch.autocast("cpu", torch.bfloat16, **cache):
+#         for _ in range(4):
+#             loss = F.cross_entropy(model(images), labels)
+#             optimizer.zero_grad()
+#             loss.backward()
+#             optimizer.step()
+#             losses.append(loss.item())
+#     return losses
+#
+#
+# for cache in ({}, {"cache_enabled": False}):
+#     losses = inner_loop(**cache)
+#     print(cache or "autocast's default:", ", ".join(f"{loss:.3f}" for loss in losses))
+#
+# losses = inner_loop()
+# result = "stays" if losses[-1] == losses[0] else "falls"
+# lesson.compare("the loss", guess_inner, result, choices=("falls", "stays"))
+
+# %% [markdown]
+# No error, no warning: the weights change, but forward does not see it. This Trainer and
+# Lightning's pass `cache_enabled=False`.
+#
+# ## The script: a module that does not mention precision
+# A step's loss is the mean over the images of all ranks, as in lesson 05. `training_step_end`
+# gets what dp has gathered.
+
+
+# %%
 class LitCNN(LightningModule):
     def __init__(
         self,
@@ -255,7 +311,6 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 #     ("ddp_notebook", 2, "16", "yes"),
 #     ("dp", 2, "16", "no"),
 # )
-# train, test = data.load(data.fetch(None))
 #
 #
 # def three_steps(strategy, count, precision):
@@ -277,7 +332,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 #     module = three_steps(strategy, count, precision)
 #     result = compared(proof.difference(module, row_1))
 #     print(f"{strategy:<12} devices={count} precision={precision}:", end=" ")
-#     print(f"the document says {says:<3}; here it runs, and {result} row 1")
+#     print(f"document {says:<3}, here: {result} row 1")
 
 # %% [markdown]
 # **The scale adapts.** After an overflow, `GradScaler` skips the step and halves the scale;
@@ -286,18 +341,10 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # training.
 
 # %% tags=["active-ipynb"]
-# import sys
-# sys.path.insert(0, "../lessons/11-precision")  # the longer experiments are in experiments.py
-# from experiments import draw_scales, memory, scales, speed
-#
 # images, labels = (part.to(first) for part in train[:32])
 # draw_scales(scales(images, labels, first=2.0**26, patience=8, steps=40))
 
 # %% tags=["active-ipynb"]
-# import contextlib
-# import io
-#
-#
 # def learn(flags, kind=LitCNN):
 #     """The rows of a run, as the table would print them."""
 #     args = parse(flags.split())
@@ -321,36 +368,70 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 
 # %% [markdown]
 # **All in 16 bit.** Near 1, bfloat16 has a number every 1/128, so adding less than half of
-# that changes nothing. Prediction (2), and the CNN with a small learning rate. Mixed precision
-# keeps its weights in fp32, so its curve lies on 32-true's.
+# that changes nothing. First one weight, then the CNN with a small learning rate:
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_sum)
 # for dtype in (torch.float32, torch.float16, torch.bfloat16):
 #     weight = torch.ones((), dtype=dtype)
 #     for _ in range(1000):
 #         weight += 0.001
 #     print(f"{dtype}: 1 + 1,000 × 0.001 = {weight.item():.2f}")
 #
+# lesson.compare("the weight in bfloat16", guess_sum, weight)
+
+# %% tags=["active-ipynb"]
 # curves = {}
 # for precision in ("32-true", "bf16-mixed", "bf16-true"):
 #     rows = learn(f"--accelerator cpu --lr 0.001 --precision {precision}")
 #     curves[precision] = [row["test_accuracy"] for row in rows]
 #
-# title = "With weights in bf16, small steps are lost"
+# ends = ", ".join(f"{name} {accuracies[-1]:.2f}" for name, accuracies in curves.items())
 # style = {"level": None, "powers": False, "dashed": "bf16-mixed"}
+# title = f"Accuracy with a learning rate of 0.001: {ends}"
 # plots.lines(range(1, 11), curves, "epoch", "test accuracy", title, **style)
 
 # %% [markdown]
-# ## Memory and time
-# Prediction (3): here the weights are large, and activations grow with the batch. Then time: a
-# virtual GPU has a peak rate for each type. bf16 counts as fp16. A 32-bit convolution counts
+# Mixed precision keeps its weights in fp32. So it adds small steps as fp32 does.
+#
+# ## Memory
+# A CNN with 4,096 hidden units, so the weights are large. Activations grow with the batch.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_large, guess_small)
+# vgpu.stop()
+# bars = memory((64, 4096))
+# for batch, guess in (("4,096", guess_large), ("64", guess_small)):
+#     exact = sum(bars[f"32-true, {batch}"].values())
+#     mixed = sum(bars[f"bf16-mixed, {batch}"].values())
+#     print(f"batch {batch}: 32-true {exact:.0f} MiB, bf16-mixed {mixed:.0f} MiB")
+#     percentage = 100 * mixed / exact
+#     lesson.compare("bf16-mixed's memory", guess, percentage, unit="%", digits=0)
+#
+# draw_memory(bars)
+
+# %% [markdown]
+# ## Time
+# A virtual GPU has a peak rate for each type. bf16 counts as fp16. A 32-bit convolution counts
 # as TF32 where the GPU has it, as in torch. Casts and launches take time, too.
 
 # %% tags=["active-ipynb"]
-# vgpu.stop()
-# display(memory())
-# speed()
+# lesson.need(guess_speed)
+# batches = (64, 256, 1024, 4096)
+# ratios = {gpu: speedups(gpu, batches) for gpu in ("V100-16GB", "A100-40GB", "H100-80GB")}
+# for gpu, values in ratios.items():
+#     shown = ", ".join(f"{batch:,}: {x:.1f} ×" for batch, x in zip(batches, values))
+#     print(f"{gpu}, 16-mixed, simulated: {shown}")
+#
+# found = ratios["H100-80GB"][0]
+# lesson.compare("16-mixed on an H100, batch 64", guess_speed, found, unit="×", digits=1)
+# draw_speedups(batches, ratios)
 
+# %% [markdown]
+# With a small batch, launches and casts take most of the time, and there is little to
+# multiply: an H100 gains less than a V100, because its arithmetic takes less of the step. (By
+# default torch computes 32-bit matrix products without TF32: see the page.)
+#
 # %% [markdown]
 # ## All together
 # The proof: 32 and 64 bit must give the weights of a serial run in the same type. 16 bit
@@ -426,13 +507,14 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb"]
 # script = "../scripts/PTL_Precision.py"
 # on_cpu = "--accelerator cpu --epochs 1 --out results/11-cpu"
-# !python {script} --precision bf16 --accelerator vgpu --gpu V100-16GB || true
-# !python {script} --precision 16 {on_cpu} 2>&1 | grep -o "precision 16.*"
+# v100 = "--accelerator vgpu --gpu V100-16GB"
+# !OMP_NUM_THREADS=1 python {script} --precision bf16 {v100} 2>&1 | fold -sw 95 || true
+# !OMP_NUM_THREADS=1 python {script} --precision 16 {on_cpu} 2>&1 | grep -o "precision 16.*"
 
 # %% tags=["active-ipynb"]
-# true = "--precision bf16-true --accelerator cpu --lr 0.01 --out results/11-true"
-# !python {script} --precision 16 --accelerator vgpu --prove --out results/11
-# !python {script} {true} --prove | grep "epoch:"
+# true = "--precision bf16-true --accelerator cpu --lr 0.01 --epochs 3"
+# !OMP_NUM_THREADS=1 python {script} --precision 16 --accelerator vgpu --prove --out results/11
+# !OMP_NUM_THREADS=1 python {script} {true} --out results/11-true --prove | grep "epoch:"
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("11 16-mixed", "results/11"))

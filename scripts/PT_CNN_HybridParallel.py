@@ -1,13 +1,14 @@
 # %% [markdown]
 # # 06 · Model and data parallel together
-# **The question.** The model needs two GPUs. I have four, or two nodes with two each. How do
-# all of them work?
+# **The question.** My model has 1.1 billion weights, and my GPUs have 16 GiB each. I have two
+# nodes with two GPUs each. How do all four GPUs train this one model, and is it worth it?
 #
-# **Predict first.** (1) Two processes, each with a copy of the model on two GPUs: which GPUs
-# communicate with each other, and when? (2) How much memory does each GPU need, compared with
-# four copies of the model on one GPU each? (3) Which of the two is faster?
+# Lesson 03 divided a model into [stages](../lessons/README.md#stage). Lesson 05 trained one
+# [replica](../lessons/README.md#replica) per [rank](../lessons/README.md#rank) with
+# [DDP](../lessons/README.md#ddp). Without GPUs, this lesson runs on
+# [virtual](../lessons/README.md#virtual-gpu) ones.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
 import time
 
@@ -22,11 +23,8 @@ from multigpu import data, devices, files, flags, launch, metrics, proof, rendez
 from multigpu.errors import pluralize
 from multigpu.models import CNN
 
-# %% [markdown]
-# ## Step 0 · The flags
 
-
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "PT_CNN_HybridParallel",
@@ -42,10 +40,48 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import textwrap
+#
+# from multigpu import lesson, plots, vgpu
+#
+# lesson.setup("06-hybrid-parallel")
+# from experiments import IMAGES, LARGE, joined, layout_steps, one_process
+
 # %% [markdown]
-# ## Step 1 · The model, on two GPUs
+# ## Predict first
+# Write your answers, then run the cell. The nodes have V100s, joined by NVLink inside a node
+# and by a network between the nodes: 10 Gb/s Ethernet, if nothing else is said.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_memory = 4.4  # GiB that training needs for 1.1 billion weights in fp32 with Adam
+# guess_inside = 10  # times as fast: a replica's two stages on one node, not on two nodes
+# guess_two_nodes = 2  # times as fast as one node: both nodes, with 10 Gb/s Ethernet
+# guess_replicas = 1  # a model that fits: times as fast as 2 × 2: four replicas of one GPU
+
+# %% [markdown]
+# ## Step 1 · Does the model fit?
+# Training with Adam keeps four numbers per weight: the weight, its gradient, and two numbers
+# of Adam's. Each number has 4 bytes. The model is the course's CNN with 90,000 hidden units
+# and 6,000 classes. (Its tensors have shapes but no numbers: that is enough for memory and
+# simulated time.)
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_memory)
+# with torch.device("meta"):  # shapes only
+#     weights = sum(weight.numel() for weight in CNN(**LARGE).parameters())
+#
+# needed = 16 * weights / 2**30
+# print(f"{weights:,} weights × 16 bytes = {needed:.1f} GiB")
+# lesson.compare("memory", guess_memory, needed, unit="GiB", digits=1)
+# print(textwrap.fill(f"On one GPU: {one_process(None).error}", 95))
+
+# %% [markdown]
+# So four replicas, one per GPU, cannot train it.
+#
+# ## Step 2 · Two stages
 # As in lesson 03, but the micro-batches are inside: the model takes a batch and returns its
-# outputs. A rank is a **replica**; a replica consists of **stages**.
+# outputs.
 
 
 # %%
@@ -84,11 +120,72 @@ class Halves(CNN):
         return torch.cat(outputs)
 
 
+# %% tags=["active-ipynb"]
+# whole = one_process(None, memory="40GiB")
+# pipeline = one_process(Halves)
+# bars = {"whole model": whole.held[0]}
+# bars |= {f"stage {i}": held for i, held in enumerate(pipeline.held, 1)}
+# most = max(sum(held.values()) for held in pipeline.held)
+# total = sum(whole.held[0].values())
+# title = f"A stage keeps at most {most:.1f} GiB, the whole model {total:.1f}"
+# display(plots.stacked_bars(bars, "GiB after backward, metered on virtual GPUs", title))
+# one_node = pipeline.images / pipeline.seconds
+# peaks = " and ".join(f"{peak:.1f}" for peak in pipeline.peak)
+# print(f"two stages on one node: {one_node:.0f} images/s simulated, peak {peaks} GiB")
+
 # %% [markdown]
-# ## Step 2 · The ranks
-# Each rank takes two GPUs: local rank 1 has `cuda:2` and `cuda:3`. `DDP` gets no `device_ids`:
-# it takes each weight's device from the weight, and sums each gradient **with the same GPU of
-# the other replicas**.
+# Two stages fit, also with the activations and Adam's temporary tensors, which the peak
+# includes. They occupy one node. The second node is still idle.
+#
+# ## Step 3 · Two replicas of two stages, by hand
+# The second node gets a second replica, and each replica gets half of the batch. After
+# backward, each weight has two gradients, one in each replica. They are averaged between
+# *twins*: GPUs that hold the same stage.
+
+
+# %%
+def average_twins(replicas: list[Halves]) -> None:
+    """Set each weight's gradient to its mean over the replicas, in all replicas."""
+    for twins in zip(*(replica.parameters() for replica in replicas), strict=True):
+        gradients = [twin.grad.to(twins[0].device) for twin in twins]
+        mean = torch.stack(gradients).mean(0)
+        for twin in twins:
+            twin.grad = mean.to(twin.device)
+
+
+# %% tags=["active-ipynb"]
+# train, _ = data.load(data.fetch(None))
+# images, labels = train[:32]
+#
+#
+# def new_model(kind, *placement):
+#     torch.manual_seed(0)
+#     return kind(*placement)
+#
+#
+# serial = new_model(CNN)
+# F.cross_entropy(serial(images), labels).backward()
+# with vgpu.running(4) as gpus:
+#     replicas = [new_model(Halves, *gpus[:2], 2), new_model(Halves, *gpus[2:], 2)]
+#     for replica, its_images, its_labels in zip(replicas, images.chunk(2), labels.chunk(2)):
+#         outputs = replica(its_images.to(replica.first))
+#         F.cross_entropy(outputs, its_labels.to(replica.second)).backward()
+#     average_twins(replicas)
+#     pairs = zip(*(replica.named_parameters() for replica in replicas))
+#     for ((name, weight), (_, twin)), expected in zip(pairs, serial.parameters()):
+#         difference = (twin.grad.cpu() - expected.grad).abs().max().item()
+#         where = f"{weight.device} and {twin.device}"
+#         print(f"{name:<12} {where}: equal to the serial gradient: {difference < 1e-7}")
+
+# %% [markdown]
+# The two replicas have the gradients of one model on the whole batch. (That needs chunks of
+# equal size: see step 6.)
+#
+# ## Step 4 · With DDP
+# One rank per replica, and `DDP` is the same as in lesson 05: it takes a module that is on
+# several devices, if it gets no `device_ids`. It reads the device of each weight, and its
+# [all-reduce](../lessons/README.md#all-reduce) averages each gradient over the twins. Each
+# rank takes two GPUs of its node: local rank 1 has `cuda:2` and `cuda:3`.
 
 
 # %%
@@ -106,123 +203,91 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 
 
 # %% [markdown]
-# Prediction (1): one step of four virtual GPUs, in two processes. The shapes are lesson 03's,
-# with 4,096 images for each replica. (`compute=False`: memory and time need only the shapes,
-# not the numbers.)
+# ## Step 5 · Which GPUs hold the stages of one replica?
+# The four GPUs can hold two replicas of two stages in two ways: each replica on one node, or
+# each on both nodes. Two ranks simulate both ways with four networks (ten seconds).
 
 # %% tags=["active-ipynb"]
-# import sys
-#
-# from multigpu import plots, vgpu
-#
-# sys.path.insert(0, "../lessons/06-hybrid-parallel")
-# from experiments import third_step
-#
-# WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
-#
-#
-# def simulate(stages, batch, link="NVLink2"):
-#     """A rank's step: its seconds, the MiB on its GPUs before backward, and its timeline."""
-#     gpus = vgpu.start(stages, link=link, compute=False)
-#     dist.init_process_group("vgpu")
-#     if stages == 2:
-#         model = DDP(Halves(*gpus, 4, **WIDE))
-#     else:
-#         model = DDP(CNN(**WIDE).to(gpus[0]))
-#     return third_step(model, gpus[0], gpus[-1], batch)
-#
-#
-# hybrid = launch.call(simulate, 2, stages=2, batch=4096)  # in 2 processes
-# whole = vgpu.Timeline.of_ranks([timeline for _, _, timeline in hybrid])
-# whole.plot(title="Each GPU sums its gradients with the same GPU of the other replica")
-
-# %% [markdown]
-# The most common mistake:
-
-# %% tags=["active-ipynb"]
-# def mistake():
-#     gpus = vgpu.start(2)
-#     dist.init_process_group("vgpu")
-#     try:
-#         DDP(Halves(*gpus, 1), device_ids=[0])
-#     except ValueError as error:
-#         return str(error)
-#
-#
-# print(launch.call(mistake, 1)[0])
-
-# %% [markdown]
-# ## Four GPUs: two replicas of two stages, or four replicas?
-# Predictions (2) and (3): 8,192 images a step in both cases. The bars show the memory between
-# forward and backward.
-
-# %% tags=["active-ipynb"]
-# ddp = launch.call(simulate, 4, stages=1, batch=2048)
-# _, hybrid_memory, _ = hybrid[0]  # rank 0's two GPUs
-# _, ddp_memory, _ = ddp[0]
-# bars = {
-#     "2 × 2, GPU 0": hybrid_memory[0],
-#     "2 × 2, GPU 1": hybrid_memory[1],
-#     "4 × 1, each GPU": ddp_memory[0],
-# }
-# title = "Stages divide the weights, replicas divide the images"
-# plots.stacked_bars(bars, "MiB, metered on virtual GPUs", title)
-
-# %% tags=["active-ipynb"]
-# def compare(link, hybrid, ddp):
-#     ratio = hybrid[0][0] / ddp[0][0]  # the seconds of rank 0
-#     print(f"{link}: four replicas are {ratio:.1f} times as fast", end=" ")
-#     print("as two replicas of two stages")
-#
-#
-# compare("NVLink2", hybrid, ddp)
-# slow_hybrid = launch.call(simulate, 2, stages=2, batch=4096, link="PCIe3")
-# slow_ddp = launch.call(simulate, 4, stages=1, batch=2048, link="PCIe3")
-# compare("PCIe3", slow_hybrid, slow_ddp)
-
-# %% [markdown]
-# Stages divide the weights, and nothing else: with fewer replicas, each takes more images.
-# Data parallelism sends gradients, one number for each weight. Stages send activations, which
-# grow with the batch, and they wait for each other. So: use as few stages as the memory
-# allows, and replicas for the other GPUs.
-#
-# ## A model that does not fit, and a slow network
-# The same CNN with 90,000 hidden units and 6,000 classes has 1.1 billion weights. With its
-# gradient and Adam's two numbers, a weight takes 16 bytes, so a replica needs 16.5 GiB; a V100
-# has 16. There are two nodes with two V100s each: NVLink inside, 10 Gb/s Ethernet between
-# them. Predict: Should the two stages of a replica be on the same node? What does the second
-# node gain?
-
-# %% tags=["active-ipynb"]
-# from experiments import layout_steps
-#
-# (replica, *_) = launch.call(layout_steps, 4, [("four replicas", "Ethernet10")])
-# print(replica[0].error)
-
-# %% tags=["active-ipynb"]
-# def show(network, layout, step):
-#     speed = step.images / step.seconds
-#     memory = " and ".join(f"{peak:.1f}" for peak in step.peak)
-#     print(f"{network:<11} {layout:<23} {speed:5.0f} images/s, {memory} GiB")
-#
-#
-# ((one,),) = launch.call(layout_steps, 1, [("one pipeline, one node", "Ethernet10")])
-# show("", "one pipeline, one node", one)
+# lesson.need(guess_inside, guess_two_nodes)
 # layouts = ("stages inside nodes", "stages across nodes")
-# cases = [(layout, net) for net in ("Ethernet10", "HDR200") for layout in layouts]
-# steps, _ = launch.call(layout_steps, 2, cases)
-# for (layout, network), step in zip(cases, steps):
-#     show(network, layout, step)
+# networks = ("Ethernet10", "Ethernet25", "RoCE100", "HDR200")
+# cases = [("large", layout, network) for network in networks for layout in layouts]
+# fits = ("small", "stages inside nodes", "HDR200")  # for the last part of this lesson
+# by_rank = launch.call(layout_steps, 2, [*cases, fits], Halves)
+#
+# speeds = {layout: [] for layout in layouts}
+# for (_, layout, network), step in zip(cases, by_rank[0]):
+#     speeds[layout].append(step.images / step.seconds)
+#     print(f"{network:<10} {layout}: {speeds[layout][-1]:.0f} images/s simulated")
+#
+# inside, across = (speeds[layout][0] for layout in layouts)
+# lesson.compare("stages inside ÷ across", guess_inside, inside / across, unit="×", digits=1)
+# lesson.compare("both nodes ÷ one node", guess_two_nodes, inside / one_node, unit="×")
 
 # %% [markdown]
-# Two stages fit. Stages on different nodes send 5.9 GB between the nodes in a step: 8,192
-# images × 90,000 numbers × 4 bytes, forward and backward. Replicas on different nodes send 4.4
-# GB of gradients. So a replica's stages belong on one node. And with 10 Gb/s Ethernet even
-# that makes two nodes slower than one: they pay with a faster network only. Count the bytes
-# that cross the slow link: they decide the layout.
+# Two nodes are *slower* than one. The timeline shows what the GPUs do meanwhile:
+
+# %% tags=["active-ipynb"]
+# timeline = joined([steps[0] for steps in by_rank])
+# share = timeline.busy(0, "collective")
+# timeline.plot(title=f"With 10 Gb/s Ethernet the all-reduce takes {share:.0%} of the step")
+
+# %% [markdown]
+# A gradient is complete only when the last micro-batch has gone backward, so the all-reduce
+# hides behind almost nothing. The bytes that cross the slow network, for both layouts:
+
+# %% tags=["active-ipynb"]
+# # Two replicas: each GPU sends half of its gradients, then half of their sums.
+# gradients = 4 * weights
+# # Stages across nodes: all images send fc1's outputs, and get their gradients back.
+# activations = 2 * 4 * IMAGES * LARGE["hidden"]
+# network = vgpu.NETWORKS["Ethernet10"]
+# for what, size in (("gradients", gradients), ("activations", activations)):
+#     seconds = size / network.bandwidth
+#     print(f"{what:<11} {size / 1e9:.1f} GB, {seconds:.1f} s with {network.name}")
+
+# %% [markdown]
+# Count these bytes before you choose a layout. Here the layouts differ little, because the
+# batch is small for so many weights. A faster network is what changes the answer:
+
+# %% tags=["active-ipynb"]
+# # Gigabytes per second and node. With HDR200 each GPU has its own adapter.
+# bandwidths = []
+# for name in networks:
+#     adapters = 2 if vgpu.NETWORKS[name].adapter == "gpu" else 1
+#     bandwidths.append(adapters * vgpu.NETWORKS[name].bandwidth / 1e9)
 #
-# ## Step 3 · Train and evaluate
-# As in lesson 05, but images go to the first GPU of the rank, and labels to its second.
+# curves = {name: [speed / one_node for speed in speeds[name]] for name in layouts}
+# enough = next(i for i, ratio in enumerate(curves[layouts[0]]) if ratio > 1)
+# title = f"Two nodes are faster than one with {networks[enough]}, "
+# title += f"and {max(curves[layouts[0]]):.2f} times as fast with {networks[-1]}"
+# label = "times as fast as one node,\nsimulated"
+# plots.lines(bandwidths, curves, "GB/s between the nodes, per node", label, title)
+
+# %% [markdown]
+# ## A model that fits
+# The same four GPUs, with the best of these networks and a model that needs no stages: lesson
+# 03's CNN with 320 hidden units. Now four replicas can run. Are they faster than 2 × 2?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_replicas)
+# (four, *_), *_ = launch.call(layout_steps, 4, [("small", "four replicas", "HDR200")], Halves)
+# two_by_two = by_rank[0][-1]
+# for name, step in (("2 × 2", two_by_two), ("four replicas", four)):
+#     peaks = " and ".join(f"{1024 * peak:.0f}" for peak in step.peak)
+#     print(f"{name}: {1000 * step.seconds:.1f} ms simulated, peak {peaks} MiB per GPU")
+#
+# ratio = two_by_two.seconds / four.seconds
+# lesson.compare("four replicas ÷ 2 × 2", guess_replicas, ratio, unit="×", digits=1)
+
+# %% [markdown]
+# Stages divide the weights. They do not divide the activations: with half as many replicas,
+# each replica takes twice as many images. Stages also wait for each other. So take as few
+# stages as the memory allows, keep them inside a node, and use replicas for the other GPUs.
+#
+# ## Step 6 · Train and evaluate
+# As in lesson 05, but images go to the first GPU of the rank, and labels to its second. The
+# shards can be unequal, so each rank divides its sum of losses by the images of all ranks.
 
 
 # %%

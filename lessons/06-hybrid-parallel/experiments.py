@@ -1,125 +1,156 @@
-"""The longer experiments of lesson 06: training steps on virtual GPUs, shapes only."""
+"""The longer experiments of lesson 06: training steps on two nodes with two virtual GPUs each.
+
+The tensors have shapes but no numbers (`compute=False`). That is enough to simulate memory and
+time.
+"""
 
 import os
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from multigpu import launch, vgpu
 from multigpu.models import CNN
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-MIB = 2**20
 GIB = 2**30
 # The course's CNN with a wide hidden layer and many classes: fc1 has 564 million weights, fc2
-# has 540 million. A cut between them halves the weights and the arithmetic.
-BIG = {"image_shape": (1, 28, 28), "hidden": 90_000, "classes": 6_000}
-CUT = 3
+# has 540 million.
+LARGE = {"image_shape": (1, 28, 28), "hidden": 90_000, "classes": 6_000}
+# Lesson 03's CNN, for which one GPU is enough.
+SMALL = {"image_shape": (1, 28, 28), "hidden": 320}
+MODELS = {"large": LARGE, "small": SMALL}
+# The layers on the first of two GPUs. For the large model, a cut between fc1 and fc2 halves
+# the weights and the arithmetic.
+CUTS = {"large": 3, "small": 2}
 MICRO_BATCHES = 4
 # Images of one step, over all GPUs. One pipeline alone takes half of them.
 IMAGES = 8_192
-# Two nodes with two V100 each. Every rank sees all four GPUs and takes its own.
+# The GPUs of a rank, of the four: GPUs 0 and 1 are on the first node, 2 and 3 on the second.
 LAYOUTS = {
-    "four replicas": lambda gpus, rank: [gpus[rank]],
-    "stages inside nodes": lambda gpus, rank: gpus[2 * rank : 2 * rank + 2],
-    "stages across nodes": lambda gpus, rank: gpus[rank::2],
-    "one pipeline, one node": lambda gpus, rank: gpus[:2],
+    "four replicas": lambda rank: (rank,),
+    "stages inside nodes": lambda rank: (2 * rank, 2 * rank + 1),
+    "stages across nodes": lambda rank: (rank, rank + 2),
 }
+LANES = [f"node {gpu // 2}, GPU {gpu % 2}" for gpu in range(4)]
 
 
 class Step(NamedTuple):
     """One training step of a rank.
 
-    seconds   simulated; None if it did not fit
+    seconds   simulated; None if the step did not fit
     images    the images of the step, over all ranks
-    peak      the most GiB on each of the rank's GPUs
+    peak      the highest GiB on each of the rank's GPUs
+    held      the GiB by use on each of them, after backward, without uses below 0.01 GiB
     error     the text of the OutOfMemoryError, or ""
+    timeline  the step's timeline, with a lane for each of the rank's GPUs
     """
 
     seconds: float | None
     images: int
     peak: list[float]
+    held: list[dict[str, float]]
     error: str
+    timeline: vgpu.Timeline
 
 
-def layout_steps(cases: list[tuple[str, str]]) -> list[Step]:
-    """In each rank: the third step with Adam for each case (a layout, the link of the nodes).
+def one_process(
+    halves: type | None, memory: str | None = None, gpu: str = "V100-16GB"
+) -> Step:
+    """The third step with the large model in this process, alone on one node of two GPUs.
 
-    A layout is one of LAYOUTS. Run it with launch.call, in as many processes as the layouts
-    have ranks: four for "four replicas", one for "one pipeline, one node", otherwise two.
+    `halves` is the lesson's class Halves, which uses both GPUs; None puts the whole model on
+    the first GPU. `memory` is each GPU's capacity, by default that of `gpu`.
+    """
+    with vgpu.running(2, gpu=gpu, memory=memory, compute=False) as gpus:
+        return _third_step("large", halves, gpus if halves else gpus[:1], 1)
+
+
+def layout_steps(
+    cases: list[tuple[str, str, str]], halves: type, gpu: str = "V100-16GB"
+) -> list[Step]:
+    """In each rank: the third step with Adam for each case (a model, a layout, a network).
+
+    A model is a name in MODELS, a layout one in LAYOUTS, and a network between the nodes one
+    in vgpu.NETWORKS. Run it with launch.call, in as many processes as the layouts have ranks:
+    four for "four replicas", otherwise two.
     """
     world = launch.find_world()
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     steps = []
-    for number, (layout, between) in enumerate(cases):
-        with vgpu.running(4, gpus_per_node=2, between_nodes=between, compute=False) as gpus:
+    for number, (model, layout, network) in enumerate(cases):
+        # Every rank sees all four GPUs and takes its own.
+        nodes = {"gpus_per_node": 2, "between_nodes": network}
+        with vgpu.running(4, gpu=gpu, compute=False, **nodes) as gpus:
             dist.init_process_group(
                 "vgpu",
                 store=dist.PrefixStore(str(number), store),
                 rank=world.rank,
                 world_size=world.size,
             )
-            steps.append(_third_step(LAYOUTS[layout](gpus, world.rank), world.size))
+            own = [gpus[index] for index in LAYOUTS[layout](world.rank)]
+            steps.append(_third_step(model, halves, own, world.size))
             dist.destroy_process_group()
     return steps
 
 
-def _third_step(gpus: list[torch.device], ranks: int) -> Step:
-    # Imported here, because the path needs the scripts' folder first.
-    from PT_CNN_HybridParallel import Halves
-
+def _third_step(name: str, halves: type | None, gpus: list[torch.device], ranks: int) -> Step:
     first, last = gpus[0], gpus[-1]
     images = IMAGES if ranks > 1 else IMAGES // 2
-    seconds, error = None, ""
+    seconds, held, error, began = None, [], "", 0.0
     try:
         with torch.device("meta"):
             if len(gpus) == 1:
-                model = CNN(**BIG).to(first)
+                model = CNN(**MODELS[name]).to(first)
             else:
-                model = Halves(first, last, MICRO_BATCHES, **BIG, cut=CUT)
+                model = halves(first, last, MICRO_BATCHES, **MODELS[name], cut=CUTS[name])
+                vgpu.number_micro_batches(model.conv1, model.fc2, MICRO_BATCHES)
         if ranks > 1:
             # Without its own copy of the gradients DDP needs less memory.
             model = DDP(model, gradient_as_bucket_view=True)
         optimizer = torch.optim.Adam(model.parameters())
         inputs = torch.empty(images // ranks, 1, 28, 28, device=first)
         labels = torch.empty(images // ranks, dtype=torch.long, device=last)
-        for _ in range(3):
+        for _ in range(3):  # the first two warm up
             began = vgpu.elapsed()
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), labels).backward()
+            by_gpu = vgpu.memory_held(model, optimizer)
             optimizer.step()
         seconds = vgpu.elapsed() - began
+        held = [
+            {use: n / GIB for use, n in by_gpu[gpu].items() if n > GIB / 100} for gpu in gpus
+        ]
     except torch.OutOfMemoryError as failure:
         error = str(failure)
     peak = [torch.vgpu.max_memory_allocated(gpu) / GIB for gpu in gpus]
-    return Step(seconds, images, peak, error)
+    timeline = _only_lanes(vgpu.timeline(since=began), [gpu.index for gpu in gpus])
+    return Step(seconds, images, peak, held, error, timeline)
 
 
-def third_step(
-    model: nn.Module, first: torch.device, last: torch.device, batch: int
-) -> tuple[float, list[dict[str, float]], vgpu.Timeline]:
-    """The third training step of this rank, with `batch` images of 28×28.
+def _only_lanes(timeline: vgpu.Timeline, gpus: list[int]) -> vgpu.Timeline:
+    """The timeline with the lanes of these GPUs, in this order, which are named by node."""
+    events, notes = [], {}
+    for event in timeline.events:
+        if event.device not in gpus:
+            continue
+        peer = gpus.index(event.peer) if event.peer in gpus else event.peer
+        moved = event._replace(device=gpus.index(event.device), peer=peer)
+        events.append(moved)
+        if event in timeline.notes:
+            notes[moved] = timeline.notes[event]
+    lanes = [LANES[gpu] for gpu in gpus]
+    span = (timeline.start, timeline.end)
+    return vgpu.Timeline(events, lanes, *span, timeline.label, notes)
 
-    Returns three values: the simulated seconds; for each of the rank's GPUs, the MiB by use
-    between forward and backward; the timeline. `first` is the GPU of the images, `last` the
-    GPU of the labels.
-    """
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    images = torch.empty(batch, 1, 28, 28, device=first)
-    labels = torch.empty(batch, dtype=torch.long, device=last)
-    for _ in range(3):
-        began = vgpu.elapsed()
-        optimizer.zero_grad(set_to_none=False)  # keeps the gradients' memory, for the bars
-        loss = F.cross_entropy(model(images), labels)
-        held = vgpu.memory_held(model, optimizer)
-        loss.backward()
-        optimizer.step()
-    mebibytes = [{part: size / MIB for part, size in use.items()} for use in held.values()]
-    return vgpu.elapsed() - began, mebibytes, vgpu.timeline(since=began)
+
+def joined(steps: list[Step]) -> vgpu.Timeline:
+    """The timelines of all ranks of a step in one, with a lane for each GPU."""
+    timelines = [step.timeline for step in steps]
+    lanes = [lane for timeline in timelines for lane in timeline.lanes]
+    whole = vgpu.Timeline.of_ranks(timelines)
+    whole.lanes = lanes
+    whole.label = timelines[0].label
+    return whole

@@ -75,44 +75,48 @@ def scales(
     return history
 
 
-def memory(batches: tuple[int, ...] = (64, 4096)) -> "Figure":
-    """Draw the memory of `step` on an A100 as bars, and print their lengths.
+def memory(batches: tuple[int, ...]) -> dict[str, dict[str, float]]:
+    """The memory of `step` on an A100 in MiB by use, for each precision and batch.
 
-    The title compares the precisions at the largest batch.
+    The keys are "32-true, 64" and so on.
     """
     bars = {}
     for batch in batches:
         for precision in ("32-true", "bf16-mixed", "bf16-true"):
             held, _ = step(precision, "A100-40GB", batch)
             bars[f"{precision}, {batch:,}"] = held
-    lengths = (f"{name}: {sum(held.values()):.0f}" for name, held in bars.items())
-    print("MiB by precision and batch:", "; ".join(lengths))
-    largest = max(batches)
-    exact, mixed = (bars[f"{name}, {largest:,}"] for name in ("32-true", "bf16-mixed"))
+    return bars
+
+
+def draw_memory(bars: dict[str, dict[str, float]]) -> "Figure":
+    """Draw the result of `memory`. The title compares the precisions at the last batch."""
+    batch = list(bars)[-1].partition(", ")[2]
+    exact, mixed = (bars[f"{name}, {batch}"] for name in ("32-true", "bf16-mixed"))
     share = mixed["activations"] / exact["activations"]
-    title = f"bf16-mixed at batch {largest:,}: {share:.0%} of fp32's activations, "
+    title = f"bf16-mixed at batch {batch}: {share:.0%} of fp32's activations, "
     title += f"and {mixed['16-bit copies']:.0f} MiB of 16-bit copies"
     unit = "MiB by precision and batch, metered on a virtual A100 before backward"
     return plots.stacked_bars(bars, unit, title, totals=True)
 
 
-def speed(batches: tuple[int, ...] = (64, 256, 1024, 4096)) -> "Figure":
-    """Draw and print the speed of 16-mixed relative to 32-true, on three GPUs.
+def speedups(gpu: str, batches: tuple[int, ...]) -> list[float]:
+    """How many times as fast 16-mixed is as 32-true on `gpu`, simulated, for each batch."""
+    return [
+        step("32-true", gpu, batch)[1] / step("16-mixed", gpu, batch)[1] for batch in batches
+    ]
 
-    The title is true of the default batches.
-    """
-    ratios = {}
-    for gpu in ("V100-16GB", "A100-40GB", "H100-80GB"):
-        ratios[gpu] = []
-        for batch in batches:
-            _, exact_seconds = step("32-true", gpu, batch)
-            _, mixed_seconds = step("16-mixed", gpu, batch)
-            ratios[gpu].append(exact_seconds / mixed_seconds)
-        pairs = zip(batches, ratios[gpu], strict=True)
-        shown = ", ".join(f"{batch:,}: {ratio:.1f} ×" for batch, ratio in pairs)
-        print(f"{gpu}, 16-mixed against 32-true: {shown}")
+
+def draw_speedups(batches: tuple[int, ...], ratios: dict[str, list[float]]) -> "Figure":
+    """Draw the results of `speedups` by GPU. The title names the smallest and the largest."""
+    found = [
+        (ratio, gpu, batch)
+        for gpu, values in ratios.items()
+        for batch, ratio in zip(batches, values, strict=True)
+    ]
+    least, most = min(found), max(found)
+    title = f"Simulated: from {least[0]:.1f} × ({least[1]}, batch {least[2]:,}) "
+    title += f"to {most[0]:.1f} × ({most[1]}, batch {most[2]:,})"
     label = "step time of 32-true\n÷ that of 16-mixed (1: no gain)"
-    title = "Simulated: 16 bit is fast where there is much to multiply"
     return plots.lines(batches, ratios, "batch", label, title)
 
 

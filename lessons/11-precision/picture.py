@@ -5,9 +5,13 @@ python lessons/11-precision/picture.py
 
 from pathlib import Path
 
-from experiments import memory
+from experiments import draw_memory, memory
 
 from multigpu import plots
 
 if __name__ == "__main__":
-    print(plots.save(memory(), Path(__file__).with_name("memory.png")).name)
+    print(
+        plots.save(
+            draw_memory(memory((64, 4096))), Path(__file__).with_name("memory.png")
+        ).name
+    )

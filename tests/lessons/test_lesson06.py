@@ -5,11 +5,18 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from commands import ROOT, SILENT_DDP, planted, run_script
+from torch import nn
 
 from multigpu import vgpu
+from multigpu.models import CNN
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import PT_CNN_HybridParallel as lesson
 
 SCRIPT = ROOT / "scripts" / "PT_CNN_HybridParallel.py"
+FOLDER = ROOT / "lessons" / "06-hybrid-parallel"
 FLAGS = ("--epochs", 2, "--prove")
 
 MICRO_BATCH_LOST = """
@@ -31,7 +38,6 @@ def asked(count, world):
 
 lesson.multigpu.gpus = asked
 """
-CASES = ("slow, inside", "slow, across", "fast, inside", "fast, across")
 FAULTS = {
     "no sum of gradients": SILENT_DDP,
     "a micro-batch is lost": MICRO_BATCH_LOST,
@@ -94,62 +100,121 @@ def test_the_lesson_asks_for_its_ranks_own_gpus(tmp_path, npz):
     assert "rank 1 asks for 2" in done.stdout, done.stdout
 
 
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [weight.grad.cpu() for weight in model.parameters()]
+
+
+def test_twins_have_the_serial_gradients():
+    """Two replicas of two stages, by hand. A replica's own gradients are far away."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(8, 1, 8, 8, generator=generator)
+    labels = torch.arange(8)
+
+    def new_model(kind: type, *placement: object) -> nn.Module:
+        torch.manual_seed(0)
+        return kind(*placement)
+
+    serial = new_model(CNN)
+    F.cross_entropy(serial(images), labels).backward()
+    with vgpu.running(4) as gpus:
+        replicas = [new_model(lesson.Halves, *gpus[i : i + 2], 2) for i in (0, 2)]
+        for replica, rows, classes in zip(
+            replicas, images.chunk(2), labels.chunk(2), strict=True
+        ):
+            outputs = replica(rows.to(replica.first))
+            F.cross_entropy(outputs, classes.to(replica.second)).backward()
+        own = gradients(replicas[0])
+        lesson.average_twins(replicas)
+        averaged = [gradients(replica) for replica in replicas]
+        devices = [weight.grad.device for weight in replicas[1].parameters()]
+        assert set(devices) == set(gpus[2:])
+
+    def difference(found: list[torch.Tensor]) -> float:
+        pairs = zip(found, gradients(serial), strict=True)
+        return max((a - b).abs().max().item() for a, b in pairs)
+
+    assert all(difference(found) < 1e-7 for found in averaged)
+    assert difference(own) > 1e-3
+
+
+@pytest.fixture
+def experiments(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.delitem(sys.modules, "experiments", raising=False)
+    import experiments
+
+    yield experiments
+    del sys.modules["experiments"]
+
+
+def test_a_replica_of_the_large_model_fits_only_in_two_stages(experiments):
+    whole = experiments.one_process(None)
+    assert "vgpu out of memory" in whole.error and "16.00 GiB" in whole.error
+    assert whole.seconds is None
+    halves = experiments.one_process(lesson.Halves)
+    assert halves.error == ""
+    # More than half of a V100 on each GPU: neither stage is an empty one.
+    assert all(8 < gib < 16 for gib in halves.peak) and len(halves.peak) == 2
+    large = experiments.one_process(None, memory="40GiB")
+    (held,) = large.held
+    weights = held["weights"]
+    assert held["gradients"] == pytest.approx(weights)
+    assert held["optimizer"] == pytest.approx(2 * weights, rel=1e-3)
+    assert sum(held.values()) > 16
+    assert sum(half["weights"] for half in halves.held) == pytest.approx(weights, rel=1e-3)
+
+
 STEPS = """
 import json, sys
-sys.path.insert(0, sys.argv[1])
-from experiments import layout_steps
+sys.path[:0] = sys.argv[1:]
+from experiments import joined, layout_steps, one_process
+from PT_CNN_HybridParallel import Halves
 from multigpu import launch
 
 if __name__ == "__main__":
-    inside, across = "stages inside nodes", "stages across nodes"
-    cases = [(layout, net) for net in ("Ethernet10", "HDR200") for layout in (inside, across)]
-    results = {
-        "replicas": launch.call(layout_steps, 4, [("four replicas", "Ethernet10")]),
-        "one": launch.call(layout_steps, 1, [("one pipeline, one node", "Ethernet10")]),
-        "two by two": launch.call(layout_steps, 2, cases),
-    }
-    print(json.dumps(results))
+    layouts = ("stages inside nodes", "stages across nodes")
+    cases = [("large", layout, net) for net in ("Ethernet10", "HDR200") for layout in layouts]
+    cases.append(("small", "stages inside nodes", "HDR200"))
+    by_rank = launch.call(layout_steps, 2, cases, Halves)
+    replicas = launch.call(layout_steps, 4, [("small", "four replicas", "HDR200")], Halves)
+    one = one_process(Halves)
+    timeline = joined([steps[0] for steps in by_rank])
+    print(json.dumps({
+        "speeds": [step.images / step.seconds for step in by_rank[0]],
+        "peaks": [step.peak for steps in by_rank for step in steps[:4]],
+        "replicas": replicas[0][0].images / replicas[0][0].seconds,
+        "one": one.images / one.seconds,
+        "lanes": timeline.lanes,
+        "all-reduce": [timeline.busy(lane, "collective") for lane in range(4)],
+    }))
 """
 
 
 @pytest.mark.slow
-def test_a_case_that_needs_stages_and_replicas(tmp_path):
-    """Four replicas run out of memory, two pipelines fit, and the network decides."""
+def test_the_network_decides_whether_a_second_node_and_which_layout_helps(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(STEPS)
-    folder = ROOT / "lessons" / "06-hybrid-parallel"
-    results = json.loads(run_script(program, folder).stdout.splitlines()[-1])
-    for (step,) in results["replicas"]:
-        seconds, _, _, error = step
-        assert seconds is None
-        assert "vgpu out of memory" in error and "16.00 GiB" in error
-    ((one,),) = results["one"]
-    speeds = {}
-    for rank in results["two by two"]:
-        for case, step in zip(CASES, rank, strict=True):
-            seconds, images, peak, error = step
-            assert error == ""
-            # More than half of a V100 on each GPU: neither stage is an empty one.
-            assert all(8 < gib < 16 for gib in peak) and len(peak) == 2
-            speeds[case] = images / seconds
-    alone = one[1] / one[0]
-    slow, slow_across, fast, fast_across = speeds.values()
+    done = run_script(program, FOLDER, ROOT / "scripts")
+    found = json.loads(done.stdout.splitlines()[-1])
+    slow, slow_across, fast, fast_across, small = found["speeds"]
+    assert all(8 < gib < 16 for peaks in found["peaks"] for gib in peaks)
     assert slow > 1.15 * slow_across
     assert fast > fast_across
-    # The second node pays with HDR200 only.
-    assert slow < alone < fast < 2 * alone
+    # The second node helps with HDR200 only.
+    assert slow < found["one"] < fast < 2 * found["one"]
+    assert found["replicas"] > 1.3 * small
+    assert found["lanes"] == [f"node {node}, GPU {gpu}" for node in (0, 1) for gpu in (0, 1)]
+    assert all(share > 0.6 for share in found["all-reduce"])
 
 
 def test_both_lessons_have_the_same_halves():
     """Lessons 03 and 06 each define the class Halves: layers and devices are equal."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    import PT_CNN_HybridParallel
     import PT_CNN_ModelParallel
 
     with vgpu.running(2) as (first, second):
         placements = []
         for halves in (
-            PT_CNN_HybridParallel.Halves(first, second, 2),
+            lesson.Halves(first, second, 2),
             PT_CNN_ModelParallel.Halves(first, second),
         ):
             placement = [(n, p.device, p.shape) for n, p in halves.named_parameters()]

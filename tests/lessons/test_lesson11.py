@@ -206,6 +206,33 @@ def test_the_experiments(two):
     assert held["bf16", 64] > held["32", 64] and held["bf16", 4096] < held["32", 4096]
 
 
+def test_the_title_of_the_speeds_is_computed_from_them():
+    sys.path.insert(0, str(ROOT / "lessons" / "11-precision"))
+    from experiments import draw_speedups
+
+    figure = draw_speedups((8, 16), {"A": [1.5, 3.0], "B": [0.25, 2.0]})
+    title = figure.axes[0].get_title()
+    assert "0.2 × (B, batch 8)" in title and "3.0 × (A, batch 16)" in title
+
+
+@pytest.mark.parametrize(("cache", "changes"), [({}, False), ({"cache_enabled": False}, True)])
+def test_autocast_keeps_the_weights_of_its_first_forward(cache, changes):
+    """The trap that the notebook shows. The Trainer's own test is in test_precision.py."""
+    torch.manual_seed(0)
+    model, rows = nn.Linear(4, 1), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = []
+    with torch.autocast("cpu", torch.bfloat16, **cache):
+        for _ in range(3):
+            loss = model(rows).float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert (losses[-1] < losses[0]) == changes
+    assert (len(set(losses)) == 1) != changes
+
+
 def test_a_function_that_says_classes_reaches_its_processes():
     """cloudpickle finds torch.classes by the name `classes`, and cannot pickle it."""
     names = {"torch": torch, "dataset": SimpleNamespace(classes=10)}

@@ -17,6 +17,8 @@ MARKED = [
     "lessons/02-data-parallel/README.md",
     "lessons/04-ddp-spawn/README.md",
     "lessons/05-ddp-cluster/README.md",
+    "lessons/06-hybrid-parallel/README.md",
+    "lessons/11-precision/README.md",
 ]
 
 

@@ -274,6 +274,17 @@ def test_micro_batches_are_numbered_in_forward_and_in_backward(two):
     assert {"1", "2", "3"} <= {text.get_text() for text in axes.texts}
 
 
+def test_the_number_of_a_micro_batch_is_written_in_its_box():
+    """DDP's last operation comes after the all-reduce, and still belongs to backward."""
+    first = Event(0, "compute", "backward", "mm", 1.0, 2.0)
+    last = Event(0, "compute", "backward", "div", 9.0, 9.1)
+    notes = dict.fromkeys((first, last), "1")
+    timeline = Timeline([first, last], ["GPU 0"], 0.0, 10.0, "simulated", notes)
+    (axes,) = timeline.plot().axes
+    (number,) = [text for text in axes.texts if text.get_text() == "1"]
+    assert 1.0 < number.get_position()[0] < 2.0
+
+
 def test_marked_operations_have_the_look_of_the_part(two):
     x = torch.ones(100, 100, device=two[0])
     with vgpu.marked("quantise"):

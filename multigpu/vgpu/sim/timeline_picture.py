@@ -24,6 +24,8 @@ BAND_HEIGHT = 0.12
 LANE_INCHES = 0.82
 # A band that is shorter than this fraction of the axis is drawn this long, so that it is seen.
 SHORTEST_BAND = 0.004
+# A micro-batch with a gap longer than this fraction of the time is drawn as two boxes.
+LONGEST_GAP = 0.05
 # The width of a character of the contents' texts, as a fraction of the axis.
 CHARACTER = 0.0085
 COLLECTIVES = {
@@ -136,7 +138,7 @@ def _draw_computation(
             linewidth=0,
             hatch=look.hatch,
         )
-    for text, start, end in _numbered(bars):
+    for text, start, end in _numbered(bars, LONGEST_GAP * duration):
         left = (start - timeline.start) / scale
         right = (end - timeline.start) / scale
         # A line between micro-batches that touch each other.
@@ -155,14 +157,15 @@ def _draw_computation(
     return drawn
 
 
-def _numbered(bars: list[Bar]) -> Iterator[tuple[str, float, float]]:
+def _numbered(bars: list[Bar], longest_gap: float) -> Iterator[tuple[str, float, float]]:
     """(number, start, end) of each run of bars with one number and one part.
 
-    Gaps between launches divide a micro-batch into several bars.
+    Gaps between launches divide a micro-batch into several bars. A gap of more than
+    `longest_gap` seconds ends the run.
     """
     run: list[Bar] = []
     for bar in [*bars, Bar(0.0, 0.0, "", "")]:
-        if run and bar[2:] != run[0][2:]:
+        if run and (bar[2:] != run[0][2:] or bar.start > run[-1].end + longest_gap):
             if run[0].text:
                 yield run[0].text, run[0].start, run[-1].end
             run = []
