@@ -87,11 +87,10 @@ def to_numbers(levels: torch.Tensor, low: float, high: float) -> torch.Tensor:
 # for size in sizes:
 #     near = (gradient.abs() > size / 1.2) & (gradient.abs() < size * 1.2)
 #     relative.append(((restored - gradient).abs() / gradient.abs())[near].median().item())
-# worst = f"{relative[0]:.0%} of a gradient of {sizes[0]}, {relative[-1]:.1%} of one of {sizes[-1]}"
-# figure = plots.lines(
-#     sizes, {"one byte": relative}, "size of the gradient", "relative error",
-#     f"The median error is {worst}", None, powers=False
-# )
+#
+# title = f"Median error: {relative[0]:.0%} at {sizes[0]}, {relative[-1]:.1%} at {sizes[-1]}"
+# labels = ("size of the gradient", "relative error")
+# figure = plots.lines(sizes, {"one byte": relative}, *labels, title, None, powers=False)
 # figure.axes[0].set_xscale("log")
 # figure
 
@@ -182,7 +181,7 @@ if __name__ == "__main__":
 # | You have | Take |
 # |---|---|
 # | a slow network, a large model, SGD | `bagua:bytegrad` |
-# | a slow network, a large model, Adam | `bagua:qadam`, with a warm-up long enough for Adam's variance |
+# | the same, Adam | `bagua:qadam`, with a warm-up long enough for Adam's variance |
 # | a fast network | `ddp` |
 #
 # Compressed or not, in each step every rank waits for all others. The next notebook is about
