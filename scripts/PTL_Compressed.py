@@ -186,3 +186,9 @@ if __name__ == "__main__":
 #
 # Compressed or not, in each step every rank waits for all others. The next notebook is about
 # strategies that do not.
+
+# %% [markdown] tags=["footer"]
+# [← 10 Exact strategies](PTL_Strategies.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/10-strategies/README.md) ·
+# [10 Decentralized and async →](PTL_Decentralized.ipynb)

@@ -175,3 +175,9 @@ if __name__ == "__main__":
 # | many ranks on a slow network | `bagua:decentralized:shift_one` |
 # | two good neighbours for each rank | `bagua:low_precision_decentralized` |
 # | a result that must be that of one process | `ddp` |
+
+# %% [markdown] tags=["footer"]
+# [← 10 Compressed strategies](PTL_Compressed.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/10-strategies/README.md) ·
+# [10 A loss over a node's batch →](PTL_NodeBatch.ipynb)

@@ -183,3 +183,9 @@ if __name__ == "__main__":
 # ten = "--strategy ddp --prove --out results/10-ddp"
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py {ten}
 # print(metrics.route_row("10 every strategy", "results/10-ddp"))
+
+# %% [markdown] tags=["footer"]
+# [← 09 The Lightning-style wrapper](PTL_multiGPU.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/10-strategies/README.md) ·
+# [10 Compressed strategies →](PTL_Compressed.ipynb)

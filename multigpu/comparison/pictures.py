@@ -37,7 +37,7 @@ def bytes_picture(rows: dict[str, dict]) -> "Figure":
 def consensus_picture(rows: dict[str, dict]) -> "Figure":
     """The consensus distance by step, of each strategy whose distance exceeds 1e-6.
 
-    The grey line is the norm of the weights of the first of them, to compare with.
+    The thick line is the norm of the weights of the first of them, to compare with.
     """
     apart = {name: row for name, row in rows.items() if max(row["consensus_distance"]) > 1e-6}
     fig = plots.figure(8, 3.2)
@@ -58,7 +58,7 @@ def consensus_picture(rows: dict[str, dict]) -> "Figure":
         axes.plot(
             first["consensus_steps"],
             first["weights_norm"],
-            color="grey",
+            color=plots.INK,
             linewidth=2,
             label="norm of the weights",
         )

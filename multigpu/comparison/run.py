@@ -159,7 +159,6 @@ def report(
         "loss": representative["loss"],
         "test_accuracy": representative["test_accuracy"],
         "proof": verdict,
-        "exact": [name for name in rows if name in EXACT],
         "strategies": rows,
     }
     print(f"metrics: {write_json(args.out / 'metrics.json', metrics)}", flush=True)

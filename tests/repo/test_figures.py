@@ -17,6 +17,7 @@ MARKED = [
     "lessons/02-data-parallel/README.md",
     "lessons/04-ddp-spawn/README.md",
     "lessons/05-ddp-cluster/README.md",
+    "lessons/10-strategies/README.md",
 ]
 
 
