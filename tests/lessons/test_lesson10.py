@@ -15,15 +15,15 @@ from multigpu.errors import UserError
 from multigpu.strategies import ALGORITHMS
 from multigpu.strategies.costs import predicted_bytes
 
-SCRIPT = ROOT / "scripts" / "PTL_Strategies.py"
-NODES = ROOT / "scripts" / "PTL_NodeBatch.py"
-COMPRESSED = ROOT / "scripts" / "PTL_Compressed.py"
-DECENTRALIZED = ROOT / "scripts" / "PTL_Decentralized.py"
 sys.path.insert(0, str(ROOT / "scripts"))
 import PTL_Compressed as compressed
 import PTL_Decentralized as decentralized
 import PTL_Strategies as exact
 
+SCRIPT = ROOT / "scripts" / "PTL_Strategies.py"
+NODES = ROOT / "scripts" / "PTL_NodeBatch.py"
+COMPRESSED = ROOT / "scripts" / "PTL_Compressed.py"
+DECENTRALIZED = ROOT / "scripts" / "PTL_Decentralized.py"
 # The ranks cannot import a script by its name.
 cloudpickle.register_pickle_by_value(exact)
 
