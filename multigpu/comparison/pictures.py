@@ -25,7 +25,8 @@ def bytes_picture(rows: dict[str, dict]) -> "Figure":
         ratio = max(senders.values()) / sent[least]
         title = f"{least} sends {sent[most] / sent[least]:.1f} times fewer bytes than {most}"
         if ratio < 1.1:
-            title = f"{len(senders)} of {len(sent)} send, the same to {ratio - 1:.0%}"
+            what = f"{len(senders)} of {len(sent)} send bytes through the network"
+            title = f"{what}, and differ by {ratio - 1:.0%} at most"
     bars = {
         name + ("" if amount else ": 0"): {"sent": amount} for name, amount in sent.items()
     }

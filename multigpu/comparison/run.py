@@ -143,10 +143,9 @@ def report(
         "consensus": consensus_picture(rows),
         "link": link_picture(rows, args.link),
     }
-    paths = [
-        plots.save(picture, args.out / f"{name}.png") for name, picture in pictures.items()
-    ]
-    print("figures:", *paths)
+    for name, picture in pictures.items():
+        plots.save(picture, args.out / f"{name}.png")
+    print(f"figures: {args.out}/{{{','.join(pictures)}}}.png")
     representative = rows.get("ddp") or next(iter(rows.values()))
     metrics = {
         "world_size": ranks,
