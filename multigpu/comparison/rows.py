@@ -107,7 +107,7 @@ def compare_with_serial(
     It is the largest absolute difference between rank 0's weights and a serial run's. The
     serial run takes --epochs, --lr and --seed from `args`; `batch_size` is the number of
     images in a global batch. It uses SGD; for bagua:qadam it uses QAdam in one process with
-    lr / 50, whose variance is frozen as well, so that only the bytes make a difference. The
+    lr / 50, whose variance is frozen as well, so only the bytes make a difference. The
     row of bagua:qadam also gets `difference_from_adam`, from Adam, which never freezes it.
     `make()` returns a new model.
     """
