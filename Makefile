@@ -100,6 +100,7 @@ bench: $(INSTALLED)
 	python benchmarks/vgpu_fidelity.py
 	python benchmarks/routes.py
 	python benchmarks/trainer.py
+	python benchmarks/strategies.py
 	python benchmarks/link.py
 	python benchmarks/swap.py
 

@@ -96,36 +96,39 @@ def main() -> None:
         if code:
             sys.exit(code)
         measurements = json.loads(out.read_text())
-    rows = [
-        row
-        for width, weights in WIDTHS.items()
-        for row in table(measurements[str(width)], weights)
-    ]
-    for row in rows:
-        print(row)
-    write_json(Path(__file__).with_suffix(".json"), {"Mbit/s": MEGABITS, "rows": rows})
+    content = {
+        "Mbit/s": MEGABITS,
+        "rounds": ROUNDS,
+        "weights": {
+            str(weights): table(measurements[str(width)]) for width, weights in WIDTHS.items()
+        },
+    }
+    for weights, rows in content["weights"].items():
+        for name, row in rows.items():
+            print(weights, name, row)
+    write_json(Path(__file__).with_suffix(".json"), content)
 
 
-def table(measurements: dict[str, list], weights: int) -> list[dict]:
-    """The rows of one size of the model."""
-    rows = []
+def table(measurements: dict[str, list]) -> dict[str, dict]:
+    """The strategies' rows for one size of the model.
+
+    ms         milliseconds per step, the median of all rounds
+    times_ddp  steps/s divided by ddp's in the same round: the median, with min and max
+    bytes      per step and rank
+    """
+    rows = {}
     for name, pairs in measurements.items():
         # the ratio of the steps per second in each round
         ratios = [
             ddp[0] / other[0] for ddp, other in zip(measurements["ddp"], pairs, strict=True)
         ]
-        rows.append(
-            {
-                "weights": weights,
-                "strategy": name,
-                "ms per step": round(1e3 * statistics.median(pair[0] for pair in pairs)),
-                "steps/s relative to ddp": round(statistics.median(ratios), 2),
-                "min": round(min(ratios), 2),
-                "max": round(max(ratios), 2),
-                "rounds": ROUNDS,
-                "bytes per step and rank": round(statistics.median(pair[1] for pair in pairs)),
-            }
-        )
+        rows[name] = {
+            "ms": round(1e3 * statistics.median(pair[0] for pair in pairs)),
+            "times_ddp": round(statistics.median(ratios), 2),
+            "min": round(min(ratios), 2),
+            "max": round(max(ratios), 2),
+            "bytes": round(statistics.median(pair[1] for pair in pairs)),
+        }
     return rows
 
 

@@ -197,7 +197,8 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "10 every strategy": (replicas, "PTL_Strategies", None),
     "11 16-mixed": (mixed_precision, "PTL_Precision", None),
 }
-NO_ROUTES = ("PTL_NodeBatch",)  # it trains another model
+# The first two train with strategies that are not exact, the third trains another model.
+NO_ROUTES = ("PTL_Compressed", "PTL_Decentralized", "PTL_NodeBatch")
 
 
 def printed(stem: str) -> str:

@@ -35,9 +35,9 @@ def rank() -> None:
         return dist.irecv(incoming, peer)
 
     orders = {
-        "one way": [receive if world.rank else send],
-        "a swap, the send posted first": [send, receive],
-        "a swap, the receive posted first": [receive, send],
+        "one_way": [receive if world.rank else send],
+        "swap_send_first": [send, receive],
+        "swap_receive_first": [receive, send],
     }
     medians = {}
     for name, calls in orders.items():

@@ -107,10 +107,12 @@ LESSONS = (
     Lesson(
         "10-strategies",
         "Every strategy: dp, ddp, ddp_spawn, ddp2, Horovod, Bagua",
-        50,
+        90,
         (
-            Notebook("PTL_Strategies", "Every strategy"),
-            Notebook("PTL_NodeBatch", "Inside the strategies", "inside the strategies"),
+            Notebook("PTL_Strategies", "Exact strategies"),
+            Notebook("PTL_Compressed", "Compressed strategies", "a quarter of the bytes"),
+            Notebook("PTL_Decentralized", "Decentralized and async", "if nobody waits"),
+            Notebook("PTL_NodeBatch", "A loss over a node's batch", "ddp2"),
         ),
     ),
     Lesson(

@@ -1,14 +1,12 @@
 # %% [markdown]
-# # 10 continued · Inside the strategies: whose batch, whose learning rate, whose weights
+# # 10 continued · A loss over a node's batch
 # **The question.** My loss compares the rows of a batch with each other. With four GPUs, does
 # each GPU compare only its own quarter?
 #
-# **Predict first.** (1) A softmax over the batch, computed in each of two `dp` replicas: what
-# is its sum over all rows? (2) The gradient of a loss in which the other rows are the
-# negatives: is it the same with `ddp` on four GPUs and with `ddp2` on two nodes of two? (3)
-# Horovod multiplies the learning rate by the number of ranks: does it then still equal `ddp`?
+# `ddp2` is one process per node: within the node it works as `dp`, between nodes as `ddp`. You
+# need lessons 02 and 05, and the first notebook of this lesson.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
 import os
 
@@ -22,7 +20,7 @@ from multigpu.errors import UserError
 from multigpu.models import CNN
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "PTL_NodeBatch",
@@ -43,18 +41,31 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# from torch import nn
+#
+# from multigpu import lesson, plots, vgpu
+# from multigpu.strategies import DDPStrategy, HorovodStrategy
+# from multigpu.strategies.dp import wrap_in_data_parallel
+#
+# lesson.setup("10-strategies")
+
+# %% [markdown]
+# ## Predict first
+# Write your answers, then run the cell. The cells below compare them with what happens.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_softmax = 1  # dp computes a softmax in each of 2 replicas: its sum over all rows
+# guess_same = "ddp"  # 4 GPUs: whose gradient is that of two batches of 32: "ddp" or "ddp2"?
+# guess_rate = 0.0  # horovod and ddp with the same lr: largest distance after five steps
+
 # %% [markdown]
 # ## Step 1 · What dp passes to `training_step_end`
 # In `training_step` a batch is one replica's shard of the batch. Lightning's old manual joins
 # the replicas' outputs in `training_step_end` by `torch.cat(outputs, dim=1)`. What does
-# `training_step_end` get? Prediction (1), and the same with a mean:
+# `training_step_end` get?
 
 # %% tags=["active-ipynb"]
-# from torch import nn
-# from multigpu import vgpu
-# from multigpu.strategies.dp import wrap_in_data_parallel
-#
-#
 # def through_dp(rows, step, gpus=2):
 #     """What dp gathers, if each virtual GPU applies `step` to its shard of the rows."""
 #     model = nn.Identity()
@@ -72,10 +83,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     print(f"a TypeError: training_step_end gets {kind}, no list of two")
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_softmax)
 # in_replicas = through_dp(rows, lambda shard: torch.softmax(shard, 0)).sum()
 # gathered = torch.softmax(outputs, 0).sum()
-# print("softmax over the batch sums to", end=" ")
-# print(f"{in_replicas:.1f} if each replica computes it, to {gathered:.1f} after gathering")
+# print(f"softmax over the batch sums to {gathered:.1f} after gathering")
+# lesson.compare("its sum in replicas", guess_softmax, in_replicas, digits=1)
 #
 # sizes = through_dp(rows, lambda shard: torch.ones_like(shard).sum(0), gpus=4)
 # means = through_dp(rows, lambda shard: shard.square().mean(0), gpus=4)
@@ -91,13 +103,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # node.
 
 # %% tags=["active-ipynb"]
-# from multigpu import plots
-#
 # ranks_of = {"ddp, 4 ranks": 4, "ddp2, 2 nodes of 2 devices": 2}
 # shards = []
 # for ranks in ranks_of.values():
 #     shards.append([list(range(rank, 24, ranks)) for rank in range(ranks)])
-# title = "Compared with its own colour: in ddp2 twice as many"
+# rows_each = [24 // ranks for ranks in ranks_of.values()]
+# title = f"Compared with its own colour: {rows_each[0]} rows in ddp, {rows_each[1]} in ddp2"
 # plots.shards(shards, title, list(ranks_of), 24)
 
 
@@ -273,30 +284,33 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # **One step** with learning rate 1 is the gradient. Of 64 images two nodes compare 32 each,
-# four ranks 16: prediction (2).
+# four ranks 16 each. Whose gradient is that of the nodes' batches?
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_same, choices=("ddp", "ddp2"))
 # args = parse(["--epochs", "1", "--lr", "1"])
 # images, _ = data.load(data.fetch(None))
 # expected = serial(images, args, nodes=2, batch_size=64, steps=1)
 # print(f"largest gradient {proof.difference(new_model(images, args), expected):.3f}")
 #
+# away = {}
 # for strategy, ranks in (("ddp2", 2), ("ddp", 4)):
 #     is_node = strategy == "ddp2"
 #     result = launch.call(train, ranks, args, 64, strategy, is_node, steps=1)[0]
-#     away = proof.difference(result["model"], expected)
-#     print(f"{strategy}: {away:.3f} from the gradient of the nodes' batches;", end=" ")
-#     print(f"max difference {away:.1e}")
+#     away[strategy] = proof.difference(result["model"], expected)
+#     print(f"{strategy}: {away[strategy]:.3f} from the gradient of the nodes' batches")
+# nearer = min(away, key=away.get)
+# lesson.compare("the same gradient", guess_same, nearer, choices=("ddp", "ddp2"))
 
 # %% [markdown]
-# ## Whose learning rate? Whose process group?
-# Five steps without the Trainer. `OwnDDP` overrides how the ranks connect, and the wrapper.
-# Horovod: prediction (3).
+# ## Step 4 · Whose learning rate?
+# Lightning's Horovod strategy multiplies the learning rate by the number of ranks. Five steps
+# without the Trainer compare it with `ddp`. `OwnDDP` shows how to change a strategy: it
+# overrides how the ranks connect, and the wrapper.
 
 # %% tags=["active-ipynb"]
 # import torch.distributed as dist
 # from torch.nn.parallel import DistributedDataParallel
-# from multigpu.strategies import DDPStrategy, HorovodStrategy
 #
 #
 # class OwnDDP(DDPStrategy):
@@ -320,6 +334,7 @@ if __name__ == "__main__":
 #     return model
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_rate)
 # ddp = launch.call(five_steps, 2, DDPStrategy(), 0.1)[0]
 # runs = {
 #     "OwnDDP": (OwnDDP(), 0.1),
@@ -328,54 +343,14 @@ if __name__ == "__main__":
 # }
 # for name, (strategy, lr) in runs.items():
 #     model = launch.call(five_steps, 2, strategy, lr)[0]
-#     print(f"{name:15} {proof.difference(model, ddp):.3f} from ddp")
+#     runs[name] = proof.difference(model, ddp)
+#     print(f"{name:15} {runs[name]:.3f} from ddp")
+# lesson.compare("horovod from ddp", guess_rate, runs["horovod"], digits=3)
 
 # %% [markdown]
-# ## Whose weights?
-# `decentralized` averages weights: four ranks start with the weights 0, 1, 2, 3 and learn
-# nothing. `bytegrad` sends a byte for each number.
-
-# %% tags=["active-ipynb"]
-# from multigpu.strategies.bagua.bytegrad import byte_mean
-# from multigpu.strategies.bagua.decentralized import Decentralized
+# With the learning rate divided by the number of ranks, Horovod equals ddp.
 #
-#
-# def one_peer_at_a_time():
-#     """This rank's weight after each of three steps that learn nothing."""
-#     dist.init_process_group("gloo")
-#     model = nn.Linear(1, 1, bias=False)
-#     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-#     Decentralized("shift_one").attach(model, [optimizer], None)
-#     nn.init.constant_(model.weight, dist.get_rank())
-#     weights = []
-#     for _ in range(3):
-#         model(torch.ones(1, 1)).sum().backward()
-#         optimizer.step()
-#         weights.append(round(model.weight.item(), 2))
-#     return weights
-#
-#
-# print("one peer at a time:", *map(list, zip(*launch.call(one_peer_at_a_time, 4))))
-
-# %% tags=["active-ipynb"]
-# def in_bytes():
-#     """The largest error of bytegrad's mean, and its bound."""
-#     dist.init_process_group("gloo")
-#     generator = torch.Generator().manual_seed(dist.get_rank())
-#     numbers = torch.randn(10_000, generator=generator)
-#     mean = numbers.clone()
-#     dist.all_reduce(mean, dist.ReduceOp.AVG)
-#     span = numbers.max() - numbers.min()
-#     dist.all_reduce(span, dist.ReduceOp.AVG)
-#
-#     error = (byte_mean(numbers) - mean).abs().max()
-#     bound = (span + mean.max() - mean.min()) / 510
-#     return error.item(), bound.item()
-#
-#
-# error, bound = launch.call(in_bytes, 4)[0]
-# print(f"bytegrad: largest error {error:.3f}, bound {bound:.3f}:", end=" ")
-# print("half a level in each of two roundings")
+# ## All together
 
 # %% tags=["active-ipynb"]
 # short = "--prove --epochs 3 --out results/10-nodes"
@@ -383,7 +358,7 @@ if __name__ == "__main__":
 # print(metrics.route_row("10 ddp2, a node's batch", "results/10-nodes"))
 
 # %% [markdown] tags=["footer"]
-# [← 10 Every strategy](PTL_Strategies.ipynb) ·
+# [← 10 Decentralized and async](PTL_Decentralized.ipynb) ·
 # [syllabus](../lessons/README.md) ·
 # [page of this lesson](../lessons/10-strategies/README.md) ·
 # [11 Precision →](PTL_Precision.ipynb)

@@ -520,6 +520,6 @@ if __name__ == "__main__":
 # print(metrics.route_row("11 16-mixed", "results/11"))
 
 # %% [markdown] tags=["footer"]
-# [← 10 Inside the strategies](PTL_NodeBatch.ipynb) ·
+# [← 10 A loss over a node's batch](PTL_NodeBatch.ipynb) ·
 # [syllabus](../lessons/README.md) ·
 # [page of this lesson](../lessons/11-precision/README.md)

@@ -408,4 +408,4 @@ if __name__ == "__main__":
 # [← 08 TensorFlow on several nodes](TF_CNN_MultiNode.ipynb) ·
 # [syllabus](../lessons/README.md) ·
 # [page of this lesson](../lessons/09-lightning/README.md) ·
-# [10 Every strategy →](PTL_Strategies.ipynb)
+# [10 Exact strategies →](PTL_Strategies.ipynb)

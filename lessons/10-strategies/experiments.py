@@ -1,4 +1,4 @@
-"""The experiments of lesson 10: one slow rank, the ring by hand, and QAdam's warm-up.
+"""The experiments of lesson 10: one slow rank, and QAdam's warm-up.
 
 python lessons/10-strategies/experiments.py draws one-slow-rank.png.
 """
@@ -11,12 +11,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import multigpu.trainer as L
-from multigpu import data, launch, plots, proof, wire
+from multigpu import data, launch, plots, proof
 from multigpu.comparison import flat_weights
 from multigpu.models import CNN
 from multigpu.strategies import BaguaStrategy, QAdamOptimizer, strategy_by_name
@@ -24,12 +23,12 @@ from multigpu.strategies import BaguaStrategy, QAdamOptimizer, strategy_by_name
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# The parts of a step, with their colours.
+# The parts of a step, and how they are drawn.
 PARTS = {
-    "pause of the slow rank": plots.IDLE,
-    "forward": plots.COMPUTE,
-    "backward, with what it waits for": plots.SKY_BLUE,
-    "update": plots.UPDATE,
+    "pause of the slow rank": plots.PARTS["idle"],
+    "forward": plots.PARTS["forward"],
+    "backward, with what it waits for": plots.PARTS["backward"],
+    "update": plots.PARTS["update"],
 }
 PAUSE, FORWARD, BACKWARD, UPDATE = PARTS
 
@@ -133,11 +132,17 @@ def slow_rank_picture(runs: dict[str, list]) -> "Figure":
         for rank, steps in enumerate(run):
             for number, step in enumerate(steps):
                 for part, start, end in step:
+                    look = PARTS[part]
                     known[part] = axes.barh(
-                        rank, end - start, left=start, height=0.6, color=PARTS[part]
+                        rank,
+                        end - start,
+                        left=start,
+                        height=0.6,
+                        color=look.fill,
+                        hatch=look.hatch,
                     )
                 begin = step[0][1]
-                axes.plot([begin, begin], [rank - 0.4, rank + 0.4], color="black", lw=0.5)
+                axes.plot([begin, begin], [rank - 0.4, rank + 0.4], color=plots.INK, lw=0.5)
                 if len(steps) == len(run[-1]) and step[-1][2] - begin > longest / 40:
                     axes.text(begin, rank - 0.42, f" {number + 1}", fontsize=7)
             if steps[-1][-1][2] < 0.9 * run[-1][-1][-1][2]:
@@ -160,7 +165,7 @@ def slow_rank_picture(runs: dict[str, list]) -> "Figure":
         axes.set_xlim(0, 1.02 * longest)
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
-    fig.axes[-1].set_xlabel("seconds (measured); a black line: a step begins")
+    fig.axes[-1].set_xlabel("seconds (measured); a thin line: a step begins")
     entries = {part: known[part] for part in PARTS if part in known}
     fig.legend(
         entries.values(),
@@ -174,34 +179,6 @@ def slow_rank_picture(runs: dict[str, list]) -> "Figure":
     return fig
 
 
-# ---- sitting 1: an all-reduce by hand -------------------------------------------------------
-
-
-def ring(count: int) -> tuple[int, int, bool]:
-    """Bytes sent by a ring all-reduce by hand and by gloo's, and whether the sums are equal.
-
-    Run it on each rank: launch.call(ring, ranks, count). `count` numbers, which the number of
-    ranks must divide.
-    """
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    n = dist.get_world_size()
-    chunks = list(torch.full((count,), float(rank)).chunk(n))
-    began = wire.bytes_sent()
-    for hop in range(2 * (n - 1)):
-        out = (rank - hop) % n
-        into = (rank - hop - 1) % n
-        received = torch.empty_like(chunks[into])
-        sending = dist.isend(chunks[out], (rank + 1) % n)
-        dist.recv(received, (rank - 1) % n)
-        sending.wait()
-        chunks[into] = chunks[into] + received if hop < n - 1 else received
-    middle = wire.bytes_sent()
-    total = torch.full((count,), float(rank))
-    dist.all_reduce(total)
-    return middle - began, wire.bytes_sent() - middle, torch.equal(torch.cat(chunks), total)
-
-
 # ---- sitting 2: what makes qadam differ from Adam -------------------------------------------
 
 
@@ -213,6 +190,8 @@ def qadam_in_one_process(
     It is the largest absolute difference in any weight after `epochs` epochs of the digits, 64
     images per step.
     """
+    # The model is so small that several threads only wait for each other.
+    torch.set_num_threads(1)
     train, test = data.load(data.fetch(None))
     settings = Namespace(epochs=epochs, batch_size=64, lr=lr, seed=seed)
 

@@ -116,8 +116,8 @@ def test_a_job_of_several_ranks_keeps_a_preset_address(path: Path):
     assert re.search(r"(?m)^#export NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=\w+$", text)
 
 
-def test_there_are_eight_jobs_of_several_ranks():
-    assert len(JOB_FILES) == 14 and len(SEVERAL_RANKS) == 8
+def test_there_are_ten_jobs_of_several_ranks():
+    assert len(JOB_FILES) == 16 and len(SEVERAL_RANKS) == 10
 
 
 @pytest.mark.parametrize("stem", ["TF_CNN_MultiGPU", "TF_CNN_CustomLoop", "TF_CNN_MultiNode"])
@@ -181,7 +181,9 @@ def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(
         ("TF_CNN_MultiNode", "(2 workers on 2 nodes, started by srun)"),
         ("PTL_multiGPU", "the Trainer on 4 ranks equals one process"),
         ("PTL_Precision", "strategy ddp, precision 32-true, global batch 64"),
-        ("PTL_Strategies", "ddp, horovod, bagua:gradient_allreduce equal one process"),
+        ("PTL_Strategies", "compared with serial: ddp, horovod, bagua:gradient_allreduce"),
+        ("PTL_Compressed", "ddp equals one process"),
+        ("PTL_Decentralized", "ddp equals one process"),
         ("PTL_NodeBatch", "ddp2 on 2 × 2 vgpu"),
     ],
 )

@@ -7,8 +7,6 @@ import cloudpickle
 import pytest
 from commands import ROOT
 
-from multigpu import launch
-
 pytestmark = pytest.mark.slow
 
 # Not as `experiments`, because lesson 11's file has this name, too.
@@ -58,13 +56,6 @@ def test_the_picture_has_a_panel_for_each_and_both_ranks(runs):
         assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert any("epoch's end" in text for text in texts)
-
-
-def test_the_ring_by_hand_sends_what_gloo_sends():
-    for by_hand, by_gloo, equal in launch.call(experiments.ring, 2, 3840):
-        assert equal
-        assert by_hand == pytest.approx(4 * 3840, rel=0.02)
-        assert by_gloo == pytest.approx(4 * 3840, rel=0.05)
 
 
 def test_a_longer_warm_up_brings_qadam_nearer_to_adam():

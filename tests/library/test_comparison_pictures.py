@@ -21,3 +21,12 @@ def test_the_bars_of_bytes_are_what_the_strategies_send(device, source):
     assert [bar.get_width() for bar in axes.patches] == [8.0, 2.0]
     assert source in axes.get_xlabel()
     assert "4.0 times" in axes.get_title()
+
+
+def test_the_bars_of_strategies_that_send_the_same_say_so():
+    same = {
+        name: {"device": "cpu", "bytes_counted": size}
+        for name, size in {"dp": 0, "ddp": 8000, "horovod": 8400}.items()
+    }
+    (axes,) = bytes_picture(same).axes
+    assert "2 of 3" in axes.get_title() and "5%" in axes.get_title()

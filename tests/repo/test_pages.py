@@ -190,84 +190,6 @@ FIGURES = [
         "PTL_multiGPU",
         "0.6585 in Lightning, weights within 1e-6: True",
     ),
-    (
-        "10",
-        "| 153,128 | 153,704 | yes |",
-        "PTL_Strategies",
-        "153,128  153,704                   0  within 1e-5",
-    ),
-    (
-        "10",
-        "| 153,128 | 157,736 | yes, with lr / n |",
-        "PTL_Strategies",
-        "153,128  157,736                   0  within 1e-5",
-    ),
-    (
-        "10",
-        "| 153,128 | 153,856 | yes |",
-        "PTL_Strategies",
-        "153,128  153,856                   0  within 1e-5",
-    ),
-    (
-        "10",
-        "| 38,298 | 38,730 | no, 6e-03 away |",
-        "PTL_Strategies",
-        "38,298   38,730                   0        6e-03",
-    ),
-    (
-        "10",
-        "| 38,298 | 38,730 | no, 1e-01 from QAdam in one process, 6e-01 from Adam |",
-        "PTL_Strategies",
-        "38,298   38,730                   0        1e-01",
-    ),
-    (
-        "10",
-        "| 76,580 | 76,868 | no, 2e-02 away |",
-        "PTL_Strategies",
-        "76,580   76,868               2e-02        2e-02",
-    ),
-    (
-        "10",
-        "| 153,128 | 153,704 | no, 3e-02 away |",
-        "PTL_Strategies",
-        "153,128  153,704               3e-02        3e-02",
-    ),
-    (
-        "10",
-        "gloo's headers, 576 bytes",
-        "PTL_Strategies",
-        "gloo's headers: ddp 576",
-    ),
-    (
-        "10",
-        "0.091 away after five steps, 0.000 with lr / n",
-        "PTL_NodeBatch",
-        "horovod         0.091 from ddp\nhorovod, lr / 2 0.000 from ddp",
-    ),
-    (
-        "10",
-        "it sums to 2.0 over two replicas",
-        "PTL_NodeBatch",
-        "sums to 2.0 if each replica computes it",
-    ),
-    (
-        "10",
-        "37.25 instead of 28.50",
-        "PTL_NodeBatch",
-        "mean of the replicas' means 37.25, mean of all rows 28.50",
-    ),
-    (
-        "10",
-        "ddp's is 0.003 away, of at most 0.047",
-        "PTL_NodeBatch",
-        "ddp: 0.003 from the gradient of the nodes' batches",
-    ),
-    (
-        "10",
-        "batches to 3e-08",
-        "PTL_NodeBatch",
-        "ddp2: 0.000 from the gradient of the nodes' batches; max difference 3.0e-08",
-    ),
 ]
 
 
@@ -297,17 +219,6 @@ def test_the_pages_have_the_measured_figures():
     lightning = trainer["Lightning's, all off"]
     page = (ROOT / "lessons" / "09-lightning" / "README.md").read_text()
     assert f"costs {own:.0f} µs above a plain loop, Lightning's {lightning:.0f}" in page
-    page = (ROOT / "lessons" / "10-strategies" / "README.md").read_text()
-    swap = benchmark("swap")["ms"]
-    send_first = swap["a swap, the send posted first"]
-    receive_first = swap["a swap, the receive posted first"]
-    assert f"{send_first:.0f} ms instead of {receive_first:.0f}" in page
-    link = {
-        row["strategy"]: row["steps/s relative to ddp"]
-        for row in benchmark("link")["rows"]
-        if row["weights"] == 2_000_000
-    }
-    assert f"{link['bytegrad']:.1f} times with 2 million" in page
 
 
 def benchmark(name: str) -> dict:

@@ -1,0 +1,194 @@
+# %% [markdown]
+# # 10 continued · Compressed strategies
+# **The question.** A quarter of the bytes: what does it cost?
+#
+# `bagua:bytegrad` and `bagua:qadam` send one byte for each number, where the exact strategies
+# send four. You need the first notebook of this lesson.
+
+# %% jupyter={"source_hidden": true}
+import argparse
+
+import torch
+
+from multigpu import comparison, launch
+
+NAMES = ("ddp", "bagua:bytegrad", "bagua:qadam")
+
+
+# %% jupyter={"source_hidden": true}
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    return comparison.parser(
+        "PTL_Compressed",
+        "Train a CNN with ddp and with strategies that send bytes, and compare them.",
+        NAMES,
+    ).parse_args(arguments)
+
+
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import json
+# from pathlib import Path
+#
+# from multigpu import lesson, plots, slow_link
+#
+# lesson.setup("10-strategies")
+# from experiments import qadam_in_one_process
+
+# %% [markdown]
+# ## Predict first
+# Write your answers, then run the cell. The cells below compare them with what happens.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_error = 0.1  # largest error of a byte, in % of the numbers' range
+# guess_fewer = 2  # how many times fewer bytes than ddp does bytegrad send?
+# guess_adam = 0.0  # in one process qadam sends nothing: its largest distance from Adam?
+# guess_faster = 4  # how many times as fast is bytegrad's step over 100 Mbit/s?
+
+# %% [markdown]
+# ## Step 1 · Bytes by hand
+# A byte has 256 values. Divide the range of the numbers, from the smallest to the largest,
+# into 255 equal intervals, and round each number to the nearest of their 256 ends. The message
+# is one byte for each number, and the range: two numbers of 4 bytes.
+
+
+# %%
+def to_bytes(numbers: torch.Tensor) -> tuple[torch.Tensor, float, float]:
+    """The numbers (N,) as bytes, their minimum, and their maximum."""
+    low = numbers.min().item()
+    high = numbers.max().item()
+    levels = ((numbers - low) / (high - low) * 255).round()
+    return levels.to(torch.uint8), low, high
+
+
+def to_numbers(levels: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """The numbers (N,) that the bytes stand for."""
+    return low + levels / 255 * (high - low)
+
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_error)
+# torch.manual_seed(0)
+# gradient = torch.randn(10_000)
+# levels, low, high = to_bytes(gradient)
+# restored = to_numbers(levels, low, high)
+# print("numbers: ", [f"{number:.3f}" for number in gradient[:6].tolist()])
+# print("bytes:   ", levels[:6].tolist())
+# print("restored:", [f"{number:.3f}" for number in restored[:6].tolist()])
+#
+# error = (restored - gradient).abs().max().item() / (high - low)
+# lesson.compare("largest error", guess_error, 100 * error, unit="%", digits=2)
+
+# %% [markdown]
+# The largest error is half an interval, 1/510 of the range. But the range is that of the
+# *largest* gradient, and most gradients are much smaller. How exact is a byte for those?
+
+# %% tags=["active-ipynb"]
+# sizes = [0.01, 0.03, 0.1, 0.3, 1, 3]  # standard deviations
+# relative = []
+# for size in sizes:
+#     near = (gradient.abs() > size / 1.2) & (gradient.abs() < size * 1.2)
+#     relative.append(((restored - gradient).abs() / gradient.abs())[near].median().item())
+#
+# title = f"Median error: {relative[0]:.0%} at {sizes[0]}, {relative[-1]:.1%} at {sizes[-1]}"
+# labels = ("size of the gradient", "relative error")
+# figure = plots.lines(sizes, {"one byte": relative}, *labels, title, None, powers=False)
+# figure.axes[0].set_xscale("log")
+# figure
+
+# %% [markdown]
+# Small gradients are lost in the rounding. The two strategies use bytes in different places:
+#
+# - **bytegrad**: every rank owns 1/n of the gradients. Each rank sends its chunks as bytes to
+#   their owners; the owners average them, and send the means as bytes to all ranks. That is
+#   2(n − 1)(N/n + 8) bytes, and two roundings.
+# - **qadam**: Adam divides a running mean of the gradients, the *momentum*, by the root of a
+#   running mean of their squares, the *variance*. The ranks send momenta as bytes, because
+#   they change slowly. The variance is not sent: after a *warm-up* of exact Adam steps, ten
+#   here, it is frozen.
+#
+# One step of bytegrad over 10 Gbit/s, simulated (`lessons/10-strategies/picture.py`): less
+# time for the link, more for quantising.
+#
+# ![One step of two compressed strategies](../lessons/10-strategies/compressed.png)
+#
+# ## Step 2 · Train
+
+
+# %%
+def main(args: argparse.Namespace) -> None:
+    comparison.run(args, script=__file__)
+
+
+# %% tags=["active-py"]
+if __name__ == "__main__":
+    launch.start(main, parse())
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_fewer)
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Compressed.py --prove --out results/10-compressed
+
+# %% tags=["active-ipynb"]
+# run = json.loads(Path("results/10-compressed/metrics.json").read_text())
+# rows = run["strategies"]
+# fewer = rows["ddp"]["bytes_counted"] / rows["bagua:bytegrad"]["bytes_counted"]
+# lesson.compare("fewer bytes with bytegrad", guess_fewer, fewer, unit="×", digits=1)
+# print("qadam sends in steps 10, 11, 12:", *rows["bagua:qadam"]["bytes_by_step"][9:12])
+# comparison.bytes_picture(rows)
+
+# %% [markdown]
+# `from serial` compares bytegrad with SGD in one process, and qadam with QAdam in one process:
+# that has the frozen variance, too, but sends nothing. So it is the cost of the bytes. From
+# Adam, qadam is further away. Is that the cost of the bytes, or of the frozen variance?
+#
+# ## Step 3 · What makes qadam differ from Adam?
+# `qadam_in_one_process` trains with QAdam and with Adam, each in one process, and returns the
+# largest difference between two weights. Nothing is sent, so nothing is rounded to bytes.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_adam)
+# differences = qadam_in_one_process(warmups=(10, 100), epochs=10)
+# for warmup, difference in differences.items():
+#     print(f"{warmup} steps of warm-up: {difference:.0e} from Adam")
+# lesson.compare("QAdam from Adam", guess_adam, differences[10], digits=1)
+
+# %% [markdown]
+# It is the frozen variance: after ten steps the variance is still that of a model that has
+# learned nothing. A longer warm-up helps, but in the warm-up qadam sends what ddp sends.
+#
+# ## Step 4 · A slow link
+# As root, this cell joins two network namespaces by a link of 100 Mbit/s, and measures the
+# steps of one epoch; otherwise it predicts them. The model has 540,362 weights here, so that
+# sending takes longer than computing. The times depend on this machine.
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# lesson.need(guess_faster)
+# measure = "" if slow_link.unavailable_reason() else "--measure-link"
+# slow = f"--strategy ddp bagua:bytegrad --hidden 1024 --epochs 1 {measure}"
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Compressed.py {slow} --out results/10-link
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# rows = json.loads(Path("results/10-link/metrics.json").read_text())["strategies"]
+# key = "link_seconds_measured" if measure else "link_seconds_predicted"
+# faster = rows["ddp"][key] / rows["bagua:bytegrad"][key]
+# lesson.compare("bytegrad's step", guess_faster, faster, unit="× as fast", digits=1)
+# comparison.link_picture(rows, 100)
+
+# %% [markdown]
+# The time falls less than the bytes. bytegrad computes its bytes, and sends twice, one after
+# the other. On a fast link this costs more than it saves. `benchmarks/link.py` measures it
+# with other sizes of the model, five times each.
+#
+# ## Which one?
+# | You have | Take |
+# |---|---|
+# | a slow network, a large model, SGD | `bagua:bytegrad` |
+# | the same, Adam | `bagua:qadam`, with a warm-up long enough for Adam's variance |
+# | a fast network | `ddp` |
+#
+# Compressed or not, in each step every rank waits for all others. The next notebook is about
+# strategies that do not.
+
+# %% [markdown] tags=["footer"]
+# [← 10 Exact strategies](PTL_Strategies.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/10-strategies/README.md) ·
+# [10 Decentralized and async →](PTL_Decentralized.ipynb)

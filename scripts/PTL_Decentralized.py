@@ -1,0 +1,183 @@
+# %% [markdown]
+# # 10 continued · Decentralized and asynchronous strategies
+# **The question.** In ddp all ranks wait for all others, in each step. What if nobody waits?
+#
+# `bagua:decentralized` averages weights, with all ranks or with one other rank.
+# `bagua:low_precision_decentralized` sends changes of the weights to two neighbours.
+# `bagua:async` averages weights when a timer says so. You need the first notebook of this
+# lesson.
+
+# %% jupyter={"source_hidden": true}
+import argparse
+
+from multigpu import comparison, launch
+from multigpu.strategies.bagua.decentralized import peer
+
+NAMES = ("ddp", "bagua:decentralized", "bagua:low_precision_decentralized", "bagua:async")
+
+
+# %% jupyter={"source_hidden": true}
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    return comparison.parser(
+        "PTL_Decentralized",
+        "Train a CNN with strategies whose ranks have different weights, and compare them.",
+        NAMES,
+    ).parse_args(arguments)
+
+
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import json
+# from pathlib import Path
+#
+# from multigpu import lesson
+#
+# lesson.setup("10-strategies")
+# from experiments import slow_rank, slow_rank_picture, step_seconds
+
+# %% [markdown]
+# ## Predict first
+# Write your answers, then run the cell. The cells below compare them with what happens.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_exchanges = 3  # 4 ranks, one peer at a time: exchanges until all have the same weight
+# guess_apart = 50  # how far apart are the ranks' weights, at most, in % of their norm?
+# guess_bytes = 1.0  # 4 ranks, one peer each: bytes of a step, divided by ddp's
+# guess_ddp = 50  # rank 1 sleeps 100 ms in each step: rank 0's step in ddp, in ms
+# guess_async = 50  # and in async
+
+# %% [markdown]
+# ## Step 1 · One peer at a time, by hand
+# Four ranks start with the weights 0, 1, 2 and 3, and learn nothing. In each exchange a rank
+# takes the mean of its own weight and one peer's. `peer` says whose: the ranks of the first
+# half meet those of the second half in turn.
+
+
+# %%
+def exchange(weights: list[float], number: int) -> list[float]:
+    """Each rank's weight after exchange `number`, in which it averages with its peer."""
+    ranks = len(weights)
+    peers = [peer(rank, number, ranks) for rank in range(ranks)]
+    return [(weights[rank] + weights[peers[rank]]) / 2 for rank in range(ranks)]
+
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_exchanges)
+# weights = [0, 1, 2, 3]
+# exchanges = 0
+# print("at first:        ", weights)
+# while len(set(weights)) > 1:
+#     weights = exchange(weights, exchanges)
+#     exchanges += 1
+#     print(f"after exchange {exchanges}:", weights)
+# lesson.compare("exchanges", guess_exchanges, exchanges, digits=0)
+
+# %% [markdown]
+# No rank has sent its weight to all others, and still all have the mean. In training, each
+# step of the optimizer moves the ranks apart again, because each rank uses its own gradient.
+# The exchange pulls them together. The real strategy starts the exchange at the first forward
+# of a step, so that it overlaps forward and backward:
+#
+# ![One step of two decentralized strategies](../lessons/10-strategies/decentralized.png)
+#
+# (Simulated, two ranks, 10 Gbit/s, by `lessons/10-strategies/picture.py`.)
+#
+# ## Step 2 · Train
+# How far apart do the ranks run? The *consensus distance* is the distance of the farthest
+# rank's weights, as one vector, from the mean over the ranks. Three epochs on two ranks:
+
+
+# %%
+def main(args: argparse.Namespace) -> None:
+    comparison.run(args, script=__file__)
+
+
+# %% tags=["active-py"]
+if __name__ == "__main__":
+    launch.start(main, parse())
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_apart, guess_bytes)
+# two = "ddp bagua:decentralized bagua:low_precision_decentralized"
+# flags = "--epochs 3 --prove --out results/10-decentralized"
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Decentralized.py --strategy {two} {flags}
+
+# %% tags=["active-ipynb"]
+# def rows_in(folder):
+#     return json.loads(Path(folder, "metrics.json").read_text())["strategies"]
+#
+#
+# rows = rows_in("results/10-decentralized")
+# apart = max(
+#     distance / norm
+#     for row in rows.values()
+#     for distance, norm in zip(row["consensus_distance"], row["weights_norm"])
+# )
+# lesson.compare("ranks apart", guess_apart, 100 * apart, unit="%", digits=1)
+# comparison.consensus_picture(rows)
+
+# %% [markdown]
+# The ranks differ by what one step has added since the last average. The picture compares the
+# distance with the norm of the weights.
+#
+# **One peer each** needs an even number of ranks, and pays from four ranks on: with two the
+# peer is everybody. One epoch on four ranks:
+
+# %% tags=["active-ipynb"]
+# four = "--strategy ddp bagua:decentralized:shift_one --ranks 4"
+# flags = "--epochs 1 --out results/10-four"
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Decentralized.py {four} {flags}
+
+# %% tags=["active-ipynb"]
+# counted = [row["bytes_counted"] for row in rows_in("results/10-four").values()]
+# lesson.compare("bytes of shift_one / ddp", guess_bytes, counted[1] / counted[0], digits=2)
+
+# %% [markdown]
+# An exchange with one peer sends 4 bytes per weight with any number of ranks. An all-reduce
+# sends 6 with four ranks, and nearly 8 with many.
+#
+# ## Step 3 · One slow rank
+# In a decentralized step a rank still waits for its peer. In `async` a thread of each rank
+# averages the weights, every 50 ms here, while training goes on. Rank 1 now sleeps 100 ms in
+# each of 12 steps, as if its GPU were shared with somebody else:
+
+# %% tags=["active-ipynb"]
+# # NBVAL_IGNORE_OUTPUT
+# lesson.need(guess_ddp, guess_async)
+# runs = {name: slow_rank(name, steps=12, pause=0.1) for name in ("ddp", "bagua:async")}
+# for name, guess in (("ddp", guess_ddp), ("bagua:async", guess_async)):
+#     milliseconds = 1e3 * step_seconds(runs[name][0])
+#     lesson.compare(f"{name}, rank 0's step", guess, milliseconds, unit="ms", digits=1)
+# slow_rank_picture(runs)
+
+# %% [markdown]
+# In ddp rank 0 waits in backward, where the gradients are averaged. In async it does not wait
+# until the end of the epoch, where the Trainer compares the ranks. (Measured: the median of
+# the steps after the first.)
+#
+# What does it cost? Async's result depends on the timing, so no two runs are equal:
+
+# %% tags=["active-ipynb"]
+# # NBVAL_IGNORE_OUTPUT
+# flags = "--strategy bagua:async --epochs 3 --out results/10-async"
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_Decentralized.py {flags}
+# row = rows_in("results/10-async")["bagua:async"]
+# print(f"averaging rounds: {row['averaging_rounds']}")
+# comparison.consensus_picture({"decentralized": rows["bagua:decentralized"], "async": row})
+
+# %% [markdown]
+# `distance` of async is that of a step before the end: at the end of the epoch the ranks wait,
+# and the rounds go on until their weights are equal.
+#
+# ## Which one?
+# | You have | Take |
+# |---|---|
+# | ranks of uneven speed, and no need of a result that can be repeated | `bagua:async` |
+# | many ranks on a slow network | `bagua:decentralized:shift_one` |
+# | two good neighbours for each rank | `bagua:low_precision_decentralized` |
+# | a result that must be that of one process | `ddp` |
+
+# %% [markdown] tags=["footer"]
+# [← 10 Compressed strategies](PTL_Compressed.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/10-strategies/README.md) ·
+# [10 A loss over a node's batch →](PTL_NodeBatch.ipynb)
