@@ -6,7 +6,7 @@ import pytest
 import regression_net
 import small_net
 import torch
-from numbered_rows import Net, Rows, trainer
+from numbered_rows import Net, Rows, changed, trainer
 from refusals import outcome, user_error
 from torch.utils.data import DataLoader
 
@@ -76,12 +76,39 @@ def stopped(folder, rank, **arguments):
     return run.global_step
 
 
+def stopped_alone(folder: str, rank: int, hook: str) -> tuple[int, list[int]]:
+    """Rank 1 alone sets should_stop in `hook`. Returns the steps, and when it validated."""
+    validations = []
+
+    def stop(net, *_):
+        if rank == 1 and net.trainer.global_step in (2, 3, 6):
+            net.trainer.should_stop = True
+
+    def validated(net):
+        validations.append(net.trainer.global_step)
+        if hook == "on_validation_end":
+            stop(net)
+
+    hooks = {"on_validation_end": validated}
+    if hook != "on_validation_end":
+        hooks[hook] = stop
+    model = changed(**hooks)
+    two = {"strategy": "ddp", "devices": 2, "num_sanity_val_steps": 0}
+    run = trainer(folder, max_epochs=5, val_check_interval=3, **two)
+    run.fit(model, DataLoader(Rows(24), 2), DataLoader(Rows(4), 2))
+    return run.global_step, validations
+
+
 def exchanges(folder: str) -> dict:
     two = {"strategy": "ddp", "devices": 2}
     gathering = Net(val=lambda net, batch, batch_idx: net.all_gather(batch))
     even = Net(val=lambda net, batch, batch_idx: net.rows.append(net.all_gather(batch).shape))
     found = {
         "stopped": stopped(folder, launch.find_world().rank, **two),
+        "stopped alone": {
+            hook: stopped_alone(folder, launch.find_world().rank, hook)
+            for hook in ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
+        },
         "refused": [
             user_error(
                 lambda n=n: trainer(folder, **two).validate(
@@ -168,6 +195,19 @@ def test_hooks_that_each_rank_calls_once_may_gather(ranks, stage):
 
 def test_one_rank_that_wants_to_stop_stops_all(ranks):
     assert [rank["stopped"] for rank in ranks] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("hook", "steps", "validations"),
+    [
+        ("on_train_batch_end", 2, [2]),
+        ("on_validation_end", 3, [3]),
+        ("on_train_epoch_end", 6, [3, 6]),
+    ],
+)
+def test_a_rank_that_wants_to_stop_does_not_validate_alone(ranks, hook, steps, validations):
+    """It would wait for the others in the validation, and they for it in the next step."""
+    assert [rank["stopped alone"][hook] for rank in ranks] == [(steps, validations)] * 2
 
 
 def test_a_hook_may_hold_a_collective_while_a_checkpoint_is_made(ranks):

@@ -84,7 +84,6 @@ def test_the_names_of_lightning_s_modules():
 @pytest.mark.parametrize(
     ("module", "name", "expected"),
     [
-        (L.callbacks, "RichProgressBar", "TQDMProgressBar"),
         (L.callbacks, "LearningRateFinder", "learning rates"),
         (L.callbacks, "BatchSizeFinder", "vgpu.memory_held"),
         (L.callbacks, "ThroughputMonitor", "on_train_batch_end"),

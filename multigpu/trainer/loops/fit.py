@@ -94,7 +94,7 @@ class FitLoop:
             self.data.load_validation()
         call_hooks.call(trainer, "on_train_start")
         self._look_up()
-        while not (reason := self._reason_to_stop()):
+        while not (reason := self._agree_to_stop()):
             state.results = self.results
             if iterator is None:
                 self.data.load_training()
@@ -129,6 +129,12 @@ class FitLoop:
         self.fetch = profiled(trainer.profiler, "train_dataloader_next", next)
         state.optimizer_step = OptimizerStep(trainer)
         self.training_step = TrainingStep(trainer)
+
+    def _agree_to_stop(self) -> str:
+        """As _reason_to_stop, if any rank has set should_stop, in a hook between epochs."""
+        should_stop = int(self.state.should_stop)
+        self.state.should_stop = bool(self.strategy.all_reduce_max([should_stop])[0])
+        return self._reason_to_stop()
 
     def _reason_to_stop(self) -> str:
         """Why no further epoch begins, in Lightning's words; "" if one begins."""
@@ -203,15 +209,13 @@ class FitLoop:
             self.batches_done = index + 1
             self.total_batches += 1
             skipped = self._batch(batch, index, last)
+            together = strategy.ranks_step_together
+            if together:  # before the validation, which a rank must not begin alone
+                interrupt = self._agree_after_batch()
+            validated = not skipped and self._end_batch(index, last)
+            if validated or not together:
+                interrupt = self._agree_after_batch()
             index += 1
-            interrupt = sigterm.received
-            if several_ranks:  # a rank that stopped alone would leave the others waiting
-                exchange = self.results.sync_steps and strategy.ranks_step_together
-                interrupt, stop, exchange = strategy.agree_after_batch(
-                    [interrupt, int(state.should_stop), int(exchange)]
-                )
-                state.should_stop = bool(stop)
-                self.exchanges_steps = bool(exchange)
             if interrupt:
                 save_and_interrupt(self.trainer)
                 return
@@ -227,6 +231,24 @@ class FitLoop:
                 return
         self.batches_done = 0
         self.epoch_ended = True
+
+    def _agree_after_batch(self) -> int:
+        """Let the ranks agree on should_stop; a rank that stops alone leaves others waiting.
+
+        Returns 1 if any rank has received a SIGTERM, else 0.
+        """
+        state = self.state
+        strategy = self.strategy
+        interrupt = state.sigterm.received
+        if strategy.control is None:
+            return interrupt
+        exchange = self.results.sync_steps and strategy.ranks_step_together
+        interrupt, stop, exchange = strategy.agree_after_batch(
+            [interrupt, int(state.should_stop), int(exchange)]
+        )
+        state.should_stop = bool(stop)
+        self.exchanges_steps = bool(exchange)
+        return interrupt
 
     def _end_together(self, batch: Any, following: Any) -> tuple[Any, Any]:
         """Return (batch, following); what is END on any rank becomes END on all ranks."""
@@ -294,10 +316,10 @@ class FitLoop:
         self._report(output, batch, index, completes_step)
         if self.epoch_outputs is not None:
             self.epoch_outputs.add(_outputs(output) or None)
-        self._end_batch(index, last)
         return False
 
-    def _end_batch(self, index: int, last: bool) -> None:
+    def _end_batch(self, index: int, last: bool) -> bool:
+        """Validate and step schedulers, where this is due. Returns whether it validated."""
         trainer = self.trainer
         state = self.state
         completes_step = last or (index + 1) % trainer.accumulate_grad_batches == 0
@@ -320,6 +342,7 @@ class FitLoop:
                 self.schedule("step", plateau=True)
             self.progress.batches_that_stepped += 1
         self.pending_phase = ""
+        return validating
 
     def _report(self, output: Any, batch: Any, index: int, completes_step: bool) -> None:
         """Give logged values to callbacks and, every log_every_n_steps steps, to loggers."""
