@@ -154,11 +154,14 @@ def _value(match: re.Match, root: Path) -> str:
     name, select, form = match["file"], match["select"], match["form"]
     if select is None:
         raise UserError('expected FILE PATH FORMAT or STEM.ipynb "REGEX"')
-    if name.endswith(".ipynb"):
-        found = _from_notebook(root / "notebooks" / name, select)
-        return format(float(found.replace(",", "")), form) if form else found
-    path = root / (name if "/" in name else f"benchmarks/{name}")
-    return format(_from_json(path, select), form or "")
+    try:
+        if name.endswith(".ipynb"):
+            found = _from_notebook(root / "notebooks" / name, select)
+            return format(float(found.replace(",", "")), form) if form else found
+        path = root / (name if "/" in name else f"benchmarks/{name}")
+        return format(_from_json(path, select), form or "")
+    except (ValueError, re.error) as error:
+        raise UserError(f"wrong format or expression ({error})") from None
 
 
 def _from_notebook(path: Path, select: str) -> str:
@@ -168,6 +171,10 @@ def _from_notebook(path: Path, select: str) -> str:
         text = cells.printed(nbformat.read(path, as_version=4))
     except FileNotFoundError:
         raise UserError(f"there is no notebooks/{path.name}") from None
+    except Exception as error:
+        # A damaged file can make nbformat raise any exception.
+        reason = cells.first_line(error)
+        raise UserError(f"notebooks/{path.name} cannot be read ({reason})") from None
     pattern = re.compile(select.strip('"'), re.MULTILINE)
     if pattern.groups != 1:
         raise UserError("the expression needs one group, in parentheses")

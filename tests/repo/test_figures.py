@@ -51,6 +51,7 @@ def course(tmp_path):
     result = v4.new_output("execute_result", data={"text/plain": "('apart', 3.6e-07)"})
     cell = v4.new_code_cell("run()", outputs=[output, result], execution_count=1)
     nbformat.write(v4.new_notebook(cells=[cell]), tmp_path / "notebooks" / "A.ipynb")
+    (tmp_path / "notebooks" / "broken.ipynb").write_text("{<<<<<<<")
     rows = {"rows": [{"median": 1.8367}, {"median": -0.06}]}
     (tmp_path / "benchmarks" / "a.json").write_text(json.dumps(rows))
     (tmp_path / "lessons" / "01-x" / "b.json").write_text('{"steps": 1024}')
@@ -101,6 +102,10 @@ def test_a_figure_that_is_wrong_is_found_and_written(course, text):
         ('A.ipynb "H100: ([\\d.]+)"', "matches nothing"),
         ('A.ipynb "64: [\\d.]+"', "group"),
         ("A.ipynb", "expected"),
+        ('A.ipynb "64: ("', "expression"),
+        ('A.ipynb "(NVLink2)" .1f', "format"),
+        ("a.json rows.0.median .2q", "format"),
+        ('broken.ipynb "(1)"', "cannot be read"),
         ("a.json rows.7.median .2f", "no such number"),
         ("c.json rows .2f", "no such number"),
     ],
