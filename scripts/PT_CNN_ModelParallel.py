@@ -2,12 +2,11 @@
 # # 03 · Model parallelism on two GPUs: naive, then pipelined
 # **The question.** The model does not fit on one GPU. What does it cost to use two?
 #
-# **Predict first.** (1) What takes memory in training, and how much of each? (2) The model's
-# first half is on one GPU, its second half on another. For which share of the time is each of
-# them busy? (3) The batch is cut into 4 micro-batches, so that both can work at the same time.
-# Which share of the time is still lost? (4) Are 32 micro-batches better than 4?
+# The memory and the times in this lesson are those of *virtual* GPUs: they meter each tensor
+# and keep a simulated clock of two V100s. A training run needs memory for the weights, their
+# gradients, the optimizer's state, and the *activations*: the outputs that backward needs.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
 import time
 
@@ -20,11 +19,8 @@ import multigpu
 from multigpu import data, devices, files, flags, launch, metrics, proof
 from multigpu.models import CNN
 
-# %% [markdown]
-# ## Step 0 · The flags
 
-
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "PT_CNN_ModelParallel",
@@ -38,6 +34,31 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     return parser.parse_args(arguments)
 
+
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import difflib
+# import inspect
+#
+# from multigpu import lesson, plots, vgpu
+#
+# lesson.setup("03-model-parallel")
+# from experiments import FREE_LINK, sgd, shares, timed_step
+#
+# MIB = 2**20
+# WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
+
+# %% [markdown]
+# ## Predict first
+# The model: two convolutions and two linear layers, 2 million weights. The batch: 320 images
+# of 28×28. Write your answers, then run the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_memory = 24  # MiB that training needs at its peak, with SGD and momentum
+# guess_adam = 24  # the same, with Adam
+# guess_busy = 50  # % of a step in which GPU 0 computes, if each GPU has half of the layers
+# guess_waiting = 20  # % in which a GPU waits for the other one, with 4 micro-batches
+# guess_best = 32  # the best number of micro-batches, of 1, 2, 4, 8, 16 and 32
+# guess_speed = 1.8  # times as fast as one GPU, with that number
 
 # %% [markdown]
 # ## Step 1 · One step, in micro-batches
@@ -63,24 +84,16 @@ def step(
 
 # %% [markdown]
 # ## Does it fit?
-# Prediction (1), for a wider `CNN` (`multigpu/models.py`): images of 28×28, 320 units in
-# `fc1`. Weights, gradients and momentum have the same size. The peak comes where backward
-# reaches conv1. Its output has 16 × 28 × 28 numbers per image, and three tensors of that size
-# are in memory: tanh's output, and the gradients after and before tanh.
+# On paper: weights, gradients and momentum have the same size. Adam keeps two numbers per
+# weight instead of one. The peak comes where backward reaches conv1. Its output has 16 × 28 ×
+# 28 numbers per image, and three tensors of that size are in memory: tanh's output, and the
+# gradients after and before tanh.
 
 # %% tags=["active-ipynb"]
-# import difflib
-# import inspect
-# import sys
-#
-# from multigpu import plots, vgpu
-#
-# MIB = 2**20
-# WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
+# lesson.need(guess_memory, guess_adam)
 #
 #
-# def two_steps(model, first, last, batch):
-#     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+# def two_steps(model, optimizer, first, last, batch):
 #     for number in (1, 2):
 #         print(f"step {number}", end=", ")
 #         images = torch.rand(batch, 1, 28, 28).to(first)
@@ -88,21 +101,56 @@ def step(
 #         step(model, optimizer, images, labels)
 #
 #
+# needed = {}
 # weights = sum(weight.numel() for weight in CNN(**WIDE).parameters())
-# for batch in (64, 320):
-#     numbers = 3 * weights + batch * (3 * 16 + 1) * 28 * 28  # the 1: the images themselves
-#     predicted = 4 * numbers / MIB  # a number has 4 bytes
-#     with vgpu.running(1) as (one,):
-#         two_steps(CNN(**WIDE).to(one), one, one, batch)
-#         needed = torch.vgpu.max_memory_allocated(one) / MIB
-#         print(f"batch {batch}: {predicted:.1f} MiB predicted, {needed:.1f} needed")
+# for name, optimizer_of, copies in (("SGD", sgd, 3), ("Adam", torch.optim.Adam, 4)):
+#     for batch in (64, 320):
+#         numbers = copies * weights + batch * (3 * 16 + 1) * 28 * 28  # the 1: the images
+#         predicted = 4 * numbers / MIB  # a number has 4 bytes
+#         with vgpu.running(1) as (one,):
+#             model = CNN(**WIDE).to(one)
+#             two_steps(model, optimizer_of(model.parameters()), one, one, batch)
+#             peak = torch.vgpu.max_memory_allocated(one) / MIB
+#         print(f"{name}, batch {batch}: {predicted:.1f} MiB on paper, {peak:.1f} metered")
+#         needed[name] = peak
+#
+# lesson.compare("peak with SGD", guess_memory, needed["SGD"], unit="MiB", digits=0)
+# lesson.compare("peak with Adam", guess_adam, needed["Adam"], unit="MiB", digits=0)
+
+# %% [markdown]
+# That is the tensors, and the meter counts nothing else. A real GPU needs more: the CUDA
+# context, the workspaces of cuDNN and cuBLAS, and what the caching allocator has reserved but
+# does not use. `nvidia-smi` shows all of it, `torch.cuda.max_memory_allocated` the tensors.
+#
+# With large models the weights dominate: 12 bytes per weight with SGD and momentum, 16 with
+# Adam. Here are 5.4 billion weights on one H100. The tensors have shapes, but no numbers:
+
+# %% tags=["active-ipynb"]
+# for name, optimizer_of in (("SGD", sgd), ("Adam", torch.optim.Adam)):
+#     with vgpu.running(1, gpu="H100-80GB", compute=False) as (one,):
+#         layers = [nn.Linear(8192, 8192, device=one) for _ in range(80)]
+#         model = nn.Sequential(*layers)
+#         optimizer = optimizer_of(model.parameters())
+#         rows = torch.empty(64, 8192, device=one)
+#         labels = torch.zeros(64, dtype=torch.long, device=one)
+#         try:
+#             step(model, optimizer, rows, labels)
+#             peak = torch.vgpu.max_memory_allocated(one) / 2**30
+#             print(f"{name}: {peak:.0f} GiB")
+#         except torch.OutOfMemoryError as error:
+#             print(f"{name}: out of memory in {vgpu.timeline().events[-1].phase}")
+
+# %% [markdown]
+# The small model again, on a GPU with 64 MiB:
 
 # %% tags=["active-ipynb"]
 # with vgpu.running(1, memory="64MiB") as (one,):
 #     try:
-#         two_steps(CNN(**WIDE).to(one), one, one, 320)
+#         model = CNN(**WIDE).to(one)
+#         two_steps(model, sgd(model.parameters()), one, one, 320)
 #     except torch.OutOfMemoryError as error:
-#         print(f"{vgpu.timeline().events[-1].phase}:", error)
+#         print(f"{vgpu.timeline().events[-1].phase}:")
+#         print(*str(error).split(". "), sep=".\n")
 
 # %% [markdown]
 # The first step succeeded, because the momentum did not exist yet. Jobs on a cluster fail in
@@ -138,8 +186,9 @@ class Halves(CNN):
 # print(*difflib.unified_diff(before, after, "CNN", "Halves", n=0, lineterm=""), sep="\n")
 
 # %% [markdown]
-# `.to()` is part of the graph: backward sends the gradient in the other direction. Leave it
-# out once, and read the error:
+# In `forward` one line differs. `__init__` moves each layer to its GPU, and the training loop
+# moves the images to the first GPU and the labels to the second. `.to()` is part of the graph:
+# backward sends the gradient in the other direction. Leave it out once, and read the error:
 
 # %% tags=["active-ipynb"]
 # class Forgotten(Halves):
@@ -147,85 +196,125 @@ class Halves(CNN):
 #
 #
 # with vgpu.running(2, memory="64MiB") as (first, second):
-#     two_steps(Halves(first, second, **WIDE), first, second, 320)
+#     model = Halves(first, second, **WIDE)
+#     two_steps(model, sgd(model.parameters()), first, second, 320)
 #     peaks = {gpu: torch.vgpu.max_memory_allocated(gpu) / MIB for gpu in (first, second)}
 #     print(", ".join(f"{gpu}: {peak:.1f} MiB" for gpu, peak in peaks.items()))
 #     try:
-#         two_steps(Forgotten(first, second, **WIDE), first, second, 8)
+#         model = Forgotten(first, second, **WIDE)
+#         two_steps(model, sgd(model.parameters()), first, second, 8)
 #     except RuntimeError as error:
-#         print(error)
+#         print(*str(error).split("! "), sep="!\n")
 
 # %% [markdown]
 # ## What does it cost?
-# Prediction (2). The width was chosen so that both halves take equally long. The simulated
-# clock needs only the shapes.
+# The simulated clock needs only the shapes.
 
 # %% tags=["active-ipynb"]
-# sys.path.insert(0, "../lessons/03-model-parallel")
-# from experiments import timed_step
+# lesson.need(guess_busy)
 #
 #
-# def simulate(micro_batches, batch, split=True, **machine):
+# def simulate(micro_batches, batch=4096, split=True, **machine):
 #     """The simulated seconds of a step, and its timeline. `machine`: a GPU and a link."""
 #     with vgpu.running(2, compute=False, **machine) as (first, second):
 #         if split:
 #             model = Halves(first, second, **WIDE)
+#             vgpu.number_micro_batches(model, model, micro_batches)
 #             return timed_step(step, model, first, second, batch, micro_batches)
 #         model = CNN(**WIDE).to(first)
 #         return timed_step(step, model, first, first, batch, micro_batches)
 #
 #
-# one, _ = simulate(1, 4096, split=False)
-# naive, timeline = simulate(1, 4096)
+# one, _ = simulate(1, split=False)
+# naive, timeline = simulate(1)
 # print("a step of 4,096 images, simulated:", end=" ")
 # print(f"one GPU {1e3 * one:.2f} ms, two {1e3 * naive:.2f} ms")
-# timeline.plot(title="Naive: one GPU works, the other waits for it")
+# halves = [1e3 * naive * timeline.busy(gpu) for gpu in (0, 1)]
+# print(f"GPU 0 computes for {halves[0]:.2f} ms, GPU 1 for {halves[1]:.2f} ms")
+# lesson.compare("GPU 0 computes", guess_busy, 100 * timeline.busy(0), unit="%", digits=0)
+# busy = timeline.busy(0) + timeline.busy(1)
+# timeline.plot(title=f"Naive: on average a GPU computes {busy / 2:.0%} of the time")
 
 # %% [markdown]
-# Two GPUs, and slower than one. Prediction (3): with micro-batches, GPU 0 starts the next one
-# while GPU 1 computes the last one. A plain `.to()` waits for the other work of both GPUs, so
-# both stop for each transfer; copies on streams of their own would not.
+# Two GPUs, and slower than one. With micro-batches, GPU 0 starts the next one while GPU 1
+# computes the last one. The numbers in the boxes are the micro-batches.
 
 # %% tags=["active-ipynb"]
-# _, timeline = simulate(4, 4096)
-# timeline.plot(title="Four micro-batches: both work, but not at the start and not at the end")
+# lesson.need(guess_waiting)
+# _, timeline = simulate(4)
+# waiting = [timeline.breakdown(gpu)["bubble"] for gpu in (0, 1)]
+# mean = sum(waiting) / 2
+# lesson.compare("a GPU waits for the other", guess_waiting, 100 * mean, unit="%", digits=0)
+# timeline.plot(title=f"Four micro-batches: a GPU waits {mean:.0%} of the time for the other")
 
 # %% [markdown]
-# With p stages and m micro-batches, a stage works in m of m + p − 1 time slots. The share (p −
-# 1)/(m + p − 1) is lost: the **bubble**; with two stages, 1/(m + 1). The formula assumes slots
-# of equal length, and counts nothing else. Is it right?
+# The hatched part is the **bubble**: a stage waits for the other one. With p stages and m
+# micro-batches a stage works in m of m + p − 1 time slots, so the bubble is (p − 1)/(m + p −
+# 1) of the time; with two stages, 1/(m + 1). The formula assumes equal slots, and that nothing
+# else takes time. But a transfer takes time, too: a plain `.to()` stops both GPUs. So does a
+# launch that comes too late. Here is where the time goes, with three links. One is free: it
+# transfers in no time.
+
+# %% tags=["active-ipynb"]
+# print("8 micro-batches, mean of both GPUs; the formula gives a bubble of 11%")
+# for link in ("NVLink2", FREE_LINK, "PCIe3"):
+#     _, timeline = simulate(8, link=link)
+#     parts = shares(timeline)
+#     idle = 1 - parts["compute"]
+#     text = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
+#     name = link if isinstance(link, str) else link.name
+#     print(f"{name}: {text}; idle {idle:.0%}")
 
 # %% tags=["active-ipynb"]
 # counts = [1, 2, 4, 8, 16, 32]
-# idle = {"1/(m + 1)": [1 / (m + 1) for m in counts]}
-# for batch in (8192, 1024):
-#     timelines = [simulate(m, batch)[1] for m in counts]
-#     means = [(timeline.idle(0) + timeline.idle(1)) / 2 for timeline in timelines]
-#     idle[f"simulated, batch {batch:,}"] = means
-#
-# title = "At least the formula's share is lost"
-# plots.lines(counts, idle, "micro-batches", "idle share", title, level=0)
+# sweep = {m: simulate(m) for m in counts}
+# parts = [shares(timeline) for _, timeline in sweep.values()]
+# curves = {
+#     "formula: 1/(m + 1)": [1 / (m + 1) for m in counts],
+#     "bubble": [part["bubble"] for part in parts],
+#     "idle: bubble, transfers, launches": [1 - part["compute"] for part in parts],
+# }
+# title = f"8 micro-batches: bubble {parts[3]['bubble']:.0%}, idle "
+# title += f"{1 - parts[3]['compute']:.0%}, formula {1 / 9:.0%}"
+# plots.lines(counts, curves, "micro-batches", "share, simulated", title, level=None)
 
 # %% [markdown]
-# Prediction (4): the speed with a fast and with a slow link between the GPUs, compared with
-# one GPU of the same kind.
+# The speed with a fast and with a slow link between the GPUs, and on H100s, compared with one
+# GPU of the same kind:
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_best, guess_speed)
 # speedups = {}
-# for gpu, link in (("V100-16GB", "NVLink2"), ("V100-16GB", "PCIe3")):
-#     one, _ = simulate(1, 4096, split=False, gpu=gpu)
-#     speedup = [one / simulate(m, 4096, gpu=gpu, link=link)[0] for m in counts]
+# for gpu, link in (
+#     ("V100-16GB", "NVLink2"),
+#     ("V100-16GB", "PCIe3"),
+#     ("H100-80GB", "NVLink4"),
+# ):
+#     one, _ = simulate(1, split=False, gpu=gpu)
+#     speedup = [one / simulate(m, gpu=gpu, link=link)[0] for m in counts]
 #     print(f"{gpu}, {link}: " + ", ".join(f"{m}: {x:.2f}" for m, x in zip(counts, speedup)))
 #     speedups[f"{gpu}, {link}"] = speedup
 #
+# fastest = max(speedups["V100-16GB, NVLink2"])
+# best = counts[speedups["V100-16GB, NVLink2"].index(fastest)]
+# lesson.compare("best number of micro-batches", guess_best, best, digits=0)
+# lesson.compare("times as fast as one GPU", guess_speed, fastest, digits=2)
+# computing = {
+#     m: 1e3 * seconds * (timeline.busy(0) + timeline.busy(1))
+#     for m, (seconds, timeline) in sweep.items()
+# }
+# print(f"both GPUs compute for {computing[1]:.1f} ms with 1 micro-batch, ", end="")
+# print(f"for {computing[32]:.1f} ms with 32")
+# title = f"V100s with NVLink: {best} micro-batches are best, {fastest:.2f} times as fast"
 # unit = "times as fast as one GPU, simulated"
-# plots.lines(counts, speedups, "micro-batches, batch 4,096", unit, "There is a best number")
+# plots.lines(counts, speedups, "micro-batches, batch 4,096", unit, title)
 
 # %% [markdown]
-# Launching an operation takes the same time for a small micro-batch, so more of them cost
-# more. PyTorch's tutorial found a best number, too: 6 micro-batches, 1.49 times as fast as one
-# GPU. Over PCIe the transfer of the activations takes longer than the computing. There, use a
-# second GPU only if the model does not fit on one.
+# More micro-batches make the bubble smaller, but each operation has a fixed cost, and backward
+# adds to all gradients once per micro-batch. So there is a best number. PyTorch's tutorial
+# found one, too (published, a ResNet-50): 10 micro-batches of 12 images, 3.75 s / 2.43 s =
+# 1.54 times as fast as one GPU. Over PCIe the transfers of the activations take longer than
+# the computing. There, use a second GPU only if the model does not fit on one.
 #
 # ## Step 3 · Train: one process, two GPUs
 

@@ -206,11 +206,11 @@ def accuracy(
 # timelines["1f1b"].plot(title="1F1B: the same work, in another order")
 
 # %% [markdown]
-# The bubble is the same: GPipe's rank 0 waits once, 1F1B's a little before each backward. What
-# differs is the number of micro-batches that it holds: all 8, or 2. (On the last rank 1F1B
-# holds one; the buffers for received activations exist for all micro-batches, with both
-# schedules.) And 1F1B sends activations and gradients at the same time, in both directions of
-# the link.
+# The idle shares contain more than the bubble: messages and launches, too. GPipe's rank 0
+# waits once, 1F1B's a little before each backward. 1F1B sends activations and gradients at the
+# same time, in both directions of the link. Its purpose is memory: it holds 2 micro-batches on
+# rank 0, and one on the last rank; GPipe holds all 8. (The buffers for received activations
+# exist for all micro-batches, with both schedules.)
 #
 # ## All together
 

@@ -4,7 +4,7 @@ The tensors have shapes but no numbers (`compute=False`). That is enough to simu
 time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,18 @@ from torch import nn
 from multigpu import launch, plots, vgpu
 
 MIB = 2**20
+FREE_LINK = vgpu.Link("free link", bandwidth=1e18, latency=0.0)
+
+
+def sgd(weights: Iterable[nn.Parameter]) -> torch.optim.SGD:
+    """The optimizer of the lesson."""
+    return torch.optim.SGD(weights, 0.05, momentum=0.9)
+
+
+def shares(timeline: vgpu.Timeline) -> dict[str, float]:
+    """Timeline.breakdown, as the mean of all lanes."""
+    lanes = [timeline.breakdown(lane) for lane in range(len(timeline.lanes))]
+    return {part: sum(lane[part] for lane in lanes) / len(lanes) for part in lanes[0]}
 
 
 def timed_step(
@@ -29,7 +41,7 @@ def timed_step(
     step           the lesson's step(model, optimizer, images, labels, micro_batches)
     first, last    the GPUs of the images, (batch, 1, 28, 28), and of the labels
     """
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    optimizer = sgd(model.parameters())
     images = torch.empty(batch, 1, 28, 28, device=first)
     labels = torch.empty(batch, dtype=torch.long, device=last)
     for _ in range(2):  # the first step warms up

@@ -15,6 +15,7 @@ from multigpu.notebooks import figures
 MARKED = [
     "README.md",
     "lessons/02-data-parallel/README.md",
+    "lessons/03-model-parallel/README.md",
     "lessons/04-ddp-spawn/README.md",
     "lessons/05-ddp-cluster/README.md",
     "lessons/06-hybrid-parallel/README.md",

@@ -17,48 +17,6 @@ from routes import printed
 # lesson, a text of its page, the notebook that shows it, what the notebook prints
 FIGURES = [
     (
-        "03",
-        "8.25 ms a step for 6.94",
-        "PT_CNN_ModelParallel",
-        "one GPU 6.94 ms, two 8.25 ms",
-    ),
-    (
-        "03",
-        "Up to 8 of 512 images; 32 are slower than one GPU",
-        "PT_CNN_ModelParallel",
-        "8: 1.19, 16: 1.13, 32: 0.96",
-    ),
-    (
-        "03",
-        "With NVLink 1.19 times. With PCIe they take 2.5 times",
-        "PT_CNN_ModelParallel",
-        "V100-16GB, PCIe3: 1: 0.35, 2: 0.38, 4: 0.39, 8: 0.40",
-    ),
-    (
-        "03",
-        "5.07 ms for 5.43",
-        "PT_CNN_Pipeline",
-        "1f1b: 5.07 ms",
-    ),
-    (
-        "03",
-        "5.07 ms for 5.43",
-        "PT_CNN_Pipeline",
-        "gpipe: 5.43 ms",
-    ),
-    (
-        "03",
-        "233 MiB for 453 on the first rank",
-        "PT_CNN_Pipeline",
-        "peak MiB 453,",
-    ),
-    (
-        "03",
-        "233 MiB for 453 on the first rank",
-        "PT_CNN_Pipeline",
-        "peak MiB 233,",
-    ),
-    (
         "07",
         "A last batch of 29 becomes 15 and 14",
         "TF_CNN_MultiGPU",
