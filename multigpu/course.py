@@ -74,7 +74,7 @@ LESSONS = (
     Lesson(
         "05-ddp-cluster",
         "DDP on a cluster: torchrun and Slurm, one node and many",
-        40,
+        50,
         (Notebook("PT_CNN_MultiGPU", "DDP on a cluster"),),
     ),
     Lesson(
