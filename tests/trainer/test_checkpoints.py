@@ -5,11 +5,13 @@ Lightning's Trainer runs both; files and states are compared.
 
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightnings
 import pytest
 import torch
+import yaml
 from lightnings import fake, fit
 
 from multigpu.errors import UserError
@@ -375,3 +377,20 @@ def test_the_counters_can_be_monitored(lightning, tmp_path):
         fit(root, cls(root, monitor="step", every_n_train_steps=1, save_top_k=2), SCORES)
         kept.append(sorted(path.name for path in root.glob("*.ckpt")))
     assert kept[0] == kept[1] == ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt"]
+
+
+def test_the_best_models_scores_are_written_as_yaml(lightning, tmp_path):
+    found = []
+    for checkpoint_class, folder in classes(lightning, tmp_path):
+        callback = checkpoint_class(folder, monitor="val_loss", save_top_k=2)
+        fit(tmp_path, callback, SCORES)
+        callback.to_yaml()
+        callback.to_yaml(folder / "named.yaml")
+        named, best = (
+            yaml.safe_load((folder / name).read_text())
+            for name in ("named.yaml", "best_k_models.yaml")
+        )
+        assert named == best
+        found.append({Path(path).name: score for path, score in best.items()})
+    assert found[0] == found[1]
+    assert sorted(found[0].values()) == pytest.approx([0.2, 0.3])

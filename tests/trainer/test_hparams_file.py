@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from multigpu.trainer.loggers import CSVLogger
+from multigpu.trainer.loggers import CSVLogger, TensorBoardLogger
 
 
 class Colour(Enum):
@@ -132,3 +132,16 @@ def test_lightnings_reader_reads_equal_values(tmp_path):
     }
     assert saved == yaml.safe_load(path.read_text())
     assert list(saved) == sorted(params), "sorted by name, as Lightning writes"
+
+
+@pytest.mark.parametrize("logger_class", [CSVLogger, TensorBoardLogger])
+def test_a_subclass_can_give_the_file_another_name(tmp_path, logger_class):
+    class Renamed(logger_class):
+        NAME_HPARAMS_FILE = "settings.yaml"
+
+    logger = Renamed(tmp_path)
+    logger.log_hyperparams({"a": 1})
+    logger.save()
+    folder = Path(logger.log_dir)
+    assert yaml.safe_load((folder / "settings.yaml").read_text()) == {"a": 1}
+    assert not (folder / "hparams.yaml").exists()

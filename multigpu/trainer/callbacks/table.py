@@ -65,7 +65,8 @@ class Table(Callback):
             f"global batch {data.batch_size} = {world.size} (ranks) × "
             f"{data.images_per_rank} (images)\n"
         )
-        progress = {"epoch": trainer.current_epoch, "step": 0, "history": self.rows}
+        # A resumed run has its callbacks' states here, but trainer.current_epoch only later.
+        progress = {"epoch": len(self.rows), "step": 0, "history": self.rows}
         trainer.print(
             metrics.resume_header(progress, self.args, self.loaded, world), flush=True
         )

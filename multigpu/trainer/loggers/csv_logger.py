@@ -64,8 +64,6 @@ class CSVLogger(FolderLogger):
     at the end. `prefix` is put before every metric's name.
     """
 
-    NAME_HPARAMS_FILE = "hparams.yaml"
-
     def __init__(
         self,
         save_dir: str | os.PathLike,

@@ -97,8 +97,11 @@ class DummyLogger(Logger):
 class FolderLogger(Logger):
     """A logger that writes to <save_dir>/<name>/version_<version>.
 
-    By default `version` is one more than the highest version in <save_dir>/<name>.
+    By default `version` is one more than the highest version in <save_dir>/<name>. A subclass
+    can give the file of hyperparameters another name.
     """
+
+    NAME_HPARAMS_FILE = "hparams.yaml"
 
     def __init__(
         self,
@@ -156,7 +159,7 @@ class FolderLogger(Logger):
         return params
 
     def _write_hparams(self) -> None:
-        write_hparams(os.path.join(self.log_dir, "hparams.yaml"), self.hparams)
+        write_hparams(os.path.join(self.log_dir, self.NAME_HPARAMS_FILE), self.hparams)
 
 
 def _number(value: Any) -> Any:

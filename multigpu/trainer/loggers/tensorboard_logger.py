@@ -31,8 +31,6 @@ class TensorBoardLogger(FolderLogger):
     SummaryWriter. The first write raises UserError if TensorBoard is not installed.
     """
 
-    NAME_HPARAMS_FILE = "hparams.yaml"
-
     def __init__(
         self,
         save_dir: str | os.PathLike,
@@ -149,7 +147,7 @@ class TensorBoardLogger(FolderLogger):
             return
         self._write()
         self.experiment.flush()
-        if not os.path.exists(os.path.join(self.log_dir, "hparams.yaml")):
+        if not os.path.exists(os.path.join(self.log_dir, self.NAME_HPARAMS_FILE)):
             self._write_hparams()
 
     def finalize(self, status: str) -> None:
