@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from numbered_rows import Rows, Stream, trainer
+from refusals import user_error
 from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
@@ -140,6 +141,13 @@ def timed_out(folder: str, rank: int) -> int:
     return run.global_step
 
 
+def no_meeting_point(folder: str, data, interval) -> str:
+    """The error of a run whose ranks could validate at different steps and so hang."""
+    run = asynchronous(folder, max_epochs=1, val_check_interval=interval)
+    validation = DataLoader(Rows(4), 1)
+    return user_error(lambda: run.fit(Net(), DataLoader(data, 1), validation))
+
+
 def experiments(folder: str) -> dict:
     rank = launch.find_world().rank
     torch.set_num_threads(1)
@@ -150,6 +158,8 @@ def experiments(folder: str) -> dict:
         "should_stop": stopped(folder, rank, "should_stop"),
         "SIGTERM": stopped(folder, rank, "SIGTERM"),
         "in validation": stopped_in_validation(folder),
+        "a time": no_meeting_point(folder, Rows(20), {"hours": 1}),
+        "no length": no_meeting_point(folder, Stream(9 - 4 * rank), 7),
         "timer": timed_out(folder, rank),
     }
 
@@ -194,3 +204,9 @@ def test_a_stop_in_the_last_validation_of_an_epoch_ends_with_this_epoch(ranks):
 
 def test_a_time_limit_is_agreed_without_a_broadcast(ranks):
     assert ranks[0]["timer"] == ranks[1]["timer"] and 4 < ranks[0]["timer"] < 2000
+
+
+@pytest.mark.parametrize(("case", "named"), [("a time", "hours"), ("no length", "length")])
+def test_ranks_that_could_validate_at_different_steps_are_refused(ranks, case, named):
+    for rank in ranks:
+        assert named in rank[case] and "val_check_interval" in rank[case]

@@ -384,6 +384,8 @@ class FitLoop:
         together = self.strategy.ranks_step_together  # else only this rank may want to stop
         if together and self.state.should_stop and self._may_stop():
             return True
+        if not together:
+            self._check_meeting_point()
         if self.seconds_between_validations is not None:
             seconds = time.monotonic() - self.validated_at
             # Rank 0 decides, because clocks differ but all ranks must validate together.
@@ -393,6 +395,22 @@ class FitLoop:
             return last
         done = self.total_batches if every is None else index + 1
         return done % batches == 0
+
+    def _check_meeting_point(self) -> None:
+        """Raises UserError if the ranks do not wait for each other and could validate apart."""
+        name = self.strategy.name
+        if self.seconds_between_validations is not None:
+            raise UserError(
+                f"val_check_interval={self.trainer.val_check_interval!r} is a time, but with "
+                f"{name} the ranks do not wait for each other: give a number of batches."
+            )
+        unsized = self.data.length == float("inf")
+        if unsized and self.state.data.val_check_batch != float("inf"):
+            raise UserError(
+                f"val_check_interval={self.trainer.val_check_interval}, but with {name} the "
+                f"ranks can have different numbers of batches from a dataloader without a "
+                f"length: leave val_check_interval out, to validate after each epoch."
+            )
 
     def schedule(self, interval: str, plateau: bool) -> None:
         """Step the schedulers of this interval.
