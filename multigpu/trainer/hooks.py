@@ -62,8 +62,9 @@ class ModuleHooks(DataHooks):
 
     Their order is that of run.py, fit.py, training_step.py, optimizer_step.py, evaluate.py.
 
-    An overridden on_…_model_eval replaces the module's `eval()`. An overridden
-    on_…_model_train replaces the code that restores the previous modes.
+    on_…_model_eval calls the module's `eval()`; override it to do something else. An
+    overridden on_…_model_train replaces the code that restores the previous modes; called
+    with super(), it sets all modules to training mode.
     """
 
     def configure_model(self) -> None:
@@ -113,12 +114,25 @@ class ModuleHooks(DataHooks):
     def on_predict_batch_end(
         self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None: ...
-    def on_validation_model_eval(self) -> None: ...
-    def on_validation_model_train(self) -> None: ...
-    def on_test_model_eval(self) -> None: ...
-    def on_test_model_train(self) -> None: ...
-    def on_predict_model_eval(self) -> None: ...
-    def on_predict_model_train(self) -> None: ...
+
+    def on_validation_model_eval(self) -> None:
+        self.eval()
+
+    def on_validation_model_train(self) -> None:
+        self.train()
+
+    def on_test_model_eval(self) -> None:
+        self.eval()
+
+    def on_test_model_train(self) -> None:
+        self.train()
+
+    def on_predict_model_eval(self) -> None:
+        self.eval()
+
+    def on_predict_model_train(self) -> None:
+        self.train()
+
     def on_before_backward(self, loss: torch.Tensor) -> None: ...
     def on_after_backward(self) -> None: ...
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None: ...

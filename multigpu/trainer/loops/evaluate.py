@@ -107,15 +107,12 @@ class EvaluationLoop:
         state.evaluation_loop = self
         modes = {part: part.training for part in self.module.modules()}
         prefix = PREFIX[self.stage]
-        if self._overrides(f"on_{prefix}_model_eval"):
-            getattr(self.module, f"on_{prefix}_model_eval")()
-        else:
-            self.module.eval()
+        getattr(self.module, f"on_{prefix}_model_eval")()
         # Virtual GPUs do not support inference tensors.
         inference = trainer.inference_mode and trainer.strategy.device.type != "vgpu"
         with torch.inference_mode() if inference else torch.no_grad():
             metrics = self._run_loaders(sanity_steps)
-        if self._overrides(f"on_{prefix}_model_train"):
+        if is_overridden(f"on_{prefix}_model_train", self.module, LightningModule):
             getattr(self.module, f"on_{prefix}_model_train")()
         else:
             for part, mode in modes.items():
@@ -124,9 +121,6 @@ class EvaluationLoop:
         state.stage = outer_stage
         state.evaluation_loop = None
         return metrics
-
-    def _overrides(self, name: str) -> bool:
-        return is_overridden(name, self.module, LightningModule)
 
     def _run_loaders(self, sanity_steps: int | None) -> list[dict[str, Any]]:
         trainer = self.trainer

@@ -397,7 +397,7 @@ class FitLoop:
         return done % batches == 0
 
     def _check_meeting_point(self) -> None:
-        """Raises UserError if the ranks do not wait for each other and could validate apart."""
+        """Raises UserError if ranks that do not step together could validate apart."""
         name = self.strategy.name
         if self.seconds_between_validations is not None:
             raise UserError(

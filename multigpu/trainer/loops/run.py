@@ -174,7 +174,9 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
 
 def configure_model(model: LightningModule) -> None:
     """Call the hook in which the module makes its layers, under both of its names."""
-    model.configure_sharded_model()
+    overridden = type(model).configure_sharded_model
+    if overridden is not LightningModule.configure_sharded_model:
+        model.configure_sharded_model()
     model.configure_model()
 
 
@@ -263,9 +265,9 @@ def _evaluate(
             f"{name}_dataloader."
         )
     state.model = trainer.strategy.wrap_for_evaluation(state.model)
+    state.lightning_module.zero_grad()
     if getattr(trainer, f"limit_{name}_batches") == 0:
         return None if stage == "predict" else []
-    state.lightning_module.zero_grad()
     loaders = dataloaders.as_list(dataloaders.find_loader(trainer, name, given))
     if stage == "predict":
         state.predict_loop = PredictionLoop(trainer, loaders)
