@@ -221,3 +221,12 @@ def test_a_file_after_the_virtual_gpus_have_stopped(tmp_path):
     with pytest.raises(RuntimeError, match=message):
         torch.load(tmp_path / "tensor.pt")
     assert torch.load(tmp_path / "tensor.pt", map_location="cpu").tolist() == [1, 1]
+
+
+def test_torchs_profiler_works_after_stop():
+    """The profiler waits for each registered device type, and vgpu's stays registered."""
+    with vgpu.running(1):
+        pass
+    with torch.profiler.profile() as profile:
+        torch.ones(2) + 1
+    assert any(event.key == "aten::add" for event in profile.key_averages())

@@ -149,7 +149,13 @@ def empty_cache() -> None:
 
 
 def synchronize(device: Device = None) -> None:
-    """On the simulated clock, the host waits until the device has done all its work."""
+    """On the simulated clock, the host waits until the device has done all its work.
+
+    Does nothing after vgpu.stop(): the device type stays registered, so torch's profiler calls
+    this function for the rest of the process.
+    """
+    if _machine.running() is None:
+        return
     meter = _meter(device)
     meter.machine.clock.synchronize(meter.index)
 
