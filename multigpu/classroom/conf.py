@@ -146,9 +146,10 @@ PartitionName=classroom Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def _binding() -> str:
-    """The setting with which Slurm binds to the loopback address only, if that is possible.
+    """The setting that binds Slurm to the address of the machine's own name.
 
-    With it, Slurm binds to the address to which the machine's own name resolves.
+    Slurm then listens on the loopback address only. If the name has another address, the
+    setting is left out, and a comment in the file says so.
     """
     try:
         first = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)[0][4][0]

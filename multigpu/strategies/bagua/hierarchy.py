@@ -39,8 +39,8 @@ class Hierarchy:
         if len(sizes) > 1:
             raise UserError(
                 f"hierarchical=True needs the same number of ranks on each node, but the "
-                f"nodes have {' or '.join(map(str, sizes))}: start equal numbers, or leave it "
-                f"out.",
+                f"nodes have {' or '.join(map(str, sizes))} ranks: start as many on each "
+                f"node, or leave out hierarchical.",
                 already_reported=dist.get_rank() != members[0],
             )
         self.nodes = len(ranks_of)

@@ -29,5 +29,5 @@ def run(
             f"machines with srun, mpirun or torchrun, and leave run out."
         )
     if use_mpi:
-        raise UserError("use_mpi=True is not supported: leave it out, or start with mpirun.")
+        raise UserError("use_mpi=True is not supported: remove it. For MPI, use mpirun.")
     return launch.call(func, np, *args, **(kwargs or {}))

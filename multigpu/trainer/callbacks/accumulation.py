@@ -23,7 +23,9 @@ class GradientAccumulationScheduler(Callback):
 
     def __init__(self, scheduling: dict[int, int]):
         if not scheduling:
-            raise UserError("GradientAccumulationScheduler: give {epoch: number of batches}.")
+            raise UserError(
+                "GradientAccumulationScheduler needs a dict {epoch: number of batches}."
+            )
         for name, least, values in (
             ("an epoch", 0, scheduling.keys()),
             ("a number of batches", 1, scheduling.values()),

@@ -77,7 +77,7 @@ class HyperparametersMixin:
 
 
 def _items_of(containers: list[Any]) -> Mapping[str, Any]:
-    """The items of the only container, a dict or a Namespace."""
+    """The items of the one dict or Namespace in `containers`."""
     if len(containers) > 1:
         raise UserError(
             "save_hyperparameters accepts names, or one dict or Namespace, but not several."

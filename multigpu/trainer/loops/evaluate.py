@@ -230,9 +230,9 @@ class EvaluationLoop:
         else:
             return
         raise UserError(
-            f"self.all_gather in {self.stage}: the ranks have {why}. Call it at the epoch's "
-            f"end, or give all {strategy.world.size} ranks the same number of batches, each "
-            f"of the same shape.",
+            f"self.all_gather cannot run in {self.stage}: the ranks have {why}. Call it at "
+            f"the epoch's end, or give all {strategy.world.size} ranks the same number of batches "
+            f"of one shape.",
             already_reported=not strategy.is_global_zero,
         )
 

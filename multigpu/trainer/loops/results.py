@@ -71,7 +71,7 @@ class Entry:
         self.epoch_name = f"{self.name}_epoch{loader}" if both else self.plain_name
 
     def exchanged_late(self) -> bool:
-        """Whether the value is for all ranks, but was not exchanged in its own batch."""
+        """Whether a value over all ranks was not exchanged in the batch that logged it."""
         return self.waiting and self.sync and self.all_ranks
 
     def settings(self) -> tuple:

@@ -39,7 +39,7 @@ _raise_pending = ctypes.PyDLL(None).PyErr_Occurred
 
 
 class Guard(torch._C._acc.DeviceGuard):
-    """The device guard: returns the device type, and catches a pending exception."""
+    """The device guard: returns the device type, and catches an earlier exception."""
 
     def type_(self) -> torch._C._autograd.DeviceType:
         try:

@@ -26,8 +26,8 @@ REASONS = ("transfer", "bubble", "launch")
 def idle_spans(timeline: "Timeline", lane: int) -> dict[str, list[Span]]:
     """The spans in which a device does not compute, by reason.
 
-    {"transfer": …, "bubble": …, "launch": …}, each a list of disjoint spans in order. With the
-    spans of the device's computation they fill the timeline.
+    {"transfer": …, "bubble": …, "launch": …}, each a list of disjoint spans in order. They and
+    the spans in which the device computes fill the timeline.
     """
     limits = (timeline.start, timeline.end)
     lanes = range(len(timeline.lanes))

@@ -103,8 +103,8 @@ class Network:
             )
         if self.between is None:
             raise UserError(
-                f"gpus_per_node needs a link between the nodes: give between_nodes, one of "
-                f"{', '.join(NETWORKS)}, or a Link(…) of your own."
+                f"gpus_per_node needs a link between the nodes: set between_nodes to "
+                f"{', '.join(NETWORKS)} or your own Link(…)."
             )
 
     @cached_property
