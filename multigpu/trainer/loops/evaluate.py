@@ -231,8 +231,8 @@ class EvaluationLoop:
             return
         raise UserError(
             f"self.all_gather cannot run in {self.stage}: the ranks have {why}. Call it at "
-            f"the epoch's end, or give all {strategy.world.size} ranks the same number of batches "
-            f"of one shape.",
+            f"the epoch's end, or give all {strategy.world.size} ranks the same number of "
+            f"batches of one shape.",
             already_reported=not strategy.is_global_zero,
         )
 
