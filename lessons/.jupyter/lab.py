@@ -31,7 +31,7 @@ c.KernelManager.transport_encryption = "auto" if zmq.has("curve") else "disabled
 # In a container the user is root. The server listens on the loopback only and wants its token.
 c.ServerApp.allow_root = True
 
-# The server's own start prints thirty lines. Instead, print the one that is needed.
+# The server prints thirty lines when it starts. This file prints only the address.
 c.Application.log_level = "ERROR"
 c.ServerApp.ip = "127.0.0.1"
 

@@ -132,7 +132,7 @@ def _check_outputs(notebook: "NotebookNode") -> list[str]:
     changed = [f"In [{n}]" for n, (run, now) in pairs if run != now]
     if not changed:
         return []
-    return [f"the stored output of {', '.join(changed)} is not the one that the run gave"]
+    return [f"the stored output of {', '.join(changed)} was changed after the run"]
 
 
 # ---- the text of a pair ---------------------------------------------------------------------

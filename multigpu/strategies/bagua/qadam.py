@@ -148,8 +148,7 @@ class QAdamOptimizer(Optimizer):
 class QAdam(Algorithm):
     """DDP with one QAdamOptimizer: sends gradients in the warm-up, then momenta as bytes.
 
-    q_adam_optimizer   the optimizer, as in Bagua; if given, it must be the one that is
-                       attached
+    q_adam_optimizer   the optimizer, as in Bagua, or None; it must be the attached optimizer
     hierarchical       as ByteGrad's, after the warm-up
     """
 

@@ -33,7 +33,6 @@ class Table(Callback):
         self.args = args
         self.loaded = loaded
         self.rows: list[dict[str, float]] = []
-        self._header_printed = False
         self._epoch_start = 0.0
         self._training_seconds = 0.0
 
@@ -44,20 +43,6 @@ class Table(Callback):
         self.rows = state_dict["rows"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._header_printed = False
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not in on_fit_start, because trainer.current_epoch is restored after it.
-        self._print_header(trainer)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # A resumed run with no epochs left does not call on_train_start.
-        if not self._header_printed:
-            self._print_header(trainer)
-
-    def _print_header(self, trainer: Trainer) -> None:
-        """Print the devices, the batch, and the table's head; after a resume, its rows."""
-        self._header_printed = True
         world = trainer.strategy.world
         data = trainer.datamodule
         trainer.print(devices.describe(world, trainer.strategy.device))
