@@ -15,6 +15,7 @@ A strategy works with the Trainer and without it. Without the Trainer:
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -170,9 +171,14 @@ class Strategy:
         """
         return nullcontext()
 
-    def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
-        """Run the step called `name` through `model`, the module that `wrap` returned."""
-        return model(name, *args)
+    def step_function(self, model: nn.Module, name: str) -> Callable[..., Any]:
+        """The function that runs the step called `name`, e.g. "training_step".
+
+        model   the module that `wrap` returned; the step runs through it
+
+        A loop asks for it once, not in each batch.
+        """
+        return partial(model, name)
 
     def before_backward(self, model: nn.Module, loss: torch.Tensor) -> None:
         """In manual optimization: called before each `loss.backward()`."""

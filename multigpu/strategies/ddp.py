@@ -320,25 +320,31 @@ class DDPStrategy(Strategy):
             model.reducer._rebuild_buckets()
             model.reducer.prepare_for_backward([loss] if search else [])
 
-    def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
-        """Run a training step through DDP, and any other step on the module itself.
+    def step_function(self, model: nn.Module, name: str) -> Callable[..., Any]:
+        """A function that runs a training step through DDP, another step without it.
 
         DDP's forward broadcasts buffers, so in validation the ranks would wait for a rank that
         has no batch.
         """
-        if name == "training_step" or not isinstance(model, DistributedDataParallel):
+
+        def through_ddp(*args: Any) -> Any:
             try:
                 return model(name, *args)
             except RuntimeError as error:
                 if "find_unused_parameters" not in str(error) or not self.averaged:
                     raise
                 self._raise_unused(str(error))
-        output = model.module(name, *args)
-        if self.manual_optimization:
-            # The inner module's forward hook has run. DDP's own hook, which undoes it, does
-            # not run.
-            self.after_forward()
-        return output
+
+        def without_ddp(*args: Any) -> Any:
+            output = model.module(name, *args)
+            if self.manual_optimization:
+                # The inner module's forward hook has run. DDP's own hook, which undoes it,
+                # does not run.
+                self.after_forward()
+            return output
+
+        wrapped = isinstance(model, DistributedDataParallel)
+        return without_ddp if wrapped and name != "training_step" else through_ddp
 
     def _raise_unused(self, message: str) -> NoReturn:
         """Raise a UserError with the parameters' names, instead of torch's error.

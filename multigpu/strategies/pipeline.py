@@ -80,17 +80,24 @@ class PipelineStrategy(Strategy):
             )
         return stages
 
-    def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
-        """Run the step. In training, run it per micro-batch and sum the weighted losses."""
+    def step_function(self, model: nn.Module, name: str) -> Callable[..., Any]:
+        """In training, a function that runs the step per micro-batch and sums the losses."""
+        run = super().step_function(model, name)
         if name != "training_step" or self.micro_batches == 1:
-            return model(name, *args)
-        batch, *rest = args
-        weighted = self.split(batch)
-        outputs = [model(name, micro_batch, *rest) for micro_batch, _ in weighted]
-        if all(isinstance(output, torch.Tensor) and output.ndim for output in outputs):
-            return torch.cat(outputs)
-        losses = [output["loss"] if isinstance(output, dict) else output for output in outputs]
-        return sum(weight * loss for loss, (_, weight) in zip(losses, weighted, strict=True))
+            return run
+
+        def run_micro_batches(batch: Any, *rest: Any) -> Any:
+            weighted = self.split(batch)
+            outputs = [run(micro_batch, *rest) for micro_batch, _ in weighted]
+            if all(isinstance(output, torch.Tensor) and output.ndim for output in outputs):
+                return torch.cat(outputs)
+            losses = [
+                output["loss"] if isinstance(output, dict) else output for output in outputs
+            ]
+            weights = [weight for _, weight in weighted]
+            return sum(weight * loss for weight, loss in zip(weights, losses, strict=True))
+
+        return run_micro_batches
 
     def split(self, batch: Any) -> list[tuple[Any, float]]:
         """The micro-batches, each with its fraction of the batch's rows.

@@ -1,5 +1,6 @@
 """single_device: one process on one device, without a wrapper."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,6 @@ class SingleDeviceStrategy(Strategy):
 
     name = "single_device"
 
-    def run_step(self, model: nn.Module, name: str, *args: Any) -> Any:
-        """Call the module's method of this name."""
-        return getattr(model.module, name)(*args)
+    def step_function(self, model: nn.Module, name: str) -> Callable[..., Any]:
+        """The module's method of this name."""
+        return getattr(model.module, name)

@@ -178,6 +178,7 @@ class EvaluationLoop:
         between_hooks = attributes["_log_context"]
         step_context = LogContext(results, name)
         predicts = self.stage == "predict"
+        step = strategy.step_function(state.model, name)
 
         def evaluate(batch: Any, index: int, number: int) -> None:
             if self.sharded[number]:  # its index in the whole dataloader
@@ -194,7 +195,7 @@ class EvaluationLoop:
             attributes["_log_context"] = step_context
             with precision.context():
                 step_arguments = arguments if takes_index else (batch,)
-                output = strategy.run_step(state.model, name, *step_arguments)
+                output = step(*step_arguments)
             if step_end is not None:
                 output = step_end(output)
             attributes["_log_context"] = between_hooks

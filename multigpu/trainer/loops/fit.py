@@ -209,11 +209,13 @@ class FitLoop:
             self.batches_done = index + 1
             self.total_batches += 1
             skipped = self._batch(batch, index, last)
-            together = strategy.ranks_step_together
+            together = several_ranks and strategy.ranks_step_together
             if together:  # before the validation, which a rank must not begin alone
                 interrupt = self._agree_after_batch()
             validated = not skipped and self._end_batch(index, last)
-            if validated or not together:
+            if not several_ranks:
+                interrupt = sigterm.received
+            elif validated or not together:
                 interrupt = self._agree_after_batch()
             index += 1
             if interrupt:
@@ -240,8 +242,6 @@ class FitLoop:
         state = self.state
         strategy = self.strategy
         interrupt = state.sigterm.received
-        if strategy.control is None:
-            return interrupt
         exchange = self.results.sync_steps and strategy.ranks_step_together
         interrupt, stop, exchange = strategy.agree_after_batch(
             [interrupt, int(state.should_stop), int(exchange)]

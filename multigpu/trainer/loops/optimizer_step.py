@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class OptimizerStep:
     """Averages, unscales and clips the gradients, calls hooks, and steps the optimizer.
 
-    `apply` steps the optimizer, and `prepare` does everything before that. In automatic
+    `apply(optimizer, **keywords)` is Precision.step in the strategy's context, and `prepare`
+    does everything before that. In automatic
     optimization, the training step calls both for each batch that completes a step. In manual
     optimization, `self.optimizers().step()` calls both; the user clips the gradients.
     """
@@ -47,6 +48,8 @@ class OptimizerStep:
             "configure_gradient_clipping", module, LightningModule
         )
         self.step = profiled(trainer.profiler, "optimizer_step", self.precision.step)
+        # A call less per step where the strategy has no context.
+        self.apply = self.step if self.step_context is None else self._step_in_context
         self._gets_closure: dict[Optimizer, bool] = {}
 
     def gets_closure(self, optimizer: Optimizer) -> bool:
@@ -81,13 +84,8 @@ class OptimizerStep:
             algorithm = self.trainer.gradient_clip_algorithm
             self.module.configure_gradient_clipping(optimizer, clip, algorithm)
 
-    def apply(self, optimizer: Optimizer, **keywords: Any) -> Any:
-        """Return what `optimizer.step(**keywords)` returns.
-
-        A loss scaler skips the step, and returns None, if a gradient is not finite.
-        """
-        if self.step_context is None:
-            return self.step(optimizer, **keywords)
+    def _step_in_context(self, optimizer: Optimizer, **keywords: Any) -> Any:
+        """As Precision.step, in the strategy's context."""
         with self.step_context(optimizer):
             return self.step(optimizer, **keywords)
 

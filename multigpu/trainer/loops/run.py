@@ -107,6 +107,8 @@ def _move_to_cpu(trainer: "Trainer") -> None:
     """Move the module and the optimizers' states to the CPU, as Lightning does after a run."""
     state = trainer.state
     state.model = state.lightning_module
+    if state.fit_loop is not None:
+        state.fit_loop.training_step = None  # it refers to the strategy's wrapper
     if trainer.strategy.device.type == "vgpu":
         from multigpu import vgpu
 

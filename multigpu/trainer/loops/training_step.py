@@ -44,9 +44,11 @@ class TrainingStep:
         self.merges = is_overridden("reduce_loss", trainer.strategy, Strategy)
         self.returning = "training_step" if self.step_end is None else "training_step_end"
         parameters = inspect.signature(module.training_step).parameters
-        self.takes_index = len(parameters) > 1 or any(
+        takes_index = len(parameters) > 1 or any(
             p.kind is p.VAR_POSITIONAL for p in parameters.values()
         )
+        step = trainer.strategy.step_function(state.model, "training_step")
+        self.step = step if takes_index else lambda batch, index: step(batch)
         optimizer = state.optimizers[0] if state.optimizers else None
         self.steps_by_closure = optimizer is not None and (
             self.optimizer_step.gets_closure(optimizer)
@@ -71,12 +73,11 @@ class TrainingStep:
 
     def _forward(self, batch: Any, index: int) -> Any:
         """training_step's output, after training_step_end or the strategy's reduce_loss."""
-        args = (batch, index) if self.takes_index else (batch,)
         if self.precision.plain:
-            output = self.strategy.run_step(self.state.model, "training_step", *args)
+            output = self.step(batch, index)
         else:
             with self.precision.context():
-                output = self.strategy.run_step(self.state.model, "training_step", *args)
+                output = self.step(batch, index)
         if self.step_end is not None:
             return self.step_end(output)
         return self.strategy.reduce_loss(output) if self.merges else output
