@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from multigpu.errors import pluralize
+from multigpu.terminal import announce
+
 
 def train_serially(
     model: nn.Module,
@@ -69,6 +72,7 @@ def compare_with_serial(
     The limit is 1e-5: sums in another order usually cause a difference of 5e-7, and a
     difference above the limit has another cause.
     """
+    _announce_serial_run(epochs or args.epochs)
     device = next(fresh.parameters()).device
     on_device = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
     train_serially(
@@ -112,6 +116,7 @@ def compare_metrics_with_serial(
             losses.append(F.cross_entropy(logits, labels).item())
             accuracies.append((logits.argmax(1) == labels).double().mean().item())
 
+    _announce_serial_run(args.epochs)
     train_serially(
         fresh,
         train,
@@ -128,6 +133,10 @@ def compare_metrics_with_serial(
     loss = verdict(f"{claim}, test loss by epoch", loss_difference, 5e-3)
     accuracy = verdict(f"{claim}, accuracy", accuracy_difference, 1e-2)
     return accuracy if loss["holds"] else loss
+
+
+def _announce_serial_run(epochs: int) -> None:
+    announce(f"proof: training serially for {pluralize(epochs, 'epoch')}, to compare")
 
 
 def verdict(claim: str, max_difference: float, limit: float) -> dict:

@@ -55,6 +55,7 @@ def test_a_terminal_has_one_and_a_notebook_has_none(at_a_terminal):
 @pytest.mark.slow
 def test_spawn_says_what_starts(at_a_terminal, tmp_path, npz):
     flags = ("--data", npz(), "--batch-size", 8, "--epochs", 1, "--out", tmp_path / "o")
-    text = at_a_terminal(sys.executable, SCRIPT, "--spawn", 2, *flags)
+    text = at_a_terminal(sys.executable, SCRIPT, "--spawn", 2, "--prove", *flags)
     assert text.startswith("starting 2 ") and "test accuracy" in text, text
+    assert 0 < text.find("serially for 1 epoch") < text.find("max difference"), text
     assert "\n    1 " in text.replace("\r", "\n"), "a bar leaves the table as it is"
