@@ -98,7 +98,7 @@ def tiny(L: types.ModuleType, **methods: Callable) -> object:
             return self.last(self.first(rows / 8)).square().mean()
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
+            return torch.optim.SGD(self.parameters(), lr=0.5)
 
     for name, method in methods.items():
         setattr(Tiny, name, method)
@@ -121,7 +121,7 @@ def steps(L: types.ModuleType) -> int:
 def order(L: types.ModuleType) -> str:
     """Whether this rank reads its rows in order, from a loader without `shuffle`."""
     module = tiny(L)
-    L.Trainer(max_epochs=1, **SETTINGS).fit(module, numbered_rows(8))
+    L.Trainer(max_epochs=1, **SETTINGS).fit(module, numbered_rows(20))
     return "in order" if module.seen == sorted(module.seen) else "shuffled"
 
 
