@@ -183,10 +183,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_steps = 46  # two ranks: how many steps are the two epochs?
-# guess_seeds = "apart"  # each rank makes its weights by another seed: after training, the
-# # ranks' weights are "apart" or "equal"?
-# guess_logged = "mean"  # self.log("loss", loss) on two ranks: rank 0 logs the "mean" of both
-# # ranks' losses, or its "own"?
+# guess_seeds = "apart"  # another seed per rank: trained, are their weights "apart", "equal"?
+# guess_logged = "mean"  # self.log("loss", loss) on rank 0: the "mean" of both, or its "own"?
 # guess_left = 50  # % of lesson 05's statements that this lesson's script needs
 
 # %% [markdown]
@@ -238,9 +236,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # **Nothing was changed, and it is another training**: 24 steps instead of 46. Each rank loads
-# 64 images, so a step sees 128, and an epoch has half of the steps. The weights are others.
-# The seeds did no harm, because DDP copies rank 0's weights to all ranks. What a rank logs is
-# its own loss, unless you ask for the mean.
+# 64 images, so a step sees 128, and an epoch has about half of the steps. The weights are not
+# those of one device. The seeds did no harm, because DDP copies rank 0's weights to all ranks.
+# What a rank logs is its own loss, unless you ask for the mean.
 #
 # ## What else a Trainer calls
 # The real Trainer also calls *hooks*: methods with fixed names, at fixed moments of the run. A
@@ -433,7 +431,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## What has moved
-# The statements of lesson 05's script and of this one, by subject:
+# The statements of lesson 05's script and of this one, by subject. The library's are not
+# counted, nor is the callback `Table`, which is a file of the library.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_left)

@@ -4,12 +4,14 @@ import json
 import re
 import sys
 import traceback
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
+import torch
 from commands import ROOT, planted, run_script, torchrun
 
-from multigpu import launch, proof
+from multigpu import launch, proof, vgpu
 from multigpu.errors import UserError
 
 SCRIPT = ROOT / "scripts" / "PTL_multiGPU.py"
@@ -160,6 +162,33 @@ def test_a_run_that_is_resumed_is_the_run_that_never_stopped(tmp_path, npz):
     ), done.stdout
     assert warnings_in(done.stdout) == 1, done.stdout
     assert len(json.loads((tmp_path / "o" / "metrics.json").read_text())["epochs"]) == 3
+
+
+def test_a_resumed_run_may_have_another_batch(tmp_path, npz):
+    """As the page says: lesson 05 refuses it."""
+    same = ("--data", npz(), "--out", tmp_path / "o")
+    run_script(SCRIPT, *same, "--batch-size", 8, "--epochs", 1)
+    done = run_script(SCRIPT, *same, "--batch-size", 12, "--epochs", 2, "--resume")
+    assert done.returncode == 0 and "1 epoch done, of 2" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(("device", "works"), [("self.device", True), ("None", False)])
+def test_a_tensor_that_a_step_makes_needs_the_device(experiments, request, device, works):
+    """The Trainer moves the module and its batches. A virtual GPU raises CUDA's error."""
+    L = experiments.multigpu.trainer
+
+    def training_step(self, batch, batch_idx):
+        places = {"self.device": self.device, "None": None}
+        made = torch.ones(4, device=places[device])
+        assert self.first.weight.device.type == batch[0].device.type == "vgpu"
+        return self.last(self.first(batch[0]) * made).mean()
+
+    module = experiments.tiny(L, training_step=training_step)
+    alone = {"accelerator": "vgpu", "devices": 1, "strategy": "auto", "max_epochs": 1}
+    trainer = L.Trainer(**experiments.SETTINGS | alone)
+    request.addfinalizer(vgpu.stop)
+    with nullcontext() if works else pytest.raises(RuntimeError, match="same device"):
+        trainer.fit(module, experiments.numbered_rows(4))
 
 
 def test_16_bit_is_another_run(tmp_path, npz):
