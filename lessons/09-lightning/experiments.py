@@ -185,18 +185,21 @@ def epochs_until_stop(L: types.ModuleType, sync_dist: bool) -> int:
 ERRORS = (10.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
-def tested(L: types.ModuleType) -> tuple[float, float]:
-    """(rows counted, mean error) of `Trainer.test` on the seven rows of ERRORS."""
+def counted(L: types.ModuleType, loop: str) -> tuple[float, float]:
+    """(rows counted, mean error) on the seven rows of ERRORS.
 
-    def test_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+    loop   "test" or "validate": the method of the Trainer
+    """
+
+    def step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         (errors,) = batch
         self.log("rows", float(len(errors)), reduce_fx="sum", sync_dist=True)
         self.log("error", errors.mean(), sync_dist=True)
 
-    rows = TensorDataset(torch.tensor(ERRORS))
-    trainer = L.Trainer(**SETTINGS)
-    loader = DataLoader(rows, batch_size=2)
-    (found,) = trainer.test(tiny(L, test_step=test_step), loader, verbose=False)
+    run = getattr(L.Trainer(**SETTINGS), loop)
+    module = tiny(L, test_step=step, validation_step=step)
+    loader = DataLoader(TensorDataset(torch.tensor(ERRORS)), batch_size=2)
+    (found,) = run(module, loader, verbose=False)
     return found["rows"], found["error"]
 
 
@@ -216,13 +219,14 @@ def predicted(L: types.ModuleType) -> int:
 def experiments(L: types.ModuleType) -> dict[str, object]:
     """What each experiment finds on this rank, with the library `L`."""
     loss, net = train_lesson(L)
-    rows, error = tested(L)
+    rows, error = counted(L, "test")
     return {
         "loss": loss,
         "net": net,
         "steps": steps(L),
         "rows": rows,
         "error": error,
+        "validated rows": counted(L, "validate")[0],
         "predicted": predicted(L),
         "epoch value": epoch_value(L, sync_dist=False),
         "epoch value, sync_dist": epoch_value(L, sync_dist=True),

@@ -244,6 +244,23 @@ def test_what_moved_is_counted_in_the_scripts():
     ), "each row finds something in lesson 05"
 
 
+@pytest.mark.slow
+def test_the_picture_is_drawn_from_a_run(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(PAGE)
+    monkeypatch.delitem(sys.modules, "picture", raising=False)
+    import picture
+
+    monkeypatch.delitem(sys.modules, "picture")
+    first, second = launch.call(picture.recorded, 2)
+    assert first == ["prepare_data", *second], "one rank prepares the data"
+    assert second[:3] == ["setup", "configure_model", "configure_optimizers"]
+    step = ["training_step", "on_before_backward", "on_before_optimizer_step"]
+    place = second.index("training_step")
+    assert second[place : place + 3] == step
+    assert second[-3:] == ["validation_step", "on_validation_end", "on_train_epoch_end"]
+    assert picture.draw([first, second], tmp_path / "picture.png").exists()
+
+
 # ---- this Trainer and Lightning, side by side -----------------------------------------------
 
 
@@ -289,6 +306,7 @@ def test_the_real_lightning_trains_the_same_classes(libraries):
     ("name", "here", "there"),
     [
         ("rows", [7, 7], [8, 8]),
+        ("validated rows", [7, 7], [8, 8]),
         ("error", [16 / 7] * 2, [26 / 8] * 2),  # the outlier of 10 counts twice
         ("predicted", [4, 4], [2, 2]),
         ("epoch value", [0.5, 0.5], [0, 1]),
