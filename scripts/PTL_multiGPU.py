@@ -1,14 +1,13 @@
 # %% [markdown]
 # # 09 · The Lightning-style wrapper
-# **The question.** Lesson 05 works, but half of its code is about GPUs and ranks, and the next
-# model would need that half again. Can a library own that code and give the same result?
+# **The question.** Half of lesson 05's program is about GPUs and ranks, and the next model
+# would need that half again. Can a library own that code, and does the model learn the same?
 #
-# **Predict first.** (1) How much of lesson 05's code is left? (2) Your loader has batches of
-# 64, and you write `Trainer(devices=2)`: how many images does a step see? (3)
-# `self.log("loss", loss)` on two ranks: whose loss is logged? (4) Each rank makes its weights
-# with another seed: what happens?
+# The library here is this course's own: `multigpu.trainer`, with the names and arguments of
+# [Lightning](https://lightning.ai/docs/pytorch/stable/). You need lesson 05, and no GPU: the
+# [ranks](../lessons/README.md#rank), the processes of the run, compute on the CPU.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
 import os
 import sys
@@ -25,18 +24,8 @@ from multigpu.errors import pluralize
 from multigpu.models import CNN
 from multigpu.trainer.callbacks.table import Table
 
-# %% [markdown]
-# What lesson 05 has and this lesson does not have, counted in the two scripts: prediction (1).
 
-# %% tags=["active-ipynb"]
-# !python ../lessons/09-lightning/what_moved.py
-
-# %% [markdown]
-# ## Step 0 · The flags
-# Most of them go to the Trainer and say where to compute.
-
-
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "PTL_multiGPU",
@@ -86,11 +75,199 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import textwrap
+#
+# import torch.distributed as dist
+#
+# from multigpu import lesson, plots
+#
+# lesson.setup("09-lightning")
+# from experiments import compare, show
+# from what_moved import statements, table
+#
+# train, _ = data.load(data.fetch(None))
+# QUIET = {
+#     "accelerator": "cpu",
+#     "logger": False,
+#     "enable_checkpointing": False,
+#     "enable_progress_bar": False,
+#     "enable_model_summary": False,
+# }
+
 # %% [markdown]
-# ## Step 1 · The module: what only you know
-# The model, the loss, the optimizer. No device, no loop. One thing of lesson 05 stays: DDP
-# averages over *ranks*, we want the mean over *images*, and in the last batch the sampler
-# repeats some images.
+# ## A Trainer in 30 lines
+# You write a *module*: the model, with two more methods. `training_step` computes the loss of
+# a batch, and `configure_optimizers` makes the optimizer. It knows no device, no rank and no
+# loop.
+
+# %% tags=["active-ipynb"]
+# class Usual(L.LightningModule):
+#     """The course's CNN, as people usually write it."""
+#
+#     def __init__(self, seed=0):
+#         super().__init__()
+#         torch.manual_seed(seed)
+#         self.net = CNN()
+#
+#     def training_step(self, batch, batch_idx):
+#         images, labels = batch
+#         return F.cross_entropy(self.net(images), labels)
+#
+#     def configure_optimizers(self):
+#         return torch.optim.SGD(self.parameters(), 0.05, momentum=0.9)
+#
+#
+# def usual_loader():
+#     """1,437 images in batches of 64: 23 batches. The order is the same in each run."""
+#     order = torch.Generator().manual_seed(0)
+#     return DataLoader(train, batch_size=64, shuffle=True, generator=order)
+
+# %% [markdown]
+# A *Trainer* owns the loop, and calls these methods. If there are several ranks, it does what
+# lesson 05 did: rank 0's weights for all, a [sampler](../lessons/README.md#sampler) that gives
+# each rank its shard of the images, and the average of the gradients by an
+# [all-reduce](../lessons/README.md#all-reduce).
+
+# %% tags=["active-ipynb"]
+# class SmallTrainer:
+#     def __init__(self, max_epochs):
+#         self.max_epochs = max_epochs
+#         self.global_step = 0
+#         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
+#
+#     def fit(self, module, loader):
+#         if self.ranks > 1:
+#             loader = self.shard(module, loader)
+#         optimizer = module.configure_optimizers()
+#         for epoch in range(self.max_epochs):
+#             if self.ranks > 1:
+#                 loader.sampler.set_epoch(epoch)
+#             for batch_idx, batch in enumerate(loader):
+#                 optimizer.zero_grad()
+#                 loss = module.training_step(batch, batch_idx)
+#                 loss.backward()
+#                 if self.ranks > 1:
+#                     self.average(module)
+#                 optimizer.step()
+#                 self.global_step += 1
+#
+#     def shard(self, module, loader):
+#         for weight in module.parameters():
+#             dist.broadcast(weight.data, src=0)
+#         sampler = DistributedSampler(loader.dataset)
+#         return DataLoader(loader.dataset, loader.batch_size, sampler=sampler)
+#
+#     def average(self, module):
+#         for weight in module.parameters():
+#             dist.all_reduce(weight.grad)
+#             weight.grad /= self.ranks
+#
+#
+# small = SmallTrainer(max_epochs=2)
+# by_hand = Usual()
+# small.fit(by_hand, usual_loader())
+#
+# trainer = L.Trainer(max_epochs=2, **QUIET)
+# one_device = Usual()
+# trainer.fit(one_device, usual_loader())
+#
+# apart = proof.difference(by_hand.net, one_device.net)
+# print(f"one device: {small.global_step} steps by hand, {trainer.global_step} by the Trainer")
+# print(f"weights of both: {apart:.1f} apart")
+
+# %% [markdown]
+# ## Predict first
+# Now `Trainer(devices=2)`, and nothing else is changed. Write your answers, then run the cell.
+# The cells below compare them with what happens.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_steps = 46  # two ranks: how many steps are the two epochs?
+# guess_seeds = "apart"  # another seed per rank: trained, are their weights "apart", "equal"?
+# guess_logged = "mean"  # self.log("loss", loss) on rank 0: the "mean" of both, or its "own"?
+# guess_left = 50  # % of lesson 05's statements that this lesson's script needs
+
+# %% [markdown]
+# ## Two ranks
+# Both Trainers again, in two ranks. `self.log` records a number, which `callback_metrics` has
+# afterwards. Each rank logs its loss twice: as it is, and with `sync_dist=True`.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_steps)
+# lesson.need(guess_seeds, choices=("apart", "equal"))
+# lesson.need(guess_logged, choices=("mean", "own"))
+#
+#
+# class Logging(Usual):
+#     def training_step(self, batch, batch_idx):
+#         loss = super().training_step(batch, batch_idx)
+#         self.log("loss", loss)
+#         self.log("synced", loss, sync_dist=True)
+#         return loss
+#
+#
+# def on_a_rank():
+#     dist.init_process_group("gloo")
+#     small = SmallTrainer(max_epochs=2)
+#     by_hand = Usual(seed=dist.get_rank())
+#     small.fit(by_hand, usual_loader())
+#
+#     trainer = L.Trainer(max_epochs=2, devices=2, strategy="ddp", **QUIET)
+#     module = Logging(seed=dist.get_rank())
+#     trainer.fit(module, usual_loader())
+#     logged = {name: trainer.callback_metrics[name].item() for name in ("loss", "synced")}
+#     return small.global_step, trainer.global_step, logged, by_hand.net, module.net
+#
+#
+# first, second = launch.call(on_a_rank, 2)
+# print(f"two ranks: {first[0]} steps by hand, {first[1]} by the Trainer")
+# lesson.compare("steps", guess_steps, first[1], digits=0)
+# of_both = proof.difference(first[3], first[4])
+# of_ranks = proof.difference(first[4], second[4])
+# of_devices = proof.difference(first[4], one_device.net)
+# print(f"weights: by hand and by the Trainer within 1e-6: {of_both <= 1e-6}")
+# print(f"weights: two ranks and one device {of_devices:.1f} apart")
+# print(f"weights: rank 0 and rank 1 {of_ranks:.1f} apart")
+# lesson.compare("the ranks' weights", guess_seeds, "apart" if of_ranks else "equal")
+# for rank, (_, _, logged, *_) in enumerate((first, second)):
+#     print(f"rank {rank} logs {logged['loss']:.2f}, with sync_dist {logged['synced']:.2f}")
+# own = "mean" if first[2]["loss"] == first[2]["synced"] else "own"
+# lesson.compare("what rank 0 logs", guess_logged, own)
+
+# %% [markdown]
+# **Nothing was changed, and it is another training**: 24 steps instead of 46. Each rank loads
+# 64 images, so a step sees 128, and an epoch has about half of the steps. The weights are not
+# those of one device. The seeds did no harm, because DDP copies rank 0's weights to all ranks.
+# What a rank logs is its own loss, unless you ask for the mean.
+#
+# ## What else a Trainer calls
+# The real Trainer also calls *hooks*: methods with fixed names, at fixed moments of the run. A
+# module can define them. A *callback* is an object with hooks that you pass to the Trainer, so
+# that code which is not about the model (a table, a checkpoint) stays out of the module. This
+# callback has the hooks of training, and writes down their order:
+
+# %% tags=["active-ipynb"]
+# order = []
+# spy = L.Callback()
+# for name in dir(L.Callback):
+#     if name.startswith("on_train") or name.startswith("on_before") or "backward" in name:
+#         setattr(spy, name, lambda *_, name=name: order.append(name))
+#
+# trainer = L.Trainer(max_epochs=1, limit_train_batches=1, callbacks=[spy], **QUIET)
+# trainer.fit(Usual(), usual_loader())
+# print(textwrap.fill(" → ".join(order), 95))
+
+# %% [markdown]
+# The same for the script below, in two ranks, with validation and a checkpoint (drawn from a
+# run by `picture.py`):
+#
+# ![The calls of one trainer.fit on two ranks](../lessons/09-lightning/one-fit.png)
+#
+# ## The program
+# ### Step 1 · The module
+# The script must give the same weights on one device and on two. One part of lesson 05 stays
+# yours for that: DDP averages over *ranks*, but we want the mean over *images*, and in the
+# last batch the sampler repeats some images, which must not count.
 
 
 # %%
@@ -136,10 +313,12 @@ class LitCNN(L.LightningModule):
 
 
 # %% [markdown]
-# ## Step 2 · The data module
-# `prepare_data` runs once a node, `setup` on every rank. The Trainer would replace
-# `shuffle=True` with a `DistributedSampler` where there are several ranks. A sampler of your
-# own it keeps: so one device reads the same order, and `batch_size` is the global one.
+# ### Step 2 · The data module
+# A *data module* has the methods about data: `prepare_data` runs on one rank of each node,
+# `setup` on every rank. Here `batch_size` is the global batch, and each rank loads its part of
+# it. If there are several ranks, the Trainer replaces `shuffle=True` by a
+# `DistributedSampler`, which has another order. It keeps a sampler of your own. So this data
+# module makes one, and one device reads the images in the same order as two.
 
 
 # %%
@@ -173,132 +352,17 @@ class DigitsData(L.LightningDataModule):
 
 
 # %% [markdown]
-# ## Step 3 · The Trainer, by hand
-# The smallest one that could work: lesson 01's loop, which calls what you wrote.
-
-# %% tags=["active-ipynb"]
-# class SmallTrainer:
-#     world_size = 1
-#     global_rank = 0
+# ### Step 3 · The Trainer
+# Its arguments choose the parts that do the work:
 #
-#     def fit(self, module, datamodule, epochs):
-#         module.trainer = self
-#         datamodule.trainer = self
-#         self.datamodule = datamodule
-#         module.log = lambda *arguments, **keywords: None
-#
-#         datamodule.prepare_data()
-#         datamodule.setup("fit")
-#         module.configure_model()
-#         optimizer = module.configure_optimizers()
-#         loader = datamodule.train_dataloader()
-#         for epoch in range(epochs):
-#             loader.sampler.set_epoch(epoch)
-#             for index, batch in enumerate(loader):
-#                 module.training_step(batch, index).backward()
-#                 optimizer.step()
-#                 optimizer.zero_grad()
-
-# %% tags=["active-ipynb"]
-# OFF = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-#
-#
-# def fit(module, digits, max_epochs=2, **more):
-#     """Train with the real Trainer, which here prints and writes nothing."""
-#     settings = dict.fromkeys(OFF, False) | more
-#     trainer = L.Trainer(max_epochs=max_epochs, **settings)
-#     trainer.fit(module, datamodule=digits)
-#     return trainer
-#
-#
-# by_hand = LitCNN(0.05, seed=0)
-# SmallTrainer().fit(by_hand, DigitsData(None, 64, seed=0), epochs=2)
-# real = LitCNN(0.05, seed=0)
-# fit(real, DigitsData(None, 64, seed=0))
-# apart = proof.difference(by_hand.net, real.net)
-# print(f"two epochs by hand and by the Trainer: {apart} apart")
-
-# %% [markdown]
-# The real one calls more: a callback can act at each of these moments.
-
-# %% tags=["active-ipynb"]
-# import textwrap
-#
-# order = []
-# spy = L.Callback()
-# for name in dir(L.Callback):
-#     if name.startswith("on_"):
-#         setattr(spy, name, lambda *_, name=name: order.append(name))
-#
-# short = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1}
-# fit(LitCNN(0.05, seed=0), DigitsData(None, 64, seed=0), callbacks=[spy], **short)
-# print(textwrap.fill(" → ".join(order), 95))
-
-# %% [markdown]
-# One step on two virtual GPUs, which are idle most of the time: so small a net computes for
-# less time than its kernels take to launch (lesson 01).
-
-# %% tags=["active-ipynb"]
-# from multigpu import plots, vgpu
-#
-#
-# def one_step():
-#     """The timeline of this rank's last step."""
-#     ends = []
-#     steps = []
-#     clock = L.Callback()
-#     clock.on_train_batch_end = lambda *_: ends.append(vgpu.elapsed())
-#     clock.on_train_end = lambda *_: steps.append(vgpu.timeline(since=ends[-2]))
-#     short = {"max_steps": 3, "limit_val_batches": 0}
-#     where = {"accelerator": "vgpu", "strategy": "ddp"}
-#     digits = DigitsData(None, 256, seed=0)
-#     fit(LitCNN(0.05, seed=0), digits, callbacks=[clock], **short, **where)
-#     return steps[0]
-#
-#
-# title = "Forward is yours; the Trainer does the rest, as lesson 05 did"
-# vgpu.Timeline.of_ranks(launch.call(one_step, 2)).plot(title=title)
-
-# %% [markdown]
-# ## Step 4 · The surprise: nothing was changed, and it is another run
-# A module and a loader as people usually write them. In addition, each rank takes other
-# weights: predictions (2), (3) and (4).
-
-# %% tags=["active-ipynb"]
-# class Usual(LitCNN):
-#     def configure_model(self):
-#         self.hparams.seed = self.global_rank
-#         super().configure_model()
-#
-#     def training_step(self, batch, batch_idx):
-#         loss = F.cross_entropy(self.net(batch[0]), batch[1])
-#         self.log("own", loss)
-#         self.log("mean", loss, sync_dist=True)
-#         return loss
-#
-#
-# class UsualData(DigitsData):
-#     def train_dataloader(self):
-#         return DataLoader(self.train, batch_size=64, shuffle=True)
-
-# %% tags=["active-ipynb"]
-# def on_a_rank():
-#     module = Usual(0.05, seed=0)
-#     digits = UsualData(None, 64, seed=0)
-#     trainer = fit(module, digits, strategy="ddp", log_every_n_steps=1)
-#     logged = [f"{name} {trainer.callback_metrics[name]:.2f}" for name in ("own", "mean")]
-#     text = f"{trainer.global_step} steps, the last one's loss: {', '.join(logged)}"
-#     return text, module.net
-#
-#
-# (rank_0, net_0), (rank_1, net_1) = launch.call(on_a_rank, 2)
-# print(f"one device: 46 steps\nrank 0: {rank_0}\nrank 1: {rank_1}")
-# between_ranks = proof.difference(net_0, net_1)
-# from_one_device = proof.difference(net_0, real.net)
-# print(f"weights: {between_ranks} apart, and {from_one_device:.1f} from one device's")
-
-# %% [markdown]
-# ## All together
+# - `accelerator`, `devices` and `num_nodes`: where to compute.
+# - `strategy`: the *strategy* is the part that wraps the model and connects the ranks. `auto`
+#   is `ddp` if there are several devices. Lesson 10 has the others.
+# - `precision`: the *precision plugin* is the part that computes in 16, 32 or 64 bit (lesson
+#   11).
+# - `callbacks`: `Table` prints a row after each epoch, `ModelCheckpoint` writes `last.ckpt`.
+# - The *logger* writes what `self.log` records into files: by default for TensorBoard, into
+#   the folder `lightning_logs`.
 
 
 # %%
@@ -366,24 +430,28 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
-# ## Run it
-# With `--devices 2` the Trainer starts the script again for the second rank; torchrun and srun
-# work as before. A script that is started again prints again: here only rank 0 prints, by
-# `trainer.print`. The variables that each rank finds:
+# ## What has moved
+# The statements of lesson 05's script and of this one, by subject. The library's are not
+# counted, nor is the callback `Table`, which is a file of the library.
 
 # %% tags=["active-ipynb"]
-# !python ../lessons/09-lightning/variables.py 2>/dev/null | sort
-
-# %% tags=["active-ipynb"]
-# script = "../scripts/PTL_multiGPU.py --prove"
-# torchrun = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
-# resume = "--epochs 12 --resume results/09/last.ckpt --out results/09-resumed"
-# !rm -rf results/09; OMP_NUM_THREADS=1 python {script} --devices 2 --out results/09
-# !OMP_NUM_THREADS=1 {torchrun} {script} {resume}
+# lesson.need(guess_left)
+# print(table())
+# percentage = 100 * len(statements("PTL_multiGPU")) / len(statements("PT_CNN_MultiGPU"))
+# lesson.compare("of lesson 05's statements", guess_left, percentage, unit="%", digits=0)
 
 # %% [markdown]
-# What `self.log` has written for TensorBoard (`tensorboard --logdir results/09`), read by
-# TensorBoard's own reader:
+# ## Run it
+# With `--devices 2` the Trainer starts the script again for the second rank. torchrun and srun
+# work as in lesson 05: then the Trainer starts nothing.
+
+# %% tags=["active-ipynb"]
+# !rm -rf results/09
+# !OMP_NUM_THREADS=1 python ../scripts/PTL_multiGPU.py --devices 2 --prove --out results/09
+
+# %% [markdown]
+# What the logger has written, read by TensorBoard's own reader. (`tensorboard --logdir
+# results/09` shows it in a browser.)
 
 # %% tags=["active-ipynb"]
 # # Without this line TensorBoard imports TensorFlow, only to open a file.
@@ -394,14 +462,39 @@ if __name__ == "__main__":
 # curves = {}
 # for name in ("loss", "test_accuracy"):
 #     curves[name] = [event.value for event in log.Scalars(name)]
-# title = "What self.log kept: a number an epoch, over both ranks"
-# plots.by_epoch(range(1, 11), curves, title)
+# last = f"loss {curves['loss'][-1]:.2f}, accuracy {curves['test_accuracy'][-1]:.2f}"
+# plots.by_epoch(range(1, 11), curves, f"One number per epoch, at the end {last}")
 
 # %% [markdown]
-# One import changed, and the real Lightning runs the same classes:
+# ## The real Lightning
+# One import is changed, `import lightning as L`, and the real Lightning runs the same classes.
+# Where does it differ from this Trainer? Two ranks again:
+#
+# - Seven test images have these errors: 10, 1, 1, 1, 1, 1, 1. `trainer.test` reports the mean.
+# - `EarlyStopping`, a callback, stops the training if a logged number no longer improves. What
+#   rank 0 logs falls by 2 in each epoch, what rank 1 logs rises by 1. So the mean falls.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_counted = 7  # how many of the seven test images does Lightning count?
+# guess_stop = "no"  # without sync_dist: does Lightning's EarlyStopping stop? "yes", "no"
 
 # %% tags=["active-ipynb"]
-# !python ../lessons/09-lightning/in_lightning.py results/09/last.ckpt
+# lesson.need(guess_counted)
+# lesson.need(guess_stop, choices=("yes", "no"))
+# this, lightning = compare()
+# show(this, lightning)
+# lesson.compare("images counted by Lightning", guess_counted, lightning[0]["rows"], digits=0)
+# stops = "yes" if lightning[0]["epochs"] < 9 else "no"
+# lesson.compare("Lightning's EarlyStopping stops", guess_stop, stops)
+
+# %% [markdown]
+# Lightning shards the test images by `DistributedSampler`, which repeats the first one so that
+# the shards are equal: the outlier counts twice. This Trainer shards whole batches. And
+# without `sync_dist=True`, Lightning's numbers by epoch are a rank's own. If one rank wants to
+# stop, all stop: rank 1's rising number ended the training. With `sync_dist=True` both
+# libraries train equally many epochs. The page lists the differences.
+
+# %% tags=["active-ipynb"]
 # print(metrics.route_row("09 Lightning-style Trainer", "results/09"))
 
 # %% [markdown] tags=["footer"]

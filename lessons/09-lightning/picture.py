@@ -46,9 +46,9 @@ def recorded() -> list[str]:
             own = getattr(type(owner), name, None)
             if own is not None and own.__qualname__.startswith(type(owner).__name__):
 
-                def call(*args, own=own, owner=owner, name=name):
+                def call(*args, own=own, owner=owner, name=name, **keywords):
                     order.append(name)
-                    return own(owner, *args)
+                    return own(owner, *args, **keywords)
 
                 owner.__dict__[name] = call
     spy = lesson.L.Callback()

@@ -4,7 +4,6 @@ Second editions have markers instead: test_figures.py. nbval compares the stored
 new runs.
 """
 
-import json
 import re
 import sys
 
@@ -100,54 +99,6 @@ FIGURES = [
         "TF_CNN_MultiNode",
         "['n10:8888', 'n2:8888']",
     ),
-    (
-        "09",
-        "Holds to 1e-06 after 10 epochs",
-        "PTL_multiGPU",
-        "the Trainer on 2 ranks equals one process: max difference",
-    ),
-    (
-        "09",
-        "exactly on one",
-        "PTL_multiGPU",
-        "by hand and by the Trainer: 0.0 apart",
-    ),
-    (
-        "09",
-        "91 statements instead of 129",
-        "PTL_multiGPU",
-        "all statements                               129  91",
-    ),
-    (
-        "09",
-        "24 steps instead of 46",
-        "PTL_multiGPU",
-        "one device: 46 steps\nrank 0: 24 steps",
-    ),
-    (
-        "09",
-        "the ranks' weights are 0.0 apart",
-        "PTL_multiGPU",
-        "weights: 0.0 apart",
-    ),
-    (
-        "09",
-        "the mean of the ranks, 1.39; without, this rank's own, 1.36 and 1.42",
-        "PTL_multiGPU",
-        "own 1.36, mean 1.39",
-    ),
-    (
-        "09",
-        "On one node `LOCAL_RANK` counts",
-        "PTL_multiGPU",
-        "RANK=2 LOCAL_RANK=2",
-    ),
-    (
-        "09",
-        "the same loss, weights within 1e-6",
-        "PTL_multiGPU",
-        "0.6585 in Lightning, weights within 1e-6: True",
-    ),
 ]
 
 
@@ -157,7 +108,7 @@ def test_a_figure_on_a_page_is_what_the_notebook_prints(lesson, claim, stem, pri
     assert claim in page.read_text() and printed_text in printed(stem)
 
 
-@pytest.mark.parametrize("lesson", ["07", "08", "09"])
+@pytest.mark.parametrize("lesson", ["07", "08"])
 def test_the_proofs_hold_to_what_the_page_says(lesson):
     """The page says 1e-06; the last digits differ between machines."""
     (page,) = (ROOT / "lessons").glob(f"{lesson}-*/README.md")
@@ -169,15 +120,3 @@ def test_the_proofs_hold_to_what_the_page_says(lesson):
             r"equals? one .*max difference (\S+), limit 1e-05: holds", printed(stem)
         )
     assert proofs and max(map(float, proofs)) < 1e-6
-
-
-def test_the_pages_have_the_measured_figures():
-    trainer = {row["quantity"]: row["median"] for row in benchmark("trainer")["rows"]}
-    own = trainer["µs a step above the plain loop, all off"]
-    lightning = trainer["Lightning's, all off"]
-    page = (ROOT / "lessons" / "09-lightning" / "README.md").read_text()
-    assert f"costs {own:.0f} µs above a plain loop, Lightning's {lightning:.0f}" in page
-
-
-def benchmark(name: str) -> dict:
-    return json.loads((ROOT / "benchmarks" / f"{name}.json").read_text())
