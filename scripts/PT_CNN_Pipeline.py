@@ -227,8 +227,8 @@ def last_stage(
 # `torch.distributed.pipelining` has both orders, for any number of stages. It is also safe
 # with [NCCL](../lessons/README.md#nccl), and the functions above are not: NCCL executes the
 # messages between two ranks one after the other, and each waits for the other side. In 1F1B
-# both ranks send before they receive, so they would wait for ever. The tool gives NCCL the
-# send and the receive in one batch.
+# both ranks send before they receive, so they can wait for ever. The tool gives NCCL the send
+# and the receive in one batch.
 
 
 # %%
@@ -251,7 +251,9 @@ def schedule(
 # %% [markdown]
 # ## Is 1F1B faster?
 # Each rank has a [virtual GPU](../lessons/README.md#virtual-gpu), and simulates a step of the
-# first part's wide CNN: 8 micro-batches of 512 images.
+# first part's wide CNN: 8 micro-batches of 512 images. Two cases have equal stages instead,
+# with 16 linear layers each. With a free link the messages take no time. The formula for the
+# [bubble](../lessons/README.md#bubble), with two stages, is 1/(m + 1).
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_equal, guess_nvlink)
@@ -297,11 +299,11 @@ def schedule(
 # figure
 
 # %% [markdown]
-# With equal stages and a free link, both orders take the same time, and the
-# [bubble](../lessons/README.md#bubble) is nearly the formula's. So the order does not change
-# it. The CNN's stages are not equal: forward takes longer on rank 0, backward on rank 1. In
-# GPipe a stage waits for the longer forward, later for the longer backward. In 1F1B it waits
-# for the longer sum of one forward and one backward, and the two sums are nearly equal.
+# With equal stages and a free link, both orders take the same time, and the bubble is nearly
+# the formula's: the order does not change it. The CNN's stages are not equal: forward takes
+# longer on rank 0, backward on rank 1. In GPipe a stage waits for the longer forward, later
+# for the longer backward. In 1F1B it waits for the longer sum of one forward and one backward,
+# and the two sums are nearly equal.
 #
 # With NVLink the messages take time, too. A rank asks for a message only when it needs it, so
 # it waits while the message comes. In the middle of 1F1B a gradient comes back while an
@@ -326,7 +328,7 @@ def schedule(
 # message = 512 * 32 * 14 * 14 * 4 / 2**20  # MiB: the activations that rank 0 sends
 # for name in SCHEDULES:
 #     more = metered[name][0].peak - metered[f"{name} by hand"][0].peak
-#     print(f"{name}: the tool needs {more:.1f} MiB more, {more / message:.1f} messages")
+#     print(f"{name}: the tool needs {more:.1f} MiB more: {more / message:.1f} messages")
 # title = f"Rank 0's peak with 1F1B is {share:.0%} of GPipe's, and by hand {hand:.0%}"
 # draw_peaks(metered, title)
 
