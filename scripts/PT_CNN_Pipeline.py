@@ -284,8 +284,8 @@ def schedule(
 #
 # equal = seconds["gpipe, equal stages, free link"] / seconds["1f1b, equal stages, free link"]
 # nvlink = seconds["gpipe, CNN, NVLink"] / seconds["1f1b, CNN, NVLink"]
-# lesson.compare("times as fast as GPipe, equal stages", guess_equal, equal)
-# lesson.compare("times as fast as GPipe, CNN, NVLink", guess_nvlink, nvlink)
+# lesson.compare("1F1B ÷ GPipe, equal stages", guess_equal, equal)
+# lesson.compare("1F1B ÷ GPipe, CNN, NVLink", guess_nvlink, nvlink)
 
 # %% tags=["active-ipynb"]
 # figure = plots.figure(8, 5)
