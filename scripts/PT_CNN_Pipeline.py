@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 03, continued · A pipeline of processes
-# **The question.** Micro-batches by hand need one process that sees all GPUs. How does a
-# pipeline work with a process for each GPU, and on several nodes?
+# **The question.** One process with all GPUs works on one node only. How does a
+# [pipeline](../lessons/README.md#pipeline) work with a process per GPU? And in which order
+# should each process compute its micro-batches?
 #
-# **Predict first.** (1) Process 0 has the first half of the model. When can it go backward?
-# (2) GPipe sends all micro-batches forward, then all backward; 1F1B (one forward, one
-# backward) goes backward with a micro-batch as soon as it can. Which one is faster? Which
-# needs less memory, and on which rank?
+# The processes are [ranks](../lessons/README.md#rank). Each rank computes one
+# [stage](../lessons/README.md#stage), as each GPU did in the first part. But autograd ends
+# where the process ends: it sends no gradients to another rank.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
 import time
 
@@ -25,11 +25,8 @@ from multigpu.models import CNN
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
-# %% [markdown]
-# ## Step 0 · The flags
 
-
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "PT_CNN_Pipeline",
@@ -56,11 +53,38 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# from datetime import timedelta
+#
+# from multigpu import lesson, plots
+#
+# lesson.setup("03-model-parallel")
+# from experiments import FREE_LINK, draw_peaks, equal_stages
+# from experiments import joined, phases, pipelined_steps, shares
+
+# %% [markdown]
+# ## Predict first
+# A batch of 8 [micro-batches](../lessons/README.md#micro-batch) goes through two stages, in
+# one of two orders:
+# - [GPipe](../lessons/README.md#gpipe): a stage takes all micro-batches forward, then all
+#   backward.
+# - [1F1B](../lessons/README.md#1f1b) (one forward, one backward): a stage takes a micro-batch
+#   backward as soon as its gradient has come.
+#
+# From its forward to its backward, a micro-batch's
+# [activations](../lessons/README.md#activation) stay in memory. The optimizer's step comes
+# after the last backward. Write your answers, then run the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_gpipe = 2  # with GPipe: micro-batches whose activations rank 0 holds, at most
+# guess_1f1b = 1  # the same, with 1F1B
+# guess_equal = 1.5  # times as fast as GPipe is 1F1B: equal stages, a link that takes no time
+# guess_nvlink = 1.5  # the same, with the CNN's stages and NVLink
+# guess_memory = 25  # % of GPipe's peak memory that 1F1B needs on rank 0, with torch's tool
+
 # %% [markdown]
 # ## Step 1 · Cut the model
-# The ranks get the four layers in order. A rank moves only the weights of its own stage to its
-# GPU, and computes nothing else. (`torch.distributed.pipelining.pipeline` can cut a model by
-# itself, at layers that you name.)
+# The ranks get the four layers in order. A rank moves only its own stage to its GPU.
 
 
 # %%
@@ -75,6 +99,139 @@ def stage(model: CNN, rank: int, ranks: int) -> nn.Sequential:
     return nn.Sequential(*layers[4 * rank // ranks : 4 * (rank + 1) // ranks])
 
 
+# %% [markdown]
+# ## Step 2 · GPipe by hand
+# Two ranks exchange [messages](../lessons/README.md#message): `dist.isend` sends a tensor and
+# does not wait, `dist.recv` waits for one. Rank 0 sends activations, and rank 1 sends their
+# gradients back. Each rank has its order as a text: F1 is the forward of micro-batch 1, B1
+# its backward.
+
+
+# %%
+def first_stage(layers: nn.Module, order: str, images: list[torch.Tensor]) -> list[int]:
+    """Compute rank 0's stage for all micro-batches, in an order such as "F1 F2 B1 B2".
+
+    Returns the number of micro-batches that are held after each of these actions.
+    """
+    outputs, sends, held = {}, {}, []
+    for action in order.split():
+        number = int(action[1:])
+        if action[0] == "F":
+            outputs[number] = layers(images[number - 1])
+            sends[number] = dist.isend(outputs[number].detach(), dst=1)
+        else:
+            output = outputs.pop(number)
+            gradient = torch.empty(output.shape, device=output.device)
+            dist.recv(gradient, src=1)
+            output.backward(gradient)
+            sends.pop(number).wait()
+        held.append(len(outputs))
+    return held
+
+
+def last_stage(
+    layers: nn.Module, order: str, labels: list[torch.Tensor], shape: tuple[int, ...]
+) -> list[int]:
+    """Compute rank 1's stage, as `first_stage` does. Activations have the shape `shape`."""
+    losses, inputs, sends, held = {}, {}, [], []
+    for action in order.split():
+        number = int(action[1:])
+        if action[0] == "F":
+            inputs[number] = torch.empty(shape, device=labels[0].device)
+            dist.recv(inputs[number], src=0)
+            outputs = layers(inputs[number].requires_grad_())
+            losses[number] = F.cross_entropy(outputs, labels[number - 1], reduction="sum")
+        else:
+            losses.pop(number).backward()
+            if sends:
+                sends.pop().wait()  # frees the gradient that was sent before
+            sends.append(dist.isend(inputs.pop(number).grad, dst=0))
+        held.append(len(losses))
+    sends.pop().wait()
+    return held
+
+
+# %% [markdown]
+# Two processes with [gloo](../lessons/README.md#gloo), and 8 micro-batches of 8 images. Are
+# the gradients those of one process on the whole batch?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_gpipe)
+# train, _ = data.load(data.fetch(None))
+# images, labels = train[:64]
+#
+#
+# def by_hand(orders):
+#     """This rank's gradients, and how many micro-batches it held after each action."""
+#     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+#     world = launch.find_world()
+#     torch.manual_seed(0)
+#     layers = stage(CNN(), world.rank, world.size)
+#     order = orders[world.rank]
+#     if world.rank == 0:
+#         held = first_stage(layers, order, images.chunk(8))
+#     else:
+#         held = last_stage(layers, order, labels.chunk(8), shape=(8, 512))
+#     return [weight.grad / len(images) for weight in layers.parameters()], held
+#
+#
+# def check(orders):
+#     """Run both ranks, compare their gradients; return what each rank held."""
+#     ranks = launch.call(by_hand, 2, orders)
+#     gradients = [gradient for own, _ in ranks for gradient in own]
+#     torch.manual_seed(0)
+#     serial = CNN()
+#     F.cross_entropy(serial(images), labels).backward()
+#     pairs = zip(gradients, serial.parameters(), strict=True)
+#     difference = max((own - weight.grad).abs().max().item() for own, weight in pairs)
+#     print(f"gradients equal to one process's within 1e-7: {difference < 1e-7}")
+#     return [held for _, held in ranks]
+#
+#
+# orders = {"gpipe": ["F1 F2 F3 F4 F5 F6 F7 F8 B1 B2 B3 B4 B5 B6 B7 B8"] * 2}
+# held = {"gpipe": check(orders["gpipe"])}
+# print("micro-batches held at most, by rank:", *map(max, held["gpipe"]))
+# lesson.compare("GPipe, rank 0 holds", guess_gpipe, max(held["gpipe"][0]), digits=0)
+
+# %% [markdown]
+# ## Step 3 · 1F1B by hand
+# Only the order changes. Rank 1 goes backward with each micro-batch at once. Rank 0 is one
+# micro-batch ahead, so that rank 1 has its next one when it needs it.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_1f1b)
+# orders["1f1b"] = [
+#     "F1 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 F8 B7 B8",
+#     "F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7 F8 B8",
+# ]
+# held["1f1b"] = check(orders["1f1b"])
+# print("micro-batches held at most, by rank:", *map(max, held["1f1b"]))
+# lesson.compare("1F1B, rank 0 holds", guess_1f1b, max(held["1f1b"][0]), digits=0)
+# curves = {
+#     "GPipe, rank 0": held["gpipe"][0],
+#     "1F1B, rank 0": held["1f1b"][0],
+#     "1F1B, rank 1": held["1f1b"][1],
+# }
+# most, fewer, _ = map(max, curves.values())
+# title = f"Rank 0 holds up to {most} micro-batches with GPipe, {fewer} with 1F1B"
+# actions = range(1, len(held["gpipe"][0]) + 1)
+# options = {"level": None, "powers": False}
+# plots.lines(actions, curves, "actions done", "micro-batches held", title, **options)
+
+# %% [markdown]
+# With both orders, all micro-batches have gone backward before the optimizer's step, so the
+# gradients are those of one process. The pipeline is empty then: this is the
+# [flush](../lessons/README.md#flush).
+#
+# ## Step 4 · torch's tool
+# `torch.distributed.pipelining` has both orders, for any number of stages. It is also safe
+# with [NCCL](../lessons/README.md#nccl), and the functions above are not: NCCL executes the
+# messages between two ranks one after the other, and each waits for the other side. In 1F1B
+# both ranks send before they receive, so they can wait for ever. The tool gives NCCL the send
+# and the receive in one batch.
+
+
+# %%
 def schedule(
     name: str,
     layers: nn.Module,
@@ -92,7 +249,96 @@ def schedule(
 
 
 # %% [markdown]
-# ## Step 2 · Train
+# ## Is 1F1B faster?
+# Each rank has a [virtual GPU](../lessons/README.md#virtual-gpu), and simulates a step of the
+# first part's wide CNN: 8 micro-batches of 512 images. Two cases have equal stages instead,
+# with 16 linear layers each. With a free link the messages take no time. The formula for the
+# [bubble](../lessons/README.md#bubble), with two stages, is 1/(m + 1).
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_equal, guess_nvlink)
+# cases = {
+#     "gpipe, equal stages, free link": (equal_stages, "gpipe", FREE_LINK),
+#     "1f1b, equal stages, free link": (equal_stages, "1f1b", FREE_LINK),
+#     "gpipe, CNN, free link": (stage, "gpipe", FREE_LINK),
+#     "1f1b, CNN, free link": (stage, "1f1b", FREE_LINK),
+#     "gpipe, CNN, NVLink": (stage, "gpipe", "NVLink2"),
+#     "1f1b, CNN, NVLink": (stage, "1f1b", "NVLink2"),
+#     "gpipe by hand": (stage, orders["gpipe"], "NVLink2"),
+#     "1f1b by hand": (stage, orders["1f1b"], "NVLink2"),
+# }
+# by_hand_functions = (first_stage, last_stage)
+# by_rank = launch.call(pipelined_steps, 2, list(cases.values()), schedule, by_hand_functions)
+# steps = dict(zip(cases, zip(*by_rank)))
+# timelines = {case: joined(ranks) for case, ranks in steps.items()}
+# seconds = {case: timeline.end - timeline.start for case, timeline in timelines.items()}
+#
+# print("simulated, mean of both ranks; the formula gives a bubble of 11%")
+# for case, timeline in timelines.items():
+#     parts = shares(timeline)
+#     text = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
+#     print(f"{case}: {1e3 * seconds[case]:.2f} ms: {text}")
+# for rank, spent in enumerate(phases(timelines["gpipe, CNN, free link"])):
+#     forward, backward = spent["forward"], spent["backward"]
+#     print(f"CNN, rank {rank}: forward {forward:.2f} ms, backward {backward:.2f} ms")
+#
+# equal = seconds["gpipe, equal stages, free link"] / seconds["1f1b, equal stages, free link"]
+# nvlink = seconds["gpipe, CNN, NVLink"] / seconds["1f1b, CNN, NVLink"]
+# lesson.compare("1F1B ÷ GPipe, equal stages", guess_equal, equal)
+# lesson.compare("1F1B ÷ GPipe, CNN, NVLink", guess_nvlink, nvlink)
+
+# %% tags=["active-ipynb"]
+# figure = plots.figure(8, 5)
+# drawn = ("gpipe, CNN, NVLink", "1f1b, CNN, NVLink")
+# longer = max(seconds[case] for case in drawn)
+# for place, case in enumerate(drawn, 1):
+#     waits = shares(timelines[case])["bubble"]
+#     title = f"{case}: {1e3 * seconds[case]:.2f} ms; a rank waits {waits:.0%} for the other"
+#     timelines[case].plot(figure.add_subplot(2, 1, place), title, until=longer)
+# plots.share_legend(figure)
+# figure
+
+# %% [markdown]
+# With equal stages and a free link, both orders take the same time, and the bubble is nearly
+# the formula's: the order does not change it. The CNN's stages are not equal: forward takes
+# longer on rank 0, backward on rank 1. In GPipe a stage waits for the longer forward, later
+# for the longer backward. In 1F1B it waits for the longer sum of one forward and one backward,
+# and the two sums are nearly equal.
+#
+# With NVLink the messages take time, too. A rank asks for a message only when it needs it, so
+# it waits while the message comes. In the middle of 1F1B a gradient comes back while an
+# activation goes forward.
+#
+# ## What does 1F1B save?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_memory)
+# metered = {
+#     "gpipe": steps["gpipe, CNN, NVLink"],
+#     "1f1b": steps["1f1b, CNN, NVLink"],
+#     "gpipe by hand": steps["gpipe by hand"],
+#     "1f1b by hand": steps["1f1b by hand"],
+# }
+# for name, ranks in metered.items():
+#     print(f"{name}: peak MiB {ranks[0].peak:.0f} on rank 0, {ranks[1].peak:.0f} on rank 1")
+#
+# share = metered["1f1b"][0].peak / metered["gpipe"][0].peak
+# hand = metered["1f1b by hand"][0].peak / metered["gpipe by hand"][0].peak
+# lesson.compare("1F1B's peak", guess_memory, 100 * share, unit="%", digits=0)
+# message = 512 * 32 * 14 * 14 * 4 / 2**20  # MiB: the activations that rank 0 sends
+# for name in SCHEDULES:
+#     more = metered[name][0].peak - metered[f"{name} by hand"][0].peak
+#     print(f"{name}: the tool needs {more:.1f} MiB more: {more / message:.1f} messages")
+# title = f"Rank 0's peak with 1F1B is {share:.0%} of GPipe's, and by hand {hand:.0%}"
+# draw_peaks(metered, title)
+
+# %% [markdown]
+# 1F1B saves memory, not time. By hand, rank 0 keeps the activations of 2 micro-batches instead
+# of 8. The rest of the peak is the images, and what one backward needs. torch's tool has a
+# buffer for the gradient of each micro-batch, with both orders; by hand there is one buffer.
+# The meter counts the tensors alone: as in the first part, a real GPU needs more.
+#
+# ## Step 5 · Train
 # The first rank passes in the images, the last one the labels: all ranks read the data in the
 # same order. The schedule's `step` sends activations to the next rank and gradients back, and
 # calls `backward` for each micro-batch. All micro-batches must have the same shape, so a
@@ -167,51 +413,6 @@ def accuracy(
 
 
 # %% [markdown]
-# ## GPipe or 1F1B?
-# Prediction (2), on two processes with a virtual GPU each: the wider CNN of the first part,
-# and 8 micro-batches of 512 images.
-
-# %% tags=["active-ipynb"]
-# import sys
-#
-# from multigpu import vgpu
-#
-# sys.path.insert(0, "../lessons/03-model-parallel")
-# from experiments import draw_peaks, pipelined_step, print_schedules
-#
-#
-# def simulate(name, micro_batches, batch=4096):
-#     """This rank's peak memory in MiB, and its timeline."""
-#     (gpu,) = vgpu.start(1, compute=False)
-#     dist.init_process_group("vgpu")
-#     world = launch.find_world()
-#     layers = stage(CNN((1, 28, 28), hidden=320), world.rank, world.size).to(gpu)
-#     pipeline = schedule(name, layers, world.rank, world.size, gpu, micro_batches)
-#     return pipelined_step(pipeline, world, gpu, batch)
-#
-#
-# peaks = {}
-# timelines = {}
-# for name in SCHEDULES:
-#     by_rank = launch.call(simulate, 2, name, micro_batches=8)
-#     peaks[name] = [peak for peak, _ in by_rank]
-#     timelines[name] = vgpu.Timeline.of_ranks([timeline for _, timeline in by_rank])
-# print_schedules(timelines, peaks)
-# draw_peaks(peaks, timelines["1f1b"].label)
-
-# %% tags=["active-ipynb"]
-# timelines["gpipe"].plot(title="GPipe: rank 0 waits for the first gradient")
-
-# %% tags=["active-ipynb"]
-# timelines["1f1b"].plot(title="1F1B: the same work, in another order")
-
-# %% [markdown]
-# The idle shares contain more than the bubble: messages and launches, too. GPipe's rank 0
-# waits once, 1F1B's a little before each backward. 1F1B sends activations and gradients at the
-# same time, in both directions of the link. Its purpose is memory: it holds 2 micro-batches on
-# rank 0, and one on the last rank; GPipe holds all 8. (The buffers for received activations
-# exist for all micro-batches, with both schedules.)
-#
 # ## All together
 
 

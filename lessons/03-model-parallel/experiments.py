@@ -4,7 +4,11 @@ The tensors have shapes but no numbers (`compute=False`). That is enough to simu
 time.
 """
 
+import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,8 +16,10 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from multigpu import launch, plots, vgpu
+from multigpu.models import CNN
 
 MIB = 2**20
+WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
 FREE_LINK = vgpu.Link("free link", bandwidth=1e18, latency=0.0)
 
 
@@ -50,44 +56,155 @@ def timed_step(
     return vgpu.elapsed() - began, vgpu.timeline(since=began)
 
 
-def pipelined_step(
-    pipeline: object, world: launch.World, gpu: torch.device, batch: int
-) -> tuple[float, vgpu.Timeline]:
-    """This rank's peak memory in MiB and its timeline in the pipeline's second step.
+class RankStep(NamedTuple):
+    """One step of a rank in a pipeline: peak and held memory in MiB, and the timeline.
 
-    Every rank of `world` calls this function. The first rank has the images,
-    (batch, 1, 28, 28), the last one the labels. `pipeline` is a schedule of
-    torch.distributed.pipelining.
+    `held` has the MiB of weights, gradients and the optimizer's state.
     """
-    images = torch.empty(batch, 1, 28, 28, device=gpu)
-    labels = torch.empty(batch, dtype=torch.long, device=gpu)
+
+    peak: float
+    held: dict[str, float]
+    timeline: vgpu.Timeline
+
+
+def pipelined_steps(
+    cases: list[tuple[Callable, str | list[str], str | vgpu.Link]],
+    schedule: Callable,
+    by_hand: tuple[Callable, Callable],
+    micro_batches: int = 8,
+    batch: int = 4096,
+) -> list[RankStep]:
+    """In each rank: the second step for each case (a cut, an order, a link).
+
+    A cut is a function such as the lesson's `stage`, which gets the wide CNN and returns the
+    rank's layers. An order is a name of the lesson's `schedule`, or a list of each rank's
+    order by hand, such as "F1 F2 B1 B2"; `by_hand` are the functions first_stage and
+    last_stage. Run it with launch.call, in 2 processes, or in 2 to 4 if no order is by hand.
+    Each rank has one virtual GPU.
+    """
+    world = launch.find_world()
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    steps = []
+    for number, (cut, order, link) in enumerate(cases):
+        with vgpu.running(1, link=link, compute=False) as (gpu,):
+            dist.init_process_group(
+                "vgpu",
+                store=dist.PrefixStore(str(number), store),
+                rank=world.rank,
+                world_size=world.size,
+            )
+            layers = cut(CNN(**WIDE), world.rank, world.size).to(gpu)
+            if isinstance(order, str):
+                tool = schedule(order, layers, world.rank, world.size, gpu, micro_batches)
+                run = _with_tool(tool, world, gpu, batch)
+            else:
+                own = order[world.rank]
+                run = _by_hand(by_hand, layers, own, world, gpu, micro_batches, batch)
+            steps.append(_second_step(run, layers, gpu, micro_batches))
+            dist.destroy_process_group()
+    return steps
+
+
+def equal_stages(model: nn.Module, rank: int, ranks: int) -> nn.Sequential:
+    """A cut into stages that compute equally long: it replaces the model by linear layers."""
+    layers = (nn.Linear(784, 784) for _ in range(16))
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def _with_tool(
+    tool: object, world: launch.World, gpu: torch.device, batch: int
+) -> Callable[[], object]:
+    """A function that computes all micro-batches with a schedule of torch's tool."""
+    images, labels = _batch(gpu, batch)
     inputs = (images,) if world.rank == 0 else ()
     target = labels if world.rank == world.size - 1 else None
-    for _ in range(2):  # the first step warms up
-        dist.barrier()  # all ranks begin the step at the same time
-        torch.vgpu.reset_peak_memory_stats(gpu)
-        began = vgpu.elapsed()
-        pipeline.step(*inputs, target=target)
-    return torch.vgpu.max_memory_allocated(gpu) / MIB, vgpu.timeline(since=began)
+    return partial(tool.step, *inputs, target=target)
 
 
-def print_schedules(
-    timelines: dict[str, vgpu.Timeline], peaks: dict[str, list[float]]
-) -> None:
-    """Print for each schedule a step's simulated time, each rank's idle share and peak MiB."""
-    for name, timeline in timelines.items():
-        milliseconds = 1e3 * (timeline.end - timeline.start)
-        idle = ", ".join(f"{timeline.idle(rank):.0%}" for rank in range(len(timeline.lanes)))
-        peak = ", ".join(f"{mib:.0f}" for mib in peaks[name])
-        step = f"{milliseconds:.2f} ms simulated"
-        print(f"{name}: {step}; by rank: idle {idle}, peak MiB {peak}")
+def _by_hand(
+    functions: tuple[Callable, Callable],
+    layers: nn.Module,
+    order: str,
+    world: launch.World,
+    gpu: torch.device,
+    micro_batches: int,
+    batch: int,
+) -> Callable[[], object]:
+    """A function that computes all micro-batches with the lesson's functions."""
+    first_stage, last_stage = functions
+    images, labels = _batch(gpu, batch)
+    if world.rank == 0:
+        return partial(first_stage, layers, order, images.chunk(micro_batches))
+    activations = (batch // micro_batches, layers[0][0].in_features)
+    return partial(last_stage, layers, order, labels.chunk(micro_batches), activations)
 
 
-def draw_peaks(peaks: dict[str, list[float]], label: str) -> Figure:
-    """Draw peaks[schedule][rank], in MiB, as bars. The title is true for gpipe and 1f1b."""
+def _batch(gpu: torch.device, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.empty(batch, *WIDE["image_shape"], device=gpu)
+    labels = torch.empty(batch, dtype=torch.long, device=gpu)
+    return images, labels
+
+
+def _second_step(
+    run: Callable[[], object], layers: nn.Module, gpu: torch.device, micro_batches: int
+) -> RankStep:
+    """`run` and an update of the weights, twice; the second time is measured."""
+    optimizer = sgd(layers.parameters())
+    run()  # the first step warms up: it makes the optimizer's state and the tool's buffers
+    optimizer.step()
+    vgpu.number_micro_batches(layers, layers, micro_batches)
+    dist.barrier()  # all ranks begin the step at the same time
+    torch.vgpu.reset_peak_memory_stats(gpu)
+    began = vgpu.elapsed()
+    optimizer.zero_grad()
+    run()
+    held = vgpu.memory_held(layers, optimizer)[gpu]
+    optimizer.step()
+    timeline = vgpu.timeline(since=began)
+    peak = torch.vgpu.max_memory_allocated(gpu) / MIB
+    lasting = ("weights", "gradients", "optimizer")
+    return RankStep(peak, {use: held[use] / MIB for use in lasting}, timeline)
+
+
+def joined(steps: list[RankStep]) -> vgpu.Timeline:
+    """The timelines of all ranks in one, whose messages say what they carry.
+
+    A message to a later stage carries activations, one to an earlier stage gradients.
+    """
+    timeline = vgpu.Timeline.of_ranks([step.timeline for step in steps])
+    messages = [event for event in timeline.events if event.name in ("send", "recv")]
+    lanes = defaultdict(list)  # (name, start, end) of a message → its lanes
+    for event in messages:
+        lanes[event.name, event.start, event.end].append(event.device)
+    for event in messages:
+        other_end = "recv" if event.name == "send" else "send"
+        # Two messages can go in opposite directions at the same time.
+        others = lanes[other_end, event.start, event.end]
+        other = next(lane for lane in others if lane != event.device)
+        later = max(event.device, other)
+        receiver = other if event.name == "send" else event.device
+        timeline.notes[event] = "activations" if receiver == later else "gradients"
+    return timeline
+
+
+def phases(timeline: vgpu.Timeline) -> list[dict[str, float]]:
+    """The milliseconds of computing in each phase, by lane."""
+    milliseconds = []
+    for lane in range(len(timeline.lanes)):
+        spent: dict[str, float] = defaultdict(float)
+        for event in timeline.events:
+            if event.kind == "compute" and event.device == lane:
+                spent[event.phase] += 1e3 * (event.end - event.start)
+        milliseconds.append(spent)
+    return milliseconds
+
+
+def draw_peaks(steps: dict[str, list[RankStep]], title: str) -> Figure:
+    """Draw the peak memory of steps[name][rank] as bars, divided by use."""
     bars = {}
-    for rank in range(min(len(mib) for mib in peaks.values())):
-        for name, mib in peaks.items():
-            bars[f"{name}, rank {rank}"] = {"peak": mib[rank]}
-    unit = f"peak of all memory, MiB ({label})"
-    return plots.stacked_bars(bars, unit, "1F1B holds fewer micro-batches at a time")
+    for name, ranks in steps.items():
+        for rank, step in enumerate(ranks):
+            rest = step.peak - sum(step.held.values())
+            bars[f"{name}, rank {rank}"] = step.held | {"activations": rest}
+    label = next(iter(steps.values()))[0].timeline.label
+    return plots.stacked_bars(bars, f"peak, MiB ({label})", title, totals=True)

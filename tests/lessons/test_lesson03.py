@@ -1,5 +1,6 @@
 """Lesson 03: halves on two GPUs, and a pipeline of processes, learn what one GPU learns."""
 
+import json
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ import PT_CNN_ModelParallel as lesson
 
 SCRIPT = ROOT / "scripts" / "PT_CNN_ModelParallel.py"
 PIPELINE = ROOT / "scripts" / "PT_CNN_Pipeline.py"
+FOLDER = ROOT / "lessons" / "03-model-parallel"
 FLAGS = ("--epochs", 2, "--batch-size", 8, "--prove")
 
 PADDING_COUNTS = """
@@ -187,6 +189,183 @@ def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
     done = run_script(path, "--data", npz(), *FLAGS, *more)
     assert done.returncode == 1, done.stdout
     assert "limit 1e-05: fails" in done.stdout
+
+
+# ---- a pipeline by hand, and its simulated time and memory ----
+
+PIPELINES = """
+import json, sys
+sys.path[:0] = sys.argv[1:]
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from experiments import FREE_LINK, equal_stages, joined, phases, pipelined_steps, shares
+from PT_CNN_Pipeline import first_stage, last_stage, schedule, stage
+from multigpu import launch
+from multigpu.models import CNN
+
+FORWARD, BACKWARD = ([f"{kind}{number}" for number in range(1, 9)] for kind in "FB")
+ALTERNATING = [action for pair in zip(FORWARD, BACKWARD) for action in pair]
+AHEAD = ["F1", *(action for pair in zip(FORWARD[1:], BACKWARD) for action in pair), "B8"]
+ORDERS = {
+    "gpipe": [" ".join(FORWARD + BACKWARD)] * 2,
+    "1f1b": [" ".join(AHEAD), " ".join(ALTERNATING)],
+    "naive": [" ".join(ALTERNATING)] * 2,
+    "zigzag": ["F2 F1 F3 B1 B2 F8 B3 B8 F4 F5 F6 F7 B7 B6 B5 B4"] * 2,
+}
+IMAGES = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+LABELS = torch.arange(64) % 10
+
+
+def by_hand():
+    world = launch.find_world()
+    dist.init_process_group("gloo")
+    results = {}
+    for name, orders in ORDERS.items():
+        torch.manual_seed(0)
+        layers = stage(CNN(), world.rank, world.size)
+        if world.rank == 0:
+            held = first_stage(layers, orders[0], IMAGES.chunk(8))
+        else:
+            held = last_stage(layers, orders[1], LABELS.chunk(8), (8, 512))
+        results[name] = ([weight.grad / 64 for weight in layers.parameters()], held)
+    return results
+
+
+if __name__ == "__main__":
+    ranks = launch.call(by_hand, 2)
+    torch.manual_seed(0)
+    serial = CNN()
+    F.cross_entropy(serial(IMAGES), LABELS).backward()
+    names = ("difference", "held", "ms", "shares", "phases", "peaks", "actions", "messages")
+    found = {name: {} for name in names}
+    for name in ORDERS:
+        own = [gradient for rank in ranks for gradient in rank[name][0]]
+        pairs = zip(own, serial.parameters(), strict=True)
+        found["difference"][name] = max((a - b.grad).abs().max().item() for a, b in pairs)
+        found["held"][name] = [rank[name][1] for rank in ranks]
+    cases = {
+        "gpipe": (stage, "gpipe", "NVLink2"),
+        "1f1b": (stage, "1f1b", "NVLink2"),
+        "gpipe, free": (stage, "gpipe", FREE_LINK),
+        "1f1b, free": (stage, "1f1b", FREE_LINK),
+        "gpipe, equal": (equal_stages, "gpipe", FREE_LINK),
+        "1f1b, equal": (equal_stages, "1f1b", FREE_LINK),
+        "gpipe by hand": (stage, ORDERS["gpipe"], "NVLink2"),
+        "1f1b by hand": (stage, ORDERS["1f1b"], "NVLink2"),
+        "naive, free": (stage, ORDERS["naive"], FREE_LINK),
+    }
+    by_hand = (first_stage, last_stage)
+    by_rank = launch.call(pipelined_steps, 2, list(cases.values()), schedule, by_hand)
+    for case, steps in zip(cases, zip(*by_rank)):
+        timeline = joined(steps)
+        found["ms"][case] = 1e3 * (timeline.end - timeline.start)
+        found["shares"][case] = shares(timeline)
+        found["peaks"][case] = [step.peak for step in steps]
+        found["phases"][case] = phases(timeline)
+        notes = [(event, timeline.notes.get(event)) for event in timeline.events]
+        found["messages"][case] = sorted(
+            (event.device, event.name, note)
+            for event, note in notes
+            if event.kind == "transfer"
+        )
+        # Each rank's micro-batches, in the order in which it begins with them.
+        found["actions"][case] = [
+            list(dict.fromkeys(
+                event.phase[0].upper() + note
+                for event, note in notes
+                if note and event.phase != "update"
+                if event.kind == "compute" and event.device == rank
+            ))
+            for rank in (0, 1)
+        ]
+    print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory):
+    program = tmp_path_factory.mktemp("pipelines") / "program.py"
+    program.write_text(PIPELINES)
+    done = run_script(program, FOLDER, ROOT / "scripts")
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_by_hand_any_order_has_the_serial_gradients(pipelines):
+    assert len(pipelines["difference"]) == 4
+    assert all(difference < 1e-7 for difference in pipelines["difference"].values())
+
+
+@pytest.mark.slow
+def test_1f1b_holds_two_micro_batches_and_gpipe_all(pipelines):
+    gpipe, last_of_gpipe = pipelines["held"]["gpipe"]
+    assert gpipe == last_of_gpipe == [*range(1, 9), *range(7, -1, -1)]
+    most = {name: [max(held) for held in ranks] for name, ranks in pipelines["held"].items()}
+    assert most["1f1b"] == [2, 1]
+    assert most["naive"] == [1, 1]
+    for ranks in pipelines["held"].values():
+        assert all(held[-1] == 0 for held in ranks), "the pipeline is empty"
+
+
+@pytest.mark.slow
+def test_with_equal_stages_and_a_free_link_both_orders_have_the_formulas_bubble(pipelines):
+    ms, bubble = pipelines["ms"], bubbles(pipelines)
+    assert ms["gpipe, equal"] == pytest.approx(ms["1f1b, equal"], rel=1e-3)
+    assert bubble["gpipe, equal"] == pytest.approx(1 / 9, abs=0.02)
+    assert bubble["1f1b, equal"] == pytest.approx(1 / 9, abs=0.02)
+    for order in ("gpipe", "1f1b"):
+        parts = pipelines["shares"][f"{order}, equal"]
+        assert parts["transfer"] < 0.001 and parts["launch"] < 0.001
+    # Each rank holds one micro-batch at a time: half of the time it waits.
+    assert bubble["naive, free"] == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.slow
+def test_with_unequal_stages_gpipe_waits_longer(pipelines):
+    """A free link: GPipe pays the longer forward and the longer backward, 1F1B their sum."""
+    first, last = pipelines["phases"]["gpipe, free"]
+    assert first["forward"] > 1.1 * last["forward"]
+    assert first["backward"] < 0.95 * last["backward"]
+    both = [rank["forward"] + rank["backward"] for rank in (first, last)]
+    longer = first["forward"] + last["backward"] - max(both)
+    ms = pipelines["ms"]
+    assert ms["gpipe, free"] - ms["1f1b, free"] == pytest.approx(longer, rel=0.3)
+    assert bubbles(pipelines)["gpipe, free"] > bubbles(pipelines)["1f1b, free"] + 0.03
+
+
+def bubbles(found: dict) -> dict[str, float]:
+    return {case: parts["bubble"] for case, parts in found["shares"].items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_by_hand_is_what_torchs_tool_does(pipelines, order):
+    """Order and time are equal; the tool keeps 7 more buffers of 12.25 MiB on each rank."""
+    assert pipelines["actions"][order] == pipelines["actions"][f"{order} by hand"]
+    assert all(len(actions) == 16 for actions in pipelines["actions"][order])
+    assert pipelines["ms"][order] == pytest.approx(pipelines["ms"][f"{order} by hand"], 1e-3)
+    more = pipelines["peaks"][order][0] - pipelines["peaks"][f"{order} by hand"][0]
+    assert more == pytest.approx(7 * 512 * 6272 * 4 / 2**20, abs=0.1)
+
+
+@pytest.mark.slow
+def test_1f1b_saves_memory_on_both_ranks(pipelines):
+    for how in ("", " by hand"):
+        gpipe, less = (pipelines["peaks"][order + how] for order in ("gpipe", "1f1b"))
+        assert less[0] < 0.55 * gpipe[0]
+        assert less[1] < 0.7 * gpipe[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_the_messages_say_what_they_carry(pipelines, order):
+    """Also in 1F1B, where two messages go in opposite directions at the same time."""
+    expected = [(0, "recv", "gradients"), (0, "send", "activations")]
+    expected += [(1, "recv", "activations"), (1, "send", "gradients")]
+    expected = [list(message) for message in expected for _ in range(8)]
+    assert pipelines["messages"][order] == expected
 
 
 # ---- mistakes ----
