@@ -51,7 +51,8 @@ def compare(
             raise ValueError(f"the result {result!r} is not one of the choices {choices}")
         _check(guess, choices if len(choices) > 1 else (), text=True)
         same = str(guess).strip().casefold() == str(result).casefold()
-        print(f"{what}: guess {guess}, result {result}: {'the same' if same else 'different'}")
+        verdict = "your guess is right" if same else "your guess is wrong"
+        print(f"{what}: guess {guess}, result {result}: {verdict}")
         return
     _check(guess)
     guessed = float(guess)
@@ -68,11 +69,11 @@ def _check(
     if choices:
         wanted = " or ".join(f'"{choice}"' for choice in choices)
     else:
-        wanted = "a text in quotes" if text else "a number, such as 1.5,"
-    then = "run that cell, then this one."
+        wanted = "a text in quotes" if text else "a number, such as 1.5"
+    then = ", run that cell, then this one."
     if guess is None:
         raise GuessNeeded(
-            f"No guess yet{which}: in the cell above, write {wanted} in place of None, {then}"
+            f"No guess yet{which}: in the cell above, write {wanted} in place of None{then}"
         )
     if choices:
         known = [choice.casefold() for choice in choices]
@@ -87,7 +88,7 @@ def _check(
         problem = "is not finite" if number else "is not a number"
     if not valid:
         raise GuessNeeded(
-            f"The guess {guess!r}{which} {problem}: in the cell above, write {wanted} {then}"
+            f"The guess {guess!r}{which} {problem}: in the cell above, write {wanted}{then}"
         )
 
 
@@ -96,7 +97,7 @@ def _distance(guess: float, result: float, unit: str, digits: int) -> str:
     if not math.isfinite(result):
         return ""
     if round(guess, digits) == result:
-        return ": the same"
+        return ": your guess is right"
     if guess <= 0 or result <= 0 or unit == "%":
         difference = f"{abs(guess - result):,.{digits}f}"
         return f": {difference} {'points' if unit == '%' else unit} apart".replace("  ", " ")

@@ -66,12 +66,12 @@ def test_a_choice_may_be_written_in_any_case():
         ),
         (10, 150, {"unit": "MiB", "digits": 0}, ["10 MiB,", "150 MiB:", "result is 15 times"]),
         (1e6, 1234567.8, {"digits": 0}, ["1,000,000,", "1,234,568:", "1.2 times"]),
-        (0.63, 0.6349, {}, ["result 0.63: the same"]),
+        (0.63, 0.6349, {}, ["result 0.63: your guess is right"]),
         (100, 103.2, {"digits": 1}, ["result 103.2: less than 5% apart"]),
         (50, 38.24, {"unit": "%", "digits": 0}, ["guess 50%, result 38%: 12 points apart"]),
         (0, 0.5, {}, ["guess 0, result 0.50: 0.50 apart"]),
         (-1, 0.5, {"unit": "ms"}, ["guess -1 ms, result 0.50 ms: 1.50 ms apart"]),
-        (3, np.float32(3), {"digits": 0}, ["guess 3, result 3: the same"]),
+        (3, np.float32(3), {"digits": 0}, ["guess 3, result 3: your guess is right"]),
     ],
 )
 def test_numbers(capsys, guess, result, more, facts):
@@ -94,8 +94,8 @@ def test_a_noisy_result_prints_one_line(capsys):
 
 def test_texts(capsys):
     places = {"choices": ("GPU 0", "GPU 1")}
-    assert printed(capsys, "gpu 1", "GPU 1", **places).endswith("result GPU 1: the same")
-    assert printed(capsys, "GPU 0", "GPU 1", **places).endswith("result GPU 1: different")
+    assert printed(capsys, "gpu 1", "GPU 1", **places).endswith("result GPU 1: your guess is right")
+    assert printed(capsys, "GPU 0", "GPU 1", **places).endswith("result GPU 1: your guess is wrong")
     assert printed(capsys, "fc1", "fc2").endswith("guess fc1, result fc2: different")
     with pytest.raises(lesson.GuessNeeded, match="text"):
         lesson.compare("it", 3, "fc2")
