@@ -31,7 +31,7 @@ class CheckpointSchedule:
         self.every_n_epochs = every_n_epochs or 0
         self.train_time_interval = train_time_interval
         self._save_on_train_epoch_end = save_on_train_epoch_end
-        self._last_time_checked = time.monotonic()
+        self._last_time_checked = float("inf")  # until start_clock
         for name in ("every_n_train_steps", "every_n_epochs"):
             if (number := getattr(self, name)) < 0:
                 raise UserError(
