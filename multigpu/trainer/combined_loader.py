@@ -112,7 +112,7 @@ class CombinedLoader(Iterable):
             for number, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
                 if not limit:
                     continue
-                iterator = started.pop(number, None) or iter(loader)
+                iterator = started.pop(number) if number in started else iter(loader)
                 stop = None if limit == float("inf") else int(limit)
                 for index, batch in enumerate(islice(iterator, stop)):
                     yield batch, index, number

@@ -109,6 +109,11 @@ def callbacks_for(
     if enable_checkpointing is not False and not has_checkpoint and not trainer.fast_dev_run:
         callbacks.append(ModelCheckpoint())
     has_bar = any(isinstance(cb, ProgressBar) for cb in callbacks)
+    if has_bar and enable_progress_bar is False:
+        raise UserError(
+            "enable_progress_bar=False, but callbacks has a ProgressBar: leave one of them "
+            "out."
+        )
     if enable_progress_bar is not False and not has_bar:
         callbacks.append(TQDMProgressBar())
     if max_time is not None:

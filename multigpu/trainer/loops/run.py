@@ -151,7 +151,8 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
         warn_of_removed_hooks(part)
     for logger in trainer.loggers:
         logger.is_global_zero = trainer.is_global_zero
-        logger.set_version(strategy.broadcast(logger.version))
+        if strategy.world.size > 1:
+            logger.set_version(strategy.broadcast(logger.version))
     if trainer.profiler is not None:
         trainer.profiler.setup(stage, trainer.local_rank, trainer.log_dir)
     for part in (model,) if datamodule is None else (datamodule, model):
