@@ -54,13 +54,14 @@ class CheckpointSchedule:
         due = every > 0 and trainer.global_step % every == 0
         if self.train_time_interval is None:
             return due
-        seconds = time.monotonic() - self._last_time_checked
+        now = time.monotonic()
+        seconds = now - self._last_time_checked
         # Rank 0 decides, because clocks differ but all ranks must save together.
         passed = trainer.strategy.broadcast(
             seconds >= self.train_time_interval.total_seconds()
         )
         if passed:
-            self._last_time_checked = time.monotonic()
+            self._last_time_checked = now
         return due or passed
 
     def due_after_epoch(self, trainer: Trainer) -> bool:
