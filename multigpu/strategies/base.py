@@ -242,6 +242,9 @@ class Strategy:
         dist.all_gather_object(objects, obj, self.control)
         return objects
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Called when a run of the Trainer fails, after the callbacks' on_exception."""
+
     def all_reduce_max(self, numbers: list[int]) -> list[int]:
         """The maximum of each number over all ranks, by one all-reduce."""
         if self.control is None:

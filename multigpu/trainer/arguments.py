@@ -2,10 +2,13 @@
 the strategy.
 """
 
+import ast
+import inspect
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from multigpu import devices as compute_devices
@@ -47,6 +50,33 @@ RENAMED = {
     "nb_gpu_nodes": "num_nodes",
     "num_processes": "devices",
 }
+
+
+def with_environment(init: Callable[..., None]) -> Callable[..., None]:
+    """Give Trainer.__init__ the arguments that variables such as PL_TRAINER_DEVICES name.
+
+    An argument that the user gives has precedence. A variable's value is read as Python's
+    number, True, False, None, list or dict, and else as text.
+    """
+    names = list(inspect.signature(init).parameters)[1:]
+
+    @wraps(init)
+    def init_with_environment(self: "Trainer", *args: Any, **given: Any) -> None:
+        found = {
+            name: _value_of(os.environ[variable])
+            for name in names
+            if (variable := f"PL_TRAINER_{name.upper()}") in os.environ
+        }
+        init(self, *args, **{**found, **given})
+
+    return init_with_environment
+
+
+def _value_of(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def translate_old_names(
@@ -175,6 +205,7 @@ def check_numbers(trainer: "Trainer") -> None:
             )
     # log_every_n_steps=0 means never.
     for name, least in (
+        ("fast_dev_run", 0),
         ("accumulate_grad_batches", 1),
         ("log_every_n_steps", 0),
         ("reload_dataloaders_every_n_epochs", 0),
@@ -182,7 +213,10 @@ def check_numbers(trainer: "Trainer") -> None:
     ):
         value = getattr(trainer, name)
         counts_batches = name == "check_val_every_n_epoch" and value is None
-        if not counts_batches and (type(value) is not int or value < least):
+        is_switch = name == "fast_dev_run" and type(value) is bool
+        if counts_batches or is_switch:
+            continue
+        if type(value) is not int or value < least:
             raise UserError(f"{name} is {value!r}: expected a whole number from {least} up.")
     limits = [f"limit_{kind}_batches" for kind in ("train", "val", "test", "predict")]
     for name in (*limits, "overfit_batches", "val_check_interval"):

@@ -7,12 +7,15 @@ from typing import Any
 from multigpu.errors import UserError, did_you_mean
 
 END = object()
+# What cannot be a dataloader.
+PRIMITIVES = (bool, int, float, complex, str, bytes)
 
 
 class CombinedLoader(Iterable):
     """Give (batch, batch index, loader index) from a list, tuple or dict of dataloaders.
 
-    iterables   the dataloaders, also nested; a batch has the same structure
+    iterables   the dataloaders, also nested; a batch has the same structure. A list of
+                numbers or texts is one dataloader, with these as its batches
     mode        "min_size": until the shortest ends; "max_size": until the longest ends, None
                 in place of what has ended; "max_size_cycle": until the longest ends, the
                 others begin again; "sequential": one after the other, a batch is one loader's
@@ -32,14 +35,14 @@ class CombinedLoader(Iterable):
     @property
     def flattened(self) -> list[Any]:
         """The dataloaders as a list."""
-        return list(_leaves(self.iterables))
+        return list(leaves(self.iterables))
 
     @flattened.setter
     def flattened(self, loaders: list[Any]) -> None:
         number = len(self.flattened)
         if len(loaders) != number:
             raise UserError(f"CombinedLoader has {number} dataloaders, not {len(loaders)}.")
-        self.iterables = _rebuild(self.iterables, iter(loaders))
+        self.iterables = rebuild(self.iterables, iter(loaders))
 
     @property
     def limits(self) -> list[float] | None:
@@ -66,13 +69,13 @@ class CombinedLoader(Iterable):
     def sampler(self) -> Any:
         """The samplers of the dataloaders, in the structure of `iterables`."""
         samplers = (getattr(loader, "sampler", None) for loader in self.flattened)
-        return _rebuild(self.iterables, samplers)
+        return rebuild(self.iterables, samplers)
 
     @property
     def batch_sampler(self) -> Any:
         """The batch samplers of the dataloaders, in the structure of `iterables`."""
         samplers = (getattr(loader, "batch_sampler", None) for loader in self.flattened)
-        return _rebuild(self.iterables, samplers)
+        return rebuild(self.iterables, samplers)
 
     def sized(self) -> float:
         """The number of batches; infinity if a dataloader that decides it has no length."""
@@ -82,31 +85,41 @@ class CombinedLoader(Iterable):
         return MODES[self.mode](lengths) if lengths else 0
 
     def __len__(self) -> int:
+        """The number of batches. Unlike Lightning's, it is known before `iter`."""
         length = self.sized()
         if length == float("inf"):
             raise TypeError("a dataloader of this CombinedLoader has no length")
         return int(length)
 
     def __iter__(self) -> Iterator[tuple[Any, int, int]]:
+        """The batches. The workers of the dataloaders that are read first start now."""
         if self.mode == "sequential":
-            yield from self._one_after_the_other()
-            return
+            return self._one_after_the_other()
         rows = {"min_size": self._shortest, "max_size": self._longest}
-        together = rows.get(self.mode, self._cycled)
-        for index, row in zip(count(), together(), strict=False):
-            yield _rebuild(self.iterables, iter(row)), index, 0
+        together = rows.get(self.mode, self._cycled)(list(map(iter, self.flattened)))
+        return (
+            (rebuild(self.iterables, iter(row)), index, 0)
+            for index, row in zip(count(), together, strict=False)
+        )
 
     def _one_after_the_other(self) -> Iterator[tuple[Any, int, int]]:
-        for number, loader in enumerate(self.flattened):
-            limit = float("inf") if self._limits is None else self._limits[number]
-            stop = None if limit == float("inf") else int(limit)
-            if stop == 0:
-                continue
-            for index, batch in enumerate(islice(iter(loader), stop)):
-                yield batch, index, number
+        loaders = self.flattened
+        limits = [float("inf")] * len(loaders) if self._limits is None else self._limits
+        first = next((number for number, limit in enumerate(limits) if limit), None)
+        started = {} if first is None else {first: iter(loaders[first])}
 
-    def _shortest(self) -> Iterator[list]:
-        iterators = list(map(iter, self.flattened))
+        def batches() -> Iterator[tuple[Any, int, int]]:
+            for number, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
+                if not limit:
+                    continue
+                iterator = started.pop(number) if number in started else iter(loader)
+                stop = None if limit == float("inf") else int(limit)
+                for index, batch in enumerate(islice(iterator, stop)):
+                    yield batch, index, number
+
+        return batches()
+
+    def _shortest(self, iterators: list[Iterator]) -> Iterator[list]:
         while iterators:
             row = []
             for iterator in iterators:
@@ -116,17 +129,15 @@ class CombinedLoader(Iterable):
                 row.append(batch)
             yield row
 
-    def _longest(self) -> Iterator[list]:
-        iterators = list(map(iter, self.flattened))
+    def _longest(self, iterators: list[Iterator]) -> Iterator[list]:
         while True:
             row = [next(iterator, END) for iterator in iterators]
             if all(batch is END for batch in row):
                 return
             yield [None if batch is END else batch for batch in row]
 
-    def _cycled(self) -> Iterator[list]:
+    def _cycled(self, iterators: list[Iterator]) -> Iterator[list]:
         loaders = self.flattened
-        iterators = list(map(iter, loaders))
         ended = [False] * len(iterators)
         while iterators:
             row = []
@@ -173,21 +184,29 @@ def _length(loader: Any) -> float:
         return float("inf")
 
 
-def _leaves(structure: Any) -> Iterator[Any]:
-    if isinstance(structure, Mapping):
-        structure = structure.values()
-    elif not isinstance(structure, (list, tuple)):
+def leaves(structure: Any) -> Iterator[Any]:
+    """The dataloaders in nested lists, tuples and dicts."""
+    if not _holds_loaders(structure):
         yield structure
         return
-    for item in structure:
-        yield from _leaves(item)
+    for item in structure.values() if isinstance(structure, Mapping) else structure:
+        yield from leaves(item)
 
 
-def _rebuild(structure: Any, leaves: Iterator[Any]) -> Any:
-    """The structure with other leaves."""
+def _holds_loaders(structure: Any) -> bool:
+    """Whether it is a container of dataloaders; a list of numbers or texts is a dataloader."""
     if isinstance(structure, Mapping):
-        return {key: _rebuild(item, leaves) for key, item in structure.items()}
+        return True
     if not isinstance(structure, (list, tuple)):
-        return next(leaves)
-    items = [_rebuild(item, leaves) for item in structure]
+        return False
+    return not structure or not all(isinstance(item, PRIMITIVES) for item in structure)
+
+
+def rebuild(structure: Any, loaders: Iterator[Any]) -> Any:
+    """The structure with other dataloaders."""
+    if not _holds_loaders(structure):
+        return next(loaders)
+    if isinstance(structure, Mapping):
+        return {key: rebuild(item, loaders) for key, item in structure.items()}
+    items = [rebuild(item, loaders) for item in structure]
     return type(structure)(*items) if hasattr(structure, "_fields") else type(structure)(items)

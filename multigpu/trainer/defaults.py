@@ -21,32 +21,43 @@ from multigpu.trainer.torch_profiler import PyTorchProfiler
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
+LOG_EVERY_N_STEPS = 50
 PROFILERS = {"simple": SimpleProfiler, "pytorch": PyTorchProfiler}
 
 
-def run_lengths(trainer: "Trainer", max_time: Any) -> dict[str, Any]:
-    """Attributes, by name, that fast_dev_run, overfit_batches and max_epochs=None change.
-
-    max_epochs=None means no limit if max_steps or max_time limits the run, and 1000 otherwise.
-    """
+def run_lengths(trainer: "Trainer") -> dict[str, Any]:
+    """Attributes, by name, that fast_dev_run and overfit_batches change."""
     changed: dict[str, Any] = {}
-    max_epochs = trainer.max_epochs
-    max_steps = trainer.max_steps
     if trainer.fast_dev_run:
-        max_epochs = 1
-        max_steps = trainer.fast_dev_run
+        batches = int(trainer.fast_dev_run)
+        changed["max_epochs"] = 1
+        changed["max_steps"] = batches
         for kind in ("train", "val", "test", "predict"):
-            changed[f"limit_{kind}_batches"] = trainer.fast_dev_run
+            changed[f"limit_{kind}_batches"] = batches
         changed["num_sanity_val_steps"] = 0
         changed["val_check_interval"] = 1.0
         changed["check_val_every_n_epoch"] = 1
     if trainer.overfit_batches:
         changed["limit_train_batches"] = trainer.overfit_batches
         changed["limit_val_batches"] = trainer.overfit_batches
-    if max_epochs is None:
-        limited = max_steps != -1 or max_time is not None
-        max_epochs = -1 if limited else 1000
-    return changed | {"max_epochs": max_epochs, "max_steps": max_steps}
+    return changed
+
+
+def limit_epochs(trainer: "Trainer") -> None:
+    """Replace max_epochs=None: by no limit if max_steps or a Timer limits the fit, else by
+    1000, with a warning.
+    """
+    if trainer.max_epochs is not None:
+        return
+    timed = any(isinstance(callback, Timer) for callback in trainer.callbacks)
+    if trainer.max_steps != -1 or timed:
+        trainer.max_epochs = -1
+        return
+    trainer.max_epochs = 1000
+    trainer.state.warn_once(
+        "max_epochs was not set, so this fit has 1000 epochs: give max_epochs, or -1 for no "
+        "limit."
+    )
 
 
 def profiler_for(profiler: PassThroughProfiler | str | None) -> PassThroughProfiler | None:
@@ -98,9 +109,19 @@ def callbacks_for(
     if enable_checkpointing is not False and not has_checkpoint and not trainer.fast_dev_run:
         callbacks.append(ModelCheckpoint())
     has_bar = any(isinstance(cb, ProgressBar) for cb in callbacks)
+    if has_bar and enable_progress_bar is False:
+        raise UserError(
+            "enable_progress_bar=False, but callbacks has a ProgressBar: leave one of them "
+            "out."
+        )
     if enable_progress_bar is not False and not has_bar:
         callbacks.append(TQDMProgressBar())
     if max_time is not None:
+        if any(isinstance(cb, Timer) for cb in callbacks):
+            raise UserError(
+                f"max_time={max_time!r}, but callbacks has a Timer: give the time to one of "
+                f"them only."
+            )
         callbacks.append(Timer(max_time))
     keys = [cb.state_key for cb in callbacks if is_overridden("state_dict", cb, Callback)]
     if duplicate := next((key for key in keys if keys.count(key) > 1), None):

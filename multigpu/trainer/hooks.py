@@ -64,7 +64,11 @@ class ModuleHooks(DataHooks):
 
     on_…_model_eval calls the module's `eval()`; override it to do something else. An
     overridden on_…_model_train replaces the code that restores the previous modes; called
-    with super(), it sets all modules to training mode.
+    with super(), it sets all modules to training mode. Lightning never calls
+    on_predict_model_train, but this Trainer does.
+
+    A run that resumes within an epoch calls on_train_epoch_start for the rest of it, which
+    Lightning does not: what the hook prepares is not in the checkpoint.
     """
 
     def configure_model(self) -> None:

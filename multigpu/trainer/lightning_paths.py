@@ -12,8 +12,16 @@ from typing import Any
 
 from multigpu.errors import UserError
 
-# Path below lightning.pytorch → the module here, and its names.
+# Path below lightning.pytorch → the module here (below multigpu.trainer, unless it begins with
+# multigpu), and its names.
 TABLE: dict[str, dict[str, tuple[str, ...]]] = {
+    "accelerators": {
+        "multigpu.strategies.accelerators": (
+            "Accelerator",
+            "CPUAccelerator",
+            "CUDAAccelerator",
+        ),
+    },
     "callbacks.gradient_accumulation_scheduler": {
         "callbacks.accumulation": ("GradientAccumulationScheduler",),
     },
@@ -65,7 +73,8 @@ def register(package: str) -> None:
     for path, sources in TABLE.items():
         module = ModuleType(f"{package}.{path}", f"Lightning's path for {', '.join(sources)}.")
         for source, names in sources.items():
-            owner = importlib.import_module(f"{package}.{source}")
+            below = "" if source.startswith("multigpu.") else f"{package}."
+            owner = importlib.import_module(f"{below}{source}")
             for name in names:
                 setattr(module, name, getattr(owner, name))
         _add(module)

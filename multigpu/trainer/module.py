@@ -1,5 +1,6 @@
 """LightningModule: the user's model, steps and optimizers, without devices, ranks or loops."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from multigpu.errors import UserError
+from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.checkpointing.hyperparameters import HyperparametersMixin
 from multigpu.trainer.hooks import ModuleHooks
 
@@ -32,7 +34,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._automatic_optimization = True
-        self.strict_loading = True
+        self._strict_loading: bool | None = None
         self.example_input_array: Any = None
         # In __dict__, because nn.Module.__setattr__ is slow. `_log_context` says which hook
         # runs.
@@ -48,6 +50,15 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     @automatic_optimization.setter
     def automatic_optimization(self, automatic: bool) -> None:
         self._automatic_optimization = automatic
+
+    @property
+    def strict_loading(self) -> bool:
+        """Whether a checkpoint must have exactly this module's tensors; by default True."""
+        return self._strict_loading is not False
+
+    @strict_loading.setter
+    def strict_loading(self, strict: bool | None) -> None:
+        self._strict_loading = strict
 
     # ---- what the user writes ---------------------------------------------------------------
 
@@ -106,12 +117,12 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         default is the epoch's mean, weighted by batch size. An epoch's value is reduced over
         all ranks. A step's value is this rank's; with sync_dist it is reduced over all ranks.
 
-        Without a Trainer it does nothing, so that steps can be called in tests. Raises
+        Without a Trainer it only warns, so that steps can be called in tests. Raises
         UserError in a module that is a part of the module that is trained.
         """
         context = self._log_context
         if context is None:
-            self._check_not_inner(name)
+            self._log_outside(name)
             return
         context.results.log(
             context.hook,
@@ -129,21 +140,35 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
             rank_zero_only=rank_zero_only,
         )
 
-    def _check_not_inner(self, name: str) -> None:
-        """Raises UserError if this module is a part of the module that is trained.
+    def _log_outside(self, name: str) -> None:
+        """Warn that nothing trains this module, so that the value is lost.
 
-        Lightning raises an error, too: only the trained module knows which hook runs.
+        Raises UserError if the module is a part of the module that is trained. Lightning
+        raises an error, too: only the trained module knows which hook runs.
         """
-        if self._trainer is not None:
+        if self._trainer is not None and self._trainer.lightning_module is not None:
             outer = type(self._trainer.lightning_module).__name__
             raise UserError(
                 f"self.log({name!r}) in {type(self).__name__}, which is a part of {outer}: "
                 f"return the value to {outer}, and log it there."
             )
+        if is_rank_zero():
+            warnings.warn(
+                f"self.log({name!r}) in {type(self).__name__}, whose `self.trainer` reference "
+                f"is not registered: no Trainer runs it, so the value is lost.",
+                stacklevel=3,
+            )
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
         """Call `log` for each name and value, with the same other arguments."""
-        for name, value in dictionary.items():
+        # torchmetrics' collection of metrics that share states would copy them in each step.
+        if type(dictionary) is dict or not getattr(
+            dictionary, "_enable_compute_groups", False
+        ):
+            items = dictionary.items()
+        else:
+            items = dictionary.items(copy_state=False)
+        for name, value in items:
             self.log(name, value, *args, **keywords)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -276,7 +301,11 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        self.clip_gradients(
+            optimizer,
+            gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm=gradient_clip_algorithm,
+        )
 
     def clip_gradients(
         self,

@@ -28,6 +28,7 @@ from multigpu.trainer.loops import run, spawned
 from multigpu.trainer.loops.check_model import check_model
 from multigpu.trainer.loops.create_module import creating_module
 from multigpu.trainer.loops.fit import estimated_steps
+from multigpu.trainer.loops.fit_loop_names import FitLoopNames
 from multigpu.trainer.loops.optimizer_step import LightningOptimizer
 from multigpu.trainer.loops.optimizers import LRSchedulerConfig
 from multigpu.trainer.loops.precision import Precision
@@ -54,8 +55,11 @@ class Trainer:
     changes during a run is in `trainer.state`, a RunState. The loops change this state; the
     properties below read it under Lightning's names. Users can set only two of these
     properties: should_stop and optimizers.
+
+    A variable of the environment replaces a default: PL_TRAINER_MAX_EPOCHS=5 is max_epochs=5.
     """
 
+    @arguments.with_environment
     def __init__(
         self,
         *,
@@ -108,7 +112,8 @@ class Trainer:
             translated.get("num_nodes", num_nodes),
         )
         self.precision = precision or "32-true"
-        self.fast_dev_run = int(fast_dev_run)
+        # True and 1 mean the same.
+        self.fast_dev_run = bool(fast_dev_run) if fast_dev_run in (0, 1) else fast_dev_run
         self.max_epochs = max_epochs
         self.min_epochs = min_epochs
         self.max_steps = max_steps
@@ -124,7 +129,9 @@ class Trainer:
         self.num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
         if self.num_sanity_val_steps == -1:  # all batches
             self.num_sanity_val_steps = float("inf")
-        self.log_every_n_steps = 50 if log_every_n_steps is None else log_every_n_steps
+        if log_every_n_steps is None:
+            log_every_n_steps = defaults.LOG_EVERY_N_STEPS
+        self.log_every_n_steps = log_every_n_steps
         self.accumulate_grad_batches = accumulate_grad_batches
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
@@ -139,7 +146,7 @@ class Trainer:
         self.enable_model_summary = enable_model_summary is not False
         self.default_root_dir = os.path.expanduser(default_root_dir or os.getcwd())
         arguments.check_numbers(self)
-        vars(self).update(defaults.run_lengths(self, max_time))
+        vars(self).update(defaults.run_lengths(self))
         self.profiler = defaults.profiler_for(profiler)
         self.loggers = defaults.loggers_for(self, logger)
         self.callbacks = defaults.callbacks_for(
@@ -396,9 +403,9 @@ class Trainer:
         return estimated_steps(self)
 
     @property
-    def fit_loop(self) -> "Trainer":
-        """The Trainer itself, so that Lightning's `trainer.fit_loop.max_epochs = 20` works."""
-        return self
+    def fit_loop(self) -> FitLoopNames:
+        """Limits and counters of training: Lightning's `trainer.fit_loop.max_epochs = 20`."""
+        return FitLoopNames(self)
 
     @property
     def predict_loop(self) -> PredictionLoop | None:
@@ -511,6 +518,11 @@ class Trainer:
     @property
     def num_devices(self) -> int:
         return len(self.strategy.devices) or self.accelerator.count or 1
+
+    @property
+    def device_ids(self) -> list[int]:
+        """The indices of this node's devices."""
+        return list(self.accelerator.indices or range(self.num_devices))
 
     # ---- loggers and callbacks --------------------------------------------------------------
 

@@ -18,6 +18,10 @@ from own_words import OwnWords
 # Lightning's module → this library's module, and the names (default: Lightning's __all__).
 NAMES: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "lightning.pytorch": ("multigpu.trainer", None),
+    "lightning.pytorch.accelerators": (
+        "multigpu.strategies.accelerators",
+        ("CPUAccelerator", "CUDAAccelerator"),
+    ),
     "lightning.pytorch.callbacks": ("multigpu.trainer.callbacks", None),
     "lightning.pytorch.callbacks.early_stopping": (
         "multigpu.trainer.callbacks.early_stopping",
@@ -72,6 +76,36 @@ def replace_names() -> None:
         importlib.reload(importlib.import_module(place))
 
 
+# This library's module → Lightning's, whose clock tests replace.
+CLOCKS = {
+    "multigpu.trainer.callbacks.timer": "lightning.pytorch.callbacks.timer",
+    "multigpu.trainer.callbacks.checkpoint_schedule": (
+        "lightning.pytorch.callbacks.model_checkpoint"
+    ),
+}
+
+
+class Clock:
+    """The module `time`, as Lightning's module `place` sees it now."""
+
+    def __init__(self, place: str):
+        self._place = sys.modules[place]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._place.time, name)
+
+
+def share_machine() -> None:
+    """Let this library see the number of cores and the time that tests give to Lightning."""
+    from lightning.fabric.utilities import data
+
+    from multigpu import devices
+
+    devices.available_cores = lambda: data._num_cpus_available()
+    for own, place in CLOCKS.items():
+        importlib.import_module(own).time = Clock(place)
+
+
 def _own(module: str, name: str, real: Any) -> Any:
     """This library's `name`; a class that raises its error, if it has none."""
     from multigpu.errors import UserError
@@ -100,6 +134,7 @@ LIBRARY = os.environ["PEER_LIBRARY"]
 WORDS = OwnWords()
 if LIBRARY == "multigpu":
     replace_names()
+    share_machine()
     WORDS.install()
 
 

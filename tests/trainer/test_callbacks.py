@@ -329,9 +329,12 @@ def test_a_timer_without_time_trains_nothing(lightning, tmp_path):
         assert torch.equal(before, model.layer.weight)
 
 
-def test_max_time_alone_limits_the_run():
-    assert plain_net.trainer(max_epochs=None, max_time="00:00:00:01").max_epochs == -1
-    assert plain_net.trainer(max_epochs=None).max_epochs == 1000
+def test_a_time_alone_limits_the_run():
+    spent = timedelta(microseconds=1)
+    for given in ({"max_time": spent}, {"callbacks": [callbacks.Timer(spent)]}):
+        run = plain_net.trainer(max_epochs=None, **given)
+        run.fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
+        assert run.max_epochs == -1
 
 
 # ---- weight averaging -----------------------------------------------------------------------

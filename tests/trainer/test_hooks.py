@@ -206,3 +206,35 @@ def test_hooks_of_the_batchs_way_may_stand_in_two_places():
     )
     plain_net.trainer().fit(model, datamodule=Data())
     assert seen[0] > 0 and seen[1] == 0
+
+
+def test_a_resumed_epoch_calls_on_train_epoch_start(tmp_path):
+    """Lightning does not, but what the hook prepares is not in the checkpoint."""
+
+    class Prepares(plain_net.Net):
+        def on_train_epoch_start(self):
+            self.indices = []
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.indices.append(batch_idx)
+            if batch_idx == 2:
+                self.trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+    loader = DataLoader(plain_net.rows(8), 2)
+    plain_net.trainer(tmp_path).fit(Prepares(), loader)
+    resumed = Prepares()
+    plain_net.trainer(tmp_path).fit(resumed, loader, ckpt_path=tmp_path / "a.ckpt")
+    assert resumed.indices == [3]
+
+
+def test_on_predict_model_train_is_called(tmp_path):
+    class Notes(plain_net.Net):
+        def forward(self, batch):
+            return self.layer(batch)
+
+        def on_predict_model_train(self):
+            self.called = True
+
+    module = Notes()
+    plain_net.trainer(tmp_path).predict(module, DataLoader(plain_net.rows(), 4))
+    assert module.called

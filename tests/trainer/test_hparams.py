@@ -7,8 +7,11 @@ from argparse import Namespace
 from dataclasses import dataclass
 
 import lightnings
+import plain_net
 import pytest
 import torch
+from refusals import names
+from torch.utils.data import DataLoader
 
 import multigpu.trainer
 from multigpu.errors import UserError
@@ -353,6 +356,60 @@ def test_a_hyperparameter_that_cannot_be_copied():
     with pytest.raises(UserError, match=r"'net' cannot be copied.*ignore=\['net'\]"):
         maker()(net=generator)
     assert maker(ignore={"net"})(net=generator).hparams == {"learning_rate": 0.1}
+
+
+class Unpicklable(plain_net.Net):
+    def __init__(self, lr=0.1, function=lambda x: x + 1):
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def test_a_hyperparameter_that_no_checkpoint_can_contain(tmp_path):
+    module = Unpicklable()
+    run = plain_net.trainer(tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"'function'.*cannot be pickled.*ignore=\['function'\]"
+    ):
+        run.fit(module, DataLoader(plain_net.rows(), 4))
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt")["hyper_parameters"] == {"lr": 0.1}
+
+
+@pytest.mark.parametrize("key", ["hparams", "module_arguments"])
+def test_the_keys_of_old_checkpoints(tmp_path, key):
+    module = Unpicklable(lr=0.3, function=None)
+    run = plain_net.trainer(tmp_path)
+    run.fit(module, DataLoader(plain_net.rows(), 4))
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    content = torch.load(tmp_path / "a.ckpt")
+    torch.save({key: content.pop("hyper_parameters"), **content}, tmp_path / "b.ckpt")
+    assert Unpicklable.load_from_checkpoint(tmp_path / "b.ckpt").hparams.lr == 0.3
+
+
+@pytest.mark.parametrize("given", [None, True, False], ids=str)
+@pytest.mark.parametrize("own", [None, True, False], ids=str)
+def test_strict_is_said_once(tmp_path, own, given):
+    class Module(plain_net.Net):
+        def __init__(self):
+            super().__init__()
+            self.strict_loading = own
+
+    run = plain_net.trainer(tmp_path)
+    run.fit(Module(), DataLoader(plain_net.rows(), 4))
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    content = torch.load(tmp_path / "a.ckpt")
+    content["state_dict"].pop("layer.bias")
+    torch.save(content, tmp_path / "a.ckpt")
+
+    def load():
+        return Module.load_from_checkpoint(tmp_path / "a.ckpt", strict=given)
+
+    if None not in (own, given) and own != given:
+        names(load, f"strict={given}", f"strict_loading={own}")
+    elif False in (own, given):
+        load()
+    else:
+        names(load, "layer.bias", "missing")
 
 
 def test_a_hyperparameter_that_is_a_module():

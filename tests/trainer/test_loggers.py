@@ -316,3 +316,28 @@ def test_a_trial_has_a_logger_that_keeps_nothing(tmp_path):
     )
     run.fit(Draws(), DataLoader(plain_net.rows(), 4))
     assert not any(tmp_path.iterdir()) and run.log_dir == str(tmp_path)
+
+
+def test_a_logger_of_another_library(tmp_path):
+    class Other:
+        """It has what Lightning calls, and no method of this library's base class."""
+
+        name, version, save_dir, log_dir = "other", 0, str(tmp_path), str(tmp_path)
+
+        def __init__(self):
+            self.logged = []
+
+        def log_metrics(self, metrics, step=None):
+            self.logged.append(metrics)
+
+        def log_hyperparams(self, params): ...
+        def log_graph(self, model): ...
+        def after_save_checkpoint(self, checkpoint_callback): ...
+        def save(self): ...
+        def finalize(self, status): ...
+
+    logger = Other()
+    run = plain_net.trainer(tmp_path, logger=logger)
+    loader = DataLoader(plain_net.rows(), 4)
+    run.fit(plain_net.Net(), loader, loader)
+    assert [set(metrics) for metrics in logger.logged] == [{"epoch", "v"}]

@@ -295,3 +295,21 @@ def test_where_rows_stand_is_as_in_lightning():
         100,
         101,
     ]  # where the logged "step" says
+
+
+def test_metrics_that_share_their_states_are_not_copied():
+    """torchmetrics copies the states of a collection for items(), unless told otherwise."""
+
+    class Collection(dict):
+        _enable_compute_groups = True
+
+        def items(self, copy_state=True):
+            assert not copy_state
+            return super().items()
+
+    class Logs(small_net.Net):
+        def validation_step(self, batch, batch_idx):
+            self.log_dict(Collection(a=1.0, b=2.0))
+
+    run = small_net.fitted(Logs())
+    assert (run.callback_metrics["a"], run.callback_metrics["b"]) == (1.0, 2.0)

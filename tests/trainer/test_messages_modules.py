@@ -16,6 +16,20 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 # ---- self.log -------------------------------------------------------------------------------
 
 
+class Pair:
+    """A metric whose value is two numbers."""
+
+    _forward_cache = 1.0
+
+    def compute(self):
+        return torch.tensor(1.0), torch.tensor(2.0)
+
+    def reset(self): ...
+
+
+PAIR = Pair()
+
+
 # case → (training_step, what the error names)
 LOGS = {
     "a vector": (
@@ -29,6 +43,18 @@ LOGS = {
     "reduce_fx": (
         lambda net, batch, i: net.log("a", 1, reduce_fx="median"),
         ("reduce_fx='median'", "mean, sum, max, min"),
+    ),
+    "a name of the Trainer's": (
+        lambda net, batch, i: net.log("a/dataloader_idx_0", 1),
+        ("self.log('a/dataloader_idx_0')", "another name"),
+    ),
+    "a metric of several numbers": (
+        lambda net, batch, i: net.log("a", PAIR, on_step=False, on_epoch=True),
+        ("self.log('a')", "tuple", "one number"),
+    ),
+    "another metric": (
+        lambda net, batch, i: net.log("a", Pair()),
+        ("self.log('a')", "another Pair", "once"),
     ),
     "nothing": (
         lambda net, batch, i: net.log("a", 1, on_step=False, on_epoch=False),
@@ -113,6 +139,20 @@ MISSING = {
     "no module": (
         lambda run: run.fit(torch.nn.Linear(1, 1)),
         ("Linear is not a LightningModule", "subclass"),
+    ),
+    "a predict_step that is None": (
+        lambda run: run.predict(changed(predict_step=None), [1]),
+        ("predict_step", "None"),
+    ),
+    "neither predict_step nor forward": (
+        lambda run: run.predict(Bare(), [1]),
+        ("Bare", "predict_step", "forward"),
+    ),
+    "an optimizer's index": (
+        lambda run: run.fit(
+            changed(training_step=lambda self, batch, batch_idx, optimizer_idx: None), [1]
+        ),
+        ("optimizer_idx", "automatic_optimization = False"),
     ),
     "no model": (lambda run: run.predict(), ("trainer.predict", "no model")),
     "no data": (
@@ -200,6 +240,30 @@ def test_a_scheduler_that_monitors_what_nobody_logs(tmp_path):
 
     net = changed(configure_optimizers=configure_optimizers)
     names(lambda: fit(tmp_path, net), "scheduler", "'val'", "not logged", "none")
+
+
+class Stepless:
+    """A scheduler that is none."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def state_dict(self):
+        return {}
+
+
+def with_scheduler(make, **methods):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        return {"optimizer": optimizer, "lr_scheduler": make(optimizer)}
+
+    return changed(configure_optimizers=configure_optimizers, **methods)
+
+
+def test_a_scheduler_without_a_step(tmp_path):
+    names(lambda: fit(tmp_path, with_scheduler(Stepless)), "Stepless", "lr_scheduler_step")
+    fit(tmp_path, with_scheduler(Stepless, lr_scheduler_step=lambda self, *_: None))
+    names(lambda: fit(tmp_path, with_scheduler(lambda _: {})), "lr_scheduler", "'scheduler'")
 
 
 def test_a_compiled_module_is_refused_with_a_way_out():

@@ -39,6 +39,39 @@ def test_a_combined_loader_gives_lightnings_batches(mode, limits):
     assert rows[1] == rows[3]
 
 
+def test_a_list_of_numbers_is_one_loader():
+    for loader_class in (CombinedLoader, lightning_s()):
+        loader = loader_class([[1, 2], ["a", "b", "c"], [[3]]], "max_size")
+        assert loader.flattened == [[1, 2], ["a", "b", "c"], [3]]
+        rows = [batch for batch, *_ in loader]
+        assert rows == [[1, "a", [3]], [2, "b", [None]], [None, "c", [None]]]
+
+
+class Starts:
+    """A dataloader that notes when its workers would start."""
+
+    def __init__(self, number, started):
+        self.number = number
+        self.started = started
+
+    def __iter__(self):
+        self.started.append(self.number)
+        return iter([self.number])
+
+    def __len__(self):
+        return 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_workers_start_with_the_iterator(mode):
+    started = []
+    loader = CombinedLoader([Starts(0, started), Starts(1, started)], mode)
+    batches = iter(loader)
+    assert started == ([0] if mode == "sequential" else [0, 1])
+    list(batches)
+    assert started[:2] == [0, 1]
+
+
 def test_a_loader_without_a_length_counts_as_endless():
     endless = iter(int, 1)
     assert len(CombinedLoader([endless, range(3)], "min_size")) == 3

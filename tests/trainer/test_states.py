@@ -1,5 +1,6 @@
 """What the Trainer says about itself and its module, side by side with Lightning's."""
 
+import importlib
 import os
 import pickle
 
@@ -162,8 +163,8 @@ def test_toggling_leaves_alone_what_no_optimizer_holds(tmp_path):
 )
 def test_two_values_for_clipping_contradict_each_other(tmp_path, given):
     class Clips(plain_net.Net):
-        def configure_gradient_clipping(self, optimizer, *args):
-            self.arguments = args
+        def configure_gradient_clipping(self, optimizer, **defaults):
+            self.arguments = defaults
             self.clip_gradients(optimizer, **given)
 
     settings = {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "norm"}
@@ -173,8 +174,11 @@ def test_two_values_for_clipping_contradict_each_other(tmp_path, given):
 
 def test_clip_gradients_has_the_trainers_values_as_defaults(tmp_path):
     class Clips(plain_net.Net):
-        def configure_gradient_clipping(self, optimizer, value, algorithm):
-            self.arguments = (value, algorithm)
+        # In another order: Lightning gives them by name.
+        def configure_gradient_clipping(
+            self, optimizer, gradient_clip_algorithm, gradient_clip_val
+        ):
+            self.arguments = (gradient_clip_val, gradient_clip_algorithm)
             self.clip_gradients(optimizer)
             self.norm = torch.cat([p.grad.ravel() for p in self.parameters()]).norm()
 
@@ -227,3 +231,118 @@ def test_an_empty_init_does_not_draw():
     with plain_net.trainer().init_module(empty_init=True):
         plain_net.Net()
     assert torch.equal(before, torch.get_rng_state())
+
+
+# ---- Lightning's names ----------------------------------------------------------------------
+
+
+def test_the_fit_loops_names(tmp_path):
+    found = []
+    for L in (ours, lightnings.package()):
+        seen = []
+
+        def training_step(self, batch, batch_idx, seen=seen):
+            loop = self.trainer.fit_loop
+            seen.append((loop.batch_idx, loop.total_batch_idx, loop.done, loop.max_epochs))
+            return self.layer(torch.ones(1, 6)).sum()
+
+        run = trainer(L, tmp_path, max_epochs=1, limit_val_batches=0, limit_train_batches=2)
+        seen.append((run.fit_loop.total_batch_idx, run.fit_loop.done))
+        run.fit_loop.max_epochs = 2
+        assert run.max_epochs == 2
+        run.fit(user(L, training_step=training_step)())
+        seen.append(run.fit_loop.done)
+        found.append(seen)
+    assert found[0] == found[1]
+    assert len(found[0]) == 6
+
+
+def test_a_fit_that_may_not_begin_is_done():
+    for limit in ({"max_epochs": 0}, {"max_steps": 0, "max_epochs": -1}):
+        assert plain_net.trainer(**limit).fit_loop.done
+    assert not plain_net.trainer().fit_loop.done
+
+
+@pytest.mark.parametrize("devices", ["auto", 1, 2], ids=str)
+def test_the_accelerators_class_and_the_devices(devices):
+    found = []
+    for L in (ours, lightnings.package().pytorch):
+        run = L.Trainer(accelerator="cpu", devices=devices, logger=False)
+        accelerators = importlib.import_module(f"{L.__name__}.accelerators")
+        is_cpu = isinstance(run.accelerator, accelerators.CPUAccelerator)
+        is_gpu = isinstance(run.accelerator, accelerators.CUDAAccelerator)
+        found.append((is_cpu, is_gpu, run.num_devices, run.device_ids))
+    assert found[0] == found[1]
+
+
+def test_hooks_get_the_trainers_method(tmp_path):
+    found = []
+
+    class Looks(ours.Callback):
+        def setup(self, trainer, pl_module, stage):
+            found.append(stage.value)
+
+        def teardown(self, trainer, pl_module, stage):
+            found.append((stage is TrainerFn.FITTING, stage == "fit", f"{stage}"))
+
+    run = plain_net.trainer(tmp_path, callbacks=[Looks()])
+    run.fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
+    assert found == ["fit", (True, True, "fit")]
+
+
+def test_the_strategy_hears_of_an_exception(tmp_path):
+    heard = []
+
+    class Hears(ours.strategies.SingleDeviceStrategy):
+        def on_exception(self, exception):
+            heard.append(exception)
+
+    class Fails(plain_net.Net):
+        def on_train_start(self):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        plain_net.trainer(tmp_path, strategy=Hears()).fit(
+            Fails(), DataLoader(plain_net.rows(), 4)
+        )
+    assert [type(error) for error in heard] == [ZeroDivisionError]
+
+
+def test_variables_of_the_environment_are_defaults(monkeypatch):
+    for name, value in {"MAX_EPOCHS": "3", "LOGGER": "False", "STRATEGY": "ddp"}.items():
+        monkeypatch.setenv(f"PL_TRAINER_{name}", value)
+    run = ours.Trainer(accelerator="cpu")
+    assert (run.max_epochs, run.loggers, run.strategy.name) == (3, [], "ddp")
+    assert ours.Trainer(max_epochs=4, strategy="auto").max_epochs == 4
+    monkeypatch.setenv("PL_TRAINER_MAX_EPOCHS", "many")
+    with pytest.raises(UserError, match="max_epochs is 'many'"):
+        ours.Trainer()
+
+
+@pytest.mark.parametrize(("given", "expected"), [(True, True), (1, True), (3, 3), (0, False)])
+def test_fast_dev_run_is_a_switch_or_a_number(given, expected):
+    run = plain_net.trainer(fast_dev_run=given)
+    assert run.fast_dev_run is expected
+    assert run.limit_train_batches == (int(given) or None)
+
+
+def test_a_subclass_of_the_progress_bar_knows_the_batches(tmp_path):
+    found = []
+    for L in (ours, lightnings.package()):
+        seen = []
+
+        class Bar(L.pytorch.callbacks.ProgressBar):
+            def disable(self): ...
+
+            def on_train_epoch_end(self, trainer, pl_module, seen=seen):
+                assert self.trainer is trainer
+                seen.append((self.total_train_batches, self.total_val_batches))
+
+        settings = {"max_epochs": 2, "check_val_every_n_epoch": 2, "limit_val_batches": 1}
+        settings["enable_progress_bar"] = True
+        trainer(L, tmp_path, callbacks=[Bar()], **settings).fit(user(L)())
+        found.append(seen)
+    assert found[0] == found[1]
+    assert [val for _, val in found[0]] == [0, 1]
+    with pytest.raises(UserError, match="outside of a run"):
+        _ = ours.callbacks.ProgressBar().trainer

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from multigpu.errors import UserError
+from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.callbacks.callback import Callback
+from multigpu.trainer.hooks import is_overridden
+from multigpu.trainer.module import LightningModule
 
 if TYPE_CHECKING:
-    from multigpu.trainer.module import LightningModule
     from multigpu.trainer.trainer import Trainer
 
 
@@ -48,6 +51,8 @@ class GradientAccumulationScheduler(Callback):
         return self.scheduling[max(start for start in self.epochs if start <= epoch)]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.going_to_accumulate_grad_batches():
+            warn_of_overrides(pl_module)
         if not pl_module.automatic_optimization:
             raise UserError(
                 "GradientAccumulationScheduler is for automatic optimization: call "
@@ -70,3 +75,15 @@ class GradientAccumulationScheduler(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.accumulate_grad_batches = 1  # as it was before this fit
+
+
+def warn_of_overrides(module: LightningModule) -> None:
+    """Warn if the module has hooks that are called once per step, and not for each batch."""
+    names = ("optimizer_step", "optimizer_zero_grad")
+    own = [name for name in names if is_overridden(name, module, LightningModule)]
+    if own and is_rank_zero():
+        warnings.warn(
+            f"several batches make one optimizer step, so the hooks will not be called on "
+            f"every batch: {type(module).__name__} overrides {' and '.join(own)}.",
+            stacklevel=2,
+        )

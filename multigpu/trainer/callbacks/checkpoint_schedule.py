@@ -31,7 +31,7 @@ class CheckpointSchedule:
         self.every_n_epochs = every_n_epochs or 0
         self.train_time_interval = train_time_interval
         self._save_on_train_epoch_end = save_on_train_epoch_end
-        self._last_time_checked = time.monotonic()
+        self._last_time_checked = float("inf")  # until start_clock
         for name in ("every_n_train_steps", "every_n_epochs"):
             if (number := getattr(self, name)) < 0:
                 raise UserError(
@@ -54,13 +54,14 @@ class CheckpointSchedule:
         due = every > 0 and trainer.global_step % every == 0
         if self.train_time_interval is None:
             return due
-        seconds = time.monotonic() - self._last_time_checked
+        now = time.monotonic()
+        seconds = now - self._last_time_checked
         # Rank 0 decides, because clocks differ but all ranks must save together.
         passed = trainer.strategy.broadcast(
             seconds >= self.train_time_interval.total_seconds()
         )
         if passed:
-            self._last_time_checked = time.monotonic()
+            self._last_time_checked = now
         return due or passed
 
     def due_after_epoch(self, trainer: Trainer) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, pluralize
 from multigpu.trainer.callbacks.callback import Callback
 
 if TYPE_CHECKING:
@@ -99,9 +100,17 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def filter_on_optimizer(optimizer: Optimizer, params: Iterable) -> list:
-        """The parameters that the optimizer does not hold yet."""
+        """The parameters that the optimizer does not hold yet; warns if it holds some."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        return [parameter for parameter in params if id(parameter) not in held]
+        params = list(params)
+        new = [parameter for parameter in params if id(parameter) not in held]
+        if len(new) < len(params):
+            warnings.warn(
+                f"{pluralize(len(params) - len(new), 'parameter')} already in the optimizer: "
+                f"each keeps its group and the group's learning rate.",
+                stacklevel=3,
+            )
+        return new
 
     @staticmethod
     def unfreeze_and_add_param_group(

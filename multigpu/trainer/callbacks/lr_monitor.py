@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,14 @@ class LearningRateMonitor(Callback):
             raise UserError(
                 "LearningRateMonitor needs a logger: "
                 "remove logger=False from the Trainer's arguments."
+            )
+        groups = [group for each in trainer.optimizers for group in each.param_groups]
+        if self.log_momentum and not all({"momentum", "betas"} & set(g) for g in groups):
+            warnings.warn(
+                "LearningRateMonitor(log_momentum=True), but some optimizers do not have "
+                "momentum. It is logged as 0.",
+                RuntimeWarning,
+                stacklevel=2,
             )
         names = [name for _, group_names, _ in _named(trainer) for name in group_names]
         self.lrs = {name: [] for name in names}

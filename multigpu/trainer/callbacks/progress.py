@@ -11,6 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from multigpu.errors import UserError
 from multigpu.trainer.callbacks.callback import Callback
 
 if TYPE_CHECKING:
@@ -37,6 +38,33 @@ class ProgressBar(Callback):
 
     def enable(self) -> None:
         self._enabled = True
+
+    @property
+    def trainer(self) -> Trainer:
+        """The Trainer of the run. Raises UserError between runs."""
+        if self._trainer is None:
+            raise UserError(
+                f"{type(self).__name__}.trainer is read outside of a run: read it in a hook."
+            )
+        return self._trainer
+
+    @property
+    def total_train_batches(self) -> float:
+        """The batches of the running epoch; infinity if the dataloader has no length."""
+        trainer = self.trainer
+        batches = trainer.num_training_batches
+        if trainer.max_epochs == -1 and trainer.max_steps > 0:
+            return min(batches, trainer.max_steps - trainer.global_step)
+        return batches
+
+    @property
+    def total_val_batches(self) -> float:
+        """The validation batches of the running epoch; 0 in an epoch without validation."""
+        trainer = self.trainer
+        every = trainer.check_val_every_n_epoch
+        if every is not None and (trainer.current_epoch + 1) % every:
+            return 0
+        return sum(trainer.num_val_batches)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not trainer.is_global_zero:

@@ -1,7 +1,8 @@
-"""The contents of a checkpoint: Lightning's keys, and the key "multigpu" for an exact resume.
+"""The contents of a checkpoint: Lightning's keys alone.
 
-Lightning's Trainer can resume from this Trainer's checkpoints. This Trainer can resume from
-Lightning's checkpoints.
+What only this Trainer needs, for an exact resume, is in the fit loop's own state. Lightning's
+Trainer can resume from this Trainer's checkpoints. This Trainer can resume from Lightning's
+checkpoints.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 # The checkpoints have the format of this version of Lightning.
 LIGHTNING_VERSION = "2.6.6"
-# The key that only this Trainer has. Lightning ignores it.
-OWN_KEY = "multigpu"
 # The keys that a checkpoint does not have if it contains only weights.
 TRAINING_KEYS = ("callbacks", "optimizer_states", "lr_schedulers", "MixedPrecision")
 
@@ -25,32 +24,25 @@ TRAINING_KEYS = ("callbacks", "optimizer_states", "lr_schedulers", "MixedPrecisi
 def compose_checkpoint(trainer: Trainer, weights_only: bool) -> dict[str, Any]:
     """The contents of a checkpoint of the current state.
 
-    All ranks must call it, because each rank has its own random states and hooks can contain
-    collectives.
+    "epoch" is the index of the running epoch, from 0. All ranks must call it, because each
+    rank has its own random states and hooks can contain collectives.
     """
     fit = trainer.state.fit_loop
     epoch_start = fit.epoch_start_states if fit else None
     random = trainer.strategy.gather_objects((random_states(), epoch_start))
-    content = _lightning_contents(trainer, weights_only)
-    if fit:
-        content[OWN_KEY] = {
-            "batches_done": fit.batches_done,
-            "pending_phase": fit.pending_phase,
-            "random": random,
-            "monitored": _monitored_values(trainer),
-        }
-    return content
-
-
-def _lightning_contents(trainer: Trainer, weights_only: bool) -> dict[str, Any]:
-    """The values of Lightning's keys. "epoch" is the index of the running epoch, from 0."""
+    own = {
+        "batches_done": fit.batches_done if fit else 0,
+        "pending_phase": fit.pending_phase if fit else "",
+        "random": random,
+        "monitored": _monitored_values(trainer),
+    }
     module = trainer.lightning_module
     content: dict[str, Any] = {
         "epoch": trainer.current_epoch,
         "global_step": trainer.global_step,
         "pytorch-lightning_version": LIGHTNING_VERSION,
         "state_dict": module.state_dict(),
-        "loops": loop_progress(trainer),
+        "loops": loop_progress(trainer, own),
     }
     if not weights_only:
         content |= _training_states(trainer)

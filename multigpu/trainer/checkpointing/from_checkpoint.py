@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     Module = TypeVar("Module", bound=LightningModule)
     Instance = TypeVar("Instance", bound=LightningModule | LightningDataModule)
 
+# The keys of the hyperparameters in checkpoints of Lightning before 1.0.
+OLD_KEYS = ("hparams", "module_arguments")
+
 
 def module_from_checkpoint(
     cls: type[Module],
@@ -24,8 +27,16 @@ def module_from_checkpoint(
     strict: bool | None,
     keywords: dict[str, Any],
 ) -> Module:
-    """Create a module of the class `cls` with the checkpoint's weights."""
+    """Create a module of the class `cls` with the checkpoint's weights.
+
+    Raises UserError if `strict` is given and the module's strict_loading says the opposite.
+    """
     module = make_from_hyperparameters(cls, content, path, keywords)
+    if strict not in (None, module.strict_loading) and module._strict_loading is not None:
+        raise UserError(
+            f"load_from_checkpoint(strict={strict}) is in conflict with {cls.__name__}'s "
+            f"strict_loading={module.strict_loading}: give one of them only."
+        )
     module.on_load_checkpoint(content)
     load_weights(module, content, path, module.strict_loading if strict is None else strict)
     return module
@@ -38,7 +49,8 @@ def make_from_hyperparameters(
 
     `keywords` take precedence. Raises UserError if an argument of __init__ is missing.
     """
-    saved = dict(content.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {}))
+    keys = (cls.CHECKPOINT_HYPER_PARAMS_KEY, *OLD_KEYS)
+    saved = dict(next((content[key] for key in keys if key in content), {}))
     parameters = inspect.signature(cls.__init__).parameters
     # save_hyperparameters(config) keeps the items of one argument: put them back into it.
     name = content.get(cls.CHECKPOINT_HYPER_PARAMS_NAME)

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import pickle
 import warnings
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from multigpu.errors import UserError, did_you_mean
+from multigpu.launch.world import is_rank_zero
 from multigpu.trainer.checkpointing.attribute_dict import AttributeDict
 
 
@@ -37,7 +39,8 @@ class HyperparametersMixin:
         frame    the frame of __init__, if __init__ calls this method through another function
         logger   whether loggers get the hyperparameters
 
-        If a subclass's __init__ called this class's, the arguments of both are kept.
+        If a subclass's __init__ called this class's, the arguments of both are kept. Those of
+        a module that makes this one in its own __init__ are not, as in Lightning they are.
         Raises UserError for a name that is not an argument, and if `args` is neither names nor
         one dict or Namespace.
         """
@@ -74,6 +77,21 @@ class HyperparametersMixin:
     def hparams_initial(self) -> AttributeDict:
         """A copy of the hyperparameters as they were saved."""
         return copy.deepcopy(vars(self).get("_hparams_initial", AttributeDict()))
+
+
+def drop_unpicklable(part: HyperparametersMixin) -> None:
+    """Remove the hyperparameters that a checkpoint cannot contain, with a warning."""
+    for name, value in list(part.hparams.items()):
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # the user's __reduce__ can raise any
+            del part.hparams[name]
+            if is_rank_zero():
+                warnings.warn(
+                    f"Attribute {name!r} removed from hparams because it cannot be pickled "
+                    f"({error}): leave it out with save_hyperparameters(ignore=[{name!r}]).",
+                    stacklevel=2,
+                )
 
 
 def _items_of(containers: list[Any]) -> Mapping[str, Any]:

@@ -9,8 +9,14 @@ if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
 
-def loop_progress(trainer: Trainer) -> dict[str, Any]:
+# The key of what only this Trainer reads, in the fit loop's state. Lightning ignores it.
+OWN_KEY = "multigpu"
+
+
+def loop_progress(trainer: Trainer, own: dict[str, Any]) -> dict[str, Any]:
     """The value of Lightning's key "loops"; {} if nothing was trained.
+
+    own   what only this Trainer reads
 
     The checkpoint can be written at the end of an epoch or within it.
     """
@@ -32,7 +38,7 @@ def loop_progress(trainer: Trainer) -> dict[str, Any]:
     }
     return {
         "fit_loop": {
-            "state_dict": {},
+            "state_dict": {OWN_KEY: own},
             "epoch_loop.state_dict": {"_batches_that_stepped": progress.batches_that_stepped},
             "epoch_loop.batch_progress": {
                 "total": _batches(fit.total_batches),
@@ -79,12 +85,16 @@ class SavedProgress:
     epoch_is_complete: bool
 
 
-def read_progress(content: dict[str, Any], own: dict[str, Any]) -> SavedProgress:
-    """The counters in a checkpoint.
-
-    `own` is the value of the key "multigpu", or {} if Lightning wrote the checkpoint.
-    """
+def own_progress(content: dict[str, Any]) -> dict[str, Any]:
+    """What only this Trainer reads; {} if Lightning wrote the checkpoint."""
     loop = content.get("loops", {}).get("fit_loop", {})
+    return loop.get("state_dict", {}).get(OWN_KEY, {})
+
+
+def read_progress(content: dict[str, Any]) -> SavedProgress:
+    """The counters in a checkpoint."""
+    loop = content.get("loops", {}).get("fit_loop", {})
+    own = own_progress(content)
     batches = loop.get("epoch_loop.batch_progress", {})
     epochs = loop.get("epoch_progress", {}).get("current", {})
     epoch_loop = loop.get("epoch_loop.state_dict", {})

@@ -12,8 +12,7 @@ import torch
 from multigpu.checkpoint import set_random_states
 from multigpu.errors import UserError
 from multigpu.rendezvous import fail_together
-from multigpu.trainer.checkpointing.contents import OWN_KEY
-from multigpu.trainer.checkpointing.progress import read_progress
+from multigpu.trainer.checkpointing.progress import own_progress, read_progress
 from multigpu.trainer.checkpointing.reading import read_checkpoint
 from multigpu.trainer.checkpointing.weights import load_weights
 
@@ -91,8 +90,8 @@ def restore_training(trainer: Trainer, content: dict[str, Any], path: str | Path
     Raises UserError if the file contains weights only, or another number of optimizers.
     """
     _restore_optimizers(trainer, content, path)
-    own = content.get(OWN_KEY, {})
-    saved = read_progress(content, own)
+    own = own_progress(content)
+    saved = read_progress(content)
     fit = trainer.state.fit_loop
     progress = trainer.state.progress
     progress.global_step = content["global_step"]

@@ -1,5 +1,6 @@
 """Load a checkpoint's weights into a module: all of them, or none."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from multigpu.errors import UserError
+from multigpu.launch.world import is_rank_zero
 
 
 def load_weights(
@@ -14,10 +16,12 @@ def load_weights(
 ) -> None:
     """Load content["state_dict"] into `module`.
 
-    If a tensor does not fit, raises UserError with the name of the first one. The module is
-    then unchanged.
+    Warns if there are none. If a tensor does not fit, raises UserError with the name of the
+    first one. The module is then unchanged.
     """
     saved = content["state_dict"]
+    if not saved and is_rank_zero():
+        warnings.warn(f"the state dict in {path} contains no parameters.", stacklevel=3)
     # load_state_dict copies the tensors that fit before it raises an error for the others.
     previous = {
         key: value.clone()

@@ -1,5 +1,6 @@
 """Checks that the model is a LightningModule with the steps that a stage needs."""
 
+import inspect
 import warnings
 from typing import Any
 
@@ -54,6 +55,8 @@ def check_model(stage: str, model: Any) -> None:
             raise UserError(
                 f"{type(model).__name__} has no {name}, which trainer.{stage} needs: write it."
             )
+    if stage == "predict":
+        _check_prediction(model)
     # The class decides: a wrapper of the base's own method on the instance overrides nothing.
     if all(
         getattr(type(model), name) is not getattr(LightningModule, name)
@@ -62,6 +65,29 @@ def check_model(stage: str, model: Any) -> None:
         raise UserError(
             f"{type(model).__name__} has configure_model and configure_sharded_model, an "
             f"older name of the same hook: leave configure_sharded_model out."
+        )
+
+
+def _check_prediction(model: LightningModule) -> None:
+    """Raises UserError if the model has neither predict_step nor forward."""
+    name = type(model).__name__
+    if model.predict_step is None:
+        raise UserError(f"{name}.predict_step is None: write it, or leave it out.")
+    has_step = is_overridden("predict_step", model, LightningModule)
+    if not has_step and not is_overridden("forward", model, LightningModule):
+        raise UserError(
+            f"{name} has no predict_step and no forward, and trainer.predict needs one of "
+            f"them: write it."
+        )
+
+
+def check_training_step(model: LightningModule) -> None:
+    """Raises UserError for Lightning 1.x's training_step, which got an optimizer's index."""
+    if "optimizer_idx" in inspect.signature(model.training_step).parameters:
+        raise UserError(
+            f"{type(model).__name__}.training_step has an argument optimizer_idx, which only "
+            f"Lightning 1.x gave: leave it out, set self.automatic_optimization = False, and "
+            f"step each optimizer yourself."
         )
 
 

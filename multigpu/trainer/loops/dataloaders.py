@@ -24,7 +24,7 @@ from torch.utils.data import (
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import is_rank_zero
 from multigpu.trainer import seed
-from multigpu.trainer.combined_loader import CombinedLoader
+from multigpu.trainer.combined_loader import CombinedLoader, leaves, rebuild
 from multigpu.trainer.hooks import DataHooks, is_overridden
 from multigpu.trainer.module import LightningModule
 
@@ -46,9 +46,37 @@ def find_loader(trainer: "Trainer", name: str, given: dict[str, Any]) -> Any:
     source = _source(trainer, name)
     if loader is None and source is not None:
         loader = getattr(source, f"{name}_dataloader")()
+    if trainer.overfit_batches and trainer.state.fn == "fit":
+        loader = _in_order(trainer, name, loader)
     if name != "train":
         setattr(trainer.state.data, f"{name}_dataloaders", loader)
     return loader
+
+
+def _in_order(trainer: "Trainer", name: str, loaders: Any) -> Any:
+    """Return the loaders with their rows in order, so that overfit_batches repeats batches."""
+    shuffled = False
+
+    def in_order(loader: Any) -> Any:
+        nonlocal shuffled
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            return loader
+        if isinstance(loader.sampler, SequentialSampler):
+            return loader
+        shuffled = True
+        return _with_sampler(loader, SequentialSampler(loader.dataset))
+
+    if isinstance(loaders, CombinedLoader):
+        ordered = copy.copy(loaders)
+        ordered.flattened = list(map(in_order, loaders.flattened))
+    else:
+        ordered = rebuild(loaders, map(in_order, leaves(loaders)))
+    if shuffled:
+        trainer.state.warn_once(
+            f"You requested to overfit but enabled {name} dataloader shuffling: its rows are "
+            f"read in order, so that each epoch has the same batches."
+        )
+    return ordered
 
 
 def _source(trainer: "Trainer", name: str) -> Any:
@@ -120,19 +148,15 @@ def prepare_for_rank(trainer: "Trainer", loader: Any, training: bool) -> Any:
             f"iterable of batches; a list holds several dataloaders."
         )
     if trainer.use_distributed_sampler:
-        keep_order = bool(trainer.overfit_batches)
-        loader = shard_loader(loader, trainer.strategy.shard, training, keep_order)
+        loader = shard_loader(loader, trainer.strategy.shard, training)
     seed.seed_workers(loader, trainer.global_rank)
     return loader
 
 
-def shard_loader(
-    loader: Any, shard: tuple[int, int], training: bool, keep_order: bool = False
-) -> Any:
+def shard_loader(loader: Any, shard: tuple[int, int], training: bool) -> Any:
     """Return a copy of the DataLoader that gives one shard of the data.
 
-    shard        (number of shards, index of this one)
-    keep_order   do not shuffle (overfit_batches)
+    shard   (number of shards, index of this one)
 
     A loader that is not a DataLoader, or whose data set is an IterableDataset, is returned
     unchanged: the user must shard it. Raises UserError for a batch sampler that cannot be
@@ -142,8 +166,6 @@ def shard_loader(
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     shuffled = isinstance(loader.sampler, RandomSampler)
-    if keep_order and shuffled:
-        loader = _with_sampler(loader, SequentialSampler(loader.dataset))
     if num_shards == 1 or isinstance(loader.sampler, DistributedSampler):
         return loader
     if not training:
@@ -160,7 +182,7 @@ def shard_loader(
             loader.dataset,
             num_shards,
             index,
-            shuffle=shuffled and not keep_order,
+            shuffle=shuffled,
             seed=seed.data_seed(),
         )
         return _with_sampler(loader, sampler)

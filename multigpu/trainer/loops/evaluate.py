@@ -12,7 +12,7 @@ import torch
 from multigpu.errors import UserError, pluralize
 from multigpu.trainer.combined_loader import CombinedLoader
 from multigpu.trainer.hooks import is_overridden
-from multigpu.trainer.loops import call_hooks, dataloaders, epoch_outputs
+from multigpu.trainer.loops import advice, call_hooks, dataloaders, epoch_outputs
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.log_rules import ONCE_PER_EPOCH
 from multigpu.trainer.loops.loggers import send_to_loggers
@@ -65,6 +65,8 @@ class EvaluationLoop:
         self.limits: list[float] = []
         self.seen_batches = [0] * len(loaders)
         kind = "val" if stage == "validate" else stage
+        for loader in loaders:
+            advice.on_workers(trainer, kind, getattr(loader, "flattened", [loader]))
         name = f"limit_{kind}_batches"
         limit = getattr(trainer, name)
         if trainer.overfit_batches and stage == "validate":
@@ -148,6 +150,7 @@ class EvaluationLoop:
         metrics.update(reported)
         if not self.state.sanity_checking and self.stage != "predict":
             send_to_loggers(trainer, reported)
+        advice.on_missing_logger(trainer, self.results)
         call_hooks.call(trainer, f"on_{prefix}_end")
         self.results.reset()
         return self._by_dataloader(reported)

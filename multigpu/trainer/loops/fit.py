@@ -10,8 +10,9 @@ from multigpu.checkpoint import random_states, set_random_states
 from multigpu.errors import UserError
 from multigpu.trainer import arguments
 from multigpu.trainer.callbacks.timer import to_seconds
-from multigpu.trainer.loops import call_hooks, dataloaders, epoch_outputs, optimizers
+from multigpu.trainer.loops import advice, call_hooks, dataloaders, epoch_outputs, optimizers
 from multigpu.trainer.loops.fit_data import FitData
+from multigpu.trainer.loops.limits import may_stop, reason_to_stop
 from multigpu.trainer.loops.log_context import LogContext
 from multigpu.trainer.loops.loggers import send_to_loggers
 from multigpu.trainer.loops.optimizer_step import OptimizerStep
@@ -81,7 +82,7 @@ class FitLoop:
         self.data.load_training()
         if self.data.batches == 0:
             return
-        if reason := self._reason_to_stop():
+        if reason := reason_to_stop(trainer):
             trainer.report(f"`Trainer.fit` stopped: {reason}.")
             return
         self.automatic = self.module.automatic_optimization
@@ -131,31 +132,10 @@ class FitLoop:
         self.training_step = TrainingStep(trainer)
 
     def _agree_to_stop(self) -> str:
-        """As _reason_to_stop, if any rank has set should_stop, in a hook between epochs."""
+        """As reason_to_stop, if any rank has set should_stop, in a hook between epochs."""
         should_stop = int(self.state.should_stop)
         self.state.should_stop = bool(self.strategy.all_reduce_max([should_stop])[0])
-        return self._reason_to_stop()
-
-    def _reason_to_stop(self) -> str:
-        """Why no further epoch begins, in Lightning's words; "" if one begins."""
-        trainer = self.trainer
-        progress = self.progress
-        if trainer.max_steps != -1 and progress.global_step >= trainer.max_steps:
-            return f"`max_steps={trainer.max_steps}` reached"
-        limited = trainer.max_epochs not in (None, -1)
-        if limited and progress.current_epoch >= trainer.max_epochs:
-            return f"`max_epochs={trainer.max_epochs}` reached"
-        return "`trainer.should_stop` was set" if self._may_stop() else ""
-
-    def _may_stop(self) -> bool:
-        """Whether should_stop is set, and min_epochs and min_steps are reached."""
-        trainer = self.trainer
-        progress = self.progress
-        return (
-            self.state.should_stop
-            and progress.current_epoch >= (trainer.min_epochs or 0)
-            and progress.global_step >= (trainer.min_steps or 0)
-        )
+        return reason_to_stop(self.trainer)
 
     # ---- an epoch ---------------------------------------------------------------------------
 
@@ -262,7 +242,7 @@ class FitLoop:
         # >=: in manual optimization, one batch can make several steps.
         if max_steps != -1 and self.progress.global_step >= max_steps:
             return True
-        return self.state.should_stop and self._may_stop()
+        return self.state.should_stop and may_stop(self.trainer)
 
     def _end_epoch(self) -> None:
         trainer = self.trainer
@@ -281,6 +261,7 @@ class FitLoop:
             self.schedule("epoch", plateau=True)
         # The loggers write an epoch's values at its last step.
         send_to_loggers(trainer, metrics.latest, offset=-1)
+        advice.on_missing_logger(trainer, results)
         results.reset()
         metrics.latest = None
         self.progress.current_epoch += 1
@@ -382,7 +363,7 @@ class FitLoop:
         if every is not None and (self.progress.current_epoch + 1) % every:
             return False
         together = self.strategy.ranks_step_together  # else only this rank may want to stop
-        if together and self.state.should_stop and self._may_stop():
+        if together and self.state.should_stop and may_stop(self.trainer):
             return True
         if not together:
             self._check_meeting_point()

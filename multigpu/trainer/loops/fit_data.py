@@ -12,7 +12,7 @@ from multigpu.rendezvous import same_everywhere
 from multigpu.trainer import arguments
 from multigpu.trainer.combined_loader import combined
 from multigpu.trainer.hooks import is_overridden
-from multigpu.trainer.loops import dataloaders
+from multigpu.trainer.loops import advice, dataloaders
 from multigpu.trainer.loops.evaluate import EvaluationLoop
 from multigpu.trainer.module import LightningModule
 
@@ -85,6 +85,7 @@ class FitData:
             dataloaders.num_batches(train) < float("inf"),
             self.strategy.gather_objects,
         )
+        advice.on_workers(trainer, "train", getattr(train, "flattened", [train]))
         self.loader = dataloaders.prepare_for_rank(trainer, train, training=True)
         self.length = dataloaders.num_batches(self.loader)
         name = "overfit_batches" if trainer.overfit_batches else "limit_train_batches"
@@ -94,6 +95,7 @@ class FitData:
             self.state.warn_once(
                 "the training dataloader has no batches: nothing is learned in this fit."
             )
+        advice.on_log_interval(trainer, self.batches)
         data = self.state.data
         data.train_dataloader = self.loader
         data.num_training_batches = self.batches

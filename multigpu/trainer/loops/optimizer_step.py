@@ -82,7 +82,9 @@ class OptimizerStep:
         clip = self.trainer.gradient_clip_val
         if clip is not None or self.overrides_clipping:
             algorithm = self.trainer.gradient_clip_algorithm
-            self.module.configure_gradient_clipping(optimizer, clip, algorithm)
+            self.module.configure_gradient_clipping(
+                optimizer, gradient_clip_val=clip, gradient_clip_algorithm=algorithm
+            )
 
     def _step_in_context(self, optimizer: Optimizer, **keywords: Any) -> Any:
         """As Precision.step, in the strategy's context."""

@@ -35,11 +35,19 @@ class LRSchedulerConfig:
     strict: bool = True
 
 
-def parse(returned: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+# The keys of a scheduler's dict that tell the Trainer when and how to step it.
+FOR_THE_TRAINER = ("monitor", "reduce_on_plateau", "strict")
+
+
+def parse(
+    returned: Any, automatic: bool, steps_itself: bool = False
+) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Return the optimizers and the configs of the schedulers.
 
-    Raises UserError if `returned` has none of FORMS, or several optimizers in automatic
-    optimization.
+    steps_itself   whether the module overrides lr_scheduler_step
+
+    Raises UserError if `returned` has none of FORMS; in automatic optimization, also if it has
+    several optimizers, or a scheduler that the Trainer cannot step.
     """
     optimizers, schedulers = _split(returned)
     if automatic and len(optimizers) > 1:
@@ -50,6 +58,11 @@ def parse(returned: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSched
         )
     configs = [_config(scheduler, monitor, automatic) for scheduler, monitor in schedulers]
     for config in configs:
+        if automatic and not steps_itself and not hasattr(config.scheduler, "step"):
+            raise UserError(
+                f"the scheduler {type(config.scheduler).__name__} has no method step, as "
+                f"torch's schedulers have: write it, or override lr_scheduler_step."
+            )
         if getattr(config.scheduler, "optimizer", optimizers[0]) not in optimizers:
             raise UserError(
                 "a scheduler changes an optimizer that configure_optimizers does not return: "
@@ -76,7 +89,7 @@ def _split(returned: Any) -> tuple[list[Optimizer], list[tuple[Any, str | None]]
             schedulers = [
                 (item["lr_scheduler"], item.get("monitor"))
                 for item in returned
-                if item.get("lr_scheduler")
+                if item.get("lr_scheduler") is not None
             ]
             return [item["optimizer"] for item in returned], schedulers
         if len(returned) == 2 and isinstance(returned[0], (list, tuple)):
@@ -105,6 +118,14 @@ def _config(scheduler: Any, monitor: str | None, automatic: bool) -> LRScheduler
             stacklevel=3,
         )
         del settings[key]
+    ignored = [key for key in FOR_THE_TRAINER if key in settings]
+    if ignored and not automatic:
+        warnings.warn(
+            f"an lr_scheduler dict has {ignored}, but the keys will be ignored: in manual "
+            f"optimization, you call the scheduler's step() yourself.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     settings.setdefault("monitor", monitor)
     is_plateau = isinstance(settings["scheduler"], ReduceLROnPlateau)
     settings.setdefault("reduce_on_plateau", is_plateau)
@@ -141,5 +162,10 @@ def monitored_metric(trainer: "Trainer", config: LRSchedulerConfig) -> Any:
         raise UserError(
             f"a scheduler monitors {config.monitor!r}, which was not logged; logged metrics: "
             f"{names}."
+        )
+    if metric is None:
+        trainer.state.warn_once(
+            f"a scheduler monitors {config.monitor!r}, which was not logged, and strict is "
+            f"False: it does not step until the metric is logged."
         )
     return metric

@@ -70,6 +70,11 @@ class Entry:
         self.step_name = f"{self.name}_step{loader}" if both else self.plain_name
         self.epoch_name = f"{self.name}_epoch{loader}" if both else self.plain_name
 
+    @property
+    def wants_logger(self) -> bool:
+        """Whether self.log was given logger=True."""
+        return bool(self.arguments) and self.arguments[1] is True
+
     def exchanged_late(self) -> bool:
         """Whether a value over all ranks was not exchanged in the batch that logged it."""
         return self.waiting and self.sync and self.all_ranks
@@ -185,6 +190,12 @@ class Results:
             self.any_fresh = True
             if hasattr(value, "compute"):
                 # A torchmetrics.Metric itself reduces over the ranks.
+                if entry.value is not None and entry.value is not value:
+                    raise UserError(
+                        f"self.log({name!r}) was given another {type(value).__name__} than "
+                        f"before, so the epoch's value would be the last one's: make the "
+                        f"metric once, as an attribute of the module."
+                    )
                 entry.value = value
                 return
             value = _one_number(name, value)
@@ -213,6 +224,11 @@ class Results:
         hook, name, dataloader_idx = key
         prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only = arguments
         check_hook_logs(hook, name)
+        if "/dataloader_idx_" in name:
+            raise UserError(
+                f"self.log({name!r}): the Trainer itself adds /dataloader_idx_ to names if "
+                f"there are several dataloaders: give another name."
+            )
         by_step = self.training and hook not in OUTSIDE_BATCH
         on_step = by_step if on_step is None else on_step
         on_epoch = not by_step if on_epoch is None else on_epoch
@@ -321,7 +337,7 @@ class Results:
                 continue
             entry.reported = True
             if hasattr(entry.value, "compute"):
-                entry.total = entry.value.compute()
+                entry.total = _one_number(entry.name, entry.value.compute())
                 entry.weight = 1.0
                 totals[key] = (entry, entry.total, None)
             elif entry.total is not None:

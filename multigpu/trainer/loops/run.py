@@ -11,10 +11,16 @@ from multigpu.devices import to_cpu
 from multigpu.errors import UserError, pluralize
 from multigpu.rendezvous import fail_together
 from multigpu.trainer import arguments, defaults, seed
+from multigpu.trainer.callbacks.accumulation import warn_of_overrides
 from multigpu.trainer.checkpointing import restoring
+from multigpu.trainer.checkpointing.hyperparameters import (
+    HyperparametersMixin,
+    drop_unpicklable,
+)
 from multigpu.trainer.datamodule import LightningDataModule
+from multigpu.trainer.hooks import is_overridden
 from multigpu.trainer.loops import call_hooks, dataloaders, optimizers
-from multigpu.trainer.loops.check_model import warn_of_removed_hooks
+from multigpu.trainer.loops.check_model import check_training_step, warn_of_removed_hooks
 from multigpu.trainer.loops.evaluate import EvaluationLoop
 from multigpu.trainer.loops.fit import FitLoop
 from multigpu.trainer.loops.fit_data import FitData
@@ -50,6 +56,7 @@ def run_stage(
     strategy.connect()
     results = Results(strategy.gather_objects, trainer.world_size, training=stage == "fit")
     state.begin(stage, model, datamodule, results)
+    stage = state.fn  # hooks get Lightning's TrainerFn, which equals its text
     attach(trainer, model)
     if datamodule is not None:
         datamodule.trainer = trainer
@@ -72,6 +79,7 @@ def run_stage(
             logger.finalize("failed")
         state.end_hooks()
         call_hooks.detach_callbacks(trainer)
+        strategy.on_exception(error)
         strategy.detach()
         _move_to_cpu(trainer)
         raise
@@ -143,7 +151,8 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
         warn_of_removed_hooks(part)
     for logger in trainer.loggers:
         logger.is_global_zero = trainer.is_global_zero
-        logger.set_version(strategy.broadcast(logger.version))
+        if strategy.world.size > 1:
+            logger.set_version(strategy.broadcast(logger.version))
     if trainer.profiler is not None:
         trainer.profiler.setup(stage, trainer.local_rank, trainer.log_dir)
     for part in (model,) if datamodule is None else (datamodule, model):
@@ -158,6 +167,9 @@ def _set_up(trainer: "Trainer", stage: str) -> None:
         for callback in trainer.callbacks:
             callback.setup(trainer, model, stage=stage)
         model.setup(stage=stage)
+    for part in (model, datamodule):
+        if isinstance(part, HyperparametersMixin):
+            drop_unpicklable(part)
     configure_model(model)
     state.transfer = BatchTransfer(strategy.device, state.precision, datamodule, model)
     if len(strategy.devices) > 1:
@@ -195,6 +207,7 @@ def _fit(trainer: "Trainer", ckpt_path: str | None, given: dict[str, Any]) -> No
     state = trainer.state
     state.should_stop = False
     model = state.lightning_module
+    defaults.limit_epochs(trainer)
     loaded = restoring.restore_model(trainer, ckpt_path)
     data = FitData(trainer, given)
     state.fit_loop = FitLoop(trainer, data)
@@ -222,12 +235,18 @@ def _configure_optimizers(trainer: "Trainer") -> None:
     state = trainer.state
     strategy = trainer.strategy
     model = state.lightning_module
-    if not model.automatic_optimization:
+    if model.automatic_optimization:
+        check_training_step(model)
+        if trainer.accumulate_grad_batches > 1:
+            warn_of_overrides(model)
+    else:
         arguments.check_manual_optimization(trainer)
     with state.running_hook("configure_optimizers"):
         returned = model.configure_optimizers()
     state.optimizers, state.lr_scheduler_configs = optimizers.parse(
-        returned, model.automatic_optimization
+        returned,
+        model.automatic_optimization,
+        is_overridden("lr_scheduler_step", model, LightningModule),
     )
     strategy.backwards_per_step = trainer.accumulate_grad_batches
     strategy.manual_optimization = not model.automatic_optimization
