@@ -94,8 +94,12 @@ def test_a_noisy_result_prints_one_line(capsys):
 
 def test_texts(capsys):
     places = {"choices": ("GPU 0", "GPU 1")}
-    assert printed(capsys, "gpu 1", "GPU 1", **places).endswith("result GPU 1: your guess is right")
-    assert printed(capsys, "GPU 0", "GPU 1", **places).endswith("result GPU 1: your guess is wrong")
+    assert printed(capsys, "gpu 1", "GPU 1", **places).endswith(
+        "result GPU 1: your guess is right"
+    )
+    assert printed(capsys, "GPU 0", "GPU 1", **places).endswith(
+        "result GPU 1: your guess is wrong"
+    )
     assert printed(capsys, "fc1", "fc2").endswith("guess fc1, result fc2: your guess is wrong")
     with pytest.raises(lesson.GuessNeeded, match="text"):
         lesson.compare("it", 3, "fc2")
