@@ -283,6 +283,11 @@ def loader_of(
 #     return ratio(steps)
 #
 #
+# def image(step, size):
+#     return sum(step[size].values()) / size
+#
+#
+# show("image in a batch of 16 / of 256", lambda t: image(t, 16) / image(t, 256))
 # show("backward / forward, batch 64", lambda t: t[64]["backward"] / t[64]["forward"])
 # show("data / whole step, batch 64", lambda t: t[64]["data"] / sum(t[64].values()))
 # half = show("compute 32 / 64 images", lambda t: computing(t[32]) / computing(t[64]))
