@@ -3,7 +3,7 @@
 # **The question.** Training is too slow. Would a second GPU help, and with what?
 #
 # You need Python and a little PyTorch, but no GPU: everything here runs on the CPU. This first
-# lesson also explains the words that all others use.
+# lesson also explains words that all others use; [this list](../lessons/README.md) has them.
 
 # %% jupyter={"source_hidden": true}
 import argparse
@@ -100,7 +100,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_backward = 1.0  # multiplications in backward, for each multiplication in forward
-# guess_clock = 70  # 70 ms of work for a GPU: how many ms has Python's clock counted after it?
+# guess_clock = 70  # a GPU works on a step for 70 ms: ms that Python's clock shows for it
 # guess_half = 50  # forward and backward of 32 images: % of the time for 64 images
 
 # %% [markdown]
@@ -324,8 +324,8 @@ def loader_of(
 # send each other weights or gradients. Lesson 02 adds that.
 #
 # ## When reading is the slow part
-# Images often come from a busy disk. As an example, a batch has 16 images, reading one takes
-# 8 ms, and the GPU computes for 60 ms. With one GPU and no workers a step takes
+# Images often come from a busy disk. For example, a batch has 16 images, reading one takes
+# 8 ms, and the GPU computes a step in 60 ms. With one GPU and no workers a step takes
 # 128 + 60 = 188 ms.
 
 # %% tags=["active-ipynb", "guess"]
@@ -333,8 +333,8 @@ def loader_of(
 # guess_workers = 1.5  # one GPU, 4 workers: how many times as fast?
 
 # %% [markdown]
-# To try it, an image's reading sleeps for 8 ms, and so does a GPU's computing for 60 ms (30 ms
-# with two GPUs). Beside it is what one computes on paper.
+# In this experiment, reading an image sleeps for 8 ms, and computing a step sleeps for 60 ms,
+# or for 30 ms with two GPUs. "On paper" is the result of a formula, which follows.
 
 # %% tags=["active-ipynb"]
 # # NBVAL_IGNORE_OUTPUT
@@ -359,8 +359,8 @@ def loader_of(
 # compute, whichever is longer. Two GPUs halve compute. So workers come first; a second GPU
 # helps when the first one no longer waits for data.
 #
-# Two programs with a GPU each, as in lesson 04, read at the same time, too. But one program
-# with two workers does the same without the second GPU.
+# With one process for each GPU, as in lesson 04, two processes read at the same time. Two
+# workers do this for one GPU, too.
 #
 # Here reading means *waiting*. It can also mean *computing*, as when photos are decoded. And
 # the digits are in memory already:
@@ -435,8 +435,8 @@ def profiled(
 # %% [markdown]
 # ## Train
 # `loss.item()` in each step would make the host wait for the GPU, so the sum of the losses
-# stays on the device until the epoch's end. The *test set*, 360 other images, shows which part
-# of images that it has never seen the model recognizes: the *accuracy*.
+# stays on the device until the epoch's end. The *test set* has 360 other images. The
+# *accuracy* is the part of them that the model recognizes.
 
 
 # %%
