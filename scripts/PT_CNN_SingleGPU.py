@@ -264,14 +264,14 @@ def loader_of(
 #     return step["forward"] + step["backward"]
 #
 #
-# rounds = [{size: one_epoch(size) for size in (16, 32, 64, 256)} for _ in range(9)]
+# rounds = [{size: one_epoch(size) for size in (16, 32, 64, 128)} for _ in range(9)]
 # steps = {}
 # bars = {}
 # for size, parts in rounds[0].items():
 #     steps[size] = {part: median(found[size][part] for found in rounds) for part in parts}
 #     bars[f"batch {size}"] = {part: 1e6 * time / size for part, time in steps[size].items()}
-# times = sum(bars["batch 16"].values()) / sum(bars["batch 256"].values())
-# title = f"In a batch of 16 an image takes {times:.1f} times as long as in a batch of 256"
+# times = sum(bars["batch 16"].values()) / sum(bars["batch 128"].values())
+# title = f"In a batch of 16 an image takes {times:.1f} times as long as in a batch of 128"
 # plots.stacked_bars(bars, "µs per image, measured: the median of nine rounds", title)
 
 # %% tags=["active-ipynb"]
@@ -287,7 +287,7 @@ def loader_of(
 #     return sum(step[size].values()) / size
 #
 #
-# show("image in a batch of 16 / of 256", lambda t: image(t, 16) / image(t, 256))
+# show("image in a batch of 16 / of 128", lambda t: image(t, 16) / image(t, 128))
 # show("backward / forward, batch 64", lambda t: t[64]["backward"] / t[64]["forward"])
 # show("data / whole step, batch 64", lambda t: t[64]["data"] / sum(t[64].values()))
 # half = show("compute 32 / 64 images", lambda t: computing(t[32]) / computing(t[64]))
