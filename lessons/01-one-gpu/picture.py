@@ -17,7 +17,7 @@ from PT_CNN_SingleGPU import loader_of, phases
 BATCHES = (16, 32, 64, 128)
 # The smallest median of this number of epochs counts, for each phase: other programs can only
 # make a phase slower. The batch sizes take turns.
-REPEATS = 10
+REPEATS = 40
 
 
 def epoch(batch_size: int) -> dict[str, float]:
