@@ -204,7 +204,8 @@ class Halves(CNN):
 #         model = Forgotten(first, second, **WIDE)
 #         two_steps(model, sgd(model.parameters()), first, second, 8)
 #     except RuntimeError as error:
-#         print(*str(error).split("! "), sep="!\n")
+#         # The error has no line break.
+#         print("\n" + str(error).replace("! ", "!\n").replace(", but", ",\nbut"))
 
 # %% [markdown]
 # ## What does it cost?

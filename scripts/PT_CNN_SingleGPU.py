@@ -2,16 +2,16 @@
 # # 01 · One GPU first: baseline, data loading, where the time goes
 # **The question.** Training is too slow. Would a second GPU help, and with what?
 #
-# **Predict first.** (1) A step reads its data, goes forward, goes backward and updates the
-# weights. Which of the four takes longest, and how many forwards is a backward? (2) Reading an
-# image takes 2 ms, a batch has 64 images, and computing the step takes 60 ms. How much faster
-# is training with a second GPU? (3) You time a step on a GPU and get a tenth of a millisecond.
-# What is wrong?
+# You need Python and a little PyTorch, but no GPU: everything here runs on the CPU. This first
+# lesson also explains words that all others use; [this list](../lessons/README.md) has them.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
+import os
 import time
 from collections.abc import Iterable
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -22,13 +22,8 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 from multigpu import data, devices, files, flags, launch, metrics, proof
 from multigpu.models import CNN
 
-# %% [markdown]
-# ## Step 0 · The flags
-# Every lesson has these flags. Here `--batch-size` is the number of images that the one GPU
-# takes in a step.
 
-
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "PT_CNN_SingleGPU",
@@ -48,100 +43,139 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# from functools import partial
+# from statistics import median
+#
+# from torch.utils.flop_counter import FlopCounterMode
+#
+# from multigpu import lesson, plots
+# from multigpu.errors import pluralize
+# from multigpu.launch.room import available_cores
+#
+# lesson.setup("01-one-gpu")
+# from experiments import QueueDevice, clock_readings, seconds_measured, seconds_on_paper
+#
+# train, test = data.load(data.fetch(None))
+# device = devices.pick(launch.World())
+# torch.set_num_threads(1)  # with more, all threads wait for one whose core is busy
+
 # %% [markdown]
-# ## Step 1 · Design the model
-# Two convolutions and two linear layers, in `multigpu/models.py`: small enough for a laptop,
-# and the same in every lesson.
+# ## One step
+# The *model* is a small network, a CNN. It reads images of handwritten digits, 8×8 pixels
+# each. Its *weights* are the numbers that training changes. Training is a loop of *steps*.
+# A step takes a *batch* of images and has four parts:
+# - **data**: read the images, and stack them into one tensor;
+# - **forward**: compute the model's outputs, and from them the *loss*, one number that says
+#   how wrong the outputs are;
+# - **backward**: compute the *gradient* of each weight: how the loss changes with the weight;
+# - **update**: the *optimizer* changes each weight a little, so that the loss becomes smaller.
+#
+# A *device* computes: the CPU or a GPU. The *host* is the CPU, which runs Python. A tensor is
+# in the memory of one device, where all operations on it run; `.to(device)` copies it.
 
 # %% tags=["active-ipynb"]
-# print(CNN())
+# torch.manual_seed(0)
+# model = CNN().to(device)
+# optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+# weights = sum(weight.numel() for weight in model.parameters())
+# print(f"device: {device}")
+# print(f"{weights:,} weights, {len(train):,} images to train with")
+#
+# for step in range(5):
+#     images, labels = train[:64]  # data: the same batch in each step
+#     images, labels = images.to(device), labels.to(device)
+#     loss = F.cross_entropy(model(images), labels)  # forward
+#     loss.backward()  # backward
+#     optimizer.step()  # update
+#     optimizer.zero_grad()  # otherwise the next gradients would be added to these
+#     print(f"step {step}: images {tuple(images.shape)}, loss {loss.item():.2f}")
 
 # %% [markdown]
-# ## Step 2 · Read in the data
-# A `DataLoader` draws indices from a sampler, fetches the images, and stacks them into a
-# batch. With `num_workers` it does so in processes of its own, ahead of the training.
-# `pin_memory` puts a batch into memory that a GPU can read while the host goes on;
-# `non_blocking=True` in `.to()` needs it. The order follows from the seed and the epoch alone.
+# 64 images, 1 channel (grey), 8×8 pixels. Real training takes another batch in each step. In
+# an *epoch* each image is read once: 1,437 images in batches of 64 are 23 steps.
+#
+# ## Predict first
+# Write your answers, then run the cell. The cells below compare them with what happens.
 
-
-# %%
-def loader_of(
-    train: Dataset,
-    batch_size: int,
-    seed: int,
-    workers: int = 0,
-    pin: bool = False,
-) -> DataLoader:
-    """Batches of the training set for one epoch, in the order that `seed` gives."""
-    order = RandomSampler(train, generator=torch.Generator().manual_seed(seed))
-    # A loader draws a random number when it starts. With a generator of its own it leaves the
-    # model's random numbers as they were.
-    own_generator = torch.Generator()
-    return DataLoader(
-        train,
-        batch_size,
-        sampler=order,
-        num_workers=workers,
-        pin_memory=pin,
-        generator=own_generator,
-    )
-
+# %% tags=["active-ipynb", "guess"]
+# guess_backward = 1.0  # multiplications in backward, for each multiplication in forward
+# guess_clock = 70  # a GPU works on a step for 70 ms: ms that Python's clock shows for it
+# guess_half = 50  # forward and backward of 32 images: % of the time for 64 images
 
 # %% [markdown]
-# ## Step 3 · Train
-# Forward, backward, update. `loss.item()` in each step would make the host wait for the GPU,
-# so the sum of the losses stays on the device.
+# ## How much work is a step?
+# A convolution and a linear layer multiply and add. `FlopCounterMode` counts the operations in
+# forward, and in forward and backward together; half of them are multiplications.
 
-
-# %%
-def train_epoch(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: DataLoader,
-) -> float:
-    """Train for one epoch. Returns the mean loss over its images."""
-    device = next(model.parameters()).device
-    model.train()
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    images_seen = 0
-
-    for images, labels in metrics.progress(loader, launch.World()):
-        images = images.to(device, non_blocking=True)
-        labels = labels.to(device, non_blocking=True)
-
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-
-        total += loss.detach() * len(labels)
-        images_seen += len(labels)
-    return total.item() / images_seen
-
+# %% tags=["active-ipynb"]
+# lesson.need(guess_backward)
+#
+#
+# def multiplications(with_backward):
+#     with FlopCounterMode(display=False) as counter:
+#         loss = F.cross_entropy(model(images), labels)
+#         if with_backward:
+#             loss.backward()
+#     counts = counter.get_flop_counts()
+#     return {layer: sum(counts[f"CNN.{layer}"].values()) // 2 for layer in layers}
+#
+#
+# layers = [name for name, _ in model.named_children()]
+# forward, both = multiplications(False), multiplications(True)
+# print(f"{'per image':<10}{'forward':>10}{'backward':>10}")
+# for layer in layers:
+#     once = forward[layer] // len(images)
+#     print(f"{layer:<10}{once:>10,}{both[layer] // len(images) - once:>10,}")
+# ratio = sum(both.values()) / sum(forward.values()) - 1
+# lesson.compare("multiplications, backward / forward", guess_backward, ratio)
 
 # %% [markdown]
-# ## Step 4 · Evaluate
+# Backward computes two gradients per layer, and each takes as many multiplications as the
+# layer's forward: the gradient of the weights, and the gradient of the layer's input, which
+# the layer before it needs. The first layer's input is the images, which need no gradient.
+#
+# Do the times have the same ratio? First we need a clock that can be trusted.
+#
+# ## A clock for a GPU
+# A GPU works through a *queue*. The host *launches* operations: it puts them into the queue.
+# `synchronize` waits until all operations in the queue are done. `QueueDevice` works in the
+# same way without a GPU: a thread takes operations from a queue, and each sleeps as long as it
+# would take. Here a step has 20 ms of forward, 40 ms of backward and 10 ms of update.
 
-
-# %%
-@torch.no_grad()
-def evaluate(model: torch.nn.Module, test: TensorDataset) -> float:
-    """The accuracy on the whole test set."""
-    device = next(model.parameters()).device
-    model.eval()
-    hits = 0
-    for images, labels in DataLoader(test, batch_size=256):
-        predictions = model(images.to(device)).argmax(1).cpu()
-        hits += (predictions == labels).sum().item()
-    return hits / len(test)
-
+# %% tags=["active-ipynb"]
+# # NBVAL_IGNORE_OUTPUT
+# lesson.need(guess_clock)
+# seconds = {"forward": 0.02, "backward": 0.04, "update": 0.01}
+# operations = {name: partial(time.sleep, length) for name, length in seconds.items()}
+# gpu = QueueDevice()
+# bars = {}
+# for name, wait_after in (
+#     ("no synchronize", []),
+#     ("after the update only", ["update"]),
+#     ("after each part", ["forward", "backward", "update"]),
+# ):
+#     bars[name] = clock_readings(gpu, operations, wait_after)
+#     gpu.synchronize()  # so that the next measurement begins with an empty queue
+# found = sum(bars["no synchronize"].values())
+# lesson.compare("without synchronize", guess_clock, found, unit="ms", digits=0)
+# work = 1e3 * sum(seconds.values())
+# title = f"{work:.0f} ms of work: the clock shows {found:.1f} ms without synchronize"
+# plots.stacked_bars(bars, "ms on the host's clock, measured", title, totals=True)
 
 # %% [markdown]
-# ## Where a step's time goes
-# A GPU works through a queue: the host puts an operation into it and goes on at once. A clock
-# that is stopped without `synchronize` has measured the time to fill the queue. The first
-# steps are slow, because memory is allocated and kernels are chosen. So: warm up, wait for the
-# device before each reading of the clock, and take the median.
+# `launch` returns at once, so without `synchronize` the clock shows how long it takes to fill
+# the queue. With one `synchronize` at the end the sum is right, but all of it is counted as
+# the update. An operation that needs a number from the GPU, such as `loss.item()`, waits for
+# the queue, too: it seems slow, but the work before it is.
+#
+# So wait for the device before each reading of the clock. Also leave out the first steps,
+# which allocate memory and choose kernels (the GPU's programs), and take the median of many.
+#
+# The batches come from a `DataLoader`. A *sampler* gives it the order of the images, here
+# shuffled; the loader reads them and stacks them. With `num_workers`, other processes do this
+# ahead of the training: the *workers*. With `pin_memory` the batch is in memory from which a
+# GPU can copy while the host goes on, if `.to()` has `non_blocking=True`.
 
 
 # %%
@@ -188,31 +222,178 @@ def phases(
     return dict(zip(("data", "forward", "backward", "update"), medians, strict=True))
 
 
-# %% tags=["active-ipynb"]
-# from multigpu import plots
-#
-# train, test = data.load(data.fetch(None))
-# device = devices.pick(launch.World())
-# torch.set_num_threads(1)  # with more, all threads wait for one whose core is busy
-#
-# bars = {}
-# for batch_size in (16, 64, 256):
-#     model = CNN().to(device)
-#     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-#     seconds = phases(model, optimizer, loader_of(train, batch_size, seed=0), warm_up=1)
-#     microseconds = {phase: 1e6 * s / batch_size for phase, s in seconds.items()}
-#     bars[f"batch {batch_size}"] = microseconds
-#
-# title = "The smaller the batch, the more an image costs"
-# plots.stacked_bars(bars, "µs an image, measured on this machine", title)
+def loader_of(
+    train: Dataset,
+    batch_size: int,
+    seed: int,
+    workers: int = 0,
+    pin: bool = False,
+) -> DataLoader:
+    """Batches of the training set for one epoch, in the order that `seed` gives."""
+    order = RandomSampler(train, generator=torch.Generator().manual_seed(seed))
+    # A loader draws a random number when it starts. With a generator of its own it leaves the
+    # model's random numbers as they were.
+    own_generator = torch.Generator()
+    return DataLoader(
+        train,
+        batch_size,
+        sampler=order,
+        num_workers=workers,
+        pin_memory=pin,
+        generator=own_generator,
+    )
+
 
 # %% [markdown]
-# **Backward takes nearly as long as two forwards**: it computes the gradient of each layer's
-# weights and the gradient of each layer's input, except for the first layer's input. **Small
-# batches are expensive**: each operation has a fixed cost, and more GPUs make the batch of
-# each GPU smaller.
+# ## Where the time goes
+# Nine rounds, a few seconds. In a round each batch size gets one epoch, so that a moment in
+# which other programs are busy slows down all of them.
+
+# %% tags=["active-ipynb"]
+# # NBVAL_IGNORE_OUTPUT
+# lesson.need(guess_half)
 #
-# torch.profiler shows which operations take the time. Its trace opens in a browser.
+#
+# def one_epoch(batch_size):
+#     model = CNN().to(device)
+#     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+#     return phases(model, optimizer, loader_of(train, batch_size, seed=0), warm_up=1)
+#
+#
+# def computing(step):
+#     return step["forward"] + step["backward"]
+#
+#
+# rounds = [{size: one_epoch(size) for size in (16, 32, 64, 128)} for _ in range(9)]
+# steps = {}
+# bars = {}
+# for size, parts in rounds[0].items():
+#     steps[size] = {part: median(found[size][part] for found in rounds) for part in parts}
+#     bars[f"batch {size}"] = {part: 1e6 * time / size for part, time in steps[size].items()}
+# times = sum(bars["batch 16"].values()) / sum(bars["batch 128"].values())
+# title = f"In a batch of 16 an image takes {times:.1f} times as long as in a batch of 128"
+# plots.stacked_bars(bars, "µs per image, measured: the median of nine rounds", title)
+
+# %% tags=["active-ipynb"]
+# # NBVAL_IGNORE_OUTPUT
+# def show(what, ratio):
+#     values = [ratio(found) for found in rounds]
+#     spread = f"{min(values):.2f} to {max(values):.2f} in single rounds"
+#     print(f"{what}: {ratio(steps):.2f} ({spread})")
+#     return ratio(steps)
+#
+#
+# def image(step, size):
+#     return sum(step[size].values()) / size
+#
+#
+# show("image in a batch of 16 / of 128", lambda t: image(t, 16) / image(t, 128))
+# show("backward / forward, batch 64", lambda t: t[64]["backward"] / t[64]["forward"])
+# show("data / whole step, batch 64", lambda t: t[64]["data"] / sum(t[64].values()))
+# half = show("compute 32 / 64 images", lambda t: computing(t[32]) / computing(t[64]))
+# lesson.compare("time of 32 images", guess_half, 100 * half, unit="%", digits=0)
+
+# %% [markdown]
+# Backward takes longer than forward, but not by the ratio of the multiplications: a step also
+# computes tanh, copies memory, and has a fixed cost per operation. Because of the fixed cost,
+# 32 images take more than half the time of 64, and an image costs most in a small batch.
+#
+# ## How much faster could two GPUs be?
+# With two GPUs, each goes forward and backward with half of the batch. The rest stays: one
+# process reads all images, and each GPU updates all weights. *Amdahl's law*: if a share *s* of
+# the time stays and the rest is divided by *n*, the time becomes *s* + (1 − *s*)/*n*. So the
+# training is at most 1 / (*s* + (1 − *s*)/*n*) times as fast, and for any *n* less than 1/*s*.
+
+# %% tags=["active-ipynb"]
+# # NBVAL_IGNORE_OUTPUT
+# def amdahl(s, n):
+#     return 1 / (s + (1 - s) / n)
+#
+#
+# whole = sum(steps[64].values())
+# stays = steps[64]["data"] + steps[64]["update"]
+# s = stays / whole
+# print(f"batch 64: {s:.0%} of the time stays")
+# for n in (2, 4, 8, 1000):
+#     print(f"{n:,} GPUs: at most {amdahl(s, n):.2f} times as fast")
+# with_32 = whole / (stays + computing(steps[32]))
+# print(f"2 GPUs, with the measured time of 32 images: {with_32:.2f} times as fast")
+
+# %% [markdown]
+# Amdahl's law is a bound: half a batch takes more than half the time, and two GPUs must also
+# send each other weights or gradients. Lesson 02 adds that.
+#
+# ## When reading is the slow part
+# Images often come from a busy disk. For example, a batch has 16 images, reading one takes
+# 8 ms, and the GPU computes a step in 60 ms. With one GPU and no workers a step takes
+# 128 + 60 = 188 ms.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_second_gpu = 2  # a second GPU, no workers: how many times as fast?
+# guess_workers = 1.5  # one GPU, 4 workers: how many times as fast?
+
+# %% [markdown]
+# In this experiment, reading an image sleeps for 8 ms, and computing a step sleeps for 60 ms,
+# or for 30 ms with two GPUs. "On paper" is the result of a formula, which follows.
+
+# %% tags=["active-ipynb"]
+# # NBVAL_IGNORE_OUTPUT
+# lesson.need(guess_second_gpu, guess_workers)
+# read = 16 * 0.008
+# found = {}
+# for gpus, workers in ((1, 0), (2, 0), (1, 1), (1, 2), (1, 4), (2, 4)):
+#     compute = 0.06 / gpus
+#     paper = seconds_on_paper(workers, read, compute)
+#     found[gpus, workers] = seconds_measured(workers, read, compute)
+#     case = f"{pluralize(gpus, 'GPU')}, {pluralize(workers, 'worker')}"
+#     result = f"{1e3 * found[gpus, workers]:.0f} ms measured"
+#     print(f"{case}: {1e3 * paper:.0f} ms per step on paper, {result}")
+# second_gpu = found[1, 0] / found[2, 0]
+# four_workers = found[1, 0] / found[1, 4]
+# lesson.compare("with a second GPU", guess_second_gpu, second_gpu, unit="×", digits=1)
+# lesson.compare("with 4 workers", guess_workers, four_workers, unit="×", digits=1)
+
+# %% [markdown]
+# On paper: without workers a step takes read + compute. Workers read the next batches while
+# the GPU computes, and *w* workers read *w* batches at the same time: a step takes read/*w* or
+# compute, whichever is longer. Two GPUs halve compute. So workers come first; a second GPU
+# helps when the first one no longer waits for data.
+#
+# With one process for each GPU, as in lesson 04, two processes read at the same time. Two
+# workers do this for one GPU, too.
+#
+# Here reading means *waiting*. It can also mean *computing*, as when photos are decoded. And
+# the digits are in memory already:
+
+# %% tags=["active-ipynb"]
+# # NBVAL_IGNORE_OUTPUT
+# print(f"Reading computes, on {pluralize(available_cores(), 'core')}:")
+# for workers in (0, 2, 4):
+#     paper = 1e3 * seconds_on_paper(workers, read, 0.06, computing=True)
+#     result = 1e3 * seconds_measured(workers, read, 0.06, computing=True)
+#     case = pluralize(workers, "worker")
+#     print(f"{case}: {paper:.0f} ms per step on paper, {result:.0f} ms measured")
+#
+# print("\nThe digits, three epochs without training:")
+# for workers in (0, 2):
+#     speeds = []
+#     for epoch in range(3):
+#         began = time.perf_counter()
+#         for images, labels in loader_of(train, 64, epoch, workers):
+#             pass
+#         speeds.append(len(train) / (time.perf_counter() - began))
+#     spread = f"{min(speeds):,.0f} to {max(speeds):,.0f}"
+#     case = pluralize(workers, "worker")
+#     print(f"{case}: median {median(speeds):,.0f} images/s, {spread}")
+
+# %% [markdown]
+# Where reading computes, workers help as long as there are free cores. The digits need no
+# reading: workers only cost the time to start and to send the batches.
+#
+# ## Which operations take the time?
+# `phases` shows which part of a step is slow, `torch.profiler` which operations. Recording
+# them makes a step slower, so compare its times only with each other. The batches are read
+# beforehand. The *trace* shows what ran when: open it at ui.perfetto.dev.
 
 
 # %%
@@ -221,64 +402,84 @@ def profiled(
     optimizer: torch.optim.Optimizer,
     loader: Iterable,
     trace: Path,
+    steps: int = 20,
 ) -> str:
-    """A table of the longest operations.
+    """A table of the operations that take longest in a step, without the reading.
 
-    Trains with all batches of the loader, and writes a trace for ui.perfetto.dev.
+    Trains with the first `steps` batches of the loader. The trace is for ui.perfetto.dev.
     """
+    # Without this the profiler prints lines of its own, when it starts and when it stops.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    batches = list(islice(loader, steps))
     with profile() as recorded:
-        phases(model, optimizer, loader)
+        phases(model, optimizer, batches)
     with files.atomic(trace) as temporary:
         recorded.export_chrome_trace(str(temporary))
 
-    column = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    averages = recorded.key_averages()
-    table = averages.table(sort_by=column, row_limit=6, max_name_column_width=40)
-    return f"{table}\ntrace: {trace}"
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    microseconds = attrgetter("self_cpu_time_total" if on_cpu else "self_device_time_total")
+    longest = sorted(recorded.key_averages(), key=microseconds, reverse=True)[:6]
+    lines = [f"{'operation':<40}{'calls per step':>16}{'ms per step':>14}"]
+    for operation in longest:
+        calls = operation.count / len(batches)
+        milliseconds = microseconds(operation) / 1e3 / len(batches)
+        lines.append(f"{operation.key[:39]:<40}{calls:>16.1f}{milliseconds:>14.3f}")
+    return "\n".join([*lines, f"trace: {trace}"])
 
 
 # %% tags=["active-ipynb"]
 # # NBVAL_IGNORE_OUTPUT
 # trace = files.writable_folder("results/01-profile") / "trace.json"
-# print(profiled(model, optimizer, loader_of(train, 256, seed=0), trace))
+# print(profiled(model, optimizer, loader_of(train, 64, seed=0), trace))
 
 # %% [markdown]
-# ## When reading is the slow part
-# Prediction (2), on paper: a step takes 128 + 60 = 188 ms. Two GPUs halve the computing and
-# nothing else: 128 + 30 = 158 ms, 1.2 times as fast. Four workers read 64 images in 32 ms,
-# while the GPU computes: 60 ms, 3.1 times as fast, with one GPU. Now try it: a data set that
-# waits 2 ms for each image, as on a busy network disk.
+# ## Train
+# `loss.item()` in each step would make the host wait for the GPU, so the sum of the losses
+# stays on the device until the epoch's end. The *test set* has 360 other images. The
+# *accuracy* is the part of them that the model recognizes.
 
-# %% tags=["active-ipynb"]
-# class Distant(Dataset):
-#     def __len__(self):
-#         return 512
-#
-#     def __getitem__(self, index):
-#         time.sleep(0.002)
-#         return train[index]
-#
-#
-# speeds = {}
-# for workers in (0, 1, 2):
-#     # A new process cannot import a class of a notebook. A forked one has it already.
-#     context = "fork" if workers else None
-#     loader = DataLoader(Distant(), 64, num_workers=workers, multiprocessing_context=context)
-#     began = time.perf_counter()
-#     images_read = sum(len(labels) for _, labels in loader)
-#     speeds[f"workers: {workers}"] = {"data": images_read / (time.perf_counter() - began)}
-# title = "Workers wait at the same time"
-# plots.stacked_bars(speeds, "images/s, measured on this machine", title)
+
+# %%
+def train_epoch(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader,
+) -> float:
+    """Train for one epoch. Returns the mean loss over its images."""
+    device = next(model.parameters()).device
+    model.train()
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    images_seen = 0
+
+    for images, labels in metrics.progress(loader, launch.World()):
+        images = images.to(device, non_blocking=True)
+        labels = labels.to(device, non_blocking=True)
+
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+
+        total += loss.detach() * len(labels)
+        images_seen += len(labels)
+    return total.item() / images_seen
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, test: TensorDataset) -> float:
+    """The accuracy on the whole test set."""
+    device = next(model.parameters()).device
+    model.eval()
+    hits = 0
+    for images, labels in DataLoader(test, batch_size=256):
+        predictions = model(images.to(device)).argmax(1).cpu()
+        hits += (predictions == labels).sum().item()
+    return hits / len(test)
+
 
 # %% [markdown]
-# Workers help as long as reading means *waiting*. Where reading means computing, they help as
-# long as there are free cores. They cost memory, and time to start at each epoch
-# (`persistent_workers=True` keeps them). The digits are in memory, so workers slow them down.
-# `pin_memory` has no effect without a GPU.
-
-
-# %% [markdown]
-# ## All together
+# All together. The *seed* sets the random numbers: the first weights, and the order of the
+# images. So a second run, or a run on four GPUs, can be compared with this one.
 
 
 # %%
@@ -337,17 +538,19 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# The baseline for all lessons. `--prove` compares the weights with those of a loop that has no
-# DataLoader.
+# The baseline for all lessons. Each lesson ends with a *proof*: it compares the weights with
+# those of a *serial* run, a plain loop in one process. Here that loop has no DataLoader.
 
 # %% tags=["active-ipynb"]
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_SingleGPU.py --prove --out results/01
 
 # %% [markdown]
-# ## When not to go parallel
-# When reading is the slow part: see above. When a step is so short that the operations' fixed
-# costs dominate: a larger batch is cheaper than a second GPU. When the run takes a minute. And
-# as long as one GPU is not busy all the time: two would be idle.
+# ## Would a second GPU help?
+# 1. Measure the parts of a step, with `synchronize`, warm-up and repeats.
+# 2. The GPU waits for data: use workers.
+# 3. The step is so short that fixed costs fill it: use a larger batch.
+# 4. The GPU computes nearly all the time: Amdahl's law says how much a second GPU can give.
+#    The next lessons show what it does give.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("01 one GPU", "results/01"))  # for the table of all routes

@@ -13,7 +13,7 @@ def gpus(count: int = 2, world: World | None = None) -> list[torch.device]:
     """`count` devices for this process: cuda:0, … if there are enough, otherwise vgpu:0, …
 
     If virtual GPUs are needed but none are running, they are started. If virtual GPUs are
-    returned, rank 0 prints one line that announces them. With `world`, each rank of a node
+    returned, rank 0 prints a sentence that announces them. With `world`, each rank of a node
     gets `count` GPUs that no other rank uses: with count=2, local rank 1 gets cuda:2 and
     cuda:3.
 
@@ -47,4 +47,5 @@ def _announcement(count: int, world: World) -> str:
     compute = f"{count} virtual GPUs compute" if count > 1 else "a virtual GPU computes"
     if world.size > 1:
         compute = f"in each of {world.size} processes {compute}"
-    return f"This machine has {has}: {compute} on the CPU instead ({vgpu.label()})."
+    # Two lines, because a notebook has room for 95 columns.
+    return f"This machine has {has}: {compute} on the CPU instead\n({vgpu.label()})."

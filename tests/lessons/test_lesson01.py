@@ -1,17 +1,23 @@
 """Lesson 01: one process, whatever loads its data, learns what the plain loop learns."""
 
 import json
+import os
 import sys
+import threading
 import time
 
+import nbformat
 import pytest
 import torch
 from commands import ROOT, run_script, torchrun
+
+from multigpu.notebooks import cells
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import PT_CNN_SingleGPU as lesson
 
 SCRIPT = ROOT / "scripts" / "PT_CNN_SingleGPU.py"
+PAGE = ROOT / "lessons" / "01-one-gpu"
 
 
 def weights(folder) -> list[torch.Tensor]:
@@ -66,6 +72,10 @@ def test_profile_prints_operations_and_writes_a_trace(tmp_path, npz):
     assert "aten::convolution_backward" in done.stdout
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert any(event.get("name") == "aten::tanh" for event in events)
+    # The reading has one measurement, that of `phases`; the profiler gives another one.
+    assert not any("DataLoader" in event.get("name", "") for event in events)
+    assert "USDT" not in done.stdout, "the profiler's own lines"
+    assert max(map(len, done.stdout.splitlines())) <= 95
 
 
 def test_phases_are_measured_separately():
@@ -103,3 +113,120 @@ def test_a_launcher_is_refused(tmp_path):
     done = torchrun(2, SCRIPT, "--out", tmp_path)
     assert done.returncode != 0, done.stdout
     assert done.stdout.count("is one process, and torchrun started 2") == 1
+
+
+# ---- the notebook's experiments -------------------------------------------------------------
+
+
+@pytest.fixture
+def experiments(monkeypatch):
+    monkeypatch.syspath_prepend(PAGE)
+    monkeypatch.delitem(sys.modules, "experiments", raising=False)
+    import experiments
+
+    yield experiments
+    del sys.modules["experiments"]
+
+
+def test_the_queue_device_works_after_launch_has_returned(experiments):
+    device = experiments.QueueDevice()
+    free = threading.Event()
+    order = []
+    device.launch(lambda: order.append(free.wait(60)))
+    device.launch(lambda: order.append("second"))
+    assert order == [], "launch has not waited"
+    free.set()
+    device.synchronize()
+    assert order == [True, "second"]
+    device.synchronize()  # an empty queue
+
+
+def test_synchronize_raises_what_an_operation_raised(experiments):
+    """As on a GPU: the line that launched it has long succeeded."""
+    device = experiments.QueueDevice()
+    device.launch(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        device.synchronize()
+
+
+def test_without_synchronize_the_clock_is_read_before_the_work_is_done(experiments):
+    device = experiments.QueueDevice()
+    free = threading.Event()
+    done = []
+    operations = {
+        "forward": lambda: done.append(free.wait(60)),
+        "update": lambda: done.append("update"),
+    }
+    readings = experiments.clock_readings(device, operations, [])
+    assert list(readings) == ["forward", "update"]
+    assert done == []
+    free.set()
+    device.synchronize()
+
+
+def test_synchronize_shows_the_work_where_it_is_called(experiments):
+    device = experiments.QueueDevice()
+    operations = {name: lambda: time.sleep(0.02) for name in ("forward", "backward", "update")}
+    each = experiments.clock_readings(device, operations, list(operations))
+    assert all(milliseconds >= 20 for milliseconds in each.values())
+    last = experiments.clock_readings(device, operations, ["update"])
+    assert sum(last.values()) >= 60
+    assert last["update"] == max(last.values())
+
+
+def test_on_paper(experiments):
+    steps = [experiments.seconds_on_paper(w, 0.128, 0.060) for w in (0, 1, 2, 4)]
+    assert steps == pytest.approx([0.188, 0.128, 0.064, 0.060])
+    assert experiments.seconds_on_paper(0, 0.128, 0.030) == pytest.approx(0.158)
+    computing = [
+        experiments.seconds_on_paper(w, 0.128, 0.060, computing=True, cores=1)
+        for w in (0, 1, 4)
+    ]
+    assert computing == pytest.approx([0.188, 0.128, 0.128])
+
+
+@pytest.mark.parametrize("computing", [False, True])
+def test_the_measured_step_waits_for_the_reading(experiments, computing):
+    """Without workers a step reads and computes; a worker reads while the step computes."""
+    read, compute = 0.04, 0.01
+    serial = experiments.seconds_measured(0, read, compute, computing, batch=4)
+    assert serial >= read + compute
+    # If this process stops for a while, the worker reads two batches of the four beforehand.
+    one_worker = experiments.seconds_measured(1, read, compute, computing, batch=4)
+    assert one_worker >= 0.4 * read
+
+
+def test_images_that_compute_use_the_core(experiments):
+    images = experiments.SlowImages(3, 0.02, computing=True)
+    before = time.thread_time()
+    assert images[2] == 2
+    assert time.thread_time() - before >= 0.02
+    assert len(images) == 3
+
+
+def test_each_worker_reads_in_its_own_process(experiments):
+    class Readers(experiments.SlowImages):
+        def __getitem__(self, index: int) -> int:
+            return os.getpid()
+
+    loader = torch.utils.data.DataLoader(Readers(8, 0), 2, num_workers=2)
+    readers = {pid.item() for batch in loader for pid in batch}
+    assert len(readers) == 2 and os.getpid() not in readers
+
+
+# ---- the stored notebook --------------------------------------------------------------------
+
+
+def test_the_notebook_has_no_line_of_the_profilers_own():
+    notebook = nbformat.read(ROOT / "notebooks" / "PT_CNN_SingleGPU.ipynb", as_version=4)
+    assert "USDT" not in cells.printed(notebook)
+
+
+def test_something_runs_by_the_third_visible_cell():
+    notebook = nbformat.read(ROOT / "notebooks" / "PT_CNN_SingleGPU.ipynb", as_version=4)
+    visible = [
+        cell
+        for cell in notebook.cells
+        if not cell.metadata.get("jupyter", {}).get("source_hidden")
+    ]
+    assert any(cell.get("outputs") for cell in visible[:3])

@@ -14,6 +14,7 @@ from multigpu.notebooks import figures
 # has a marker.
 MARKED = [
     "README.md",
+    "lessons/01-one-gpu/README.md",
     "lessons/02-data-parallel/README.md",
     "lessons/03-model-parallel/README.md",
     "lessons/04-ddp-spawn/README.md",

@@ -12,7 +12,7 @@ from commands import ROOT
 
 from multigpu import notebooks
 from multigpu.errors import UserError
-from multigpu.notebooks import running
+from multigpu.notebooks import cells, running
 
 pytestmark = pytest.mark.slow
 
@@ -96,6 +96,14 @@ def edit(root: Path, change) -> None:
 
 def test_the_courses_notebooks_match_their_scripts():
     assert notebooks.check(root=ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_no_cell_prints_a_line_that_a_browser_breaks(path):
+    printed = cells.printed(nbformat.read(path, as_version=4))
+    assert [line for line in printed.splitlines() if len(line) > 95] == []
 
 
 # ---- run ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import multigpu
 from multigpu import vgpu
 from multigpu.devices import CLASSROOM
 from multigpu.errors import UserError
+from multigpu.launch.world import World
 
 
 def test_gpus(capsys):
@@ -14,8 +15,7 @@ def test_gpus(capsys):
     try:
         first, second = multigpu.gpus(2)
         printed = capsys.readouterr().out
-        assert printed.count("\n") == 1
-        assert "no GPU" in printed
+        assert printed.count("no GPU") == 1
         assert "simulated: 2 × V100-16GB, NVLink2" in printed
         assert [str(first), str(second)] == ["vgpu:0", "vgpu:1"]
         assert multigpu.gpus(2) == [first, second]
@@ -23,6 +23,18 @@ def test_gpus(capsys):
             multigpu.gpus(3)
     finally:
         vgpu.stop()
+
+
+@pytest.mark.parametrize("world", [World(), World(size=16, local_size=16)])
+def test_a_notebook_has_room_for_the_announcement(capsys, world):
+    """95 columns, also for many processes and a machine with too few GPUs."""
+    try:
+        multigpu.gpus(16, world)
+    finally:
+        vgpu.stop()
+    lines = capsys.readouterr().out.splitlines()
+    assert "This machine has no GPU" in lines[0]
+    assert max(map(len, lines)) <= 95
 
 
 def test_gpus_prefers_real_gpus(monkeypatch):
