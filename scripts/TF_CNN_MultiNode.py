@@ -142,10 +142,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # guess_address = "n2"  # nodes n2 and n10, rank 0 runs on n2: which address does rank 0 get?
 
 # %% [markdown]
-# **Who reads which image?** *Auto-sharding* divides the data set among the workers. With the
-# policy `AUTO`, the default, TensorFlow chooses how; with `OFF` it does not divide. This cell
-# starts two workers, which takes some seconds. They also run the experiments of the cells
-# below.
+# **Who reads which image?** [Auto-sharding](../lessons/README.md#auto-sharding) divides the
+# data set among the workers. With the policy `AUTO`, the default, TensorFlow chooses how; with
+# `OFF` it does not divide. This cell starts two workers, which takes some seconds. They also
+# run the experiments of the cells below.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_off)
