@@ -1,4 +1,4 @@
-"""Read and check TF_CONFIG, or find out its content from the launcher's variables.
+"""Read, check and write TF_CONFIG, or find out its content from the launcher's variables.
 
 TensorFlow reads each process's place from TF_CONFIG: the addresses of all workers and the
 number of this worker. TensorFlow does not check them, and it waits an hour for a worker that
@@ -27,11 +27,8 @@ from multigpu.launch import world as launched
 from multigpu.launch.world import World
 from multigpu.rendezvous import JOIN_TIMEOUT
 
+EXAMPLE = ["10.0.0.1:12345", "10.0.0.2:12345"]
 NO_PROXY = "no_grpc_proxy"  # gRPC reads this variable in lower case only
-EXAMPLE = (
-    '{"cluster": {"worker": ["10.0.0.1:12345", "10.0.0.2:12345"]}, '
-    '"task": {"type": "worker", "index": 0}}'
-)
 LOST_WORKER = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
 
 
@@ -141,10 +138,16 @@ def read(text: str) -> tuple[list[str], int]:
     return addresses, before + index
 
 
+def write(addresses: list[str], rank: int) -> str:
+    """TF_CONFIG's text for the worker with this rank; `read` reads it."""
+    task = {"type": "worker", "index": rank}
+    return json.dumps({"cluster": {"worker": addresses}, "task": task})
+
+
 def _tf_config_error(what: str) -> UserError:
     return UserError(
-        f"TF_CONFIG {what}: expected something like '{EXAMPLE}', or unset it and use --spawn, "
-        "torchrun or srun."
+        f"TF_CONFIG {what}: expected something like '{write(EXAMPLE, 0)}', or unset it and "
+        "use --spawn, torchrun or srun."
     )
 
 

@@ -1,16 +1,15 @@
 # %% [markdown]
 # # 08 · TensorFlow on several nodes: MultiWorkerMirroredStrategy
-# **The question.** The TensorFlow script of lesson 07 fills one node. I have two. How do the
-# processes find each other, who reads which image, who writes the checkpoint, and what happens
-# if one process dies?
+# **The question.** A TensorFlow program trains on one machine. I have two. What must change,
+# and do two machines learn the same as one?
 #
-# **Predict first.** (1) Two workers read the same 8 images, in batches of 4: which images does
-# each get, if TensorFlow shards? (2) Each worker makes the model with a seed of its own: do
-# they start with the same weights? (3) A worker is killed: what do the others do?
+# You need neither GPU nor cluster: two processes on this machine take the place of two
+# machines. A strategy, its scope, a replica and `strategy.run` are [lesson
+# 07's](TF_CNN_MultiGPU.ipynb); rank, collective and all-reduce are in the
+# [glossary](../lessons/README.md#all-reduce).
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from multigpu import (
 from multigpu.tf_common import tf  # TensorFlow, without the messages of its start
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "TF_CNN_MultiNode",
@@ -53,90 +52,123 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# from pathlib import Path
+#
+# from multigpu import lesson, plots
+#
+# lesson.setup("08-tf-multi-node")
+# from experiments import batch_norm, first_weights, fit_error, images_read, on_worker
+#
+# folder = Path("../lessons/08-tf-multi-node")
+
 # %% [markdown]
-# ## Step 1 · Set up the workers
-# One variable, `TF_CONFIG`, holds the addresses of all workers and the number of this one.
-# Worker 0 is the **chief**. TensorFlow waits an hour for a worker that never joins, and
-# ignores signals meanwhile. So `tf_config.connect_workers` connects them first, as lesson 05
-# does, and names a worker that is missing. It forms a gloo group, which carries messages; the
-# gradients travel through TensorFlow.
-
-
-# %%
-def set_up(
-    args: argparse.Namespace, world: launch.World
-) -> tuple[tf.distribute.Strategy, torch.device]:
-    """The strategy over all workers, and this worker's type of device as torch names it."""
-    gpus = tf_common.gpus(already_reported=world.local_rank != 0)
-    own = tf_config.gpus_of_worker(world, len(gpus))
-
-    # Addresses such as ["10.0.0.1:41763", "10.0.0.2:38233"].
-    workers = tf_config.connect_workers(world, gpus=len(own))
-    task = {"type": "worker", "index": world.rank}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-
-    tf.config.set_visible_devices([gpus[number] for number in own], "GPU")
-    cores = len(os.sched_getaffinity(0)) // world.local_size
-    tf.config.threading.set_intra_op_parallelism_threads(max(1, cores))
-    tf.config.experimental.enable_tensor_float_32_execution(not args.prove)
-
-    # The strategy takes all GPUs that it sees, or the CPU as one device. If a worker dies
-    # while TensorFlow connects them, only this deadline ends the others.
-    with tf_config.deadline():
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    return strategy, torch.device("cuda" if own else "cpu")
-
+# ## A worker in 40 lines
+# This program is plain TensorFlow, without the course's library. A **worker** is one process
+# of the run, usually one for each machine; its strategy has a replica on each GPU of the
+# machine, or one on the CPU. Worker 0 is the **chief**: it trains like the others, and it also
+# prints and writes files.
 
 # %% tags=["active-ipynb"]
-# def automatic():
-#     """The images that this worker reads in an epoch. launch.call runs it in each process."""
-#     strategy, _ = set_up(parse([]), tf_config.find_world())
-#     policies = tf.data.experimental.AutoShardPolicy
-#     read = {}
-#     for policy in (policies.AUTO, policies.DATA, policies.OFF):
-#         options = tf.data.Options()
-#         options.experimental_distribute.auto_shard_policy = policy
-#         images = tf.data.Dataset.from_tensor_slices(range(8)).batch(4).with_options(options)
-#         read[policy.name] = []
-#         for batch in strategy.experimental_distribute_dataset(images):
-#             shard = strategy.experimental_local_results(batch)[0]
-#             read[policy.name].append(shard.numpy().tolist())
-#     return read
+# print((folder / "worker.py").read_text())
+
+# %% [markdown]
+# ## Predict first
+# `one_machine.py` trains the same model on the same images, in batches of 120, on one device.
+# Write your answers, then run the cell. The cells below compare them with what happens.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_lines = 30  # how many lines of worker.py differ from one_machine.py, or are new?
+# guess_equal = "no"  # the same weights after 10 epochs, within 1e-6? "yes" or "no"
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_lines)
+# names = "one_machine.py worker.py"
+# labels = "--label one_machine.py --label worker.py"
+# changes = !cd {folder} && diff -w -U0 {labels} {names} | grep "^[-+]"
+# print("\n".join(changes))
+# added = sum(line.startswith("+") for line in changes) - 1  # without the line +++
+# lesson.compare("new or changed lines", guess_lines, added, digits=0)
+
+# %% [markdown]
+# - `MultiWorkerMirroredStrategy` reads the variable `TF_CONFIG` and waits until all workers
+#   have connected. Between CPUs, the workers send data by gRPC, a network protocol; between
+#   GPUs, by [NCCL](../lessons/README.md#nccl).
+# - `experimental_distribute_dataset` gives each worker its
+#   [shard](../lessons/README.md#shard) of each batch of 120.
+# - In the scope, each replica gets a copy of every variable, with the chief's first value.
+# - `strategy.run` calls `step` on each replica of this worker. In it, `optimizer.apply` *adds
+#   up* the gradients of all replicas of all workers, by an all-reduce, before it updates the
+#   weights. So the loss is the sum over the replica's images, divided by the *global* batch:
+#   the sum of these losses is the mean over all 120.
+# - Only the chief evaluates, prints and saves.
 #
-#
-# first, second = launch.call(automatic, 2)
-# for policy in first:
+# `TF_CONFIG` has two parts. The **cluster spec** has the workers' addresses, the same list for
+# all workers. The **task** says which of them this process is: only its `index` differs.
+
+# %% tags=["active-ipynb"]
+# addresses = ["127.0.0.1:12763", "127.0.0.1:12764"]
+# configs = [tf_config.write(addresses, index) for index in (0, 1)]
+# print("TF_CONFIG of worker 1:", configs[1].replace(', "task"', ',\n  "task"'), sep="\n")
+
+# %% [markdown]
+# One machine, then two workers. On two machines you would type one of the two commands on
+# each. Here all compute on the CPU: two workers on one machine would both take all its GPUs.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_equal, choices=("yes", "no"))
+# !mkdir -p results
+# python = "CUDA_VISIBLE_DEVICES= python"
+# !{python} {folder}/one_machine.py results/one_machine.npz
+# program = f"{python} {folder}/worker.py results/worker.npz"
+# worker_0, worker_1 = (f"TF_CONFIG='{config}' {program}" for config in configs)
+# !{worker_1} & {worker_0} && wait
+# one, several = np.load("results/one_machine.npz"), np.load("results/worker.npz")
+# difference = max(np.abs(one[name] - several[name]).max() for name in one)
+# equal = "yes" if difference < 1e-6 else "no"
+# lesson.compare("the same weights within 1e-6", guess_equal, equal)
+
+# %% [markdown]
+# ## What the 40 lines lack
+# `worker.py` is right because 1,440 images are 12 full batches, the model is simple, and no
+# worker fails. A real program meets more. One question at a time:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_off = 4  # 8 images, two workers, sharding is off: how many does each worker read?
+# guess_drawn = "no"  # each worker draws its weights with its own seed: are all the same?
+# guess_assigned = "yes"  # and if set_weights assigns them, also with its own seed?
+# guess_fit = "yes"  # can Keras's fit train on two workers?
+# guess_copies = "yes"  # BatchNorm: do both workers' copies have the same test accuracy?
+# guess_address = "n2"  # nodes n2 and n10, rank 0 runs on n2: which address does rank 0 get?
+
+# %% [markdown]
+# **Who reads which image?** [Auto-sharding](../lessons/README.md#auto-sharding) divides the
+# data set among the workers. With the policy `AUTO`, the default, TensorFlow chooses how; with
+# `OFF` it does not divide. This cell starts two workers, which takes some seconds. They also
+# run the experiments of the cells below.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_off)
+# experiments = (images_read, first_weights, fit_error, batch_norm)
+# read, weights, errors, norms = zip(*launch.call(on_worker, 2, *experiments))
+# first, second = read  # of worker 0 and of worker 1
+# for policy in ("AUTO", "OFF"):
 #     print(f"{policy}: worker 0 reads {first[policy]}, worker 1 {second[policy]}")
+# rows = ["AUTO", "OFF, worker 0", "OFF, worker 1"]
+# read = [[first["AUTO"], second["AUTO"]], [first["OFF"], []], [[], second["OFF"]]]
+# lesson.compare("images that each worker reads, OFF", guess_off, len(first["OFF"]), digits=0)
+# plots.shards(read, "Two workers, 8 images in batches of 4", rows, images_per_step=2)
 
 # %% [markdown]
-# (1) `AUTO` is `DATA` here: half of each batch. With `OFF` each worker reads all images, and
-# each image counts twice in an epoch.
+# In each step a worker reads two images. With `AUTO` the two workers read different halves of
+# a batch. With `OFF` each worker reads all images: both read the same two in each step, and an
+# epoch has twice as many steps. `AUTO` divides the order that each worker has, so all workers
+# must shuffle with the same seed.
 #
-# **On Slurm**, `SlurmClusterResolver` writes the list for you. With these nodes, Slurm starts
-# rank 0 on `n2`:
-
-# %% tags=["active-ipynb"]
-# step = {
-#     "SLURM_PROCID": "0",
-#     "SLURM_STEP_NODELIST": "n[2,10]",
-#     "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-#     "SLURM_STEP_NUM_TASKS": "2",
-# }
-# os.environ.update(step)
-# resolver = tf.distribute.cluster_resolver.SlurmClusterResolver
-# print(resolver(gpus_per_node=2, auto_set_gpu=False).cluster_spec())
-# for name in [name for name in os.environ if name.startswith("SLURM_")]:
-#     del os.environ[name]
-
-# %% [markdown]
-# The resolver sorts the nodes as text, so it gives rank 0, which is on `n2`, the address of
-# `n10`. The port is the same for every job, and on nodes without GPUs the resolver fails with
-# a ValueError. So this lesson writes the list itself.
-#
-# ## Step 2 · Read in the data
-# Without automatic sharding: each worker makes its own data set, which holds its replicas'
-# shards of each global batch. A **weight** is 1 / (images in this batch). The last batch is
-# padded with images of weight 0, so that every replica gets some.
+# **Uneven batches.** The 1,437 training images of this course make a last batch of 29. So this
+# script divides the data itself: each worker makes a data set of its replicas' shards of each
+# global batch. The last batch is padded, so that each replica gets images. An image's *weight*
+# is 1 / (images in this batch), and 0 if it is padding.
 
 
 # %%
@@ -175,9 +207,9 @@ def distribute(
 
 
 # %% [markdown]
-# ## Step 3 · Train and evaluate
-# The strategy **adds up** the replicas' gradients. So a replica's loss is the sum of loss ×
-# weight over its shard: the sum of these sums is the mean over the global batch.
+# A replica's loss is the sum of loss × weight over its shard. The sum over all replicas, which
+# `optimizer.apply` computes of the gradients, is the mean over the global batch, also if the
+# batch is uneven.
 
 
 # %%
@@ -228,41 +260,141 @@ def test_step(
 
 
 # %% [markdown]
-# What does `fit` do here? And prediction (2): what are the weights of models made from two
-# seeds?
+# **The same first weights.** Each worker draws the weights of a model in the scope, with a
+# seed of its own. In a second model, `set_weights` assigns weights that the worker drew with
+# NumPy.
 
 # %% tags=["active-ipynb"]
-# def two_seeds():
-#     """What fit reports, and the sum of this worker's weights in two models.
-#
-#     One model draws its weights in the scope; the other one's are set there, by set_weights.
-#     """
-#     world = tf_config.find_world()
-#     strategy, _ = set_up(parse([]), world)
-#     with strategy.scope():
-#         tf.keras.utils.set_random_seed(world.rank)
-#         layers = [tf.keras.Input((64,)), tf.keras.layers.Dense(10)]
-#         drawn = tf.keras.Sequential(layers)
-#         drawn.compile("sgd", "mse")
-#         assigned = tf_common.cnn(seed=world.rank)
-#     try:
-#         drawn.fit(np.zeros((4, 64)), np.zeros((4, 10)), batch_size=4, verbose=0)
-#     except ValueError as error:
-#         message = str(error).splitlines()[0]
-#     sums = [sum(float(w.sum()) for w in model.get_weights()) for model in (drawn, assigned)]
-#     return message, *sums
-#
-#
-# messages, drawn, assigned = zip(*launch.call(two_seeds, 2))
-# print(f"TensorFlow {tf.__version__}, Keras {tf.keras.__version__}, fit: {messages[0]} …")
-# print("drawn in the scope: the same weights on both workers:", drawn[0] == drawn[1])
-# print("set in the scope: the same weights on both workers:", assigned[0] == assigned[1])
+# lesson.need(guess_drawn, guess_assigned, choices=("yes", "no"))
+# first, second = weights
+# guesses = {"drawn": guess_drawn, "assigned": guess_assigned}
+# for how, guess in guesses.items():
+#     same = "yes" if (first[how] == second[how]).all() else "no"
+#     lesson.compare(f"{how} with two seeds, the same weights", guess, same)
 
 # %% [markdown]
-# A variable's first value is the chief's, on all workers. A value that is assigned later stays
-# on its worker, and no error reports the difference.
+# When a variable is made in the scope, its first value is sent from the chief to all workers.
+# What `set_weights` assigns later stays on the worker, and no error reports the difference. So
+# all workers must assign the same. The script compares the seeds, and stops if they differ.
 #
-# ## All together: only the chief prints, and it saves after each epoch
+# **Keras's `fit`** would need no loop. The two workers called it, too:
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_fit, choices=("yes", "no"))
+# message, _ = errors
+# print(f"TensorFlow {tf.__version__}, Keras {tf.keras.__version__}: {message[:46]} …")
+# lesson.compare("Keras's fit trains", guess_fit, "no" if message else "yes")
+
+# %% [markdown]
+# **BatchNorm** normalises by the mean and the variance of the images that a replica sees. For
+# the evaluation it keeps a moving mean and a moving variance. In this experiment worker 0
+# reads the digits 0 to 4 and worker 1 the digits 5 to 9, as if each machine had its own files.
+# BatchNorm is the first layer, so its moving mean is an image. One device trains on all
+# digits, for comparison.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_copies, choices=("yes", "no"))
+# (one_device,) = on_worker(batch_norm)
+# kinds = ["BatchNormalization()", "BatchNormalization(synchronized=True)"]
+# for kind, expected, first, second in zip(kinds, one_device, *norms):
+#     print(f"{kind}:")
+#     apart = np.abs(first["weights"] - second["weights"]).max()
+#     print(f"    the workers' weights are {apart:.6f} apart,", end=" ")
+#     apart = np.abs(first["moving mean"] - second["moving mean"]).max()
+#     print(f"their moving means {apart:.2f}")
+#     copies = f"chief's copy {first['accuracy']:.2f}, worker 1's {second['accuracy']:.2f}"
+#     print(f"    test accuracy: {copies}, one device {expected['accuracy']:.2f}")
+
+# %% tags=["active-ipynb"]
+# (chief, synced_chief), (worker, _) = norms
+# lesson.compare(
+#     "the copies have the same test accuracy",
+#     guess_copies,
+#     "yes" if chief["accuracy"] == worker["accuracy"] else "no",
+# )
+# means = {
+#     "chief": chief,
+#     "worker 1": worker,
+#     "chief, synchronized": synced_chief,
+#     "one device": one_device[0],
+# }
+# fig = plots.figure(8, 2.4)
+# for place, (name, found) in enumerate(means.items()):
+#     axes = fig.add_subplot(1, 4, place + 1)
+#     axes.imshow(found["moving mean"].reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
+#     axes.set(xticks=[], yticks=[], xlabel=name)
+#     axes.spines[:].set_visible(False)
+# fig.suptitle("BatchNorm's moving mean of the pixels")
+# fig
+
+# %% [markdown]
+# The optimizer updates the weights, so these are the same on all workers. It does not update
+# the moving mean and variance: each worker has those of its own images. **The chief's copy is
+# all there is only if the model has no such state.** And in training each replica normalises
+# by its own images, so the weights are not those of one device. With `synchronized=True` each
+# step adds up the statistics of all replicas: then the chief's copy is the model of one
+# device. The model of this course has no BatchNorm, so the script saves the chief's copy.
+#
+# ## On a cluster
+# A launcher (torchrun, srun, mpirun) starts the workers and says which one each is, but
+# somebody must write the list of addresses. TensorFlow has `SlurmClusterResolver` for Slurm.
+# Here Slurm runs rank 0 on the node `n2` and rank 1 on `n10`:
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_address, choices=("n2", "n10"))
+# step = {
+#     "SLURM_PROCID": "0",
+#     "SLURM_STEP_NODELIST": "n[2,10]",
+#     "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+#     "SLURM_STEP_NUM_TASKS": "2",
+# }
+# os.environ.update(step)
+# resolver = tf.distribute.cluster_resolver.SlurmClusterResolver
+# cluster = resolver(gpus_per_node=2, auto_set_gpu=False).cluster_spec().as_dict()
+# for name in step:
+#     del os.environ[name]
+# print(cluster)
+# node, port = cluster["worker"][0].split(":")
+# lesson.compare("rank 0's address", guess_address, node, choices=("n2", "n10"))
+
+# %% [markdown]
+# The resolver sorts the nodes as text, so rank 0, which is on `n2`, gets the address of `n10`.
+# The port is the same for every job. So the script makes the list itself: the workers meet at
+# rank 0, as in lesson 05, and exchange addresses with free ports. They also form a gloo
+# process group, which carries messages; the gradients travel through TensorFlow.
+#
+# This has a second use. TensorFlow waits for a worker that never joins without a message, and
+# neither Ctrl-C nor SIGTERM ends it meanwhile. `connect_workers` names the missing worker.
+
+
+# %%
+def set_up(
+    args: argparse.Namespace, world: launch.World
+) -> tuple[tf.distribute.Strategy, torch.device]:
+    """The strategy over all workers, and this worker's type of device as torch names it."""
+    gpus = tf_common.gpus(already_reported=world.local_rank != 0)
+    own = tf_config.gpus_of_worker(world, len(gpus))
+
+    # Addresses such as ["10.0.0.1:41763", "10.0.0.2:38233"].
+    addresses = tf_config.connect_workers(world, gpus=len(own))
+    os.environ["TF_CONFIG"] = tf_config.write(addresses, world.rank)
+
+    tf.config.set_visible_devices([gpus[number] for number in own], "GPU")
+    cores = len(os.sched_getaffinity(0)) // world.local_size
+    tf.config.threading.set_intra_op_parallelism_threads(max(1, cores))
+    tf.config.experimental.enable_tensor_float_32_execution(not args.prove)
+
+    # The strategy takes all GPUs that it sees, or the CPU as one device. If a worker dies
+    # while TensorFlow connects them, only this deadline ends the others.
+    with tf_config.deadline():
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    return strategy, torch.device("cuda" if own else "cpu")
+
+
+# %% [markdown]
+# ## All together
+# To train your own model, edit `main` in `scripts/TF_CNN_MultiNode.py`. This notebook has the
+# same text, but the workers run the file, never a cell.
 
 
 # %%
@@ -310,7 +442,8 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
         optimizer = tf.keras.optimizers.SGD(args.lr, momentum=0.9)
         optimizer.build(model.trainable_variables)
 
-    # Only the chief reads and writes the file.
+    # Only the chief reads and writes the file. Its copy is all there is, because the model has
+    # no BatchNorm.
     parts = {
         "model": checkpoint.Variables(model.variables),
         "optimizer": checkpoint.Variables(optimizer.variables),
@@ -385,30 +518,21 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# Two workers, three epochs; then both start again and continue. On a cluster: `sbatch
-# slurm/TF_CNN_MultiNode.slurm`.
+# torchrun starts two workers on this machine. The proof compares the weights with those of one
+# device. If a worker dies, the others end, and `--resume` continues after the last whole
+# epoch: exercise 5 on the page.
 
 # %% tags=["active-ipynb"]
-# !python ../scripts/TF_CNN_MultiNode.py --spawn 2 --epochs 3 --out results/08
-# !python ../scripts/TF_CNN_MultiNode.py --spawn 2 --resume --prove --out results/08
+# torchrun = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
+# program = "../scripts/TF_CNN_MultiNode.py --prove --out results/08"
+# !OMP_NUM_THREADS=1 {torchrun} {program}
 
 # %% [markdown]
-# **By hand**, as on two machines without a launcher: one command each. `TF_CONFIG` differs in
-# the index only.
+# On a cluster: `sbatch slurm/TF_CNN_MultiNode.slurm`. The page of this lesson has all
+# commands, and says how to install `tensorflow[and-cuda]`, TensorFlow's build for GPUs.
 
 # %% tags=["active-ipynb"]
-# def tf_config_of(index):
-#     addresses = ["127.0.0.1:12763", "127.0.0.1:12764"]
-#     task = {"type": "worker", "index": index}
-#     return json.dumps({"cluster": {"worker": addresses}, "task": task})
-#
-#
-# command = "python ../scripts/TF_CNN_MultiNode.py --epochs 1 --out results/08-by-hand"
-# worker_0 = f"TF_CONFIG='{tf_config_of(0)}' {command}"
-# worker_1 = f"TF_CONFIG='{tf_config_of(1)}' {command}"
-# !{worker_1} & {worker_0} && wait
-
-# %% tags=["active-ipynb"]
+# # for the table of all routes
 # print(metrics.route_row("08 TensorFlow, two workers", "results/08"))
 
 # %% [markdown] tags=["footer"]

@@ -20,7 +20,9 @@ def between(left: float, right: float, y: float, text: str) -> None:
 
 addresses = '"cluster": {"worker": ["10.0.0.1:41763", "10.0.0.2:38233"]}'
 axes.text(5, 0.1, addresses, ha="center", fontsize=9, family="monospace")
-caption = "TF_CONFIG: the same list for all, and each worker's own index"
+caption = (
+    "TF_CONFIG: the cluster spec, the same for all, and the task, each worker's own index"
+)
 axes.text(5, 0.42, caption, ha="center", fontsize=8)
 for left, index, name in ((0.2, 0, "worker 0, the chief"), (6.2, 1, "worker 1")):
     heading = f"node {index}: {name}"

@@ -1,8 +1,13 @@
 """Lesson 08: workers learn what one device learns; a lost worker ends a run with an error."""
 
 import json
+import re
+import signal
 import socket
 import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +16,11 @@ import torch
 import warm
 from commands import ROOT, clean_environment, free_ports, planted, run_script
 
+from multigpu import launch, tf_config
+
 pytest.importorskip("tensorflow")
 STEM = "TF_CNN_MultiNode"
+PAGE = ROOT / "lessons" / "08-tf-multi-node"
 SCRIPT = ROOT / "scripts" / f"{STEM}.py"
 FLAGS = ("--epochs", 2, "--batch-size", 12)  # 35 images: the last batch has 11
 
@@ -41,7 +49,7 @@ def watched(*parts):
     step, done = made(*parts), []
     def one(*batch):
         done.append(batch)
-        if len(done) == 5 and lesson.json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+        if len(done) == 5 and lesson.tf_config.read(os.environ["TF_CONFIG"])[1] == 1:
             os.kill(os.getpid(), int(os.environ["DEATH"]))
             lesson.time.sleep(5)
         return step(*batch)
@@ -51,16 +59,14 @@ lesson.train_step = watched
 
 
 def configs(ports: list[int]) -> list[str]:
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
-    return [
-        json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}})
-        for i in range(len(ports))
-    ]
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    return [tf_config.write(addresses, rank) for rank in range(len(ports))]
 
 
 # A cluster's web proxy, which does not answer: gRPC must not ask it for the way to the other
 # workers.
 PROXY = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+DIRECT = {"no_grpc_proxy": "127.0.0.1"}  # the script sets this variable, worker.py does not
 
 
 def by_hand(
@@ -101,6 +107,179 @@ def ended(started: list[subprocess.Popen]) -> list[tuple[int, str]]:
         for worker in started:
             worker.kill()
     return [(worker.returncode, text) for worker, text in zip(started, printed, strict=True)]
+
+
+# ---- 40 lines of plain TensorFlow -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one_machine(tmp_path_factory) -> Path:
+    """The weights of one_machine.py."""
+    path = tmp_path_factory.mktemp("one_machine") / "weights.npz"
+    done = run_script(PAGE / "one_machine.py", path)
+    assert done.returncode == 0, done.stdout
+    assert float(re.search(r"test accuracy (\S+)", done.stdout)[1]) > 0.85
+    return path
+
+
+def difference(path: Path, other: Path) -> float:
+    """The largest difference between two files of weights."""
+    weights, others = np.load(path), np.load(other)
+    assert weights.files == others.files and len(others.files) == 4
+    return max(np.abs(weights[name] - others[name]).max() for name in weights.files)
+
+
+@pytest.mark.slow
+def test_the_pages_command_gives_the_weights_of_one_machine(tmp_path, one_machine):
+    """Really started, as a learner types it, with free ports."""
+    page = (PAGE / "README.md").read_text()
+    (command,) = re.findall(r"```\n(TF_CONFIG=.*?)\n```", page, re.DOTALL)
+    for old, port in zip(("12763", "12764"), free_ports(2), strict=True):
+        assert command.count(old) == 1
+        command = command.replace(old, str(port))
+    assert command.count('"index": 0') == 1
+    workers = []
+    for index in (0, 1):
+        own = command.replace('"index": 0', f'"index": {index}')
+        own = own.replace("weights.npz", f"{tmp_path}/{index}.npz")
+        workers.append(
+            subprocess.Popen(
+                ["bash", "-c", own],
+                cwd=ROOT,
+                env=clean_environment(),
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        )
+    (code, printed), (other_code, other_printed) = ended(workers)
+    assert (code, other_code) == (0, 0), printed + other_printed
+    assert "2 replicas, test accuracy" in printed
+    assert "test accuracy" not in other_printed, "only the chief prints"
+    assert difference(tmp_path / "0.npz", one_machine) < 1e-6
+    assert not (tmp_path / "1.npz").exists()
+
+
+@pytest.mark.slow
+def test_three_workers_give_the_weights_of_one_machine(tmp_path, one_machine):
+    path = tmp_path / "weights.npz"
+    workers = by_hand(3, PAGE / "worker.py", path, cwd=tmp_path, **DIRECT)
+    for code, printed in ended(workers):
+        assert code == 0, printed
+    assert difference(path, one_machine) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("tf.reduce_sum(losses) / 120", "tf.reduce_mean(losses)"),  # over its own rows
+        # No sum of gradients: step runs without the strategy, on the worker's shard.
+        ("strategy.run(step, args=batch)", "step(*[value.values[0] for value in batch])"),
+        ("strategy.experimental_distribute_dataset(batches)", "batches"),  # all read all
+        ("seed=0", "seed=int(is_chief)"),  # they divide different orders
+    ],
+)
+def test_with_a_fault_the_weights_are_others(tmp_path, one_machine, right, wrong):
+    text = (PAGE / "worker.py").read_text()
+    assert text.count(right) == 1
+    script = tmp_path / "fault.py"
+    script.write_text(text.replace(right, wrong))
+    path = tmp_path / "weights.npz"
+    for code, printed in ended(by_hand(2, script, path, cwd=tmp_path, **DIRECT)):
+        assert code == 0, printed
+    assert difference(path, one_machine) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["worker.py", "one_machine.py"])
+def test_plain_tensorflow_uses_nothing_of_the_course(name):
+    assert "multigpu" not in (PAGE / name).read_text()
+
+
+@pytest.mark.slow
+def test_a_plain_worker_waits_for_the_other_without_a_message(tmp_path):
+    """Really started. Neither SIGTERM nor Ctrl-C ends it: the script's deadline does."""
+    ports = free_ports(2)
+    printed = tmp_path / "printed"
+    with printed.open("w") as file:
+        worker = subprocess.Popen(
+            ["python", PAGE / "worker.py", tmp_path / "weights.npz"],
+            env=clean_environment(
+                TF_CONFIG=configs(ports)[0], TF_CPP_MIN_LOG_LEVEL=2, TF_ENABLE_ONEDNN_OPTS=0
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        while worker.poll() is None:  # until it listens, so that the others can connect
+            with suppress(OSError), socket.create_connection(("127.0.0.1", ports[0]), 1):
+                break
+            time.sleep(0.1)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            worker.send_signal(number)
+            with pytest.raises(subprocess.TimeoutExpired):
+                worker.wait(timeout=3)
+        assert printed.read_text() == ""
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+# ---- the notebook's experiments -------------------------------------------------------------
+
+
+@pytest.fixture
+def experiments(monkeypatch):
+    monkeypatch.syspath_prepend(PAGE)
+    monkeypatch.delitem(sys.modules, "experiments", raising=False)
+    import experiments
+
+    yield experiments
+    del sys.modules["experiments"]
+
+
+@pytest.mark.slow
+def test_who_reads_what_the_first_weights_and_fit(experiments):
+    functions = (experiments.images_read, experiments.first_weights, experiments.fit_error)
+    read, weights, errors = zip(
+        *launch.call(experiments.on_worker, 2, *functions), strict=True
+    )
+    assert sorted(read[0]["AUTO"] + read[1]["AUTO"]) == list(range(8))
+    assert read[0]["AUTO"] == [0, 1, 4, 5], "half of each batch"
+    assert read[0]["OFF"] == read[1]["OFF"] == list(range(8))
+    assert (weights[0]["drawn"] == weights[1]["drawn"]).all()
+    assert (weights[0]["drawn"] != 0).any()
+    assert np.abs(weights[0]["assigned"] - weights[1]["assigned"]).max() > 0.1
+    for error in errors:
+        assert error.startswith("Attempt to convert a value (PerReplica")
+
+
+@pytest.mark.slow
+def test_batch_norm_has_the_statistics_of_a_worker_or_synchronized_of_all(experiments):
+    """Half of the digits on each worker. The chief's copy is the whole model if it syncs."""
+    ((serial, synced_serial),) = experiments.on_worker(experiments.batch_norm)
+    ((plain, synced),), ((other, synced_other),) = launch.call(
+        experiments.on_worker, 2, experiments.batch_norm
+    )
+
+    def apart(one: dict, two: dict, name: str) -> float:
+        return np.abs(one[name] - two[name]).max()
+
+    assert apart(serial, synced_serial, "weights") < 1e-6
+    assert apart(plain, other, "weights") == 0
+    assert apart(plain, other, "moving mean") > 0.1
+    assert apart(plain, serial, "weights") > 1e-3
+    assert plain["accuracy"] < serial["accuracy"] - 0.02
+    assert plain["accuracy"] != other["accuracy"]
+    for copy in (synced, synced_other):
+        assert apart(copy, serial, "weights") < 1e-5
+        assert apart(copy, serial, "moving mean") < 1e-5
+        assert copy["accuracy"] == pytest.approx(serial["accuracy"], abs=0.01)
+
+
+# ---- the script -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +375,22 @@ def test_a_worker_that_dies_is_one_sentence_on_the_other(tmp_path, npz):
         and "--resume" in printed
     ), printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.slow
+def test_a_worker_that_stands_still_is_one_sentence_on_the_other(tmp_path, npz):
+    """Its connection stays open, but it sends no heartbeat."""
+    path = planted(tmp_path, STEM, DEATH)
+    settings = ("--data", npz(), *FLAGS)
+    workers = by_hand(2, path, *settings, cwd=tmp_path, DEATH=int(signal.SIGSTOP))
+    try:
+        printed = workers[0].communicate(timeout=200)[0]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert workers[0].returncode == 2, printed
+    assert printed.count("error: worker 0 stops, because another worker is gone") == 1
 
 
 def test_only_the_chief_writes_and_two_runs_stay_apart(tmp_path, npz):

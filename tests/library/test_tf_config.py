@@ -13,6 +13,11 @@ from multigpu.tf_config import find_world, gpus_of_worker, read
 TWO = ["10.0.0.1:1201", "10.0.0.2:1201"]
 
 
+def test_what_write_writes_read_reads():
+    assert read(tf_config.write(TWO, 1)) == (TWO, 1)
+    assert json.loads(tf_config.write(TWO, 1)) == json.loads(config(1)["TF_CONFIG"])
+
+
 def config(index: object = 0, kind: str = "worker", **cluster: object) -> dict[str, str]:
     return {
         "TF_CONFIG": json.dumps(

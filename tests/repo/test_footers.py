@@ -79,7 +79,7 @@ def test_a_page_without_a_place_for_the_table_is_one_sentence(course):
 
 # ---- the glossary ---------------------------------------------------------------------------
 
-ENTRY = re.compile(r'- <a id="([a-z0-9-]+)"></a>\*\*(.+?)\*\*: (.+)')
+ENTRY = re.compile(r'- <a id="([a-z0-9_-]+)"></a>\*\*(.+?)\*\*: (.+)')
 
 
 def glossary() -> dict[str, tuple[str, str]]:

@@ -1,0 +1,155 @@
+"""The longer experiments of lesson 08: `launch.call(on_worker, 2, experiment, …)`.
+
+Each experiment takes the strategy and this worker's place among the workers.
+"""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from multigpu import data, launch, tf_common, tf_config
+from multigpu.tf_common import tf
+
+
+def on_worker(*experiments: Callable) -> list:
+    """Connect to the other workers and run the experiments, on CPUs. Returns their results.
+
+    In a process that no launcher has started, the strategy is that of one device.
+    """
+    world = tf_config.find_world()
+    if world.size == 1:
+        strategy = tf.distribute.get_strategy()
+    else:
+        tf.config.set_visible_devices([], "GPU")
+        addresses = tf_config.connect_workers(world, gpus=0)
+        os.environ["TF_CONFIG"] = tf_config.write(addresses, world.rank)
+        with tf_config.deadline():
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    return [experiment(strategy, world) for experiment in experiments]
+
+
+# ---- who reads which image ------------------------------------------------------------------
+
+
+def images_read(
+    strategy: tf.distribute.Strategy,
+    world: launch.World,
+    policies: tuple[str, ...] = ("AUTO", "OFF"),
+    images: int = 8,
+    batch_size: int = 4,
+) -> dict[str, list[int]]:
+    """The images that this worker reads in an epoch, with each policy of auto-sharding."""
+    read = {}
+    for policy in policies:
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy[policy]
+        )
+        numbers = tf.data.Dataset.from_tensor_slices(range(images)).batch(batch_size)
+        batches = strategy.experimental_distribute_dataset(numbers.with_options(options))
+        shards = [strategy.experimental_local_results(batch)[0] for batch in batches]
+        read[policy] = [int(image) for shard in shards for image in shard]
+    return read
+
+
+# ---- do the workers begin with the same weights? --------------------------------------------
+
+
+def first_weights(
+    strategy: tf.distribute.Strategy, world: launch.World
+) -> dict[str, np.ndarray]:
+    """This worker's first weights in two models. Each worker has a seed of its own.
+
+    The layers of one model draw their weights. The other's weights are drawn by NumPy, and
+    `set_weights` assigns them.
+    """
+    random = np.random.default_rng(world.rank)
+    with strategy.scope():
+        tf.keras.utils.set_random_seed(world.rank)
+        models = {name: _dense() for name in ("drawn", "assigned")}
+        shapes = [weights.shape for weights in models["assigned"].get_weights()]
+        models["assigned"].set_weights([random.normal(size=shape) for shape in shapes])
+    return {name: _vector(model) for name, model in models.items()}
+
+
+def fit_error(strategy: tf.distribute.Strategy, world: launch.World) -> str:
+    """The first line of the error that Keras's `fit` raises; "" if it trains."""
+    with strategy.scope():
+        model = _dense()
+        model.compile("sgd", "mse")
+    try:
+        model.fit(np.zeros((8, 64)), np.zeros((8, 10)), batch_size=4, verbose=0)
+    except ValueError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def _dense() -> tf.keras.Model:
+    return tf.keras.Sequential([tf.keras.Input((64,)), tf.keras.layers.Dense(10)])
+
+
+def _vector(model: tf.keras.Model) -> np.ndarray:
+    """The trainable weights as one vector."""
+    return np.concatenate([np.ravel(weights) for weights in model.trainable_variables])
+
+
+# ---- BatchNorm ------------------------------------------------------------------------------
+
+
+def batch_norm(
+    strategy: tf.distribute.Strategy,
+    world: launch.World,
+    kinds: tuple[bool, ...] = (False, True),
+    steps: int = 60,
+) -> list[dict]:
+    """Train with BatchNorm, not synchronized and synchronized, on 64 images in each step.
+
+    Half of the images show the digits 0 to 4, half 5 to 9; of two workers, each reads a half.
+    Returns for each kind this worker's trainable weights, as one vector; its moving mean, the
+    mean of each pixel; and the test accuracy of its copy of the model.
+    """
+    train, test = [
+        (images.reshape(-1, 64), labels)
+        for images, labels in map(tf_common.arrays, data.load(data.fetch(None)))
+    ]
+    halves = [np.flatnonzero(train[1] < 5), np.flatnonzero(train[1] >= 5)]
+    own = halves[world.rank :: world.size]
+    found = []
+    for synchronized in kinds:
+        tf.keras.utils.set_random_seed(0)
+        layers = tf.keras.layers
+        with strategy.scope():
+            norm = layers.BatchNormalization(momentum=0.9, synchronized=synchronized)
+            dense = [layers.Dense(32, activation="tanh"), layers.Dense(10)]
+            model = tf.keras.Sequential([tf.keras.Input((64,)), norm, *dense])
+            optimizer = tf.keras.optimizers.SGD(0.3)
+            optimizer.build(model.trainable_variables)
+        step = _step(model, optimizer)
+        for number in range(steps):
+            place = np.arange(32 * number, 32 * number + 32)
+            rows = np.concatenate([np.take(half, place, mode="wrap") for half in own])
+            strategy.run(step, args=(tf.constant(train[0][rows]), tf.constant(train[1][rows])))
+        predictions = np.argmax(model(test[0], training=False), axis=1)
+        found.append(
+            {
+                "weights": _vector(model),
+                "moving mean": norm.moving_mean.numpy(),
+                "accuracy": np.mean(predictions == test[1]),
+            }
+        )
+    return found
+
+
+def _step(model: tf.keras.Model, optimizer: tf.keras.Optimizer) -> Callable:
+    """A function for `strategy.run`: one training step of a global batch of 64 images."""
+
+    @tf.function
+    def step(images: tf.Tensor, labels: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            loss = tf.reduce_sum(losses) / 64
+        optimizer.apply(tape.gradient(loss, model.trainable_variables))
+
+    return step

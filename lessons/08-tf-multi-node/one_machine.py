@@ -1,0 +1,41 @@
+"""Train on one machine, in plain TensorFlow. worker.py is the same training on several.
+
+python lessons/08-tf-multi-node/one_machine.py weights.npz
+"""
+
+import sys
+
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+digits = load_digits()
+images = digits.images.reshape(-1, 64).astype("float32") / 16
+labels = digits.target
+train = tf.data.Dataset.from_tensor_slices((images[:1440], labels[:1440]))
+batches = train.shuffle(1440, seed=0).batch(120)
+
+tf.keras.utils.set_random_seed(0)
+layers = tf.keras.layers
+model = tf.keras.Sequential(
+    [tf.keras.Input((64,)), layers.Dense(64, activation="tanh"), layers.Dense(10)]
+)
+optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
+optimizer.build(model.trainable_variables)
+
+
+@tf.function
+def step(x, y):
+    with tf.GradientTape() as tape:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x))
+        loss = tf.reduce_sum(losses) / 120
+    optimizer.apply(tape.gradient(loss, model.trainable_variables))
+
+
+for _ in range(10):
+    for batch in batches:
+        step(*batch)
+
+accuracy = np.mean(np.argmax(model(images[1440:]), axis=1) == labels[1440:])
+print(f"1 machine, test accuracy {accuracy:.2f}")
+np.savez(sys.argv[1], *model.get_weights())
