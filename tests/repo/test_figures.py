@@ -19,6 +19,7 @@ MARKED = [
     "lessons/04-ddp-spawn/README.md",
     "lessons/05-ddp-cluster/README.md",
     "lessons/06-hybrid-parallel/README.md",
+    "lessons/07-mirrored-strategy/README.md",
     "lessons/09-lightning/README.md",
     "lessons/10-strategies/README.md",
     "lessons/11-precision/README.md",
