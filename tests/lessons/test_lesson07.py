@@ -2,7 +2,10 @@
 
 import importlib
 import json
+import logging
 import re
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from multigpu.tf_common import tf
 # four.
 DEVICES = tf_common.devices(4)[:2]
 STEMS = ("TF_CNN_MultiGPU", "TF_CNN_CustomLoop")
+PAGE = ROOT / "lessons" / "07-mirrored-strategy"
 FLAGS = ("--epochs", 2, "--batch-size", 12, "--prove")
 
 # Each replica updates with its own gradients alone.
@@ -207,3 +211,245 @@ def test_the_weights_are_the_ones_of_torch_after_ten_epochs(tmp_path):
     weights = tf.keras.models.load_model(tmp_path / "tf" / "model.keras").get_weights()
     pairs = zip(weights, tf_common.keras_weights(in_torch), strict=True)
     assert max(np.abs(a - b).max() for a, b in pairs) < 1e-5
+
+
+# ---- the notebooks' experiments -------------------------------------------------------------
+
+
+@pytest.fixture
+def experiments(monkeypatch):
+    monkeypatch.syspath_prepend(PAGE)
+    monkeypatch.delitem(sys.modules, "experiments", raising=False)
+    import experiments
+
+    yield experiments
+    del sys.modules["experiments"]
+
+
+# In a process of its own, because the all-reduces of several strategies in one process, which
+# other tests make, must have the same shapes: the last test of this file.
+BATCH_NORM = f"""
+import json, sys
+sys.path.insert(0, {str(PAGE)!r})
+from experiments import batch_norm_step
+from multigpu import data, tf_common
+from multigpu.tf_common import tf
+
+devices = tf_common.devices(2)
+strategy, one_device = tf.distribute.MirroredStrategy(devices), tf.distribute.get_strategy()
+train, _ = data.load(data.fetch(None))
+images, labels = tf_common.arrays(train)
+
+def largest(one, other):
+    return float(abs(one - other).max())
+
+found = dict()
+for rows in (64, 29):
+    batch = images[:rows], labels[:rows]
+    serial, (mean,) = batch_norm_step(one_device, *batch)
+    for synchronized in (False, True):
+        gradient, copies = batch_norm_step(strategy, *batch, synchronized=synchronized)
+        distances = [largest(gradient, serial), *(largest(copy, mean) for copy in copies)]
+        found[f"{{rows}} images, {{synchronized}}"] = [*distances, largest(*copies)]
+
+with strategy.scope():
+    norm = tf.keras.layers.BatchNormalization()
+    model = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), norm])
+    model.compile("sgd", "mse")
+model.fit(images[:64], images[:64], batch_size=64, shuffle=False, verbose=0)
+model.save(sys.argv[1])
+saved = tf.keras.models.load_model(sys.argv[1]).layers[-1].moving_mean.numpy()
+copies = strategy.experimental_local_results(norm.moving_mean.value)
+found["saved"] = [largest(saved, copy.numpy()) for copy in copies]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def batch_norm(tmp_path_factory) -> dict[str, list[float]]:
+    """Distances that BATCH_NORM prints."""
+    folder = tmp_path_factory.mktemp("batch_norm")
+    (folder / "batch_norm.py").write_text(BATCH_NORM)
+    done = run_script(folder / "batch_norm.py", folder / "model.keras")
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("images", [64, 29])
+def test_batch_norm_sees_its_replica_and_the_synchronized_one_sees_all(batch_norm, images):
+    gradient, *_, copies = batch_norm[f"{images} images, False"]
+    assert gradient > 1e-3
+    assert copies > 1e-3
+    gradient, first, second, copies = batch_norm[f"{images} images, True"]
+    assert gradient < 1e-5
+    assert max(first, second, copies) < 1e-6
+
+
+def test_a_saved_model_has_the_moving_mean_of_replica_0(batch_norm):
+    first, second = batch_norm["saved"]
+    assert first == 0
+    assert second > 1e-5
+
+
+@pytest.mark.parametrize(("sums", "named"), [((-6.0, -6.0), "b"), ((-6.0, -7.5), "no rule")])
+def test_the_title_names_the_rules_that_are_right(experiments, sums, named):
+    found = {
+        rows: {"a": [-3.0, -9.0], "b": [-1.5, total + 1.5]}
+        for rows, total in zip((4, 3), sums, strict=True)
+    }
+    (axes,) = experiments.gradient_bars(found, right=-6).axes
+    assert axes.get_title() == f"Right for both batches: {named}"
+    assert len(axes.patches) == 8
+
+
+def test_the_first_epoch_warms_up(experiments, monkeypatch):
+    clock = iter([0.0, 9.0, 10.0, 11.0, 20.0, 23.0, 30.0, 32.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert experiments.epoch_seconds([1, 2], step=0) == (1.0, 2.0, 3.0)
+
+
+# ---- when it goes wrong, and the exercises --------------------------------------------------
+
+
+def edited(folder, stem: str, *replaced: tuple[str, str]):
+    """A copy of a lesson's script with other lines."""
+    text = (ROOT / "scripts" / f"{stem}.py").read_text()
+    for old, new in replaced:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = folder / "edited.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(("images", "holds"), [(35, False), (36, True)])
+def test_keras_usual_loss_is_right_for_even_shards(images, holds, tmp_path, npz):
+    """Exercise 1. 35 images in batches of 12: two replicas get 6 and 5 of the last 11."""
+    script = edited(
+        tmp_path,
+        "TF_CNN_MultiGPU",
+        (", tf.gather(labels, numbers), weights\n", ", tf.gather(labels, numbers)\n"),
+        ('=True, reduction="sum")\n        mean_loss', "=True)\n        mean_loss"),
+    )
+    more = ("--devices", 2, "--out", tmp_path / "o")
+    done = run_script(script, "--data", npz(images), *FLAGS, *more)
+    verdict = "holds" if holds else "fails"
+    assert f"limit 1e-05: {verdict}" in done.stdout, done.stdout
+
+
+def test_check_numerics_names_the_last_layer(tmp_path, npz):
+    """Exercise 4. In saturated layers the gradient of tanh is 0, so they learn no more."""
+    script = edited(
+        tmp_path,
+        "TF_CNN_MultiGPU",
+        (
+            '    launch.single_process_world("TF_CNN_MultiGPU")\n',
+            "    tf.debugging.enable_check_numerics()\n",
+        ),
+    )
+    flags = ("--lr", 1e38, "--batch-size", 6, "--out", tmp_path / "o")
+    done = run_script(script, "--data", npz(), *flags)
+    assert done.returncode != 0
+    assert re.search(r"/dense_1\w*/MatMul/CheckNumerics", done.stdout), done.stdout
+
+
+def test_an_optimizer_that_is_not_built_outside_is_an_error(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    module = importlib.import_module("TF_CNN_CustomLoop")
+    strategy = tf.distribute.MirroredStrategy(DEVICES)
+    model, _ = module.make(strategy, module.parse(["--lr", "0.1"]), (1, 8, 8), 10)
+    step = module.train_step(strategy, model, tf.keras.optimizers.SGD(0.1, momentum=0.9))
+    train, _ = data.load(data.fetch(None))
+    batches = module.read_data(*tf_common.tensors(train), 0, 64, 0).take(1)
+    with pytest.raises(RuntimeError, match=r"Mixing different tf\.distribute\.Strategy"):
+        module.train_epoch(strategy, step, batches)
+
+
+def test_devices_cannot_be_made_after_the_first_operation():
+    tf.constant(1) + 1
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    one = tf.config.LogicalDeviceConfiguration()
+    with pytest.raises(RuntimeError, match="Virtual devices cannot be modified after being"):
+        tf.config.set_logical_device_configuration(cpu, [one] * 7)
+
+
+def test_a_tf_function_that_is_made_anew_is_traced_again():
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    tf.get_logger().addHandler(handler)
+    try:
+        for number in range(6):
+            tf.function(lambda x: x + 1)(tf.constant(number))
+    finally:
+        tf.get_logger().removeHandler(handler)
+    assert any("triggered tf.function retracing" in message for message in messages)
+
+
+def one_weight() -> tf.keras.Model:
+    """A model with one weight, compiled with a large learning rate."""
+    dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = tf.keras.Sequential([tf.keras.Input((1,)), dense])
+    model.compile(tf.keras.optimizers.SGD(0.5), "mse")
+    return model
+
+
+def batches_of(*numbers: float) -> tf.data.Dataset:
+    """One batch per number, from which the model should learn the number."""
+    rows = (np.ones((len(numbers), 1)), np.array(numbers))
+    return tf.data.Dataset.from_tensor_slices(rows).batch(1)
+
+
+def test_fit_warns_of_a_data_set_that_is_too_short(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    module = importlib.import_module("TF_CNN_MultiGPU")
+    dataset = TensorDataset(torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.long))
+    batches = module.read_data(dataset, 1, 2, 0)
+    model = tf_common.cnn()
+    model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.warns(UserWarning, match="Your input ran out of data"):
+        model.fit(batches, epochs=2, steps_per_epoch=2, shuffle=False, verbose=0)
+
+
+def test_a_restored_fit_begins_the_data_set_again(tmp_path):
+    """Each epoch has its own order, so the losses are not those of a run without a stop."""
+
+    class Stop(tf.keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    settings = {"epochs": 2, "steps_per_epoch": 1, "shuffle": False, "verbose": 0}
+    backup = tf.keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    whole = one_weight().fit(batches_of(1, 5), **settings).history["loss"]
+    with pytest.raises(KeyboardInterrupt):
+        one_weight().fit(batches_of(1, 5), callbacks=[backup, Stop()], **settings)
+    resumed = one_weight().fit(batches_of(1, 5), callbacks=[backup], **settings)
+    # One step has learned the first number. The second number's loss is missing.
+    assert whole == [1.0, 16.0]
+    assert resumed.history["loss"] == [0.0]
+
+
+TWO_STRATEGIES = """
+from multigpu import tf_common
+from multigpu.tf_common import tf
+
+devices = tf_common.devices(2)
+for size in (32, 2):
+    strategy = tf.distribute.MirroredStrategy(devices)
+
+    def inside():
+        return tf.distribute.get_replica_context().all_reduce("SUM", tf.ones(size))
+
+    tf.function(strategy.run)(inside)
+    print("strategy with", size, "done", flush=True)
+"""
+
+
+def test_a_second_strategy_of_a_process_fails_with_other_shapes(tmp_path):
+    """On CPUs: TensorFlow numbers the all-reduces of both strategies from the same number."""
+    (tmp_path / "two.py").write_text(TWO_STRATEGIES)
+    done = run_script(tmp_path / "two.py")
+    assert done.returncode != 0
+    assert "strategy with 32 done" in done.stdout and "with 2 done" not in done.stdout
+    assert "Shape mismatch in the collective instance" in done.stdout
