@@ -118,7 +118,9 @@ def describe(devices: list[str]) -> str:
     """One line that names the devices, for the top of a log."""
     if devices[0].startswith("GPU"):
         return f"devices: {', '.join(devices)}"
-    return f"devices: {', '.join(devices)}, parts of one CPU (TensorFlow sees no GPU)"
+    return (
+        f"devices: {', '.join(devices)}, logical devices of one CPU (TensorFlow sees no GPU)"
+    )
 
 
 def torch_device(devices: list[str]) -> torch.device:

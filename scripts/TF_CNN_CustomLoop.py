@@ -1,14 +1,12 @@
 # %% [markdown]
 # # 07 · TensorFlow: MirroredStrategy, the loop by hand
 # **The question.** `fit` hides the training loop. What does that loop do on two replicas: who
-# averages what, and where?
+# adds up what, and where?
 #
-# **Predict first.** (1) Each replica takes the mean loss over its own shard, as a program for
-# one GPU does. What is wrong with the step? (2) Inside `strategy.run`, what does a replica see
-# of the others? (3) PyTorch and TensorFlow start from the same weights and take the same
-# images in the same order. After how many steps do their losses differ in the fifth digit?
+# You need the first notebook of this lesson, which explains strategy, scope, mirrored
+# variable, per-replica value and weight. You need no GPU.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
 import time
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from multigpu import data, files, flags, launch, metrics, tf_common
 from multigpu.tf_common import tf  # TensorFlow, without the messages of its start
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "TF_CNN_CustomLoop",
@@ -26,29 +24,37 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--devices",
         type=flags.positive,
-        help="replicas (default: all GPUs, or two parts of the CPU)",
+        help="replicas (default: all GPUs, or two logical devices of the CPU)",
     )
     return parser.parse_args(arguments)
 
 
-# %% tags=["active-ipynb"]
-# from multigpu import plots
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import torch
+# import torch.nn.functional as F
 #
-# devices = tf_common.devices(2)
+# from multigpu import lesson, plots
+# from multigpu.models import CNN
+#
+# lesson.setup("07-mirrored-strategy")
+# from experiments import batch_norm_step
+#
+# devices = tf_common.devices(2)  # two GPUs, or two logical devices of the CPU
 # strategy = tf.distribute.MirroredStrategy(devices)
 # train, test = data.load(data.fetch(None))
 # images, labels = tf_common.tensors(train)
-# print(strategy.num_replicas_in_sync, "replicas")
+# settings = {"batch_size": 64, "seed": 0}
 
 # %% [markdown]
 # ## Two contexts
-# In `strategy.run` the code is one replica's (**replica context**): it knows its number, and
-# may take part in an all-reduce. Outside (**cross-replica context**) the code sees the values
-# of all replicas at once, and may reduce them.
+# A function that `strategy.run` calls is in a *replica context*: it runs once for each
+# replica, knows the replica's number, and may take part in an
+# [all-reduce](../lessons/README.md#all-reduce). Outside, in the *cross-replica context*, the
+# code sees the values of all replicas at once, and may reduce them.
 
 # %% tags=["active-ipynb"]
 # @tf.function
-# def within():
+# def inside():
 #     context = tf.distribute.get_replica_context()
 #     number = tf.cast(context.replica_id_in_sync_group + 1, tf.float32)
 #     return number, context.all_reduce("SUM", number)
@@ -59,15 +65,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     return [value.numpy().item() for value in copies]
 #
 #
-# number, total = strategy.run(within)
-# print("within: the replicas have", values(number), "and each gets the sum", values(total))
+# number, total = strategy.run(inside)
+# print("inside: the replicas have", values(number), "and each gets the sum", values(total))
 #
 # reduced = [strategy.reduce(how, number, axis=None).numpy().item() for how in ("SUM", "MEAN")]
-# print("outside: reduce gives", reduced)
+# print("outside: reduce gives the sum and the mean,", reduced)
 
 # %% [markdown]
-# **Which algorithm adds up?** Three are available: NCCL between GPUs (the default there),
-# copies in a hierarchy, or all values sent to one device and the sum sent back.
+# **Which algorithm adds up?** Three are available: [NCCL](../lessons/README.md#nccl) between
+# GPUs (the default there), copies in a hierarchy, or all values sent to one device and the sum
+# sent back.
 
 # %% tags=["active-ipynb"]
 # distribute = tf.distribute
@@ -79,10 +86,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # for algorithm in algorithms:
 #     other = distribute.MirroredStrategy(devices, cross_device_ops=algorithm())
 #     try:
-#         _, total = other.run(within)
+#         _, total = other.run(inside)
 #         print(f"{algorithm.__name__}: {values(total)}")
 #     except tf.errors.InvalidArgumentError:
-#         print(f"{algorithm.__name__}: refused, it is for GPUs only")
+#         print(f"{algorithm.__name__}: an error, it is for GPUs only")
+
+# %% [markdown]
+# ## Predict first
+# Write your answers, then run the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_away = 0.1  # each replica takes its own mean: how far do the first epoch's losses get?
+# guess_outside = "error"  # the optimizer made outside the scope: "error", "equal" or "apart"
+# guess_norm = "equal"  # BatchNorm's moving mean after a step: are its copies "equal" or "apart"?
+# guess_steps = 20  # PyTorch and TensorFlow: for how many of 230 steps are the losses equal?
 
 # %% [markdown]
 # ## Step 1 · Design the model · Step 2 · Open the scope
@@ -176,11 +193,14 @@ def train_epoch(
 
 
 # %% [markdown]
-# **The trap in the loss**, prediction (1). The strategy adds up; it does not average. So an
-# image must weigh one over the *global* batch. With one over its own shard, the learning rate
-# is in effect doubled: here the loss falls faster, but the step is not the one you asked for.
+# **The trap in the loss.** The strategy adds up; it does not average. So each image has the
+# weight 1 / (images of the *global* batch). With 1 / (images of its own shard), the gradient
+# is twice as large. One epoch of each, and one epoch on one device:
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_away)
+#
+#
 # def losses_of(batches):
 #     """The mean loss of each step of the first epoch."""
 #     model, optimizer = make(strategy, parse([]), (1, 8, 8), 10)
@@ -194,41 +214,86 @@ def train_epoch(
 #     return images, labels, 2 * weights
 #
 #
-# settings = {"batch_size": 64, "seed": 0}
 # right = losses_of(read_data(images, labels, 0, **settings))
 # wrong = losses_of(read_data(images, labels, 0, **settings).map(double))
 # alone = tf_common.train_serially(tf_common.cnn(), train, epochs=1, lr=0.05, **settings)
 
 # %% tags=["active-ipynb"]
-# def largest_difference(losses):
-#     return max(abs(a - b) for a, b in zip(losses, alone))
+# def largest_difference(losses, others):
+#     return max(abs(a - b) for a, b in zip(losses, others))
 #
 #
-# print("1 / global batch: losses of one device to 1e-5:", largest_difference(right) < 1e-5)
-# print(f"1 / own shard: {largest_difference(wrong):.1f} away")
+# equal = largest_difference(right, alone) < 1e-5
+# print("1 / global batch: the losses are one device's within 1e-5:", equal)
+# away = largest_difference(wrong, alone)
+# lesson.compare("1 / own shard, the losses get apart by", guess_away, away, digits=1)
 #
-# curves = {"one device, and 1 / global batch": right, "1 / own shard": wrong}
-# title = "With each replica's own mean, the steps are twice as long"
-# steps = range(1, 24)
-# plots.lines(steps, curves, "step", "mean loss of the batch", title, level=None, powers=False)
+# curves = {"one device": alone, "1 / global batch": right, "1 / own shard": wrong}
+# title = f"With each replica's own mean, the losses get up to {away:.1f} away"
+# plots.lines(
+#     range(1, 24),
+#     curves,
+#     "step",
+#     "mean loss of the batch",
+#     title,
+#     level=None,
+#     powers=False,
+#     dashed="1 / global batch",
+# )
 
 # %% [markdown]
+# Here the loss falls faster. But these are the steps of twice the learning rate.
+#
 # **The trap in the scope.** The model is made inside, the optimizer outside. Its momentum then
-# has one copy, to which both replicas add in turn. No error is raised.
+# has one copy:
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_outside, choices=("error", "equal", "apart"))
 # model, _ = make(strategy, parse([]), (1, 8, 8), 10)
 # outside = tf.keras.optimizers.SGD(0.05, momentum=0.9)
 # outside.build(model.trainable_variables)
-# step = train_step(strategy, model, outside)
-# train_epoch(strategy, step, read_data(images, labels, 0, **settings))
-#
-# weight = model.trainable_variables[-2].value
-# first, second = (copy.numpy() for copy in strategy.experimental_local_results(weight))
-# largest = abs(first - second).max()
-# print(f"after an epoch, the copies of a mirrored variable are {largest:.2f} apart")
+# try:
+#     step = train_step(strategy, model, outside)
+#     train_epoch(strategy, step, read_data(images, labels, 0, **settings))
+#     weight = model.trainable_variables[-2].value
+#     first, second = (copy.numpy() for copy in strategy.experimental_local_results(weight))
+#     largest = abs(first - second).max()
+#     print(f"after an epoch, the copies of a weight are up to {largest:.2f} apart")
+#     result = "equal" if largest == 0 else "apart"
+# except Exception:
+#     result = "error"
+# choices = ("error", "equal", "apart")
+# lesson.compare("the copies", guess_outside, result, choices=choices)
 
 # %% [markdown]
+# Both replicas add to the one momentum in turn, so each updates its copy with another value.
+# Without `build`, the first step makes the momentum, and then there is an error:
+# `Mixing different tf.distribute.Strategy objects`.
+#
+# **BatchNorm** normalises by the mean and the variance of the rows that it sees, and keeps a
+# *moving mean* for evaluation. Two replicas share 64 images; a copy of the moving mean is on
+# each:
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_norm, choices=("equal", "apart"))
+# batch = images[:64].numpy(), labels[:64].numpy()
+# one_device = tf.distribute.get_strategy()  # TensorFlow's default strategy
+# serial, _ = batch_norm_step(one_device, *batch)
+# found = {}
+# for synchronized in (False, True):
+#     gradient, copies = batch_norm_step(strategy, *batch, synchronized=synchronized)
+#     found[synchronized] = abs(copies[0] - copies[1]).max()
+#     away = abs(gradient - serial).max()
+#     print(f"synchronized={synchronized}: the gradient is {away:.4f} away from one device's,")
+#     print(f"    the copies of the moving mean are {found[synchronized]:.4f} apart")
+# result = "equal" if found[False] == 0 else "apart"
+# lesson.compare("copies of the moving mean", guess_norm, result, choices=("equal", "apart"))
+
+# %% [markdown]
+# Each replica sees its own 32 images. The gradients are added up, but nothing adds up the
+# moving means: each replica updates its own copy. A saved model has replica 0's. With
+# `BatchNormalization(synchronized=True)` the replicas add up their sums first.
+#
 # ## Step 5 · Evaluate
 # Each replica counts its hits, and `reduce` adds them up. The test images are padded so that
 # every replica gets some; padding has weight 0.
@@ -336,19 +401,19 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     launch.start(main, parse())
 
+# %% [markdown]
+# ## Run it
+
 # %% tags=["active-ipynb"]
 # !python ../scripts/TF_CNN_CustomLoop.py --prove --out results/07-loop
 
 # %% [markdown]
 # ## The same in PyTorch
-# Prediction (3). Lesson 01's model and loop in PyTorch, and TensorFlow on one device, for ten
-# epochs:
+# Lesson 01's model and loop in PyTorch, and TensorFlow on one device, for ten epochs from the
+# same weights, with the same images in the same order:
 
 # %% tags=["active-ipynb"]
-# import torch
-# import torch.nn.functional as F
-# from multigpu.models import CNN
-#
+# lesson.need(guess_steps)
 # torch.manual_seed(0)
 # model = CNN()
 # optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -366,8 +431,12 @@ if __name__ == "__main__":
 # tensorflow = tf_common.train_serially(tf_common.cnn(), train, epochs=10, lr=0.05, **settings)
 # for step in range(3):
 #     print(f"step {step + 1}: PyTorch {pytorch[step]:.5f}, TensorFlow {tensorflow[step]:.5f}")
-# largest = max(abs(a - b) for a, b in zip(tensorflow, pytorch))
-# print(f"all {len(tensorflow)} losses within 1e-5:", largest < 1e-5)
+# equal = [abs(a - b) < 1e-5 for a, b in zip(tensorflow, pytorch)]
+# lesson.compare("steps with equal losses, within 1e-5", guess_steps, sum(equal), digits=0)
+
+# %% [markdown]
+# [Which call is which](../lessons/07-mirrored-strategy/pytorch-tensorflow.md) lists the
+# differences between both.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("07 MirroredStrategy, by hand", "results/07-loop"))

@@ -1,14 +1,12 @@
 # %% [markdown]
 # # 07 · TensorFlow: MirroredStrategy
 # **The question.** I have two GPUs, and TensorFlow. Is `with strategy.scope():` enough? Does
-# the model learn what it learns in PyTorch?
+# the model learn what it learns on one GPU?
 #
-# **Predict first.** (1) A global batch has 64 images: how many does each replica get, and how
-# many of a last batch of 29? (2) Keras takes the mean loss over each replica's shard. Does
-# that train as one GPU would? (3) The model is made outside the scope: is that an error, or
-# does it run on one device? (Without GPUs, two parts of the CPU hold a replica each.)
+# You need no GPU: without GPUs, TensorFlow divides the CPU into two *logical devices*, which
+# it uses like two GPUs. The CNN and the images are those of the PyTorch lessons.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import argparse
 import time
 
@@ -17,11 +15,8 @@ from torch.utils.data import TensorDataset
 from multigpu import data, files, flags, launch, metrics, tf_common
 from multigpu.tf_common import tf  # TensorFlow, without the messages of its start
 
-# %% [markdown]
-# ## Step 0 · The flags
 
-
-# %%
+# %% jupyter={"source_hidden": true}
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "TF_CNN_MultiGPU",
@@ -30,7 +25,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--devices",
         type=flags.positive,
-        help="replicas (default: all GPUs, or two parts of the CPU)",
+        help="replicas (default: all GPUs, or two logical devices of the CPU)",
     )
     parser.add_argument(
         "--amp",
@@ -40,13 +35,126 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-# %% tags=["active-ipynb"]
-# # Two GPUs, or two parts of the CPU. Only possible before TensorFlow's first operation.
-# devices = tf_common.devices(2)
-# strategy = tf.distribute.MirroredStrategy(devices)
-# print(strategy.num_replicas_in_sync, "replicas")
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# from multigpu import lesson, plots
+#
+# lesson.setup("07-mirrored-strategy")
+# from experiments import epoch_seconds, gradient_bars
+#
+# devices = tf_common.devices(2)  # two GPUs, or two logical devices of the CPU
 
 # %% [markdown]
+# ## MirroredStrategy in a few lines
+# A *strategy* is the object that decides on which devices TensorFlow computes.
+# `MirroredStrategy` has one process, and a [replica](../lessons/README.md#replica) of the
+# model on each device. A variable that is made in the strategy's *scope* is *mirrored*: each
+# device has a copy. The model of this cell is one weight:
+
+# %% tags=["active-ipynb"]
+# strategy = tf.distribute.MirroredStrategy(devices)
+# with strategy.scope():
+#     weight = tf.Variable(0.0)
+#
+# for copy in strategy.experimental_local_results(weight):
+#     print(copy.device[-5:], "has a copy, with the value", copy.numpy())
+
+# %% [markdown]
+# The strategy makes a *distributed data set* of a data set: it divides each
+# [global batch](../lessons/README.md#global-batch) into one
+# [shard](../lessons/README.md#shard) for each replica. Here a batch is four numbers:
+
+# %% tags=["active-ipynb"]
+# def distributed(numbers):
+#     """The numbers as one global batch, divided into shards."""
+#     dataset = tf.data.Dataset.from_tensor_slices(numbers).batch(len(numbers))
+#     (batch,) = strategy.experimental_distribute_dataset(dataset)
+#     return batch
+#
+#
+# print(distributed([1.0, 2.0, 3.0, 6.0]))
+
+# %% [markdown]
+# This is a *per-replica value*: one tensor on each device.
+#
+# ## Predict first
+# The loss of a number is `(weight - number)²`. On one device the loss of the batch is the mean
+# over its four numbers, so at weight 0 the gradient is −2 × the mean of the numbers: **−6**.
+#
+# With the strategy, each replica takes the mean over *its own* numbers. The strategy adds up
+# the replicas' gradients. Write your answers, then run the cell:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_own = -6  # the sum of the two replicas' gradients, for the numbers 1, 2, 3, 6
+# guess_halved = -6  # for 1, 2, 6, if each replica divides its mean by the 2 replicas
+
+# %% [markdown]
+# `strategy.run` calls a function once for each replica, on its device, with its shard.
+# `strategy.reduce` adds up what the replicas return.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_own, guess_halved)
+#
+#
+# def gradients(loss_of_replica, numbers):
+#     """Each replica's gradient, and the strategy's sum of them."""
+#
+#     @tf.function  # TensorFlow compiles the function into a graph
+#     def gradient_of_replica(shard):
+#         with tf.GradientTape() as tape:
+#             loss = loss_of_replica((weight - shard) ** 2, len(numbers))
+#         return tape.gradient(loss, weight)
+#
+#     of_replicas = strategy.run(gradient_of_replica, args=(distributed(numbers),))
+#     total = strategy.reduce("SUM", of_replicas, axis=None)
+#     return [float(g) for g in strategy.experimental_local_results(of_replicas)], float(total)
+#
+#
+# def own_mean(losses, global_batch):
+#     return tf.reduce_mean(losses)
+#
+#
+# of_replicas, total = gradients(own_mean, [1.0, 2.0, 3.0, 6.0])
+# print("the replicas' gradients:", of_replicas)
+# lesson.compare("their sum", guess_own, total, digits=1)
+
+# %% [markdown]
+# Each replica computes what a program for one GPU computes, and the sum is twice the gradient:
+# as if the learning rate were doubled. No error reports it.
+#
+# Is it enough to divide by the number of replicas? For an even batch it is. Keras's `fit`
+# does that. The last batch of an epoch is often smaller, and then the shards are uneven. The
+# third rule is right for every batch: the *sum* over the replica's numbers, divided by the
+# size of the *global* batch.
+
+# %% tags=["active-ipynb"]
+# def own_mean_halved(losses, global_batch):
+#     return tf.reduce_mean(losses) / 2
+#
+#
+# def global_mean(losses, global_batch):
+#     return tf.reduce_sum(losses) / global_batch
+#
+#
+# rules = {
+#     "mean of own": own_mean,
+#     "mean of own ÷ replicas": own_mean_halved,
+#     "sum of own ÷ global batch": global_mean,
+# }
+# found = {}
+# for numbers in ([1.0, 2.0, 3.0, 6.0], [1.0, 2.0, 6.0]):
+#     right = -2 * sum(numbers) / len(numbers)
+#     found[len(numbers)] = {name: gradients(rule, numbers) for name, rule in rules.items()}
+#     sums = [f"{name}: {total:.1f}" for name, (_, total) in found[len(numbers)].items()]
+#     print(f"{len(numbers)} numbers, one device: {right:.1f};", ", ".join(sums))
+#
+# halved = found[3]["mean of own ÷ replicas"][1]
+# lesson.compare("1, 2, 6, mean of own ÷ replicas", guess_halved, halved, digits=1)
+# gradient_bars(found, right=-6)
+
+# %% [markdown]
+# The sum of the losses, each with the *weight* 1 / (rows of the global batch): the rest of the
+# lesson trains a CNN that way.
+#
 # ## Step 1 · Design the model
 # `tf_common.cnn` is the CNN of the other lessons in Keras, with the same first weights. Two
 # things differ, and no error reports them: the channels come last, and `padding="same"` is not
@@ -65,7 +173,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # ## Step 2 · Read in the data
 # A `tf.data` pipeline has steps: the order of the images, then **global** batches, then
 # `prefetch`, which reads a batch while the step before it is computed. The third part of a
-# batch is each image's **weight**, one over the images of the whole batch: step 4 explains it.
+# batch is each image's weight.
 
 
 # %%
@@ -93,62 +201,71 @@ def read_data(
 
 
 # %% [markdown]
-# The strategy splits a global batch: each replica gets a contiguous shard of it.
-# `Dataset.shard` gives out single images in turn, for workers that read for themselves (lesson
-# 08).
+# An epoch has 1,437 images: 22 global batches of 64, and a last one of 29.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_last = 14  # how many of the 29 images does replica 0 get?
+# guess_prefetch = 2  # reading and a step take equally long: without prefetch, × how long?
+# guess_outside = "error"  # fit, model made outside the scope: "error", "one device" or "both"
 
 # %% tags=["active-ipynb"]
-# from multigpu import plots
-#
-# def shards_of(batch):
-#     """The shard of each replica."""
-#     return strategy.experimental_local_results(batch)
-#
+# lesson.need(guess_last)
 # epoch = list(strategy.experimental_distribute_dataset(read_data(train, 1, 64, seed=0)))
-# for number in (0, 22):  # prediction (1)
-#     print("batch", number, [len(shard) for shard in shards_of(epoch[number][1])])
-#
+# for number in (0, 22):
+#     shards = strategy.experimental_local_results(epoch[number][1])
+#     print(f"batch {number}: images per replica {[len(shard) for shard in shards]}")
+# lesson.compare("images of replica 0 in the last batch", guess_last, len(shards[0]), digits=0)
+
+# %% [markdown]
+# `Dataset.shard` divides in another way. It is for workers that read for themselves (lesson
+# 08): each worker takes every N-th image.
+
+# %% tags=["active-ipynb"]
 # numbers = tf.data.Dataset.range(24)
 # by_strategy = [[], []]
 # for batch in strategy.experimental_distribute_dataset(numbers.batch(8)):
-#     for replica, shard in enumerate(shards_of(batch)):
+#     for replica, shard in enumerate(strategy.experimental_local_results(batch)):
 #         by_strategy[replica] += shard.numpy().tolist()
 # by_shard = [[int(number) for number in numbers.shard(2, index)] for index in (0, 1)]
 #
-# title = "The strategy splits each batch of 8; shard gives out images in turn"
+# same = len(set(by_strategy[0]) & set(by_shard[0]))
+# title = f"{same} of replica 0's {len(by_strategy[0])} images are the same in both ways"
 # plots.shards([by_strategy, by_shard], title, ["strategy", "shard"], 4)
 
 # %% [markdown]
-# What does `prefetch` gain, if reading takes as long as a step? Half of the time. But
-# TensorFlow adds one by itself, unless an option forbids it.
+# What does `prefetch` gain, if reading a batch takes as long as a training step?
 
 # %% tags=["active-ipynb"]
-# from timeit import repeat
+# # NBVAL_IGNORE_OUTPUT
+# lesson.need(guess_prefetch)
+#
 #
 # def read_slowly(number):
 #     time.sleep(0.02)  # the disk
 #     return number
 #
-# def seconds(dataset):
-#     def epoch():
-#         for _ in dataset:
-#             time.sleep(0.02)  # the training step
-#     return min(repeat(epoch, number=1, repeat=3))
 #
-# slow = tf.data.Dataset.range(20).map(lambda n: tf.py_function(read_slowly, [n], tf.int64))
+# slow = tf.data.Dataset.range(12).map(lambda n: tf.py_function(read_slowly, [n], tf.int64))
 # options = tf.data.Options()
 # options.experimental_optimization.inject_prefetch = False
-#
-# with_prefetch = seconds(slow.prefetch(2))
-# forbidden = seconds(slow.with_options(options)) / with_prefetch
-# by_default = seconds(slow) / with_prefetch
-# ratios = f"forbidden {forbidden:.0f} times, default {by_default:.0f} times"
-# print("as long as with prefetch:", ratios)
+# datasets = {
+#     "with prefetch": slow.prefetch(2),
+#     "without": slow,
+#     "without, and TensorFlow adds none": slow.with_options(options),
+# }
+# measured = {name: epoch_seconds(dataset, step=0.02) for name, dataset in datasets.items()}
+# for name, (shortest, median, longest) in measured.items():
+#     print(f"{name}: {median:.2f} s per epoch, {shortest:.2f} to {longest:.2f}")
+# times = measured["without"][1] / measured["with prefetch"][1]
+# lesson.compare("without prefetch, as long", guess_prefetch, times, unit="×", digits=0)
 
 # %% [markdown]
+# With `prefetch`, reading and the step overlap. But TensorFlow adds a prefetch to the end of a
+# pipeline that has none. An option turns that off.
+#
 # ## Step 3 · Create a MirroredStrategy · Step 4 · Open its scope
-# Variables made in the scope are **mirrored**: each device has a copy, and the copies stay
-# equal. That includes the optimizer's state.
+# The model and the optimizer are made in the scope, so their variables are mirrored. That
+# includes the optimizer's state.
 
 
 # %%
@@ -164,7 +281,7 @@ def make(
         model = tf_common.cnn(shape, classes, args.seed)
         optimizer = keras.optimizers.SGD(args.lr, momentum=0.9)
 
-        # The sum of loss × weight: the trap in the loss, below, shows why.
+        # The sum of loss × weight. Keras divides only a mean by the number of replicas.
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
         mean_loss = keras.metrics.SparseCategoricalCrossentropy("mean_loss", from_logits=True)
 
@@ -173,40 +290,68 @@ def make(
     return model
 
 
+# %% [markdown]
+# One step of `fit`. The copies of the last layer's bias, before and after it:
+
 # %% tags=["active-ipynb"]
 # model = make(strategy, parse([]), (1, 8, 8), 10)
 # batches = read_data(train, 1, 64, seed=0)
 # bias = model.trainable_variables[-1].value
 #
+#
 # def print_copies(when):
 #     for copy in strategy.experimental_local_results(bias):
 #         print(f"{when} the step, on {copy.device[-5:]}: {copy.numpy()[:3].round(4)}")
+#
 #
 # print_copies("before")
 # model.fit(batches, steps_per_epoch=1, shuffle=False, verbose=0)
 # print_copies("after")
 
 # %% [markdown]
-# **The scope forgotten**, prediction (3). Keras 3 raises an error without a text, and only if
-# the scope is open when `fit` is called.
+# Each replica adds the other's gradients to its own, by an
+# [all-reduce](../lessons/README.md#all-reduce), and makes the same update to its copy. So the
+# copies stay equal, as with DDP.
+#
+# **The scope forgotten.** The model is made outside:
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_outside, choices=("error", "one device", "both"))
 # forgotten = tf_common.cnn()
 # forgotten.compile("sgd", "sparse_categorical_crossentropy")
-# print("fit outside:", type(forgotten.distribute_strategy).__name__)
+# before = forgotten.get_weights()[-1]
+# try:
+#     forgotten.fit(images[:64], labels[:64], verbose=0)
+#     trained = (forgotten.get_weights()[-1] != before).any()
+#     copies = strategy.experimental_local_results(forgotten.trainable_variables[-1].value)
+#     outside = "both" if len(copies) == 2 else "one device"
+# except Exception:
+#     outside = "error"
+# choices = ("error", "one device", "both")
+# lesson.compare("fit", guess_outside, outside, choices=choices)
+# print("the weights have changed:", trained)
+#
 # try:
 #     with strategy.scope():
 #         forgotten.fit(images[:64], labels[:64], verbose=0)
 # except Exception as error:
-#     print("fit inside:", type(error).__name__, f"with the text {str(error)!r}")
+#     print("fit inside the scope:", type(error).__name__, f"with the text {str(error)!r}")
 
 # %% [markdown]
-# **The trap in the loss**, prediction (2). The strategy **adds up** the replicas' gradients.
-# Keras therefore divides its usual loss, the mean over a shard, by the number of replicas.
-# That is right if all shards have one size. In our last batch of 29 they do not. Weights of
-# one over the global batch, and a sum, are right for every batch.
+# It trains on one device, and the other one waits. `model.distribute_strategy` says which
+# strategy a model has. Only if the scope is open when `fit` is called, Keras raises an error,
+# and that has no text.
+#
+# ## The loss of `fit`
+# Keras's usual loss is the second rule: the mean over the shard, divided by the number of
+# replicas. One epoch, whose last batch is uneven, by that loss and by ours, compared with one
+# device:
 
 # %% tags=["active-ipynb"]
+# serial = tf_common.cnn()
+# tf_common.train_serially(serial, train, epochs=1, batch_size=64, lr=0.05, seed=0)
+#
+#
 # def after_an_epoch(loss, batches):
 #     """The largest difference from the serial run's weights, after one epoch of fit."""
 #     with strategy.scope():
@@ -215,19 +360,18 @@ def make(
 #     model.fit(batches, steps_per_epoch=23, shuffle=False, verbose=0)
 #     return tf_common.difference(model, serial)
 #
-# serial = tf_common.cnn()
-# tf_common.train_serially(serial, train, epochs=1, batch_size=64, lr=0.05, seed=0)
 #
-# Loss = tf.keras.losses.SparseCategoricalCrossentropy
-# weighted_sum = after_an_epoch(Loss(from_logits=True, reduction="sum"), batches)
-# print(f"sum of loss × weight: 1e-6 from the serial run: {weighted_sum < 1e-6}")
-#
+# CrossEntropy = tf.keras.losses.SparseCategoricalCrossentropy
 # unweighted = batches.map(lambda images, labels, weights: (images, labels))
-# print(f"Keras's mean: {after_an_epoch(Loss(from_logits=True), unweighted):.4f} from it")
+# usual = after_an_epoch(CrossEntropy(from_logits=True), unweighted)
+# weighted = after_an_epoch(CrossEntropy(from_logits=True, reduction="sum"), batches)
+# print(f"Keras's mean: the weights are {usual:.4f} away from one device's")
+# print(f"sum of loss × weight: within 1e-6 of one device's: {weighted < 1e-6}")
 
 # %% [markdown]
-# **Mixed precision** is a policy for the layers that are made after it is set. Variables stay
-# in fp32. With float16 the loss is scaled.
+# **Mixed precision** ([words](../lessons/README.md#mixed-precision)) is a *policy* for the
+# layers that are made after it is set. Variables stay in float32. With float16, `compile`
+# wraps the optimizer, which then scales the [loss](../lessons/README.md#loss-scaling).
 
 # %% tags=["active-ipynb"]
 # for policy in ("mixed_bfloat16", "mixed_float16", "float32"):
@@ -240,7 +384,7 @@ def make(
 # %% [markdown]
 # ## Step 5 · Train · Step 6 · Evaluate · Step 7 · Display the results
 # `fit` trains, and evaluates after each epoch. The test images are padded so that every
-# replica gets some; padding has weight 0. Callbacks display the results: the course's table
+# replica gets some; padding has weight 0. *Callbacks* display the results: the course's table
 # here, and a log for TensorBoard.
 
 
@@ -335,12 +479,16 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     launch.start(main, parse())
 
+# %% [markdown]
+# ## Run it
+# A new process, ten epochs, and the proof. Images/s is the speed of this CPU.
+
 # %% tags=["active-ipynb"]
 # !python ../scripts/TF_CNN_MultiGPU.py --prove --out results/07
 
 # %% [markdown]
-# **A model saved under the strategy loads without it**, as a plain model on one device. And
-# here is what TensorBoard shows, read from its log:
+# **A model saved under the strategy**: does it need the strategy to load? And here is what
+# TensorBoard shows, read from its log:
 
 # %% tags=["active-ipynb"]
 # from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -348,15 +496,18 @@ if __name__ == "__main__":
 # loaded = tf.keras.models.load_model("results/07/model.keras")
 # x_test, y_test = tf_common.arrays(test)
 # accuracy = (loaded.predict(x_test, verbose=0).argmax(1) == y_test).mean()
-# variable = loaded.trainable_variables[0].value
-# print(f"{type(variable).__name__}, test accuracy {accuracy:.4f}")
+# copies = strategy.experimental_local_results(loaded.trainable_variables[0].value)
+# print(f"loaded: {len(copies)} copy of each variable, test accuracy {accuracy:.4f}")
 #
 # last_run = max(tf.io.gfile.glob("results/07/tensorboard/*/validation"))
 # events = EventAccumulator(last_run).Reload().Tensors("epoch_accuracy")
 # print([round(float(tf.make_ndarray(event.tensor_proto)), 2) for event in events])
 
 # %% tags=["active-ipynb"]
-# print(metrics.route_row("07 MirroredStrategy", "results/07"))  # for the table of routes
+# print(metrics.route_row("07 MirroredStrategy", "results/07"))  # for the table of all routes
+
+# %% [markdown]
+# `fit` hides the loop. The next notebook writes it by hand.
 
 # %% [markdown] tags=["footer"]
 # [← 06 Model and data parallel](PT_CNN_HybridParallel.ipynb) ·

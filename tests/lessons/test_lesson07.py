@@ -2,7 +2,10 @@
 
 import importlib
 import json
+import logging
 import re
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from multigpu.tf_common import tf
 # four.
 DEVICES = tf_common.devices(4)[:2]
 STEMS = ("TF_CNN_MultiGPU", "TF_CNN_CustomLoop")
+PAGE = ROOT / "lessons" / "07-mirrored-strategy"
 FLAGS = ("--epochs", 2, "--batch-size", 12, "--prove")
 
 # Each replica updates with its own gradients alone.
@@ -207,3 +211,166 @@ def test_the_weights_are_the_ones_of_torch_after_ten_epochs(tmp_path):
     weights = tf.keras.models.load_model(tmp_path / "tf" / "model.keras").get_weights()
     pairs = zip(weights, tf_common.keras_weights(in_torch), strict=True)
     assert max(np.abs(a - b).max() for a, b in pairs) < 1e-5
+
+
+# ---- the notebooks' experiments -------------------------------------------------------------
+
+
+@pytest.fixture
+def experiments(monkeypatch):
+    monkeypatch.syspath_prepend(PAGE)
+    monkeypatch.delitem(sys.modules, "experiments", raising=False)
+    import experiments
+
+    yield experiments
+    del sys.modules["experiments"]
+
+
+def largest(one: np.ndarray, other: np.ndarray) -> float:
+    return np.abs(one - other).max().item()
+
+
+@pytest.mark.parametrize("images", [64, 29])
+def test_batch_norm_sees_its_replica_and_the_synchronized_one_sees_all(experiments, images):
+    train, _ = data.load(data.fetch(None))
+    rows = [array[:images] for array in tf_common.arrays(train)]
+    strategy = tf.distribute.MirroredStrategy(DEVICES)
+    serial, (mean,) = experiments.batch_norm_step(tf.distribute.get_strategy(), *rows)
+    gradient, (first, second) = experiments.batch_norm_step(strategy, *rows)
+    assert largest(gradient, serial) > 1e-3
+    assert largest(first, second) > 1e-3
+    gradient, copies = experiments.batch_norm_step(strategy, *rows, synchronized=True)
+    assert largest(gradient, serial) < 1e-5
+    assert [largest(copy, mean) < 1e-6 for copy in copies] == [True, True]
+
+
+@pytest.mark.parametrize(("sums", "named"), [((-6.0, -6.0), "b"), ((-6.0, -7.5), "no rule")])
+def test_the_title_names_the_rules_that_are_right(experiments, sums, named):
+    found = {
+        rows: {"a": ([-3.0, -9.0], -12.0), "b": ([-1.5, total + 1.5], total)}
+        for rows, total in zip((4, 3), sums, strict=True)
+    }
+    (axes,) = experiments.gradient_bars(found, right=-6).axes
+    assert axes.get_title() == f"Right for both batches: {named}"
+    assert len(axes.patches) == 8
+
+
+def test_the_first_epoch_warms_up(experiments, monkeypatch):
+    clock = iter([0.0, 9.0, 10.0, 11.0, 20.0, 23.0, 30.0, 32.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    assert experiments.epoch_seconds([1, 2], step=0) == (1.0, 2.0, 3.0)
+
+
+# ---- when it goes wrong, and the exercises --------------------------------------------------
+
+
+def edited(folder, stem: str, *replaced: tuple[str, str]):
+    """A copy of a lesson's script with other lines."""
+    text = (ROOT / "scripts" / f"{stem}.py").read_text()
+    for old, new in replaced:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = folder / "edited.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(("images", "holds"), [(35, False), (36, True)])
+def test_keras_usual_loss_is_right_for_even_shards(images, holds, tmp_path, npz):
+    """Exercise 1. 35 images in batches of 12: two replicas get 6 and 5 of the last 11."""
+    script = edited(
+        tmp_path,
+        "TF_CNN_MultiGPU",
+        (", tf.gather(labels, numbers), weights\n", ", tf.gather(labels, numbers)\n"),
+        ('reduction="sum"', 'reduction="sum_over_batch_size"'),
+    )
+    more = ("--devices", 2, "--out", tmp_path / "o")
+    done = run_script(script, "--data", npz(images), *FLAGS, *more)
+    verdict = "holds" if holds else "fails"
+    assert f"limit 1e-05: {verdict}" in done.stdout, done.stdout
+
+
+def test_check_numerics_names_a_layer(tmp_path, npz):
+    """Exercise 4."""
+    script = edited(
+        tmp_path,
+        "TF_CNN_MultiGPU",
+        (
+            '    launch.single_process_world("TF_CNN_MultiGPU")\n',
+            "    tf.debugging.enable_check_numerics()\n",
+        ),
+    )
+    flags = ("--lr", 1e38, "--batch-size", 6, "--out", tmp_path / "o")
+    done = run_script(script, "--data", npz(), *flags)
+    assert done.returncode != 0
+    assert re.search(r"dense|conv2d", done.stdout), done.stdout
+
+
+def test_an_optimizer_that_is_not_built_outside_is_an_error(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    module = importlib.import_module("TF_CNN_CustomLoop")
+    strategy = tf.distribute.MirroredStrategy(DEVICES)
+    model, _ = module.make(strategy, module.parse(["--lr", "0.1"]), (1, 8, 8), 10)
+    step = module.train_step(strategy, model, tf.keras.optimizers.SGD(0.1, momentum=0.9))
+    train, _ = data.load(data.fetch(None))
+    batches = module.read_data(*tf_common.tensors(train), 0, 64, 0).take(1)
+    with pytest.raises(ValueError, match=r"Mixing different tf\.distribute\.Strategy"):
+        module.train_epoch(strategy, step, batches)
+
+
+def test_devices_cannot_be_made_after_the_first_operation():
+    tf.constant(1) + 1
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    one = tf.config.LogicalDeviceConfiguration()
+    with pytest.raises(RuntimeError, match="Virtual devices cannot be modified after being"):
+        tf.config.set_logical_device_configuration(cpu, [one] * 7)
+
+
+def test_a_tf_function_that_is_made_anew_is_traced_again():
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    tf.get_logger().addHandler(handler)
+    try:
+        for number in range(6):
+            tf.function(lambda x: x + 1)(tf.constant(number))
+    finally:
+        tf.get_logger().removeHandler(handler)
+    assert any("triggered tf.function retracing" in message for message in messages)
+
+
+def one_weight() -> tf.keras.Model:
+    """A model with one weight, compiled with a large learning rate."""
+    dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = tf.keras.Sequential([tf.keras.Input((1,)), dense])
+    model.compile(tf.keras.optimizers.SGD(0.5), "mse")
+    return model
+
+
+def batches_of(*numbers: float) -> tf.data.Dataset:
+    """One batch per number, from which the model should learn the number."""
+    return tf.data.Dataset.from_tensor_slices((np.ones((len(numbers), 1)), numbers)).batch(1)
+
+
+def test_fit_warns_of_a_data_set_that_is_too_short():
+    with pytest.warns(UserWarning, match="Your input ran out of data"):
+        one_weight().fit(batches_of(1, 2), epochs=3, steps_per_epoch=1, verbose=0)
+
+
+def test_a_restored_fit_begins_the_data_set_again(tmp_path):
+    """Each epoch has its own order, so the losses are not those of a run without a stop."""
+
+    class Stop(tf.keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    settings = {"epochs": 2, "steps_per_epoch": 1, "shuffle": False, "verbose": 0}
+    backup = tf.keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    whole = one_weight().fit(batches_of(1, 5), **settings).history["loss"]
+    with pytest.raises(KeyboardInterrupt):
+        one_weight().fit(batches_of(1, 5), callbacks=[backup, Stop()], **settings)
+    resumed = one_weight().fit(batches_of(1, 5), callbacks=[backup], **settings)
+    # One step has learned the first number. The second number's loss is missing.
+    assert whole == [1.0, 16.0]
+    assert resumed.history["loss"] == [0.0]

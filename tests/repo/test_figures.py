@@ -20,6 +20,7 @@ MARKED = [
     "lessons/04-ddp-spawn/README.md",
     "lessons/05-ddp-cluster/README.md",
     "lessons/06-hybrid-parallel/README.md",
+    "lessons/07-mirrored-strategy/README.md",
     "lessons/08-tf-multi-node/README.md",
     "lessons/09-lightning/README.md",
     "lessons/10-strategies/README.md",
