@@ -42,6 +42,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from experiments import epoch_seconds, gradient_bars
 #
 # devices = tf_common.devices(2)  # two GPUs, or two logical devices of the CPU
+# train, test = data.load(data.fetch(None))
+# images, labels = tf_common.arrays(train)
 
 # %% [markdown]
 # ## MirroredStrategy in a few lines
@@ -89,66 +91,72 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # `strategy.run` calls a function once for each replica, on its device, with its shard.
-# `strategy.reduce` adds up what the replicas return.
+# `strategy.reduce` adds up what the replicas return. `tf.function` compiles both into one
+# graph.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_own, guess_halved)
 #
 #
-# def gradients(loss_of_replica, numbers):
-#     """Each replica's gradient, and the strategy's sum of them."""
-#
-#     @tf.function  # TensorFlow compiles the function into a graph
-#     def gradient_of_replica(shard):
-#         with tf.GradientTape() as tape:
-#             loss = loss_of_replica((weight - shard) ** 2, len(numbers))
-#         return tape.gradient(loss, weight)
-#
-#     of_replicas = strategy.run(gradient_of_replica, args=(distributed(numbers),))
-#     total = strategy.reduce("SUM", of_replicas, axis=None)
-#     return [float(g) for g in strategy.experimental_local_results(of_replicas)], float(total)
+# def gradient_of_replica(shard):
+#     with tf.GradientTape() as tape:
+#         loss = tf.reduce_mean((weight - shard) ** 2)  # as in a program for one GPU
+#     return tape.gradient(loss, weight)
 #
 #
-# def own_mean(losses, global_batch):
-#     return tf.reduce_mean(losses)
+# @tf.function
+# def step(batch):
+#     gradients = strategy.run(gradient_of_replica, args=(batch,))
+#     return gradients, strategy.reduce("SUM", gradients, axis=None)
 #
 #
-# of_replicas, total = gradients(own_mean, [1.0, 2.0, 3.0, 6.0])
-# print("the replicas' gradients:", of_replicas)
-# lesson.compare("their sum", guess_own, total, digits=1)
+# gradients, total = step(distributed([1.0, 2.0, 3.0, 6.0]))
+# print(gradients)
+# lesson.compare("sum of the gradients", guess_own, total, digits=1)
 
 # %% [markdown]
-# Each replica computes what a program for one GPU computes, and the sum is twice the gradient:
-# as if the learning rate were doubled. No error reports it.
+# The sum is twice the gradient of one device, as if the learning rate were doubled. No error
+# reports it.
 #
-# Is it enough to divide by the number of replicas? For an even batch it is. Keras's `fit`
-# does that. The last batch of an epoch is often smaller, and then the shards are uneven. The
-# third rule is right for every batch: the *sum* over the replica's numbers, divided by the
-# size of the *global* batch.
+# Is it enough to divide by the number of replicas, as Keras's `fit` does? For an even batch it
+# is. But the last batch of an epoch is often smaller, and then the shards can be uneven. The
+# third rule is right for each batch: the *sum* over the replica's numbers, divided by the size
+# of the *global* batch.
 
 # %% tags=["active-ipynb"]
-# def own_mean_halved(losses, global_batch):
-#     return tf.reduce_mean(losses) / 2
-#
-#
-# def global_mean(losses, global_batch):
-#     return tf.reduce_sum(losses) / global_batch
-#
-#
 # rules = {
-#     "mean of own": own_mean,
-#     "mean of own ÷ replicas": own_mean_halved,
-#     "sum of own ÷ global batch": global_mean,
+#     "mean": lambda losses, size: tf.reduce_mean(losses),
+#     "mean ÷ replicas": lambda losses, size: tf.reduce_mean(losses) / 2,
+#     "sum ÷ global batch": lambda losses, size: tf.reduce_sum(losses) / size,
 # }
+#
+#
+# def gradients_of_replica(shard, size):
+#     gradients = {}
+#     for name, rule in rules.items():
+#         with tf.GradientTape() as tape:
+#             loss = rule((weight - shard) ** 2, size)
+#         gradients[name] = tape.gradient(loss, weight)
+#     return gradients
+#
+#
+# @tf.function
+# def all_rules(batch, size):
+#     return strategy.run(gradients_of_replica, args=(batch, size))
+#
+#
 # found = {}
 # for numbers in ([1.0, 2.0, 3.0, 6.0], [1.0, 2.0, 6.0]):
-#     right = -2 * sum(numbers) / len(numbers)
-#     found[len(numbers)] = {name: gradients(rule, numbers) for name, rule in rules.items()}
-#     sums = [f"{name}: {total:.1f}" for name, (_, total) in found[len(numbers)].items()]
-#     print(f"{len(numbers)} numbers, one device: {right:.1f};", ", ".join(sums))
+#     size = len(numbers)
+#     found[size] = {
+#         name: [float(copy) for copy in strategy.experimental_local_results(gradients)]
+#         for name, gradients in all_rules(distributed(numbers), float(size)).items()
+#     }
+#     sums = [f"{name} {sum(both):.1f}" for name, both in found[size].items()]
+#     print(f"{size} numbers: one device {-2 * sum(numbers) / size:.1f}; {', '.join(sums)}")
 #
-# halved = found[3]["mean of own ÷ replicas"][1]
-# lesson.compare("1, 2, 6, mean of own ÷ replicas", guess_halved, halved, digits=1)
+# halved = sum(found[3]["mean ÷ replicas"])
+# lesson.compare("1, 2, 6, mean ÷ replicas", guess_halved, halved, digits=1)
 # gradient_bars(found, right=-6)
 
 # %% [markdown]
@@ -159,17 +167,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # `tf_common.cnn` is the CNN of the other lessons in Keras, with the same first weights. Two
 # things differ, and no error reports them: the channels come last, and `padding="same"` is not
 # PyTorch's padding at a stride of 2.
-
-# %% tags=["active-ipynb"]
-# from multigpu.models import CNN
 #
-# train, test = data.load(data.fetch(None))
-# images, labels = tf_common.arrays(train)
-# in_torch = sum(parameter.numel() for parameter in CNN().parameters())
-# print(f"{tf_common.cnn().count_params():,} parameters, in PyTorch {in_torch:,}")
-# print(f"images {images.shape[1:]}, in PyTorch {tuple(train[0][0].shape)}")
-
-# %% [markdown]
 # ## Step 2 · Read in the data
 # A `tf.data` pipeline has steps: the order of the images, then **global** batches, then
 # `prefetch`, which reads a batch while the step before it is computed. The third part of a

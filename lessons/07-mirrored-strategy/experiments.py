@@ -31,25 +31,23 @@ def epoch_seconds(
     return min(warm), median(warm), max(warm)
 
 
-def gradient_bars(
-    found: dict[int, dict[str, tuple[list[float], float]]], right: float
-) -> "Figure":
+def gradient_bars(found: dict[int, dict[str, list[float]]], right: float) -> "Figure":
     """Draw the replicas' gradients, one bar per rule, and a dotted line at the right sum.
 
-    found[rows of the batch][rule] is (each replica's gradient, their sum). All gradients have
-    the sign of `right`. The title names the rules whose sums are right for all batches.
+    found[rows of the batch][rule] is each replica's gradient. All gradients have the sign of
+    `right`. The title names the rules whose sums are right for all batches.
     """
     rules = list(next(iter(found.values())))
     exact = [
         rule
         for rule in rules
-        if all(abs(batch[rule][1] - right) < 1e-5 for batch in found.values())
+        if all(abs(sum(batch[rule]) - right) < 1e-5 for batch in found.values())
     ]
     fig = plots.figure(8, 3.4)
     axes = fig.add_subplot()
     names = []
     for size, batch in found.items():
-        for rule, (of_replicas, _) in batch.items():
+        for rule, of_replicas in batch.items():
             left = 0.0
             for replica, gradient in enumerate(of_replicas):
                 axes.barh(
@@ -101,7 +99,6 @@ def batch_norm_step(
         )
     cross_entropy = tf.keras.losses.sparse_categorical_crossentropy
 
-    @tf.function
     def gradient_of_replica(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
@@ -110,10 +107,15 @@ def batch_norm_step(
         gradients = tape.gradient(loss, model.trainable_variables)
         return tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], axis=0)
 
+    @tf.function
+    def step(batch: tuple) -> tf.Tensor:
+        gradients = strategy.run(gradient_of_replica, args=batch)
+        return strategy.reduce("SUM", gradients, axis=None)
+
     rows = len(labels)
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).batch(rows)
     (batch,) = strategy.experimental_distribute_dataset(dataset)
-    gradients = strategy.run(gradient_of_replica, args=batch)
+    # A concrete function, because TensorFlow warns if one tf.function is made five times.
+    gradient = step.get_concrete_function(batch)(batch)
     copies = strategy.experimental_local_results(norm.moving_mean.value)
-    total = strategy.reduce("SUM", gradients, axis=None)
-    return total.numpy(), [copy.numpy() for copy in copies]
+    return gradient.numpy(), [copy.numpy() for copy in copies]

@@ -247,7 +247,7 @@ def test_batch_norm_sees_its_replica_and_the_synchronized_one_sees_all(experimen
 @pytest.mark.parametrize(("sums", "named"), [((-6.0, -6.0), "b"), ((-6.0, -7.5), "no rule")])
 def test_the_title_names_the_rules_that_are_right(experiments, sums, named):
     found = {
-        rows: {"a": ([-3.0, -9.0], -12.0), "b": ([-1.5, total + 1.5], total)}
+        rows: {"a": [-3.0, -9.0], "b": [-1.5, total + 1.5]}
         for rows, total in zip((4, 3), sums, strict=True)
     }
     (axes,) = experiments.gradient_bars(found, right=-6).axes
