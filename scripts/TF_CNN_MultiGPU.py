@@ -3,8 +3,9 @@
 # **The question.** I have two GPUs, and TensorFlow. Is `with strategy.scope():` enough? Does
 # the model learn what it learns on one GPU?
 #
-# You need no GPU: without GPUs, TensorFlow divides the CPU into two *logical devices*, which
-# it uses like two GPUs. The CNN and the images are those of the PyTorch lessons.
+# You need no GPU: without GPUs, TensorFlow divides the CPU into two
+# [logical devices](../lessons/README.md#logical-device), which it uses like two GPUs. The CNN
+# and the images are those of the PyTorch lessons.
 
 # %% jupyter={"source_hidden": true}
 import argparse
@@ -47,22 +48,24 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## MirroredStrategy in a few lines
-# A *strategy* is the object that decides on which devices TensorFlow computes.
-# `MirroredStrategy` has one process, and a [replica](../lessons/README.md#replica) of the
-# model on each device. A variable that is made in the strategy's *scope* is *mirrored*: each
-# device has a copy. The model of this cell is one weight:
+# A [strategy](../lessons/README.md#strategy) is the object that decides on which devices
+# TensorFlow trains a model. `MirroredStrategy` has one process, and a
+# [replica](../lessons/README.md#replica) of the model on each device. A variable that is made
+# in the strategy's [scope](../lessons/README.md#scope) is
+# [mirrored](../lessons/README.md#mirrored-variable): each device has a copy. Here the whole
+# model is one variable, `w`:
 
 # %% tags=["active-ipynb"]
 # strategy = tf.distribute.MirroredStrategy(devices)
 # with strategy.scope():
-#     weight = tf.Variable(0.0)
+#     w = tf.Variable(0.0)
 #
-# for copy in strategy.experimental_local_results(weight):
+# for copy in strategy.experimental_local_results(w):
 #     print(copy.device[-5:], "has a copy, with the value", copy.numpy())
 
 # %% [markdown]
-# The strategy makes a *distributed data set* of a data set: it divides each
-# [global batch](../lessons/README.md#global-batch) into one
+# The strategy makes a [distributed data set](../lessons/README.md#distributed-data-set) of a
+# data set: it divides each [global batch](../lessons/README.md#global-batch) into one
 # [shard](../lessons/README.md#shard) for each replica. Here a batch is four numbers:
 
 # %% tags=["active-ipynb"]
@@ -76,11 +79,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print(distributed([1.0, 2.0, 3.0, 6.0]))
 
 # %% [markdown]
-# This is a *per-replica value*: one tensor on each device.
+# This is a [per-replica value](../lessons/README.md#per-replica-value): one tensor on each
+# device.
 #
 # ## Predict first
-# The loss of a number is `(weight - number)²`. On one device the loss of the batch is the mean
-# over its four numbers, so at weight 0 the gradient is −2 × the mean of the numbers: **−6**.
+# The loss of a number is `(w - number)²`. On one device the loss of the batch is the mean over
+# its four numbers, so at w = 0 the gradient is −2 × the mean of the numbers: **−6**.
 #
 # With the strategy, each replica takes the mean over *its own* numbers. The strategy adds up
 # the replicas' gradients. Write your answers, then run the cell:
@@ -100,8 +104,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # def gradient_of_replica(shard):
 #     with tf.GradientTape() as tape:
-#         loss = tf.reduce_mean((weight - shard) ** 2)  # as in a program for one GPU
-#     return tape.gradient(loss, weight)
+#         loss = tf.reduce_mean((w - shard) ** 2)  # as in a program for one GPU
+#     return tape.gradient(loss, w)
 #
 #
 # @tf.function
@@ -135,8 +139,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     gradients = {}
 #     for name, rule in rules.items():
 #         with tf.GradientTape() as tape:
-#             loss = rule((weight - shard) ** 2, size)
-#         gradients[name] = tape.gradient(loss, weight)
+#             loss = rule((w - shard) ** 2, size)
+#         gradients[name] = tape.gradient(loss, w)
 #     return gradients
 #
 #
@@ -160,8 +164,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # gradient_bars(found, right=-6)
 
 # %% [markdown]
-# The sum of the losses, each with the *weight* 1 / (rows of the global batch): the rest of the
-# lesson trains a CNN that way.
+# The rest of the lesson trains a CNN with the third rule. Each image gets a *weight*,
+# 1 / (images of the global batch), and a replica's loss is the sum of loss × weight.
 #
 # ## Step 1 · Design the model
 # `tf_common.cnn` is the CNN of the other lessons in Keras, with the same first weights. Two
@@ -262,8 +266,10 @@ def read_data(
 # pipeline that has none. An option turns that off.
 #
 # ## Step 3 · Create a MirroredStrategy · Step 4 · Open its scope
-# The model and the optimizer are made in the scope, so their variables are mirrored. That
-# includes the optimizer's state.
+# The strategy is the one above. The model and the optimizer are made in its scope, so their
+# variables are mirrored, also the optimizer's state. A loss's
+# [reduction](../lessons/README.md#reduction) says how the losses of a shard's images become
+# one number: here by their sum.
 
 
 # %%
@@ -315,19 +321,20 @@ def make(
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_outside, choices=("error", "one device", "both"))
+# CrossEntropy = tf.keras.losses.SparseCategoricalCrossentropy
 # forgotten = tf_common.cnn()
-# forgotten.compile("sgd", "sparse_categorical_crossentropy")
+# forgotten.compile("sgd", CrossEntropy(from_logits=True))
 # before = forgotten.get_weights()[-1]
 # try:
 #     forgotten.fit(images[:64], labels[:64], verbose=0)
-#     trained = (forgotten.get_weights()[-1] != before).any()
+#     changed = abs(forgotten.get_weights()[-1] - before).max() > 0
+#     print("fit outside the scope: the weights have changed:", changed)
 #     copies = strategy.experimental_local_results(forgotten.trainable_variables[-1].value)
 #     outside = "both" if len(copies) == 2 else "one device"
 # except Exception:
 #     outside = "error"
 # choices = ("error", "one device", "both")
-# lesson.compare("fit", guess_outside, outside, choices=choices)
-# print("the weights have changed:", trained)
+# lesson.compare("fit, model made outside", guess_outside, outside, choices=choices)
 #
 # try:
 #     with strategy.scope():
@@ -336,14 +343,14 @@ def make(
 #     print("fit inside the scope:", type(error).__name__, f"with the text {str(error)!r}")
 
 # %% [markdown]
-# It trains on one device, and the other one waits. `model.distribute_strategy` says which
-# strategy a model has. Only if the scope is open when `fit` is called, Keras raises an error,
-# and that has no text.
+# It trains on one device, and the other one does nothing. `model.distribute_strategy` is the
+# model's strategy. Only if the scope is open when `fit` is called, Keras raises an error, and
+# that has no text.
 #
 # ## The loss of `fit`
 # Keras's usual loss is the second rule: the mean over the shard, divided by the number of
-# replicas. One epoch, whose last batch is uneven, by that loss and by ours, compared with one
-# device:
+# replicas. One epoch with that loss, and one with the sum of loss × weight, compared with one
+# device. The last batch is uneven.
 
 # %% tags=["active-ipynb"]
 # serial = tf_common.cnn()
@@ -359,7 +366,6 @@ def make(
 #     return tf_common.difference(model, serial)
 #
 #
-# CrossEntropy = tf.keras.losses.SparseCategoricalCrossentropy
 # unweighted = batches.map(lambda images, labels, weights: (images, labels))
 # usual = after_an_epoch(CrossEntropy(from_logits=True), unweighted)
 # weighted = after_an_epoch(CrossEntropy(from_logits=True, reduction="sum"), batches)
