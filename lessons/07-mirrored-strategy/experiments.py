@@ -70,6 +70,8 @@ def gradient_bars(found: dict[int, dict[str, list[float]]], right: float) -> "Fi
     axes.set_xlabel("gradient (dotted line: one device)")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
+    if right < 0:
+        axes.invert_xaxis()  # so that all bars begin at the left
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     return fig

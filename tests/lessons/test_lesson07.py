@@ -244,6 +244,23 @@ def test_batch_norm_sees_its_replica_and_the_synchronized_one_sees_all(experimen
     assert [largest(copy, mean) < 1e-6 for copy in copies] == [True, True]
 
 
+def test_a_saved_model_has_the_moving_mean_of_replica_0(tmp_path):
+    train, _ = data.load(data.fetch(None))
+    strategy = tf.distribute.MirroredStrategy(DEVICES)
+    with strategy.scope():
+        norm = tf.keras.layers.BatchNormalization()
+        model = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), norm])
+        model.compile("sgd", "mse")
+    images, _ = tf_common.arrays(train)
+    model.fit(images[:64], images[:64], batch_size=64, shuffle=False, verbose=0)
+    copies = strategy.experimental_local_results(norm.moving_mean.value)
+    first, second = (copy.numpy() for copy in copies)
+    model.save(tmp_path / "model.keras")
+    saved = tf.keras.models.load_model(tmp_path / "model.keras").layers[-1].moving_mean.numpy()
+    assert largest(saved, first) == 0
+    assert largest(saved, second) > 1e-5
+
+
 @pytest.mark.parametrize(("sums", "named"), [((-6.0, -6.0), "b"), ((-6.0, -7.5), "no rule")])
 def test_the_title_names_the_rules_that_are_right(experiments, sums, named):
     found = {
