@@ -77,9 +77,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print("outside: reduce gives the sum and the mean,", reduced)
 
 # %% [markdown]
-# **Which algorithm adds up?** Three are available: [NCCL](../lessons/README.md#nccl) between
-# GPUs (the default there), copies in a hierarchy, or all values sent to one device and the sum
-# sent back.
+# **Which algorithm adds up?** Between GPUs the default is
+# [NCCL](../lessons/README.md#nccl). `cross_device_ops` chooses NCCL, copies in a hierarchy, or
+# all values sent to one device and the sum sent back.
 
 # %% tags=["active-ipynb"]
 # distribute = tf.distribute

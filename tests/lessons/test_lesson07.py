@@ -226,39 +226,69 @@ def experiments(monkeypatch):
     del sys.modules["experiments"]
 
 
-def largest(one: np.ndarray, other: np.ndarray) -> float:
-    return np.abs(one - other).max().item()
+# In a process of its own, because the all-reduces of several strategies in one process, which
+# other tests make, must have the same shapes: the last test of this file.
+BATCH_NORM = f"""
+import json, sys
+sys.path.insert(0, {str(PAGE)!r})
+from experiments import batch_norm_step
+from multigpu import data, tf_common
+from multigpu.tf_common import tf
+
+devices = tf_common.devices(2)
+strategy, one_device = tf.distribute.MirroredStrategy(devices), tf.distribute.get_strategy()
+train, _ = data.load(data.fetch(None))
+images, labels = tf_common.arrays(train)
+
+def largest(one, other):
+    return float(abs(one - other).max())
+
+found = dict()
+for rows in (64, 29):
+    batch = images[:rows], labels[:rows]
+    serial, (mean,) = batch_norm_step(one_device, *batch)
+    for synchronized in (False, True):
+        gradient, copies = batch_norm_step(strategy, *batch, synchronized=synchronized)
+        distances = [largest(gradient, serial), *(largest(copy, mean) for copy in copies)]
+        found[f"{{rows}} images, {{synchronized}}"] = [*distances, largest(*copies)]
+
+with strategy.scope():
+    norm = tf.keras.layers.BatchNormalization()
+    model = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), norm])
+    model.compile("sgd", "mse")
+model.fit(images[:64], images[:64], batch_size=64, shuffle=False, verbose=0)
+model.save(sys.argv[1])
+saved = tf.keras.models.load_model(sys.argv[1]).layers[-1].moving_mean.numpy()
+copies = strategy.experimental_local_results(norm.moving_mean.value)
+found["saved"] = [largest(saved, copy.numpy()) for copy in copies]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def batch_norm(tmp_path_factory) -> dict[str, list[float]]:
+    """Distances that BATCH_NORM prints."""
+    folder = tmp_path_factory.mktemp("batch_norm")
+    (folder / "batch_norm.py").write_text(BATCH_NORM)
+    done = run_script(folder / "batch_norm.py", folder / "model.keras")
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("images", [64, 29])
-def test_batch_norm_sees_its_replica_and_the_synchronized_one_sees_all(experiments, images):
-    train, _ = data.load(data.fetch(None))
-    rows = [array[:images] for array in tf_common.arrays(train)]
-    strategy = tf.distribute.MirroredStrategy(DEVICES)
-    serial, (mean,) = experiments.batch_norm_step(tf.distribute.get_strategy(), *rows)
-    gradient, (first, second) = experiments.batch_norm_step(strategy, *rows)
-    assert largest(gradient, serial) > 1e-3
-    assert largest(first, second) > 1e-3
-    gradient, copies = experiments.batch_norm_step(strategy, *rows, synchronized=True)
-    assert largest(gradient, serial) < 1e-5
-    assert [largest(copy, mean) < 1e-6 for copy in copies] == [True, True]
+def test_batch_norm_sees_its_replica_and_the_synchronized_one_sees_all(batch_norm, images):
+    gradient, *_, copies = batch_norm[f"{images} images, False"]
+    assert gradient > 1e-3
+    assert copies > 1e-3
+    gradient, first, second, copies = batch_norm[f"{images} images, True"]
+    assert gradient < 1e-5
+    assert max(first, second, copies) < 1e-6
 
 
-def test_a_saved_model_has_the_moving_mean_of_replica_0(tmp_path):
-    train, _ = data.load(data.fetch(None))
-    strategy = tf.distribute.MirroredStrategy(DEVICES)
-    with strategy.scope():
-        norm = tf.keras.layers.BatchNormalization()
-        model = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), norm])
-        model.compile("sgd", "mse")
-    images, _ = tf_common.arrays(train)
-    model.fit(images[:64], images[:64], batch_size=64, shuffle=False, verbose=0)
-    copies = strategy.experimental_local_results(norm.moving_mean.value)
-    first, second = (copy.numpy() for copy in copies)
-    model.save(tmp_path / "model.keras")
-    saved = tf.keras.models.load_model(tmp_path / "model.keras").layers[-1].moving_mean.numpy()
-    assert largest(saved, first) == 0
-    assert largest(saved, second) > 1e-5
+def test_a_saved_model_has_the_moving_mean_of_replica_0(batch_norm):
+    first, second = batch_norm["saved"]
+    assert first == 0
+    assert second > 1e-5
 
 
 @pytest.mark.parametrize(("sums", "named"), [((-6.0, -6.0), "b"), ((-6.0, -7.5), "no rule")])
@@ -398,3 +428,28 @@ def test_a_restored_fit_begins_the_data_set_again(tmp_path):
     # One step has learned the first number. The second number's loss is missing.
     assert whole == [1.0, 16.0]
     assert resumed.history["loss"] == [0.0]
+
+
+TWO_STRATEGIES = """
+from multigpu import tf_common
+from multigpu.tf_common import tf
+
+devices = tf_common.devices(2)
+for size in (32, 2):
+    strategy = tf.distribute.MirroredStrategy(devices)
+
+    def inside():
+        return tf.distribute.get_replica_context().all_reduce("SUM", tf.ones(size))
+
+    tf.function(strategy.run)(inside)
+    print("strategy with", size, "done", flush=True)
+"""
+
+
+def test_a_second_strategy_of_a_process_fails_with_other_shapes(tmp_path):
+    """On CPUs: TensorFlow numbers the all-reduces of both strategies from the same number."""
+    (tmp_path / "two.py").write_text(TWO_STRATEGIES)
+    done = run_script(tmp_path / "two.py")
+    assert done.returncode != 0
+    assert "strategy with 32 done" in done.stdout and "with 2 done" not in done.stdout
+    assert "Shape mismatch in the collective instance" in done.stdout
