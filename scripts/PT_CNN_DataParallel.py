@@ -401,8 +401,9 @@ if __name__ == "__main__":
 # ranks.plot(title=f"DDP, one step of 2 × 128 images: GPU 1 is idle for {idle:.0%} of it")
 
 # %% [markdown]
-# DDP's step is shorter: it sends no weights, and no GPU waits for the other's update. Much of the time is still launch: 128 images are too few for a V100, which computes most
-# operations faster than Python launches the next one.
+# DDP's step is shorter: it sends no weights, and no GPU waits for the other's update. Much of
+# the time is still launch: 128 images are too few for a V100, which computes most operations
+# faster than Python launches the next one.
 #
 # **Is one line enough?** It is enough to be right, not to be fast. Below about 550 images in a
 # batch (two V100s, NVLink), the line is slower than one GPU. DDP takes more lines, and the

@@ -118,6 +118,7 @@ def test_a_spread_has_the_median_and_the_range(experiments, tmp_path):
     assert text == "3,000 images/s (1,000 to 5,000, 3 times)"
 
 
+@pytest.mark.slow
 def test_mp_spawn_shares_a_tensors_memory_and_launch_call_copies_it(experiments):
     weights = torch.ones(3)
     launch.call(experiments.set_to_zero, 2, 0, weights)
