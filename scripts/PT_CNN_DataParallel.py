@@ -200,8 +200,8 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # and the optimizer's state, and gathers the outputs.
 #
 # One step on the simulated clock (the second one; the first warms up). At the right: what the
-# time of a GPU is used for. White (launch): the GPU waits for Python to launch the next
-# operation. Hatched (bubble): it waits for the other GPU.
+# time of a GPU is used for. White, without a transfer below (launch): the GPU waits for Python
+# to launch the next operation. Hatched (bubble): it waits for the other GPU.
 
 # %% tags=["active-ipynb"]
 # began = train_steps(model, 256, first, steps=2)[2]
