@@ -302,7 +302,7 @@ def shards(
                     color=text,
                     fontsize=7,
                 )
-    total = sum(len(images) for images in epochs[0])
+    total = 1 + max(image for ranks in epochs for images in ranks for image in images)
     axes.set(
         xlim=(0, total),
         xlabel="image (large: the rank or replica that reads it; small: in which step)",
@@ -317,13 +317,18 @@ def shards(
 
 
 def stacked_bars(
-    bars: dict[str, dict[str, float]], unit: str, title: str, totals: bool = False
+    bars: dict[str, dict[str, float]],
+    unit: str,
+    title: str,
+    totals: bool = False,
+    digits: int = 0,
 ) -> "Figure":
     """Horizontal bars, each divided into parts: bars[name][part] is an amount in `unit`.
 
     A part that PARTS names has the colours given there. A part shows its name and percentage;
     the legend names the parts that are too narrow. With `totals` each part shows its amount,
-    the end of each bar shows the sum, and the legend names all parts.
+    the end of each bar shows the sum, and the legend names all parts. Amounts are rounded to
+    `digits` decimals.
     """
     fig = figure(8, 1 + 0.45 * len(bars))
     axes = fig.add_subplot()
@@ -345,7 +350,9 @@ def stacked_bars(
                 height=0.7,
             )
             percentage = f"{amount / (sum(parts.values()) or 1):.0%}"
-            texts = [f"{amount:,.0f}"] if amounts_only else [f"{part} {percentage}", part]
+            texts = (
+                [f"{amount:,.{digits}f}"] if amounts_only else [f"{part} {percentage}", part]
+            )
             # The longest bar has room for about 85 characters.
             room = 85 * amount / longest
             text = next((text for text in texts if len(text) < room), "")
@@ -359,13 +366,15 @@ def stacked_bars(
             axes.text(
                 left + longest / 100,
                 row,
-                f"{left:,.0f}",
+                f"{left:,.{digits}f}",
                 va="center",
                 weight="bold",
                 fontsize=9,
             )
     axes.set(xlabel=unit, title=title)
     axes.set_yticks(range(len(bars)), list(bars))
+    # Matplotlib leaves no room for an empty bar, whose sum would stand on the axis.
+    axes.set_ylim(-0.5, len(bars) - 0.5)
     if totals:
         # Leave room for the longest bar's sum.
         axes.set_xlim(0, 1.08 * longest)

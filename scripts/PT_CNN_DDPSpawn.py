@@ -45,18 +45,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # import cloudpickle
 #
-# from multigpu import lesson
+# from multigpu import lesson, plots
 #
 # lesson.setup("04-ddp-spawn")
+# from experiments import set_to_zero
 
 # %% [markdown]
 # ## Two processes that add up their numbers
-# This is the smallest program that starts its own ranks. `mp.spawn` starts two processes and
-# calls `work` in each, with the rank as its first argument. The processes find each other
-# through a *store*: a table of keys and values that the program holds, at a port that it sends
-# to them. (Finding each other is the *rendezvous*.) Then they are a *process group*, and can
-# call *collectives*: operations in which all ranks take part. The most important one is the
-# *all-reduce*: each rank gives a tensor, and each rank gets the sum.
+# This is the smallest program that starts its own ranks. (It starts processes, which takes
+# some seconds.)
 
 # %% tags=["active-ipynb"]
 # program = Path("../lessons/04-ddp-spawn/add_up.py")
@@ -64,7 +61,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # !OMP_NUM_THREADS=1 python {program}
 
 # %% [markdown]
-# `"gloo"` is the library that carries collectives between CPUs; between GPUs it is `"nccl"`.
+# - `mp.spawn` starts two processes, and calls `work` in each, with the rank as first argument.
+# - `TCPStore` is a *store*: a table of keys and values. The program holds it, and sends its
+#   *port*, a number, to the processes. They find each other through it: the *rendezvous*.
+# - `init_process_group` connects the ranks: now they are a *process group*. `"gloo"` is the
+#   library that sends between CPUs; between GPUs it is `"nccl"`.
+# - `all_reduce` is a *collective*: an operation in which all ranks take part. Each rank gives
+#   a tensor, and each rank gets the sum.
 #
 # ## Predict first
 # Write your answers, then run the cell. The cells below compare them with what happens.
@@ -72,7 +75,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% tags=["active-ipynb", "guess"]
 # guess_cell = "yes"  # can mp.spawn call a function that a cell defines? "yes" or "no"
 # guess_ones = 3  # two processes set a tensor of three 1s to zero: how many 1s are left here?
-# guess_apart = "closer"  # different weights, 50 equal updates: "closer", "same" or "farther"?
+# # Different weights, then 50 steps with averaged gradients:
+# guess_apart = "closer"  # are the weights "closer" then, as far apart ("same"), or "farther"?
 # guess_both = 0  # two ranks share 1,437 images: how many images do both of them read?
 
 # %% [markdown]
@@ -97,9 +101,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # Pickle writes only two names, the module's and the function's, and the new process has none
-# of the notebook's functions. So `mp.spawn` needs a function of a file. `launch.call` is this
-# course's way for notebooks: it sends the function itself (its code and the variables that it
-# uses) by *cloudpickle*, and returns what the ranks return:
+# of the notebook's functions. (`mp.spawn(hello, nprocs=2)` ends with this same line, after a
+# page of traceback.) So `mp.spawn` needs a function of a file. `launch.call` is this course's
+# way for notebooks: it sends the function itself (its code and the variables that it uses) by
+# *cloudpickle*, and returns what the ranks return. (It starts two processes: some seconds.)
 
 # %% tags=["active-ipynb"]
 # launch.call(hello, 2)
@@ -125,14 +130,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ## Whose model is it?
 # Two processes get a tensor as an argument and set it to zero. A process has its own memory,
-# so the tensor of this program stays as it was. Or does it?
+# so the tensor of this program stays as it was. Or does it? `set_to_zero(rank, tensor)` is a
+# function of a file, `experiments.py`. `launch.call` gives no rank, so the cell writes 0.
+# (Four processes start: some seconds.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_ones)
 # weights = torch.ones(3)
-# launch.call(torch.nn.init.zeros_, 2, weights)
+# launch.call(set_to_zero, 2, 0, weights)
 # print("an argument of launch.call:", weights)
-# launch.spawn(torch.nn.init.zeros_, 2, weights)
+# mp.spawn(set_to_zero, args=(weights,), nprocs=2)
 # print("an argument of mp.spawn:   ", weights)
 # lesson.compare("1s that are left", guess_ones, weights.sum(), digits=0)
 
@@ -144,23 +151,27 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # ## Which weights does each rank start with?
 # Without a seed, each process takes one from the operating system, so each rank makes other
 # weights. Here the rank is the seed, so that the result is always the same. Each rank computes
-# gradients from its own images, and all ranks subtract the same average. It comes from DDP, or
-# from an all-reduce by hand. How far are the ranks' weights apart, before and after 50 steps?
+# gradients from its own random rows. They are averaged by DDP, by an all-reduce by hand, or
+# not at all. How far are the ranks' weights apart, before and after 50 steps? (Two processes
+# start: some seconds.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_apart, choices=("closer", "same", "farther"))
 #
 #
-# def train_linear(same_seed, by_ddp):
+# def train_linear(same_seed, how):
 #     torch.manual_seed(0 if same_seed else dist.get_rank())
 #     model = torch.nn.Linear(4, 1)
 #     before = model.weight.detach().clone()
-#     wrapped = DDP(model) if by_ddp else model
+#     torch.manual_seed(100 + dist.get_rank())  # from here on each rank has its own rows
+#     wrapped = DDP(model) if how == "averaged by DDP" else model
 #     for _ in range(50):
+#         rows = torch.randn(8, 4)
+#         targets = torch.randn(8, 1)
 #         model.zero_grad()
-#         wrapped(torch.randn(8, 4)).square().mean().backward()
+#         F.mse_loss(wrapped(rows), targets).backward()
 #         for weight in model.parameters():
-#             if not by_ddp:
+#             if how == "averaged by hand":
 #                 dist.all_reduce(weight.grad)
 #                 weight.grad /= dist.get_world_size()
 #             weight.data -= 0.1 * weight.grad
@@ -169,24 +180,25 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # def train_in_all_ways():
 #     dist.init_process_group("gloo")
-#     ways = [(seed, ddp) for seed in (True, False) for ddp in (True, False)]
-#     return {way: train_linear(*way) for way in ways}
+#     hows = ("not averaged", "averaged by DDP", "averaged by hand")
+#     return {(same, how): train_linear(same, how) for same in (True, False) for how in hows}
 #
 #
 # first, second = launch.call(train_in_all_ways, 2)
-# for way in first:
-#     pairs = zip(first[way], second[way])
+# for same_seed, how in first:
+#     pairs = zip(first[same_seed, how], second[same_seed, how])
 #     before, after = [(one - other).abs().max().item() for one, other in pairs]
-#     seeds = "one seed for all" if way[0] else "a seed per rank"
-#     how = "by DDP" if way[1] else "by hand"
-#     print(f"{seeds}, averaged {how}: {before:.2f} apart, then {after:.2f}")
+#     seeds = "one seed for all" if same_seed else "a seed per rank"
+#     print(f"{seeds}, {how}: {before:.2f} apart, then {after:.2f}")
 # by_hand = "same" if abs(after - before) < 0.01 else "closer" if after < before else "farther"
 # lesson.compare("a seed per rank, by hand", guess_apart, by_hand)
 
 # %% [markdown]
-# DDP copies rank 0's weights to all ranks when it wraps the model, so a forgotten seed does no
-# harm to the weights. By hand, the same numbers are subtracted from different weights, so the
-# difference stays.
+# Without an average, the ranks' weights go to different places, whatever the seed. With it,
+# all ranks subtract the same numbers. DDP also copies rank 0's weights to all ranks when it
+# wraps the model. By hand, the same numbers are subtracted from different weights, so the
+# difference stays. So with DDP a forgotten seed does no harm to the weights; but the run
+# cannot be repeated.
 #
 # ## Which images does each rank read?
 # A *sampler* chooses the images that a DataLoader reads. `DistributedSampler` gives each rank
@@ -200,8 +212,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     first, second = [list(sampler) for sampler in samplers]
 #     in_both = set(first) & set(second)
 #     print(f"{images:,} images: shards of {len(first)} and {len(second)}", end=", ")
-#     print(f"{len(in_both)} in both" + (f": {first} and {second}" if images < 10 else ""))
+#     print(f"{len(in_both)} in both")
+#     if images == 7:
+#         rows = [[first, []], [[], second]]
+#         title = f"{len(in_both)} of 7 images is read by both ranks"
+#         picture = plots.shards(rows, title, ["rank 0", "rank 1"])
 # lesson.compare("images that both ranks read", guess_both, len(in_both), digits=0)
+# picture
 
 # %% [markdown]
 # 1,437 is odd, so the sampler repeats an image. Below, the repeat gets weight 0 in the loss:
@@ -210,7 +227,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # ## Step 1 · What each rank does
 # The same as in `add_up.py`, with the CNN of lesson 01. A new process has nothing of its
 # parent but the arguments: it sets up its rank, its device, its model and its data itself.
-# `DDP` does one all-reduce of the gradients in each step, during `backward()`.
+# Four lines make it a run of several ranks: those with `TCPStore`, `init_process_group`,
+# `DistributedSampler` and `DDP`, which does one all-reduce of the gradients in each step,
+# during `backward()`. The rest trains, and collects the history.
 
 
 # %%
@@ -283,6 +302,11 @@ def train(
     dist.destroy_process_group()
 
 
+# %% [markdown]
+# Ranks and parent make the model in the same way, and measure it in the same way:
+
+
+# %%
 def new_model(
     train_set: TensorDataset, test: TensorDataset, device: torch.device
 ) -> torch.nn.Module:
@@ -348,8 +372,9 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# One line starts the whole run, and the proof compares its weights with those of one process.
-# `torchrun` and `srun` can do more: they start ranks on many nodes. That is lesson 05.
+# One line starts the whole run (some seconds), and the proof compares its weights with those
+# of one process. `torchrun` and `srun` can do more: they start ranks on many nodes. That is
+# lesson 05.
 
 # %% tags=["active-ipynb"]
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_DDPSpawn.py --prove --out results/04

@@ -39,7 +39,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson, plots, vgpu
 #
 # lesson.setup("02-data-parallel")
-# from experiments import break_even, speedup
+# from experiments import break_even, breakdown, speedup
 #
 # first, second = multigpu.gpus(2)
 # gpus = [first, second]
@@ -49,10 +49,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # Write your answers, then run the cell. The cells below compare them with what happens.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_images = 32  # how many images of a batch of 32 does each GPU compute?
+# guess_rows = 2  # a batch of 10 rows on 4 GPUs: how many rows does the last GPU compute?
 # guess_fuller = "both"  # which needs more memory in training: "first", "second" or "both"?
-# guess_small = 1.9  # times as fast as one GPU, with a batch of 64
-# guess_large = 1.9  # times as fast as one GPU, with a batch of 4,096
+# guess_small = 1.9  # two V100s, NVLink, batch of 64 (28×28): times as fast as one GPU
+# guess_large = 1.9  # the same with a batch of 4,096
 
 # %% [markdown]
 # ## Step 1 · By hand
@@ -80,8 +80,10 @@ def by_hand(
 # %% tags=["active-ipynb"]
 # train, _ = data.load(data.fetch(None))
 # images, labels = train[:32]
-# chunk_sizes = [len(chunk) for chunk in images.chunk(2)]
-# lesson.compare("images per GPU", guess_images, chunk_sizes[0], digits=0)
+# for batch, count in ((32, 2), (10, 4)):
+#     chunk_sizes = [len(chunk) for chunk in images[:batch].chunk(count)]
+#     print(f"{batch} images on {count} GPUs: chunks of {chunk_sizes}")
+# lesson.compare("rows of the last GPU", guess_rows, chunk_sizes[-1], digits=0)
 
 # %% [markdown]
 # The gradients of both versions, compared with those of one model on the CPU:
@@ -182,7 +184,8 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 #     for moment, held in (("before", before), ("after", after)):
 #         parts = {part: size / 2**20 for part, size in held[gpu].items() if size}
 #         bars[f"{gpu}, {moment} backward"] = parts
-# plots.stacked_bars(bars, f"MiB ({vgpu.label()})", "What each GPU holds", totals=True)
+# unit = f"MiB ({vgpu.label()})"
+# plots.stacked_bars(bars, unit, "What each GPU holds", totals=True, digits=1)
 
 # %% tags=["active-ipynb"]
 # peaks = [torch.vgpu.max_memory_allocated(gpu) / 2**20 for gpu in gpus]
@@ -191,11 +194,14 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # lesson.compare("which needs more memory", guess_fuller, fuller)
 
 # %% [markdown]
-# The copies of the weights on the second GPU count as activations: they end with the step.
-# During backward the second GPU has gradients, too; after backward it has nothing. The first
-# GPU keeps the weights, the gradients and the optimizer's state, and gathers the outputs.
+# The peak is inside backward, between the two bars of a GPU. The copies of the weights on the
+# second GPU count as activations: they end with the step. During backward the second GPU has
+# gradients, too; after backward it has nothing. The first GPU keeps the weights, the gradients
+# and the optimizer's state, and gathers the outputs.
 #
-# Two steps on the simulated clock:
+# One step on the simulated clock (the second one; the first warms up). At the right: what the
+# time of a GPU is used for. White, without a transfer below (launch): the GPU waits for Python
+# to launch the next operation. Hatched (bubble): it waits for the other GPU.
 
 # %% tags=["active-ipynb"]
 # began = train_steps(model, 256, first, steps=2)[2]
@@ -210,8 +216,10 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # lets only one of them run Python.
 #
 # ## How much faster?
-# The virtual GPUs compute no numbers here, because the simulated clock needs only the shapes.
-# `speedup` divides the time of a step on one GPU by the time on both.
+# The next cell stops the two virtual GPUs, and starts others for each link. They compute no
+# numbers, because the simulated clock needs only the shapes. `speedup` divides the time of a
+# step on one GPU by the time on both. `breakdown` says what the first GPU's time is used for.
+# To run a cell above again, first run `first, second = gpus = multigpu.gpus(2)`.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_small, guess_large)
@@ -229,30 +237,39 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 #         print(f"{name}: as fast as one GPU at a batch of {break_even(pair):,}")
 #         shown = [f"{batch:,}: {x:.2f}" for batch, x in zip(batches, speedups[name])]
 #         print("    " + ", ".join(shown))
+#         for batch in (64, 65_536):
+#             used = [f"{what} {x:.0%}" for what, x in breakdown(pair, batch).items() if x]
+#             print(f"    first GPU, batch of {batch:,}: {', '.join(used)}")
 #
 # small = speedups["V100-16GB, NVLink2"][batches.index(64)]
 # large = speedups["V100-16GB, NVLink2"][batches.index(4096)]
 # lesson.compare("speed-up with a batch of 64", guess_small, small, unit="×", digits=2)
 # lesson.compare("speed-up with a batch of 4,096", guess_large, large, unit="×", digits=2)
-# title = f"From {small:.1f} to {large:.1f} times as fast, for batches of 64 and 4,096"
+# change = f"from {small:.1f} to {large:.1f} times as fast"
+# title = f"V100s with NVLink: {change}, for batches of 64 and 4,096"
 # plots.lines(batches, speedups, "batch", "times as fast as one GPU, simulated", title)
 
 # %% [markdown]
-# In a small step, launching the operations takes most of the time, and each operation is
-# launched twice. In a large step over PCIe, the transfers take most of it. (The transfer from
-# the host to the first GPU is not counted here.) An H100 computes faster, but launches no
-# faster, so it needs a larger batch. Simulated ratios are least exact for tiny batches:
-# `benchmarks/vgpu_fidelity.json` compares them with published ones.
+# In a small step, the GPUs compute for less than a third of the time: launching takes most of
+# the rest with NVLink, launching and the transfers with PCIe. Each operation is launched
+# twice. In a large step over PCIe, the transfers take about a sixth of the time: the speed-up
+# ends at 1.66. (The transfer from the host to the first GPU is not counted here.) An H100
+# computes faster, but launches no faster, so it needs a larger batch. Simulated ratios are
+# least exact for tiny batches: `benchmarks/vgpu_fidelity.json` compares them with published
+# ones.
 #
 # ## Two traps
-# **A loss inside `forward`** is a mean over each chunk. DataParallel gathers these means, and
-# you average them. Ten rows on 4 GPUs are chunks of 3, 3, 3 and 1, so the last row counts
-# three times. **State that `forward` sets** is set on a replica, which is deleted after the
-# step. A buffer that `forward` changes in place is different: the first GPU's replica shares
-# it with the module, so the module sees the first chunk, and only that. BatchNorm's running
-# mean is such a buffer.
+# Ten rows go to 4 GPUs. The module's `forward` returns the mean of its rows, as if that were
+# the loss, and counts the rows: in an attribute, and in a buffer (a tensor of the module that
+# is no weight, such as BatchNorm's running mean).
+
+# %% tags=["active-ipynb", "guess"]
+# guess_seen = 10  # 10 rows on 4 GPUs: how many does the module count in the buffer?
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_seen)
+#
+#
 # class WithLoss(nn.Module):
 #     def __init__(self):
 #         super().__init__()
@@ -272,11 +289,20 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 #     of_rows = rows.mean().item()
 #     print(f"mean of the replicas' means {of_replicas:.2f}, mean of all rows {of_rows:.2f}")
 #     print(f"rows seen, in an attribute: {module.module.rows_seen} of 10")
-#     print(f"rows seen, in a buffer: {module.module.rows_counted.item():.0f} of 10")
+#     in_buffer = module.module.rows_counted.item()
+#     print(f"rows seen, in a buffer: {in_buffer:.0f} of 10")
+# lesson.compare("rows seen, in a buffer", guess_seen, in_buffer, digits=0)
 
 # %% [markdown]
+# **A loss inside `forward`** is a mean over each chunk. DataParallel gathers these means, and
+# you average them. The chunks have 3, 3, 3 and 1 rows, so the last row counts three times.
 # Return the outputs, gather them, then compute the loss: that is right, and it is what
 # `train_epoch` does.
+#
+# **State that `forward` sets** is set on a replica, which is deleted after the step. A buffer
+# that `forward` changes in place is different: the first GPU's replica shares it with the
+# module, so the module sees the first chunk, and only that. The same happens to BatchNorm's
+# running mean.
 #
 # ## All together
 
@@ -354,7 +380,8 @@ if __name__ == "__main__":
 # `DistributedDataParallel` (DDP) is what people use instead. It has one process per GPU, so no
 # lock is shared. Each process keeps the weights and the optimizer's state on its own GPU. In
 # backward the processes average their gradients: that is an *all-reduce*, the only thing that
-# they send. Lessons 04 and 05 build it; here is its timeline:
+# they send. Lessons 04 and 05 build it; here is its timeline. (Two processes start: some
+# seconds.)
 
 # %% tags=["active-ipynb"]
 # def ddp():
@@ -366,8 +393,21 @@ if __name__ == "__main__":
 #
 #
 # ranks = vgpu.Timeline.of_ranks(launch.call(ddp, 2))
+# for name, step in (("DataParallel", timeline), ("DDP", ranks)):
+#     used = [f"{what} {x:.0%}" for what, x in step.breakdown(1).items() if x]
+#     milliseconds = 1e3 * (step.end - step.start)
+#     print(f"{name}, 256 images: {milliseconds:.2f} ms; GPU 1: {', '.join(used)}")
 # idle = ranks.idle(1)
 # ranks.plot(title=f"DDP, one step of 2 × 128 images: GPU 1 is idle for {idle:.0%} of it")
+
+# %% [markdown]
+# DDP's step is shorter: it sends no weights, and no GPU waits for the other's update. Much of
+# the time is still launch: 128 images are too few for a V100, which computes most operations
+# faster than Python launches the next one.
+#
+# **Is one line enough?** It is enough to be right, not to be fast. Below about 550 images in a
+# batch (two V100s, NVLink), the line is slower than one GPU. DDP takes more lines, and the
+# next lessons write them.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("02 DataParallel", "results/02"))  # for the table of all routes

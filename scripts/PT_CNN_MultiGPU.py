@@ -123,13 +123,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("new or changed lines", guess_lines, added, digits=0)
 
 # %% [markdown]
+# Five of these lines are text or a workaround for torch 2.13: two of the docstring, the import
+# of `functional`, the comment near the end, and `del ddp`. Of the others:
+#
 # - `LOCAL_RANK` is the rank's number on its node: it chooses the GPU.
 # - `init_process_group` connects the ranks: by NCCL between GPUs, by gloo between CPUs.
 # - `DDP` copies rank 0's weights to all ranks, once. In each `backward()` it averages the
 #   gradients. All ranks make the same update to the same weights, so these stay the same.
 # - `DistributedSampler` gives each rank its shard of the images. `set_epoch` shuffles anew.
 # - Each rank takes its part of the *global batch*, the 120 images of a step: `120 // ranks`.
+#   Both samplers shuffle with the seed 0 + epoch, so both programs have the same 120 images in
+#   each step.
 # - Only rank 0 prints and saves.
+#
+# The next cell starts both programs, which takes some seconds.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_equal, choices=("yes", "no"))
@@ -149,42 +156,41 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # Two GPUs, simulated, train the CNN with 256 images of 28×28 each. First one bucket holds all
 # gradients. Then a bucket is full at 1 MiB: the two linear layers are in the first bucket, the
-# two convolutions in the second.
+# two convolutions in the second. (Two processes start: some seconds.)
 
 # %% tags=["active-ipynb", "guess"]
 # guess_hidden = 50  # two buckets: % of the all-reduces' time in which the GPU also computes
-# guess_all_reduces = 8  # two buckets, 4 micro-batches: all-reduces in a step, with no_sync
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_hidden, guess_all_reduces)
-# cases = {  # MiB of a bucket, micro-batches, no_sync
-#     "one bucket": (25, 1, True),
-#     "two buckets": (1, 1, True),
-#     "4 micro-batches, without no_sync": (1, 4, False),
-#     "4 micro-batches, with no_sync": (1, 4, True),
-# }
-# of_ranks = zip(*launch.call(simulated_steps, 2, list(cases.values()), link="PCIe3"))
-# steps = dict(zip(cases, map(vgpu.Timeline.of_ranks, of_ranks)))
-# milliseconds = {name: 1e3 * (step.end - step.start) for name, step in steps.items()}
-# shares = {name: 100 * hidden(step) for name, step in steps.items()}
-# for name in ("one bucket", "two buckets"):
-#     step = f"{milliseconds[name]:.2f} ms per step, simulated"
-#     print(f"{name}: {step}; {shares[name]:.0f}% of the all-reduces' time is hidden")
-# found = shares["one bucket"]
-# title = f"One bucket: {found:.0f}% of the all-reduce's time is hidden behind computation"
-# longest = max(milliseconds["one bucket"], milliseconds["two buckets"]) / 1e3
-# steps["one bucket"].plot(title=title, until=longest)
+# lesson.need(guess_hidden)
+# cases = [(25, 1, True), (1, 1, True)]  # MiB of a bucket, micro-batches, no_sync
+# of_ranks = zip(*launch.call(simulated_steps, 2, cases, batch=256, link="PCIe3"))
+# one_bucket, two_buckets = map(vgpu.Timeline.of_ranks, of_ranks)
+#
+#
+# def milliseconds(step):
+#     return 1e3 * (step.end - step.start)
+#
+#
+# def draw(name, step):
+#     share = f"{hidden(step):.0%} of the all-reduces' time is hidden"
+#     print(f"{name}: {milliseconds(step):.2f} ms per step, simulated; {share}")
+#     longest = max(milliseconds(one_bucket), milliseconds(two_buckets)) / 1e3
+#     return step.plot(title=f"{name.capitalize()}: {share}", until=longest)
+#
+#
+# draw("one bucket", one_bucket)
 
 # %% tags=["active-ipynb"]
-# found = shares["two buckets"]
+# found = 100 * hidden(two_buckets)
 # lesson.compare("hidden, with two buckets", guess_hidden, found, unit="%", digits=0)
-# title = f"Two buckets: {found:.0f}% of the all-reduces' time is hidden behind computation"
-# steps["two buckets"].plot(title=title, until=longest)
+# draw("two buckets", two_buckets)
 
 # %% [markdown]
-# The all-reduce of one bucket can begin only after the last gradient. DDP's own sizes are
-# 1 MiB for the first bucket and 25 MiB for the others. The CNN for the digits (8×8) has 38,282
-# parameters, 0.15 MiB, which fit into one bucket: the digits' run hides nothing.
+# The all-reduce of one bucket can begin only after the last gradient. The short backward after
+# the all-reduces copies the averages out of the bucket. DDP's own sizes are 1 MiB for the
+# first bucket and 25 MiB for the others. The CNN for the digits (8×8) has 38,282 parameters,
+# 0.15 MiB, which fit into one bucket: the digits' run hides nothing.
 #
 # ## What the 40 lines lack
 # `ddp.py` is right because 1,440 images are 12 full batches of 120. A real program also meets
@@ -256,15 +262,24 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # **Accumulation.** A rank's part of the batch may not fit into its memory. Then it makes one
 # forward and one backward for each *micro-batch*, and the gradients add up. The optimizer
 # needs them after the last one, but DDP would average them after each. Within `no_sync` it
-# does not: only the last `backward()` is outside.
+# does not: only the last `backward()` is outside. (Two processes start: some seconds.)
+
+# %% tags=["active-ipynb", "guess"]
+# guess_all_reduces = 8  # in a step of 4 micro-batches, two buckets, if only the last averages
 
 # %% tags=["active-ipynb"]
-# for name in ("4 micro-batches, without no_sync", "4 micro-batches, with no_sync"):
-#     count = all_reduces(steps[name])
-#     print(f"{name}: {count} all-reduces, {milliseconds[name]:.2f} ms per step, simulated")
-# lesson.compare("all-reduces with no_sync", guess_all_reduces, count, digits=0)
+# lesson.need(guess_all_reduces)
+# cases = [(1, 4, False), (1, 4, True)]  # MiB of a bucket, micro-batches, no_sync
+# of_ranks = zip(*launch.call(simulated_steps, 2, cases, batch=256, link="PCIe3"))
+# for name, step in zip(("without", "with"), map(vgpu.Timeline.of_ranks, of_ranks)):
+#     count = f"{all_reduces(step)} all-reduces"
+#     print(f"{name} no_sync: {count}, {milliseconds(step):.2f} ms per step, simulated")
+# lesson.compare("all-reduces with no_sync", guess_all_reduces, all_reduces(step), digits=0)
 
 # %% [markdown]
+# Without `no_sync`, 4 micro-batches average 2 buckets each: 8 all-reduces. With it, one
+# micro-batch averages 2 buckets.
+#
 # **16 bit.** `autocast` computes in 16 bit where that is safe, because GPUs are faster then.
 # In float16 small gradients would become 0, so a `GradScaler` scales the loss, and skips a
 # step if a gradient is infinite. All ranks have the same average, so all skip the same steps.
@@ -272,7 +287,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # **BatchNorm** normalises by the mean and the variance of the rows that it sees. Here one
 # process sees 64 images; then two ranks share them, with DDP. `SyncedBatchNorm` in
-# `experiments.py`, 15 lines, adds up the sums of both ranks by an all-reduce.
+# `experiments.py`, 15 lines, adds up the sums of both ranks by an all-reduce. (Two processes
+# start: some seconds.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_batch_norm, choices=("yes", "no"))
@@ -294,7 +310,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #         largest_difference(first[name], second[name])
 #         for name in ("running mean", "next running mean")
 #     ]
-#     print(f"    running means of the ranks: {now:.4f}, after the next forward {then:.4f}")
+#     apart = f"{now:.4f}, after the next forward {then:.4f}"
+#     print(f"    difference of rank 0's running mean from rank 1's: {apart}")
 # same = "yes" if means[0] < 1e-6 else "no"
 # lesson.compare("BatchNorm's mean is that of all 64", guess_batch_norm, same)
 
@@ -306,7 +323,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # **Clipping** scales a gradient down if its norm is above a limit. Two ranks have 6 and 5 of
 # 11 images, and the limit is 0.5. Each rank clips the average, which it has after
-# `backward()`; or it clips its own gradient, and an all-reduce computes the average.
+# `backward()`; or it clips its own gradient, and an all-reduce computes the average. (Two
+# processes start: some seconds.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_before, choices=("yes", "no"))
@@ -318,11 +336,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     error = largest_difference(first[when], serial[when])
 #     print(f"clipped {when} the average: norm {first[when].norm():.2f},", end=" ")
 #     print(f"{error:.4f} away from one process")
-# lesson.compare("before is the same", guess_before, "yes" if error < 1e-6 else "no")
+# same = "yes" if error < 1e-6 else "no"
+# lesson.compare("clipping before gives the same", guess_before, same)
 
 # %% [markdown]
 # After `backward()` each rank has the average. So `clip_grad_norm_` finds the same norm on
-# each rank, the norm of one process, and nothing is sent.
+# each rank, the norm of one process, and nothing is sent. Clipped first, each rank's gradient
+# has a norm of at most 0.5, however large it was. The two gradients point in different
+# directions, so the norm of their average is below 0.5.
 #
 # **Evaluation.** Three ranks share 7 test images: by `DistributedSampler`, or each takes every
 # third image.

@@ -26,6 +26,15 @@ def seconds(gpus: list[torch.device], batch: int, parallel: bool) -> float:
     return vgpu.elapsed() - began
 
 
+def breakdown(gpus: list[torch.device], batch: int) -> dict[str, float]:
+    """What the first GPU's time in a step of DataParallel is used for, as fractions.
+
+    {"compute": …, "transfer": …, "bubble": …, "launch": …}, as of vgpu.Timeline.breakdown.
+    """
+    duration = seconds(gpus, batch, parallel=True)
+    return vgpu.timeline(since=vgpu.elapsed() - duration).breakdown(gpus[0])
+
+
 def speedup(gpus: list[torch.device], batch: int) -> float:
     """How many times as fast DataParallel on `gpus` is as the first GPU alone."""
     return seconds(gpus, batch, parallel=False) / seconds(gpus, batch, parallel=True)

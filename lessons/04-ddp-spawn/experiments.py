@@ -1,10 +1,17 @@
-"""How long noisy runs take: repeat them, and give the median and the range."""
+"""What processes do with a tensor; how long noisy runs take, repeated: median and range."""
 
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import torch
+
+
+def set_to_zero(rank: int, tensor: torch.Tensor) -> None:
+    """Set `tensor` to zero, in place. mp.spawn gives the rank, which is not used."""
+    tensor.zero_()
 
 
 def seconds(action: Callable[[], object], repeats: int = 5) -> list[float]:

@@ -1,6 +1,8 @@
 """A lesson's kernel: its imports, and errors of cells that are one sentence."""
 
+import linecache
 import multiprocessing
+import re
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -78,6 +80,11 @@ def _show(
         shown = GuessNeeded(
             f"No guess yet: run the cell above that assigns {error.name}, then this one."
         )
+    elif guess := _assigned_guess(trace):
+        shown = GuessNeeded(
+            f"{error.name} is not defined. If your answer is a text, write it in quotes, "
+            f'{guess} = "{error.name}", then run this cell again.'
+        )
     else:
         shown = error
         if _is_a_cells(trace, shell):
@@ -109,6 +116,17 @@ def _end_processes() -> Interrupted | None:
         f"Interrupted: the processes that this cell started ({len(ranks)}) have ended. "
         f"Run it again, or go on."
     )
+
+
+def _assigned_guess(trace: TracebackType | None) -> str | None:
+    """The name of the guess that the line which raised the error assigns, or None."""
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    if trace is None:
+        return None
+    line = linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    assignment = re.match(r"(guess\w*)\s*=[^=]", line)
+    return assignment[1] if assignment else None
 
 
 def _is_a_cells(trace: TracebackType | None, shell: "InteractiveShell") -> bool:

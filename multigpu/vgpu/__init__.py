@@ -168,17 +168,17 @@ def running(
 
 def elapsed() -> float:
     """Wait for all devices, and return the host's simulated seconds since start()."""
-    return _current().clock.synchronize()
+    return _machine.current().clock.synchronize()
 
 
 def computes() -> bool:
     """Whether the devices' tensors have numbers: False after start(compute=False)."""
-    return _current().compute
+    return _machine.current().compute
 
 
 def timeline(since: float = 0.0) -> Timeline:
     """The devices' events from `since`, in simulated seconds after start(), until now."""
-    machine = _current()
+    machine = _machine.current()
     end = machine.clock.synchronize()
     clock = machine.clock
     names = [str(device) for device in machine.devices]
@@ -192,7 +192,7 @@ def marked(text: str) -> AbstractContextManager[None]:
     With the name of a part, such as "quantise", the timeline's picture draws the operations in
     that part's colour; any other text is written in their boxes.
     """
-    return _notes.marked(_current().clock, text)
+    return _notes.marked(_machine.current().clock, text)
 
 
 def memory_held(
@@ -206,7 +206,7 @@ def memory_held(
     and "optimizer" is the tensors in the optimizer's state. "activations" are all other
     tensors on the device: inputs, outputs, and the tensors that autograd has saved.
     """
-    return usage.memory_held(_current(), model, optimizer)
+    return usage.memory_held(_machine.current(), model, optimizer)
 
 
 def devices() -> list[torch.device]:
@@ -221,11 +221,4 @@ def label() -> str:
     With nodes it names both links: "simulated: 4 × V100-16GB, 2 per node: NVLink2 inside,
     HDR200 between".
     """
-    return _current().label()
-
-
-def _current() -> Machine:
-    """The running machine. Raises UserError if there is none."""
-    if _machine.running() is None:
-        raise UserError("no virtual GPUs are running: call vgpu.start() first.")
-    return _machine.current()
+    return _machine.current().label()

@@ -118,6 +118,29 @@ def test_a_spread_has_the_median_and_the_range(experiments, tmp_path):
     assert text == "3,000 images/s (1,000 to 5,000, 3 times)"
 
 
+@pytest.mark.slow
+def test_mp_spawn_shares_a_tensors_memory_and_launch_call_copies_it(experiments):
+    weights = torch.ones(3)
+    launch.call(experiments.set_to_zero, 2, 0, weights)
+    assert torch.equal(weights, torch.ones(3))
+    torch.multiprocessing.spawn(experiments.set_to_zero, args=(weights,), nprocs=2)
+    assert torch.equal(weights, torch.zeros(3))
+
+
+@pytest.mark.slow
+def test_mp_spawn_cannot_find_a_function_of_a_cell():
+    """The last line of the process is that of unpickling the function elsewhere."""
+    define = "def hello(rank):\n    pass\n"
+    spawned = cell(f"import torch\n{define}torch.multiprocessing.spawn(hello, nprocs=2)")
+    assert spawned.returncode == 1
+    assert "ProcessExitedException: process " in spawned.stdout
+    pickled = run(sys.executable, "-c", f"import pickle\n{define}print(pickle.dumps(hello))")
+    load = f"import pickle; pickle.loads({pickled.stdout.strip()})"
+    (line,) = run(sys.executable, "-c", load).stdout.splitlines()[-1:]
+    assert "Can't get attribute 'hello' on <module '__main__'" in line
+    assert line in spawned.stdout.splitlines()
+
+
 # ---- launch.call ----
 
 

@@ -134,6 +134,20 @@ def test_totals_are_at_the_bars_ends():
     assert (shown[3], shown[-1]) == ("100", "21") and {"96", "20"} < set(shown), shown
 
 
+def test_an_empty_bar_has_room_for_its_sum():
+    bars = {**BARS, "c": {}}
+    axes = plots.stacked_bars(bars, "MiB", "title", totals=True, digits=1).axes[0]
+    assert [text.get_text() for text in axes.texts][-2:] == ["21.0", "0.0"]
+    low, high = sorted(axes.get_ylim())
+    assert low <= -0.4 and high >= 2.4, "bars are at 0, 1 and 2"
+
+
+def test_an_image_that_two_rows_share_is_inside_the_picture():
+    axes = plots.shards([[[0, 2, 4]], [[1, 3, 4]]], "title").axes[0]
+    assert axes.get_xlim() == (0, 5)
+    assert plots.shards([[[0, 2], [1, 0]]], "title").axes[0].get_xlim() == (0, 3)
+
+
 def test_a_dashed_curve_leaves_the_one_below_visible():
     figure = plots.lines(
         [1, 2], {"below": [1.0, 2.0], "above": [1.0, 2.0]}, "x", "y", "title", dashed="above"

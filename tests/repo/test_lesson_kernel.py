@@ -70,6 +70,13 @@ def test_a_guess_whose_cell_was_not_run(notebook):
     one_sentence(notebook.run("lesson.need(guess_never_run)"), "guess_never_run", "cell above")
 
 
+def test_a_guess_without_quotes(notebook):
+    cell = notebook.run("guess_x = 1\nguess_y = closer  # or farther")
+    one_sentence(cell, 'guess_y = "closer"')
+    cell = notebook.run("guess_x == closer")
+    assert "Run All Above" in cell.shown[-1], "no guess is assigned"
+
+
 def test_a_cell_run_out_of_order(notebook):
     cell = notebook.run("first_gpu + 1")
     assert cell.name == "NameError" and "Run All Above" in cell.shown[-1]

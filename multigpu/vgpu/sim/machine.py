@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from multigpu.errors import UserError
 from multigpu.vgpu.sim.clock import Clock
 from multigpu.vgpu.sim.cost import Costs
 from multigpu.vgpu.sim.memory import Meter
@@ -22,6 +23,10 @@ FORKED = (
     "multiprocessing, you must use the 'spawn' start method, and call vgpu.start() in the new "
     "process."
 )
+
+
+class NotRunning(UserError, RuntimeError):
+    """No virtual GPUs are running. A RuntimeError, as from torch without CUDA."""
 
 
 class Machine:
@@ -123,11 +128,13 @@ def running() -> Machine | None:
 def current() -> Machine:
     """The running machine.
 
-    Raises RuntimeError if no machine runs, or if another process started the machine and this
-    process is its fork.
+    Raises NotRunning if no machine runs, and RuntimeError if another process started the
+    machine and this process is its fork.
     """
     if _running is None:
-        raise RuntimeError("No virtual GPUs are running: call vgpu.start() first.")
+        raise NotRunning(
+            "no virtual GPUs are running: call multigpu.gpus(2), or vgpu.start(2), first."
+        )
     if _running.process != os.getpid():
         raise RuntimeError(FORKED)
     return _running
