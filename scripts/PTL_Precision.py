@@ -325,8 +325,8 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # )
 #
 #
-# def three_steps(strategy, count, precision):
-#     args = parse(["--accelerator", "vgpu", "--precision", precision])
+# def three_steps(strategy, count, precision, accelerator="vgpu"):
+#     args = parse(["--accelerator", accelerator, "--precision", precision])
 #     module = LitCNN(train, test, args, batch_size=64)
 #     where = {"strategy": strategy, "devices": count}
 #     trainer_of(args, max_steps=3, limit_val_batches=0, **where).fit(module)
@@ -469,8 +469,8 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 #
 # with warnings.catch_warnings(record=True) as caught:
 #     warnings.simplefilter("always")
-#     trainer_of(parse(["--accelerator", "cpu", "--precision", "16"]))
-# print(*{str(warning.message) for warning in caught}, sep="\n")
+#     three_steps("auto", 1, "16", "cpu")
+# print(*(warning.message for warning in caught), sep="\n")
 
 # %% [markdown]
 # ## Which one?

@@ -51,8 +51,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ## Predict first
 # Write your answers, then run the cell. The nodes have V100s, joined by NVLink inside a node
-# and by 10 Gb/s Ethernet between the nodes. Forward is in 4 micro-batches. A step has 8,192
-# images, or 4,096 if one node trains alone.
+# and by 10 Gb/s Ethernet between the nodes. A step has 8,192 images, or 4,096 if one node
+# trains alone. A replica divides its images into 4 micro-batches. Its stages exchange 90,000
+# activations for each image.
 #
 # The last guess is about a small model that one GPU can hold, and a faster network (HDR200,
 # InfiniBand with 200 Gb/s for each GPU).
@@ -229,8 +230,8 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 #
 #
 # by_ddp = launch.call(ddp_gradients, 2, Halves, images.chunk(2), labels.chunk(2))
-# for rank, gradients in enumerate(by_ddp):
-#     pairs = zip(gradients, serial.parameters())
+# for rank, own_gradients in enumerate(by_ddp):
+#     pairs = zip(own_gradients, serial.parameters())
 #     difference = max((own - weight.grad).abs().max().item() for own, weight in pairs)
 #     print(f"rank {rank}: all gradients equal to the serial ones: {difference < 1e-7}")
 

@@ -38,7 +38,7 @@ def draw_bits() -> "Figure":
         plots.box(axes, "weights", 1 + exponent, lane, fraction, f"fraction: {fraction}")
     names = [str(dtype).removeprefix("torch.") for dtype in TYPES]
     axes.set_yticks(range(len(TYPES)), names)
-    axes.set_xlim(0, 32)
+    axes.set_xlim(0, 32.1)
     return axes.figure
 
 
