@@ -79,7 +79,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ## Predict first
 # Write your answers, then run the cell. Memory and speed are those of a CNN with 4,096 hidden
-# units: 25.8 million weights, 98 MiB in fp32, trained by SGD with momentum. Memory counts
+# units: 25.7 million weights, 98 MiB in fp32, trained by SGD with momentum. Memory counts
 # weights, gradients, optimizer and [activations](../lessons/README.md#activation).
 
 # %% tags=["active-ipynb", "guess"]

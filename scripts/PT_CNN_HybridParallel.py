@@ -41,6 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import contextlib
 # import textwrap
 #
 # from multigpu import lesson, plots, vgpu
@@ -219,7 +220,8 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # %% tags=["active-ipynb"]
 # def ddp_gradients(halves, batches, classes):
 #     """In each rank: the gradients after DDP's backward with the rank's part of the batch."""
-#     world, gpus = set_up()
+#     with contextlib.redirect_stdout(None):  # not the line that announces virtual GPUs
+#         world, gpus = set_up()
 #     torch.manual_seed(0)
 #     model = DDP(halves(*gpus, 2))
 #     outputs = model(batches[world.rank].to(gpus[0]))
