@@ -41,6 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import contextlib
 # import textwrap
 #
 # from multigpu import lesson, plots, vgpu
@@ -51,13 +52,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ## Predict first
 # Write your answers, then run the cell. The nodes have V100s, joined by NVLink inside a node
-# and by a network between the nodes: 10 Gb/s Ethernet, if nothing else is said.
+# and by 10 Gb/s Ethernet between the nodes. A step has 8,192 images, or 4,096 if one node
+# trains alone. A replica divides its images into 4 micro-batches. Its stages exchange 90,000
+# activations for each image.
+#
+# The last guess is about a small model that one GPU can hold, and a faster network (HDR200,
+# InfiniBand with 200 Gb/s for each GPU).
 
 # %% tags=["active-ipynb", "guess"]
 # guess_memory = 4.4  # GiB that training needs for 1.1 billion weights in fp32 with Adam
 # guess_inside = 10  # times as fast: a replica's two stages on one node, not on two nodes
 # guess_two_nodes = 2  # times as fast as one node: both nodes, with 10 Gb/s Ethernet
-# guess_replicas = 1  # a model that fits: times as fast as 2 × 2: four replicas of one GPU
+# # The small model: four replicas (a GPU each), times as fast as two replicas of two stages
+# guess_replicas = 1
 
 # %% [markdown]
 # ## Step 1 · Does the model fit?
@@ -81,7 +88,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # ## Step 2 · Two stages
 # As in lesson 03, but the micro-batches are inside: the model takes a batch and returns its
-# outputs.
+# outputs. For the large model we cut after fc1 (`cut=3`), which halves the weights: fc1 has
+# 564 million, fc2 has 540 million.
 
 
 # %%
@@ -132,10 +140,14 @@ class Halves(CNN):
 # one_node = pipeline.images / pipeline.seconds
 # peaks = " and ".join(f"{peak:.1f}" for peak in pipeline.peak)
 # print(f"two stages on one node: {one_node:.0f} images/s simulated, peak {peaks} GiB")
+# print(f"stage 1: {pipeline.forward[0]:.1f} GiB of activations after forward,", end=" ")
+# print(f"at most {pipeline.update[0]:.1f} GiB in Adam's step")
 
 # %% [markdown]
-# Two stages fit, also with the activations and Adam's temporary tensors, which the peak
-# includes. They occupy one node. The second node is still idle.
+# Two stages fit, also at the peak, which is in backward: there are activations, their
+# gradients, and a micro-batch's gradients, as large as the weights, before they are added to
+# the sum. After backward these are gone. The stages occupy one node. The second node is still
+# idle.
 #
 # ## Step 3 · Two replicas of two stages, by hand
 # The second node gets a second replica, and each replica gets half of the batch. After
@@ -189,7 +201,7 @@ def average_twins(replicas: list[Halves]) -> None:
 
 
 # %%
-def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
+def set_up() -> tuple[launch.World, list[torch.device]]:
     world = launch.find_world(gpus_each=2)
     gpus = multigpu.gpus(2, world)
     store = rendezvous.open_store(world, gpus[0])
@@ -203,9 +215,34 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 
 
 # %% [markdown]
+# The one new line is `DDP(…)` (five seconds: two processes start):
+
+# %% tags=["active-ipynb"]
+# def ddp_gradients(halves, batches, classes):
+#     """In each rank: the gradients after DDP's backward with the rank's part of the batch."""
+#     with contextlib.redirect_stdout(None):  # not the line that announces virtual GPUs
+#         world, gpus = set_up()
+#     torch.manual_seed(0)
+#     model = DDP(halves(*gpus, 2))
+#     outputs = model(batches[world.rank].to(gpus[0]))
+#     F.cross_entropy(outputs, classes[world.rank].to(gpus[1])).backward()
+#     gradients = [weight.grad.cpu() for weight in model.parameters()]
+#     dist.destroy_process_group()
+#     return gradients
+#
+#
+# by_ddp = launch.call(ddp_gradients, 2, Halves, images.chunk(2), labels.chunk(2))
+# for rank, own_gradients in enumerate(by_ddp):
+#     pairs = zip(own_gradients, serial.parameters())
+#     difference = max((own - weight.grad).abs().max().item() for own, weight in pairs)
+#     print(f"rank {rank}: all gradients equal to the serial ones: {difference < 1e-7}")
+
+# %% [markdown]
 # ## Step 5 · Which GPUs hold the stages of one replica?
 # The four GPUs can hold two replicas of two stages in two ways: each replica on one node, or
-# each on both nodes. Two ranks simulate both ways with four networks (ten seconds).
+# each on both nodes. Two ranks simulate both ways with four networks (ten seconds): Ethernet
+# with 10 and 25 Gb/s; RoCE100, 100 Gb/s Ethernet that GPUs write to directly; HDR200,
+# InfiniBand with 200 Gb/s for each GPU.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_inside, guess_two_nodes)
@@ -225,7 +262,8 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 # lesson.compare("both nodes ÷ one node", guess_two_nodes, inside / one_node, unit="×")
 
 # %% [markdown]
-# Two nodes are *slower* than one. The timeline shows what the GPUs do meanwhile:
+# Two nodes are *slower* than one. The timeline shows what the GPUs do meanwhile. White in a
+# lane is time in which the GPU only waits for the transfer or all-reduce drawn below it.
 
 # %% tags=["active-ipynb"]
 # timeline = joined([steps[0] for steps in by_rank])
@@ -247,8 +285,24 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 #     print(f"{what:<11} {size / 1e9:.1f} GB, {seconds:.1f} s with {network.name}")
 
 # %% [markdown]
-# Count these bytes before you choose a layout. Here the layouts differ little, because the
-# batch is small for so many weights. A faster network is what changes the answer:
+# Count these bytes before you choose a layout. With 8,192 images there are fewer bytes of
+# gradients. The activations shrink with the batch, the gradients do not. So the same cell with
+# 4,096 images (five seconds):
+
+# %% tags=["active-ipynb"]
+# half = IMAGES // 2
+# ethernet = [("large", layout, "Ethernet10") for layout in layouts]
+# steps, _ = launch.call(layout_steps, 2, ethernet, Halves, images=half)
+# half_inside, half_across = (step.images / step.seconds for step in steps)
+# for count, ratio in ((IMAGES, inside / across), (half, half_inside / half_across)):
+#     sent = 2 * 4 * count * LARGE["hidden"] / 1e9
+#     faster, times = ("inside", ratio) if ratio > 1 else ("across", 1 / ratio)
+#     print(f"{count:,} images: gradients {gradients / 1e9:.1f} GB,", end=" ")
+#     print(f"activations {sent:.1f} GB: {faster} is {times:.1f} times as fast")
+
+# %% [markdown]
+# The layout that sends fewer bytes over the slow network wins. But is the second node worth
+# it? A faster network changes that answer:
 
 # %% tags=["active-ipynb"]
 # # Gigabytes per second and node. With HDR200 each GPU has its own adapter.
@@ -267,7 +321,8 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 # %% [markdown]
 # ## A model that fits
 # The same four GPUs, with the best of these networks and a model that needs no stages: lesson
-# 03's CNN with 320 hidden units. Now four replicas can run. Are they faster than 2 × 2?
+# 03's CNN with 320 hidden units. Now four replicas can run. Are they faster than 2 × 2, two
+# replicas of two stages? (Five seconds.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_replicas)
@@ -283,7 +338,8 @@ def set_up(args: argparse.Namespace) -> tuple[launch.World, list[torch.device]]:
 # %% [markdown]
 # Stages divide the weights. They do not divide the activations: with half as many replicas,
 # each replica takes twice as many images. Stages also wait for each other. So take as few
-# stages as the memory allows, keep them inside a node, and use replicas for the other GPUs.
+# stages as the memory allows, and use replicas for the other GPUs. Let the smaller message
+# cross the slow network: gradients (stages inside a node), or activations (stages across).
 #
 # ## Step 6 · Train and evaluate
 # As in lesson 05, but images go to the first GPU of the rank, and labels to its second. The
@@ -338,7 +394,7 @@ def accuracy(model: Halves, test: TensorDataset, world: launch.World) -> float:
 
 # %%
 def main(args: argparse.Namespace) -> None:
-    world, gpus = set_up(args)
+    world, gpus = set_up()
     serial_device = devices.serial_device(gpus, exact=args.prove)
     with rendezvous.fail_together(world):
         batch = flags.split_batch(args.batch_size, world.size, args.micro_batches)
@@ -412,7 +468,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# Two ranks, four GPUs. On two nodes of a cluster: `sbatch slurm/PT_CNN_HybridParallel.slurm`.
+# Two ranks, four GPUs (ten seconds). On two nodes of a cluster:
+# `sbatch slurm/PT_CNN_HybridParallel.slurm`.
 
 # %% tags=["active-ipynb"]
 # torchrun = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"

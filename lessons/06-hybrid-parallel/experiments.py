@@ -43,7 +43,9 @@ class Step(NamedTuple):
     seconds   simulated; None if the step did not fit
     images    the images of the step, over all ranks
     peak      the highest GiB on each of the rank's GPUs
-    held      the GiB by use on each of them, after backward, without uses below 0.01 GiB
+    held      the GiB by use on each of them, after backward, without uses below 0.1 GiB
+    forward   the GiB of activations on each of them at the end of forward
+    update    the highest GiB on each of them during the optimizer's step
     error     the text of the OutOfMemoryError, or ""
     timeline  the step's timeline, with a lane for each of the rank's GPUs
     """
@@ -52,6 +54,8 @@ class Step(NamedTuple):
     images: int
     peak: list[float]
     held: list[dict[str, float]]
+    forward: list[float]
+    update: list[float]
     error: str
     timeline: vgpu.Timeline
 
@@ -65,17 +69,20 @@ def one_process(
     the first GPU. `memory` is each GPU's capacity, by default that of `gpu`.
     """
     with vgpu.running(2, gpu=gpu, memory=memory, compute=False) as gpus:
-        return _third_step("large", halves, gpus if halves else gpus[:1], 1)
+        return _third_step("large", halves, gpus if halves else gpus[:1], 1, IMAGES // 2)
 
 
 def layout_steps(
-    cases: list[tuple[str, str, str]], halves: type, gpu: str = "V100-16GB"
+    cases: list[tuple[str, str, str]],
+    halves: type,
+    gpu: str = "V100-16GB",
+    images: int = IMAGES,
 ) -> list[Step]:
     """In each rank: the third step with Adam for each case (a model, a layout, a network).
 
     A model is a name in MODELS, a layout one in LAYOUTS, and a network between the nodes one
-    in vgpu.NETWORKS. Run it with launch.call, in as many processes as the layouts have ranks:
-    four for "four replicas", otherwise two.
+    in vgpu.NETWORKS. A step has `images` over all ranks. Run it with launch.call, in as many
+    processes as the layouts have ranks: four for "four replicas", otherwise two.
     """
     world = launch.find_world()
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -91,15 +98,17 @@ def layout_steps(
                 world_size=world.size,
             )
             own = [gpus[index] for index in LAYOUTS[layout](world.rank)]
-            steps.append(_third_step(model, halves, own, world.size))
+            steps.append(_third_step(model, halves, own, world.size, images))
             dist.destroy_process_group()
     return steps
 
 
-def _third_step(name: str, halves: type | None, gpus: list[torch.device], ranks: int) -> Step:
+def _third_step(
+    name: str, halves: type | None, gpus: list[torch.device], ranks: int, images: int
+) -> Step:
     first, last = gpus[0], gpus[-1]
-    images = IMAGES if ranks > 1 else IMAGES // 2
     seconds, held, error, began = None, [], "", 0.0
+    peak, forward, update = [], [], []
     try:
         with torch.device("meta"):
             if len(gpus) == 1:
@@ -116,18 +125,31 @@ def _third_step(name: str, halves: type | None, gpus: list[torch.device], ranks:
         for _ in range(3):  # the first two warm up
             began = vgpu.elapsed()
             optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
+            loss = F.cross_entropy(model(inputs), labels)
+            after_forward = vgpu.memory_held(model, optimizer)
+            loss.backward()
             by_gpu = vgpu.memory_held(model, optimizer)
+            before_update = _peaks(gpus)
+            for gpu in gpus:
+                torch.vgpu.reset_peak_memory_stats(gpu)
             optimizer.step()
+            update = _peaks(gpus)
+            peak = [max(pair) for pair in zip(before_update, update, strict=True)]
         seconds = vgpu.elapsed() - began
         held = [
-            {use: n / GIB for use, n in by_gpu[gpu].items() if n > GIB / 100} for gpu in gpus
+            {use: n / GIB for use, n in by_gpu[gpu].items() if n > GIB / 10} for gpu in gpus
         ]
+        forward = [after_forward[gpu]["activations"] / GIB for gpu in gpus]
     except torch.OutOfMemoryError as failure:
         error = str(failure)
-    peak = [torch.vgpu.max_memory_allocated(gpu) / GIB for gpu in gpus]
+        peak = _peaks(gpus)
     timeline = _only_lanes(vgpu.timeline(since=began), [gpu.index for gpu in gpus])
-    return Step(seconds, images, peak, held, error, timeline)
+    return Step(seconds, images, peak, held, forward, update, error, timeline)
+
+
+def _peaks(gpus: list[torch.device]) -> list[float]:
+    """The highest GiB on each of `gpus` since they started, or since the last reset."""
+    return [torch.vgpu.max_memory_allocated(gpu) / GIB for gpu in gpus]
 
 
 def _only_lanes(timeline: vgpu.Timeline, gpus: list[int]) -> vgpu.Timeline:

@@ -206,6 +206,26 @@ def test_the_experiments(two):
     assert held["bf16", 64] > held["32", 64] and held["bf16", 4096] < held["32", 4096]
 
 
+def test_16_bit_slows_an_h100_at_a_small_batch_and_helps_an_a100_most_at_a_large_one():
+    """The simulated times that the notebook and the page explain."""
+    sys.path.insert(0, str(ROOT / "lessons" / "11-precision"))
+    from experiments import speedups
+
+    v100, a100, h100 = (
+        speedups(gpu, (64, 4096)) for gpu in ("V100-16GB", "A100-40GB", "H100-80GB")
+    )
+    assert h100[0] < 0.9 < v100[0] and a100[0] < 1.2
+    assert a100[1] > h100[1] > v100[1] > 4
+
+
+def test_the_page_shows_no_answer_before_its_results():
+    """The bars of the memory are the answers to two guesses of the notebook."""
+    page = (ROOT / "lessons" / "11-precision" / "README.md").read_text()
+    before, results = page.split("Read this after the notebook")
+    assert "memory.png" not in before and "memory.png" in results
+    assert "bits.png" in before
+
+
 def test_the_title_of_the_speeds_is_computed_from_them():
     sys.path.insert(0, str(ROOT / "lessons" / "11-precision"))
     from experiments import draw_speedups

@@ -285,6 +285,25 @@ def test_the_number_of_a_micro_batch_is_written_in_its_box():
     assert 1.0 < number.get_position()[0] < 2.0
 
 
+def test_a_label_that_names_the_contents_does_not_repeat_them():
+    """DDP's all-reduce begins at the moment in which a stage sends its last gradients."""
+    send = Event(0, "transfer", "backward", "copy", 4.0, 4.1, 1)
+    reduce = Event(0, "collective", "backward", "allreduce", 4.0, 9.0)
+    notes = {send: "gradients"}
+    timeline = Timeline([send, reduce], ["GPU 0", "GPU 1"], 0.0, 10.0, "simulated", notes)
+    texts = [text.get_text() for text in timeline.plot().axes[0].texts]
+    assert "all-reduce: gradients" in texts
+    assert not any(";" in text for text in texts)
+
+
+def test_the_share_beside_a_lane_has_the_name_that_is_in_the_legend():
+    timeline = by_hand((0, "transfer", 0, 1, 1), (0, "collective", 1, 9, None),
+                       (1, "transfer", 0, 8, -1))  # fmt: skip
+    texts = [text.get_text() for text in timeline.plot().axes[0].texts]
+    assert "busy 0%\ncollective 90%" in texts
+    assert "busy 0%\ntransfer 80%" in texts
+
+
 def test_marked_operations_have_the_look_of_the_part(two):
     x = torch.ones(100, 100, device=two[0])
     with vgpu.marked("quantise"):

@@ -228,14 +228,14 @@ def _draw_bands(
 def _joined(labels: list[tuple[float, str]], character: float) -> list[tuple[float, str]]:
     """The labels (left edge, text), with those joined that would cover each other.
 
-    A label that repeats the one before is left out. `character` is a character's width.
+    A label that the one before contains is left out. `character` is a character's width.
     """
     joined: list[tuple[float, list[str]]] = []
     for left, text in labels:
         if not text or (joined and joined[-1][1][-1] == text):
             continue
         if joined and left < joined[-1][0] + character * len("; ".join(joined[-1][1])):
-            if text not in joined[-1][1]:
+            if not any(text in shown for shown in joined[-1][1]):
                 joined[-1][1].append(text)
         else:
             joined.append((left, [text]))
@@ -267,10 +267,16 @@ def _contents_label(
 
 
 def _write_share(axes: "Axes", timeline: "Timeline", lane: int) -> None:
-    """Write beside a lane how long it computes, and why it mostly does not."""
+    """Write beside a lane how long it computes, and why it mostly does not.
+
+    Transfers and collectives are one reason, named by the kind that takes more of the time.
+    """
     shares = timeline.breakdown(lane)
     reason = max(REASONS, key=lambda name: shares[name])
-    text = f"busy {shares['compute']:.0%}\n{reason} {shares[reason]:.0%}"
+    name = reason
+    if reason == "transfer":
+        name = max(COMMUNICATION, key=lambda kind: timeline.busy(lane, kind))
+    text = f"busy {shares['compute']:.0%}\n{name} {shares[reason]:.0%}"
     axes.text(
         1.005,
         lane + COMPUTATION[0] + COMPUTATION[1] / 2,
