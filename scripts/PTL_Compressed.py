@@ -40,7 +40,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% tags=["active-ipynb", "guess"]
 # guess_error = 0.1  # largest error of a byte, in % of the numbers' range
 # guess_fewer = 2  # how many times fewer bytes than ddp does bytegrad send?
-# guess_adam = 0.0  # in one process qadam sends nothing: its largest distance from Adam?
+# # In one process qadam sends nothing. After ten epochs, the largest difference between one of
+# # its weights and the same weight of Adam? (Most weights are about 0.04.)
+# guess_adam = 0.0
 # guess_faster = 4  # how many times as fast is bytegrad's step over 100 Mbit/s?
 
 # %% [markdown]
@@ -105,12 +107,17 @@ def to_numbers(levels: torch.Tensor, low: float, high: float) -> torch.Tensor:
 #   they change slowly. The variance is not sent: after a *warm-up* of exact Adam steps, ten
 #   here, it is frozen.
 #
-# One step of bytegrad over 10 Gbit/s, simulated (`lessons/10-strategies/picture.py`): less
-# time for the link, more for quantising.
+# One step of ddp and of bytegrad on two V100s over 10 Gbit/s, simulated by
+# `lessons/10-strategies/picture.py` (a larger CNN: 2 million weights, 8 MB of gradients, 1,024
+# images per rank). bytegrad needs less time for the link, and more for *quantising*, which is
+# computing the bytes. *All-to-all* sends them to the owners, *all-gather* sends the means:
 #
-# ![One step of two compressed strategies](../lessons/10-strategies/compressed.png)
+# ![One step of ddp and of bytegrad](../lessons/10-strategies/compressed.png)
 #
 # ## Step 2 · Train
+# Ten epochs with ddp, bytegrad and qadam on two ranks, and then in one process, to compare. It
+# takes about half a minute, longer on a busy machine. ddp and bytegrad use SGD with momentum;
+# qadam uses its own optimizer, QAdam.
 
 
 # %%
@@ -123,7 +130,7 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_fewer)
+# lesson.need(guess_fewer, guess_adam)
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_Compressed.py --prove --out results/10-compressed
 
 # %% tags=["active-ipynb"]
@@ -136,12 +143,14 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # `from serial` compares bytegrad with SGD in one process, and qadam with QAdam in one process:
-# that has the frozen variance, too, but sends nothing. So it is the cost of the bytes. From
-# Adam, qadam is further away. Is that the cost of the bytes, or of the frozen variance?
+# that has the frozen variance, too, but sends nothing. So for both, `from serial` shows what
+# rounding to bytes costs. qadam is further from Adam than from QAdam. Is the rest of the
+# distance the cost of the frozen variance?
 #
 # ## Step 3 · What makes qadam differ from Adam?
 # `qadam_in_one_process` trains with QAdam and with Adam, each in one process, and returns the
-# largest difference between two weights. Nothing is sent, so nothing is rounded to bytes.
+# largest difference between two weights. Nothing is sent, so nothing is rounded to bytes. It
+# takes some seconds.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_adam)
@@ -157,7 +166,8 @@ if __name__ == "__main__":
 # ## Step 4 · A slow link
 # As root, this cell joins two network namespaces by a link of 100 Mbit/s, and measures the
 # steps of one epoch; otherwise it predicts them. The model has 540,362 weights here, so that
-# sending takes longer than computing. The times depend on this machine.
+# sending takes longer than computing. The times depend on this machine; the table comes after
+# about half a minute.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_faster)
@@ -174,15 +184,22 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # The time falls less than the bytes. bytegrad computes its bytes, and sends twice, one after
-# the other. On a fast link this costs more than it saves. `benchmarks/link.py` measures it
-# with other sizes of the model, five times each.
+# the other. On a fast link this costs more than it saves. Which link is fast depends on how
+# long the processor needs for its part:
+#
+# - **Two processes on CPUs**: ddp won each of three runs at 1 Gbit/s, on a busy machine.
+#   Exercise 6 repeats it on yours.
+# - **The simulated V100s** of the picture compute the bytes so fast that bytegrad wins at 10
+#   and 50 Gbit/s. At 100 Gbit/s ddp wins.
+#
+# `benchmarks/link.py` measures it with other sizes of the model, five times each.
 #
 # ## Which one?
 # | You have | Take |
 # |---|---|
 # | a slow network, a large model, SGD | `bagua:bytegrad` |
 # | the same, Adam | `bagua:qadam`, with a warm-up long enough for Adam's variance |
-# | a fast network | `ddp` |
+# | a network that is fast for your processor: see above | `ddp` |
 #
 # Compressed or not, in each step every rank waits for all others. The next notebook is about
 # strategies that do not.

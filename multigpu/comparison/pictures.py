@@ -31,7 +31,8 @@ def bytes_picture(rows: dict[str, dict]) -> "Figure":
         name + ("" if amount else ": 0"): {"sent": amount} for name, amount in sent.items()
     }
     source = "predicted" if predicted else "counted by the kernel"
-    unit = f"kB per step and rank (async: per round), {source}"
+    rounds = " (async: per round)" if "bagua:async" in rows else ""
+    unit = f"kB per step and rank{rounds}, {source}"
     return plots.stacked_bars(bars, unit, title)
 
 

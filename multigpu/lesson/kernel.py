@@ -2,6 +2,7 @@
 
 import linecache
 import multiprocessing
+import os
 import re
 import sys
 from types import TracebackType
@@ -23,8 +24,9 @@ def setup(slug: str) -> None:
 
     `from experiments import …` then imports lessons/SLUG/experiments.py. In IPython a
     `!command` that fails raises an error, so that the cells below do not run; an interrupted
-    one ends with all processes that it started; and a NameError says that a cell above may not
-    have run. Outside IPython only the import is prepared. A second call changes nothing.
+    one ends with all processes that it started; and a NameError, or a missing file whose path
+    is relative, says that a cell above may not have run. Outside IPython only the import is
+    prepared. A second call changes nothing.
 
     Raises UserError if there is no such lesson.
     """
@@ -59,7 +61,8 @@ def _prepare(shell: "InteractiveShell") -> None:
     # ipykernel sets its own handler of SIGINT before each cell.
     shell.events.register("pre_run_cell", deferred.install)
     shell.events.register("pre_run_cell", _remember_processes)
-    shell.set_custom_exc((NameError, CalledProcessError, KeyboardInterrupt), _show)
+    kinds = (NameError, FileNotFoundError, CalledProcessError, KeyboardInterrupt)
+    shell.set_custom_exc(kinds, _show)
 
 
 def _show(
@@ -73,6 +76,13 @@ def _show(
     shown: BaseException
     if isinstance(error, KeyboardInterrupt):
         shown = _end_processes() or error
+    elif isinstance(error, FileNotFoundError):
+        shown = error
+        if _is_a_cells(trace, shell) and _is_relative(error.filename):
+            shown = UserError(
+                f"there is no file {error.filename}. If a cell above writes it, run that one "
+                f"first: Run > Run All Above Selected Cell."
+            )
     elif not isinstance(error, NameError):
         # Of `lines = !command` IPython prints nothing.
         shown = UserError(f"{error} Run it without `lines =` to see why.")
@@ -130,7 +140,16 @@ def _assigned_guess(trace: TracebackType | None) -> str | None:
 
 
 def _is_a_cells(trace: TracebackType | None, shell: "InteractiveShell") -> bool:
-    """Whether the code that raised the error was written in a cell."""
-    while trace and trace.tb_next:
+    """Whether a cell's code raised the error, itself or in a call that opens a file."""
+    raised_in: dict[str, object] = {}
+    while trace:
+        frame = trace.tb_frame.f_globals
+        # IPython has its own `open`, which a cell calls.
+        if frame.get("__name__", "").partition(".")[0] not in ("pathlib", "IPython", "io"):
+            raised_in = frame
         trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_globals is shell.user_global_ns
+    return raised_in is shell.user_global_ns
+
+
+def _is_relative(name: object) -> bool:
+    return isinstance(name, str | os.PathLike) and not os.path.isabs(name)

@@ -129,6 +129,19 @@ def test_the_ring_by_hand_sends_what_gloo_sends():
             assert by_gloo == pytest.approx(4 * 3840 * share, rel=0.12)
 
 
+def test_a_ring_that_mixes_up_its_chunks_differs_from_gloo():
+    right = exact.ring
+
+    def mixed(vector):
+        return torch.cat(right(vector).chunk(2)[::-1])
+
+    def compared(numbers):
+        exact.count_ring.__globals__["ring"] = mixed
+        return exact.count_ring(numbers)
+
+    assert not any(equal for *_, equal in launch.call(compared, 2, 3840))
+
+
 def test_bytes_by_hand_are_half_an_interval_off_at_most():
     numbers = torch.linspace(-2, 5, 1001)
     levels, low, high = compressed.to_bytes(numbers)

@@ -23,6 +23,13 @@ def test_the_bars_of_bytes_are_what_the_strategies_send(device, source):
     assert "4.0 times" in axes.get_title()
 
 
+@pytest.mark.parametrize("name", ["bagua:async", "bagua:qadam"])
+def test_only_async_has_bytes_per_round(name):
+    some = rows("cpu") | {name: rows("cpu")["ddp"]}
+    (axes,) = bytes_picture(some).axes
+    assert ("round" in axes.get_xlabel()) == (name == "bagua:async")
+
+
 def test_the_bars_of_strategies_that_send_the_same_say_so():
     same = {
         name: {"device": "cpu", "bytes_counted": size}

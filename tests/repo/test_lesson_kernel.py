@@ -84,6 +84,27 @@ def test_a_cell_run_out_of_order(notebook):
     assert cell.name == "NameError" and "Run All Above" not in "".join(cell.shown)
 
 
+@pytest.mark.parametrize(
+    "read", ["Path('results/none.json').read_text()", "open('results/none.json')"]
+)
+def test_a_file_that_a_cell_above_writes(notebook, read):
+    cell = notebook.run(f"from pathlib import Path\n{read}")
+    assert cell.name == "UserError"
+    one_sentence(cell, "results/none.json", "Run All Above")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "Path('/none.json').read_text()",  # no cell writes it
+        "import runpy; runpy.run_path('none.py')",  # not opened by the cell itself
+    ],
+)
+def test_another_missing_file_keeps_its_traceback(notebook, read):
+    cell = notebook.run(f"from pathlib import Path\n{read}")
+    assert cell.name == "FileNotFoundError" and "Run All Above" not in "".join(cell.shown)
+
+
 def test_the_first_cell_run_twice(notebook):
     again = "from multigpu import lesson; lesson.setup('02-data-parallel')"
     assert not notebook.run(again).error
