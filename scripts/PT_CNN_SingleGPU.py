@@ -2,7 +2,7 @@
 # # 01 · One GPU first: baseline, data loading, where the time goes
 # **The question.** Training is too slow. Would a second GPU help, and with what?
 #
-# You need Python and a little PyTorch, but no GPU: everything here runs on the CPU. This first
+# You need Python and a little PyTorch, but no GPU. Everything here runs on the CPU. This first
 # lesson also explains words that all other lessons use: the
 # [glossary](../lessons/README.md#words) has them.
 
@@ -93,7 +93,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     print(f"step {step}: images {tuple(images.shape)}, loss {loss.item():.2f}")
 
 # %% [markdown]
-# 64 images, 1 channel (grey), 8×8 pixels. Real training takes another batch in each step. In
+# 64 images, 1 channel (grey), 8×8 pixels. Real training reads a new batch in each step. In
 # an *epoch* each image is read once: 1,437 images in batches of 64 are 23 steps.
 #
 # ## Predict first
