@@ -124,9 +124,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     return DataLoader(train, batch_size=64, shuffle=True, generator=order)
 
 # %% [markdown]
-# A *Trainer* owns the loop, and calls these methods. If there are several ranks, it does what
-# lesson 05 did: rank 0's weights for all, a [sampler](../lessons/README.md#sampler) that gives
-# each rank its shard of the images, and the average of the gradients by an
+# A *Trainer* owns the loop, and calls these methods. If there are several ranks, it also does
+# what lesson 05 did: `shard` makes a [sampler](../lessons/README.md#sampler) that gives each
+# rank its shard of the images, and `average` averages the gradients by an
 # [all-reduce](../lessons/README.md#all-reduce).
 
 # %% tags=["active-ipynb"]
@@ -235,16 +235,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("what rank 0 logs", guess_logged, own)
 
 # %% [markdown]
-# **Nothing was changed, and it is another training**: 24 steps instead of 46. Each rank loads
-# 64 images, so a step sees 128, and an epoch has about half of the steps. The weights are not
-# those of one device. The seeds did no harm, because DDP copies rank 0's weights to all ranks.
-# What a rank logs is its own loss, unless you ask for the mean.
+# **Only `devices` was changed, and it is a different training**: 24 steps instead of 46. Each
+# rank loads 64 images, so a step sees 128, and an epoch has about half of the steps. The
+# weights are not those of one device. The different seeds change nothing, because DDP copies
+# rank 0's weights to all ranks. What a rank logs is its own loss, unless you ask for the mean.
 #
 # ## What else a Trainer calls
 # The real Trainer also calls *hooks*: methods with fixed names, at fixed moments of the run. A
 # module can define them. A *callback* is an object with hooks that you pass to the Trainer, so
 # that code which is not about the model (a table, a checkpoint) stays out of the module. This
-# callback has the hooks of training, and writes down their order:
+# callback has the hooks of training, and records their order:
 
 # %% tags=["active-ipynb"]
 # order = []
@@ -265,9 +265,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # ## The program
 # ### Step 1 · The module
-# The script must give the same weights on one device and on two. One part of lesson 05 stays
-# yours for that: DDP averages over *ranks*, but we want the mean over *images*, and in the
-# last batch the sampler repeats some images, which must not count.
+# The script must give the same weights on one device and on two. For that, one part of lesson
+# 05 stays in your module: DDP averages over *ranks*, but we want the mean over *images*, and
+# in the last batch the sampler repeats some images, which must not count.
 
 
 # %%
@@ -317,8 +317,8 @@ class LitCNN(L.LightningModule):
 # A *data module* has the methods about data: `prepare_data` runs on one rank of each node,
 # `setup` on every rank. Here `batch_size` is the global batch, and each rank loads its part of
 # it. If there are several ranks, the Trainer replaces `shuffle=True` by a
-# `DistributedSampler`, which has another order. It keeps a sampler of your own. So this data
-# module makes one, and one device reads the images in the same order as two.
+# `DistributedSampler`, which has another order. It does not replace a sampler of your own. So
+# this data module makes a sampler, and one device reads the images in the same order as two.
 
 
 # %%
@@ -431,8 +431,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## What has moved
-# The statements of lesson 05's script and of this one, by subject. The library's are not
-# counted, nor is the callback `Table`, which is a file of the library.
+# The statements of lesson 05's script and of this one, by subject. The library's statements
+# are not counted; the callback `Table` is in the library.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_left)

@@ -5,8 +5,8 @@
 # should each process compute its micro-batches?
 #
 # The processes are [ranks](../lessons/README.md#rank). Each rank computes one
-# [stage](../lessons/README.md#stage), as each GPU did in the first part. But autograd ends
-# where the process ends: it sends no gradients to another rank.
+# [stage](../lessons/README.md#stage), as each GPU did in the first notebook. But autograd
+# works inside one process: it sends no gradients to another rank.
 
 # %% jupyter={"source_hidden": true}
 import argparse
@@ -153,7 +153,7 @@ def last_stage(
 
 # %% [markdown]
 # Two processes with [gloo](../lessons/README.md#gloo), and 8 micro-batches of 8 images. Are
-# the gradients those of one process on the whole batch?
+# the gradients equal to those of one process with the whole batch?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_gpipe)
@@ -196,7 +196,7 @@ def last_stage(
 # %% [markdown]
 # ## Step 3 · 1F1B by hand
 # Only the order changes. Rank 1 goes backward with each micro-batch at once. Rank 0 is one
-# micro-batch ahead, so that rank 1 has its next one when it needs it.
+# micro-batch ahead, so that the next activations are there when rank 1 needs them.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_1f1b)
@@ -226,9 +226,9 @@ def last_stage(
 # ## Step 4 · torch's tool
 # `torch.distributed.pipelining` has both orders, for any number of stages. It is also safe
 # with [NCCL](../lessons/README.md#nccl), and the functions above are not: NCCL executes the
-# messages between two ranks one after the other, and each waits for the other side. In 1F1B
-# both ranks send before they receive, so they can wait for ever. The tool gives NCCL the send
-# and the receive in one batch.
+# messages between two ranks one after the other, and each message waits until both ranks take
+# part in it. In 1F1B both ranks send before they receive, so they can wait for ever. The tool
+# gives NCCL the send and the receive in one batch.
 
 
 # %%
@@ -251,9 +251,10 @@ def schedule(
 # %% [markdown]
 # ## Is 1F1B faster?
 # Each rank has a [virtual GPU](../lessons/README.md#virtual-gpu), and simulates a step of the
-# first part's wide CNN: 8 micro-batches of 512 images. Two cases have equal stages instead,
-# with 16 linear layers each. With a free link the messages take no time. The formula for the
-# [bubble](../lessons/README.md#bubble), with two stages, is 1/(m + 1).
+# first notebook's wide CNN: 8 micro-batches of 512 images. Two cases have equal stages
+# instead, with 16 linear layers each. With a free link the messages take no time. With two
+# stages and m micro-batches, the formula for the [bubble](../lessons/README.md#bubble) is
+# 1/(m + 1).
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_equal, guess_nvlink)
@@ -336,13 +337,14 @@ def schedule(
 # 1F1B saves memory, not time. By hand, rank 0 keeps the activations of 2 micro-batches instead
 # of 8. The rest of the peak is the images, and what one backward needs. torch's tool has a
 # buffer for the gradient of each micro-batch, with both orders; by hand there is one buffer.
-# The meter counts the tensors alone: as in the first part, a real GPU needs more.
+# The meter counts the tensors alone. A real GPU needs more, as in the first notebook.
 #
 # ## Step 5 · Train
-# The first rank passes in the images, the last one the labels: all ranks read the data in the
-# same order. The schedule's `step` sends activations to the next rank and gradients back, and
-# calls `backward` for each micro-batch. All micro-batches must have the same shape, so a
-# smaller last batch is padded, with labels of −100, which the loss ignores.
+# The first rank passes the images to the schedule, and the last one the labels. So all ranks
+# must read the data in the same order. The schedule's `step` sends activations to the next
+# rank and gradients back, and calls `backward` for each micro-batch. All micro-batches must
+# have the same shape, so a smaller last batch is padded, with labels of −100, which the loss
+# ignores.
 
 
 # %%

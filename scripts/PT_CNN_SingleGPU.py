@@ -2,8 +2,9 @@
 # # 01 · One GPU first: baseline, data loading, where the time goes
 # **The question.** Training is too slow. Would a second GPU help, and with what?
 #
-# You need Python and a little PyTorch, but no GPU: everything here runs on the CPU. This first
-# lesson also explains words that all others use; [this list](../lessons/README.md) has them.
+# You need Python and a little PyTorch, but no GPU. Everything here runs on the CPU. This first
+# lesson also explains words that all other lessons use: the
+# [glossary](../lessons/README.md#words) has them.
 
 # %% jupyter={"source_hidden": true}
 import argparse
@@ -92,7 +93,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     print(f"step {step}: images {tuple(images.shape)}, loss {loss.item():.2f}")
 
 # %% [markdown]
-# 64 images, 1 channel (grey), 8×8 pixels. Real training takes another batch in each step. In
+# 64 images, 1 channel (grey), 8×8 pixels. Real training reads a new batch in each step. In
 # an *epoch* each image is read once: 1,437 images in batches of 64 are 23 steps.
 #
 # ## Predict first
@@ -167,7 +168,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # `launch` returns at once, so without `synchronize` the clock shows how long it takes to fill
 # the queue. With one `synchronize` at the end the sum is right, but all of it is counted as
 # the update. An operation that needs a number from the GPU, such as `loss.item()`, waits for
-# the queue, too: it seems slow, but the work before it is.
+# the queue, too. It seems slow, but its time is that of the work before it.
 #
 # So wait for the device before each reading of the clock. Also leave out the first steps,
 # which allocate memory and choose kernels (the GPU's programs), and take the median of many.
@@ -299,10 +300,11 @@ def loader_of(
 # 32 images take more than half the time of 64, and an image costs most in a small batch.
 #
 # ## How much faster could two GPUs be?
-# With two GPUs, each goes forward and backward with half of the batch. The rest stays: one
-# process reads all images, and each GPU updates all weights. *Amdahl's law*: if a share *s* of
-# the time stays and the rest is divided by *n*, the time becomes *s* + (1 − *s*)/*n*. So the
-# training is at most 1 / (*s* + (1 − *s*)/*n*) times as fast, and for any *n* less than 1/*s*.
+# With two GPUs, each goes forward and backward with half of the batch. The rest stays as it
+# is: one process reads all images, and each GPU updates all weights. *Amdahl's law*: if a
+# fraction *s* of the time stays and the rest is divided by *n*, the time becomes *s* + (1 −
+# *s*)/*n*. So the training is at most 1 / (*s* + (1 − *s*)/*n*) times as fast, and for any *n*
+# less than 1/*s*.
 
 # %% tags=["active-ipynb"]
 # # NBVAL_IGNORE_OUTPUT
@@ -391,9 +393,9 @@ def loader_of(
 # reading: workers only cost the time to start and to send the batches.
 #
 # ## Which operations take the time?
-# `phases` shows which part of a step is slow, `torch.profiler` which operations. Recording
-# them makes a step slower, so compare its times only with each other. The batches are read
-# beforehand. The *trace* shows what ran when: open it at ui.perfetto.dev.
+# `phases` shows which part of a step is slow; `torch.profiler` shows which operations are.
+# Recording them makes a step slower, so compare its times only with each other. The batches
+# are read beforehand. The *trace* shows what ran when: open it at ui.perfetto.dev.
 
 
 # %%
@@ -436,7 +438,7 @@ def profiled(
 # ## Train
 # `loss.item()` in each step would make the host wait for the GPU, so the sum of the losses
 # stays on the device until the epoch's end. The *test set* has 360 other images. The
-# *accuracy* is the part of them that the model recognizes.
+# *accuracy* is the fraction of them that the model recognizes.
 
 
 # %%
@@ -538,8 +540,9 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# The baseline for all lessons. Each lesson ends with a *proof*: it compares the weights with
-# those of a *serial* run, a plain loop in one process. Here that loop has no DataLoader.
+# This run is the baseline for all lessons. Each lesson ends with a *proof*: it compares the
+# weights with those of a *serial* run, a plain loop in one process. Here that loop has no
+# DataLoader.
 
 # %% tags=["active-ipynb"]
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_SingleGPU.py --prove --out results/01
@@ -547,10 +550,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Would a second GPU help?
 # 1. Measure the parts of a step, with `synchronize`, warm-up and repeats.
-# 2. The GPU waits for data: use workers.
-# 3. The step is so short that fixed costs fill it: use a larger batch.
-# 4. The GPU computes nearly all the time: Amdahl's law says how much a second GPU can give.
-#    The next lessons show what it does give.
+# 2. If the GPU waits for data, use workers.
+# 3. If a step is so short that its fixed costs dominate, use a larger batch.
+# 4. If the GPU computes nearly all the time, Amdahl's law says how many times as fast two GPUs
+#    are at most. The next lessons show how fast they really are.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("01 one GPU", "results/01"))  # for the table of all routes

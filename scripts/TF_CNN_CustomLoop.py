@@ -129,7 +129,7 @@ def make(
 
 # %% [markdown]
 # ## Step 3 · Read in the data
-# One epoch of **global** batches, in PyTorch's order. The strategy will split each into
+# One epoch of **global** batches, in PyTorch's order. The strategy will divide each into
 # shards, one for each replica. Images and labels are tensors in main memory: arrays would be
 # copied into the graph of `map`, whose limit is 2 GiB.
 
@@ -247,7 +247,7 @@ def train_epoch(
 # )
 
 # %% [markdown]
-# These are the steps of twice the learning rate.
+# With 1 / own shard, the model trains as with twice the learning rate.
 #
 # **The trap in the scope.** The model is made inside, the optimizer outside. Its momentum then
 # has one copy:
@@ -271,13 +271,13 @@ def train_epoch(
 # lesson.compare("the copies", guess_outside, result, choices=choices)
 
 # %% [markdown]
-# Both replicas add to the one momentum in turn, so each updates its copy with another value.
-# Without `build`, the first step makes the momentum, and then there is an error:
+# Both replicas add to the one momentum in turn, so each updates its copy with a different
+# value. Without `build`, the first step makes the momentum, and then there is an error:
 # `Mixing different tf.distribute.Strategy objects`.
 #
 # **BatchNorm** normalises by the mean and the variance of the rows that it sees, and keeps a
-# *moving mean* for evaluation. Two replicas share 64 images; a copy of the moving mean is on
-# each:
+# *moving mean* for evaluation. Two replicas divide 64 images, and each has a copy of the
+# moving mean:
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_norm, choices=("equal", "apart"))
@@ -296,8 +296,9 @@ def train_epoch(
 
 # %% [markdown]
 # Each replica sees its own 32 images. The gradients are added up, but nothing adds up the
-# moving means: each replica updates its own copy. A saved model has replica 0's. With
-# `BatchNormalization(synchronized=True)` the replicas add up their sums first.
+# moving means: each replica updates its own copy. A saved model has replica 0's copy. With
+# `BatchNormalization(synchronized=True)` each replica normalises by the mean and the variance
+# of all 64 images.
 #
 # ## Step 5 · Evaluate
 # Each replica counts its hits, and `reduce` adds them up. The test images are padded so that
@@ -441,7 +442,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # [Which call is which](../lessons/07-mirrored-strategy/pytorch-tensorflow.md) lists the
-# differences between both.
+# differences between the two.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("07 MirroredStrategy, by hand", "results/07-loop"))

@@ -269,7 +269,7 @@ def read_data(
 # The strategy is the one above. The model and the optimizer are made in its scope, so their
 # variables are mirrored, also the optimizer's state. A loss's
 # [reduction](../lessons/README.md#reduction) says how the losses of a shard's images become
-# one number: here by their sum.
+# one number, here their sum.
 
 
 # %%
@@ -317,7 +317,7 @@ def make(
 # [all-reduce](../lessons/README.md#all-reduce), and makes the same update to its copy. So the
 # copies stay equal, as with DDP.
 #
-# **The scope forgotten.** The model is made outside:
+# **The scope forgotten.** Here the model is made outside the scope:
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_outside, choices=("error", "one device", "both"))
@@ -344,8 +344,8 @@ def make(
 
 # %% [markdown]
 # It trains on one device, and the other one does nothing. `model.distribute_strategy` is the
-# model's strategy. Only if the scope is open when `fit` is called, Keras raises an error, and
-# that has no text.
+# model's strategy. Keras raises an error only if the scope is open when `fit` is called, and
+# this error has no text.
 #
 # ## The loss of `fit`
 # Keras's usual loss is the second rule: the mean over the shard, divided by the number of
@@ -373,9 +373,9 @@ def make(
 # print(f"sum of loss × weight: within 1e-6 of one device's: {weighted < 1e-6}")
 
 # %% [markdown]
-# **Mixed precision** ([words](../lessons/README.md#mixed-precision)) is a *policy* for the
-# layers that are made after it is set. Variables stay in float32. With float16, `compile`
-# wraps the optimizer, which then scales the [loss](../lessons/README.md#loss-scaling).
+# [**Mixed precision**](../lessons/README.md#mixed-precision) is set by a *policy* for all
+# layers that are made afterwards. Variables stay in float32. With float16, `compile` wraps the
+# optimizer, which then scales the [loss](../lessons/README.md#loss-scaling).
 
 # %% tags=["active-ipynb"]
 # for policy in ("mixed_bfloat16", "mixed_float16", "float32"):
@@ -491,8 +491,8 @@ if __name__ == "__main__":
 # !python ../scripts/TF_CNN_MultiGPU.py --prove --out results/07
 
 # %% [markdown]
-# **A model saved under the strategy**: does it need the strategy to load? And here is what
-# TensorBoard shows, read from its log:
+# **A model saved under the strategy**: does it need the strategy to load? The second output is
+# what TensorBoard shows, read from its log:
 
 # %% tags=["active-ipynb"]
 # from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

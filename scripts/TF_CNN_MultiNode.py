@@ -113,7 +113,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # One machine, then two workers. On two machines you would type one of the two commands on
-# each. Here all compute on the CPU: two workers on one machine would both take all its GPUs.
+# each. Here all compute on the CPU, because two workers on one machine would both take all its
+# GPUs.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_equal, choices=("yes", "no"))
@@ -144,8 +145,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # **Who reads which image?** [Auto-sharding](../lessons/README.md#auto-sharding) divides the
 # data set among the workers. With the policy `AUTO`, the default, TensorFlow chooses how; with
-# `OFF` it does not divide. This cell starts two workers, which takes some seconds. They also
-# run the experiments of the cells below.
+# `OFF` it does not divide. This cell starts two workers, which takes some seconds. The workers
+# also run the experiments of the cells below.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_off)
@@ -207,9 +208,9 @@ def distribute(
 
 
 # %% [markdown]
-# A replica's loss is the sum of loss × weight over its shard. The sum over all replicas, which
-# `optimizer.apply` computes of the gradients, is the mean over the global batch, also if the
-# batch is uneven.
+# A replica's loss is the sum of loss × weight over its shard. The sum over all replicas is the
+# mean over the global batch, also if the batch is uneven. So the gradients that
+# `optimizer.apply` adds up are those of this mean.
 
 
 # %%
@@ -329,16 +330,17 @@ def test_step(
 
 # %% [markdown]
 # The optimizer updates the weights, so these are the same on all workers. It does not update
-# the moving mean and variance: each worker has those of its own images. **The chief's copy is
-# all there is only if the model has no such state.** And in training each replica normalises
-# by its own images, so the weights are not those of one device. With `synchronized=True` each
-# step adds up the statistics of all replicas: then the chief's copy is the model of one
-# device. The model of this course has no BatchNorm, so the script saves the chief's copy.
+# the moving mean and variance: each worker has those of its own images. **It is enough to save
+# the chief's copy only if the model has no such state.** And in training each replica
+# normalises by its own images, so the weights are not those of one device. With
+# `synchronized=True` each step adds up the statistics of all replicas: then the chief's copy
+# is the model of one device. The model of this course has no BatchNorm, so the script saves
+# the chief's copy.
 #
 # ## On a cluster
-# A launcher (torchrun, srun, mpirun) starts the workers and says which one each is, but
-# somebody must write the list of addresses. TensorFlow has `SlurmClusterResolver` for Slurm.
-# Here Slurm runs rank 0 on the node `n2` and rank 1 on `n10`:
+# A launcher (torchrun, srun, mpirun) starts the workers and says which one each is, but it
+# does not write the list of addresses. TensorFlow has `SlurmClusterResolver` for Slurm. Here
+# Slurm runs rank 0 on the node `n2` and rank 1 on `n10`:
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_address, choices=("n2", "n10"))
@@ -361,10 +363,11 @@ def test_step(
 # The resolver sorts the nodes as text, so rank 0, which is on `n2`, gets the address of `n10`.
 # The port is the same for every job. So the script makes the list itself: the workers meet at
 # rank 0, as in lesson 05, and exchange addresses with free ports. They also form a gloo
-# process group, which carries messages; the gradients travel through TensorFlow.
+# process group, which reports who has joined and who has failed; TensorFlow sends the
+# gradients.
 #
-# This has a second use. TensorFlow waits for a worker that never joins without a message, and
-# neither Ctrl-C nor SIGTERM ends it meanwhile. `connect_workers` names the missing worker.
+# Meeting first has a second use. If a worker never joins, TensorFlow waits without a message,
+# and neither Ctrl-C nor SIGTERM ends it. `connect_workers` names the missing worker.
 
 
 # %%

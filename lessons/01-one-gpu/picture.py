@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from PT_CNN_SingleGPU import loader_of, phases
 
 BATCHES = (16, 32, 64, 128)
-# The smallest median of this number of epochs counts, for each phase: other programs can only
-# make a phase slower. The batch sizes take turns.
+# For each phase, the picture shows the smallest median of this number of epochs, because other
+# programs can only make a phase slower. The batch sizes take turns.
 REPEATS = 40
 
 

@@ -24,12 +24,12 @@ FREE_LINK = vgpu.Link("free link", bandwidth=1e18, latency=0.0)
 
 
 def sgd(weights: Iterable[nn.Parameter]) -> torch.optim.SGD:
-    """The optimizer of the lesson."""
+    """The lesson's optimizer: SGD with momentum."""
     return torch.optim.SGD(weights, 0.05, momentum=0.9)
 
 
 def shares(timeline: vgpu.Timeline) -> dict[str, float]:
-    """Timeline.breakdown, as the mean of all lanes."""
+    """The fractions of the time that Timeline.breakdown gives, averaged over all lanes."""
     lanes = [timeline.breakdown(lane) for lane in range(len(timeline.lanes))]
     return {part: sum(lane[part] for lane in lanes) / len(lanes) for part in lanes[0]}
 
@@ -74,7 +74,9 @@ def pipelined_steps(
     micro_batches: int = 8,
     batch: int = 4096,
 ) -> list[RankStep]:
-    """In each rank: the second step for each case (a cut, an order, a link).
+    """Run two steps of each case (a cut, an order, a link) on this rank.
+
+    Returns each case's second step.
 
     A cut is a function such as the lesson's `stage`, which gets the wide CNN and returns the
     rank's layers. An order is a name of the lesson's `schedule`, or a list of each rank's
@@ -106,7 +108,7 @@ def pipelined_steps(
 
 
 def equal_stages(model: nn.Module, rank: int, ranks: int) -> nn.Sequential:
-    """A cut into stages that compute equally long: it replaces the model by linear layers."""
+    """A cut whose stages compute equally long: this rank gets 16 equal linear layers."""
     layers = (nn.Linear(784, 784) for _ in range(16))
     return nn.Sequential(nn.Flatten(), *layers)
 
@@ -140,6 +142,7 @@ def _by_hand(
 
 
 def _batch(gpu: torch.device, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images (batch, 1, 28, 28) and labels (batch,), without numbers."""
     images = torch.empty(batch, *WIDE["image_shape"], device=gpu)
     labels = torch.empty(batch, dtype=torch.long, device=gpu)
     return images, labels

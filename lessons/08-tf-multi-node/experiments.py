@@ -1,6 +1,6 @@
 """The longer experiments of lesson 08: `launch.call(on_worker, 2, experiment, …)`.
 
-Each experiment takes the strategy and this worker's place among the workers.
+Each experiment gets the strategy and `world`, this worker's rank and the number of workers.
 """
 
 import os

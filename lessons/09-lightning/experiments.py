@@ -1,7 +1,7 @@
 """The longer experiments of lesson 09: the same code with this Trainer and with Lightning.
 
-Each experiment takes the library (`L`) that defines Trainer and LightningModule, runs in two
-ranks, and returns what a row of the table prints. `both` runs all of them.
+Each experiment gets the library (`L`) that defines Trainer and LightningModule, runs in two
+ranks, and returns what a row of the table prints. `both` runs all of them with both libraries.
 """
 
 import importlib.util

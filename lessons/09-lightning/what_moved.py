@@ -85,6 +85,7 @@ def count(lines: list[str], texts: tuple[str, ...]) -> int:
 
 
 def table() -> str:
+    """The counts of both scripts, a row for each subject."""
     before = statements("PT_CNN_MultiGPU")
     after = statements("PTL_multiGPU")
     rows = [f"{'statements about':<44}{'05':>4}{'09':>4}   what does it now"]

@@ -321,7 +321,7 @@ class DDPStrategy(Strategy):
             model.reducer.prepare_for_backward([loss] if search else [])
 
     def step_function(self, model: nn.Module, name: str) -> Callable[..., Any]:
-        """A function that runs a training step through DDP, another step without it.
+        """A function that runs a training step through DDP, and any other step without it.
 
         DDP's forward broadcasts buffers, so in validation the ranks would wait for a rank that
         has no batch.

@@ -81,7 +81,11 @@ class PipelineStrategy(Strategy):
         return stages
 
     def step_function(self, model: nn.Module, name: str) -> Callable[..., Any]:
-        """In training, a function that runs the step per micro-batch and sums the losses."""
+        """A function that runs the step. A training step runs once per micro-batch.
+
+        It returns the weighted sum of the micro-batches' losses, or joins their outputs if
+        they are tensors with a dimension.
+        """
         run = super().step_function(model, name)
         if name != "training_step" or self.micro_batches == 1:
             return run

@@ -203,7 +203,7 @@ def _holds_loaders(structure: Any) -> bool:
 
 
 def rebuild(structure: Any, loaders: Iterator[Any]) -> Any:
-    """The structure with other dataloaders."""
+    """The structure, with `loaders` in place of its dataloaders, in the order of `leaves`."""
     if not _holds_loaders(structure):
         return next(loaders)
     if isinstance(structure, Mapping):

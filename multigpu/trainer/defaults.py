@@ -26,7 +26,7 @@ PROFILERS = {"simple": SimpleProfiler, "pytorch": PyTorchProfiler}
 
 
 def run_lengths(trainer: "Trainer") -> dict[str, Any]:
-    """Attributes, by name, that fast_dev_run and overfit_batches change."""
+    """The new values of what fast_dev_run and overfit_batches change, by attribute."""
     changed: dict[str, Any] = {}
     if trainer.fast_dev_run:
         batches = int(trainer.fast_dev_run)

@@ -67,8 +67,8 @@ class ModuleHooks(DataHooks):
     with super(), it sets all modules to training mode. Lightning never calls
     on_predict_model_train, but this Trainer does.
 
-    A run that resumes within an epoch calls on_train_epoch_start for the rest of it, which
-    Lightning does not: what the hook prepares is not in the checkpoint.
+    A run that resumes within an epoch calls on_train_epoch_start for the rest of it, because
+    what the hook prepares is not in the checkpoint. Lightning does not call it.
     """
 
     def configure_model(self) -> None:

@@ -39,8 +39,9 @@ class HyperparametersMixin:
         frame    the frame of __init__, if __init__ calls this method through another function
         logger   whether loggers get the hyperparameters
 
-        If a subclass's __init__ called this class's, the arguments of both are kept. Those of
-        a module that makes this one in its own __init__ are not, as in Lightning they are.
+        If a subclass's __init__ called this class's, the arguments of both are kept. The
+        arguments of a module that makes this one in its own __init__ are not kept; Lightning
+        keeps them.
         Raises UserError for a name that is not an argument, and if `args` is neither names nor
         one dict or Namespace.
         """

@@ -36,8 +36,9 @@ def on_workers(trainer: "Trainer", name: str, loaders: Iterable[Any]) -> None:
 
 
 def _reads(loader: DataLoader) -> bool:
-    """Whether the loader's rows may come from a disk; for a stream each worker would repeat
-    the data.
+    """Whether the loader's rows may come from a disk.
+
+    False for a stream, because each worker would repeat its data.
     """
     dataset = loader.dataset
     while isinstance(dataset, Subset):

@@ -132,7 +132,7 @@ class FitLoop:
         self.training_step = TrainingStep(trainer)
 
     def _agree_to_stop(self) -> str:
-        """As reason_to_stop, if any rank has set should_stop, in a hook between epochs."""
+        """Set should_stop on all ranks if a hook has set it on one; return reason_to_stop."""
         should_stop = int(self.state.should_stop)
         self.state.should_stop = bool(self.strategy.all_reduce_max([should_stop])[0])
         return reason_to_stop(self.trainer)

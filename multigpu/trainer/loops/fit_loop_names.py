@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class FitLoopNames:
-    """The counters below; other names, such as max_epochs, are read and set on the Trainer."""
+    """Has the counters below; other names, such as max_epochs, are the Trainer's."""
 
     def __init__(self, trainer: "Trainer"):
         self.__dict__["_trainer"] = trainer

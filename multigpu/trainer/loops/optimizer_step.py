@@ -24,9 +24,9 @@ class OptimizerStep:
     """Averages, unscales and clips the gradients, calls hooks, and steps the optimizer.
 
     `apply(optimizer, **keywords)` is Precision.step in the strategy's context, and `prepare`
-    does everything before that. In automatic
-    optimization, the training step calls both for each batch that completes a step. In manual
-    optimization, `self.optimizers().step()` calls both; the user clips the gradients.
+    does everything before that. In automatic optimization, the training step calls both for
+    each batch that completes a step. In manual optimization, `self.optimizers().step()` calls
+    both; the user clips the gradients.
     """
 
     def __init__(self, trainer: "Trainer"):
@@ -48,7 +48,7 @@ class OptimizerStep:
             "configure_gradient_clipping", module, LightningModule
         )
         self.step = profiled(trainer.profiler, "optimizer_step", self.precision.step)
-        # A call less per step where the strategy has no context.
+        # Without a context, step is called directly: that saves a call per step.
         self.apply = self.step if self.step_context is None else self._step_in_context
         self._gets_closure: dict[Optimizer, bool] = {}
 
@@ -87,7 +87,7 @@ class OptimizerStep:
             )
 
     def _step_in_context(self, optimizer: Optimizer, **keywords: Any) -> Any:
-        """As Precision.step, in the strategy's context."""
+        """Call Precision.step in the strategy's context."""
         with self.step_context(optimizer):
             return self.step(optimizer, **keywords)
 

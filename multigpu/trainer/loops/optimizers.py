@@ -35,7 +35,7 @@ class LRSchedulerConfig:
     strict: bool = True
 
 
-# The keys of a scheduler's dict that tell the Trainer when and how to step it.
+# The keys of a scheduler's dict from which the Trainer knows when and how to step it.
 FOR_THE_TRAINER = ("monitor", "reduce_on_plateau", "strict")
 
 
