@@ -101,7 +101,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_backward = 1.0  # multiplications in backward, for each multiplication in forward
-# guess_clock = 70  # a GPU works on a step for 70 ms: ms that Python's clock shows for it
+# guess_clock = 70  # a step takes a GPU 70 ms: how many ms does Python's clock show?
 # guess_half = 50  # forward and backward of 32 images: % of the time for 64 images
 
 # %% [markdown]
@@ -528,7 +528,7 @@ def main(args: argparse.Namespace) -> None:
         )
 
     if args.profile:
-        # Profiling trains the model for another epoch: save it and compare it before.
+        # Profiling goes on training the model: save it and compare it before.
         loader = loader_of(train, batch_size, args.seed, args.workers, pin)
         print(profiled(model, optimizer, loader, args.out / "trace.json"))
     metrics.report(args.out, world, device, history, verdict, batch_size=batch_size)

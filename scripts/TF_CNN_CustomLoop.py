@@ -101,8 +101,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # Write your answers, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_away = 0.1  # each replica takes its own mean: largest difference of an epoch's losses
-# guess_outside = "error"  # the optimizer made outside the scope: "error", "equal" or "apart"
+# guess_away = 0.1  # the mean per replica: how far are an epoch's losses from one device's?
+# guess_outside = "error"  # optimizer made outside the scope: "error", or copies "equal", "apart"
 # guess_norm = "equal"  # BatchNorm's moving mean after a step: copies "equal" or "apart"?
 # guess_steps = 20  # PyTorch and TensorFlow: for how many of 230 steps are the losses equal?
 
@@ -192,7 +192,7 @@ def train_epoch(
     step: Callable[[tuple], tf.Tensor],
     batches: tf.data.Dataset,
 ) -> list[float]:
-    """Train for one epoch; the sum of the losses of each step's images."""
+    """Train for one epoch. Returns, for each step, what `step` returns."""
     distributed = strategy.experimental_distribute_dataset(batches)
     return [float(step(shards)) for shards in distributed]
 
@@ -231,7 +231,7 @@ def train_epoch(
 # equal = largest_difference(right, alone) < 1e-5
 # print("1 / global batch: the losses are one device's within 1e-5:", equal)
 # away = largest_difference(wrong, alone)
-# lesson.compare("1 / own shard, largest difference of the losses", guess_away, away, digits=1)
+# lesson.compare("largest difference of the losses", guess_away, away, digits=1)
 #
 # curves = {"one device": alone, "1 / global batch": right, "1 / own shard": wrong}
 # title = f"With 1 / own shard, the losses get up to {away:.1f} away from one device's"

@@ -443,7 +443,7 @@ def main(args: argparse.Namespace) -> None:
     model = make(strategy, args, shape, classes)
 
     table = Table(len(train))
-    log = args.out / "tensorboard" / time.strftime("%Y%m%d-%H%M%S")  # one folder a run
+    log = args.out / "tensorboard" / time.strftime("%Y%m%d-%H%M%S")  # one folder per run
     model.fit(
         read_data(train, args.epochs, batch_size, args.seed),
         epochs=args.epochs,

@@ -35,7 +35,7 @@ from multigpu.tf_common import tf  # TensorFlow, without the messages of its sta
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = flags.parser(
         "TF_CNN_MultiNode",
-        "Train a CNN with MultiWorkerMirroredStrategy: one process a worker.",
+        "Train a CNN with MultiWorkerMirroredStrategy: one process per worker.",
     )
     parser.add_argument(
         "--resume",
@@ -417,8 +417,8 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
         if chief:
             print(text, flush=True)
 
-    # An error on one worker ends all of them. One worker a node downloads the data; afterwards
-    # the others find it on the node.
+    # An error on one worker ends all of them. One worker on each node downloads the
+    # data; afterwards the others find it there.
     with rendezvous.fail_together(world):
         batch = flags.split_batch(args.batch_size, replicas, who="replica")
         if chief:
@@ -445,8 +445,8 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
         optimizer = tf.keras.optimizers.SGD(args.lr, momentum=0.9)
         optimizer.build(model.trainable_variables)
 
-    # Only the chief reads and writes the file. Its copy is all there is, because the model has
-    # no BatchNorm.
+    # Only the chief reads and writes the file. It is enough to save its copy, because the
+    # model has no BatchNorm.
     parts = {
         "model": checkpoint.Variables(model.variables),
         "optimizer": checkpoint.Variables(optimizer.variables),
