@@ -189,8 +189,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Two ranks
-# Both Trainers again, in two ranks. `self.log` records a number, which `callback_metrics` has
-# afterwards. Each rank logs its loss twice: as it is, and with `sync_dist=True`.
+# Both Trainers again, in two ranks, and a `SmallTrainer` without `average`. `self.log` records
+# a number, which `callback_metrics` has afterwards. Each rank logs its loss twice: as it is,
+# and with `sync_dist=True`.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_steps)

@@ -341,10 +341,10 @@ def schedule(
 # 1F1B saves memory. With equal stages and a free link it saves no time; the CNN's 7% come from
 # its unequal stages and the link.
 #
-# By hand, rank 0 keeps the activations of 2 micro-batches instead
-# of 8. The rest of the peak is the images, and what one backward needs. torch's tool has a
-# buffer for the gradient of each micro-batch, with both orders; by hand there is one buffer.
-# The meter counts the tensors alone. A real GPU needs more, as in the first notebook.
+# By hand, rank 0 keeps the activations of 2 micro-batches instead of 8. The rest of the peak
+# is the images, and what one backward needs. torch's tool has a buffer for the gradient of
+# each micro-batch, with both orders; by hand there is one buffer. The meter counts the tensors
+# alone. A real GPU needs more, as in the first notebook.
 #
 # ## Step 5 · Train
 # The first rank passes the images to the schedule, and the last one the labels. So all ranks
