@@ -59,7 +59,7 @@ LESSONS = (
     Lesson(
         "03-model-parallel",
         "Model parallelism on two GPUs: naive, then pipelined",
-        45,
+        60,
         (
             Notebook("PT_CNN_ModelParallel", "Model parallelism"),
             Notebook("PT_CNN_Pipeline", "Pipeline", "one process per GPU"),

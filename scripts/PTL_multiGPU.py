@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 09 · The Lightning-style wrapper
-# **The question.** Half of lesson 05's program is about GPUs and ranks, and the next model
-# would need that half again. Can a library own that code, and does the model learn the same?
+# **The question.** Part of lesson 05's program is about GPUs and ranks, and the next model
+# would need that part again. Can a library own that code, and does the model learn the same?
 #
 # The library here is this course's own: `multigpu.trainer`, with the names and arguments of
 # [Lightning](https://lightning.ai/docs/pytorch/stable/). You need lesson 05, and no GPU: the
@@ -174,7 +174,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # apart = proof.difference(by_hand.net, one_device.net)
 # print(f"one device: {small.global_step} steps by hand, {trainer.global_step} by the Trainer")
-# print(f"weights of both: {apart:.1f} apart")
+# print(f"weights of both: {apart:.1e} apart")
 
 # %% [markdown]
 # ## Predict first
@@ -183,18 +183,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_steps = 46  # two ranks: how many steps are the two epochs?
-# guess_seeds = "apart"  # another seed per rank: trained, are their weights "apart", "equal"?
+# guess_alone = "equal"  # without `self.average`: are the ranks' weights "apart", "equal"?
 # guess_logged = "mean"  # self.log("loss", loss) on rank 0: the "mean" of both, or its "own"?
 # guess_left = 50  # % of lesson 05's statements that this lesson's script needs
 
 # %% [markdown]
 # ## Two ranks
-# Both Trainers again, in two ranks. `self.log` records a number, which `callback_metrics` has
-# afterwards. Each rank logs its loss twice: as it is, and with `sync_dist=True`.
+# Both Trainers again, in two ranks, and a `SmallTrainer` without `average`. `self.log` records
+# a number, which `callback_metrics` has afterwards. Each rank logs its loss twice: as it is,
+# and with `sync_dist=True`.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_steps)
-# lesson.need(guess_seeds, choices=("apart", "equal"))
+# lesson.need(guess_alone, choices=("apart", "equal"))
 # lesson.need(guess_logged, choices=("mean", "own"))
 #
 #
@@ -206,17 +207,25 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #         return loss
 #
 #
+# class WithoutAverage(SmallTrainer):
+#     def average(self, module):
+#         """Each rank keeps the gradients of its own images."""
+#
+#
 # def on_a_rank():
 #     dist.init_process_group("gloo")
 #     small = SmallTrainer(max_epochs=2)
 #     by_hand = Usual(seed=dist.get_rank())
 #     small.fit(by_hand, usual_loader())
+#     alone = Usual()
+#     WithoutAverage(max_epochs=2).fit(alone, usual_loader())
 #
 #     trainer = L.Trainer(max_epochs=2, devices=2, strategy="ddp", **QUIET)
 #     module = Logging(seed=dist.get_rank())
 #     trainer.fit(module, usual_loader())
 #     logged = {name: trainer.callback_metrics[name].item() for name in ("loss", "synced")}
-#     return small.global_step, trainer.global_step, logged, by_hand.net, module.net
+#     nets = (by_hand.net, module.net, alone.net)
+#     return small.global_step, trainer.global_step, logged, *nets
 #
 #
 # first, second = launch.call(on_a_rank, 2)
@@ -225,10 +234,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # of_both = proof.difference(first[3], first[4])
 # of_ranks = proof.difference(first[4], second[4])
 # of_devices = proof.difference(first[4], one_device.net)
+# of_alone = proof.difference(first[5], second[5])
 # print(f"weights: by hand and by the Trainer within 1e-6: {of_both <= 1e-6}")
 # print(f"weights: two ranks and one device {of_devices:.1f} apart")
-# print(f"weights: rank 0 and rank 1 {of_ranks:.1f} apart")
-# lesson.compare("the ranks' weights", guess_seeds, "apart" if of_ranks else "equal")
+# print(f"weights: rank 0 and rank 1 {of_ranks:.1e} apart")
+# print(f"weights: without the average, the ranks {of_alone:.1f} apart")
+# lesson.compare("without the average", guess_alone, "apart" if of_alone else "equal")
 # for rank, (_, _, logged, *_) in enumerate((first, second)):
 #     print(f"rank {rank} logs {logged['loss']:.2f}, with sync_dist {logged['synced']:.2f}")
 # own = "mean" if first[2]["loss"] == first[2]["synced"] else "own"
@@ -239,6 +250,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # rank loads 64 images, so a step sees 128, and an epoch has about half of the steps. The
 # weights are not those of one device. The different seeds change nothing, because DDP copies
 # rank 0's weights to all ranks. What a rank logs is its own loss, unless you ask for the mean.
+#
+# The loss above is the number of a step. For an epoch's number this Trainer takes the mean
+# itself, Lightning does not: see "The real Lightning". Without the average of the gradients
+# each rank learns from its own images only, and in the end there are two models.
 #
 # ## What else a Trainer calls
 # The real Trainer also calls *hooks*: methods with fixed names, at fixed moments of the run. A
@@ -296,10 +311,12 @@ class LitCNN(L.LightningModule):
         real = data.real_rows(total, digits.batch, rank, batch_idx, len(labels))
         own = int(real.sum())
         logits = self.net(images[:own])
+        # The sum, because the ranks can have different numbers of images in the last batch.
         loss = F.cross_entropy(logits, labels[:own], reduction="sum")
 
         how = {"on_step": False, "on_epoch": True, "reduce_fx": "sum", "sync_dist": True}
         self.log("loss", loss / total, **how)
+        # DDP will divide by `ranks`: this undoes it.
         return loss * ranks / digits.batch.images_in_step(batch_idx, total)
 
     def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
@@ -441,6 +458,10 @@ if __name__ == "__main__":
 # lesson.compare("of lesson 05's statements", guess_left, percentage, unit="%", digits=0)
 
 # %% [markdown]
+# Fewer than a third of the statements go. Most of what is left is the model, the data and the
+# flags. Your module still computes the mean over an uneven batch. The three statements about
+# the table of epochs make the callback, and pass its rows to the proof and to the report.
+#
 # ## Run it
 # With `--devices 2` the Trainer starts the script again for the second rank. torchrun and srun
 # work as in lesson 05: then the Trainer starts nothing.
@@ -473,6 +494,8 @@ if __name__ == "__main__":
 # - Seven test images have these errors: 10, 1, 1, 1, 1, 1, 1. `trainer.test` reports the mean.
 # - `EarlyStopping`, a callback, stops the training if a logged number no longer improves. What
 #   rank 0 logs falls by 2 in each epoch, what rank 1 logs rises by 1. So the mean falls.
+#
+# The second cell below runs for about half a minute before it prints anything.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_counted = 7  # how many of the seven test images does Lightning count?
@@ -492,7 +515,13 @@ if __name__ == "__main__":
 # the shards are equal: the outlier counts twice. This Trainer shards whole batches. And
 # without `sync_dist=True`, Lightning's numbers by epoch are a rank's own. If one rank wants to
 # stop, all stop: rank 1's rising number ended the training. With `sync_dist=True` both
-# libraries train equally many epochs. The page lists the differences.
+# libraries train equally many epochs.
+#
+# The other rows: in one epoch, each of the two ranks makes 2 of the 4 steps. `predict` returns
+# all batches on each rank of this Trainer, in Lightning a rank's own. Lightning shuffles a
+# training loader without `shuffle`, this Trainer keeps its order. A layer that is unfrozen in
+# epoch 1 is unknown to DDP: in Lightning each rank trains it alone, this Trainer refuses it.
+# The page lists the differences.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("09 Lightning-style Trainer", "results/09"))

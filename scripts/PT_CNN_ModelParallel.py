@@ -49,16 +49,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Predict first
-# The model: two convolutions and two linear layers, 2 million weights. The batch: 320 images
-# of 28×28. Write your answers, then run the cell.
+# The model: two convolutions and two linear layers, 2 million weights. For the memory: a batch
+# of 320 images of 28×28. Write your answers, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_memory = 24  # MiB that training needs at its peak, with SGD and momentum
 # guess_adam = 24  # the same, with Adam
-# guess_busy = 50  # % of a step in which GPU 0 computes, if each GPU has half of the layers
-# guess_waiting = 20  # % in which a GPU waits for the other one, with 4 micro-batches
-# guess_best = 32  # the best number of micro-batches, of 1, 2, 4, 8, 16 and 32
-# guess_speed = 1.8  # times as fast as one GPU, with that number
 
 # %% [markdown]
 # ## Step 1 · One step, in micro-batches
@@ -188,18 +184,31 @@ class Halves(CNN):
 # %% [markdown]
 # In `forward` one line differs. `__init__` moves each layer to its GPU, and the training loop
 # moves the images to the first GPU and the labels to the second. `.to()` is part of the graph:
-# backward sends the gradient in the other direction. Leave it out once, and read the error:
+# backward sends the gradient in the other direction. Do the 320 images fit now, on two GPUs
+# with 64 MiB each?
+
+# %% tags=["active-ipynb"]
+# with vgpu.running(2, memory="64MiB") as (first, second):
+#     model = Halves(first, second, **WIDE)
+#     two_steps(model, sgd(model.parameters()), first, second, 320)
+#     peaks = {gpu: torch.vgpu.max_memory_allocated(gpu) / MIB for gpu in (first, second)}
+#     text = ", ".join(f"{gpu}: {peak:.1f} MiB" for gpu, peak in peaks.items())
+#     print(f"both fit\n{text}, together {sum(peaks.values()):.1f} MiB")
+
+# %% [markdown]
+# It fits. Together the two need 86 MiB, more than the 70 of one GPU, because they have their
+# peaks at different moments. GPU 1's comes in backward of fc1: it then holds the activations
+# that it received, and their gradient, 7.7 MiB each. On one GPU these are free again when
+# backward reaches conv1.
+#
+# Leave out `.to()` once, and read the error:
 
 # %% tags=["active-ipynb"]
 # class Forgotten(Halves):
 #     forward = CNN.forward
 #
 #
-# with vgpu.running(2, memory="64MiB") as (first, second):
-#     model = Halves(first, second, **WIDE)
-#     two_steps(model, sgd(model.parameters()), first, second, 320)
-#     peaks = {gpu: torch.vgpu.max_memory_allocated(gpu) / MIB for gpu in (first, second)}
-#     print(", ".join(f"{gpu}: {peak:.1f} MiB" for gpu, peak in peaks.items()))
+# with vgpu.running(2) as (first, second):
 #     try:
 #         model = Forgotten(first, second, **WIDE)
 #         two_steps(model, sgd(model.parameters()), first, second, 8)
@@ -209,7 +218,14 @@ class Halves(CNN):
 
 # %% [markdown]
 # ## What does it cost?
-# The simulated clock needs only the shapes.
+# For the times: 4,096 images, two V100s with NVLink. The simulated clock needs only the
+# shapes. Write your answers, then run the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_busy = 50  # % of a step in which GPU 0 computes, with one micro-batch
+# guess_waiting = 20  # % in which a GPU waits for the other one, with 4 micro-batches
+# guess_best = 32  # the best number of micro-batches, of 1, 2, 4, 8, 16 and 32
+# guess_speed = 1.8  # times as fast as one GPU, with that number
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_busy)
@@ -238,7 +254,7 @@ class Halves(CNN):
 
 # %% [markdown]
 # Two GPUs, and slower than one. With micro-batches, GPU 0 starts the next one while GPU 1
-# computes the last one. The numbers in the boxes are the micro-batches.
+# computes the previous one. The numbers in the boxes are the micro-batches.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_waiting)
@@ -275,6 +291,8 @@ class Halves(CNN):
 #     "bubble": [part["bubble"] for part in parts],
 #     "idle: bubble, transfers, launches": [1 - part["compute"] for part in parts],
 # }
+# for name, curve in curves.items():
+#     print(f"{name}:", ", ".join(f"{m}: {share:.0%}" for m, share in zip(counts, curve)))
 # title = f"8 micro-batches: bubble {parts[3]['bubble']:.0%}, idle "
 # title += f"{1 - parts[3]['compute']:.0%}, formula {1 / 9:.0%}"
 # plots.lines(counts, curves, "micro-batches", "share, simulated", title, level=None)
@@ -311,11 +329,17 @@ class Halves(CNN):
 # plots.lines(counts, speedups, "micro-batches, batch 4,096", unit, title)
 
 # %% [markdown]
-# More micro-batches make the bubble smaller, but each operation has a fixed cost, and backward
-# adds to all gradients once per micro-batch. So there is a best number. PyTorch's tutorial
-# found one, too (published, a ResNet-50): 10 micro-batches of 12 images, 3.75 s / 2.43 s =
-# 1.54 times as fast as one GPU. Over PCIe the transfers of the activations take longer than
-# the computing. There, use a second GPU only if the model does not fit on one.
+# The bubble shrinks about as the formula says up to 8 micro-batches, and then stays near 10%:
+# the slots are not equal. Backward adds to all gradients once per micro-batch, and GPU 1 has
+# nearly all of the 2 million weights, so its slots become longer than GPU 0's. Each operation
+# has a fixed cost, too. So there is a best number. PyTorch's tutorial found one, too
+# (published, a ResNet-50): 10 micro-batches of 12 images, 3.75 s / 2.43 s = 1.54 times as fast
+# as one GPU. Over PCIe the transfers of the activations take longer than the computing. There,
+# use a second GPU only if the model does not fit on one.
+#
+# An H100 computes so fast that launching the small operations takes longer: with 16
+# micro-batches it waits for launches in 24% of the time, with 32 in 49%. Exercise 3 gives it
+# more to compute.
 #
 # ## Step 3 · Train: one process, two GPUs
 

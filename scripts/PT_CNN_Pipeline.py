@@ -80,7 +80,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # guess_1f1b = 1  # the same, with 1F1B
 # guess_equal = 1.5  # times as fast as GPipe is 1F1B: equal stages, a link that takes no time
 # guess_nvlink = 1.5  # the same, with the CNN's stages and NVLink
-# guess_memory = 25  # % of GPipe's peak memory that 1F1B needs on rank 0, with torch's tool
 
 # %% [markdown]
 # ## Step 1 · Cut the model
@@ -311,6 +310,11 @@ def schedule(
 # activation goes forward.
 #
 # ## What does 1F1B save?
+# The same steps with NVLink: what do the ranks need at their peak? Write your answer, then run
+# the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_memory = 25  # % of GPipe's peak memory that 1F1B needs on rank 0, with torch's tool
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_memory)
@@ -334,10 +338,13 @@ def schedule(
 # draw_peaks(metered, title)
 
 # %% [markdown]
-# 1F1B saves memory, not time. By hand, rank 0 keeps the activations of 2 micro-batches instead
-# of 8. The rest of the peak is the images, and what one backward needs. torch's tool has a
-# buffer for the gradient of each micro-batch, with both orders; by hand there is one buffer.
-# The meter counts the tensors alone. A real GPU needs more, as in the first notebook.
+# 1F1B saves memory. With equal stages and a free link it saves no time; the CNN's 7% come from
+# its unequal stages and the link.
+#
+# By hand, rank 0 keeps the activations of 2 micro-batches instead of 8. The rest of the peak
+# is the images, and what one backward needs. torch's tool has a buffer for the gradient of
+# each micro-batch, with both orders; by hand there is one buffer. The meter counts the tensors
+# alone. A real GPU needs more, as in the first notebook.
 #
 # ## Step 5 · Train
 # The first rank passes the images to the schedule, and the last one the labels. So all ranks

@@ -50,7 +50,7 @@ SUBJECTS = {
         "ModelCheckpoint, Trainer.fit(ckpt_path)",
     ),
     "the table of epochs": (
-        ("say(", "row", "perf_counter", "table", "Table"),
+        ("perf_counter", "row = ", ", row]", "row(row)", "Table(", "table.rows"),
         "a callback: trainer/callbacks/table.py",
     ),
     "uneven batches: mean over images": (

@@ -73,7 +73,8 @@ def _check(
     then = ", run that cell, then this one."
     if guess is None:
         raise GuessNeeded(
-            f"No guess yet{which}: in the cell above, write {wanted} in place of None{then}"
+            f"No guess yet{which}: in the cell with the guesses, write {wanted} in place "
+            f"of None{then}"
         )
     if choices:
         known = [choice.casefold() for choice in choices]
@@ -88,7 +89,8 @@ def _check(
         problem = "is not finite" if number else "is not a number"
     if not valid:
         raise GuessNeeded(
-            f"The guess {guess!r}{which} {problem}: in the cell above, write {wanted}{then}"
+            f"The guess {guess!r}{which} {problem}: in the cell with the guesses, "
+            f"write {wanted}{then}"
         )
 
 
