@@ -11,9 +11,10 @@ import argparse
 import os
 import time
 from collections.abc import Iterable
-from itertools import islice
+from itertools import islice, pairwise
 from operator import attrgetter
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +47,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
 # from functools import partial
-# from statistics import median
 #
 # from torch.utils.flop_counter import FlopCounterMode
 #
@@ -217,9 +217,12 @@ def phases(
         updated = now(device)
         times.append([began, data_read, forward_done, backward_done, updated])
 
-    measured = times[min(warm_up, len(times) - 1) :]
-    durations = torch.tensor(measured, dtype=torch.float64).diff(dim=1)
-    medians = durations.median(dim=0).values.tolist()
+    durations = [
+        [after - before for before, after in pairwise(clock)]
+        for clock in times[min(warm_up, len(times) - 1) :]
+    ]
+    # Python's median, because torch.profiler would count torch's as a part of the step.
+    medians = [median(column) for column in zip(*durations, strict=True)]
     return dict(zip(("data", "forward", "backward", "update"), medians, strict=True))
 
 
@@ -389,7 +392,9 @@ def loader_of(
 #     print(f"{case}: median {median(speeds):,.0f} images/s, {spread}")
 
 # %% [markdown]
-# Where reading computes, workers help as long as there are free cores. The digits need no
+# Where reading computes, the workers share the cores with each other and with all other
+# programs, so a measurement can be far from the paper, which gives each worker a free core:
+# more workers than cores can still help, because they get a larger share. The digits need no
 # reading: workers only cost the time to start and to send the batches.
 #
 # ## Which operations take the time?

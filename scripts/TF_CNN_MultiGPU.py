@@ -91,7 +91,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_own = -6  # the sum of the two replicas' gradients, for the numbers 1, 2, 3, 6
-# guess_halved = -6  # for 1, 2, 6, if each replica divides its mean by the 2 replicas
+# guess_halved = -6  # replica 0 has 1 and 2, replica 1 has 6; each mean is divided by 2
 
 # %% [markdown]
 # `strategy.run` calls a function once for each replica, on its device, with its shard.
@@ -511,6 +511,13 @@ if __name__ == "__main__":
 # print(metrics.route_row("07 MirroredStrategy", "results/07"))  # for the table of all routes
 
 # %% [markdown]
+# **Is the scope enough?** Not alone:
+# 1. Model, optimizer and metrics are made in the scope. `model.distribute_strategy` says
+#    whether they were.
+# 2. The loss is the sum over the images, divided by the *global* batch.
+# 3. The last batch of an epoch can be uneven: compare with one device, as `--prove` does.
+# 4. BatchNorm gets `synchronized=True`: the next notebook shows why.
+#
 # `fit` hides the loop. The next notebook writes it by hand.
 
 # %% [markdown] tags=["footer"]

@@ -63,7 +63,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # folder = Path("../lessons/08-tf-multi-node")
 
 # %% [markdown]
-# ## A worker in 40 lines
+# ## A worker in 50 lines
 # This program is plain TensorFlow, without the course's library. A **worker** is one process
 # of the run, usually one for each machine; its strategy has a replica on each GPU of the
 # machine, or one on the CPU. Worker 0 is the **chief**: it trains like the others, and it also
@@ -130,17 +130,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("the same weights within 1e-6", guess_equal, equal)
 
 # %% [markdown]
-# ## What the 40 lines lack
+# ## What the 50 lines lack
 # `worker.py` is right because 1,440 images are 12 full batches, the model is simple, and no
 # worker fails. A real program meets more. One question at a time:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_off = 4  # 8 images, two workers, sharding is off: how many does each worker read?
-# guess_drawn = "no"  # each worker draws its weights with its own seed: are all the same?
-# guess_assigned = "yes"  # and if set_weights assigns them, also with its own seed?
-# guess_fit = "yes"  # can Keras's fit train on two workers?
-# guess_copies = "yes"  # BatchNorm: do both workers' copies have the same test accuracy?
-# guess_address = "n2"  # nodes n2 and n10, rank 0 runs on n2: which address does rank 0 get?
+# guess_drawn = "no"  # each worker draws its weights with its own seed: the same? "yes", "no"
+# guess_assigned = "yes"  # and if set_weights assigns them, with its own seed? "yes", "no"
+# guess_fit = "yes"  # can Keras's fit train on two workers? "yes" or "no"
+# guess_copies = "yes"  # BatchNorm: both workers' copies have the same accuracy? "yes", "no"
+# guess_address = "n2"  # nodes n2 and n10, rank 0 on n2: its address in the list? "n2", "n10"
 
 # %% [markdown]
 # **Who reads which image?** [Auto-sharding](../lessons/README.md#auto-sharding) divides the
@@ -396,7 +396,7 @@ def set_up(
 
 # %% [markdown]
 # ## All together
-# To train your own model, edit `main` in `scripts/TF_CNN_MultiNode.py`. This notebook has the
+# To train your own model, edit `train` in `scripts/TF_CNN_MultiNode.py`. This notebook has the
 # same text, but the workers run the file, never a cell.
 
 
@@ -531,6 +531,13 @@ if __name__ == "__main__":
 # !OMP_NUM_THREADS=1 {torchrun} {program}
 
 # %% [markdown]
+# **What must change for two machines?**
+# 1. One strategy, made before TensorFlow's first operation, and `TF_CONFIG` for each worker.
+# 2. Each worker reads its own shard, and all workers shuffle with the same seed.
+# 3. The loss is divided by the global batch.
+# 4. Only the chief prints and writes. BatchNorm needs `synchronized=True`.
+# 5. Something must notice that a worker has died: here, the launcher.
+#
 # On a cluster: `sbatch slurm/TF_CNN_MultiNode.slurm`. The page of this lesson has all
 # commands, and says how to install `tensorflow[and-cuda]`, TensorFlow's build for GPUs.
 

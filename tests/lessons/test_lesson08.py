@@ -109,7 +109,7 @@ def ended(started: list[subprocess.Popen]) -> list[tuple[int, str]]:
     return [(worker.returncode, text) for worker, text in zip(started, printed, strict=True)]
 
 
-# ---- 40 lines of plain TensorFlow -----------------------------------------------------------
+# ---- 50 lines of plain TensorFlow -----------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
