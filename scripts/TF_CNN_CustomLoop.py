@@ -247,9 +247,9 @@ def train_epoch(
 # )
 
 # %% [markdown]
-# With 1 / own shard, the model trains as with twice the learning rate. It falls faster here,
-# because 0.05 is a small rate for this model. But with 8 replicas the rate would be 8 times
-# the one that you chose, and a training that was stable can diverge.
+# With 1 / own shard, the model trains as with twice the learning rate. Here the loss
+# falls faster, because 0.05 is a small rate for this model. But with 8 replicas the rate is 8
+# times as large as you chose, and the training can diverge.
 #
 # **The trap in the scope.** The model is made inside, the optimizer outside. Its momentum then
 # has one copy:

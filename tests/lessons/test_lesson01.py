@@ -118,16 +118,6 @@ def test_a_launcher_is_refused(tmp_path):
 # ---- the notebook's experiments -------------------------------------------------------------
 
 
-@pytest.fixture
-def experiments(monkeypatch):
-    monkeypatch.syspath_prepend(PAGE)
-    monkeypatch.delitem(sys.modules, "experiments", raising=False)
-    import experiments
-
-    yield experiments
-    del sys.modules["experiments"]
-
-
 def test_the_queue_device_works_after_launch_has_returned(experiments):
     device = experiments.QueueDevice()
     free = threading.Event()

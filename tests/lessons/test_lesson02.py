@@ -15,6 +15,7 @@ from multigpu.models import CNN
 sys.path.insert(0, str(ROOT / "scripts"))
 import PT_CNN_DataParallel as lesson
 
+PAGE = ROOT / "lessons" / "02-data-parallel"
 SCRIPT = ROOT / "scripts" / "PT_CNN_DataParallel.py"
 FLAGS = ("--epochs", 2, "--batch-size", 8, "--prove")
 
@@ -101,16 +102,6 @@ def test_a_mistake_is_one_sentence(tmp_path, flags, words):
     assert done.stdout.count("error: ") == 1
     assert words in done.stdout
     assert "Traceback" not in done.stdout and not list(tmp_path.rglob("model.pt"))
-
-
-@pytest.fixture
-def experiments(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "lessons" / "02-data-parallel")
-    monkeypatch.delitem(sys.modules, "experiments", raising=False)
-    import experiments
-
-    yield experiments
-    del sys.modules["experiments"]
 
 
 def test_what_the_text_says_about_large_and_small_steps(experiments):

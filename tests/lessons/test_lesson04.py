@@ -86,16 +86,6 @@ def test_the_program_prints_what_the_ranks_computed(tmp_path):
     assert done.stdout == "rank 0 of 2: the sum of 10 and 11 is 11\n"
 
 
-@pytest.fixture
-def experiments(monkeypatch):
-    monkeypatch.syspath_prepend(PAGE)
-    monkeypatch.delitem(sys.modules, "experiments", raising=False)
-    import experiments
-
-    yield experiments
-    del sys.modules["experiments"]
-
-
 def test_the_warm_up_does_not_count(experiments, monkeypatch):
     """The clock is simulated: the first call takes 100 s, the n-th after it n s."""
     durations = iter([100.0, 1.0, 2.0, 3.0])

@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,16 +97,6 @@ def test_five_of_the_changed_lines_are_text_or_a_workaround():
 
 
 # ---- the notebook's experiments -------------------------------------------------------------
-
-
-@pytest.fixture
-def experiments(monkeypatch):
-    monkeypatch.syspath_prepend(PAGE)
-    monkeypatch.delitem(sys.modules, "experiments", raising=False)
-    import experiments
-
-    yield experiments
-    del sys.modules["experiments"]
 
 
 def test_hidden_is_the_part_of_the_collectives_that_overlaps(experiments):

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import PT_CNN_HybridParallel as lesson
 
 SCRIPT = ROOT / "scripts" / "PT_CNN_HybridParallel.py"
-FOLDER = ROOT / "lessons" / "06-hybrid-parallel"
+PAGE = ROOT / "lessons" / "06-hybrid-parallel"
 FLAGS = ("--epochs", 2, "--prove")
 
 MICRO_BATCH_LOST = """
@@ -137,16 +137,6 @@ def test_twins_have_the_serial_gradients():
     assert difference(own) > 1e-3
 
 
-@pytest.fixture
-def experiments(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    monkeypatch.delitem(sys.modules, "experiments", raising=False)
-    import experiments
-
-    yield experiments
-    del sys.modules["experiments"]
-
-
 def test_a_replica_of_the_large_model_fits_only_in_two_stages(experiments):
     whole = experiments.one_process(None)
     assert "vgpu out of memory" in whole.error and "16.00 GiB" in whole.error
@@ -199,7 +189,7 @@ if __name__ == "__main__":
 def test_the_network_decides_whether_a_second_node_and_which_layout_helps(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(STEPS)
-    done = run_script(program, FOLDER, ROOT / "scripts")
+    done = run_script(program, PAGE, ROOT / "scripts")
     found = json.loads(done.stdout.splitlines()[-1])
     slow, slow_across, fast, fast_across, small = found["speeds"]
     assert all(8 < gib < 16 for peaks in found["peaks"] for gib in peaks)

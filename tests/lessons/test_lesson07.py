@@ -4,7 +4,6 @@ import importlib
 import json
 import logging
 import re
-import sys
 import time
 
 import numpy as np
@@ -214,16 +213,6 @@ def test_the_weights_are_the_ones_of_torch_after_ten_epochs(tmp_path):
 
 
 # ---- the notebooks' experiments -------------------------------------------------------------
-
-
-@pytest.fixture
-def experiments(monkeypatch):
-    monkeypatch.syspath_prepend(PAGE)
-    monkeypatch.delitem(sys.modules, "experiments", raising=False)
-    import experiments
-
-    yield experiments
-    del sys.modules["experiments"]
 
 
 # In a process of its own, because the all-reduces of several strategies in one process, which

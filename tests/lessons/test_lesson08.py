@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -228,16 +227,6 @@ def test_a_plain_worker_waits_for_the_other_without_a_message(tmp_path):
 
 
 # ---- the notebook's experiments -------------------------------------------------------------
-
-
-@pytest.fixture
-def experiments(monkeypatch):
-    monkeypatch.syspath_prepend(PAGE)
-    monkeypatch.delitem(sys.modules, "experiments", raising=False)
-    import experiments
-
-    yield experiments
-    del sys.modules["experiments"]
 
 
 @pytest.mark.slow

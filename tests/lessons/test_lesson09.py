@@ -267,16 +267,6 @@ def test_the_picture_is_drawn_from_a_run(tmp_path, monkeypatch):
 # ---- this Trainer and Lightning, side by side -----------------------------------------------
 
 
-@pytest.fixture
-def experiments(monkeypatch):
-    monkeypatch.syspath_prepend(PAGE)
-    monkeypatch.delitem(sys.modules, "experiments", raising=False)
-    import experiments
-
-    yield experiments
-    del sys.modules["experiments"]
-
-
 @pytest.fixture(scope="module")
 def libraries():
     """(this Trainer's findings, Lightning's), by rank."""

@@ -298,7 +298,7 @@ def test_where_rows_stand_is_as_in_lightning():
 
 
 def test_metrics_that_share_their_states_are_not_copied():
-    """torchmetrics copies the states of a collection for items(), unless told otherwise."""
+    """items() of torchmetrics' collection copies the states, except with copy_state=False."""
 
     class Collection(dict):
         _enable_compute_groups = True
