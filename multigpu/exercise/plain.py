@@ -1,0 +1,121 @@
+"""Plain data, the only thing that a student's process and the checks exchange.
+
+None, bool, int, float, str, list, tuple, dict and tensors; NumPy's arrays become tensors. Never
+a pickle: unpickling runs code.
+"""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    )
+}
+MAX_DEPTH = 20
+
+
+class NotPlain(ValueError):
+    """A value that cannot cross the border, or bytes that are no plain data."""
+
+
+def encode(value: Any) -> tuple[bytes, bytes]:
+    """Return (header, body): JSON, and the tensors' bytes. Raises NotPlain."""
+    buffers: list[bytes] = []
+    position = 0
+
+    def pack(value: Any, depth: int) -> Any:
+        nonlocal position
+        if depth > MAX_DEPTH:
+            raise NotPlain(f"nested more than {MAX_DEPTH} deep")
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        if type(value) is list:
+            return {"list": [pack(item, depth + 1) for item in value]}
+        if isinstance(value, tuple):
+            return {"tuple": [pack(item, depth + 1) for item in value]}
+        if type(value) is dict:
+            pairs = [[pack(k, depth + 1), pack(v, depth + 1)] for k, v in value.items()]
+            return {"dict": pairs}
+        if isinstance(value, np.ndarray):
+            try:
+                value = torch.from_numpy(np.ascontiguousarray(value))
+            except TypeError:
+                raise NotPlain(f"an array of {value.dtype} is not plain data") from None
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, torch.Tensor):
+            name = str(value.dtype).removeprefix("torch.")
+            if name not in DTYPES:
+                raise NotPlain(f"a tensor of {name} is not plain data")
+            tensor = value.detach().cpu().contiguous()
+            data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+            packed = {"tensor": [name, list(tensor.shape), position, len(data)]}
+            buffers.append(data)
+            position += len(data)
+            return packed
+        raise NotPlain(
+            f"{type(value).__name__} is not plain data: give numbers, texts, lists, dicts or "
+            f"tensors"
+        )
+
+    return json.dumps(pack(value, 0)).encode(), b"".join(buffers)
+
+
+def decode(header: bytes, body: bytes) -> Any:
+    """The value of encode(). Raises NotPlain for anything that encode cannot have written."""
+
+    def unpack(packed: Any, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise NotPlain(f"nested more than {MAX_DEPTH} deep")
+        if packed is None or type(packed) in (bool, int, float, str):
+            return packed
+        if type(packed) is not dict or len(packed) != 1:
+            raise NotPlain("not written by encode()")
+        [(kind, content)] = packed.items()
+        if type(content) is not list:
+            raise NotPlain("not written by encode()")
+        if kind == "list":
+            return [unpack(item, depth + 1) for item in content]
+        if kind == "tuple":
+            return tuple(unpack(item, depth + 1) for item in content)
+        if kind == "dict":
+            return {unpack(k, depth + 1): unpack(v, depth + 1) for k, v in content}
+        if kind == "tensor":
+            return _tensor(content, body)
+        raise NotPlain(f"{kind!r} is not plain data")
+
+    try:
+        return unpack(json.loads(header), 0)
+    except NotPlain:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise NotPlain(f"not written by encode(): {error}") from None
+
+
+def _tensor(content: list, body: bytes) -> torch.Tensor:
+    name, shape, start, length = content
+    if name not in DTYPES or not all(type(n) is int for n in (start, length, *shape)):
+        raise NotPlain("not written by encode()")
+    dtype = DTYPES[name]
+    inside = 0 <= start and 0 <= length and start + length <= len(body)
+    if not inside or min(shape, default=0) < 0 or len(shape) > MAX_DEPTH:
+        raise NotPlain("not written by encode()")
+    if math.prod(shape) * dtype.itemsize != length:
+        raise NotPlain("a tensor's bytes do not have its shape")
+    raw = torch.frombuffer(bytearray(body[start : start + length]), dtype=torch.uint8) if length else torch.empty(0, dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape)

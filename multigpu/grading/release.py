@@ -1,0 +1,59 @@
+"""The student's notebook, made from the solution: `multigpu release LESSON… -o DIR`."""
+
+import copy
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multigpu.files import atomic
+from multigpu.grading.solution import Solution, dumps, role_of, without_solution
+from multigpu.notebooks import cells
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+
+def student_notebook(solution: Solution) -> "NotebookNode":
+    """The notebook without solutions, hidden checks, outputs and guesses.
+
+    Answer cells keep their grade_id and can be edited, but not deleted; checks can be neither
+    edited nor deleted in JupyterLab. (A student can still do both; grading does not rely on
+    it.)
+    """
+    notebook = copy.deepcopy(solution.notebook)
+    kept = []
+    for cell in notebook.cells:
+        role = role_of(cell)
+        if role == "hidden":
+            continue
+        if cell.cell_type == "code":
+            cell.outputs = []
+            cell.execution_count = None
+        if role == "answer":
+            cell.source = without_solution(cell.source)
+            cell.metadata["deletable"] = False
+        elif role in ("check", "setup"):
+            cell.metadata["deletable"] = False
+            cell.metadata["editable"] = False
+        if cells.GUESS in cells.tags(cell):
+            cell.source = cells.without_guesses(cell.source)
+        kept.append(cell)
+    notebook.cells = kept
+    notebook.metadata["multigpu"] = {"lesson": solution.lesson}
+    return notebook
+
+
+def release(solution: Solution, folder: Path) -> list[Path]:
+    """Write NN-slug.ipynb, and NN-slug.zip for a learning platform. Returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = dumps(student_notebook(solution))
+    notebook = folder / f"{solution.lesson}.ipynb"
+    archive = folder / f"{solution.lesson}.zip"
+    with atomic(notebook) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    with atomic(archive) as temporary, zipfile.ZipFile(temporary, "w") as file:
+        # A fixed date: the same solution gives the same bytes.
+        entry = zipfile.ZipInfo(notebook.name, date_time=(1980, 1, 1, 0, 0, 0))
+        entry.compress_type = zipfile.ZIP_DEFLATED
+        file.writestr(entry, text)
+    return [notebook, archive]
