@@ -1,4 +1,4 @@
-"""The command `multigpu`: doctor, slurm, horovodrun, notebooks.
+"""The command `multigpu`: doctor, slurm, horovodrun, notebooks, exercise, release.
 
 Each command calls one module and prints what it returns.
 """
@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from multigpu import classroom
+from multigpu.cli import exercises
 from multigpu.course import find_root
 from multigpu.errors import UserError
 from multigpu.terminal import announce
@@ -235,6 +236,12 @@ def notebooks_check(stems: Stems = None) -> None:
     if findings:
         raise SystemExit(1)
     print("every notebook matches its script, and every cell was executed")
+
+
+# ---- multigpu exercise, release: see exercises.py -------------------------------------------
+
+app.add_typer(exercises.exercise, name="exercise")
+app.command("release")(exercises.release)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Frames of plain data over a socket. Either side may read a frame that an enemy has written."""
+"""Frames of plain data over a socket. A frame may come from an enemy."""
 
 import socket
 import struct

@@ -4,6 +4,7 @@ The ranks run in processes that share nothing, so a value of another rank reache
 through here. What is recorded is what was sent.
 """
 
+import random
 import threading
 from dataclasses import dataclass, field
 from functools import reduce
@@ -18,6 +19,7 @@ REDUCTIONS = {
     "min": torch.minimum,
     "prod": torch.mul,
 }
+MAX_BYTES = 1 << 30  # of all that is recorded
 SAME_ON_ALL_RANKS = ("kind", "group", "operation", "root")
 
 
@@ -44,8 +46,15 @@ class Call:
 class Hub:
     """Carries out the collectives of `size` ranks. Thread-safe: each rank has a thread."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, factors: random.Random):
+        """Prepare the network.
+
+        factors   gives each gate its factor; see ranks.gate
+        """
         self.size = size
+        self.factors: dict[str, float] = {}
+        self.bytes = 0
+        self._random = factors
         self.calls: list[list[Call]] = [[] for _ in range(size)]
         self.events: list[list[tuple[str, Any]]] = [[] for _ in range(size)]
         self.lock = threading.Lock()
@@ -54,31 +63,37 @@ class Hub:
         self.receivers: dict[tuple[int, int, int], list[Any]] = {}
         self.ended: dict[int, str] = {}
 
-    def event(self, rank: int, name: str, value: Any = None) -> None:
-        """Record something that the checks saw happen on a rank, between its collectives."""
-        with self.lock:
-            self.events[rank].append((name, value))
-
     def ask(self, rank: int, request: dict, answer: Any) -> None:
         """A rank calls a collective; `answer` is called with a dict when it is complete."""
         tensors = request.pop("tensors")
         kind = request["kind"]
         sent = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         with self.lock:
+            if kind == "gate":
+                self._gate(rank, request["name"], answer)
+                return
+            self.bytes += sent
+            if self.bytes > MAX_BYTES:
+                answer({"error": f"the ranks send more than {MAX_BYTES >> 20:,} MiB"})
+                return
             call = Call(rank, len(self.events[rank]), kind, sent, tensors, request)
             self.calls[rank].append(call)
             self.events[rank].append((kind, sent))
             if kind in ("send", "recv"):
                 self._by_mail(rank, kind, request, tensors, answer)
                 return
-            queues = self.waiting.setdefault(
-                request["group"], [[] for _ in range(self.size)]
-            )
+            queues = self.waiting.setdefault(request["group"], [[] for _ in range(self.size)])
             queues[rank].append((request | {"tensors": tensors}, answer))
-            if self.ended:
-                self._fail(queues)
-            elif all(queues):
+            if all(queues):
                 self._carry_out([each.pop(0) for each in queues])
+            else:
+                self._fail(queues)
+
+    def _gate(self, rank: int, name: str, answer: Any) -> None:
+        self.events[rank].append(("gate", name))
+        if name not in self.factors:
+            self.factors[name] = self._random.uniform(0.5, 1.5)
+        answer({"tensors": [torch.tensor(self.factors[name], dtype=torch.float64)]})
 
     def end(self, rank: int, why: str) -> None:
         """A rank has returned, or failed: who waits for it would wait for ever."""
@@ -89,7 +104,7 @@ class Hub:
             for (source, _, _), receivers in self.receivers.items():
                 if source == rank:
                     while receivers:
-                        receivers.pop(0)({"error": f"rank {rank} {why} and sends nothing more"})
+                        receivers.pop(0)(_nothing_more(rank, why))
 
     def _fail(self, queues: list[list[tuple[dict, Any]]]) -> None:
         """Answer the calls that a rank which has ended will never make."""
@@ -123,6 +138,11 @@ class Hub:
         except Mismatch as error:
             for _, answer in calls:
                 answer({"error": str(error)})
+            return
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            # A request that no rank of an honest student can send, or tensors that differ.
+            for _, answer in calls:
+                answer({"error": f"{_words(first)} cannot be carried out: {error}"})
             return
         for (_, answer), tensors in zip(calls, results, strict=True):
             answer({"tensors": tensors})
@@ -178,7 +198,11 @@ class Hub:
             receivers.pop(0)({"tensors": letters.pop(0)})
         if receivers and key[0] in self.ended:
             why = self.ended[key[0]]
-            receivers.pop(0)({"error": f"rank {key[0]} {why} and sends nothing more"})
+            receivers.pop(0)(_nothing_more(key[0], why))
+
+
+def _nothing_more(rank: int, why: str) -> dict[str, str]:
+    return {"error": f"rank {rank} {why} and sends nothing more: on a cluster, this hangs"}
 
 
 def _words(request: dict) -> str:

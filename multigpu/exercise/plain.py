@@ -1,7 +1,7 @@
 """Plain data, the only thing that a student's process and the checks exchange.
 
-None, bool, int, float, str, list, tuple, dict and tensors; NumPy's arrays become tensors. Never
-a pickle: unpickling runs code.
+None, bool, int, float, str, list, tuple, dict and tensors; NumPy's arrays become tensors.
+Never a pickle, because unpickling runs code.
 """
 
 import json
@@ -112,10 +112,12 @@ def _tensor(content: list, body: bytes) -> torch.Tensor:
     if name not in DTYPES or not all(type(n) is int for n in (start, length, *shape)):
         raise NotPlain("not written by encode()")
     dtype = DTYPES[name]
-    inside = 0 <= start and 0 <= length and start + length <= len(body)
+    inside = start >= 0 and length >= 0 and start + length <= len(body)
     if not inside or min(shape, default=0) < 0 or len(shape) > MAX_DEPTH:
         raise NotPlain("not written by encode()")
     if math.prod(shape) * dtype.itemsize != length:
         raise NotPlain("a tensor's bytes do not have its shape")
-    raw = torch.frombuffer(bytearray(body[start : start + length]), dtype=torch.uint8) if length else torch.empty(0, dtype=torch.uint8)
+    if not length:
+        return torch.empty(shape, dtype=dtype)
+    raw = torch.frombuffer(bytearray(body[start : start + length]), dtype=torch.uint8)
     return raw.view(dtype).reshape(shape)

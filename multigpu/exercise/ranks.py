@@ -56,7 +56,11 @@ class CheckedGroup(dist.ProcessGroup):
         return BACKEND
 
     def _ask(
-        self, kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], **details: Any
+        self,
+        kind: str,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        **details: Any,
     ) -> dist.Work:
         future = torch.futures.Future()
 
@@ -129,14 +133,48 @@ class CheckedGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
 
+_world: Requests | None = None
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        ctx.name = name
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        answered = threading.Event()
+        answers: list[dict] = []
+
+        def finish(message: dict) -> None:
+            answers.append(message)
+            answered.set()
+
+        _world.ask({"kind": "gate", "name": ctx.name, "tensors": []}, finish)
+        answered.wait()
+        return gradient * answers[0]["tensors"][0].to(gradient.dtype), None
+
+
+def gate(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Return the tensor. In a check, backward asks the checks for a factor at this point.
+
+    The gradient is multiplied by the factor. So a rank cannot know the gradients behind a gate
+    before the checks have seen that backward has come to the gate. Without a check, backward
+    multiplies by nothing.
+    """
+    return tensor if _world is None else _Gate.apply(tensor, name)
+
+
 def join_world(rank: int, size: int, requests: Requests) -> None:
     """init_process_group, with the checks as the network."""
+    global _world
+    _world = requests
 
     def make(store: dist.Store, rank: int, size: int, timeout: Any) -> CheckedGroup:
         return CheckedGroup(rank, size, requests, f"group {next(groups)}")
 
     groups = itertools.count()
     dist.Backend.register_backend(BACKEND, make, devices=["cpu"])
-    dist.init_process_group(
-        BACKEND, rank=rank, world_size=size, store=dist.HashStore()
-    )
+    store = dist.HashStore()
+    dist.init_process_group(BACKEND, rank=rank, world_size=size, store=store)

@@ -12,48 +12,36 @@ import traceback
 import types
 from typing import Any
 
+import torch
+
 from multigpu.exercise.channel import Channel, Closed
 from multigpu.exercise.plain import NotPlain
+from multigpu.exercise.ranks import Requests, join_world
 
 
-def serve(channel: Channel, may_unpickle: bool) -> None:
+def serve(channel: Channel) -> None:
     """Do what the messages say. Returns when the other side closes the channel."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
-    requests = None
+    requests = Requests(channel.send)
     commands: queue.Queue[dict | None] = queue.Queue()
-    answers: list[Any] = []
 
     def read() -> None:
         try:
             while True:
                 message = channel.receive()
                 if "number" in message:
-                    answers[0].answer(message)
+                    requests.answer(message)
                 else:
                     commands.put(message)
         except (Closed, NotPlain):
             commands.put(None)
 
     threading.Thread(target=read, daemon=True).start()
+    torch.manual_seed(0)
     while (message := commands.get()) is not None:
-        reply: dict[str, Any] = {}
         try:
-            if message["do"] == "run":
-                _run(message["name"], message["source"], module)
-            elif message["do"] == "load" and may_unpickle:
-                _load(message["data"], module)
-            elif message["do"] == "world":
-                from multigpu.exercise.ranks import Requests, join_world
-
-                requests = Requests(channel.send)
-                answers.append(requests)
-                join_world(message["rank"], message["size"], requests)
-            elif message["do"] == "call":
-                function = module.__dict__.get(message["function"])
-                if function is None:
-                    raise NameError(f"there is no {message['function']}")
-                reply["value"] = function(*message["arguments"], **message["keywords"])
+            reply = _do(message, module, requests)
         except BaseException as error:
             reply = {"error": _describe(error)}
         sys.stdout.flush()
@@ -61,9 +49,30 @@ def serve(channel: Channel, may_unpickle: bool) -> None:
         try:
             channel.send({"reply": reply})
         except NotPlain as error:
-            channel.send({"reply": {"error": {"type": "NotPlain", "text": str(error), "lines": []}}})
+            kind = {"type": "NotPlain", "text": str(error), "lines": []}
+            channel.send({"reply": {"error": kind}})
         except Closed:
             return
+
+
+def _do(message: dict, module: types.ModuleType, requests: Requests) -> dict[str, Any]:
+    names = module.__dict__
+    if message["do"] == "run":
+        _run(message["name"], message["source"], module)
+    elif message["do"] == "world":
+        join_world(message["rank"], message["size"], requests)
+    elif message["do"] == "call":
+        function = _named(names, message["function"])
+        return {"value": function(*message["arguments"], **message["keywords"])}
+    elif message["do"] == "value":
+        return {"value": _named(names, message["name"])}
+    return {}
+
+
+def _named(names: dict[str, Any], name: str) -> Any:
+    if name not in names:
+        raise NameError(f"the answer does not define {name}")
+    return names[name]
 
 
 def _run(name: str, source: str, module: types.ModuleType) -> None:
@@ -72,17 +81,12 @@ def _run(name: str, source: str, module: types.ModuleType) -> None:
     exec(compile(source, filename, "exec"), module.__dict__)
 
 
-def _load(data: Any, module: types.ModuleType) -> None:
-    import cloudpickle
-
-    module.__dict__.update(cloudpickle.loads(data.numpy().tobytes()))
-
-
 def _describe(error: BaseException) -> dict[str, Any]:
     """The error as plain data: type, text, and the lines of cells that it passed through."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith("<")]
     lines = [f"{frame.filename[1:-1]}, line {frame.lineno}: {frame.line}" for frame in own]
     if isinstance(error, SyntaxError) and error.filename and error.filename.startswith("<"):
-        lines.append(f"{error.filename[1:-1]}, line {error.lineno}: {(error.text or '').strip()}")
+        text = (error.text or "").strip()
+        lines.append(f"{error.filename[1:-1]}, line {error.lineno}: {text}")
     return {"type": type(error).__name__, "text": str(error)[:2000], "lines": lines[-5:]}

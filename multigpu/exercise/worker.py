@@ -1,178 +1,201 @@
-"""The process that has imported torch and forks the students' processes, within the sandbox.
+"""Starts the process that forks students' processes, within bubblewrap or beside it."""
 
-Each fork has namespaces of its own: it sees no other process, no network and an empty /tmp.
-When it ends, the kernel ends all processes that it has started.
-"""
-
-import ctypes
-import gc
 import json
 import os
-import resource
-import select
-import signal
 import socket
+import struct
+import subprocess
 import sys
-from typing import NoReturn
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
 
-NEWNS = 0x00020000
-NEWIPC = 0x08000000
-NEWUSER = 0x10000000
-NEWPID = 0x20000000
-NEWNET = 0x40000000
-PR_SET_DUMPABLE = 4
-PR_SET_NO_NEW_PRIVS = 38
-NOBODY = 65534
-MODULES = (
-    "torch",
-    "torch.distributed",
-    "torch.nn.functional",
-    "multigpu.exercise.student",
-    "multigpu.exercise.ranks",
-    "multigpu.models",
-)
+import multigpu
+from multigpu.errors import UserError
+from multigpu.exercise.session import Limits, Session
+
+START_SECONDS = 180  # torch's and TensorFlow's import from a slow disk
+MEMORY_INTERVAL = 0.1  # seconds between two looks at the memory of all sessions
+CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
-class CapabilityHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+class Worker:
+    """A process that has imported torch and forks students' processes.
 
-
-class CapabilityData(ctypes.Structure):
-    _fields_ = (
-        ("effective", ctypes.c_uint32),
-        ("permitted", ctypes.c_uint32),
-        ("inheritable", ctypes.c_uint32),
-    )
-
-
-def main(control: int, isolated: bool) -> None:
-    """Fork a student's process for each message; its sockets and pipes come with it.
-
-    control    the socket of the messages
-    isolated   whether this is the sandbox; else the student's own machine
+    With a sandbox, it runs within bubblewrap; without, on the student's own machine, only the
+    processes are apart.
     """
-    import importlib
 
-    if isolated and os.getuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+    def __init__(
+        self, bwrap: str | None, limits: Limits | None = None, imports: Sequence[str] = ()
+    ):
+        """Begin to start it.
 
-    import torch
+        bwrap     the path of bubblewrap; None for no sandbox
+        imports   modules that it imports beside torch
+        """
+        self.limits = limits or Limits()
+        self.isolated = bwrap is not None
+        self._control, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        module = [sys.executable, "-B", "-m", "multigpu.exercise.fork_server"]
+        mode = "isolated" if bwrap else "apart"
+        command = [*module, str(theirs.fileno()), mode, *imports]
+        if bwrap:
+            command = [bwrap, *isolation(), "--", *command]
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            env=_environment(self.isolated),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._control.settimeout(START_SECONDS)
+        self._ready = False
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        threading.Thread(target=_watch_memory, args=(weakref.ref(self),), daemon=True).start()
 
-    for name in MODULES:
-        importlib.import_module(name)
-    torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes ended children
-    connection = socket.socket(fileno=control)
-    connection.sendall(b"{}")
+    def wait_until_ready(self) -> None:
+        """Wait for the imports. Raises UserError if the process does not start."""
+        with self._lock:
+            self._wait()
+
+    def _wait(self) -> None:
+        if not self._ready:
+            self._ready = self._answer() == b"r"
+        if not self._ready:
+            self._process.kill()
+            text = self._process.stderr.read().decode(errors="replace").strip()
+            reason = text.splitlines()[-1] if text else "no reason given"
+            where = "in the sandbox" if self.isolated else "for the checks"
+            raise UserError(f"the process {where} does not start: {reason}")
+
+    def _answer(self) -> bytes:
+        try:
+            return self._control.recv(1)
+        except OSError:
+            return b""
+
+    def session(self, seconds: float | None = None) -> Session:
+        """A new process for a student's code; it ends after `seconds`. Raises UserError."""
+        limits = self.limits
+        seconds = limits.seconds if seconds is None else seconds
+        message = {
+            "disk": limits.disk,
+            "processes": limits.processes,
+            "seconds": int(2 * limits.seconds) + 1,
+        }
+        with self._lock:
+            self._wait()
+            ours, theirs = socket.socketpair()
+            session = Session(limits, seconds, ours)
+            descriptors = [
+                session.their_socket.fileno(),
+                session.their_output,
+                theirs.fileno(),
+            ]
+            if hasattr(socket, "SO_PASSCRED"):
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            try:
+                socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+                started = self._answer()
+            except OSError:
+                started = b""
+            theirs.close()
+        session.begin()
+        if started != b"s":
+            session.close()
+            raise UserError("the process that starts the students' processes has ended")
+        session.pid = _sender(ours)
+        self._sessions.add(session)
+        return session
+
+    def sessions(self) -> list[Session]:
+        """The sessions that are in use."""
+        return list(self._sessions)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """End the process and, with a sandbox, all that runs in it."""
+        for session in self.sessions():
+            session.close()
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+        self._process.stderr.close()
+
+
+def _sender(connection: socket.socket) -> int:
+    """The process that sent the first byte, as this process sees it; 0 if unknown."""
+    if not hasattr(socket, "SO_PASSCRED"):
+        return 0
+    connection.settimeout(10)
+    try:
+        _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
+    except OSError:
+        return 0
+    for _, kind, data in ancillary:
+        if kind == socket.SCM_CREDENTIALS:
+            return CREDENTIALS.unpack(data)[0]
+    return 0
+
+
+def _watch_memory(reference: "weakref.ref[Worker]") -> None:
     while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, 4096, 3)
-        if not message:
+        worker = reference()
+        if worker is None or worker.ended:
             return
-        if os.fork() == 0:
-            connection.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _student(json.loads(message), *descriptors, isolated)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        for session in worker.sessions():
+            session.check_memory()
+        del worker
+        time.sleep(MEMORY_INTERVAL)
 
 
-def _student(limits: dict, channel: int, output: int, lifeline: int, isolated: bool) -> NoReturn:
-    """Start the student's process, and end it when `lifeline` is closed."""
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if isolated:
-            _unshare(libc)
-        init = os.fork()
-        if init == 0:
-            os.close(lifeline)
-            if isolated:
-                _own_tmp(libc, limits["disk"])
-            else:
-                os.setpgid(0, 0)
-            child = os.fork()
-            if child == 0:
-                if isolated:
-                    _drop(libc, limits)
-                _serve(channel, output, may_unpickle=not isolated)
-            os.close(channel)
-            os.close(output)
-            while os.wait()[0] != child:
-                pass
-            os._exit(0)
-        os.close(channel)
-        os.close(output)
-        ended = os.pidfd_open(init)
-        select.select([lifeline, ended], [], [])
-        if isolated:
-            os.kill(init, signal.SIGKILL)  # the first process of its namespace
-        else:
-            os.killpg(init, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    except BaseException as error:
-        print(f"worker: {error!r}", file=sys.__stderr__, flush=True)
-    os._exit(0)
+def isolation() -> list[str]:
+    """bubblewrap's arguments: Python, its packages and this library, read-only; no network.
+
+    root needs no user namespace. There, the worker becomes an ordinary user, because limits do
+    not hold for root.
+    """
+    words = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    if os.getuid() == 0:
+        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        words += ["--unshare-user"]
+    words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+    library = Path(multigpu.__file__).parent
+    shown = {Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")}
+    shown |= {Path(sys.prefix), Path(sys.base_prefix), library}
+    parents = {parent for path in shown for parent in path.parents}
+    for folder in sorted(parents - {Path("/")}):
+        if not any(folder == path or path in folder.parents for path in shown):
+            words += ["--perms", "0755", "--dir", str(folder)]
+    for path in sorted(shown):
+        if path.is_symlink():
+            words += ["--symlink", os.readlink(path), str(path)]
+        elif path.exists():
+            words += ["--ro-bind", str(path), str(path)]
+    return [*words, "--chdir", "/tmp"]
 
 
-def _unshare(libc: ctypes.CDLL) -> None:
-    uid, gid = os.getuid(), os.getgid()
-    # A process that has changed its user is not dumpable, and cannot write its own uid_map.
-    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-    if libc.unshare(NEWUSER | NEWNS | NEWPID | NEWNET | NEWIPC):
-        raise OSError(ctypes.get_errno(), "unshare")
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{uid} {uid} 1"),
-        ("gid_map", f"{gid} {gid} 1"),
-    ):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
-    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def _own_tmp(libc: ctypes.CDLL, size: int) -> None:
-    os.chdir("/")
-    for folder in (b"/tmp", b"/dev/shm"):
-        options = f"size={size},mode=1777".encode()
-        if libc.mount(b"tmpfs", folder, b"tmpfs", 6, options):  # no set-uid files, no devices
-            raise OSError(ctypes.get_errno(), f"mount {folder.decode()}")
-    libc.mount(b"proc", b"/proc", b"proc", 14, None)  # refused where /proc has covers
-    os.chdir("/tmp")
-
-
-def _drop(libc: ctypes.CDLL, limits: dict) -> None:
-    os.setsid()
-    header = CapabilityHeader(0x20080522, 0)
-    none = (CapabilityData * 2)()
-    libc.capset(ctypes.byref(header), ctypes.byref(none))
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    for name, limit in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, limits["processes"]),
-        (resource.RLIMIT_FSIZE, limits["disk"]),
-        (resource.RLIMIT_NOFILE, 256),
-        (resource.RLIMIT_CPU, limits["seconds"]),
-    ):
-        resource.setrlimit(name, (limit, limit))
-
-
-def _serve(channel: int, output: int, may_unpickle: bool) -> NoReturn:
-    from multigpu.exercise.channel import Channel
-    from multigpu.exercise.student import serve
-
-    nothing = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    try:
-        serve(Channel(socket.socket(fileno=channel)), may_unpickle)
-    finally:
-        os._exit(0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2] == "isolated")
+def _environment(isolated: bool) -> dict[str, str]:
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": str(Path(multigpu.__file__).parent.parent),
+    }
+    if isolated:
+        return settings | {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+    return dict(os.environ) | settings

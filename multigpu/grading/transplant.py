@@ -1,7 +1,7 @@
 """A student's answers, taken out of the notebook that was handed in.
 
-Only the text of the cells whose `grade_id` is a question's is taken: outputs, checks and other
-cells of the student's are not used.
+Only the text of the cells whose `grade_id`, or whose first line, names a question is taken:
+outputs, checks and other cells of the student's are not used.
 """
 
 import json
@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from multigpu.exercise.sources import answer_of
 from multigpu.grading.solution import Solution
 
 MAX_BYTES = 8 << 20
@@ -61,22 +62,22 @@ def _cells(notebook: Any) -> list[Any]:
 
 
 def _take_cell(cell: Any, solution: Solution, answers: Answers) -> None:
-    if type(cell) is not dict or type(cell.get("metadata")) is not dict:
-        return
-    name = cell["metadata"].get("grade_id")
-    tags = cell["metadata"].get("tags")
-    known = {question.name for question in solution.questions}
-    if type(name) is not str or name not in known:
-        return
-    if type(tags) is list and ("check" in tags or "hidden" in tags):
-        return
-    if cell.get("cell_type") != "code":
-        answers.notes.append(f"{name}: its answer cell is not a code cell any more")
+    if type(cell) is not dict:
         return
     source = cell.get("source", cell.get("input", ""))
     if type(source) is list:
         source = "".join(part for part in source if type(part) is str)
     if type(source) is not str:
+        return
+    metadata = cell.get("metadata")
+    name = metadata.get("grade_id") if type(metadata) is dict else None
+    known = {question.name for question in solution.questions}
+    if type(name) is not str or name not in known:
+        name = answer_of(source)  # some editors drop a cell's metadata
+    if name not in known:
+        return
+    if cell.get("cell_type") != "code":
+        answers.notes.append(f"{name}: its answer cell is not a code cell any more")
         return
     if name in answers.sources:
         answers.notes.append(f"{name}: there are two answer cells; the first one counts")

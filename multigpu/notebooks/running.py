@@ -25,19 +25,28 @@ class CellFailed(Exception):
 def run(stem: str, root: Path | None = None) -> list[str]:
     """Execute scripts/STEM.py in a new kernel; store it with its outputs as a notebook.
 
-    Returns remarks on the outputs, one sentence each. The notebook is written only if every
-    cell succeeds. A `!command` that fails is an error too; a command that should fail ends
-    with `|| true`. Raises CellFailed if a cell fails, and UserError if there is no such script
-    or it cannot be read.
+    Returns remarks on the outputs, one sentence each. Raises CellFailed if a cell fails, and
+    UserError if there is no such script or it cannot be read.
     """
     root = root or find_root()
     script = root / "scripts" / f"{stem}.py"
     target = root / "notebooks" / f"{stem}.ipynb"
     if not script.is_file():
         raise UserError(f"{pairing.no_script(stem)}.")
-    notebook = pairing.from_script(script)
     target.parent.mkdir(exist_ok=True)
-    _execute(notebook, stem, target.parent)
+    return run_pair(script, target, root)
+
+
+def run_pair(script: Path, target: Path, root: Path) -> list[str]:
+    """Execute a script in a new kernel; store it with its outputs as the notebook `target`.
+
+    Returns remarks on the outputs, one sentence each. The notebook is written only if every
+    cell succeeds. A `!command` that fails is an error too; a command that should fail ends
+    with `|| true`. Raises CellFailed if a cell fails, and UserError if the script cannot be
+    read.
+    """
+    notebook = pairing.from_script(script)
+    _execute(notebook, f"{script.relative_to(root)}", target)
     notebook.metadata["multigpu"] = {"outputs": cells.output_hashes(notebook)}
     pairing.write(notebook, target)
     return [
@@ -48,7 +57,7 @@ def run(stem: str, root: Path | None = None) -> list[str]:
     ]
 
 
-def _execute(notebook: "NotebookNode", stem: str, folder: Path) -> None:
+def _execute(notebook: "NotebookNode", script: str, target: Path) -> None:
     import zmq
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
@@ -73,7 +82,7 @@ def _execute(notebook: "NotebookNode", stem: str, folder: Path) -> None:
         # A `!command` that fails raises an exception.
         extra_arguments=["--InteractiveShell.system_raise_on_error=True"],
     )
-    with client.setup_kernel(cwd=str(folder), env=_environment(), cleanup_kc=True):
+    with client.setup_kernel(cwd=str(target.parent), env=_environment(), cleanup_kc=True):
         for index, cell in enumerate(notebook.cells):
             tags = cell.metadata.get("tags")
             if cells.may_raise(cell):
@@ -93,7 +102,7 @@ def _execute(notebook: "NotebookNode", stem: str, folder: Path) -> None:
                 if tags is not None:
                     cell.metadata.tags = tags
             if problem:
-                raise CellFailed(_failure_text(stem, notebook, cell, problem))
+                raise CellFailed(_failure_text(script, target.name, notebook, cell, problem))
 
 
 def _environment() -> dict[str, str]:
@@ -107,13 +116,13 @@ def _environment() -> dict[str, str]:
 
 
 def _failure_text(
-    stem: str, notebook: "NotebookNode", failed: "NotebookNode", problem: str
+    script: str, target: str, notebook: "NotebookNode", failed: "NotebookNode", problem: str
 ) -> str:
     (n,) = [n for n, cell in cells.numbered(notebook) if cell is failed]
     source = failed.source.strip().splitlines()
     printed = "".join(output.get("text", "") for output in failed.outputs).splitlines()
     lines = [
-        f"scripts/{stem}.py: In [{n}] failed, notebooks/{stem}.ipynb is unchanged",
+        f"{script}: In [{n}] failed, {target} is unchanged",
         *(f"    {line}" for line in source[:4]),
     ]
     if len(source) > 4:

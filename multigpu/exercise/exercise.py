@@ -1,0 +1,142 @@
+"""What an exercise's notebook calls: its checks, for the student and for the grader."""
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from multigpu.errors import UserError
+from multigpu.exercise.check import Check
+from multigpu.exercise.session import Session
+from multigpu.exercise.sources import Sources, from_history
+from multigpu.exercise.worker import Worker
+
+QUESTION_CHECKS = 2  # a question has the time of two checks, a submission that of six
+SUBMISSION_CHECKS = 6
+
+
+@dataclass
+class Grading:
+    """What the grader gives to the checks; a student's notebook has none.
+
+    sources   what runs in the student's process
+    secret    what the seeds of hidden checks are made of
+    sandbox   the path of bubblewrap; None to run without
+    record    a list of (question, title, printed) that the checks extend
+    """
+
+    sources: Sources
+    secret: str
+    sandbox: str | None
+    record: list[dict[str, str]] = field(default_factory=list)
+
+
+_grading: Grading | None = None
+_workers: dict[tuple[str | None, tuple[str, ...]], Worker] = {}
+
+
+def grade_with(grading: Grading | None) -> None:
+    """Give the next Exercise of this process its answers, in place of the notebook's own."""
+    global _grading
+    _grading = grading
+
+
+class Exercise:
+    """The exercise of a lesson: `exercise = Exercise("01-one-gpu")` in its setup cell."""
+
+    def __init__(self, lesson: str, *, imports: Sequence[str] = (), seconds: float = 20.0):
+        """Start the process in which the checks run the answers.
+
+        imports   modules that are imported there in advance, because they are slow
+        seconds   after which a check of an answer is stopped
+        """
+        self.lesson = lesson
+        self.seconds = seconds
+        self._verdicts: dict[str, dict[str, tuple[bool, float]]] = defaultdict(dict)
+        self._used: dict[str, float] = defaultdict(float)
+        self._grading = _grading
+        self._imports = tuple(imports)
+        self._worker()
+
+    def _worker(self) -> Worker:
+        """The process, started again if it has ended."""
+        program = self._grading.sandbox if self._grading else None
+        key = (program, self._imports)
+        worker = _workers.get(key)
+        if worker is None or worker.ended:
+            worker = _workers[key] = Worker(program, imports=self._imports)
+        return worker
+
+    @contextmanager
+    def check(
+        self, question: str, title: str, *, points: float, hidden: bool = False
+    ) -> Iterator[Check]:
+        """Check an answer: call its functions, and print a verdict for each statement.
+
+        question   the name in the answer's first line: # answer: NAME
+        title      what is checked, a few words
+        points     what it gives if all verdicts are right
+        hidden     the student does not get this check
+
+        An error in the student's code is a verdict. Raises UserError if the machine cannot run
+        the student's process.
+        """
+        secret = self._grading.secret if self._grading and hidden else "visible"
+        seed = hashlib.sha256("\n".join([secret, question, title]).encode()).hexdigest()
+        worker = self._worker()
+        worker.wait_until_ready()
+        begin = time.monotonic()
+
+        def new_session() -> Session:
+            left = self._seconds_left(question) - (time.monotonic() - begin)
+            return worker.session(max(0.1, left))
+
+        check = Check(self._sources().of(question), seed, new_session)
+        try:
+            yield check
+        except (UserError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            # What a student returns can make the check's own code raise any exception.
+            check.failed(error)
+        finally:
+            check.close()
+            self._used[question] += time.monotonic() - begin
+        if not check.lines:
+            check.expect(False, "the check made no statement")
+        self._report(check, question, title, points)
+
+    def _seconds_left(self, question: str) -> float:
+        all_questions = SUBMISSION_CHECKS * self.seconds - sum(self._used.values())
+        this_question = QUESTION_CHECKS * self.seconds - self._used[question]
+        return min(self.seconds, this_question, all_questions)
+
+    def _sources(self) -> Sources:
+        if self._grading:
+            return self._grading.sources
+        from IPython import get_ipython
+
+        shell = get_ipython()
+        if shell is None:
+            raise UserError("the checks run in a notebook, or by `multigpu exercise check`.")
+        return from_history(shell.user_ns["In"])
+
+    def _report(self, check: Check, question: str, title: str, points: float) -> None:
+        self._verdicts[question][title] = (check.right, points)
+        print("\n".join(check.lines))
+        if self._grading:
+            self._grading.record.append(
+                {"question": question, "title": title, "printed": check.printed}
+            )
+        elif check.printed:
+            print("Your code printed:\n" + check.printed)
+
+    def summary(self) -> None:
+        """Print the points of the checks that have run, and that hidden ones remain."""
+        for question, verdicts in self._verdicts.items():
+            earned = sum(points for right, points in verdicts.values() if right)
+            most = sum(points for _, points in verdicts.values())
+            print(f"{question}: {earned:g} of {most:g} points")
+        print("These are the visible checks. Hidden ones try other values when it is graded.")
