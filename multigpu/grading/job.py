@@ -120,7 +120,7 @@ def main(seconds: float) -> None:
     os.dup2(2, 1)
     options = [
         *("-c", os.devnull, "--rootdir", "/", "-p", "nbval.plugin", "-p", "no:cacheprovider"),
-        *("--nbval", "--nbval-cell-timeout", str(seconds), "--color=no", "-s"),
+        *("--nbval", "--nbval-cell-timeout", str(seconds), "--color=no", "-s", "--noconftest"),
     ]
     pytest.main(options, plugins=[Job(requests, replies)])
 

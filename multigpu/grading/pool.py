@@ -37,6 +37,7 @@ class Job:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            cwd="/",  # what lies in the folder of the grader must not be imported
             text=True,
             start_new_session=True,  # Ctrl-C is for the parent, which ends the jobs
         )
