@@ -1,0 +1,44 @@
+"""Submissions with known scores: blank, reference, wrong answers and other right ones."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+from known import Known, surprises, untested
+
+from multigpu.grading import author, solution
+
+FOLDER = Path(__file__).parent / "known"
+LESSONS = author.lessons()
+# `make test` grades one lesson, `make test-grading` all.
+GRADED = LESSONS if "ALL_LESSONS" in os.environ else LESSONS[4:5]
+
+
+def known(slug: str) -> list[Known]:
+    """The known answers of a lesson: KNOWN of tests/grading/known/lessonNN.py."""
+    path = FOLDER / f"lesson{slug[:2]}.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.KNOWN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slug", GRADED)
+def test_each_answer_has_the_score_it_deserves(slug: str, tmp_path: Path) -> None:
+    assert surprises(solution.find(slug), known(slug), tmp_path) == []
+
+
+@pytest.mark.parametrize("slug", LESSONS)
+def test_without_a_check_a_wrong_answer_passes(slug: str) -> None:
+    assert untested(solution.find(slug), known(slug)) == []
+
+
+@pytest.mark.parametrize("slug", LESSONS)
+def test_other_right_answers_are_among_the_known_ones(slug: str) -> None:
+    right = {each.question for each in known(slug) if not each.wrong}
+    written = [
+        q.name for q in solution.find(slug).questions if not q.name.startswith("guess_")
+    ]
+    assert right >= set(written)

@@ -1,0 +1,100 @@
+"""Answers with known scores: which checks of their question must be wrong."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from multigpu import sandbox
+from multigpu.grading import grade, release
+from multigpu.grading.results import Result
+from multigpu.grading.solution import Solution, dumps
+from multigpu.grading.submissions import Submission
+
+
+@dataclass(frozen=True)
+class Known:
+    """An answer to one question.
+
+    name    what is right or wrong about it, a few words
+    source  the text of the answer cell
+    wrong   the titles of the checks that must be wrong; all others must be right
+    """
+
+    name: str
+    question: str
+    source: str
+    wrong: tuple[str, ...] = ()
+
+
+def notebook(solution: Solution, answers: dict[str, str]) -> bytes:
+    """The released notebook with these answers."""
+    made = release.student_notebook(solution)
+    for cell in made.cells:
+        if cell.metadata.get("grade_id") in answers:
+            cell.source = answers[cell.metadata["grade_id"]]
+    return dumps(made).encode()
+
+
+def reference(solution: Solution) -> dict[str, str]:
+    """The solution's answers."""
+    return {question.name: solution.answer(question) for question in solution.questions}
+
+
+def graded(
+    solution: Solution, submissions: dict[str, bytes], folder: Path, jobs: int = 2
+) -> dict[str, Result]:
+    """The results by student, graded in the sandbox, or beside it where there is none."""
+    found = sandbox.probe()
+    settings = grade.Settings(folder, found.program if found.works else None, jobs)
+    given = [Submission(name, f"{name}.ipynb", data) for name, data in submissions.items()]
+    results = grade.grade(solution, given, settings, lambda done, of: None)
+    return {result.student: result for result in results}
+
+
+def surprises(solution: Solution, known: Sequence[Known], folder: Path) -> list[str]:
+    """What differs from the known scores, one sentence each.
+
+    Graded are the reference, a blank notebook, and each known answer beside the reference's
+    other answers.
+    """
+    right = reference(solution)
+    submissions = {"blank": notebook(solution, {}), "reference": notebook(solution, right)}
+    for each in known:
+        submissions[each.name] = notebook(solution, right | {each.question: each.source})
+    assert len(submissions) == len(known) + 2, "two known answers have the same name"
+    results = graded(solution, submissions, folder)
+    found = []
+    if results["blank"].earned:
+        found.append(f"a blank notebook earns {results['blank'].earned:g} points")
+    for name, result in results.items():
+        wrong = [each.wrong for each in known if each.name == name]
+        question = next((each.question for each in known if each.name == name), "")
+        for graded_question in result.questions:
+            for part in graded_question.parts if name != "blank" else ():
+                is_wrong = graded_question.name == question and part.title in wrong[0]
+                expected = "wrong" if is_wrong else "right"
+                if part.status != expected:
+                    found.append(
+                        f"{name}: {graded_question.name}, {part.title!r} is {part.status}, "
+                        f"expected {expected}: {json.dumps(part.lines)}"
+                    )
+    return found
+
+
+def untested(solution: Solution, known: Sequence[Known]) -> list[str]:
+    """Checks that no known wrong answer fails, and hidden ones that catch nothing alone.
+
+    Take such a check away, and every wrong answer still gets the score it deserves: the check
+    tests nothing.
+    """
+    found = []
+    for question in solution.questions:
+        for part in question.parts:
+            caught = [
+                k for k in known if k.question == question.name and part.title in k.wrong
+            ]
+            alone = [each for each in caught if each.wrong == (part.title,)]
+            if not caught or (part.hidden and not alone):
+                found.append(f"{question.name}: {part.title!r}")
+    return found
