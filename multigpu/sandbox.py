@@ -1,21 +1,13 @@
 """The sandbox in which students' code runs, and a check that it works on this machine."""
 
+import os
 import shutil
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
+import multigpu
 from multigpu.commands import first_line, run_bounded
-
-# No network, no other process, no privileges; a file system that is read-only except /tmp.
-ISOLATION = (
-    "--unshare-all",
-    "--die-with-parent",
-    "--new-session",
-    *("--cap-drop", "ALL"),
-    *("--ro-bind", "/", "/"),
-    *("--dev", "/dev"),
-    *("--proc", "/proc"),
-    *("--tmpfs", "/tmp"),
-)
 
 
 @dataclass(frozen=True)
@@ -35,11 +27,39 @@ class Sandbox:
 
 
 def probe() -> Sandbox:
-    """Find bubblewrap and run `true` in a sandbox, which takes at most a few seconds."""
+    """Find bubblewrap, and run Python in a sandbox, which takes at most a few seconds."""
     program = shutil.which("bwrap")
     if program is None:
         return Sandbox(None, "bubblewrap is not installed")
-    code, _, err = run_bounded(program, *ISOLATION, "true")
+    code, _, err = run_bounded(program, *isolation(), sys.executable, "-IS", "-c", "")
     if code == 0:
         return Sandbox(program)
     return Sandbox(program, first_line(err) or f"exit code {code}")
+
+
+def isolation() -> list[str]:
+    """bubblewrap's arguments: Python, its packages and this library, read-only; no network.
+
+    root needs no user namespace. There, the worker becomes an ordinary user, because limits do
+    not hold for root.
+    """
+    words = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    if os.getuid() == 0:
+        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        words += ["--unshare-user"]
+    words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+    library = Path(multigpu.__file__).parent
+    shown = {Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")}
+    shown |= {Path(sys.prefix), Path(sys.base_prefix), library}
+    parents = {parent for path in shown for parent in path.parents}
+    for folder in sorted(parents - {Path("/")}):
+        if not any(folder == path or path in folder.parents for path in shown):
+            words += ["--perms", "0755", "--dir", str(folder)]
+    for path in sorted(shown):
+        if path.is_symlink():
+            words += ["--symlink", os.readlink(path), str(path)]
+        elif path.exists():
+            words += ["--ro-bind", str(path), str(path)]
+    return [*words, "--chdir", "/tmp"]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import multigpu
+from multigpu import sandbox
 from multigpu.errors import UserError
 from multigpu.exercise.session import Limits, Session
 
@@ -44,7 +45,7 @@ class Worker:
         mode = "isolated" if bwrap else "apart"
         command = [*module, str(theirs.fileno()), mode, *imports]
         if bwrap:
-            command = [bwrap, *isolation(), "--", *command]
+            command = [bwrap, *sandbox.isolation(), "--", *command]
         self._process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
@@ -158,34 +159,6 @@ def _watch_memory(reference: "weakref.ref[Worker]") -> None:
             session.check_memory()
         del worker
         time.sleep(MEMORY_INTERVAL)
-
-
-def isolation() -> list[str]:
-    """bubblewrap's arguments: Python, its packages and this library, read-only; no network.
-
-    root needs no user namespace. There, the worker becomes an ordinary user, because limits do
-    not hold for root.
-    """
-    words = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-    words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    if os.getuid() == 0:
-        words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    else:
-        words += ["--unshare-user"]
-    words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
-    library = Path(multigpu.__file__).parent
-    shown = {Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")}
-    shown |= {Path(sys.prefix), Path(sys.base_prefix), library}
-    parents = {parent for path in shown for parent in path.parents}
-    for folder in sorted(parents - {Path("/")}):
-        if not any(folder == path or path in folder.parents for path in shown):
-            words += ["--perms", "0755", "--dir", str(folder)]
-    for path in sorted(shown):
-        if path.is_symlink():
-            words += ["--symlink", os.readlink(path), str(path)]
-        elif path.exists():
-            words += ["--ro-bind", str(path), str(path)]
-    return [*words, "--chdir", "/tmp"]
 
 
 def _environment(isolated: bool) -> dict[str, str]:
