@@ -6,7 +6,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import multigpu
 from multigpu.commands import first_line, run_bounded
 
 
@@ -50,7 +49,7 @@ def isolation() -> list[str]:
     else:
         words += ["--unshare-user"]
     words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
-    library = Path(multigpu.__file__).parent
+    library = Path(__file__).parent
     shown = {Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")}
     shown |= {Path(sys.prefix), Path(sys.base_prefix), library}
     parents = {parent for path in shown for parent in path.parents}

@@ -13,7 +13,23 @@ and a check is a cell such as
 What the student's process returns is plain data; nothing that it measures is believed.
 """
 
-from multigpu.exercise.exercise import Exercise
-from multigpu.exercise.ranks import gate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multigpu.exercise.exercise import Exercise
+    from multigpu.exercise.ranks import gate
 
 __all__ = ["Exercise", "gate"]
+
+
+def __getattr__(name: str) -> object:
+    # Commands that read notebooks need no torch, whose import takes seconds.
+    if name == "Exercise":
+        from multigpu.exercise.exercise import Exercise
+
+        return Exercise
+    if name == "gate":
+        from multigpu.exercise.ranks import gate
+
+        return gate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

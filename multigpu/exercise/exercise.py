@@ -8,13 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from multigpu.errors import UserError
+from multigpu.exercise.budget import QUESTION_CHECKS, SECONDS, SUBMISSION_CHECKS
 from multigpu.exercise.check import Check
 from multigpu.exercise.session import Session
 from multigpu.exercise.sources import Sources, from_history
 from multigpu.exercise.worker import Worker
-
-QUESTION_CHECKS = 2  # a question has the time of two checks, a submission that of six
-SUBMISSION_CHECKS = 6
 
 
 @dataclass
@@ -46,7 +44,7 @@ def grade_with(grading: Grading | None) -> None:
 class Exercise:
     """The exercise of a lesson: `exercise = Exercise("01-one-gpu")` in its setup cell."""
 
-    def __init__(self, lesson: str, *, imports: Sequence[str] = (), seconds: float = 20.0):
+    def __init__(self, lesson: str, *, imports: Sequence[str] = (), seconds: float = SECONDS):
         """Start the process in which the checks run the answers.
 
         imports   modules that are imported there in advance, because they are slow

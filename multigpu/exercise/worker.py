@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-import multigpu
 from multigpu import sandbox
 from multigpu.errors import UserError
 from multigpu.exercise.session import Limits, Session
@@ -167,7 +166,7 @@ def _environment(isolated: bool) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONHASHSEED": "0",
-        "PYTHONPATH": str(Path(multigpu.__file__).parent.parent),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     if isolated:
         return settings | {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}

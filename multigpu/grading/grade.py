@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from multigpu.errors import UserError
+from multigpu.exercise.budget import SECONDS
 from multigpu.files import atomic
 from multigpu.grading import marking
 from multigpu.grading.marking import Outcome, Task
@@ -21,7 +22,6 @@ from multigpu.grading.transplant import Answers, take
 
 CACHE = "outcomes"
 SECRET = "secret.txt"
-SECONDS_PER_CHECK = 20.0
 TRIES = 2  # a task that the machine could not run is tried again once
 VERSION = 1  # of what is stored in CACHE
 
@@ -64,7 +64,7 @@ def grade(
     progress(done, len(ids))
     if tasks:
         with (
-            Pool(settings.jobs, SECONDS_PER_CHECK) as pool,
+            Pool(settings.jobs, SECONDS) as pool,
             tempfile.TemporaryDirectory(prefix="grading-") as folder,
         ):
             runner = Runner(solution, pool, Path(folder), secret, settings.sandbox)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from multigpu.exercise.exercise import SUBMISSION_CHECKS
+from multigpu.exercise.budget import SUBMISSION_CHECKS
 
 START_SECONDS = 180  # a job's first notebook waits for imports
 SPARE_SECONDS = 60.0  # by which nbval waits longer than the checks' own limits

@@ -3,8 +3,9 @@
 import tempfile
 from pathlib import Path
 
+from multigpu.exercise.budget import SECONDS
 from multigpu.grading import marking
-from multigpu.grading.grade import SECONDS_PER_CHECK, Runner
+from multigpu.grading.grade import Runner
 from multigpu.grading.marking import Outcome, Task
 from multigpu.grading.pool import Pool
 from multigpu.grading.results import QuestionResult
@@ -22,7 +23,7 @@ def check(path: Path) -> list[QuestionResult]:
     texts = {question.name: notebook.answer(question) for question in notebook.questions}
     answers = Answers(texts)
     with (
-        Pool(1, SECONDS_PER_CHECK) as pool,
+        Pool(1, SECONDS) as pool,
         tempfile.TemporaryDirectory(prefix="exercise-") as folder,
     ):
         runner = Runner(notebook, pool, Path(folder), "visible", None, own_needs=True)
