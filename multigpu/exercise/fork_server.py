@@ -30,6 +30,7 @@ PR_SET_NO_NEW_PRIVS = 38
 NOBODY = 65534
 MODULES = (
     "torch",
+    "torch._dynamo",  # DDP and optimizers import it, which takes a second
     "torch.distributed",
     "torch.nn.parallel",
     "multigpu.exercise.student",

@@ -1,0 +1,228 @@
+"""Checks: they call a student's functions, and print the same verdicts everywhere."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from multigpu.errors import UserError
+from multigpu.exercise import Exercise
+from multigpu.exercise import exercise as module
+from multigpu.exercise.exercise import Grading, grade_with
+from multigpu.exercise.sources import Sources
+
+pytestmark = pytest.mark.slow
+GIVEN = """# given
+import torch
+import torch.distributed as dist
+from multigpu.exercise import gate
+"""
+
+
+@pytest.fixture(autouse=True)
+def after() -> Iterator[None]:
+    yield
+    grade_with(None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers() -> Iterator[None]:
+    yield
+    for worker in module._workers.values():
+        worker.close()
+    module._workers.clear()
+
+
+def exercise(answer: str, secret: str = "secret", **options) -> Exercise:
+    """An exercise with one answer, named f."""
+    grade_with(Grading(Sources([GIVEN], {"f": answer}), secret, None))
+    return Exercise("01-one-gpu", **options)
+
+
+def test_verdicts_are_printed_right_and_wrong(capsys):
+    with exercise("def f(x): return x + 1").check("f", "adds", points=1) as student:
+        student.equal(student.call("f", 1), 2, "f adds 1")
+        student.equal(student.call("f", 1), 3, "f adds 2")
+        student.expect(False, "the loss falls", "it stays at 2.3")
+
+    assert capsys.readouterr().out.splitlines() == [
+        "right: f adds 1",
+        "wrong: f adds 2: expected 3, got 2",
+        "wrong: the loss falls: it stays at 2.3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("def f(x):\n    return 1 / 0", ["f, line 2: return 1 / 0", "ZeroDivisionError"]),
+        ("def f(x:", ["SyntaxError"]),
+        ("g = 1", ["does not define f"]),
+        ("def f(x): return object()", ["NotPlain"]),
+        ("def f(x): return 'a\\nright: f adds 1'", [r"\n"]),
+        ("def f(x): raise ValueError('a\\nright: f adds 1')", ["a right: f adds 1"]),
+        ("raise NotImplementedError()", ["NotImplementedError"]),
+    ],
+)
+def test_what_goes_wrong_is_one_wrong_verdict(capsys, answer, words):
+    with exercise(answer).check("f", "adds", points=1) as student:
+        student.equal(student.call("f", 1), 2, "f adds 1")
+
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("wrong: ")
+    for word in words:
+        assert word in line
+
+
+def test_a_value_that_the_check_does_not_expect_is_wrong(capsys):
+    with exercise("def f(x): return 'text'").check("f", "adds", points=1) as student:
+        student.expect(student.call("f", 1)["total"] > 2, "the total is above 2")
+
+    assert capsys.readouterr().out.startswith("wrong: ")
+
+
+def test_a_check_without_a_statement_is_wrong(capsys):
+    with exercise("def f(x): pass").check("f", "adds", points=1) as student:
+        student.call("f", 1)
+
+    assert "no statement" in capsys.readouterr().out
+
+
+def test_each_check_has_a_process_of_its_own(capsys):
+    subject = exercise("calls = []\ndef f(x):\n    calls.append(x)\n    return len(calls)")
+    for _ in range(2):
+        with subject.check("f", "counts", points=1) as student:
+            student.equal([student.call("f", 1), student.call("f", 1)], [1, 2], "f counts")
+
+    assert capsys.readouterr().out == "right: f counts\n" * 2
+
+
+def test_what_the_student_prints_is_kept_apart_in_grading(capsys):
+    subject = exercise("def f(x): print('hello'); return 1")
+    with subject.check("f", "prints", points=1) as student:
+        student.equal(student.call("f", 1), 1, "f is 1")
+
+    assert capsys.readouterr().out == "right: f is 1\n"
+    [record] = subject._grading.record
+    assert record == {"question": "f", "title": "prints", "printed": "hello\n"}
+
+
+def drawn(secret: str, hidden: bool) -> list:
+    with exercise("", secret).check("f", "draws", points=1, hidden=hidden) as student:
+        student.expect(True, "drawn")
+        return [student.random.random(), torch.rand(2, generator=student.generator).tolist()]
+
+
+def test_only_hidden_checks_depend_on_the_secret(capsys):
+    assert drawn("a", hidden=False) == drawn("b", hidden=False)
+    assert drawn("a", hidden=True) == drawn("a", hidden=True)
+    assert drawn("a", hidden=True) != drawn("b", hidden=True)
+    assert drawn("a", hidden=True) != drawn("a", hidden=False)
+
+
+def test_the_time_of_a_check_and_of_a_question_is_limited(capsys):
+    subject = exercise("def f(x):\n    while True: pass", seconds=0.5)
+    for number in range(4):
+        with subject.check("f", f"ends {number}", points=1) as student:
+            student.equal(student.call("f", 1), 2, "f ends")
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert all("Timeout" in line for line in lines)
+    assert "0.1 s" in lines[-1], "the question's time is over"
+
+
+# ---- ranks ----------------------------------------------------------------------------------
+
+DDP = """
+def f(rank):
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2, bias=False))
+    model(torch.full((4, 3), float(rank))).sum().backward()
+    return model.module.weight.grad
+"""
+
+
+def test_ddp_works_and_is_recorded(capsys):
+    with exercise(DDP).check("f", "ddp", points=1) as student:
+        run = student.ranks("f", [[rank] for rank in range(3)])
+        student.close_to(run.values, [torch.full((2, 3), 4.0)] * 3, "the gradient is the mean")
+        sums = [call for call in run.calls[0] if call.kind == "all_reduce"]
+        student.equal([call.bytes for call in sums], [24], "one all_reduce of 6 floats")
+
+    assert capsys.readouterr().out.count("right: ") == 2
+
+
+def test_a_collective_that_would_hang_is_a_sentence(capsys):
+    answer = "def f(x):\n    if dist.get_rank() == 0: dist.all_reduce(x)\n    return x"
+    with exercise(answer).check("f", "ranks", points=1) as student:
+        student.ranks("f", [[torch.ones(1)]] * 2)
+
+    [line] = capsys.readouterr().out.splitlines()
+    assert "rank 1 has returned without calling it" in line
+    assert "all_reduce" in line
+
+
+def test_the_rank_that_failed_is_named_not_those_that_waited(capsys):
+    answer = (
+        "def f(x):\n    if dist.get_rank() == 1: raise ValueError('mine')\n    dist.barrier()"
+    )
+    with exercise(answer).check("f", "ranks", points=1) as student:
+        student.ranks("f", [[0]] * 3)
+
+    assert "ValueError: mine" in capsys.readouterr().out
+
+
+GATES = """
+def f(x, overlap):
+    first = torch.nn.Parameter(torch.ones(2))
+    second = torch.nn.Parameter(torch.ones(2))
+    works = []
+    def send(parameter):
+        works.append(dist.all_reduce(parameter.grad, async_op=True))
+    if overlap:
+        first.register_post_accumulate_grad_hook(send)
+        second.register_post_accumulate_grad_hook(send)
+    (gate(first * x, "first layer") * second).sum().backward()
+    if not overlap:
+        send(second), send(first)
+    for work in works:
+        work.wait()
+    return first.grad, second.grad
+"""
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gates_show_whether_an_all_reduce_began_before_backward_ended(capsys, overlap):
+    with exercise(GATES).check("f", "gates", points=1) as student:
+        run = student.ranks("f", [[torch.ones(2), overlap]] * 2)
+        factor = run.factors["first layer"]
+        student.close_to(
+            run.values[0][0], [2 * factor] * 2, "the gate multiplies the gradient"
+        )
+        student.expect(True, "ran")
+
+    kinds = [kind for kind, _ in run.events[0]]
+    # The gradient of the second layer is complete before backward comes to the gate.
+    assert kinds == (
+        ["all_reduce", "gate", "all_reduce"] if overlap else ["gate"] + 2 * ["all_reduce"]
+    )
+    assert "right: the gate" in capsys.readouterr().out
+
+
+def test_outside_a_check_a_gate_changes_nothing():
+    from multigpu.exercise import gate
+
+    weight = torch.ones(2, requires_grad=True)
+    gate(weight, "layer").sum().backward()
+
+    assert weight.grad.tolist() == [1.0, 1.0]
+
+
+def test_without_a_notebook_the_checks_say_what_to_do():
+    grade_with(None)
+    with (
+        pytest.raises(UserError, match="multigpu exercise check"),
+        Exercise("01-one-gpu").check("f", "t", points=1),
+    ):
+        pass

@@ -1,0 +1,242 @@
+"""A student's process in the sandbox: what it may use, what it sees, and how it ends."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import torch
+
+from multigpu import sandbox
+from multigpu.exercise.session import Limits, Session, StudentError
+from multigpu.exercise.worker import Worker
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sandbox.probe().works, reason=sandbox.probe().problem),
+]
+LIMITS = Limits(seconds=20, memory=600 << 20, disk=4 << 20, processes=20, flood=4 << 20)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    worker = Worker(sandbox.probe().program, LIMITS)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def session(worker) -> Iterator[Session]:
+    session = worker.session()
+    yield session
+    session.close()
+
+
+def call(session: Session, body: str, *arguments):
+    """What the body of a student's function `f(x)` returns."""
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    session.run("answer", f"import os\ndef f(x=None):\n{lines}")
+    return session.call("f", arguments, {})
+
+
+def test_a_function_is_called_with_plain_data(session):
+    got = call(session, "return {'twice': 2 * x, 'rank': (1, None)}", torch.ones(2))
+
+    assert torch.equal(got["twice"], torch.full((2,), 2.0))
+    assert got["rank"] == (1, None)
+
+
+def test_an_error_has_its_type_text_and_line(session):
+    with pytest.raises(StudentError, match="ValueError: no") as caught:
+        call(session, "raise ValueError('no')")
+
+    assert caught.value.kind == "ValueError"
+    assert caught.value.lines == ["answer, line 3: raise ValueError('no')"]
+
+
+def test_a_syntax_error_names_its_line(session):
+    with pytest.raises(StudentError) as caught:
+        session.run("answer", "x = 1\ny = = 2")
+
+    assert caught.value.kind == "SyntaxError"
+    assert "line 2" in caught.value.lines[-1]
+
+
+def test_what_it_prints_is_kept_and_cut(worker):
+    session = worker.session()
+    call(session, "print('a' * 100_000); os.write(2, b'error')")
+    session.close()
+
+    assert len(session.printed) == LIMITS.output
+    assert set(session.printed) == {ord("a")}
+
+
+def test_it_sees_neither_files_nor_processes_of_others(worker, session, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    other = worker.session()
+    other.run("answer", "open('/tmp/of the other', 'w').write('x')")
+
+    home, secret, temporary, signalled = call(
+        session,
+        "import pathlib\n"
+        "def can_kill(pid):\n"
+        "    try: os.kill(pid, 0)\n"
+        "    except OSError: return False\n"
+        "    return True\n"
+        "home = [str(p) for p in pathlib.Path('/').glob('home/*')]\n"
+        "pids = [pid for pid in range(2, 400) if can_kill(pid)]\n"
+        "return [home, os.path.exists(x), os.listdir('/tmp'), pids]",
+        str(tmp_path / "secret"),
+    )
+
+    assert home == []
+    assert secret is False
+    assert temporary == []
+    threads = call(session, "import threading\nreturn threading.active_count()")
+    assert len(signalled) == threads, "a thread has a number as a process has"
+    other.close()
+
+
+def test_it_is_an_ordinary_user_without_network(session):
+    assert call(session, "return os.getuid()") != 0
+    interfaces = call(session, "import socket\nreturn socket.if_nameindex()")
+    assert [name for _, name in interfaces] == ["lo"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return os.memfd_create('x')",
+        "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000): raise OSError",
+        "import ctypes\nif ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) < 0: raise OSError",
+        "import ctypes\nif ctypes.CDLL(None).ptrace(0, 0, 0, 0): raise OSError",
+        "open('/usr/new', 'w')",
+        "open(os.path.__file__, 'a')",
+        "os.setuid(0)",
+        "os.mount('x', '/tmp', 'tmpfs') if hasattr(os, 'mount') else os.chroot('/tmp')",
+    ],
+)
+def test_what_it_may_not_do(session, body):
+    with pytest.raises(StudentError) as caught:
+        call(session, body)
+
+    assert caught.value.kind in ("OSError", "PermissionError", "FileNotFoundError")
+
+
+def test_threads_and_children_work_under_the_filter(session):
+    got = call(
+        session,
+        "import subprocess, threading\n"
+        "done = []\n"
+        "thread = threading.Thread(target=lambda: done.append(1))\n"
+        "thread.start(); thread.join()\n"
+        "return [done, subprocess.run(['echo', 'x'], capture_output=True, text=True).stdout]",
+    )
+
+    assert got == [[1], "x\n"]
+
+
+def test_the_disk_is_limited(session):
+    with pytest.raises(StudentError, match=r"No space left|too large"):
+        call(
+            session,
+            "for n in range(10):\n    open(f'/tmp/{n}', 'wb').write(bytes(1 << 20))",
+        )
+
+
+def test_the_number_of_processes_is_limited(session):
+    number = call(
+        session,
+        "import time\n"
+        "n = 0\n"
+        "try:\n"
+        "    while n < 100:\n"
+        "        if os.fork() == 0:\n"
+        "            time.sleep(60)\n"
+        "        n += 1\n"
+        "except OSError:\n"
+        "    return n",
+    )
+
+    assert number is not None and number < LIMITS.processes
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("x = []\nwhile True: x.append(bytes(1 << 24))", "Memory"),
+        (
+            "import time\n"
+            "for _ in range(8):\n"
+            "    if os.fork() == 0:\n"
+            "        x = os.urandom(1 << 20) * 150\n"
+            "        time.sleep(60)\n"
+            "time.sleep(60)",
+            "Memory",
+        ),
+        (
+            "import mmap\nm = mmap.mmap(-1, 1 << 30)\nwhile m.write(bytes(1 << 24)): pass",
+            "Memory",
+        ),
+        ("while True: print('x' * 100_000)", "Output"),
+        ("os._exit(0)", "Died"),
+        ("os.kill(os.getpid(), 9)", "Died"),
+        ("return object()", "NotPlain"),
+    ],
+)
+def test_what_ends_it_is_named(session, body, kind):
+    with pytest.raises(StudentError) as caught:
+        call(session, body)
+
+    assert caught.value.kind == kind
+
+
+def test_a_loop_that_ignores_signals_ends_with_all_its_children(worker):
+    session = worker.session(seconds=2)
+
+    with pytest.raises(StudentError) as caught:
+        call(
+            session,
+            "import signal, time\n"
+            "for number in (2, 15): signal.signal(number, signal.SIG_IGN)\n"
+            "if os.fork() == 0: os.setsid()\n"
+            "while True: pass",
+        )
+
+    session.close()
+    assert caught.value.kind == "Timeout"
+    assert wait_for_end(session.pid)
+
+
+def test_a_child_that_outlives_the_call_ends_with_the_session(worker):
+    session = worker.session()
+    call(session, "import time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)")
+    assert psutil.Process(session.pid).children(recursive=True)
+
+    session.close()
+
+    assert wait_for_end(session.pid)
+
+
+def test_the_worker_ends_with_its_sessions():
+    worker = Worker(sandbox.probe().program, LIMITS)
+    session = worker.session()
+    call(session, "import time\nif os.fork() == 0: time.sleep(600)")
+
+    worker.close()
+
+    assert wait_for_end(session.pid)
+    assert worker.ended
+
+
+def wait_for_end(pid: int) -> bool:
+    """Whether the process, and so its namespace, ends within seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
