@@ -48,7 +48,7 @@ def isolation() -> list[str]:
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         words += ["--unshare-user"]
-    words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+    words += ["--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", "/tmp"]
     library = Path(__file__).parent
     shown = {Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")}
     shown |= {Path(sys.prefix), Path(sys.base_prefix), library}
