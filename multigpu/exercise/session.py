@@ -91,7 +91,6 @@ class Session:
             read += len(part)
             if read > self.limits.flood:
                 self.stop("Output", f"more than {self.limits.flood >> 20} MiB printed")
-                break
         os.close(self._output)
 
     def check_memory(self) -> None:
@@ -137,6 +136,8 @@ class Session:
         except (NotPlain, ValueError, KeyError, TypeError, AttributeError) as error:
             self.close()
             raise StudentError("NotPlain", str(error)) from None
+        if self.stopped is not None:
+            raise StudentError(*self.stopped)
         reply = received["reply"]
         error = reply.get("error") if type(reply) is dict else {"type": "NotPlain"}
         if error is not None:
