@@ -20,6 +20,7 @@ HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 # The browser ignores all scripts and all styles but the one with this hash.
 POLICY = f"default-src 'none'; style-src 'sha256-{HASH}'; base-uri 'none'; form-action 'none'"
 VERDICTS = {"right": "✓ right", "wrong": "✗ wrong", "blocked": "– not graded"}
+NO_ANSWER = "✗ no answer"
 BLOCKED = (
     "The machine could not grade this. It does not count as wrong; it will be graded again."
 )
@@ -69,10 +70,10 @@ def page(one: Marked, lesson: str, title: str) -> str:
     body += [_note(note) for note in one.notes]
     if one.taken_off:
         body.append(
-            _note(f"{number(one.earned)} points were earned; {number(one.taken_off)} are off.")
+            _note(f"Earned: {_points(one.earned)}; taken off: {_points(one.taken_off)}.")
         )
     for question in one.questions:
-        body += _question(question)
+        body += _question(question, is_read=not one.result.problem)
     if any(part.measured.hidden for question in one.questions for part in question.parts):
         body.append(
             "<footer>A hidden check is one that your notebook does not have: "
@@ -99,7 +100,7 @@ def page(one: Marked, lesson: str, title: str) -> str:
     )
 
 
-def _question(question: MarkedQuestion) -> list[str]:
+def _question(question: MarkedQuestion, is_read: bool) -> list[str]:
     measured = question.measured
     lines = [
         "<section>",
@@ -108,22 +109,25 @@ def _question(question: MarkedQuestion) -> list[str]:
     ]
     if question.given is not None:
         lines.append(_by_hand(question.given.points, question.given.reason))
-    if measured.blank:
+    if measured.blank and is_read:
         lines.append(_note("There is no answer to this question."))
     lines += [_note(note) for note in measured.notes]
-    lines += ["<ul>", *(_check(part) for part in question.parts), "</ul>"]
+    lines += ["<ul>", *(_check(part, measured.blank) for part in question.parts), "</ul>"]
     for heading, text in (("Your answer", measured.answer), ("It printed", measured.printed)):
         if text.strip():
             lines += [f"<h3>{heading}</h3>", _pre(text)]
     return [*lines, "</section>"]
 
 
-def _check(part: MarkedPart) -> str:
+def _check(part: MarkedPart, is_blank: bool) -> str:
     measured = part.measured
+    verdict = VERDICTS[measured.status]
+    if is_blank and measured.status == "wrong":
+        verdict = NO_ANSWER
     hidden = ' <span class="tag">hidden</span>' if measured.hidden else ""
     line = (
         f'<li><div class="check"><span class="verdict {measured.status}">'
-        f"{VERDICTS[measured.status]}</span>"
+        f"{verdict}</span>"
         f'<span class="title">{_text(measured.title)}{hidden}</span>'
         f'<span class="score">{_score(part.earned, measured.points)}</span></div>'
     )
@@ -137,11 +141,15 @@ def _check(part: MarkedPart) -> str:
 
 
 def _by_hand(points: float, reason: str) -> str:
-    return _note(f"Your instructor gave {number(points)} points: {reason}")
+    return _note(f"Your instructor gave {_points(points)}: {reason}")
 
 
 def _score(earned: float | None, points: float) -> str:
     return f"{number(earned) or '–'} / {number(points)}"
+
+
+def _points(points: float | None) -> str:
+    return f"{number(points)} point{'' if points == 1 else 's'}"
 
 
 def _note(text: str) -> str:

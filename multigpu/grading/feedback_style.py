@@ -83,9 +83,10 @@ pre {
   padding: 0.6rem 0.8rem;
   white-space: pre-wrap;
 }
+li .note { margin: 0.25rem 0 0.25rem 7.25rem; }
 li pre { background: none; margin-left: 7.25rem; padding: 0.2rem 0; }
 footer { color: var(--soft); font-size: 0.85rem; margin-top: 2rem; }
-@media (max-width: 40rem) { li pre { margin-left: 0; } }
+@media (max-width: 40rem) { li pre, li .note { margin-left: 0; } }
 @media print {
   :root {
     --back: #ffffff;

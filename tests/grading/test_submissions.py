@@ -10,6 +10,7 @@ import pytest
 from handed_in import notebook, write, zipped
 
 from multigpu.errors import UserError
+from multigpu.grading import sources
 from multigpu.grading.sources import Limits
 from multigpu.grading.submissions import find, when
 
@@ -99,8 +100,10 @@ def test_only_nbgraders_timestamp_counts(tmp_path):
 @pytest.mark.parametrize("form", ["zip", "folder"])
 def test_canvas(tmp_path, form):
     names = [
-        "doejane_12345_67890_Name.ipynb",
+        "doejane_12345_9999_Name.ipynb",
         "doejane_12345_67999_Name-1.ipynb",
+        "doejane_12345_68000_A.ipynb",
+        "doejane_12345_7_Z.ipynb",
         "fürstjürgen_LATE_77_70000_my_work_1_2_x.ipynb",
         "LATE_anon_x7Ky2_70001_Name.ipynb",
         "roe_88_70002_report.pdf",
@@ -121,7 +124,7 @@ def test_canvas(tmp_path, form):
         "roe (Canvas 88)",
     ]
     jane = found["doejane (Canvas 12345)"]
-    assert jane.file == "doejane_12345_67999_Name-1.ipynb"
+    assert jane.file == "doejane_12345_68000_A.ipynb"
     assert jane.data == notebook(jane.file)
     assert "Name.ipynb" in jane.notes[0]
     late = [student for student, each in found.items() if "late" in " ".join(each.notes)]
@@ -206,23 +209,28 @@ def test_links_folders_and_devices_are_not_read(tmp_path):
     (folder / "up" / "loop").symlink_to(folder)
     found = by_student(folder)
     assert set(found) == {"honest", "link", "folder", "fifo", "up"}
-    for student in ("link", "folder", "fifo"):
-        assert found[student].problem
+    for student, kind in (("link", "link"), ("folder", "folder"), ("fifo", "regular")):
+        assert kind in found[student].problem
         assert found[student].data == b""
     assert found["honest"].problem == ""
 
 
-def test_a_file_that_was_replaced_by_a_link_since_it_was_listed(tmp_path):
-    from multigpu.grading import sources
-
-    write(tmp_path / "secret.txt", b"secret")
+@pytest.mark.parametrize("replaced", ["folder", "file", "by a fifo"])
+def test_a_file_that_was_replaced_by_a_link_since_it_was_listed(tmp_path, replaced):
+    write(tmp_path / "secret" / "a.ipynb", b"secret")
     folder = tmp_path / "handed in"
-    write(folder / "anna" / "a.ipynb")
+    path = write(folder / "anna" / "a.ipynb")
     with sources.opened(folder, Limits()) as files:
         [file] = files.files
-        (folder / "anna").rename(tmp_path / "gone")
-        (folder / "anna").symlink_to(tmp_path)
-        (tmp_path / "a.ipynb").symlink_to(tmp_path / "secret.txt")
+        if replaced == "folder":
+            path.parent.rename(tmp_path / "gone")
+            path.parent.symlink_to(tmp_path / "secret")
+        else:
+            path.unlink()
+            if replaced == "file":
+                path.symlink_to(tmp_path / "secret" / "a.ipynb")
+            else:
+                os.mkfifo(path)
         data, problem = file.read(100)
     assert data == b""
     assert problem
@@ -289,7 +297,10 @@ def test_a_student_with_too_many_files_hides_nobody(tmp_path):
         write(tmp_path / "mallory" / str(number) / "x.txt", b"x")
     for student in ("anna", "zoe"):
         write(tmp_path / student / "work.ipynb")
+    for number in range(19):
+        write(tmp_path / "zoe" / f"{number}.txt", b"x")
     found = find(tmp_path, LESSON, Limits(entries=20))
+    assert not [each.problem for each in found.submissions if each.problem]
     assert {each.student for each in found.submissions} == {"anna", "mallory", "zoe"}
     assert any("mallory" in note for note in found.notes)
     with pytest.raises(UserError):
@@ -297,13 +308,13 @@ def test_a_student_with_too_many_files_hides_nobody(tmp_path):
 
 
 def test_folders_within_folders_end(tmp_path):
-    deep = tmp_path / "mallory"
-    for _ in range(200):
-        deep = deep / "d"
-    deep.mkdir(parents=True)
+    write(tmp_path / "mallory" / "/".join("d" * 200) / "x.ipynb")
     write(tmp_path / "anna.ipynb")
-    found = find(tmp_path, LESSON)
-    assert [each.student for each in found.submissions] == ["anna"]
+    zipped(tmp_path / "nested.zip", "/".join("d" * 200) + "/x.ipynb", "anna.ipynb")
+    for path in (tmp_path, tmp_path / "nested.zip"):
+        found = find(path, LESSON)
+        assert [each.student for each in found.submissions] == ["anna"]
+        assert any("d/d/d" in note for note in found.notes)
 
 
 def test_reading_is_capped(tmp_path):
@@ -372,6 +383,7 @@ def test_links_folders_encrypted_and_unknown_entries_in_a_zip(tmp_path):
     assert set(found) == {"link", "fifo", "lzma", "folder", "secret", "honest"}
     assert [student for student, each in found.items() if not each.problem] == ["honest"]
     assert "encrypted" in found["secret"].problem
+    assert "link" in found["link"].problem
     assert find(path, LESSON).notes == ["inner.zip was ignored: it is not a notebook"]
 
 
