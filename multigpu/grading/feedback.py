@@ -73,7 +73,7 @@ def page(one: Marked, lesson: str, title: str) -> str:
             _note(f"Earned: {_points(one.earned)}; taken off: {_points(one.taken_off)}.")
         )
     for question in one.questions:
-        body += _question(question, is_read=not one.result.problem)
+        body += _question(question)
     if any(part.measured.hidden for question in one.questions for part in question.parts):
         body.append(
             "<footer>A hidden check is one that your notebook does not have: "
@@ -100,7 +100,7 @@ def page(one: Marked, lesson: str, title: str) -> str:
     )
 
 
-def _question(question: MarkedQuestion, is_read: bool) -> list[str]:
+def _question(question: MarkedQuestion) -> list[str]:
     measured = question.measured
     lines = [
         "<section>",
@@ -109,8 +109,6 @@ def _question(question: MarkedQuestion, is_read: bool) -> list[str]:
     ]
     if question.given is not None:
         lines.append(_by_hand(question.given.points, question.given.reason))
-    if measured.blank and is_read:
-        lines.append(_note("There is no answer to this question."))
     lines += [_note(note) for note in measured.notes]
     lines += ["<ul>", *(_check(part, measured.blank) for part in question.parts), "</ul>"]
     for heading, text in (("Your answer", measured.answer), ("It printed", measured.printed)):
@@ -121,9 +119,8 @@ def _question(question: MarkedQuestion, is_read: bool) -> list[str]:
 
 def _check(part: MarkedPart, is_blank: bool) -> str:
     measured = part.measured
-    verdict = VERDICTS[measured.status]
-    if is_blank and measured.status == "wrong":
-        verdict = NO_ANSWER
+    no_answer = is_blank and measured.status == "wrong"
+    verdict = NO_ANSWER if no_answer else VERDICTS[measured.status]
     hidden = ' <span class="tag">hidden</span>' if measured.hidden else ""
     line = (
         f'<li><div class="check"><span class="verdict {measured.status}">'
@@ -135,7 +132,7 @@ def _check(part: MarkedPart, is_blank: bool) -> str:
         line += _by_hand(part.given.points, part.given.reason)
     if measured.status == "blocked":
         line += _note(BLOCKED)
-    elif measured.lines and not measured.hidden:
+    elif measured.lines and not measured.hidden and not no_answer:
         line += _pre("\n".join(measured.lines))
     return f"{line}</li>"
 

@@ -145,6 +145,14 @@ def test_a_hidden_check_shows_its_title_and_verdict_alone():
         assert word in text
 
 
+def test_a_blank_answer_is_named_once_per_check():
+    [one] = mark([result("anna", question("first", "w", "w", answer="", blank=True))])
+    text = Page(feedback.page(one, "05", "DDP")).text
+    assert text.count("no answer") == 2
+    assert "line of check" not in text
+    assert "Your answer" not in text
+
+
 def test_a_blocked_page_has_no_score():
     [one] = mark([result("anna", question("first", "rb"))])
     text = Page(feedback.page(one, "05", "DDP")).text
