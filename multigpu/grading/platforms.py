@@ -52,14 +52,12 @@ class HandedIn:
 
     @property
     def is_notebook(self) -> bool:
-        return self.name.lower().endswith(".ipynb")
+        return _is_notebook(self.name)
 
 
 def whose(files: list[File], path: Path, lesson: str) -> tuple[list[HandedIn], list[str]]:
     """Each file with its student, and notes on files that are nobody's."""
-    below = [(file.parts, file) for file in files]
-    if not path.is_dir():
-        below = _inside(below, path.stem) or below
+    below = _without_wrapper([(file.parts, file) for file in files], path)
     submitted = [(parts, file) for parts, file in below if parts[0] == "submitted"]
     submitted = _inside(submitted, "submitted") or []
     if _is_nbgrader(submitted, lesson, named=True):
@@ -77,6 +75,26 @@ def whose(files: list[File], path: Path, lesson: str) -> tuple[list[HandedIn], l
     return found, notes
 
 
+def _without_wrapper(below: list[Below], path: Path) -> list[Below]:
+    """The paths without the folder that all are in, unless it is a student's.
+
+    Programs that make and unpack zips add a folder of the zip's name. In a zip, a folder with
+    several notebooks holds students, too.
+    """
+    tops = {parts[0] for parts, _ in below}
+    top = tops.pop() if len(tops) == 1 else "submitted"
+    if top == "submitted" or MOODLE.fullmatch(top):
+        return below
+    notebooks = sum(_is_notebook(parts[-1]) for parts, _ in below)
+    is_zip = not path.is_dir()
+    same_name = top == re.sub(r" ?\(\d+\)$", "", path.stem if is_zip else path.resolve().name)
+    return (_inside(below, top) or below) if same_name or (is_zip and notebooks > 1) else below
+
+
+def _is_notebook(name: str) -> bool:
+    return name.lower().endswith(".ipynb")
+
+
 def _inside(below: list[Below], folder: str) -> list[Below] | None:
     """The paths within a folder, if all are; None if not."""
     if not below or any(len(parts) < 2 or parts[0] != folder for parts, _ in below):
@@ -89,7 +107,7 @@ def _is_nbgrader(below: list[Below], lesson: str, named: bool) -> bool:
 
     So a student whose own folder looks like this does not change how the others' are read.
     """
-    notebooks = [parts for parts, _ in below if parts[-1].lower().endswith(".ipynb")]
+    notebooks = [parts for parts, _ in below if _is_notebook(parts[-1])]
     deep = bool(notebooks) and all(len(parts) >= 3 for parts in notebooks)
     marked = any(
         len(parts) >= 3 and (parts[1] == lesson or parts[2:] == (STAMP,)) for parts, _ in below
@@ -139,6 +157,6 @@ def _plain(parts: tuple[str, ...], file: File) -> HandedIn | None:
     """STUDENT.ipynb, or any file in the folder STUDENT."""
     if len(parts) > 1:
         return HandedIn(parts[0], "/".join(parts[1:]), file)
-    if parts[0].lower().endswith(".ipynb"):
+    if _is_notebook(parts[0]):
         return HandedIn(parts[0][: -len(".ipynb")].strip() or NO_NAME, parts[0], file)
     return None

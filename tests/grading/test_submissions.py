@@ -159,6 +159,39 @@ def test_moodle_names_of_all_kinds(tmp_path):
     assert set(by_student(path)) == {f"{name} (Moodle {n})" for n, name in enumerate(names)}
 
 
+@pytest.mark.parametrize(
+    ("zip_name", "names", "students"),
+    [
+        ("class.zip", ["class/anna.ipynb"], ["anna"]),
+        ("class (1).zip", ["class/anna.ipynb"], ["anna"]),
+        ("export.zip", ["class/anna.ipynb", "class/ben.ipynb"], ["anna", "ben"]),
+        ("export.zip", ["class/anna/x.ipynb", "class/ben/x.ipynb"], ["anna", "ben"]),
+        ("export.zip", ["anna/x.ipynb", "ben/x.ipynb"], ["anna", "ben"]),
+        ("export.zip", ["anna/x.ipynb"], ["anna"]),
+        ("x.zip", ["x/doejane_1_2_a.ipynb", "x/roe_3_4_a.ipynb"], ["doejane", "roe"]),
+        (
+            "submitted.zip",
+            ["submitted/anna/ps/x.ipynb", "submitted/ben/ps/x.ipynb"],
+            ["anna", "ben"],
+        ),
+        (
+            "x.zip",
+            ["Jo_1_assignsubmission_file/a.ipynb", "Jo_1_assignsubmission_file/b.ipynb"],
+            ["Jo"],
+        ),
+    ],
+)
+def test_a_folder_that_a_program_adds(tmp_path, zip_name, names, students):
+    path = zipped(tmp_path / zip_name, *names)
+    assert [student.partition(" (")[0] for student in by_student(path)] == students
+
+
+def test_a_zip_that_was_unpacked_into_a_folder_of_its_name(tmp_path):
+    write(tmp_path / "class" / "class" / "anna.ipynb")
+    write(tmp_path / "class" / "class" / "ben" / "x.ipynb")
+    assert list(by_student(tmp_path / "class")) == ["anna", "ben"]
+
+
 def test_utf8_names_without_the_flag(tmp_path):
     """rubyzip and others write UTF-8 and do not say so."""
     path = zipped(tmp_path / "x.zip", "J\u00fcrgen Doe_7_assignsubmission_file_/a.ipynb")
