@@ -1,0 +1,165 @@
+"""gradebook.csv, and the forms that Canvas and Moodle import: no formula, no 0 for blocked."""
+
+import csv
+import io
+import random
+
+import pytest
+from graded import question, result
+
+from multigpu.grading import late
+from multigpu.grading.csv_cells import cell, number, plain, table
+from multigpu.grading.gradebook import canvas, gradebook, moodle
+from multigpu.grading.marks import mark
+from multigpu.grading.overrides import Override
+
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d")
+NAMES = [
+    "=1+1",
+    "+cmd|' /C calc'!A0",
+    "-2+3",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "a;=1+1",
+    'a;"=1+1',
+    'x","=1+1',
+    "'quoted'",
+    "O'Brien",
+    'says "no"',
+    "two\nlines",
+    "\uff1d1+1",
+    "\ud800",
+    "\x1b[31m",
+    "Jane, Doe",
+]
+
+
+def read(text):
+    return list(csv.reader(io.StringIO(text, newline="")))
+
+
+def marks_of(*results):
+    return mark(results)
+
+
+def test_the_gradebook():
+    marks = marks_of(
+        result("anna", question("first", "rr"), question("second", "r", "w", points=0.5)),
+        result("ben", question("first", "rw"), question("second", "b", "r", points=0.5)),
+        result("cleo", problem="the file is no notebook"),
+    )
+    header, anna, ben, cleo = read(gradebook(marks))
+    assert header == [
+        "student",
+        "first",
+        "second",
+        "late penalty",
+        "total",
+        "out of",
+        "status",
+        "notes",
+    ]
+    assert anna == ["anna", "4", "0.5", "0", "4.5", "5", "graded", ""]
+    assert ben == ["ben", "2", "", "", "", "5", "blocked", ""]
+    assert cleo[:7] == ["cleo", "0", "0", "0", "0", "5", "not readable"]
+    assert "no notebook" in cleo[7]
+
+
+def test_points_by_hand_and_the_penalty_are_in_the_total():
+    rule = late.parse("deadline=2026-11-30T12:00+00:00 10%/day max 50%")
+    marks = mark(
+        [result("anna", question("first", "rw"), submitted="2026-12-01T13:00:00+00:00")],
+        [Override("anna", "first", 2, 1.5, "=HYPERLINK")],
+        rule,
+    )
+    [_, row] = read(gradebook(marks))
+    assert row[:5] == ["anna", "3.5", "0.7", "2.8", "4"]
+    assert "HYPERLINK" in row[-1]
+    assert "20%" in row[-1]
+
+
+def test_a_blocked_student_has_no_points_in_any_form():
+    marks = marks_of(result("anna (Canvas 7)", question("first", "rb")))
+    assert read(canvas(marks, "05"))[-1] == ["anna", "7", "", "", ""]
+    assert read(moodle(marks))[-1][4] == ""
+    assert read(gradebook(marks))[-1][1:5] == ["", "", "", "4"]
+
+
+def test_canvas():
+    marks = marks_of(
+        result("doejane (Canvas 12345)", question("first", "rr")),
+        result("login7", question("first", "rw")),
+        result("smith_12", question("first", "ww")),
+        result("    Points Possible", question("first", "rr")),
+    )
+    rows = read(canvas(marks, "05 DDP (4711)"))
+    assert rows[0] == ["Student", "ID", "SIS Login ID", "Section", "05 DDP (4711)"]
+    assert rows[1] == ["    Points Possible", "", "", "", "4"]
+    assert rows[2] == ["doejane", "12345", "", "", "4"]
+    assert rows[3] == ["login7", "", "login7", "", "2"]
+    assert rows[4] == ["smith_12", "", "smith_12", "", "0"], "no Canvas number"
+    assert sum("Points Possible" in row[0] for row in rows) == 1
+
+
+def test_moodle():
+    marks = marks_of(
+        result("Jane Doe (Moodle 12345)", question("first", "rr")),
+        result("login7", question("first", "rw")),
+    )
+    rows = [dict(zip(read(moodle(marks))[0], row, strict=True)) for row in read(moodle(marks))]
+    assert {"Identifier", "Grade", "Last modified (grade)", "Full name"} <= set(rows[0])
+    assert rows[1]["Identifier"] == "Participant 12345"
+    assert rows[1]["Full name"] == "Jane Doe"
+    assert rows[1]["Grade"] == rows[1]["Maximum Grade"] == "4"
+    assert rows[2]["Identifier"] == ""
+    assert rows[2]["Username"] == "login7"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form", [gradebook, moodle, lambda marks: canvas(marks, "=evil()")])
+def test_no_cell_is_a_formula(form, name):
+    marks = mark(
+        [result(name, question("first", "rr"), problem=name, notes=[name])],
+        [Override(name, "first", 0, 1, name)],
+    )
+    text = form(marks)
+    text.encode("utf-8")
+    for delimiter in ",;\t":
+        # Spreadsheets of other countries open the same file with another separator.
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter):
+            assert not [value for value in row if value.lstrip(' "').startswith(FORMULAS)]
+
+
+def test_a_name_reads_back():
+    chance = random.Random(0)
+    names = [name for name in NAMES if name.isprintable()]
+    names += [
+        "".join(chance.choices("=+-@'\"; ,ab", k=chance.randrange(8))) for _ in range(5_000)
+    ]
+    for name, row in zip(names, read(table([name] for name in names)), strict=False):
+        if name:
+            assert plain(row[0]) == name
+            assert plain(cell(name)) == name
+
+
+def test_no_student():
+    assert read(gradebook([]))[0][0] == "student"
+    assert len(read(canvas([], "x"))) == 2
+    assert len(read(moodle([]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (3.0, "3"),
+        (0.1 + 0.2, "0.3"),
+        (2.346, "2.35"),
+        (1e-9, "0"),
+        (10, "10"),
+        (0, "0"),
+        (None, ""),
+    ],
+)
+def test_numbers(value, expected):
+    assert number(value) == expected

@@ -1,0 +1,509 @@
+"""junit.xml, feedback, statistics, similarity, what regrading changed, all in a folder."""
+
+import html.parser
+import json
+import math
+import random
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from graded import ANSWER, question, result
+
+from multigpu.errors import UserError
+from multigpu.grading import feedback, question_statistics, regrade, reports, similarity
+from multigpu.grading.junit import junit
+from multigpu.grading.late import Penalty, parse
+from multigpu.grading.marks import mark
+from multigpu.grading.overrides import Override
+
+EVIL = (
+    "</pre><script>alert(1)</script><img src=x onerror=alert(1)>"
+    "\"'&amp;\x00\x1b[31m\ud800\ufffe\u202e"
+)
+
+
+def random_text(chance):
+    ranges = [
+        (0, 32),
+        (32, 127),
+        (127, 160),
+        (0x2028, 0x2030),
+        (0xD800, 0xE000),
+        (0xFFFE, 0x10000),
+    ]
+    return "".join(
+        chr(chance.randrange(*chance.choice(ranges))) for _ in range(chance.randrange(30))
+    )
+
+
+def test_junit():
+    marks = mark(
+        [
+            result("anna", question("first", "rw", "w"), notes=["a note"]),
+            result("ben", question("first", "rb", "r")),
+            result("cleo", problem="the file is no notebook"),
+        ],
+        [Override("anna", "first", 2, 1, "oral")],
+    )
+    root = ElementTree.fromstring(junit(marks, "05-ddp-cluster"))
+    assert root.attrib == {
+        "name": "05-ddp-cluster",
+        "tests": "9",
+        "failures": "5",
+        "errors": "1",
+    }
+    suites = {suite.get("name"): suite for suite in root}
+    assert list(suites) == ["anna", "ben", "cleo"]
+    cases = suites["anna"].findall("testcase")
+    assert [case.find("failure") is not None for case in cases] == [False, True, True]
+    assert "hidden" in cases[2].get("name")
+    assert "line of check 2" in cases[1].find("failure").text
+    assert suites["ben"].findall("testcase")[1].find("error") is not None
+    assert "no notebook" in suites["cleo"].find("testcase").find("failure").get("message")
+    values = {each.get("name"): each.get("value") for each in suites["anna"].iter("property")}
+    assert values["total"] == "3"
+    assert any("oral" in value for value in values.values())
+
+
+def test_junit_is_xml_whatever_a_student_wrote():
+    chance = random.Random(0)
+    for text in [EVIL, *(random_text(chance) for _ in range(200))]:
+        bad = question("first", "w")
+        bad.parts[0].lines = [text, text]
+        bad.parts[0].title = text
+        [one] = mark([result(text, bad, notes=[text])], [Override(text, "first", 1, 1, text)])
+        root = ElementTree.fromstring(junit([one], text).encode("utf-8"))
+        assert root.get("failures") == "1"
+
+
+class Page(html.parser.HTMLParser):
+    """The tags, attributes and text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags = []
+        self.attributes = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_a_page_of_feedback():
+    first = question(
+        "first", "rw", "w", printed="rank 0: hello", notes=["there are two cells"]
+    )
+    rule = parse("deadline=2026-11-30T12:00+00:00 10%/day")
+    marks = mark(
+        [
+            result(
+                "anna",
+                first,
+                question("second", "b"),
+                notes=["an older file"],
+                submitted="2026-12-01T11:00:00+00:00",
+            )
+        ],
+        [
+            Override("anna", "first", 2, 1.5, "explained it"),
+            Override("anna", "second", 0, 1, "oral"),
+        ],
+        rule,
+    )
+    text = Page(feedback.page(marks[0], "05-ddp-cluster", "DDP")).text
+    for said in (
+        "first: line of check 2",
+        "rank 0: hello",
+        "there are two cells",
+        "an older file",
+        "explained it",
+        "oral",
+        "all_reduce",
+        "10%",
+        "4.05 / 8",
+    ):
+        assert said in text
+    assert "line of check 3" not in text, "a hidden check's line"
+
+
+def test_a_hidden_check_shows_its_title_and_verdict_alone():
+    for status in "rwb":
+        hidden = question("first", "r", status)
+        hidden.parts[1].lines = ["SECRET of the check", "SECRET seed 7"]
+        [one] = mark([result("anna", hidden)])
+        text = feedback.page(one, "05", "DDP")
+        assert "SECRET" not in text
+        assert "check 2" in text
+        word = {"r": "right", "w": "wrong", "b": "not graded"}[status]
+        assert text.count(f'class="verdict {hidden.parts[1].status}"') >= 1
+        assert word in text
+
+
+def test_a_blank_answer_is_named_once_per_check():
+    [one] = mark([result("anna", question("first", "w", "w", answer="", blank=True))])
+    text = Page(feedback.page(one, "05", "DDP")).text
+    assert text.count("no answer") == 2
+    assert "line of check" not in text
+    assert "Your answer" not in text
+
+
+def test_a_blocked_page_has_no_score():
+    [one] = mark([result("anna", question("first", "rb"))])
+    text = Page(feedback.page(one, "05", "DDP")).text
+    assert "0 / 4" not in text
+    assert "– / 4" in text
+
+
+def test_no_text_becomes_markup():
+    plain = question("first", "w", "w", printed="x", notes=["x"], answer="x")
+    [one] = mark([result("x", plain, notes=["x"])], [Override("x", "first", 1, 1, "x")])
+    expected = Page(feedback.page(one, "x", "x"))
+    chance = random.Random(0)
+    for text in [EVIL, *(random_text(chance) + "<b onclick='x'>&lt;" for _ in range(200))]:
+        bad = question("first", "w", "w", printed=f"x{text}", notes=[text], answer=f"x{text}")
+        bad.title = text
+        for part in bad.parts:
+            part.title = text
+            part.lines = [text]
+        [one] = mark([result(text, bad, notes=[text])], [Override(text, "first", 1, 1, text)])
+        made = Page(feedback.page(one, text, text))
+        assert made.tags == expected.tags
+        assert [name for name, _ in made.attributes] == [
+            name for name, _ in expected.attributes
+        ]
+        feedback.page(one, text, text).encode("utf-8")
+
+
+def test_a_page_loads_and_runs_nothing():
+    [one] = mark([result("anna", question("first", "w", answer=EVIL))])
+    page = Page(feedback.page(one, "05", "DDP"))
+    assert not {"script", "img", "link", "iframe", "form", "object"} & set(page.tags)
+    assert not {"style", "src", "href", "onclick"} & {name for name, _ in page.attributes}
+    policy = next(value for name, value in page.attributes if value and "default-src" in value)
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_colours_of_a_terminal_are_not_shown():
+    printed = "\x1b[31mred\x1b[0m \x1b]0;title\x07plain"
+    [one] = mark([result("anna", question("first", "w", printed=printed))])
+    text = Page(feedback.page(one, "05", "DDP")).text
+    assert "red plain" in text
+    assert "[31m" not in text
+
+
+NAMES = [
+    "anna",
+    "Anna",
+    "ANNA",
+    "a/b",
+    "a\\b",
+    "a b",
+    "a-b",
+    "..",
+    ".",
+    "",
+    "/etc/passwd",
+    "con",
+    "NUL",
+    "q\"'<b>",
+    "x" * 300,
+    "x" * 301,
+    "李小龙",
+    "李小虎",
+    "a\nb",
+    "\ud800",
+    "jane.doe",
+    "-rf",
+    "~",
+]
+
+
+def test_file_names_are_safe_and_different():
+    names = [feedback.page_name(name) for name in NAMES]
+    assert len({name.lower() for name in names}) == len(NAMES)
+    assert names[0] == "anna.html"
+    for name in names:
+        assert name.isascii()
+        assert len(name) <= 80
+        assert not set(name) & set("/\\\"'<>:|?* \n\x00")
+        assert not name.startswith((".", "~"))
+    cleaned = [feedback.page_name(name) for name in NAMES]
+    taken = {name.removesuffix(".html") for name in cleaned if "~" in name}
+    assert not taken & {name.removesuffix(".html") for name in map(feedback.page_name, taken)}
+
+
+def test_pages_are_written_whole(tmp_path):
+    marks = mark([result(name, question("first", "r")) for name in NAMES])
+    paths = feedback.write(marks, tmp_path / "feedback", "05", "DDP")
+    assert len({path.name for path in paths}) == len(NAMES)
+    assert sorted(path.name for path in (tmp_path / "feedback").iterdir()) == sorted(
+        path.name for path in paths
+    )
+
+
+def classroom(number_of_students=40):
+    """Students of whom the better ones get `good` right; `bad` is the other way round."""
+    chance = random.Random(0)
+    results = []
+    for place in range(number_of_students):
+        skill = place / number_of_students
+        good = "r" if skill > 0.5 else "w"
+        results.append(
+            result(
+                f"s{place:03}",
+                question("good", good),
+                question("bad", "w" if skill > 0.5 else "r", points=1.0),
+                question("noise", chance.choice("rw") + chance.choice("rw")),
+                question("hard", "r" if skill > 0.45 else "w", "r" if skill > 0.55 else "w"),
+                question("all", "r"),
+            )
+        )
+    return mark(results)
+
+
+def test_counts_and_means():
+    marks = mark(
+        [
+            result("a", question("first", "rr")),
+            result("b", question("first", "rw")),
+            result("c", question("first", "ww", blank=True)),
+            result("d", question("first", "rb")),
+            result("e", problem="no notebook"),
+        ],
+        [Override("b", "first", 2, 2, "oral")],
+    )
+    whole, one, two = question_statistics.rows(marks)
+    assert (whole.right, whole.wrong, whole.blank, whole.blocked) == (1, 1, 1, 1)
+    assert (one.right, one.wrong, one.blank, one.blocked) == (3, 0, 1, 0)
+    assert (two.right, two.wrong, two.blank, two.blocked) == (1, 1, 1, 1)
+    assert whole.mean == pytest.approx((1 + 0.5 + 0) / 3)
+    assert one.mean == pytest.approx(3 / 4)
+    assert (whole.by_hand, one.by_hand, two.by_hand) == (1, 0, 1)
+    assert question_statistics.to_json(marks)["not readable"] == 1
+
+
+def test_discrimination_is_the_point_biserial_correlation_with_the_rest():
+    marks = classroom()
+    rows = {(row.question, row.check): row for row in question_statistics.rows(marks)}
+    row = rows["good", "check 1"]
+    right = np.array([one.questions[0].measured.parts[0].status == "right" for one in marks])
+    rest = np.array([one.result.earned - one.result.questions[0].earned for one in marks])
+    p = right.mean()
+    expected = (rest[right].mean() - rest[~right].mean()) / rest.std() * math.sqrt(p * (1 - p))
+    assert row.discrimination == pytest.approx(expected)
+    assert rows["bad", "check 1"].discrimination < -0.5
+    assert rows["good", ""].discrimination > 0.5
+    assert rows["all", ""].discrimination is None, "all have it right"
+    assert question_statistics.correlation([(1, 1), (0, 0)]) is None
+
+
+def test_the_table_of_statistics():
+    text = question_statistics.text(classroom())
+    assert max(map(len, text.splitlines())) <= 95
+    assert "good" in text
+    assert question_statistics.text([]).strip()
+    json.dumps(question_statistics.to_json(classroom()))
+
+
+RENAMED = """
+# my very own idea
+def mean_of_all(x, g):
+    "How I did it: on my own."
+    t   = x.clone()   # clone first
+    dist.all_reduce(t, op=dist.ReduceOp.SUM,
+                    group=g)
+    t /= dist.get_world_size(g)
+    return t
+def range_of(x):
+    a = min(x)
+    b = max(x)
+    return b - a
+"""
+OTHER = """
+def average(values, group):
+    parts = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, values.contiguous(), group=group)
+    return torch.stack(parts).mean(dim=0)
+
+def spread(values):
+    ordered = sorted(values)
+    return ordered[-1] - ordered[0] if ordered else 0.0
+"""
+
+
+def alike(*answers, released="", **more):
+    marks = mark(
+        [result(f"s{n}", question("q", "r", answer=a)) for n, a in enumerate(answers)]
+    )
+    return similarity.pairs(marks, {"q": released}, **more)
+
+
+def test_renamed_and_reordered_answers_are_alike():
+    first, second = ANSWER.strip().split("\n\ndef spread")
+    swapped = f"def spread{second}\n\n{first}\n"
+    pairs = alike(ANSWER, RENAMED, OTHER, swapped)
+    assert {(pair.first, pair.second) for pair in pairs} == {
+        ("s0", "s1"),
+        ("s0", "s3"),
+        ("s1", "s3"),
+    }
+    assert pairs[0].similarity == 1.0
+    assert "s0 and s1" in similarity.text(pairs)
+
+
+def test_released_blank_and_short_answers_are_not_compared():
+    released = "def average(values, group):\n    raise NotImplementedError()\n"
+    assert not alike(released, released, released=released)
+    assert not alike(ANSWER, RENAMED, released=ANSWER), "all of it was given"
+    assert not alike("x = 1 + 2\n" * 3, "x = 1 + 2\n" * 3)
+    blank = mark([result(n, question("q", "w", answer=ANSWER, blank=True)) for n in "ab"])
+    assert not similarity.pairs(blank, {})
+    assert similarity.text([]).strip()
+
+
+def test_the_threshold():
+    longer = ANSWER + OTHER
+    assert not alike(ANSWER, longer)
+    [pair] = alike(ANSWER, longer, threshold=0.3)
+    assert 0.3 <= pair.similarity < 0.8
+
+
+def test_answers_that_are_no_python_can_be_alike():
+    broken = ANSWER.replace("values, group", "values, group]") + "'''"
+    assert alike(broken, broken + "  # a comment")
+    nested = "(" * 9_000 + ")" * 9_000
+    alike(nested, nested, "-" * 50_000 + "1", "\x00\ud800", "f'{" * 1000, "x=\\\n" * 4_000)
+
+
+def test_the_one_pair_among_many_that_share_words():
+    chance = random.Random(0)
+    words = [
+        *"+-*()[]=:",
+        "total",
+        "values",
+        "group",
+        "dist",
+        "range",
+        "len",
+        "for",
+        "in",
+        "if",
+    ]
+    answers = [" ".join(chance.choices(words, k=200)) for _ in range(60)]
+    answers[50] = answers[0].replace("total", "result")
+    [pair] = alike(*answers)
+    assert (pair.first, pair.second) == ("s0", "s50")
+
+
+def one_change(before, after, **more):
+    [*inside, total] = regrade.changes(mark([before]), mark([after], **more))
+    assert total.question == ""
+    return inside
+
+
+def test_what_changed_and_why():
+    before = result("anna", question("first", "rw"), question("second", "r"))
+    assert regrade.changes(mark([before]), mark([before])) == []
+
+    answer = result("anna", question("first", "rr", answer="new"), question("second", "r"))
+    [change] = one_change(before, answer)
+    assert (change.question, change.check, change.before, change.after) == (
+        "first",
+        "check 2",
+        0.0,
+        2.0,
+    )
+    assert "answer changed" in change.why
+
+    check = result("anna", question("first", "rr"), question("second", "r"))
+    [change] = one_change(before, check)
+    assert "answer is the same" in change.why
+
+    points = result("anna", question("first", "rw", points=3.0), question("second", "r"))
+    [change] = one_change(before, points)
+    assert (change.before, change.after) == (2.0, 3.0)
+    assert "points changed" in change.why
+
+    given = [Override("anna", "first", 2, 1.0, "oral")]
+    [change] = one_change(before, before, overrides=given)
+    assert (change.before, change.after) == (0.0, 1.0)
+    assert "oral" in change.why
+
+    whole = [Override("anna", "first", 0, 3.0, "oral")]
+    [change] = one_change(before, before, overrides=whole)
+    assert (change.check, change.before, change.after) == ("", 2.0, 3.0)
+
+    blocked = result("anna", question("first", "rb"), question("second", "r"))
+    [change] = one_change(before, blocked)
+    assert (change.before, change.after) == (0.0, None)
+    assert "machine" in change.why
+
+
+def test_other_changes():
+    before = result("anna", question("first", "rw"))
+    [inside, _] = regrade.changes(
+        mark([before]), mark([result("anna", question("first", "rwr"))])
+    )
+    assert (inside.check, inside.why) == ("check 3", "the check is new")
+    found = regrade.changes(mark([before]), mark([result("ben", question("first", "r"))]))
+    assert [(each.student, each.before, each.after) for each in found] == [
+        ("ben", None, 2.0),
+        ("anna", 2.0, None),
+    ]
+    late = mark([before])
+    late[0].penalty = Penalty(50, "late")
+    [total] = regrade.changes(mark([before]), late)
+    assert (total.before, total.after, total.why) == (2.0, 1.0, "late")
+    unread = mark(
+        [result("anna", problem="no notebook"), result("zoe", question("first", "r"))]
+    )
+    found = regrade.changes(mark([before]), unread)
+    assert any("no notebook" in each.why for each in found)
+    for changes in (found, [total], []):
+        assert regrade.text(changes).strip()
+
+
+def test_an_override_that_replaces_the_same_points_is_no_change():
+    before = result("anna", question("first", "rw"))
+    given = [Override("anna", "first", 0, 2.0, "same")]
+    assert regrade.changes(mark([before]), mark([before], given)) == []
+
+
+def test_all_reports_in_a_folder(tmp_path):
+    marks = mark([result(name or "x", question("first", "rw", "b")) for name in NAMES])
+    written = reports.write(marks, tmp_path / "out", "05-ddp-cluster", "DDP", {"first": ""})
+    assert len(set(written)) == len(written) == 9 + len(NAMES)
+    assert all(path.stat().st_size for path in written)
+    assert sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()) == sorted(
+        written
+    )
+    back = reports.read_results(tmp_path / "out" / "results.json")
+    assert back == marks
+    assert regrade.changes(marks, back) == []
+
+
+def test_reports_do_not_depend_on_the_order_of_jobs(tmp_path):
+    marks = mark([result(name, question("first", "rw")) for name in ("a", "b", "c")])
+    for folder in ("one", "two"):
+        reports.write(marks, tmp_path / folder, "05", "DDP", {})
+    for path in (tmp_path / "one").rglob("*.*"):
+        twin = tmp_path / "two" / path.relative_to(tmp_path / "one")
+        assert path.read_bytes() == twin.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", "[{}]", '[{"result": {}}]', "[" * 100_000, None]
+)
+def test_results_that_cannot_be_read(tmp_path, text):
+    path = tmp_path / "results.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=r"results\.json"):
+        reports.read_results(path)
