@@ -1,4 +1,4 @@
-"""The command `multigpu`: doctor, slurm, horovodrun, notebooks, exercise, release.
+"""The command `multigpu`: doctor, slurm, horovodrun, notebooks, exercise, release, grade.
 
 Each command calls one module and prints what it returns.
 """
@@ -238,10 +238,11 @@ def notebooks_check(stems: Stems = None) -> None:
     print("every notebook matches its script, and every cell was executed")
 
 
-# ---- multigpu exercise, release: see exercises.py -------------------------------------------
+# ---- multigpu exercise, release, grade: see exercises.py ------------------------------------
 
 app.add_typer(exercises.exercise, name="exercise")
 app.command("release")(exercises.release)
+app.command("grade")(exercises.grade)
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
-"""The commands of exercises and grading: exercise, release."""
+"""The commands of exercises and grading: exercise, release, grade."""
 
+import os
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +9,7 @@ from typing import Annotated
 import typer
 
 from multigpu.errors import UserError, pluralize
-from multigpu.terminal import announce
+from multigpu.terminal import announce, is_terminal
 
 exercise = typer.Typer(no_args_is_help=True, help="Check your answers, or make exercises.")
 Lessons = Annotated[
@@ -81,3 +83,119 @@ def release(
         except OSError as error:
             raise UserError(f"cannot write to {output}: {error.strerror}.") from None
         print(f"{each.lesson}: {', '.join(str(path) for path in paths)}")
+
+
+def grade(
+    lesson: Annotated[str, typer.Argument(help="As in lessons/LESSON, or its number.")],
+    submissions: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder of notebooks, nbgrader's tree, or a zip from Canvas or Moodle."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder of the results.")],
+    solutions: Solutions = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="How many submissions at a time; default: one a core.")
+    ] = os.cpu_count() or 1,
+    override: Annotated[
+        Path | None,
+        typer.Option(
+            help="Points by hand, with reasons: a CSV or JSON file of student, question, "
+            "points, reason. Later runs keep them."
+        ),
+    ] = None,
+    late: Annotated[
+        str | None,
+        typer.Option(
+            help="A rule such as 'deadline=2026-11-30T23:59+01:00 10%/day max 50%', or none. "
+            "Later runs keep it."
+        ),
+    ] = None,
+    assignment: Annotated[
+        str,
+        typer.Option(help="The assignment's column in Canvas; default: the lesson's title."),
+    ] = "",
+    pseudonyms: Annotated[
+        bool, typer.Option("--pseudonyms", help="Reports without the students' names.")
+    ] = False,
+    regrade: Annotated[
+        bool, typer.Option("--regrade", help="Print what has changed since the last run.")
+    ] = False,
+    unsafe_no_sandbox: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-no-sandbox", help="Run students' code with all rights of your user."
+        ),
+    ] = False,
+) -> None:
+    """Grade what students handed in; write gradebooks, feedback and statistics.
+
+    An interrupted run goes on where it stopped.
+    """
+    from multigpu.grading import batch
+
+    options = batch.Options(
+        lesson,
+        submissions,
+        output,
+        None if unsafe_no_sandbox else _sandbox(),
+        jobs,
+        solutions,
+        override,
+        late,
+        assignment,
+        pseudonyms,
+        regrade,
+    )
+    if unsafe_no_sandbox:
+        print(
+            "warning: no sandbox: a submission can read, change and delete all your files.",
+            file=sys.stderr,
+        )
+    announce("running the solution first, which takes some seconds")
+    with _Progress() as progress:
+        lines = batch.run(options, progress.show)
+    for line in lines:
+        print(line)
+
+
+def _sandbox() -> str:
+    """The path of bubblewrap. Raises UserError if it does not work here."""
+    from multigpu import sandbox
+
+    found = sandbox.probe()
+    if found.works and found.program:
+        return found.program
+    fix = (
+        "lessons/INSTRUCTORS.md says what to do"
+        if found.program
+        else "sudo apt-get install bubblewrap"
+    )
+    raise UserError(
+        f"no sandbox, because {found.problem}: {fix}; --unsafe-no-sandbox runs students' code "
+        f"with all rights of your user."
+    )
+
+
+class _Progress:
+    """A bar on a terminal, with the time left; in a log, a line for each tenth."""
+
+    def __enter__(self) -> "_Progress":
+        from tqdm import tqdm
+
+        self.bar: tqdm | None = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def show(self, done: int, of: int) -> None:
+        """`done` of `of` submissions are graded."""
+        from tqdm import tqdm
+
+        if self.bar is None:
+            seconds = 0.1 if is_terminal() else 10.0
+            self.bar = tqdm(total=of, initial=done, unit="submission", mininterval=seconds)
+        self.bar.update(done - self.bar.n)
