@@ -5,6 +5,7 @@ import json
 import secrets
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -45,10 +46,12 @@ def grade(
     submissions: Sequence[Submission],
     settings: Settings,
     progress: Callable[[int, int], None],
+    pool: Pool | None = None,
 ) -> list[Result]:
     """The results, one per submission, in the order of the submissions.
 
     progress   is called with how many submissions are graded, and of how many
+    pool       jobs that are in use for several gradings; None for new ones
 
     An outcome is stored as soon as it is known, so that a run that was interrupted goes on
     where it stopped. Raises UserError if the solution itself does not pass its checks here.
@@ -64,10 +67,10 @@ def grade(
     progress(done, len(ids))
     if tasks:
         with (
-            Pool(settings.jobs, SECONDS) as pool,
+            nullcontext(pool) if pool else Pool(settings.jobs, SECONDS) as jobs,
             tempfile.TemporaryDirectory(prefix="grading-") as folder,
         ):
-            runner = Runner(solution, pool, Path(folder), secret, settings.sandbox)
+            runner = Runner(solution, jobs, Path(folder), secret, settings.sandbox)
             runner.check_solution()
 
             def ended(task: Task, found: Outcome) -> None:

@@ -2,17 +2,24 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from known import Known, surprises, untested
 
+from multigpu.exercise.budget import SECONDS
 from multigpu.grading import author, solution
+from multigpu.grading.pool import Pool
 
 FOLDER = Path(__file__).parent / "known"
 LESSONS = author.lessons()
 # `make test` grades one lesson, `make test-grading` all.
-GRADED = LESSONS if "ALL_LESSONS" in os.environ else [slug for slug in LESSONS if slug.startswith("05")]
+GRADED = (
+    LESSONS
+    if "ALL_LESSONS" in os.environ
+    else [slug for slug in LESSONS if slug.startswith("05")]
+)
 
 
 def known(slug: str) -> list[Known]:
@@ -24,10 +31,16 @@ def known(slug: str) -> list[Known]:
     return module.KNOWN
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(1, SECONDS) as jobs:
+        yield jobs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("slug", GRADED)
-def test_each_answer_has_the_score_it_deserves(slug: str, tmp_path: Path) -> None:
-    assert surprises(solution.find(slug), known(slug), tmp_path) == []
+def test_each_answer_has_the_score_it_deserves(slug: str, tmp_path: Path, pool: Pool) -> None:
+    assert surprises(solution.find(slug), known(slug), tmp_path, pool) == []
 
 
 @pytest.mark.parametrize("slug", LESSONS)

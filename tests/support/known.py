@@ -7,6 +7,7 @@ from pathlib import Path
 
 from multigpu import sandbox
 from multigpu.grading import grade, release
+from multigpu.grading.pool import Pool
 from multigpu.grading.results import Result
 from multigpu.grading.solution import Solution, dumps
 from multigpu.grading.submissions import Submission
@@ -42,17 +43,22 @@ def reference(solution: Solution) -> dict[str, str]:
 
 
 def graded(
-    solution: Solution, submissions: dict[str, bytes], folder: Path, jobs: int = 2
+    solution: Solution, submissions: dict[str, bytes], folder: Path, pool: Pool | None = None
 ) -> dict[str, Result]:
-    """The results by student, graded in the sandbox, or beside it where there is none."""
+    """The results by student, graded in the sandbox, or beside it where there is none.
+
+    pool   jobs that are in use for several gradings; None for one new job
+    """
     found = sandbox.probe()
-    settings = grade.Settings(folder, found.program if found.works else None, jobs)
+    settings = grade.Settings(folder, found.program if found.works else None, 1)
     given = [Submission(name, f"{name}.ipynb", data) for name, data in submissions.items()]
-    results = grade.grade(solution, given, settings, lambda done, of: None)
+    results = grade.grade(solution, given, settings, lambda done, of: None, pool)
     return {result.student: result for result in results}
 
 
-def surprises(solution: Solution, known: Sequence[Known], folder: Path) -> list[str]:
+def surprises(
+    solution: Solution, known: Sequence[Known], folder: Path, pool: Pool | None = None
+) -> list[str]:
     """What differs from the known scores, one sentence each.
 
     Graded are the reference, a blank notebook, and each known answer beside the reference's
@@ -63,7 +69,7 @@ def surprises(solution: Solution, known: Sequence[Known], folder: Path) -> list[
     for each in known:
         submissions[each.name] = notebook(solution, right | {each.question: each.source})
     assert len(submissions) == len(known) + 2, "two known answers have the same name"
-    results = graded(solution, submissions, folder)
+    results = graded(solution, submissions, folder, pool)
     found = []
     if results["blank"].earned:
         found.append(f"a blank notebook earns {results['blank'].earned:g} points")

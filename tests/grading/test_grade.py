@@ -1,0 +1,267 @@
+"""Grading through nbval: scores, order, jobs, interruptions, and refusals."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import small_exercise
+from known import graded, notebook, reference
+
+from multigpu import sandbox
+from multigpu.cli import exercises
+from multigpu.errors import UserError
+from multigpu.grading import batch, grade, marking
+from multigpu.grading.grade import Settings
+from multigpu.grading.marking import Outcome
+from multigpu.grading.pool import Pool
+from multigpu.grading.submissions import Submission
+
+pytestmark = pytest.mark.slow
+RIGHT = small_exercise.RIGHT
+WARNS = "import sys, warnings\nwarnings.warn('old')\nprint('x', file=sys.stderr)\n"
+PARTLY = RIGHT["mean"].replace("dist.get_world_size()", "2")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool(1, 5) as jobs:
+        yield jobs
+
+
+@pytest.fixture
+def small(tmp_path):
+    (tmp_path / "solutions").mkdir()
+    return small_exercise.solution(tmp_path / "solutions")
+
+
+def points(result) -> list[float]:
+    return [question.earned for question in result.questions]
+
+
+def test_scores_do_not_depend_on_order_or_jobs(small, tmp_path, pool):
+    submissions = {
+        "reference": notebook(small, reference(small)),
+        "blank": notebook(small, {}),
+        "partly": notebook(small, RIGHT | {"mean": PARTLY}),
+        "other words": notebook(small, RIGHT),
+        "warns": notebook(small, RIGHT | {"mean": WARNS + RIGHT["mean"]}),
+        "raises": notebook(small, RIGHT | {"twice": "def twice(tensor):\n    return 1 / 0"}),
+        "damaged": b'{"cells": [',
+    }
+    backwards = dict(reversed(submissions.items()))
+
+    one = graded(small, submissions, tmp_path / "one", pool)
+    with Pool(2, 5) as two_jobs:
+        two = graded(small, backwards, tmp_path / "two", two_jobs)
+
+    assert {name: points(result) for name, result in one.items()} == {
+        "reference": [4, 3, 2],
+        "blank": [0, 0, 0],
+        # The question that needs `mean` is graded with the solution's.
+        "partly": [1, 3, 2],
+        "other words": [4, 3, 2],
+        "warns": [4, 3, 2],
+        "raises": [4, 0, 2],
+        "damaged": [0, 0, 0],
+    }
+    # Hidden checks draw other numbers for each secret.
+    for name, result in one.items():
+        assert points(result) == points(two[name])
+    again = graded(small, backwards, tmp_path / "one", pool)
+    assert {name: result.to_json() for name, result in again.items()} == {
+        name: result.to_json() for name, result in one.items()
+    }
+    assert one["damaged"].problem
+    assert "ZeroDivisionError" in " ".join(one["raises"].questions[1].parts[0].lines)
+    assert one["warns"].questions[0].printed.count("old") >= 1
+
+
+class Interrupt(Exception):
+    pass
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(small, tmp_path, pool):
+    answers = [RIGHT | {"guess_bytes": f"guess_bytes = {n}"} for n in range(4)]
+    given = [Submission(f"s{n}", "", notebook(small, each)) for n, each in enumerate(answers)]
+    settings = Settings(tmp_path / "out", sandbox.probe().program, 1)
+
+    def stop(done: int, of: int) -> None:
+        if done == 2:
+            raise Interrupt
+
+    with pytest.raises(Interrupt):
+        grade.grade(small, given, settings, stop, pool)
+
+    seen: list[int] = []
+    results = grade.grade(small, given, settings, lambda done, of: seen.append(done), pool)
+    assert seen == [2, 3, 4]
+    assert [points(result) for result in results] == [[4, 3, 0]] * 4
+
+
+def test_a_solution_that_does_not_reproduce_grades_nobody(small, tmp_path, pool):
+    cells = small_exercise.cells()
+    for cell in cells:
+        cell.source = cell.source.replace("4 * 1000", "8 * 1000")
+    small = replace(small, notebook=replace_cells(small.notebook, cells))
+
+    with pytest.raises(UserError) as caught:
+        graded(small, {"a": notebook(small, RIGHT)}, tmp_path / "out", pool)
+
+    for word in ("In [", "1,000 floats", "stored 'right: 4 bytes each'", "expected 8000"):
+        assert word in str(caught.value)
+    assert not list((tmp_path / "out").glob("outcomes/*"))
+
+
+def replace_cells(original, cells):
+    copy = type(original)(original)
+    copy.cells = cells
+    return copy
+
+
+def test_what_the_machine_could_not_grade_is_blocked_not_zero(small, tmp_path, monkeypatch):
+    class DeadJob:
+        def __init__(self, seconds):
+            pass
+
+        def run(self, id, path):
+            if id != "solution":
+                return None
+            data = json.loads(path.read_text())
+            parts = [cell["metadata"].get("part") for cell in data["cells"]]
+            return [{"part": part, "status": "right", "lines": []} for part in parts]
+
+        def close(self, now=False):
+            pass
+
+    monkeypatch.setattr("multigpu.grading.pool.Job", DeadJob)
+    answers = {"mean": RIGHT["mean"], "guess_bytes": RIGHT["guess_bytes"]}
+    result = graded(small, {"a": notebook(small, answers)}, tmp_path / "out")["a"]
+
+    assert result.blocked
+    statuses = [[part.status for part in question.parts] for question in result.questions]
+    assert statuses == [["blocked", "blocked"], ["wrong"], ["blocked"]]
+    assert not list((tmp_path / "out").glob("outcomes/*")), "it is tried again next time"
+
+
+def test_a_stored_outcome_that_is_damaged_is_made_again(small, tmp_path, pool):
+    found = Outcome({("mean", "two ranks"): ("right", ["right: x"])}, {"mean": "text"})
+    assert Outcome.from_json(json.loads(json.dumps(found.to_json()))) == found
+    submissions = {"a": notebook(small, {"guess_bytes": "guess_bytes = 4000"})}
+    first = graded(small, submissions, tmp_path / "out", pool)
+    for path in (tmp_path / "out" / grade.CACHE).iterdir():
+        path.write_text("{")
+
+    assert graded(small, submissions, tmp_path / "out", pool)["a"] == first["a"]
+
+
+# ---- the whole command ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def class_of_three(small, tmp_path) -> Path:
+    folder = tmp_path / "handed in"
+    folder.mkdir()
+    (folder / "anna.ipynb").write_bytes(notebook(small, RIGHT))
+    (folder / "ben.ipynb").write_bytes(notebook(small, RIGHT | {"mean": PARTLY}))
+    (folder / "carl.ipynb").write_bytes(notebook(small, {}))
+    return folder
+
+
+def options(class_of_three: Path, tmp_path: Path, **more) -> batch.Options:
+    defaults = {"solutions": tmp_path / "solutions", "jobs": 2}
+    program = sandbox.probe().program
+    return batch.Options(
+        lesson="05",
+        handed_in=class_of_three,
+        output=tmp_path / "out",
+        sandbox=program,
+        **(defaults | more),
+    )
+
+
+def totals(folder: Path) -> dict[str, str]:
+    import csv
+
+    with open(folder / "gradebook.csv", encoding="utf-8-sig", newline="") as file:
+        return {row["student"]: row["total"] for row in csv.DictReader(file)}
+
+
+@pytest.fixture
+def run(pool, monkeypatch):
+    """Run the command's work in the jobs that run already."""
+    with_pool = partial(grade.grade, pool=pool)
+    monkeypatch.setattr(batch.grade, "grade", with_pool)
+    return lambda given: batch.run(given, lambda done, of: None)
+
+
+def test_all_reports_and_a_regrading(class_of_three, tmp_path, small, run):
+    given = options(class_of_three, tmp_path)
+    with pytest.raises(UserError, match="without --regrade first"):
+        run(replace(given, regrade=True))
+
+    run(given)
+
+    assert totals(given.output) == {"anna": "9", "ben": "6", "carl": "0"}
+    for name in ("canvas.csv", "moodle.csv", "results.json", "junit.xml", "feedback/ben.html"):
+        assert (given.output / name).stat().st_size
+    page = (given.output / "feedback" / "ben.html").read_text()
+    assert "other sizes" in page and "values differ" not in page, "hidden lines stay hidden"
+
+    by_hand = tmp_path / "points.csv"
+    by_hand.write_text("student,question,points,reason\nben,mean,3,said so in the lecture\n")
+    lines = run(replace(given, override=by_hand, regrade=True))
+    assert any("ben" in line and "said so in the lecture" in line for line in lines)
+    by_hand.unlink()
+
+    # The next run keeps the points by hand.
+    (class_of_three / "carl.ipynb").write_bytes(notebook(small, RIGHT))
+    lines = run(replace(given, regrade=True, pseudonyms=True))
+    assert any("carl" in line for line in lines)
+    assert not any("ben" in line for line in lines)
+    names = (given.output / "pseudonyms.csv").read_text()
+    assert "ben" in names
+    assert "ben" not in (given.output / "results.json").read_text()
+    assert sorted(totals(given.output).values()) == ["8", "9", "9"]
+
+
+def test_bad_input_changes_nothing(class_of_three, tmp_path, run):
+    given = options(class_of_three, tmp_path)
+    (tmp_path / "empty").mkdir()
+    for wrong, words in (
+        (replace(given, lesson="77"), "no lesson"),
+        (replace(given, handed_in=tmp_path / "empty"), "no notebook"),
+        (replace(given, handed_in=tmp_path / "missing"), "missing"),
+        (replace(given, late="tomorrow"), "--late"),
+        (replace(given, solutions=tmp_path / "empty"), "no solution"),
+    ):
+        with pytest.raises(UserError, match=words):
+            run(wrong)
+    assert not given.output.exists()
+
+
+def test_without_a_sandbox_the_command_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(sandbox, "probe", lambda: sandbox.Sandbox(None, "it is not installed"))
+
+    with pytest.raises(UserError) as caught:
+        exercises._sandbox()
+
+    for word in ("not installed", "apt-get install bubblewrap", "--unsafe-no-sandbox"):
+        assert word in str(caught.value)
+
+
+def test_what_is_run_leaves_blank_answers_out(small):
+    from multigpu.grading.transplant import take
+
+    answers = take(notebook(small, {"mean": RIGHT["mean"]}), small)
+
+    assert set(marking.to_run(small, answers)) == {"mean"}
+
+
+@pytest.fixture(autouse=True)
+def has_sandbox() -> Iterator[None]:
+    if not sandbox.probe().works:
+        pytest.skip(sandbox.probe().problem)
+    yield
