@@ -118,5 +118,11 @@ class Pool:
         count = min(self.jobs, len(tasks))
         for _ in range(count):
             threading.Thread(target=work, daemon=True).start()
-        for _ in tasks:
-            yield ended.get()
+        try:
+            for _ in tasks:
+                yield ended.get()
+        finally:
+            # Who stops to ask for outcomes wants no further tasks to begin.
+            while not waiting.empty():
+                with suppress(queue.Empty):
+                    waiting.get_nowait()
