@@ -8,6 +8,13 @@ from pathlib import Path
 
 from multigpu.commands import first_line, run_bounded
 
+REFUSED = 77  # an exit code that neither bubblewrap nor Python has
+# A user, mount, process, network and IPC namespace: CLONE_NEW… of sched.h.
+NAMESPACES = f"""
+import ctypes, sys
+sys.exit({REFUSED} if ctypes.CDLL(None).unshare(0x78020000) else 0)
+"""
+
 
 @dataclass(frozen=True)
 class Sandbox:
@@ -26,13 +33,18 @@ class Sandbox:
 
 
 def probe() -> Sandbox:
-    """Find bubblewrap, and run Python in a sandbox, which takes at most a few seconds."""
+    """Find bubblewrap, and make namespaces in a sandbox, as each student's process has them.
+
+    It takes at most a few seconds.
+    """
     program = shutil.which("bwrap")
     if program is None:
         return Sandbox(None, "bubblewrap is not installed")
-    code, _, err = run_bounded(program, *isolation(), sys.executable, "-IS", "-c", "")
+    code, _, err = run_bounded(program, *isolation(), sys.executable, "-IS", "-c", NAMESPACES)
     if code == 0:
         return Sandbox(program)
+    if code == REFUSED:
+        return Sandbox(program, "a process in it may not make namespaces of its own")
     return Sandbox(program, first_line(err) or f"exit code {code}")
 
 

@@ -65,6 +65,22 @@ def exercise_run(lessons: Lessons) -> None:
         )
 
 
+@exercise.command("practice")
+def exercise_practice(
+    lesson: Annotated[str, typer.Argument(help="As in lessons/LESSON, or its number.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write to.")],
+    solutions: Solutions = None,
+) -> None:
+    """Write twelve made-up submissions, to practise grading on."""
+    from multigpu.grading import practice, solution
+
+    try:
+        paths = practice.write(solution.find(lesson, solutions), output)
+    except OSError as error:
+        raise UserError(f"cannot write to {output}: {error.strerror}.") from None
+    print(f"{pluralize(len(paths), 'submission')} in {output}")
+
+
 def release(
     lessons: Lessons,
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write to.")],
