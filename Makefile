@@ -27,7 +27,7 @@ else
 BUILD := the build of PyTorch that pip prefers: on Linux x86_64 the CUDA build, 2.8 GB (TORCH=cpu takes the CPU build, 0.2 GB)
 endif
 
-.PHONY: help install run test test-quick test-real test-mutations test-peer lint my-copy lab bench slurm-up slurm-down clean
+.PHONY: help install run test test-quick test-real test-mutations test-grading test-attacks test-peer lint my-copy lab bench slurm-up slurm-down clean
 
 help:
 	@echo "make install     install into .venv; VENV=folder takes another, TORCH=cpu the CPU build of PyTorch"
@@ -36,6 +36,8 @@ help:
 	@echo "make test-quick  run what needs under two minutes, before a commit"
 	@echo "make test-real   run all tests, every program really started"
 	@echo "make test-mutations  break the behaviours of mutations.toml: each must turn a test red"
+	@echo "make test-grading  grade answers with known scores, all lessons"
+	@echo "make test-attacks  grade submissions that attack the grader, and write a report"
 	@echo "make test-peer FROM=folder  run Lightning's own tests, from a checkout of it, on this Trainer"
 	@echo "make lint        check style, layers, and that notebooks match their scripts"
 	@echo "make my-copy     write your own notebooks to my-copy/, without outputs; keep those you have"
@@ -58,7 +60,7 @@ lint: $(INSTALLED)
 
 test-quick: lint
 	@echo "testing the library: under two minutes"
-	pytest tests/library tests/strategies tests/trainer tests/vgpu -m "not classroom and not slow" --numprocesses=2
+	pytest tests/library tests/strategies tests/trainer tests/vgpu tests/exercise tests/grading -m "not classroom and not slow" --numprocesses=2
 
 # Three workers take a file each, because tests often wait: for a job in the queue, or a time limit.
 test: lint
@@ -89,6 +91,10 @@ lab: my-copy
 test-mutations: $(INSTALLED)
 	@echo "breaking the behaviours of mutations.toml, and running tests after each"
 	python tests/mutations/run.py
+
+test-grading: $(INSTALLED)
+	@echo "grading about 150 answers with known scores: some minutes on 2 cores"
+	ALL_LESSONS=1 pytest tests/grading/test_known_scores.py
 
 test-peer: $(INSTALLED)
 	@python tests/peer/run.py "$(FROM)"
