@@ -173,22 +173,19 @@ with exercise.check("peak", "images with many pixels", points=1, hidden=True) as
 
 # %%
 with exercise.check("peak", "other numbers of layers", points=2, hidden=True) as student:
-
-    def random_case(hidden: int, rows: int, optimizer: str) -> tuple[list[int], int, str]:
+    for words, hidden, rows, optimizer in (
+        ("four hidden layers and SGD", 4, 8192, "sgd"),
+        ("one hidden layer and Adam", 1, 128, "adam"),
+        ("three hidden layers and Adam", 3, 256, "adam"),
+    ):
         inside = [256 * student.random.randint(6, 12) for _ in range(hidden)]
-        return [64, *inside, 10], rows * student.random.randint(8, 12), optimizer
-
-    cases = [
-        random_case(4, 1024, "sgd"),
-        random_case(1, 16, "adam"),
-        random_case(3, 32, "adam"),
-    ]
-    student.close_to(
-        [student.call("peak", *case) for case in cases],
-        [metered(*case) for case in cases],
-        "the peak is predicted within 2% for other networks",
-        rtol=0.02,
-    )
+        case = ([64, *inside, 10], rows + student.random.randint(0, 100), optimizer)
+        student.close_to(
+            student.call("peak", *case),
+            metered(*case),
+            f"with {words} the peak is predicted within 2%",
+            rtol=0.02,
+        )
 
 # %% [markdown]
 # ## 3. Write: the order of 1F1B (7 points)
@@ -262,7 +259,8 @@ def check_orders(student, stages: int, micro_batches: int) -> None:
     if not complete:
         return  # the other ranks would wait for it
     most, slots, hangs = play(orders)
-    student.expect(not hangs, "the pipeline runs to its end", hangs)
+    if not student.expect(not hangs, "the pipeline runs to its end", hangs):
+        return
     student.expect(
         all(count <= stages - rank for rank, count in enumerate(most)),
         "rank r never holds more than (stages − r) micro-batches",
@@ -270,9 +268,9 @@ def check_orders(student, stages: int, micro_batches: int) -> None:
     )
     formula = 3 * (micro_batches + stages - 1)
     student.expect(
-        not hangs and slots == formula,
+        slots == formula,
         "the bubble is (stages − 1)/(micro-batches + stages − 1) of the time",
-        f"the step should take {formula} slots: count from `play` how many it takes",
+        f"the step takes {slots} slots in place of {formula}: a rank waits too often",
     )
 
 
@@ -310,7 +308,7 @@ with exercise.check("order_1f1b", "other numbers", points=2, hidden=True) as stu
 
 # %%
 with exercise.check("order_1f1b", "few micro-batches", points=1, hidden=True) as student:
-    check_orders(student, stages=4, micro_batches=student.random.randint(1, 3))
+    check_orders(student, stages=4, micro_batches=student.random.randint(2, 3))
 
 # %% [markdown]
 # ## 4. Find the bug: a forgotten `.to()` (4 points)

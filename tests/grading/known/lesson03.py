@@ -162,7 +162,7 @@ KNOWN = [
         "the peak at the first tanh, as in the notebook",
         "peak",
         peak(result="return 4 * ((2 + state) * weights + batch * (images + 3 * widths[1]))"),
-        ALL,
+        (SGD, ADAM, NETWORKS),
     ),
     Known(
         "three layers only",
@@ -173,10 +173,10 @@ KNOWN = [
         (NETWORKS,),
     ),
     Known("in numbers, not in bytes", "peak", peak(result="return max(moments)"), ALL),
-    Known("no gradients before tanh", "peak", peak(tanh="pass"), (SGD, NETWORKS)),
+    Known("no gradients before tanh", "peak", peak(tanh="pass"), (SGD, PIXELS, NETWORKS)),
     # ---- order_1f1b
     Known("Megatron's three loops", "order_1f1b", MEGATRON),
-    Known("GPipe's order", "order_1f1b", GPIPE, (TWO, FOUR, OTHER)),
+    Known("GPipe's order", "order_1f1b", GPIPE, ALL_ORDERS),
     Known(
         "warm-up one too short: hangs",
         "order_1f1b",
@@ -187,7 +187,7 @@ KNOWN = [
         "warm-up one too long",
         "order_1f1b",
         order("min(stages - rank + 1, micro_batches)"),
-        (TWO, FOUR, OTHER),
+        ALL_ORDERS,
     ),
     Known(
         "no warm-up",
