@@ -290,11 +290,16 @@ with exercise.check("training_step", "no row", points=2, hidden=True) as student
     empty = student.random.randint(0, 1)
     batches = [random_batch(student, 0 if rank == empty else 6) for rank in range(2)]
     run = student.ranks("fit_exact", [[batch] for batch in batches])
-    expected, _ = whole_step(batches)
+    expected, loss = whole_step(batches)
     student.close_to(
         [weights for weights, _ in run.values],
         [expected] * 2,
         "with a rank that has no row, both ranks have the weights of one device",
+    )
+    student.close_to(
+        [logged.get("loss") for _, logged in run.values],
+        [loss] * 2,
+        "with a rank that has no row, both ranks log the mean loss over all rows",
     )
 
 # %% [markdown]

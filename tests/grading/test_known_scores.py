@@ -12,7 +12,11 @@ from multigpu.grading import author, solution
 FOLDER = Path(__file__).parent / "known"
 LESSONS = author.lessons()
 # `make test` grades one lesson, `make test-grading` all.
-GRADED = LESSONS if "ALL_LESSONS" in os.environ else [slug for slug in LESSONS if slug.startswith("05")]
+GRADED = (
+    LESSONS
+    if "ALL_LESSONS" in os.environ
+    else [slug for slug in LESSONS if slug.startswith("05")]
+)
 
 
 def known(slug: str) -> list[Known]:
