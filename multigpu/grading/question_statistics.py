@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from multigpu.grading.marks import Marked
+from multigpu.grading.marks import Marked, MarkedQuestion
 from multigpu.grading.texts import visible
 
 MIN_STUDENTS = 3
@@ -59,13 +59,16 @@ def rows(marks: Sequence[Marked]) -> list[Row]:
     count = len(marks[0].questions) if marks else 0
     for place in range(count):
         questions = [one.questions[place] for one in marks]
-        found.append(_row(marks, place, None, questions))
+        found.append(_row(marks, None, questions))
         for number in range(min(len(question.parts) for question in questions)):
-            found.append(_row(marks, place, number, questions))
+            found.append(_row(marks, number, questions))
     return found
 
 
-def _row(marks, place, number, questions) -> Row:
+def _row(
+    marks: Sequence[Marked], number: int | None, questions: Sequence[MarkedQuestion]
+) -> Row:
+    """The row of a question; with a number, of this check."""
     first = questions[0].measured
     counts = {"right": 0, "wrong": 0, "blank": 0, "blocked": 0}
     shares = []
