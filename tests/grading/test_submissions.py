@@ -427,6 +427,9 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path):
         ("honest.ipynb", notebook()),
         ("large.ipynb", random.Random(0).randbytes(3 << 20)),
     )
+    assert by_student(path, file_bytes=50 << 20)["bomb"].problem == "", (
+        "a small one is harmless"
+    )
     found = by_student(path, file_bytes=1 << 20)
     assert "bomb" in found["bomb"].problem
     assert found["bomb"].data == b""
