@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from multigpu.errors import pluralize
 from multigpu.grading.marks import Marked, MarkedQuestion
 from multigpu.grading.texts import visible
 
@@ -51,8 +52,8 @@ def rows(marks: Sequence[Marked]) -> list[Row]:
 
     with M1 and M0 the means of the rest of those who have it right and wrong, s the standard
     deviation of the rest (divided by n), and p and q = 1 - p the shares of right and wrong.
-    Below about 0.2, look at the question; below 0, better students get it wrong. It is not
-    defined for fewer than three students, or if all have the same.
+    Below 0.2, look at the question (a common rule of thumb); below 0, better students get it
+    wrong. It is not defined for fewer than three students, or if all have the same.
     """
     marks = [one for one in marks if not one.result.problem]
     found = []
@@ -139,7 +140,8 @@ def text(marks: Sequence[Marked]) -> str:
     """The rows as a table of at most 95 columns."""
     unread = sum(bool(one.result.problem) for one in marks)
     lines = [
-        f"{len(marks) - unread} students; {unread} files that could not be read are left out",
+        f"{pluralize(len(marks) - unread, 'student')}; left out, as they could not be read: "
+        f"{pluralize(unread, 'file')}",
         "",
         f"{'question / check':<42}{'points':>7}{'right':>6}{'wrong':>6}{'blank':>6}"
         f"{'blocked':>8}{'mean':>6}{'discrim.':>9}",

@@ -126,7 +126,7 @@ def test_canvas(tmp_path, form):
     jane = found["doejane (Canvas 12345)"]
     assert jane.file == "doejane_12345_68000_A.ipynb"
     assert jane.data == notebook(jane.file)
-    assert "Name.ipynb" in jane.notes[0]
+    assert "Name.ipynb (upload 9999)" in jane.notes[0]
     late = [student for student, each in found.items() if "late" in " ".join(each.notes)]
     assert late == ["anonymous (Canvas anon_x7Ky2)", "fürstjürgen (Canvas 77)"]
     assert "report.pdf" in found["roe (Canvas 88)"].problem
