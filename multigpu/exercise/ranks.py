@@ -139,7 +139,7 @@ _world: Requests | None = None
 class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        ctx.name = name
+        ctx.gate = name
         return tensor.view_as(tensor)
 
     @staticmethod
@@ -151,7 +151,7 @@ class _Gate(torch.autograd.Function):
             answers.append(message)
             answered.set()
 
-        _world.ask({"kind": "gate", "name": ctx.name, "tensors": []}, finish)
+        _world.ask({"kind": "gate", "name": ctx.gate, "tensors": []}, finish)
         answered.wait()
         return gradient * answers[0]["tensors"][0].to(gradient.dtype), None
 

@@ -24,13 +24,17 @@ NO_ANSWER = "✗ no answer"
 BLOCKED = (
     "The machine could not grade this. It does not count as wrong; it will be graded again."
 )
+GENERATOR = '<meta name="generator" content="multigpu grade">'
 SAFE = re.compile(r"[a-z0-9_-]{1,64}")
 # Windows takes these names for devices, with any ending.
 DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)")
 
 
 def write(marks: Sequence[Marked], folder: Path, lesson: str, title: str) -> list[Path]:
-    """Write a page per student into the folder; returns the paths, in the order of marks."""
+    """Write a page per student into the folder; returns the paths, in the order of marks.
+
+    Pages of an earlier grading go: with pseudonyms, they would still show the students' names.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for one in marks:
@@ -38,6 +42,9 @@ def write(marks: Sequence[Marked], folder: Path, lesson: str, title: str) -> lis
         with atomic(path) as temporary:
             temporary.write_text(page(one, lesson, title), encoding="utf-8")
         paths.append(path)
+    for path in sorted(set(folder.glob("*.html")) - set(paths)):
+        if path.is_file() and GENERATOR in path.read_bytes()[:2000].decode("utf-8", "replace"):
+            path.unlink()
     return paths
 
 
@@ -88,6 +95,7 @@ def page(one: Marked, lesson: str, title: str) -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="referrer" content="no-referrer">',
+            GENERATOR,
             f"<title>{_text(title)}: {_text(one.student)}</title>",
             f"<style>{STYLE}</style>",
             "</head>",

@@ -18,7 +18,7 @@ def junit(marks: Sequence[Marked], lesson: str) -> str:
     root = ElementTree.Element("testsuites", name=visible(lesson))
     for one in marks:
         root.append(_suite(one))
-    _count(root, root.iter("testcase"))
+    _count(root)
     ElementTree.indent(root)
     body = ElementTree.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
@@ -42,7 +42,7 @@ def _suite(one: Marked) -> ElementTree.Element:
     for question in one.questions:
         for part in question.measured.parts:
             suite.append(_case(one, question, part))
-    _count(suite, suite.iter("testcase"))
+    _count(suite)
     return suite
 
 
@@ -66,8 +66,8 @@ def _case(one: Marked, question: MarkedQuestion, part: PartResult) -> ElementTre
     return case
 
 
-def _count(element: ElementTree.Element, cases) -> None:
-    cases = list(cases)
+def _count(element: ElementTree.Element) -> None:
+    cases = list(element.iter("testcase"))
     element.set("tests", str(len(cases)))
     element.set("failures", str(sum(case.find("failure") is not None for case in cases)))
     element.set("errors", str(sum(case.find("error") is not None for case in cases)))

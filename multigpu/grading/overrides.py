@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from multigpu.errors import UserError, did_you_mean
-from multigpu.grading.csv_cells import cell
+from multigpu.grading.csv_cells import plain
 from multigpu.grading.results import Result
 
 COLUMNS = ("student", "question", "points", "reason")
@@ -153,7 +153,7 @@ def _student(given: object, results: list[Result], where: str) -> str:
     # Copied from a gradebook, a name that begins like a formula has its ' still.
     name = str(given)
     for result in results:
-        if name.strip() in (result.student, cell(result.student).strip()):
+        if result.student in (name.strip(), plain(name.strip())):
             return result.student
     guess = did_you_mean(name, [result.student for result in results])
     raise UserError(

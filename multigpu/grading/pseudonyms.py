@@ -18,7 +18,7 @@ ALPHABET = bytes.maketrans(
 )
 MIN_SECRET = 16
 # What a note can name: the file that was handed in, or one that was left out.
-FILE_NAME = re.compile(r"[^,:;]*\.ipynb\b", re.IGNORECASE)
+FILE_NAME = re.compile(r"[^,:;]*\.ipynb\b( \(upload \d+\))?", re.IGNORECASE)
 
 
 def pseudonym(student: str, secret: bytes) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from multigpu.grading.marks import Marked
+from multigpu.errors import pluralize
+from multigpu.grading.marks import Marked, MarkedQuestion
 from multigpu.grading.texts import visible
 
 MIN_STUDENTS = 3
@@ -51,21 +52,24 @@ def rows(marks: Sequence[Marked]) -> list[Row]:
 
     with M1 and M0 the means of the rest of those who have it right and wrong, s the standard
     deviation of the rest (divided by n), and p and q = 1 - p the shares of right and wrong.
-    Below about 0.2, look at the question; below 0, better students get it wrong. It is not
-    defined for fewer than three students, or if all have the same.
+    Below 0.2, look at the question (a common rule of thumb); below 0, better students get it
+    wrong. It is not defined for fewer than three students, or if all have the same.
     """
     marks = [one for one in marks if not one.result.problem]
     found = []
     count = len(marks[0].questions) if marks else 0
     for place in range(count):
         questions = [one.questions[place] for one in marks]
-        found.append(_row(marks, place, None, questions))
+        found.append(_row(marks, None, questions))
         for number in range(min(len(question.parts) for question in questions)):
-            found.append(_row(marks, place, number, questions))
+            found.append(_row(marks, number, questions))
     return found
 
 
-def _row(marks, place, number, questions) -> Row:
+def _row(
+    marks: Sequence[Marked], number: int | None, questions: Sequence[MarkedQuestion]
+) -> Row:
+    """The row of a question; with a number, of this check."""
     first = questions[0].measured
     counts = {"right": 0, "wrong": 0, "blank": 0, "blocked": 0}
     shares = []
@@ -136,7 +140,8 @@ def text(marks: Sequence[Marked]) -> str:
     """The rows as a table of at most 95 columns."""
     unread = sum(bool(one.result.problem) for one in marks)
     lines = [
-        f"{len(marks) - unread} students; {unread} files that could not be read are left out",
+        f"{pluralize(len(marks) - unread, 'student')}; left out, as they could not be read: "
+        f"{pluralize(unread, 'file')}",
         "",
         f"{'question / check':<42}{'points':>7}{'right':>6}{'wrong':>6}{'blank':>6}"
         f"{'blocked':>8}{'mean':>6}{'discrim.':>9}",

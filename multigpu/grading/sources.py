@@ -21,8 +21,6 @@ from multigpu.grading.transplant import MAX_BYTES
 LINK = "it is a symbolic link, which is not followed"
 FOLDER = "it is a folder, not a file"
 SPECIAL = "it is not a regular file"
-# A file of at most this size cannot fill the memory, so its ratio is not looked at.
-SMALL = 1 << 20
 NO_NAME = "(no name)"
 SKIPPED = ("__MACOSX", "__pycache__")
 
@@ -34,7 +32,7 @@ class Limits:
     file_bytes    of one file: one byte more shows that it is too long
     total_bytes   of all files that are read
     entries       in a zip; in a student's folder; and at the top of a folder
-    ratio         bytes of a file in a zip, per byte of the zip
+    ratio         bytes of a file in a zip, per byte of the zip, if longer than file_bytes
     depth         folders within folders
     """
 
@@ -287,7 +285,7 @@ def _zipped(
         problem = "it is encrypted"
     elif entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         problem = f"its compression (method {entry.compress_type}) is not read here"
-    elif entry.file_size > max(SMALL, limits.ratio * entry.compress_size):
+    elif entry.file_size > max(limits.file_bytes, limits.ratio * entry.compress_size):
         problem = (
             f"{entry.compress_size:,} bytes of the zip would become {entry.file_size:,} "
             f"bytes: this looks like a zip bomb"

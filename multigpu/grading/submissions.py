@@ -111,10 +111,10 @@ def _read(one: HandedIn, handed_in: list[HandedIn], limits: Limits) -> Submissio
     others = [other for other in handed_in if other is not one]
     if one.is_notebook:
         submission.data, submission.problem = one.file.read(limits.file_bytes)
-        notebooks = sorted(other.name for other in others if other.is_notebook)
+        notebooks = sorted(other.shown for other in others if other.is_notebook)
         if notebooks:
             submission.notes.append(
-                f"{one.name} was graded; also handed in, and left out: {_listed(notebooks)}"
+                f"{one.shown} was graded; also handed in, and left out: {_listed(notebooks)}"
             )
     else:
         names = sorted(other.name for other in handed_in)

@@ -210,6 +210,27 @@ def test_gates_show_whether_an_all_reduce_began_before_backward_ended(capsys, ov
     assert "right: the gate" in capsys.readouterr().out
 
 
+ON_A_VIRTUAL_GPU = """
+def f():
+    from multigpu import vgpu
+
+    _, second = vgpu.start(2)
+    weight = torch.ones(2, device=second, requires_grad=True)
+    gate(weight, str(weight.device)).sum().backward()
+    return weight.grad
+"""
+
+
+def test_a_gate_works_on_a_virtual_gpu(capsys):
+    with exercise(ON_A_VIRTUAL_GPU).check("f", "gates", points=1) as student:
+        run = student.ranks("f", [[]])
+        factor = run.factors["vgpu:1"]
+        student.close_to(run.values[0], [factor] * 2, "the gate multiplies the gradient")
+
+    assert run.events == [[("gate", "vgpu:1")]]
+    assert "right: the gate" in capsys.readouterr().out
+
+
 def test_outside_a_check_a_gate_changes_nothing():
     from multigpu.exercise import gate
 

@@ -77,6 +77,8 @@ def test_points_by_hand_and_the_penalty_are_in_the_total():
     assert row[:5] == ["anna", "3.5", "0.7", "2.8", "4"]
     assert "HYPERLINK" in row[-1]
     assert "20%" in row[-1]
+    assert read(canvas(marks, "05"))[-1][-1] == "2.8"
+    assert read(moodle(marks))[-1][4] == "2.8"
 
 
 def test_a_blocked_student_has_no_points_in_any_form():

@@ -259,7 +259,11 @@ def test_no_report_names_a_student_with_a_pseudonym():
         student,
         question("first", "rw", notes=["first: there are two answer cells"]),
         submitted="2026-12-01T13:00:00+00:00",
-        notes=["a.ipynb was graded; also handed in, and left out: Jane Doe 2.ipynb", student],
+        notes=[
+            "a.ipynb was graded; also handed in, and left out: Jane Doe 2.ipynb",
+            "Jane.ipynb (upload 12345) was graded",
+            student,
+        ],
     )
     marks = mark([graded], [Override(student, "first", 1, 1, f"{student} said so")])
     [hidden] = pseudonyms.pseudonymized(marks, SECRET)

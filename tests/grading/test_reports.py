@@ -248,6 +248,14 @@ def test_pages_are_written_whole(tmp_path):
     )
 
 
+def test_pages_of_an_earlier_grading_go(tmp_path):
+    marks = mark([result(name, question("first", "r")) for name in ("anna", "Ben")])
+    feedback.write(marks, tmp_path, "05", "DDP")
+    (tmp_path / "index.html").write_text("the instructor's own")
+    [path] = feedback.write(marks[:1], tmp_path, "05", "DDP")
+    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "index.html"]
+
+
 def classroom(number_of_students=40):
     """Students of whom the better ones get `good` right; `bad` is the other way round."""
     chance = random.Random(0)

@@ -126,7 +126,7 @@ def test_canvas(tmp_path, form):
     jane = found["doejane (Canvas 12345)"]
     assert jane.file == "doejane_12345_68000_A.ipynb"
     assert jane.data == notebook(jane.file)
-    assert "Name.ipynb" in jane.notes[0]
+    assert "Name.ipynb (upload 9999)" in jane.notes[0]
     late = [student for student, each in found.items() if "late" in " ".join(each.notes)]
     assert late == ["anonymous (Canvas anon_x7Ky2)", "fürstjürgen (Canvas 77)"]
     assert "report.pdf" in found["roe (Canvas 88)"].problem
@@ -426,6 +426,9 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path):
         ("bomb.ipynb", b"0" * (40 << 20)),
         ("honest.ipynb", notebook()),
         ("large.ipynb", random.Random(0).randbytes(3 << 20)),
+    )
+    assert by_student(path, file_bytes=50 << 20)["bomb"].problem == "", (
+        "a small one is harmless"
     )
     found = by_student(path, file_bytes=1 << 20)
     assert "bomb" in found["bomb"].problem
