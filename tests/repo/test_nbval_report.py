@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import nbformat
+import nbval_report
 import pytest
 from commands import ROOT
 from nbformat import v4
@@ -66,6 +67,13 @@ def test_an_error_shows_its_source_and_its_traceback(report):
 
 def test_a_new_line_has_no_stored_one(report):
     assert "stored: (nothing)\nnow:    2\n" in failure(report, 5)
+
+
+def test_the_command_that_makes_the_notebook_afresh_is_named(report, monkeypatch):
+    assert "run A.ipynb again and save it" in failure(report, 2)
+    cell = nbval_report.NumberedCell.__new__(nbval_report.NumberedCell)
+    cell.path = ROOT / "notebooks" / "PT_CNN_Pipeline.ipynb"
+    assert "multigpu notebooks run PT_CNN_Pipeline" in cell.fix
 
 
 def test_cells_have_jupyters_numbers_and_no_colours(report):

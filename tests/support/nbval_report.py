@@ -18,7 +18,7 @@ class NumberedCell(IPyNbCell):
     """A cell of a notebook as a test: notebooks/STEM.ipynb::In [12]."""
 
     def repr_failure(self, excinfo: ExceptionInfo) -> str:
-        """The cell's number, what is wrong, its source, and what differs or its error."""
+        """The cell's number, what is wrong, its source, what differs or its error, the fix."""
         error = excinfo.value
         if not isinstance(error, NbCellError):
             return f"{self.name}: {type(error).__name__}: {error}"
@@ -26,12 +26,24 @@ class NumberedCell(IPyNbCell):
         source = "\n".join(f"    {line}" for line in self.cell.source.splitlines())
         if str(error) != "Cell outputs differ":
             trace = ESCAPE.sub("", error.inner_traceback or "")
-            return f"{place}: {error}\n{source}\n{trace}"
+            return f"{place}: {error}\n{source}\n{trace}\n{self.fix}"
         stored = lines_of(self.cell.outputs, self.sanitize)
         now = lines_of(self.test_outputs, self.sanitize)
         return "\n".join(
-            [f"{place}: the output is not the stored one", source, *diff(stored, now)]
+            [
+                f"{place}: the output is not the stored one",
+                source,
+                *diff(stored, now),
+                self.fix,
+            ]
         )
+
+    @property
+    def fix(self) -> str:
+        """The command that makes the notebook afresh."""
+        if self.path.parent.name == "notebooks":
+            return f"If the new output is right: multigpu notebooks run {self.path.stem}"
+        return f"If the new output is right, run {self.path.name} again and save it."
 
     def reportinfo(self):
         return self.path, None, f"{self.path.name}: {self.name}"
