@@ -7,6 +7,10 @@
 # [Lightning](https://lightning.ai/docs/pytorch/stable/). You need lesson 05, and no GPU: the
 # [ranks](../lessons/README.md#rank), the processes of the run, compute on the CPU.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import os
@@ -382,7 +386,7 @@ class DigitsData(L.LightningDataModule):
 #   the folder `lightning_logs`.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     if launch.find_world().rank == 0:
         files.writable_folder(args.out)
@@ -442,7 +446,7 @@ def main(args: argparse.Namespace) -> None:
     )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

@@ -8,6 +8,10 @@
 # process itself. ([All words](../lessons/README.md#words).) You need no GPU: without GPUs, the
 # ranks compute on the CPU.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import time
@@ -329,7 +333,7 @@ def accuracy(model: torch.nn.Module, test: TensorDataset) -> float:
 # the file that rank 0 wrote. The file gets its name only if all ranks succeeded.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     launch.single_process_world("PT_CNN_DDPSpawn")
     launch.check_room(args.nprocs)
@@ -366,7 +370,7 @@ def main(args: argparse.Namespace) -> None:
 # A spawned process imports this file again. Without the following `if` it would spawn ranks,
 # too.
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

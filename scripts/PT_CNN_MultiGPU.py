@@ -6,6 +6,10 @@
 # You need neither GPU nor cluster: without GPUs, the ranks compute on the CPU. The words rank,
 # world size, process group and all-reduce are [lesson 04's](PT_CNN_DDPSpawn.ipynb).
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import time
@@ -505,7 +509,7 @@ def evaluate(run: Run, test: TensorDataset) -> float:
 # same text, but torchrun runs the file, never a cell.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     world, device = set_up(args)
     with rendezvous.fail_together(world):
@@ -589,7 +593,7 @@ def main(args: argparse.Namespace) -> None:
         )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

@@ -6,6 +6,10 @@
 # lesson also explains words that all other lessons use: the
 # [glossary](../lessons/README.md#words) has them.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import os
@@ -144,8 +148,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # same way without a GPU: a thread takes operations from a queue, and each sleeps as long as it
 # would take. Here a step has 20 ms of forward, 40 ms of backward and 10 ms of update.
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_clock)
 # seconds = {"forward": 0.02, "backward": 0.04, "update": 0.01}
 # operations = {name: partial(time.sleep, length) for name, length in seconds.items()}
@@ -250,11 +253,11 @@ def loader_of(
 
 # %% [markdown]
 # ## Where the time goes
-# Nine rounds, a few seconds. In a round each batch size gets one epoch, so that a moment in
-# which other programs are busy slows down all of them.
+# Nine rounds take about ten seconds. In a round each batch size gets one epoch, so that a
+# moment in which other programs are busy slows down all of them. Still, a single round can
+# show the opposite of the median: the second cell prints both.
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_half)
 #
 #
@@ -278,8 +281,7 @@ def loader_of(
 # title = f"In a batch of 16 an image takes {times:.1f} times as long as in a batch of 128"
 # plots.stacked_bars(bars, "µs per image, measured: the median of nine rounds", title)
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # def show(what, ratio):
 #     values = [ratio(found) for found in rounds]
 #     spread = f"{min(values):.2f} to {max(values):.2f} in single rounds"
@@ -309,8 +311,7 @@ def loader_of(
 # *s*)/*n*. So the training is at most 1 / (*s* + (1 − *s*)/*n*) times as fast, and for any *n*
 # less than 1/*s*.
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # def amdahl(s, n):
 #     return 1 / (s + (1 - s) / n)
 #
@@ -341,8 +342,7 @@ def loader_of(
 # In this experiment, reading an image sleeps for 8 ms, and computing a step sleeps for 60 ms,
 # or for 30 ms with two GPUs. "On paper" is the result of a formula, which follows.
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_second_gpu, guess_workers)
 # read = 16 * 0.008
 # found = {}
@@ -370,8 +370,7 @@ def loader_of(
 # Here reading means *waiting*. It can also mean *computing*, as when photos are decoded. And
 # the digits are in memory already:
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # print(f"Reading computes, on {pluralize(available_cores(), 'core')}:")
 # for workers in (0, 2, 4):
 #     paper = 1e3 * seconds_on_paper(workers, read, 0.06, computing=True)
@@ -426,16 +425,19 @@ def profiled(
     on_cpu = next(model.parameters()).device.type == "cpu"
     microseconds = attrgetter("self_cpu_time_total" if on_cpu else "self_device_time_total")
     longest = sorted(recorded.key_averages(), key=microseconds, reverse=True)[:6]
-    lines = [f"{'operation':<40}{'calls per step':>16}{'ms per step':>14}"]
-    for operation in longest:
+    # The name of a GPU's kernel can have hundreds of characters.
+    keys = [operation.key for operation in longest]
+    names = [key if len(key) <= 60 else f"{key[:59]}…" for key in keys]
+    width = max(len(name) for name in [*names, "operation"])
+    lines = [f"{'operation':<{width}}{'calls per step':>16}{'ms per step':>14}"]
+    for name, operation in zip(names, longest, strict=True):
         calls = operation.count / len(batches)
         milliseconds = microseconds(operation) / 1e3 / len(batches)
-        lines.append(f"{operation.key[:39]:<40}{calls:>16.1f}{milliseconds:>14.3f}")
+        lines.append(f"{name:<{width}}{calls:>16.1f}{milliseconds:>14.3f}")
     return "\n".join([*lines, f"trace: {trace}"])
 
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # trace = files.writable_folder("results/01-profile") / "trace.json"
 # print(profiled(model, optimizer, loader_of(train, 64, seed=0), trace))
 
@@ -489,7 +491,7 @@ def evaluate(model: torch.nn.Module, test: TensorDataset) -> float:
 # images. So a second run, or a run on four GPUs, can be compared with this one.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     world = launch.single_process_world("PT_CNN_SingleGPU")
     device = devices.pick(world, exact=args.prove)
@@ -539,7 +541,7 @@ def main(args: argparse.Namespace) -> None:
     metrics.report(args.out, world, device, history, verdict, batch_size=batch_size)
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

@@ -6,6 +6,10 @@
 # You need the first notebook of this lesson, which explains strategy, scope, mirrored
 # variable, per-replica value and weight. You need no GPU.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import time
@@ -342,7 +346,7 @@ def hits(
 # ## All together
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     launch.single_process_world("TF_CNN_CustomLoop")
     devices = tf_common.devices(args.devices, exact=args.prove)
@@ -405,7 +409,7 @@ def main(args: argparse.Namespace) -> None:
     )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

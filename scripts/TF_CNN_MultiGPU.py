@@ -7,6 +7,10 @@
 # [logical devices](../lessons/README.md#logical-device), which it uses like two GPUs. The CNN
 # and the images are those of the PyTorch lessons.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import time
@@ -237,8 +241,7 @@ def read_data(
 # %% [markdown]
 # What does `prefetch` gain, if reading a batch takes as long as a training step?
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_prefetch)
 #
 #
@@ -423,7 +426,7 @@ class Table(tf.keras.callbacks.Callback):
 # ## All together
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     launch.single_process_world("TF_CNN_MultiGPU")
     devices = tf_common.devices(args.devices, exact=args.prove)
@@ -479,7 +482,7 @@ def main(args: argparse.Namespace) -> None:
     )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

@@ -8,11 +8,16 @@
 # 07's](TF_CNN_MultiGPU.ipynb); rank, collective and all-reduce are in the
 # [glossary](../lessons/README.md#all-reduce).
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
 import torch
@@ -179,7 +184,7 @@ def distribute(
     labels: tf.Tensor,
     order: np.ndarray,
     batch_size: int,
-) -> tf.distribute.DistributedDataset:
+) -> Iterator[tuple]:
     """One pass over the images in this order, as (images, labels, weights).
 
     Each replica gets its shard of each global batch of `batch_size` images.
@@ -202,9 +207,11 @@ def distribute(
             return by_worker[:, context.input_pipeline_id].reshape(-1, shard_size)
 
         own = (shards(numbers), shards(weights).astype(np.float32))
-        return tf.data.Dataset.from_tensor_slices(own).map(gather).prefetch(2)
+        # Endless: if it ended, the workers would ask each other before each batch whether all
+        # of them have one, which takes longer than the step.
+        return tf.data.Dataset.from_tensor_slices(own).map(gather).repeat().prefetch(2)
 
-    return strategy.distribute_datasets_from_function(of_worker)
+    return islice(strategy.distribute_datasets_from_function(of_worker), steps)
 
 
 # %% [markdown]
@@ -400,7 +407,7 @@ def set_up(
 # same text, but the workers run the file, never a cell.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     # From TF_CONFIG if it is set, else from torchrun's, srun's or mpirun's variables.
     world = tf_config.find_world()
@@ -515,7 +522,7 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
         )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

@@ -1,5 +1,6 @@
 """`multigpu notebooks footers` writes footers and tables; the glossary has its anchors."""
 
+import json
 import re
 import shutil
 
@@ -46,6 +47,16 @@ def test_every_notebook_links_to_its_page_and_its_neighbours():
                 assert f"({other}.ipynb)" in footer
 
 
+def test_every_notebook_says_after_its_title_how_to_run_it():
+    for lesson in HAVE_PAGES:
+        for one in lesson.notebooks:
+            path = ROOT / "notebooks" / f"{one.stem}.ipynb"
+            title, how_to_run, *rest = json.loads(path.read_text())["cells"]
+            assert title["source"][0].startswith(f"# {lesson.number}"), path.stem
+            assert "folded" in "".join(how_to_run["source"]), path.stem
+            assert not any("Shift+Enter" in "".join(cell["source"]) for cell in rest)
+
+
 @pytest.fixture
 def course(tmp_path):
     """What has footers, copied."""
@@ -62,7 +73,9 @@ def test_a_lost_footer_and_a_changed_table_are_written_again(course):
     syllabus = course / "lessons" / "README.md"
     texts = {path: path.read_text() for path in (page, script, syllabus)}
     page.write_text(texts[page].partition("\n<!-- footer")[0])
-    script.write_text(texts[script].partition("\n# %% [markdown] tags=")[0])
+    beginning, _, rest = texts[script].partition('# %% [markdown] tags=["how-to-run"]')
+    middle = rest.partition("\n# %%")[2].partition('\n# %% [markdown] tags=["footer"]')[0]
+    script.write_text(f"{beginning}# %%{middle}")
     syllabus.write_text(texts[syllabus].replace("30 min", "31 min"))
     changed = footers.write(course)
     assert set(changed) == {str(path.relative_to(course)) for path in texts}
