@@ -206,10 +206,11 @@ def tensors(dataset: TensorDataset) -> tuple["tf.Tensor", "tf.Tensor"]:
 def padded_batches(
     dataset: TensorDataset, batch_size: int, replicas: int
 ) -> "tf.data.Dataset":
-    """Batches of (images, labels, weights) in which every replica gets images.
+    """Batches of (images, labels, sample weights) in which every replica gets images.
 
-    The last batch is padded with images from the beginning. A weight is 1 / (images in a batch
-    of all replicas), and 0 for padding. `batch_size` is the number of images per replica.
+    The last batch is padded with images from the beginning. A sample weight is 1 / (images in
+    a batch of all replicas), and 0 for padding. `batch_size` is the number of images per
+    replica.
     """
     images, labels = arrays(dataset)
     batch = min(batch_size, -(-len(labels) // replicas)) * replicas

@@ -114,7 +114,8 @@ def to_numbers(levels: torch.Tensor, low: float, high: float) -> torch.Tensor:
 # One step of ddp and of bytegrad on two V100s over 10 Gbit/s, simulated by
 # `lessons/10-strategies/picture.py` (a larger CNN: 2 million weights, 8 MB of gradients, 1,024
 # images per rank). bytegrad needs less time for the link, and more for *quantising*, which is
-# computing the bytes. *All-to-all* sends them to the owners, *all-gather* sends the means:
+# computing the bytes. *All-to-all* sends them to the owners,
+# [*all-gather*](../lessons/README.md#all-gather) sends the means:
 #
 # ![One step of ddp and of bytegrad](../lessons/10-strategies/compressed.png)
 #

@@ -60,9 +60,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Step 1 · By hand
-# `nn.DataParallel` does four things. It *scatters* the batch: each GPU gets one chunk. It
-# *replicates* the model: each GPU gets a copy of the weights. It *applies* each replica to its
-# chunk. It *gathers* the outputs on the first GPU. By hand, that is a dozen lines:
+# `nn.DataParallel` does four things. It [*scatters*](../lessons/README.md#scatter) the batch:
+# each GPU gets one chunk. It *replicates* the model: each GPU gets a copy of the weights. It
+# *applies* each replica to its chunk. It [*gathers*](../lessons/README.md#gather) the outputs
+# on the first GPU. By hand, that is a dozen lines:
 
 
 # %%

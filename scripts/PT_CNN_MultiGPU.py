@@ -263,10 +263,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # plots.shards(epochs, f"In epoch 1, {moved} of 24 images go to another rank than in epoch 0")
 
 # %% [markdown]
-# **Accumulation.** A rank's part of the batch may not fit into its memory. Then it makes one
-# forward and one backward for each *micro-batch*, and the gradients add up. The optimizer
-# needs them after the last one, but DDP would average them after each. Within `no_sync` it
-# does not: only the last `backward()` is outside. (Two processes start: some seconds.)
+# [**Accumulation.**](../lessons/README.md#gradient-accumulation) A rank's part of the batch
+# may not fit into its memory. Then it makes one forward and one backward for each
+# *micro-batch*, and the gradients add up. The optimizer needs them after the last one, but DDP
+# would average them after each. Within `no_sync` it does not: only the last `backward()` is
+# outside. (Two processes start: some seconds.)
 
 # %% tags=["active-ipynb", "guess"]
 # guess_all_reduces = 8  # in a step of 4 micro-batches, two buckets, if only the last averages

@@ -71,13 +71,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # each. Its *weights* are the numbers that training changes. Training is a loop of *steps*.
 # A step takes a *batch* of images and has four parts:
 # - **data**: read the images, and stack them into one tensor;
-# - **forward**: compute the model's outputs, and from them the *loss*, one number that says
-#   how wrong the outputs are;
+# - **forward**: compute the model's outputs, and from them the
+#   [*loss*](../lessons/README.md#loss), one number that says how wrong the outputs are;
 # - **backward**: compute the *gradient* of each weight: how the loss changes with the weight;
 # - **update**: the *optimizer* changes each weight a little, so that the loss becomes smaller.
 #
-# A *device* computes: the CPU or a GPU. The *host* is the CPU, which runs Python. A tensor is
-# in the memory of one device, where all operations on it run; `.to(device)` copies it.
+# A [*device*](../lessons/README.md#device) computes: the CPU or a GPU. The *host* is the CPU,
+# which runs Python. A tensor is in the memory of one device, where all operations on it run;
+# `.to(device)` copies it.
 
 # %% tags=["active-ipynb"]
 # torch.manual_seed(0)
@@ -97,8 +98,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     print(f"step {step}: images {tuple(images.shape)}, loss {loss.item():.2f}")
 
 # %% [markdown]
-# 64 images, 1 channel (grey), 8×8 pixels. Real training reads a new batch in each step. In
-# an *epoch* each image is read once: 1,437 images in batches of 64 are 23 steps.
+# 64 images, 1 channel (grey), 8×8 pixels. Real training reads a new batch in each step. In an
+# [*epoch*](../lessons/README.md#epoch) each image is read once: 1,437 images in batches of 64
+# are 23 steps.
 #
 # ## Predict first
 # Write your answers, then run the cell. The cells below compare them with what happens.
@@ -143,10 +145,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # Do the times have the same ratio? First we need a clock that can be trusted.
 #
 # ## A clock for a GPU
-# A GPU works through a *queue*. The host *launches* operations: it puts them into the queue.
-# `synchronize` waits until all operations in the queue are done. `QueueDevice` works in the
-# same way without a GPU: a thread takes operations from a queue, and each sleeps as long as it
-# would take. Here a step has 20 ms of forward, 40 ms of backward and 10 ms of update.
+# A GPU works through a *queue*. The host [*launches*](../lessons/README.md#launch) operations:
+# it puts them into the queue. `synchronize` waits until all operations in the queue are done.
+# `QueueDevice` works in the same way without a GPU: a thread takes operations from a queue,
+# and each sleeps as long as it would take. Here a step has 20 ms of forward, 40 ms of backward
+# and 10 ms of update.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_clock)
@@ -174,12 +177,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # the queue, too. It seems slow, but its time is that of the work before it.
 #
 # So wait for the device before each reading of the clock. Also leave out the first steps,
-# which allocate memory and choose kernels (the GPU's programs), and take the median of many.
+# which allocate memory and choose [kernels](../lessons/README.md#kernel) (the GPU's programs),
+# and take the median of many.
 #
 # The batches come from a `DataLoader`. A *sampler* gives it the order of the images, here
 # shuffled; the loader reads them and stacks them. With `num_workers`, other processes do this
-# ahead of the training: the *workers*. With `pin_memory` the batch is in memory from which a
-# GPU can copy while the host goes on, if `.to()` has `non_blocking=True`.
+# ahead of the training: the *workers*. With `pin_memory` the batch is in
+# [pinned memory](../lessons/README.md#pinned-memory), from which a GPU can copy while the host
+# goes on, if `.to()` has `non_blocking=True`.
 
 
 # %%

@@ -118,12 +118,12 @@ def _front_page_table() -> str:
 
 
 def _syllabus_table() -> str:
-    rows = ["| # | Lesson | Time | Stem | Open |", "|---|---|---|---|---|"]
+    rows = ["| # | Lesson | Time | Stem | Notebook, script, job |", "|---|---|---|---|---|"]
     for lesson in LESSONS:
         for one in lesson.notebooks:
             stem = one.stem
             files = (
-                f"[notebook](../notebooks/{stem}.ipynb), [script](../scripts/{stem}.py), "
+                f"[{one.name}](../notebooks/{stem}.ipynb), [script](../scripts/{stem}.py), "
                 f"[job](../slurm/{stem}.slurm)"
             )
             if lesson.planned:
