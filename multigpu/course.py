@@ -37,8 +37,8 @@ class Lesson:
 
     @property
     def name(self) -> str:
-        """A few words for a link: 02 DataParallel."""
-        return f"{self.number} {self.notebooks[0].name}"
+        """The number and the title, for a link: 02 DataParallel."""
+        return f"{self.number} {self.title}"
 
 
 # README.md's and the syllabus's tables and all footers are made from this table:

@@ -24,6 +24,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # oneDNN prints a notice at its start, and adds numbers in a different order on each CPU.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
+# Keras imports scikit-learn unless it is missing, for wrappers that no lesson uses. That takes
+# a fifth of TensorFlow's start, so it is missing until TensorFlow has started.
+sys.modules.setdefault("sklearn", None)
 try:
     import tensorflow as tf
 except ModuleNotFoundError as error:
@@ -39,6 +42,9 @@ except ModuleNotFoundError as error:
         raise missing from None
     print(f"error: {missing}", file=sys.stderr)
     sys.exit(2)
+finally:
+    if sys.modules["sklearn"] is None:
+        del sys.modules["sklearn"]
 
 tf.get_logger().setLevel("WARNING")  # in a notebook it would log every all-reduce
 
@@ -200,10 +206,11 @@ def tensors(dataset: TensorDataset) -> tuple["tf.Tensor", "tf.Tensor"]:
 def padded_batches(
     dataset: TensorDataset, batch_size: int, replicas: int
 ) -> "tf.data.Dataset":
-    """Batches of (images, labels, weights) in which every replica gets images.
+    """Batches of (images, labels, sample weights) in which every replica gets images.
 
-    The last batch is padded with images from the beginning. A weight is 1 / (images in a batch
-    of all replicas), and 0 for padding. `batch_size` is the number of images per replica.
+    The last batch is padded with images from the beginning. A sample weight is 1 / (images in
+    a batch of all replicas), and 0 for padding. `batch_size` is the number of images per
+    replica.
     """
     images, labels = arrays(dataset)
     batch = min(batch_size, -(-len(labels) // replicas)) * replicas

@@ -5,6 +5,10 @@
 # `bagua:bytegrad` and `bagua:qadam` send one byte for each number, where the exact strategies
 # send four. You need the first notebook of this lesson.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 
@@ -110,22 +114,23 @@ def to_numbers(levels: torch.Tensor, low: float, high: float) -> torch.Tensor:
 # One step of ddp and of bytegrad on two V100s over 10 Gbit/s, simulated by
 # `lessons/10-strategies/picture.py` (a larger CNN: 2 million weights, 8 MB of gradients, 1,024
 # images per rank). bytegrad needs less time for the link, and more for *quantising*, which is
-# computing the bytes. *All-to-all* sends them to the owners, *all-gather* sends the means:
+# computing the bytes. *All-to-all* sends them to the owners,
+# [*all-gather*](../lessons/README.md#all-gather) sends the means:
 #
 # ![One step of ddp and of bytegrad](../lessons/10-strategies/compressed.png)
 #
 # ## Step 2 · Train
 # Ten epochs with ddp, bytegrad and qadam on two ranks, and then in one process, to compare. It
-# takes about half a minute, longer on a busy machine. ddp and bytegrad use SGD with momentum;
+# takes about 20 seconds, longer on a busy machine. ddp and bytegrad use SGD with momentum;
 # qadam uses its own optimizer, QAdam.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     comparison.run(args, script=__file__)
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 
@@ -167,12 +172,12 @@ if __name__ == "__main__":
 # As root, this cell joins two network namespaces by a link of 100 Mbit/s, and measures the
 # steps of one epoch; otherwise it predicts them. The model has 540,362 weights here, so that
 # sending takes longer than computing. The times depend on this machine; the table comes after
-# about half a minute.
+# about 15 seconds.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_faster)
 # measure = "" if slow_link.unavailable_reason() else "--measure-link"
-# slow = f"--strategy ddp bagua:bytegrad --hidden 1024 --epochs 1 {measure}"
+# slow = f"--strategy ddp bagua:bytegrad --hidden 1024 --batch-size 128 --epochs 1 {measure}"
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_Compressed.py {slow} --out results/10-link
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]

@@ -7,6 +7,10 @@
 # `bagua:async` averages weights when a timer says so. You need the first notebook of this
 # lesson.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 
@@ -91,12 +95,12 @@ def exchange(weights: list[float], number: int) -> list[float]:
 # about 20 seconds, longer on a busy machine:
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     comparison.run(args, script=__file__)
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 
@@ -145,10 +149,9 @@ if __name__ == "__main__":
 # averages the weights, every 50 ms here, while training goes on. Rank 1 now sleeps 100 ms in
 # each of 12 steps, as if its GPU were shared with somebody else:
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_ddp, guess_async)
-# runs = {name: slow_rank(name, steps=12, pause=0.1) for name in ("ddp", "bagua:async")}
+# runs = slow_rank(["ddp", "bagua:async"], steps=12, pause=0.1)
 # for name, guess in (("ddp", guess_ddp), ("bagua:async", guess_async)):
 #     milliseconds = 1e3 * step_seconds(runs[name][0])
 #     lesson.compare(f"{name}, rank 0's step", guess, milliseconds, unit="ms", digits=1)
@@ -161,8 +164,7 @@ if __name__ == "__main__":
 #
 # What does it cost? Async's result depends on the timing, so no two runs are equal:
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # flags = "--strategy bagua:async --epochs 3 --out results/10-async"
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_Decentralized.py {flags}
 # row = rows_in("results/10-async")["bagua:async"]

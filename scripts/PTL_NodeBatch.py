@@ -6,6 +6,10 @@
 # `ddp2` is one process per node: within the node it works as `dp`, between nodes as `ddp`. You
 # need lessons 02 and 05, and the first notebook of this lesson.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import os
@@ -233,6 +237,7 @@ def matched(model: CNN, images: torch.Tensor) -> float:
     return (nearest == torch.arange(len(images))).float().mean().item()
 
 
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     world = launch.find_world(gpus_each=args.each)
     nodes = world.size if world.size > 1 else args.nodes
@@ -278,7 +283,7 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

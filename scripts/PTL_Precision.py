@@ -4,6 +4,10 @@
 # double the speed. May I use it: on which GPU, with which strategy? And does the model still
 # learn the same?
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import time
@@ -491,7 +495,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # each epoch, and the accuracy within 0.01 at the end.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     count = max(launch.find_world().size, args.devices or 1)
     batch_size = flags.split_batch(args.batch_size, count, who="device").global_size
@@ -547,7 +551,7 @@ def main(args: argparse.Namespace) -> None:
     )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

@@ -8,6 +8,10 @@
 # [rank](../lessons/README.md#rank) is a process of the run. The model has N = 38,282 weights
 # of 4 bytes, so its gradients are 153,128 bytes.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 
@@ -124,12 +128,12 @@ def count_ring(numbers: int) -> tuple[int, int, bool]:
 # node with two virtual GPUs. The others have one process per device.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     comparison.run(args, script=__file__)
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

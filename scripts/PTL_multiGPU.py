@@ -7,6 +7,10 @@
 # [Lightning](https://lightning.ai/docs/pytorch/stable/). You need lesson 05, and no GPU: the
 # [ranks](../lessons/README.md#rank), the processes of the run, compute on the CPU.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import os
@@ -278,11 +282,37 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # ![The calls of one trainer.fit on two ranks](../lessons/09-lightning/one-fit.png)
 #
+# ## From the small module to the script's
+# `Usual` is enough for many programs. The script below must also give the same weights on one
+# device and on two, and DDP averages over *ranks*. Is this the mean over *images*? Take a last
+# batch of three images on two ranks: the sampler repeats the first image, so that each rank
+# gets two.
+
+# %% tags=["active-ipynb"]
+# losses = torch.tensor([1.0, 2.0, 6.0])  # of the three images
+# on_ranks = [losses[[0, 2]], losses[[1, 0]]]  # each rank's; rank 1 has the repeated image
+# print("the mean over the images:", losses.mean().item())
+#
+# usual = [own.mean() for own in on_ranks]
+# print("the usual loss, averaged over the ranks:", sum(usual).item() / 2)
+#
+# real = [on_ranks[0], on_ranks[1][:1]]  # without the repeated image
+# exact = [own.sum() * 2 / 3 for own in real]  # × ranks, ÷ images of all ranks
+# print("sum × ranks ÷ images, averaged over the ranks:", sum(exact).item() / 2)
+
+# %% [markdown]
+# So one part of lesson 05 stays in your module: each rank takes the *sum* over its own images,
+# without the repeated ones, times the number of ranks, divided by the images of all ranks. DDP
+# then divides by the number of ranks. Compared with `Usual`, the script's module has:
+#
+# - this loss, in `training_step`;
+# - `save_hyperparameters`, which writes the arguments of `__init__` into each checkpoint;
+# - `configure_model`, which makes the model when the sizes of the data are known;
+# - `validation_step`, which counts the hits on the test images;
+# - `self.log` with `reduce_fx="sum"`: an epoch's number is the sum over all batches and ranks.
+#
 # ## The program
-# ### Step 1 · The module
-# The script must give the same weights on one device and on two. For that, one part of lesson
-# 05 stays in your module: DDP averages over *ranks*, but we want the mean over *images*, and
-# in the last batch the sampler repeats some images, which must not count.
+# ### The module
 
 
 # %%
@@ -330,7 +360,7 @@ class LitCNN(L.LightningModule):
 
 
 # %% [markdown]
-# ### Step 2 · The data module
+# ### The data module
 # A *data module* has the methods about data: `prepare_data` runs on one rank of each node,
 # `setup` on every rank. Here `batch_size` is the global batch, and each rank loads its part of
 # it. If there are several ranks, the Trainer replaces `shuffle=True` by a
@@ -369,20 +399,20 @@ class DigitsData(L.LightningDataModule):
 
 
 # %% [markdown]
-# ### Step 3 · The Trainer
+# ### The Trainer
 # Its arguments choose the parts that do the work:
 #
 # - `accelerator`, `devices` and `num_nodes`: where to compute.
 # - `strategy`: the *strategy* is the part that wraps the model and connects the ranks. `auto`
 #   is `ddp` if there are several devices. Lesson 10 has the others.
-# - `precision`: the *precision plugin* is the part that computes in 16, 32 or 64 bit (lesson
-#   11).
+# - `precision`: the [*precision plugin*](../lessons/README.md#precision-plugin) is the part
+#   that computes in 16, 32 or 64 bit (lesson 11).
 # - `callbacks`: `Table` prints a row after each epoch, `ModelCheckpoint` writes `last.ckpt`.
 # - The *logger* writes what `self.log` records into files: by default for TensorBoard, into
 #   the folder `lightning_logs`.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     if launch.find_world().rank == 0:
         files.writable_folder(args.out)
@@ -442,7 +472,7 @@ def main(args: argparse.Namespace) -> None:
     )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

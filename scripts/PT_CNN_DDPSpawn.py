@@ -4,9 +4,14 @@
 # GPU. Can a script, or a notebook, start these processes itself?
 #
 # A *process* is a running program with its own memory. The processes of a run are numbered
-# from 0: the number is the *rank*, and the count is the *world size*. "Rank 1" also means the
-# process itself. ([All words](../lessons/README.md#words).) You need no GPU: without GPUs, the
-# ranks compute on the CPU.
+# from 0: the number is the *rank*, and the count is the [*world
+# size*](../lessons/README.md#world-size). "Rank 1" also means the process itself. ([All
+# words](../lessons/README.md#words).) You need no GPU: without GPUs, the ranks compute on the
+# CPU.
+
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
 
 # %% jupyter={"source_hidden": true}
 import argparse
@@ -63,9 +68,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # - `mp.spawn` starts two processes, and calls `work` in each, with the rank as first argument.
 # - `TCPStore` is a *store*: a table of keys and values. The program holds it, and sends its
-#   *port*, a number, to the processes. They find each other through it: the *rendezvous*.
-# - `init_process_group` connects the ranks: now they are a *process group*. `"gloo"` is the
-#   library that sends between CPUs; between GPUs it is `"nccl"`.
+#   *port*, a number, to the processes. They find each other through it: the
+#   [*rendezvous*](../lessons/README.md#rendezvous).
+# - `init_process_group` connects the ranks: now they are a [*process
+#   group*](../lessons/README.md#process-group). `"gloo"` is the library that sends between
+#   CPUs; between GPUs it is `"nccl"`.
 # - `all_reduce` is a *collective*: an operation in which all ranks take part. Each rank gives
 #   a tensor, and each rank gets the sum.
 #
@@ -196,9 +203,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # Without an average, the ranks' weights go to different places, whatever the seed. With it,
 # all ranks subtract the same numbers. DDP also copies rank 0's weights to all ranks when it
-# wraps the model. By hand, the same numbers are subtracted from different weights, so the
-# difference stays. So with DDP a forgotten seed does no harm to the weights; but the run
-# cannot be repeated.
+# wraps the model, by a [*broadcast*](../lessons/README.md#broadcast). By hand, the same
+# numbers are subtracted from different weights, so the difference stays. So with DDP a
+# forgotten seed does no harm to the weights; but the run cannot be repeated.
 #
 # ## Which images does each rank read?
 # A *sampler* chooses the images that a DataLoader reads. `DistributedSampler` gives each rank
@@ -329,7 +336,7 @@ def accuracy(model: torch.nn.Module, test: TensorDataset) -> float:
 # the file that rank 0 wrote. The file gets its name only if all ranks succeeded.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     launch.single_process_world("PT_CNN_DDPSpawn")
     launch.check_room(args.nprocs)
@@ -366,7 +373,7 @@ def main(args: argparse.Namespace) -> None:
 # A spawned process imports this file again. Without the following `if` it would spawn ranks,
 # too.
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

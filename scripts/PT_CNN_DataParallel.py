@@ -5,6 +5,10 @@
 # Without two GPUs, this lesson runs on two *virtual* GPUs. They compute real numbers on the
 # CPU, raise CUDA's errors, meter their memory, and keep a simulated clock of two V100s.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import time
@@ -56,9 +60,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Step 1 · By hand
-# `nn.DataParallel` does four things. It *scatters* the batch: each GPU gets one chunk. It
-# *replicates* the model: each GPU gets a copy of the weights. It *applies* each replica to its
-# chunk. It *gathers* the outputs on the first GPU. By hand, that is a dozen lines:
+# `nn.DataParallel` does four things. It [*scatters*](../lessons/README.md#scatter) the batch:
+# each GPU gets one chunk. It *replicates* the model: each GPU gets a copy of the weights. It
+# *applies* each replica to its chunk. It [*gathers*](../lessons/README.md#gather) the outputs
+# on the first GPU. By hand, that is a dozen lines:
 
 
 # %%
@@ -307,7 +312,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # ## All together
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     launch.single_process_world("PT_CNN_DataParallel")
     world = launch.World()
@@ -364,7 +369,7 @@ def main(args: argparse.Namespace) -> None:
     )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

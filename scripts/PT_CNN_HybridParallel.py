@@ -8,6 +8,10 @@
 # [DDP](../lessons/README.md#ddp). Without GPUs, this lesson runs on
 # [virtual](../lessons/README.md#virtual-gpu) ones.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import time
@@ -392,7 +396,7 @@ def accuracy(model: Halves, test: TensorDataset, world: launch.World) -> float:
 # ## All together
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     world, gpus = set_up()
     serial_device = devices.serial_device(gpus, exact=args.prove)
@@ -462,7 +466,7 @@ def main(args: argparse.Namespace) -> None:
         )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

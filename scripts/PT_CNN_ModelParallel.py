@@ -6,6 +6,10 @@
 # and keep a simulated clock of two V100s. A training run needs memory for the weights, their
 # gradients, the optimizer's state, and the *activations*: the outputs that backward needs.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import time
@@ -48,15 +52,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # WIDE = {"image_shape": (1, 28, 28), "hidden": 320}
 
 # %% [markdown]
-# ## Predict first
-# The model: two convolutions and two linear layers, 2 million weights. For the memory: a batch
-# of 320 images of 28×28. Write your answers, then run the cell.
-
-# %% tags=["active-ipynb", "guess"]
-# guess_memory = 24  # MiB that training needs at its peak, with SGD and momentum
-# guess_adam = 24  # the same, with Adam
-
-# %% [markdown]
 # ## Step 1 · One step, in micro-batches
 # With one micro-batch it is lesson 01's step. The outputs of several ones make one loss.
 
@@ -80,10 +75,19 @@ def step(
 
 # %% [markdown]
 # ## Does it fit?
+# The model has two convolutions and two linear layers, 2 million weights. A batch has 320
+# images of 28×28. Predict first: write your answers, then run the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_memory = 24  # MiB that training needs at its peak, with SGD and momentum
+# guess_adam = 24  # the same, with Adam
+
+# %% [markdown]
 # On paper: weights, gradients and momentum have the same size. Adam keeps two numbers per
-# weight instead of one. The peak comes where backward reaches conv1. Its output has 16 × 28 ×
-# 28 numbers per image, and three tensors of that size are in memory: tanh's output, and the
-# gradients after and before tanh.
+# weight instead of one. Backward goes from the last layer to the first, so conv1 and its tanh
+# come last, and the peak is there. Conv1's output has 16 × 28 × 28 numbers per image, and
+# three tensors of that size are in memory: tanh's output, which forward has kept, the
+# gradient of tanh's output, and then the gradient of tanh's input.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_memory, guess_adam)
@@ -224,8 +228,6 @@ class Halves(CNN):
 # %% tags=["active-ipynb", "guess"]
 # guess_busy = 50  # % of a step in which GPU 0 computes, with one micro-batch
 # guess_waiting = 20  # % in which a GPU waits for the other one, with 4 micro-batches
-# guess_best = 32  # the best number of micro-batches, of 1, 2, 4, 8, 16 and 32
-# guess_speed = 1.8  # times as fast as one GPU, with that number
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_busy)
@@ -282,7 +284,15 @@ class Halves(CNN):
 #     name = link if isinstance(link, str) else link.name
 #     print(f"{name}: {text}; idle {idle:.0%}")
 
+# %% [markdown]
+# How many micro-batches are best? Write your answers, then run the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_best = 32  # the best number of micro-batches, of 1, 2, 4, 8, 16 and 32
+# guess_speed = 1.8  # times as fast as one GPU, with that number
+
 # %% tags=["active-ipynb"]
+# lesson.need(guess_best, guess_speed)
 # counts = [1, 2, 4, 8, 16, 32]
 # sweep = {m: simulate(m) for m in counts}
 # parts = [shares(timeline) for _, timeline in sweep.values()]
@@ -302,7 +312,6 @@ class Halves(CNN):
 # GPU of the same kind:
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_best, guess_speed)
 # speedups = {}
 # for gpu, link in (
 #     ("V100-16GB", "NVLink2"),
@@ -372,7 +381,7 @@ def accuracy(model: Halves, test: TensorDataset) -> float:
 # ## All together
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     launch.single_process_world("PT_CNN_ModelParallel")
     world = launch.World()
@@ -431,7 +440,7 @@ def main(args: argparse.Namespace) -> None:
     )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

@@ -6,6 +6,10 @@
 # You need neither GPU nor cluster: without GPUs, the ranks compute on the CPU. The words rank,
 # world size, process group and all-reduce are [lesson 04's](PT_CNN_DDPSpawn.ipynb).
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import time
@@ -259,10 +263,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # plots.shards(epochs, f"In epoch 1, {moved} of 24 images go to another rank than in epoch 0")
 
 # %% [markdown]
-# **Accumulation.** A rank's part of the batch may not fit into its memory. Then it makes one
-# forward and one backward for each *micro-batch*, and the gradients add up. The optimizer
-# needs them after the last one, but DDP would average them after each. Within `no_sync` it
-# does not: only the last `backward()` is outside. (Two processes start: some seconds.)
+# [**Accumulation.**](../lessons/README.md#gradient-accumulation) A rank's part of the batch
+# may not fit into its memory. Then it makes one forward and one backward for each
+# *micro-batch*, and the gradients add up. The optimizer needs them after the last one, but DDP
+# would average them after each. Within `no_sync` it does not: only the last `backward()` is
+# outside. (Two processes start: some seconds.)
 
 # %% tags=["active-ipynb", "guess"]
 # guess_all_reduces = 8  # in a step of 4 micro-batches, two buckets, if only the last averages
@@ -505,7 +510,7 @@ def evaluate(run: Run, test: TensorDataset) -> float:
 # same text, but torchrun runs the file, never a cell.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     world, device = set_up(args)
     with rendezvous.fail_together(world):
@@ -589,7 +594,7 @@ def main(args: argparse.Namespace) -> None:
         )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

@@ -8,6 +8,10 @@
 # [stage](../lessons/README.md#stage), as each GPU did in the first notebook. But autograd
 # works inside one process: it sends no gradients to another rank.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import time
@@ -63,7 +67,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from experiments import joined, phases, pipelined_steps, shares
 
 # %% [markdown]
-# ## Predict first
+# ## Two orders
 # A batch of 8 [micro-batches](../lessons/README.md#micro-batch) goes through two stages, in
 # one of two orders:
 # - [GPipe](../lessons/README.md#gpipe): a stage takes all micro-batches forward, then all
@@ -73,15 +77,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # From its forward to its backward, a micro-batch's
 # [activations](../lessons/README.md#activation) stay in memory. The optimizer's step comes
-# after the last backward. Write your answers, then run the cell.
-
-# %% tags=["active-ipynb", "guess"]
-# guess_gpipe = 2  # with GPipe: micro-batches whose activations rank 0 holds, at most
-# guess_1f1b = 1  # the same, with 1F1B
-# guess_equal = 1.5  # times as fast as GPipe is 1F1B: equal stages, a link that takes no time
-# guess_nvlink = 1.5  # the same, with the CNN's stages and NVLink
-
-# %% [markdown]
+# after the last backward.
+#
 # ## Step 1 · Cut the model
 # The ranks get the four layers in order. A rank moves only its own stage to its GPU.
 
@@ -149,6 +146,13 @@ def last_stage(
     sends.pop().wait()
     return held
 
+
+# %% [markdown]
+# Predict first, for 8 micro-batches: write your answers, then run the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_gpipe = 2  # with GPipe: micro-batches whose activations rank 0 holds, at most
+# guess_1f1b = 1  # the same, with 1F1B
 
 # %% [markdown]
 # Two processes with [gloo](../lessons/README.md#gloo), and 8 micro-batches of 8 images. Are
@@ -253,7 +257,11 @@ def schedule(
 # first notebook's wide CNN: 8 micro-batches of 512 images. Two cases have equal stages
 # instead, with 16 linear layers each. With a free link the messages take no time. With two
 # stages and m micro-batches, the formula for the [bubble](../lessons/README.md#bubble) is
-# 1/(m + 1).
+# 1/(m + 1). Write your answers, then run the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_equal = 1.5  # times as fast as GPipe is 1F1B: equal stages, a link that takes no time
+# guess_nvlink = 1.5  # the same, with the CNN's stages and NVLink
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_equal, guess_nvlink)
@@ -425,7 +433,7 @@ def accuracy(
 # ## All together
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     world = launch.find_world()
     device = devices.pick(world, exact=args.prove)
@@ -519,7 +527,7 @@ def main(args: argparse.Namespace) -> None:
         metrics.report(args.out, world, device, history, verdict, batch_size=batch.global_size)
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

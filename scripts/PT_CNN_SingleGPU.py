@@ -6,6 +6,10 @@
 # lesson also explains words that all other lessons use: the
 # [glossary](../lessons/README.md#words) has them.
 
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
 # %% jupyter={"source_hidden": true}
 import argparse
 import os
@@ -67,13 +71,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # each. Its *weights* are the numbers that training changes. Training is a loop of *steps*.
 # A step takes a *batch* of images and has four parts:
 # - **data**: read the images, and stack them into one tensor;
-# - **forward**: compute the model's outputs, and from them the *loss*, one number that says
-#   how wrong the outputs are;
+# - **forward**: compute the model's outputs, and from them the
+#   [*loss*](../lessons/README.md#loss), one number that says how wrong the outputs are;
 # - **backward**: compute the *gradient* of each weight: how the loss changes with the weight;
 # - **update**: the *optimizer* changes each weight a little, so that the loss becomes smaller.
 #
-# A *device* computes: the CPU or a GPU. The *host* is the CPU, which runs Python. A tensor is
-# in the memory of one device, where all operations on it run; `.to(device)` copies it.
+# A [*device*](../lessons/README.md#device) computes: the CPU or a GPU. The *host* is the CPU,
+# which runs Python. A tensor is in the memory of one device, where all operations on it run;
+# `.to(device)` copies it.
 
 # %% tags=["active-ipynb"]
 # torch.manual_seed(0)
@@ -93,8 +98,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     print(f"step {step}: images {tuple(images.shape)}, loss {loss.item():.2f}")
 
 # %% [markdown]
-# 64 images, 1 channel (grey), 8×8 pixels. Real training reads a new batch in each step. In
-# an *epoch* each image is read once: 1,437 images in batches of 64 are 23 steps.
+# 64 images, 1 channel (grey), 8×8 pixels. Real training reads a new batch in each step. In an
+# [*epoch*](../lessons/README.md#epoch) each image is read once: 1,437 images in batches of 64
+# are 23 steps.
 #
 # ## Predict first
 # Write your answers, then run the cell. The cells below compare them with what happens.
@@ -139,13 +145,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # Do the times have the same ratio? First we need a clock that can be trusted.
 #
 # ## A clock for a GPU
-# A GPU works through a *queue*. The host *launches* operations: it puts them into the queue.
-# `synchronize` waits until all operations in the queue are done. `QueueDevice` works in the
-# same way without a GPU: a thread takes operations from a queue, and each sleeps as long as it
-# would take. Here a step has 20 ms of forward, 40 ms of backward and 10 ms of update.
+# A GPU works through a *queue*. The host [*launches*](../lessons/README.md#launch) operations:
+# it puts them into the queue. `synchronize` waits until all operations in the queue are done.
+# `QueueDevice` works in the same way without a GPU: a thread takes operations from a queue,
+# and each sleeps as long as it would take. Here a step has 20 ms of forward, 40 ms of backward
+# and 10 ms of update.
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_clock)
 # seconds = {"forward": 0.02, "backward": 0.04, "update": 0.01}
 # operations = {name: partial(time.sleep, length) for name, length in seconds.items()}
@@ -171,12 +177,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # the queue, too. It seems slow, but its time is that of the work before it.
 #
 # So wait for the device before each reading of the clock. Also leave out the first steps,
-# which allocate memory and choose kernels (the GPU's programs), and take the median of many.
+# which allocate memory and choose [kernels](../lessons/README.md#kernel) (the GPU's programs),
+# and take the median of many.
 #
 # The batches come from a `DataLoader`. A *sampler* gives it the order of the images, here
 # shuffled; the loader reads them and stacks them. With `num_workers`, other processes do this
-# ahead of the training: the *workers*. With `pin_memory` the batch is in memory from which a
-# GPU can copy while the host goes on, if `.to()` has `non_blocking=True`.
+# ahead of the training: the *workers*. With `pin_memory` the batch is in
+# [pinned memory](../lessons/README.md#pinned-memory), from which a GPU can copy while the host
+# goes on, if `.to()` has `non_blocking=True`.
 
 
 # %%
@@ -250,11 +258,11 @@ def loader_of(
 
 # %% [markdown]
 # ## Where the time goes
-# Nine rounds, a few seconds. In a round each batch size gets one epoch, so that a moment in
-# which other programs are busy slows down all of them.
+# Nine rounds take about ten seconds. In a round each batch size gets one epoch, so that a
+# moment in which other programs are busy slows down all of them. Still, a single round can
+# show the opposite of the median: the second cell prints both.
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_half)
 #
 #
@@ -278,8 +286,7 @@ def loader_of(
 # title = f"In a batch of 16 an image takes {times:.1f} times as long as in a batch of 128"
 # plots.stacked_bars(bars, "µs per image, measured: the median of nine rounds", title)
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # def show(what, ratio):
 #     values = [ratio(found) for found in rounds]
 #     spread = f"{min(values):.2f} to {max(values):.2f} in single rounds"
@@ -309,8 +316,7 @@ def loader_of(
 # *s*)/*n*. So the training is at most 1 / (*s* + (1 − *s*)/*n*) times as fast, and for any *n*
 # less than 1/*s*.
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # def amdahl(s, n):
 #     return 1 / (s + (1 - s) / n)
 #
@@ -341,8 +347,7 @@ def loader_of(
 # In this experiment, reading an image sleeps for 8 ms, and computing a step sleeps for 60 ms,
 # or for 30 ms with two GPUs. "On paper" is the result of a formula, which follows.
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_second_gpu, guess_workers)
 # read = 16 * 0.008
 # found = {}
@@ -370,8 +375,7 @@ def loader_of(
 # Here reading means *waiting*. It can also mean *computing*, as when photos are decoded. And
 # the digits are in memory already:
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # print(f"Reading computes, on {pluralize(available_cores(), 'core')}:")
 # for workers in (0, 2, 4):
 #     paper = 1e3 * seconds_on_paper(workers, read, 0.06, computing=True)
@@ -426,16 +430,19 @@ def profiled(
     on_cpu = next(model.parameters()).device.type == "cpu"
     microseconds = attrgetter("self_cpu_time_total" if on_cpu else "self_device_time_total")
     longest = sorted(recorded.key_averages(), key=microseconds, reverse=True)[:6]
-    lines = [f"{'operation':<40}{'calls per step':>16}{'ms per step':>14}"]
-    for operation in longest:
+    # The name of a GPU's kernel can have hundreds of characters.
+    keys = [operation.key for operation in longest]
+    names = [key if len(key) <= 60 else f"{key[:59]}…" for key in keys]
+    width = max(len(name) for name in [*names, "operation"])
+    lines = [f"{'operation':<{width}}{'calls per step':>16}{'ms per step':>14}"]
+    for name, operation in zip(names, longest, strict=True):
         calls = operation.count / len(batches)
         milliseconds = microseconds(operation) / 1e3 / len(batches)
-        lines.append(f"{operation.key[:39]:<40}{calls:>16.1f}{milliseconds:>14.3f}")
+        lines.append(f"{name:<{width}}{calls:>16.1f}{milliseconds:>14.3f}")
     return "\n".join([*lines, f"trace: {trace}"])
 
 
-# %% tags=["active-ipynb"]
-# # NBVAL_IGNORE_OUTPUT
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # trace = files.writable_folder("results/01-profile") / "trace.json"
 # print(profiled(model, optimizer, loader_of(train, 64, seed=0), trace))
 
@@ -489,7 +496,7 @@ def evaluate(model: torch.nn.Module, test: TensorDataset) -> float:
 # images. So a second run, or a run on four GPUs, can be compared with this one.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     world = launch.single_process_world("PT_CNN_SingleGPU")
     device = devices.pick(world, exact=args.prove)
@@ -539,7 +546,7 @@ def main(args: argparse.Namespace) -> None:
     metrics.report(args.out, world, device, history, verdict, batch_size=batch_size)
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 

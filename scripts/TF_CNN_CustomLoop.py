@@ -4,7 +4,12 @@
 # adds up what, and where?
 #
 # You need the first notebook of this lesson, which explains strategy, scope, mirrored
-# variable, per-replica value and weight. You need no GPU.
+# variable, per-replica value and sample weight. You need no GPU. The first cell starts
+# TensorFlow, which takes about ten seconds.
+
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
 
 # %% jupyter={"source_hidden": true}
 import argparse
@@ -51,12 +56,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # A function that `strategy.run` calls is in a *replica context*: it runs once for each
 # replica, knows the replica's number, and may take part in an
 # [all-reduce](../lessons/README.md#all-reduce). Outside, in the *cross-replica context*, the
-# code sees the values of all replicas at once, and may reduce them.
+# code sees the values of all replicas at once, and may reduce them. Here each replica returns
+# its number, counted from 1: replica 0 has 1.0, replica 1 has 2.0.
 
 # %% tags=["active-ipynb"]
 # def inside():
 #     context = tf.distribute.get_replica_context()
-#     number = tf.cast(context.replica_id_in_sync_group + 1, tf.float32)
+#     number = tf.cast(context.replica_id_in_sync_group + 1, tf.float32)  # 1.0 or 2.0
 #     return number, context.all_reduce("SUM", number)
 #
 #
@@ -107,7 +113,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # guess_steps = 20  # PyTorch and TensorFlow: for how many of 230 steps are the losses equal?
 
 # %% [markdown]
-# ## Step 1 · Design the model · Step 2 · Open the scope
+# ## Design the model, and open the scope
 # The model and the optimizer's state are made in the scope, so they are mirrored. The rest of
 # the loop needs no scope.
 
@@ -128,7 +134,7 @@ def make(
 
 
 # %% [markdown]
-# ## Step 3 · Read in the data
+# ## Read in the data
 # One epoch of **global** batches, in PyTorch's order. The strategy will divide each into
 # shards, one for each replica. Images and labels are tensors in main memory: arrays would be
 # copied into the graph of `map`, whose limit is 2 GiB.
@@ -142,12 +148,12 @@ def read_data(
     batch_size: int,
     seed: int,
 ) -> tf.data.Dataset:
-    """Batches of (images, labels, weights): a weight is one over the images of its batch."""
+    """Batches of (images, labels, sample weights): each is one over the batch's images."""
 
     def gather(numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        weight = 1 / tf.cast(tf.size(numbers), tf.float32)
-        weights = tf.fill(tf.shape(numbers), weight)
-        return tf.gather(images, numbers), tf.gather(labels, numbers), weights
+        sample_weight = 1 / tf.cast(tf.size(numbers), tf.float32)
+        sample_weights = tf.fill(tf.shape(numbers), sample_weight)
+        return tf.gather(images, numbers), tf.gather(labels, numbers), sample_weights
 
     order = tf_common.epoch_order(len(labels), epoch, seed)
     numbers = tf.data.Dataset.from_tensor_slices(order).batch(batch_size)
@@ -155,7 +161,7 @@ def read_data(
 
 
 # %% [markdown]
-# ## Step 4 · Train
+# ## Train
 # `strategy.run` calls `replica_step` once for each replica, with its shard. `apply_gradients`
 # adds the gradients up over the replicas before it changes a variable: an all-reduce, with the
 # **sum**. `tf.function` makes one graph of the whole step.
@@ -170,11 +176,13 @@ def train_step(
     """A function that trains on one global batch and returns the sum of its images' losses."""
     cross_entropy = tf.keras.losses.sparse_categorical_crossentropy
 
-    def replica_step(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    def replica_step(
+        images: tf.Tensor, labels: tf.Tensor, sample_weights: tf.Tensor
+    ) -> tf.Tensor:
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             losses = cross_entropy(labels, logits, from_logits=True)
-            loss = tf.reduce_sum(losses * weights)
+            loss = tf.reduce_sum(losses * sample_weights)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return tf.reduce_sum(losses)
@@ -199,24 +207,25 @@ def train_epoch(
 
 # %% [markdown]
 # **The trap in the loss.** The strategy adds up; it does not average. So each image has the
-# weight 1 / (images of the *global* batch). With 1 / (images of its own shard), the gradient
-# is twice as large. One epoch of each, and one epoch on one device:
+# sample weight 1 / (images of the *global* batch). With 1 / (images of its own shard), the
+# gradient is twice as large. One epoch of each, and one epoch on one device, in about five
+# seconds:
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_away)
 #
 #
-# def losses_of(batches):
+# def losses_of(batches, lr=0.05):
 #     """The mean loss of each step of the first epoch."""
-#     model, optimizer = make(strategy, parse([]), (1, 8, 8), 10)
+#     model, optimizer = make(strategy, parse(["--lr", str(lr)]), (1, 8, 8), 10)
 #     sums = train_epoch(strategy, train_step(strategy, model, optimizer), batches)
 #     sizes = [64] * 22 + [29]
 #     return [total / size for total, size in zip(sums, sizes)]
 #
 #
-# def double(images, labels, weights):
+# def double(images, labels, sample_weights):
 #     """A shard is half of the batch (15 or 14 of the last 29), so 1 / shard is about 2 ×."""
-#     return images, labels, 2 * weights
+#     return images, labels, 2 * sample_weights
 #
 #
 # right = losses_of(read_data(images, labels, 0, **settings))
@@ -249,7 +258,22 @@ def train_epoch(
 # %% [markdown]
 # With 1 / own shard, the model trains as with twice the learning rate. Here the loss
 # falls faster, because 0.05 is a small rate for this model. But with 8 replicas the rate is 8
-# times as large as you chose, and the training can diverge.
+# times as large as you chose. The same with a rate of 0.5, which is large but not too large:
+
+# %% tags=["active-ipynb"]
+# batches = read_data(images, labels, 0, **settings)
+# alone = tf_common.train_serially(tf_common.cnn(), train, epochs=1, lr=0.5, **settings)
+# wrong = losses_of(batches.map(double), lr=0.5)
+# diverges = max(wrong) > 10 * max(alone)
+# print(f"rate 0.5: one device learns, 1 / own shard diverges: {diverges}")
+#
+# curves = {"one device": alone, "1 / own shard": wrong}
+# title = f"Rate 0.5: the losses reach {max(wrong):.0f} with 1 / own shard"
+# axes = ("step", "mean loss of the batch")
+# plots.lines(range(1, 24), curves, *axes, title, level=None, powers=False)
+
+# %% [markdown]
+# A rate that one device can use makes the training diverge on two replicas.
 #
 # **The trap in the scope.** The model is made inside, the optimizer outside. Its momentum then
 # has one copy:
@@ -302,9 +326,9 @@ def train_epoch(
 # `BatchNormalization(synchronized=True)` each replica normalises by the mean and the variance
 # of all 64 images.
 #
-# ## Step 5 · Evaluate
+# ## Evaluate
 # Each replica counts its hits, and `reduce` adds them up. The test images are padded so that
-# every replica gets some; padding has weight 0.
+# every replica gets some; padding has sample weight 0.
 
 
 # %%
@@ -316,9 +340,11 @@ def test_step(
     Make it once: each new tf.function is traced again.
     """
 
-    def replica_step(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    def replica_step(
+        images: tf.Tensor, labels: tf.Tensor, sample_weights: tf.Tensor
+    ) -> tf.Tensor:
         right = tf.argmax(model(images), axis=1) == labels
-        return tf.reduce_sum(tf.cast(right & (weights > 0), tf.float32))
+        return tf.reduce_sum(tf.cast(right & (sample_weights > 0), tf.float32))
 
     @tf.function
     def step(shards: tuple) -> tf.Tensor:
@@ -342,7 +368,7 @@ def hits(
 # ## All together
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     launch.single_process_world("TF_CNN_CustomLoop")
     devices = tf_common.devices(args.devices, exact=args.prove)
@@ -405,12 +431,13 @@ def main(args: argparse.Namespace) -> None:
     )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
 # ## Run it
+# A new process, ten epochs, and the proof, in about 15 seconds:
 
 # %% tags=["active-ipynb"]
 # !python ../scripts/TF_CNN_CustomLoop.py --prove --out results/07-loop
@@ -418,7 +445,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## The same in PyTorch
 # Lesson 01's model and loop in PyTorch, and TensorFlow on one device, for ten epochs from the
-# same weights, with the same images in the same order:
+# same weights, with the same images in the same order, in about five seconds:
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_steps)

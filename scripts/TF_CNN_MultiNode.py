@@ -6,13 +6,19 @@
 # You need neither GPU nor cluster: two processes on this machine take the place of two
 # machines. A strategy, its scope, a replica and `strategy.run` are [lesson
 # 07's](TF_CNN_MultiGPU.ipynb); rank, collective and all-reduce are in the
-# [glossary](../lessons/README.md#all-reduce).
+# [glossary](../lessons/README.md#all-reduce). The first cell starts TensorFlow, which takes
+# about ten seconds.
+
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
 
 # %% jupyter={"source_hidden": true}
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
 import torch
@@ -53,6 +59,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import difflib
+# import textwrap
 # from pathlib import Path
 #
 # from multigpu import lesson, plots
@@ -78,15 +86,25 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # Write your answers, then run the cell. The cells below compare them with what happens.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_lines = 30  # how many lines of worker.py differ from one_machine.py, or are new?
+# # How many lines of worker.py are new or changed? (Without docstring, comments, blank lines.)
+# guess_lines = 30
 # guess_equal = "no"  # the same weights after 10 epochs, within 1e-6? "yes" or "no"
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_lines)
-# names = "one_machine.py worker.py"
-# labels = "--label one_machine.py --label worker.py"
-# changes = !cd {folder} && diff -w -U0 {labels} {names} | grep "^[-+]"
-# print("\n".join(changes))
+#
+#
+# def code(name):
+#     """The program's lines, without docstring, comments, blank lines and indentation."""
+#     _, _, program = (folder / name).read_text().split('"""', 2)
+#     lines = (line.strip() for line in program.splitlines())
+#     return [line for line in lines if line and not line.startswith("#")]
+#
+#
+# names = ("one_machine.py", "worker.py")
+# difference = difflib.unified_diff(*map(code, names), *names, n=0, lineterm="")
+# changes = [line for line in difference if not line.startswith("@@")]
+# print(*changes, sep="\n")
 # added = sum(line.startswith("+") for line in changes) - 1  # without the line +++
 # lesson.compare("new or changed lines", guess_lines, added, digits=0)
 
@@ -103,8 +121,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #   the sum of these losses is the mean over all 120.
 # - Only the chief evaluates, prints and saves.
 #
-# `TF_CONFIG` has two parts. The **cluster spec** has the workers' addresses, the same list for
-# all workers. The **task** says which of them this process is: only its `index` differs.
+# `TF_CONFIG` has two parts. The [**cluster spec**](../lessons/README.md#cluster-spec) has the
+# workers' addresses, the same list for all workers. The **task** says which of them this
+# process is: only its `index` differs.
 
 # %% tags=["active-ipynb"]
 # addresses = ["127.0.0.1:12763", "127.0.0.1:12764"]
@@ -114,7 +133,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # One machine, then two workers. On two machines you would type one of the two commands on
 # each. Here all compute on the CPU, because two workers on one machine would both take all its
-# GPUs.
+# GPUs. TensorFlow starts three times, so it takes about 20 seconds.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_equal, choices=("yes", "no"))
@@ -133,20 +152,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # ## What the 50 lines lack
 # `worker.py` is right because 1,440 images are 12 full batches, the model is simple, and no
 # worker fails. A real program meets more. One question at a time:
+#
+# **Who reads which image?** [Auto-sharding](../lessons/README.md#auto-sharding) divides the
+# data set among the workers. With the policy `AUTO`, the default, TensorFlow chooses how; with
+# `OFF` it does not divide. The second cell starts two workers, which takes about ten seconds.
+# They also run the experiments of the cells below.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_off = 4  # 8 images, two workers, sharding is off: how many does each worker read?
-# guess_drawn = "no"  # each worker draws its weights with its own seed: the same? "yes", "no"
-# guess_assigned = "yes"  # and if set_weights assigns them, with its own seed? "yes", "no"
-# guess_fit = "yes"  # can Keras's fit train on two workers? "yes" or "no"
-# guess_copies = "yes"  # BatchNorm: both workers' copies have the same accuracy? "yes", "no"
-# guess_address = "n2"  # nodes n2 and n10, rank 0 on n2: its address in the list? "n2", "n10"
-
-# %% [markdown]
-# **Who reads which image?** [Auto-sharding](../lessons/README.md#auto-sharding) divides the
-# data set among the workers. With the policy `AUTO`, the default, TensorFlow chooses how; with
-# `OFF` it does not divide. This cell starts two workers, which takes some seconds. The workers
-# also run the experiments of the cells below.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_off)
@@ -168,8 +181,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # **Uneven batches.** The 1,437 training images of this course make a last batch of 29. So this
 # script divides the data itself: each worker makes a data set of its replicas' shards of each
-# global batch. The last batch is padded, so that each replica gets images. An image's *weight*
-# is 1 / (images in this batch), and 0 if it is padding.
+# global batch. The last batch is padded, so that each replica gets images. An image's
+# *sample weight* is 1 / (images in this batch), and 0 if it is padding.
 
 
 # %%
@@ -179,8 +192,8 @@ def distribute(
     labels: tf.Tensor,
     order: np.ndarray,
     batch_size: int,
-) -> tf.distribute.DistributedDataset:
-    """One pass over the images in this order, as (images, labels, weights).
+) -> Iterator[tuple]:
+    """One pass over the images in this order, as (images, labels, sample weights).
 
     Each replica gets its shard of each global batch of `batch_size` images.
     """
@@ -189,27 +202,29 @@ def distribute(
     place = np.arange(steps * batch_size)
     numbers = np.resize(order, len(place))  # padded from the beginning
     images_in_batch = np.minimum(batch_size, len(order) - place // batch_size * batch_size)
-    weights = (place < len(order)) / images_in_batch
+    sample_weights = (place < len(order)) / images_in_batch
 
     def gather(
-        numbers: tf.Tensor, weights: tf.Tensor
+        numbers: tf.Tensor, sample_weights: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return tf.gather(images, numbers), tf.gather(labels, numbers), weights
+        return tf.gather(images, numbers), tf.gather(labels, numbers), sample_weights
 
     def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
         def shards(array: np.ndarray) -> np.ndarray:
             by_worker = array.reshape(steps, context.num_input_pipelines, -1, shard_size)
             return by_worker[:, context.input_pipeline_id].reshape(-1, shard_size)
 
-        own = (shards(numbers), shards(weights).astype(np.float32))
-        return tf.data.Dataset.from_tensor_slices(own).map(gather).prefetch(2)
+        own = (shards(numbers), shards(sample_weights).astype(np.float32))
+        # Endless: if it ended, the workers would ask each other before each batch whether all
+        # of them have one, which takes longer than the step.
+        return tf.data.Dataset.from_tensor_slices(own).map(gather).repeat().prefetch(2)
 
-    return strategy.distribute_datasets_from_function(of_worker)
+    return islice(strategy.distribute_datasets_from_function(of_worker), steps)
 
 
 # %% [markdown]
-# A replica's loss is the sum of loss × weight over its shard. The sum over all replicas is the
-# mean over the global batch, also if the batch is uneven. So the gradients that
+# A replica's loss is the sum of loss × sample weight over its shard. The sum over all replicas
+# is the mean over the global batch, also if the batch is uneven. So the gradients that
 # `optimizer.apply` adds up are those of this mean.
 
 
@@ -235,11 +250,13 @@ def train_step(
     """A function that trains on one global batch and returns its mean loss."""
     cross_entropy = tf.keras.losses.sparse_categorical_crossentropy
 
-    def replica_step(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    def replica_step(
+        images: tf.Tensor, labels: tf.Tensor, sample_weights: tf.Tensor
+    ) -> tf.Tensor:
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             losses = cross_entropy(labels, logits, from_logits=True)
-            loss = tf.reduce_sum(losses * weights)
+            loss = tf.reduce_sum(losses * sample_weights)
         gradients = tape.gradient(loss, model.trainable_variables)
         # Adds the gradients up over all replicas, then updates.
         optimizer.apply(gradients, model.trainable_variables)
@@ -253,9 +270,11 @@ def test_step(
 ) -> Callable[..., tf.Tensor]:
     """A function that returns the number of hits in a global batch."""
 
-    def replica_step(images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    def replica_step(
+        images: tf.Tensor, labels: tf.Tensor, sample_weights: tf.Tensor
+    ) -> tf.Tensor:
         right = tf.argmax(model(images, training=False), axis=1) == labels
-        return tf.reduce_sum(tf.cast(right & (weights > 0), tf.float32))
+        return tf.reduce_sum(tf.cast(right & (sample_weights > 0), tf.float32))
 
     return summed(strategy, replica_step)
 
@@ -264,6 +283,10 @@ def test_step(
 # **The same first weights.** Each worker draws the weights of a model in the scope, with a
 # seed of its own. In a second model, `set_weights` assigns weights that the worker drew with
 # NumPy.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_drawn = "no"  # drawn with two seeds: the same weights on both workers? "yes", "no"
+# guess_assigned = "yes"  # and assigned by set_weights: the same on both? "yes", "no"
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_drawn, guess_assigned, choices=("yes", "no"))
@@ -278,12 +301,16 @@ def test_step(
 # What `set_weights` assigns later stays on the worker, and no error reports the difference. So
 # all workers must assign the same. The script compares the seeds, and stops if they differ.
 #
-# **Keras's `fit`** would need no loop. The two workers called it, too:
+# **Keras's `fit`** would need no loop. The two workers called it, too.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_fit = "yes"  # can Keras's fit train on two workers? "yes" or "no"
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_fit, choices=("yes", "no"))
 # message, _ = errors
-# print(f"TensorFlow {tf.__version__}, Keras {tf.keras.__version__}: {message[:46]} …")
+# text = f"TensorFlow {tf.__version__}, Keras {tf.keras.__version__}: {message or 'it trains'}"
+# print(textwrap.fill(text, 95))
 # lesson.compare("Keras's fit trains", guess_fit, "no" if message else "yes")
 
 # %% [markdown]
@@ -292,6 +319,9 @@ def test_step(
 # reads the digits 0 to 4 and worker 1 the digits 5 to 9, as if each machine had its own files.
 # BatchNorm is the first layer, so its moving mean is an image. One device trains on all
 # digits, for comparison.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_copies = "yes"  # both workers' copies have the same test accuracy? "yes" or "no"
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_copies, choices=("yes", "no"))
@@ -316,10 +346,10 @@ def test_step(
 # means = {
 #     "chief": chief,
 #     "worker 1": worker,
-#     "chief, synchronized": synced_chief,
+#     "chief,\nsynchronized": synced_chief,
 #     "one device": one_device[0],
 # }
-# fig = plots.figure(8, 2.4)
+# fig = plots.figure(8, 2.8)
 # for place, (name, found) in enumerate(means.items()):
 #     axes = fig.add_subplot(1, 4, place + 1)
 #     axes.imshow(found["moving mean"].reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
@@ -340,7 +370,10 @@ def test_step(
 # ## On a cluster
 # A launcher (torchrun, srun, mpirun) starts the workers and says which one each is, but it
 # does not write the list of addresses. TensorFlow has `SlurmClusterResolver` for Slurm. Here
-# Slurm runs rank 0 on the node `n2` and rank 1 on `n10`:
+# Slurm runs rank 0 on the node `n2` and rank 1 on `n10`.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_address = "n2"  # the node in the first address of the resolver's list: "n2" or "n10"?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_address, choices=("n2", "n10"))
@@ -400,7 +433,7 @@ def set_up(
 # same text, but the workers run the file, never a cell.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def main(args: argparse.Namespace) -> None:
     # From TF_CONFIG if it is set, else from torchrun's, srun's or mpirun's variables.
     world = tf_config.find_world()
@@ -515,15 +548,15 @@ def train(args: argparse.Namespace, world: launch.World) -> None:
         )
 
 
-# %% tags=["active-py"]
+# %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
 # ## Run it
-# torchrun starts two workers on this machine. The proof compares the weights with those of one
-# device. If a worker dies, the others end, and `--resume` continues after the last whole
-# epoch: exercise 5 on the page.
+# torchrun starts two workers on this machine, in about 20 seconds. The proof compares the
+# weights with those of one device. If a worker dies, the others end, and `--resume` continues
+# after the last whole epoch: exercise 5 on the page.
 
 # %% tags=["active-ipynb"]
 # torchrun = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"

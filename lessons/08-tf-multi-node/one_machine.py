@@ -1,4 +1,4 @@
-"""Train on one machine, in plain TensorFlow. worker.py is the same training on several.
+"""Train on one machine, in plain TensorFlow; worker.py trains on several.
 
 python lessons/08-tf-multi-node/one_machine.py weights.npz
 """

@@ -1,4 +1,4 @@
-"""Train on several machines, in plain TensorFlow. one_machine.py is the same training on one.
+"""Train on several machines, in plain TensorFlow; one_machine.py trains on one.
 
 TF_CONFIG='…' python lessons/08-tf-multi-node/worker.py weights.npz
 """

@@ -15,7 +15,7 @@ OFF = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_su
 # The looks of what the user writes, what the Trainer does, and what all ranks do together.
 YOURS = "compute"
 TRAINERS = "idle"
-TOGETHER = "collective"
+TOGETHER = "activations"  # a look without a hatch, which would make the text hard to read
 YOUR_METHODS = (
     "prepare_data",
     "setup",
@@ -84,7 +84,12 @@ def draw(ranks: list[list[str]], path: Path) -> Path:
             axes.text(0.5 * missing, lane, "waits", **style)
         for place, name in enumerate(order, start=missing):
             text, look = text_and_look(name)
-            plots.box(axes, look, place + 0.03, lane, 0.94, text, height=0.8, size=7.5)
+            middle, height = lane, 0.8
+            if look == TOGETHER:  # one box over all lanes
+                if lane:
+                    continue
+                middle, height = (len(ranks) - 1) / 2, len(ranks) - 0.2
+            plots.box(axes, look, place + 0.03, middle, 0.94, text, height, size=8)
     steps = [
         place
         for place, name in enumerate(longest)

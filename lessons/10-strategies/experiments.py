@@ -78,43 +78,54 @@ class Timed(L.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.05)
 
 
-def _with_slow_rank(name: str, steps: int, pause: float) -> list:
+def _with_slow_rank(names: Sequence[str], steps: int, pause: float) -> dict[str, list]:
     torch.set_num_threads(1)
     ranks = launch.find_world().size
     rows = steps * ranks * 16
     images = torch.randn(rows, 1, 8, 8)
     labels = torch.randint(0, 10, (rows,))
-    asynchronous = name == "bagua:async"
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=ranks,
-        strategy=BaguaStrategy("async", sync_interval_ms=50)
-        if asynchronous
-        else strategy_by_name(name),
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    module = Timed(pause)
-    trainer.fit(module, DataLoader(TensorDataset(images, labels), 16))
-    return module.steps
+    recorded = {}
+    for name in names:
+        asynchronous = name == "bagua:async"
+        trainer = L.Trainer(
+            accelerator="cpu",
+            devices=ranks,
+            strategy=BaguaStrategy("async", sync_interval_ms=50)
+            if asynchronous
+            else strategy_by_name(name),
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        module = Timed(pause)
+        trainer.fit(module, DataLoader(TensorDataset(images, labels), 16))
+        recorded[name] = module.steps
+    return recorded
 
 
 def slow_rank(
-    name: str, steps: int = 12, pause: float = 0.1, ranks: int = 2
-) -> list[list[list[tuple[str, float, float]]]]:
-    """Each rank's steps with strategy `name`, if the last rank pauses in each step.
+    names: Sequence[str], steps: int = 12, pause: float = 0.1, ranks: int = 2
+) -> dict[str, list[list[list[tuple[str, float, float]]]]]:
+    """Each rank's steps with each strategy, if the last rank pauses in each step.
 
-    Returns steps[rank][step], a list of (part, start, end) in seconds since the first step.
+    Returns result[name][rank][step], a list of (part, start, end) in seconds since the
+    strategy's first step. The ranks are started once, for all strategies.
     """
-    recorded = launch.call(_with_slow_rank, ranks, name, steps, pause)
-    first = min(start for rank in recorded for step in rank for _, start, _ in step)
-    return [
-        [[(part, start - first, end - first) for part, start, end in step] for step in rank]
-        for rank in recorded
-    ]
+    by_rank = launch.call(_with_slow_rank, ranks, names, steps, pause)
+    runs = {}
+    for name in names:
+        recorded = [of_rank[name] for of_rank in by_rank]
+        first = min(start for rank in recorded for step in rank for _, start, _ in step)
+        runs[name] = [
+            [
+                [(part, start - first, end - first) for part, start, end in step]
+                for step in rank
+            ]
+            for rank in recorded
+        ]
+    return runs
 
 
 def step_seconds(steps: list[list[tuple[str, float, float]]]) -> float:
@@ -214,7 +225,7 @@ def qadam_in_one_process(
 
 
 def main() -> None:
-    runs = {name: slow_rank(name) for name in ("ddp", "bagua:async")}
+    runs = slow_rank(["ddp", "bagua:async"])
     path = Path(__file__).with_name("one-slow-rank.png")
     print(plots.save(slow_rank_picture(runs), path).name)
     for name, run in runs.items():

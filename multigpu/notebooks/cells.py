@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 GUESS = "guess"
 RAISES_TAGS = {"raises-exception", "nbval-raises-exception"}
-RAISES_COMMENT = re.compile(r"^\s*#\s*NBVAL_RAISES_EXCEPTION\s*$", re.MULTILINE)
+NBVAL_COMMENT = re.compile(r"^\s*#\s*(NBVAL_\w+)", re.MULTILINE)
 ESCAPE = re.compile(r"\x1b\[[\d;]*m")  # a colour of the terminal
 
 
@@ -29,8 +29,14 @@ def tags(cell: "NotebookNode") -> list[str]:
 
 
 def may_raise(cell: "NotebookNode") -> bool:
-    """Whether a tag or a comment announces that the cell raises an exception."""
-    return bool(RAISES_TAGS & set(tags(cell)) or RAISES_COMMENT.search(cell.source))
+    """Whether a tag announces that the cell raises an exception."""
+    return bool(RAISES_TAGS & set(tags(cell)))
+
+
+def nbval_comment(cell: "NotebookNode") -> str:
+    """The cell's first comment for nbval, such as "NBVAL_IGNORE_OUTPUT"; "" if it has none."""
+    found = NBVAL_COMMENT.search(cell.source)
+    return found[1] if found else ""
 
 
 def printed(notebook: "NotebookNode") -> str:

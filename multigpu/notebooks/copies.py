@@ -26,8 +26,6 @@ Your guesses, changes and results stay in this folder: no command overwrites the
 ignores them. Open a lesson's page, then its notebook here. (The links on pages and in the
 syllabus lead to notebooks/, which show the results.)
 
-Run a notebook from the top with Shift+Enter: the grey lines are cells, too.
-
 | Lesson | Your notebook | Time |
 |---|---|---|
 {rows}

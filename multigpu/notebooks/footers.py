@@ -1,7 +1,8 @@
 """The links at the end of pages and notebooks, and the tables of lessons, from one table.
 
 The table is multigpu.course.LESSONS. A notebook's footer is the last cell of its script, with
-the tag "footer".
+the tag "footer". The cell after the title, with the tag "how-to-run", is the same in all
+notebooks.
 """
 
 import re
@@ -15,6 +16,10 @@ from multigpu.notebooks import pairing
 
 PAGE_FOOTER = "<!-- footer: written by `multigpu notebooks footers` -->"
 CELL = '# %% [markdown] tags=["footer"]'
+HOW_TO_RUN_CELL = '# %% [markdown] tags=["how-to-run"]'
+HOW_TO_RUN = """\
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code."""
 TABLE = "<!-- lessons: written by `multigpu notebooks footers` -->"
 TABLE_END = "<!-- end of the lessons -->"
 
@@ -56,7 +61,8 @@ def expected(root: Path) -> Iterator[tuple[Path, str]]:
     for place, (_, notebook) in enumerate(notebooks):
         script = root / "scripts" / f"{notebook.stem}.py"
         body = script.read_text(encoding="utf-8").partition(f"\n{CELL}")[0].rstrip()
-        yield script, f"{body}\n\n{CELL}\n{_cell_footer(notebooks, place)}\n"
+        text = f"{_with_how_to_run(body)}\n\n{CELL}\n{_cell_footer(notebooks, place)}\n"
+        yield script, text
 
 
 def _page_footer(lessons: list[Lesson], place: int) -> str:
@@ -88,6 +94,15 @@ def _cell_footer(notebooks: list[tuple[Lesson, Notebook]], place: int) -> str:
     return " ·\n".join(f"# {link}" for link in links)
 
 
+def _with_how_to_run(script: str) -> str:
+    """The script with HOW_TO_RUN as its second cell, after the cell with the title."""
+    start = "\n\n# %%"
+    title, _, rest = script.partition(start)
+    if f"# %%{rest}".startswith(HOW_TO_RUN_CELL):
+        _, _, rest = rest.partition(start)
+    return f"{title}\n\n{HOW_TO_RUN_CELL}\n{HOW_TO_RUN}{start}{rest}"
+
+
 def _notebook_link(lesson: Lesson, notebook: Notebook, form: str) -> str:
     name = form.format(f"{lesson.number} {notebook.name}")
     return f"[{name}]({notebook.stem}.ipynb)"
@@ -103,12 +118,12 @@ def _front_page_table() -> str:
 
 
 def _syllabus_table() -> str:
-    rows = ["| # | Lesson | Time | Stem | Open |", "|---|---|---|---|---|"]
+    rows = ["| # | Lesson | Time | Stem | Notebook, script, job |", "|---|---|---|---|---|"]
     for lesson in LESSONS:
         for one in lesson.notebooks:
             stem = one.stem
             files = (
-                f"[notebook](../notebooks/{stem}.ipynb), [script](../scripts/{stem}.py), "
+                f"[{one.name}](../notebooks/{stem}.ipynb), [script](../scripts/{stem}.py), "
                 f"[job](../slurm/{stem}.slurm)"
             )
             if lesson.planned:

@@ -53,7 +53,7 @@ def check(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
     """One message per problem; a diff if a notebook's source differs from its script's.
 
     The list is empty if each notebook has its script's text, every code cell was executed in
-    order, and errors are only in cells whose tag or comment announces one. Raises UserError
+    order, and errors are only in cells whose tag announces one. Raises UserError
     for an unknown stem.
     """
     root = root or find_root()
@@ -119,6 +119,12 @@ def _check_execution(notebook: "NotebookNode") -> list[str]:
                 findings.append(f"failed: In [{n}] has the error {error}")
         if cells.GUESS in cells.tags(cell) and (problem := cells.guess_problem(cell.source)):
             findings.append(f"In [{n}], tagged guess, {problem}")
+        if comment := cells.nbval_comment(cell):
+            tag = comment.lower().replace("_", "-")
+            findings.append(
+                f"In [{n}] has the comment {comment}, which learners would see: "
+                f"give the cell the tag {tag} instead"
+            )
     return findings + _check_outputs(notebook)
 
 

@@ -317,7 +317,7 @@ def test_keras_usual_loss_is_right_for_even_shards(images, holds, tmp_path, npz)
     script = edited(
         tmp_path,
         "TF_CNN_MultiGPU",
-        (", tf.gather(labels, numbers), weights\n", ", tf.gather(labels, numbers)\n"),
+        (", tf.gather(labels, numbers), sample_weights\n", ", tf.gather(labels, numbers)\n"),
         ('=True, reduction="sum")\n        mean_loss', "=True)\n        mean_loss"),
     )
     more = ("--devices", 2, "--out", tmp_path / "o")

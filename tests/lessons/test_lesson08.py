@@ -242,7 +242,8 @@ def test_who_reads_what_the_first_weights_and_fit(experiments):
     assert (weights[0]["drawn"] != 0).any()
     assert np.abs(weights[0]["assigned"] - weights[1]["assigned"]).max() > 0.1
     for error in errors:
-        assert error.startswith("Attempt to convert a value (PerReplica")
+        assert error.startswith("Attempt to convert a value (PerReplica:{…}) with")
+        assert error.endswith("to a Tensor.")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import ROOT, clean_environment, run
+from commands import ROOT, clean_environment, run, run_script
 
 pytest.importorskip("tensorflow")
 from multigpu import data, errors, proof, tf_common
@@ -16,6 +16,19 @@ from multigpu.tf_common import tf
 pytestmark = pytest.mark.slow
 
 PLACES = tf_common.devices(4)  # before anything else: TensorFlow starts once in a process
+
+
+def test_tensorflow_starts_without_scikit_learn_which_can_be_imported_later(tmp_path):
+    """Keras imports it if it can, for wrappers that no lesson uses: a second of each start."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from multigpu import tf_common\n"
+        "print('sklearn' in sys.modules)\n"
+        "from sklearn.datasets import load_digits\n"
+        "print(len(load_digits().target))\n"
+    )
+    assert run_script(script).stdout.split() == ["False", "1797"]
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 7, 10)])

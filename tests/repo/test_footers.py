@@ -1,5 +1,6 @@
 """`multigpu notebooks footers` writes footers and tables; the glossary has its anchors."""
 
+import json
 import re
 import shutil
 
@@ -46,6 +47,27 @@ def test_every_notebook_links_to_its_page_and_its_neighbours():
                 assert f"({other}.ipynb)" in footer
 
 
+def test_a_link_has_the_name_that_the_syllabus_has():
+    syllabus = (ROOT / "lessons" / "README.md").read_text()
+    for lesson in HAVE_PAGES:
+        assert f"[{lesson.title}]({lesson.slug}/README.md)" in syllabus
+        footer = (ROOT / "lessons" / lesson.slug / "README.md").read_text().splitlines()[-1]
+        for other in re.findall(r"\[(?:← )?(\d\d .*?)(?: →)?\]", footer):
+            assert other in [f"{one.number} {one.title}" for one in HAVE_PAGES]
+        for one in lesson.notebooks:
+            assert f"[{one.name}](../notebooks/{one.stem}.ipynb)" in syllabus
+
+
+def test_every_notebook_says_after_its_title_how_to_run_it():
+    for lesson in HAVE_PAGES:
+        for one in lesson.notebooks:
+            path = ROOT / "notebooks" / f"{one.stem}.ipynb"
+            title, how_to_run, *rest = json.loads(path.read_text())["cells"]
+            assert title["source"][0].startswith(f"# {lesson.number}"), path.stem
+            assert "folded" in "".join(how_to_run["source"]), path.stem
+            assert not any("Shift+Enter" in "".join(cell["source"]) for cell in rest)
+
+
 @pytest.fixture
 def course(tmp_path):
     """What has footers, copied."""
@@ -62,7 +84,9 @@ def test_a_lost_footer_and_a_changed_table_are_written_again(course):
     syllabus = course / "lessons" / "README.md"
     texts = {path: path.read_text() for path in (page, script, syllabus)}
     page.write_text(texts[page].partition("\n<!-- footer")[0])
-    script.write_text(texts[script].partition("\n# %% [markdown] tags=")[0])
+    beginning, _, rest = texts[script].partition('# %% [markdown] tags=["how-to-run"]')
+    middle = rest.partition("\n# %%")[2].partition('\n# %% [markdown] tags=["footer"]')[0]
+    script.write_text(f"{beginning}# %%{middle}")
     syllabus.write_text(texts[syllabus].replace("30 min", "31 min"))
     changed = footers.write(course)
     assert set(changed) == {str(path.relative_to(course)) for path in texts}
@@ -98,10 +122,10 @@ def test_each_word_has_its_anchor_and_one_sentence():
         assert sentence.endswith(".") and ". " not in sentence, word
 
 
-def test_every_link_to_a_word_leads_to_it():
+def test_every_link_to_a_word_leads_to_it_and_every_word_has_one():
     files = [*ROOT.glob("lessons/**/*.md"), *ROOT.glob("scripts/*.py"), ROOT / "README.md"]
     link = re.compile(r"\]\((?:\.\./|lessons/)*README\.md#([^)]+)\)")
     linked = [(path, word) for path in files for word in link.findall(path.read_text())]
-    assert linked
     for path, word in linked:
         assert word == "words" or word in glossary(), f"{path.name} links to #{word}"
+    assert set(glossary()) - {word for _, word in linked} == set()

@@ -48,8 +48,7 @@ print("PYTEST_CURRENT_TEST" in os.environ)
 # %% tags=["raises-exception"]
 1 / 0
 
-# %%
-# NBVAL_RAISES_EXCEPTION
+# %% tags=["nbval-raises-exception"]
 raise KeyError("announced")
 
 # %%
@@ -104,6 +103,19 @@ def test_the_courses_notebooks_match_their_scripts():
 def test_no_cell_prints_a_line_that_a_browser_breaks(path):
     printed = cells.printed(nbformat.read(path, as_version=4))
     assert [line for line in printed.splitlines() if len(line) > 95] == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_what_is_not_read_in_the_lesson_is_folded(path):
+    """The imports, the flags, `main` and the cell that starts the script."""
+    begins = r"^(import argparse|def parse\(|def main\(|if __name__ ==)"
+    dull = re.compile(begins, re.MULTILINE)
+    found = [c for c in nbformat.read(path, as_version=4).cells if dull.search(c.source)]
+    assert len(found) >= 4
+    shown = [c for c in found if not c.metadata.get("jupyter", {}).get("source_hidden")]
+    assert [cell.source.splitlines()[0] for cell in shown] == []
 
 
 # ---- run ------------------------------------------------------------------------------------
@@ -271,6 +283,14 @@ def test_an_error_no_longer_announced(pair):
     findings = notebooks.check(root=pair)
     assert "does not match" in findings[0]
     assert "In [4]" in findings[1] and "ZeroDivisionError" in findings[1]
+
+
+def test_a_comment_for_nbval(pair):
+    """A learner's copy shows comments. nbval and this course read the tag, which it hides."""
+    edit(pair, lambda n: n.cells[2].update(source=f"# NBVAL_SKIP\n{n.cells[2].source}"))
+    findings = notebooks.check(root=pair)
+    assert "does not match" in findings[0]
+    assert "In [2]" in findings[1] and "nbval-skip" in findings[1]
 
 
 def test_a_tag_changed_to_active_ipynb(pair):

@@ -304,6 +304,13 @@ def test_the_share_beside_a_lane_has_the_name_that_is_in_the_legend():
     assert "busy 0%\ntransfer 80%" in texts
 
 
+def test_a_lane_that_is_never_idle_has_no_reason_beside_it():
+    timeline = by_hand((0, "compute", 0, 10, None), (1, "compute", 0, 5, None))
+    texts = [text.get_text() for text in timeline.plot().axes[0].texts]
+    assert "busy 100%" in texts
+    assert "busy 50%\nbubble 50%" in texts
+
+
 def test_marked_operations_have_the_look_of_the_part(two):
     x = torch.ones(100, 100, device=two[0])
     with vgpu.marked("quantise"):

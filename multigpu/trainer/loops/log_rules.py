@@ -50,6 +50,7 @@ def warn_of_names_on_some_ranks(of_ranks: list[dict]) -> None:
     if on_some and is_rank_zero():
         warnings.warn(
             f"self.log({on_some[0]!r}, sync_dist=True) was called on some ranks only, so "
-            f"the value is that of these ranks. Lightning would wait forever for the others.",
+            f"the value is that of these ranks. In Lightning these ranks would wait until the "
+            f"others end, or until the timeout.",
             stacklevel=2,
         )

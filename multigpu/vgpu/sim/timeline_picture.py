@@ -267,7 +267,7 @@ def _contents_label(
 
 
 def _write_share(axes: "Axes", timeline: "Timeline", lane: int) -> None:
-    """Write beside a lane how long it computes, and why it mostly does not.
+    """Write beside a lane how long it computes, and the main reason why it does not, if any.
 
     Transfers and collectives are one reason, named by the kind that takes more of the time.
     """
@@ -276,7 +276,9 @@ def _write_share(axes: "Axes", timeline: "Timeline", lane: int) -> None:
     name = reason
     if reason == "transfer":
         name = max(COMMUNICATION, key=lambda kind: timeline.busy(lane, kind))
-    text = f"busy {shares['compute']:.0%}\n{name} {shares[reason]:.0%}"
+    text = f"busy {shares['compute']:.0%}"
+    if shares[reason] >= 0.005:
+        text += f"\n{name} {shares[reason]:.0%}"
     axes.text(
         1.005,
         lane + COMPUTATION[0] + COMPUTATION[1] / 2,
