@@ -229,6 +229,7 @@ def test_file_names_are_safe_and_different():
     names = [feedback.page_name(name) for name in NAMES]
     assert len({name.lower() for name in names}) == len(NAMES)
     assert names[0] == "anna.html"
+    assert feedback.page_name("con") != "con.html", "a device in Windows"
     for name in names:
         assert name.isascii()
         assert len(name) <= 80
@@ -364,6 +365,15 @@ def test_renamed_and_reordered_answers_are_alike():
     }
     assert pairs[0].similarity == 1.0
     assert "s0 and s1" in similarity.text(pairs)
+
+
+def test_texts_that_only_explain_do_not_count():
+    bare = ANSWER.replace('    """Average over all ranks."""\n', "")
+    assert bare != ANSWER
+    [pair] = alike(ANSWER, bare)
+    assert pair.similarity == 1.0
+    [pair] = alike(bare, bare.replace("total = values", '"\\n"  # text\n    total = values'))
+    assert pair.similarity == 1.0
 
 
 def test_released_blank_and_short_answers_are_not_compared():
