@@ -1,5 +1,6 @@
 """junit.xml, feedback, statistics, similarity, what regrading changed, all in a folder."""
 
+import codecs
 import html.parser
 import json
 import math
@@ -502,6 +503,7 @@ def test_all_reports_in_a_folder(tmp_path):
     assert sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()) == sorted(
         written
     )
+    assert (tmp_path / "out" / "gradebook.csv").read_bytes().startswith(codecs.BOM_UTF8)
     back = reports.read_results(tmp_path / "out" / "results.json")
     assert back == marks
     assert regrade.changes(marks, back) == []
