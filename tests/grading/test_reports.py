@@ -1,5 +1,6 @@
 """junit.xml, feedback, statistics, similarity, what regrading changed, all in a folder."""
 
+import codecs
 import html.parser
 import json
 import math
@@ -229,6 +230,7 @@ def test_file_names_are_safe_and_different():
     names = [feedback.page_name(name) for name in NAMES]
     assert len({name.lower() for name in names}) == len(NAMES)
     assert names[0] == "anna.html"
+    assert feedback.page_name("con") != "con.html", "a device in Windows"
     for name in names:
         assert name.isascii()
         assert len(name) <= 80
@@ -366,6 +368,15 @@ def test_renamed_and_reordered_answers_are_alike():
     assert "s0 and s1" in similarity.text(pairs)
 
 
+def test_texts_that_only_explain_do_not_count():
+    bare = ANSWER.replace('    """Average over all ranks."""\n', "")
+    assert bare != ANSWER
+    [pair] = alike(ANSWER, bare)
+    assert pair.similarity == 1.0
+    [pair] = alike(bare, bare.replace("total = values", '"\\n"  # text\n    total = values'))
+    assert pair.similarity == 1.0
+
+
 def test_released_blank_and_short_answers_are_not_compared():
     released = "def average(values, group):\n    raise NotImplementedError()\n"
     assert not alike(released, released, released=released)
@@ -492,6 +503,7 @@ def test_all_reports_in_a_folder(tmp_path):
     assert sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()) == sorted(
         written
     )
+    assert (tmp_path / "out" / "gradebook.csv").read_bytes().startswith(codecs.BOM_UTF8)
     back = reports.read_results(tmp_path / "out" / "results.json")
     assert back == marks
     assert regrade.changes(marks, back) == []
