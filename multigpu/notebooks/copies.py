@@ -1,6 +1,7 @@
 """A learner's own notebooks: my-copy/, which git ignores and no command overwrites.
 
-A copy has neither outputs nor guesses. It lies as deep as notebooks/, so that the same
+STEM.ipynb is a lesson's notebook, SLUG.ipynb its exercise. A copy has neither outputs nor
+guesses. It lies as deep as notebooks/, so that the same
 relative links and commands work; its results go to my-copy/results.
 """
 
@@ -26,8 +27,8 @@ Your guesses, changes and results stay in this folder: no command overwrites the
 ignores them. Open a lesson's page, then its notebook here. (The links on pages and in the
 syllabus lead to notebooks/, which show the results.)
 
-| Lesson | Your notebook | Time |
-|---|---|---|
+| Lesson | Your notebook | Time | Exercise |
+|---|---|---|---|
 {rows}
 
 A lesson from the beginning: delete or rename your notebook, then run `make my-copy`.
@@ -37,7 +38,7 @@ A lesson from the beginning: delete or rename your notebook, then run `make my-c
 def copy(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
     """Write the copies that do not exist yet. Returns what was done, one sentence each.
 
-    An existing file is kept, whatever it holds; a sentence says so if its lesson has changed
+    Without stems, all notebooks and exercises are copied. An existing file is kept, whatever it holds; a sentence says so if its lesson has changed
     since the copy was made. Raises UserError for an unknown stem, for a notebook that cannot
     be read, and if the folder cannot be written.
     """
@@ -48,8 +49,11 @@ def copy(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
     changed = []
     try:
         folder.mkdir(exist_ok=True)
-        for stem in pairing.select(stems, root):
-            clean = _clean_copy(stem, root)
+        sources = {s: f"notebooks/{s}.ipynb" for s in pairing.select(stems, root)}
+        if not stems:
+            sources |= _exercises(root)
+        for stem, source in sources.items():
+            clean = _clean_copy(source, root)
             target = folder / f"{stem}.ipynb"
             if not os.path.lexists(target):
                 _write(clean, target)
@@ -76,18 +80,23 @@ def copy(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
     return sentences
 
 
-def _clean_copy(stem: str, root: Path) -> "NotebookNode":
+def _exercises(root: Path) -> dict[str, str]:
+    """The exercise of each lesson that has one, by slug."""
+    paths = {lesson.slug: f"lessons/{lesson.slug}/exercise.ipynb" for lesson in LESSONS}
+    return {slug: path for slug, path in paths.items() if (root / path).exists()}
+
+
+def _clean_copy(source: str, root: Path) -> "NotebookNode":
     import nbformat
 
-    path = root / "notebooks" / f"{stem}.ipynb"
     try:
-        notebook = nbformat.read(path, as_version=4)
+        notebook = nbformat.read(root / source, as_version=4)
         nbformat.validate(notebook)
     except Exception as error:
         # A damaged file can make nbformat raise any exception.
         raise UserError(
-            f"notebooks/{stem}.ipynb cannot be read ({cells.first_line(error)}): "
-            f"git checkout notebooks brings it back."
+            f"{source} cannot be read ({cells.first_line(error)}): "
+            f"git checkout {source} brings it back."
         ) from None
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -125,5 +134,10 @@ def _index(root: Path) -> str:
         if lesson.planned or not any((root / FOLDER / f"{s}.ipynb").exists() for s in stems):
             continue
         page = f"[{lesson.title}](../lessons/{lesson.slug}/README.md)"
-        rows.append(f"| {lesson.number} {page} | {', '.join(copies)} | {lesson.minutes} min |")
+        has_exercise = (root / FOLDER / f"{lesson.slug}.ipynb").exists()
+        exercise = f"[exercise]({lesson.slug}.ipynb)" if has_exercise else ""
+        rows.append(
+            f"| {lesson.number} {page} | {', '.join(copies)} | {lesson.minutes} min "
+            f"| {exercise} |"
+        )
     return INDEX.format(rows="\n".join(rows))

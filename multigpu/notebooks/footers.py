@@ -118,7 +118,10 @@ def _front_page_table() -> str:
 
 
 def _syllabus_table() -> str:
-    rows = ["| # | Lesson | Time | Stem | Notebook, script, job |", "|---|---|---|---|---|"]
+    rows = [
+        "| # | Lesson | Time | Stem | Notebook, script, job, exercise |",
+        "|---|---|---|---|---|",
+    ]
     for lesson in LESSONS:
         for one in lesson.notebooks:
             stem = one.stem
@@ -132,6 +135,7 @@ def _syllabus_table() -> str:
                 rows.append(f"| | continued: {one.continued} | | {stem} | {files} |")
             else:
                 page = f"[{lesson.title}]({lesson.slug}/README.md)"
+                files += f", [exercise]({lesson.slug}/exercise.ipynb)"
                 time = f"{lesson.minutes} min"
                 rows.append(f"| {lesson.number} | {page} | {time} | {stem} | {files} |")
     return "\n".join(rows)

@@ -185,3 +185,17 @@ def test_make_lab_makes_the_copies_first():
 def test_git_ignores_the_copies():
     done = subprocess.run(["git", "check-ignore", "-q", "my-copy/a.ipynb"], cwd=ROOT)
     assert done.returncode == 0
+
+
+def test_exercises_are_copied_under_the_name_that_is_handed_in(course):
+    folder = course / "lessons" / "01-one-gpu"
+    folder.mkdir(parents=True)
+    nbformat.write(notebook(), folder / "exercise.ipynb")
+
+    copies.copy(root=course)
+
+    copy = nbformat.read(course / "my-copy" / "01-one-gpu.ipynb", as_version=4)
+    assert copy.cells[2].source == "print(2)" and copy.cells[2].outputs == []
+    index = (course / "my-copy" / "README.md").read_text()
+    assert "[exercise](01-one-gpu.ipynb)" in index
+    assert "[exercise](02" not in index
