@@ -1,8 +1,8 @@
 """A learner's own notebooks: my-copy/, which git ignores and no command overwrites.
 
 STEM.ipynb is a lesson's notebook, SLUG.ipynb its exercise. A copy has neither outputs nor
-guesses. It lies as deep as notebooks/, so that the same
-relative links and commands work; its results go to my-copy/results.
+guesses. It lies as deep as notebooks/, so that the same relative links and commands work; its
+results go to my-copy/results.
 """
 
 import hashlib
@@ -38,9 +38,10 @@ A lesson from the beginning: delete or rename your notebook, then run `make my-c
 def copy(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
     """Write the copies that do not exist yet. Returns what was done, one sentence each.
 
-    Without stems, all notebooks and exercises are copied. An existing file is kept, whatever it holds; a sentence says so if its lesson has changed
-    since the copy was made. Raises UserError for an unknown stem, for a notebook that cannot
-    be read, and if the folder cannot be written.
+    Without stems, all notebooks and exercises are copied. An existing file is kept, whatever it
+    holds; a sentence says so if its lesson has changed since the copy was made. Raises
+    UserError for an unknown stem, for a notebook that cannot be read, and if the folder cannot
+    be written.
     """
     root = root or find_root()
     folder = root / FOLDER
