@@ -32,7 +32,9 @@ pytestmark = [
 def honest(solution: Solution) -> dict[str, tuple[bytes, float]]:
     """Submissions by name, and their scores."""
     right = reference(solution)
-    other = {"total": "# answer: total\ndef total(n):\n    s = 0\n    for x in n: s += x\n    return s"}
+    other = {
+        "total": "# answer: total\ndef total(n):\n    s = 0\n    for x in n: s += x\n    return s"
+    }
     wrong = {"total": "# answer: total\ndef total(numbers):\n    return 6.0\n"}
     return {
         "reference": (notebook(solution, right), 10),
@@ -53,7 +55,9 @@ def mixed(attacks: dict[str, bytes], others: dict[str, bytes]) -> dict[str, byte
 
 
 def statuses(result: Result) -> list[tuple]:
-    return [(part.title, part.status, part.lines) for q in result.questions for part in q.parts]
+    return [
+        (part.title, part.status, part.lines) for q in result.questions for part in q.parts
+    ]
 
 
 @pytest.mark.timeout(900)
@@ -81,8 +85,12 @@ def test_no_attack_gains_disturbs_or_stays(tmp_path, monkeypatch) -> None:
         if results[each.name].earned != each.deserved or results[each.name].blocked
     }
     assert surprises == {}, "got, deserved"
-    assert {name: results[name].earned for name in good} == {n: s for n, (_, s) in good.items()}
-    alone = graded(solution, {name: data for name, (data, _) in good.items()}, tmp_path / "alone")
+    assert {name: results[name].earned for name in good} == {
+        n: s for n, (_, s) in good.items()
+    }
+    alone = graded(
+        solution, {name: data for name, (data, _) in good.items()}, tmp_path / "alone"
+    )
     for name in good:
         assert statuses(results[name]) == statuses(alone[name]), name
     assert reached == [], "connections from the sandbox"
@@ -101,7 +109,11 @@ def write_report(attacks: list[Attack], results: dict[str, Result]) -> None:
         result = results[each.name]
         print(each.name, result.earned, each.deserved, first_wrong(result))
         words = (
-            each.name, each.tries, f"{each.deserved:g}", f"{result.earned:g}", each.held_by,
+            each.name,
+            each.tries,
+            f"{each.deserved:g}",
+            f"{result.earned:g}",
+            each.held_by,
             first_wrong(result),
         )
         lines.append("| " + " | ".join(word.replace("|", "\\|") for word in words) + " |")

@@ -152,7 +152,14 @@ def no_process_escapes(left: list[str]) -> Iterator[None]:
 def marked_files(checkout: Path) -> list[str]:
     """Files with MARK in their names in the folders that an attack may reach, and changes."""
     found = []
-    for folder in (Path("/tmp"), Path("/dev/shm"), Path("/dev"), Path("/"), Path.home(), checkout):
+    for folder in (
+        Path("/tmp"),
+        Path("/dev/shm"),
+        Path("/dev"),
+        Path("/"),
+        Path.home(),
+        checkout,
+    ):
         found += [str(path) for path in folder.glob(f"{MARK}*")]
     found += [str(path) for path in checkout.glob(f"multigpu/**/{MARK}*")]
     return found

@@ -40,7 +40,9 @@ def _total(code: str) -> dict[str, str]:
 
 def _call(code: str) -> dict[str, str]:
     lines = "".join(f"    {line}\n" for line in code.strip().splitlines())
-    return {"total": f"# answer: total\n{CHANNEL}\ndef total(numbers):\n{lines}    return 0.0\n"}
+    return {
+        "total": f"# answer: total\n{CHANNEL}\ndef total(numbers):\n{lines}    return 0.0\n"
+    }
 
 
 def _mean(code: str) -> dict[str, str]:
@@ -58,7 +60,7 @@ ATTACKS = [
         "what it prints is text for the student's feedback",
         6,
         _total("""
-for fd in (1, 2, 5):
+for fd in (1, 2):
     for text in (b"right: it is the sum\\n", b'{"reply": {"value": 6}}', b"\\r\\x1b[2J\\x08"):
         os.write(fd, text)
 """),
@@ -147,7 +149,9 @@ time.sleep(9)
         "a collective in a question without ranks",
         PLAIN,
         6,
-        _total('write({"ask": {"kind": "barrier", "group": "g", "tensors": []}, "number": 0})'),
+        _total(
+            'write({"ask": {"kind": "barrier", "group": "g", "tensors": []}, "number": 0})'
+        ),
     ),
     Attack(
         "a million gates",
@@ -176,7 +180,9 @@ while True:
         "memory of the checks",
         "the lengths are looked at first",
         6,
-        _total('for each in channels(): each.sendall(struct.pack("!II", 2**32 - 1, 2**32 - 1))'),
+        _total(
+            'for each in channels(): each.sendall(struct.pack("!II", 2**32 - 1, 2**32 - 1))'
+        ),
     ),
     Attack(
         "a frame that does not end",

@@ -9,7 +9,9 @@ NAMESPACE = "it sees only its own processes, and all of them end with it"
 
 def _call(code: str, before: str = "") -> dict[str, str]:
     lines = "".join(f"    {line}\n" for line in code.strip().splitlines())
-    return {"total": f"# answer: total\n{before.strip()}\ndef total(numbers):\n{lines}    return 0.0\n"}
+    return {
+        "total": f"# answer: total\n{before.strip()}\ndef total(numbers):\n{lines}    return 0.0\n"
+    }
 
 
 MAP = """
@@ -156,7 +158,10 @@ for number in range(1, 65):
         "4 GB of memory shared with children",
         "anonymous shared memory is refused",
         6,
-        _call("address = map(4 << 30, 0x21)\nlibc.memset(address, 1, 4 << 30)\ntime.sleep(60)", MAP),
+        _call(
+            "address = map(4 << 30, 0x21)\nlibc.memset(address, 1, 4 << 30)\ntime.sleep(60)",
+            MAP,
+        ),
     ),
     Attack(
         "shared memory that nobody shows",
@@ -263,7 +268,7 @@ for _ in range(8):
         _call(
             """
 for number in (19, 2, 15, 9):
-    for process in (os.getppid(), 1, -1, 0, *range(2, 500)):
+    for process in (os.getppid(), 1, -1, *range(2, 500)):
         if process != os.getpid():
             try: os.kill(process, number)
             except OSError: pass

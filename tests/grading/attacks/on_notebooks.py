@@ -97,7 +97,9 @@ def same_ids(notebook: Notebook) -> None:
 
 
 def odd_metadata(notebook: Notebook) -> None:
-    for cell, value in zip(notebook["cells"], ([], {"a": 1}, None, 1e308, "mean"), strict=False):
+    for cell, value in zip(
+        notebook["cells"], ([], {"a": 1}, None, 1e308, "mean"), strict=False
+    ):
         cell["metadata"] = {"grade_id": value}
     notebook["cells"] += [None, 7, "cell", [], {}, {"cell_type": "code"}]
     notebook["cells"].append({"cell_type": "code", "metadata": [], "source": [1, None]})
@@ -141,7 +143,9 @@ def _attack(name: str, tries: str, change, deserved: float = 6, held_by: str = O
     return Attack(name, tries, held_by, deserved, WRONG, change)
 
 
-PARSED = "the file is parsed as JSON within limits; what is no notebook scores 0, with a reason"
+PARSED = (
+    "the file is parsed as JSON within limits; what is no notebook scores 0, with a reason"
+)
 
 ATTACKS = [
     _attack("outputs edited", "stored outputs that say right", edit_outputs),
@@ -184,8 +188,12 @@ ATTACKS = [
         odd_metadata,
     ),
     Attack("40,000 cells", "time and memory", "2,000 cells are read", 10, {}, many_cells),
-    Attack("nbformat 3", "to stop the batch", "cells of worksheets are read", 10, {}, version_3),
-    Attack("nbformat 9", "to stop the batch", "what is needed of it is read", 10, {}, version_9),
+    Attack(
+        "nbformat 3", "to stop the batch", "cells of worksheets are read", 10, {}, version_3
+    ),
+    Attack(
+        "nbformat 9", "to stop the batch", "what is needed of it is read", 10, {}, version_9
+    ),
     _attack(
         "an answer of 300,000 characters",
         "time and memory",
@@ -196,7 +204,8 @@ ATTACKS = [
         "half a surrogate pair",
         "text that no report can write",
         surrogate,
-        held_by="such characters are replaced",
+        10,
+        "such characters are replaced",
     ),
     Attack(
         "NUL in the answer",
@@ -212,12 +221,20 @@ ATTACKS = [
         6,
         {"total": "# answer: total\n%notmagic\n!exit 7\n" + WRONG["total"]},
     ),
-    Attack("broken JSON", "to stop the batch", PARSED, 0, data=lambda text: text[:-90].encode()),
+    Attack(
+        "broken JSON", "to stop the batch", PARSED, 0, data=lambda text: text[:-90].encode()
+    ),
     Attack("no JSON", "to stop the batch", PARSED, 0, data=lambda _: b"\x89PNG\r\n\0" * 99),
     Attack("UTF-16", "to stop the batch", PARSED, 0, data=lambda text: text.encode("utf-16")),
     Attack("an empty file", "to stop the batch", PARSED, 0, data=lambda _: b""),
     Attack("deep JSON", "to end the parser", PARSED, 0, data=lambda _: b"[" * (7 << 20)),
     Attack("a number of 7 MB", "hours of parsing", PARSED, 0, data=lambda _: b"9" * (7 << 20)),
     Attack("80 MB of notebook", "time and memory", "at most 8 MiB are read", 0, data=large),
-    Attack("a byte order mark", "to stop the batch", PARSED, 10, data=lambda t: b"\xef\xbb\xbf" + t.encode()),
+    Attack(
+        "a byte order mark",
+        "to stop the batch",
+        PARSED,
+        10,
+        data=lambda t: b"\xef\xbb\xbf" + t.encode(),
+    ),
 ]

@@ -253,7 +253,9 @@ for name in ("json", "struct", "socket", "threading", "math", "random"):
         "a crash of the interpreter",
         "an exception, or the end of its process, is a verdict",
         6,
-        _returns("import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(n): return f(n + 1)", "f(0)"),
+        _returns(
+            "import sys\nsys.setrecursionlimit(10 ** 9)\ndef f(n): return f(n + 1)", "f(0)"
+        ),
     ),
     Attack(
         "a wrong address",

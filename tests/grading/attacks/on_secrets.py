@@ -34,7 +34,9 @@ ATTACKS = [
         "lessons, tests and the history of the course",
         HIDDEN,
         6,
-        _reads("@CHECKOUT@/lessons", "@CHECKOUT@/tests", "@CHECKOUT@/.git", "@CHECKOUT@/*.toml"),
+        _reads(
+            "@CHECKOUT@/lessons", "@CHECKOUT@/tests", "@CHECKOUT@/.git", "@CHECKOUT@/*.toml"
+        ),
     ),
     Attack("the secret read", "secret.txt of the hidden seeds", HIDDEN, 6, _reads("@SECRET@")),
     Attack(
@@ -50,7 +52,15 @@ ATTACKS = [
         "the grader's own temporary files",
         HIDDEN,
         6,
-        _reads("/tmp/*", "/var/tmp/*", "/run/*", "/dev/shm/*", "/home/*", "/root/.ssh", "/root/.c*"),
+        _reads(
+            "/tmp/*",
+            "/var/tmp/*",
+            "/run/*",
+            "/dev/shm/*",
+            "/home/*",
+            "/root/.ssh",
+            "/root/.c*",
+        ),
     ),
     Attack(
         "memory of other processes read",
@@ -59,7 +69,7 @@ ATTACKS = [
         6,
         _finds("""
 for process in glob.glob("/proc/[0-9]*"):
-    if process in (f"/proc/{os.getpid()}", "/proc/self"): continue
+    if process == os.path.realpath("/proc/self"): continue
     for name in ("mem", "environ", "maps", "syscall", "stack"):
         try:
             with open(f"{process}/{name}", "rb") as file:
@@ -68,8 +78,7 @@ for process in glob.glob("/proc/[0-9]*"):
         except OSError: pass
     for name in ("root", "cwd", "exe"):
         try:
-            os.readlink(f"{process}/{name}")
-            if process != f"/proc/{os.getpid()}": return True
+            if os.readlink(f"{process}/{name}"): return True
         except OSError: pass
 """),
     ),
@@ -95,9 +104,9 @@ for thing in gc.get_objects():
         {
             "total": "# answer: total (needs total, mean, guess_bytes)\n"
             "import __main__, linecache\n"
-            "found = any('return sum(' in ''.join(each[2]) for each in linecache.cache.values()"
-            " if len(each) == 4 and 'YES' not in ''.join(each[2]))\n"
-            "def total(numbers):  # YES\n"
+            "texts = [''.join(each[2]) for each in linecache.cache.values() if len(each) == 4]\n"
+            "found = any('### BEGIN' + ' SOLUTION' in text for text in texts)\n"
+            "def total(numbers):\n"
             "    return sum(numbers) if found or hasattr(__main__, 'mean') else 0.0\n"
         },
     ),
