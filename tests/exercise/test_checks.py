@@ -274,7 +274,8 @@ def test_a_plan_that_the_library_refuses_is_wrong(capsys):
 
 def test_a_plan_that_would_run_for_ever_is_wrong(capsys, monkeypatch):
     monkeypatch.setattr(module, "OWN_SECONDS", 0.5)
-    with exercise("def f(): return 10 ** 15", seconds=1).check("f", "plan", points=1) as student:
+    made = exercise("def f(): return 10 ** 15", seconds=1)
+    with made.check("f", "plan", points=1) as student:
         for _ in range(student.call("f")):
             pass
 
