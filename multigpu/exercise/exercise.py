@@ -118,7 +118,7 @@ class Exercise:
             self._used[question] += time.monotonic() - begin
         if not check.lines:
             check.expect(False, "the check made no statement")
-        self._report(check, question, title, points)
+        self._report(check, question, title, points, hidden)
 
     def _seconds_left(self, question: str) -> float:
         all_questions = SUBMISSION_CHECKS * self.seconds - sum(self._used.values())
@@ -135,7 +135,9 @@ class Exercise:
             raise UserError("the checks run in a notebook, or by `multigpu exercise check`.")
         return from_history(shell.user_ns["In"])
 
-    def _report(self, check: Check, question: str, title: str, points: float) -> None:
+    def _report(
+        self, check: Check, question: str, title: str, points: float, hidden: bool
+    ) -> None:
         self._verdicts[question][title] = (check.right, points)
         print("\n".join(check.lines))
         if self._grading:
@@ -144,7 +146,8 @@ class Exercise:
                     "question": question,
                     "title": title,
                     "right": check.right,
-                    "printed": check.printed,
+                    # Feedback shows it, and an answer could print the hidden inputs.
+                    "printed": "" if hidden else check.printed,
                 }
             )
         elif check.printed:

@@ -147,14 +147,15 @@ def _unshare(libc: ctypes.CDLL) -> None:
 
 
 def _own_tmp(libc: ctypes.CDLL, size: int) -> None:
-    """An empty /tmp and /dev/shm, and no /dev/zero.
+    """An empty /tmp and /dev/shm, no /dev/zero and no terminals.
 
     The kernel's memory for an empty file is about 1 KiB, which `size` does not limit. Shared
     memory that comes from /dev/zero is seen in no process once it is not mapped; see seccomp.
     """
     os.chdir("/")
-    for folder in (b"/tmp", b"/dev/shm"):
-        options = f"size={size},nr_inodes={MAX_FILES},mode=1777".encode()
+    # /dev/pts becomes empty: a machine has 4,096 pseudo-terminals for all its users.
+    for folder, most in ((b"/tmp", size), (b"/dev/shm", size), (b"/dev/pts", 4096)):
+        options = f"size={most},nr_inodes={MAX_FILES},mode=1777".encode()
         if libc.mount(b"tmpfs", folder, b"tmpfs", 6, options):  # no set-uid files, no devices
             raise OSError(ctypes.get_errno(), f"mount {folder.decode()}")
     if libc.mount(b"/dev/null", b"/dev/zero", None, MS_BIND, None):
