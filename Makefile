@@ -96,6 +96,10 @@ test-grading: $(INSTALLED)
 	@echo "grading about 150 answers with known scores: some minutes on 2 cores"
 	ALL_LESSONS=1 pytest tests/grading/test_known_scores.py
 
+test-attacks: $(INSTALLED)
+	@echo "grading about 110 attacks beside honest submissions: under 5 minutes on 2 cores"
+	ALL_ATTACKS=1 pytest tests/grading/test_attacks.py
+
 test-peer: $(INSTALLED)
 	@python tests/peer/run.py "$(FROM)"
 

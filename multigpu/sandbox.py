@@ -48,8 +48,20 @@ def probe() -> Sandbox:
     return Sandbox(program, first_line(err) or f"exit code {code}")
 
 
+def shown() -> list[Path]:
+    """What the sandbox shows of the machine's files: Python, its packages and this library."""
+    system = {Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")}
+    return sorted(system | {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parent})
+
+
+def shows(path: Path) -> bool:
+    """Whether a file or folder can be read in the sandbox."""
+    path = path.resolve()
+    return any(path.is_relative_to(folder.resolve()) for folder in shown())
+
+
 def isolation() -> list[str]:
-    """bubblewrap's arguments: Python, its packages and this library, read-only; no network.
+    """bubblewrap's arguments: a read-only file system, except /tmp; no network.
 
     root needs no user namespace. There, the worker becomes an ordinary user, because limits do
     not hold for root.
@@ -61,16 +73,16 @@ def isolation() -> list[str]:
     else:
         words += ["--unshare-user"]
     words += ["--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", "/tmp"]
-    library = Path(__file__).parent
-    shown = {Path(name) for name in ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")}
-    shown |= {Path(sys.prefix), Path(sys.base_prefix), library}
-    parents = {parent for path in shown for parent in path.parents}
+    paths = shown()
+    parents = {parent for path in paths for parent in path.parents}
     for folder in sorted(parents - {Path("/")}):
-        if not any(folder == path or path in folder.parents for path in shown):
+        if not any(folder == path or path in folder.parents for path in paths):
             words += ["--perms", "0755", "--dir", str(folder)]
-    for path in sorted(shown):
+    for path in paths:
         if path.is_symlink():
             words += ["--symlink", os.readlink(path), str(path)]
         elif path.exists():
             words += ["--ro-bind", str(path), str(path)]
+    # An ordinary user owns both, and what one answer leaves there another would find.
+    words += ["--remount-ro", "/", "--remount-ro", "/dev"]
     return [*words, "--chdir", "/tmp"]

@@ -9,7 +9,7 @@ from multigpu.exercise import plain
 
 LENGTHS = struct.Struct("!II")
 MAX_HEADER = 1 << 20
-MAX_BODY = 256 << 20
+MAX_BODY = 64 << 20
 
 
 class Closed(ConnectionError):

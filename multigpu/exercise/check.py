@@ -85,7 +85,7 @@ class Check:
         hub = Hub(size, random.Random(self.random.getrandbits(63)))
         sessions = [self._new_session() for _ in range(size)]
         values: list[Any] = [None] * size
-        errors: list[StudentError | None] = [None] * size
+        errors: list[Exception | None] = [None] * size
 
         def run(rank: int) -> None:
             why = "has returned"
@@ -93,7 +93,7 @@ class Check:
                 self._load(sessions[rank])
                 sessions[rank].join(hub, rank)
                 values[rank] = sessions[rank].call(function, arguments[rank], {})
-            except StudentError as error:
+            except Exception as error:  # also one of the network, from an enemy's request
                 errors[rank] = error
                 why = "has failed"
             hub.end(rank, why)
@@ -135,12 +135,12 @@ class Check:
 
     def expect(self, condition: bool, what: str, otherwise: str = "") -> bool:
         """A verdict: `what` is a statement that is right or wrong; `otherwise` says why."""
-        if bool(condition):
-            self.lines.append(f"right: {what}")
-        else:
-            self.right = False
-            self.lines.append(f"wrong: {what}" + (f": {otherwise}" if otherwise else ""))
-        return bool(condition)
+        right = bool(condition)
+        why = f": {otherwise}" if otherwise and not right else ""
+        self.right = self.right and right
+        # A carriage return in a student's text would make nbval forget what stands before it.
+        self.lines.append(_one_line(f"{'right' if right else 'wrong'}: {what}{why}"))
+        return right
 
     def equal(self, got: Any, expected: Any, what: str) -> bool:
         """A verdict: equal plain data; see verdicts.difference."""
@@ -158,21 +158,24 @@ class Check:
         """A verdict about an error that ended the check."""
         if isinstance(error, StudentError):
             where = f" at {error.lines[-1]}" if error.lines else ""
-            self.expect(False, f"the code stopped{where}", _one_line(str(error)))
+            self.expect(False, f"the code stopped{where[:MAX_MESSAGE]}", _cut(error))
         else:
-            text = f"{type(error).__name__}: {error}"
-            self.expect(False, "the code returned something unexpected", _one_line(text))
+            text = f"{type(error).__name__}: {_cut(error)}"
+            self.expect(False, "the code returned something unexpected", text)
 
 
-def _raise_first(errors: Sequence[StudentError | None]) -> None:
+def _raise_first(errors: Sequence[Exception | None]) -> None:
     """Raise the error that says most: not that of a rank which waited for the failed one."""
     found = [error for error in errors if error is not None]
-    own = [error for error in found if error.kind != "Collective"]
+    own = [error for error in found if getattr(error, "kind", "") != "Collective"]
     for error in own or found:
         raise error
 
 
+def _cut(error: Exception) -> str:
+    return str(error)[:MAX_MESSAGE]
+
+
 def _one_line(text: str) -> str:
-    """The text without line breaks and other control characters, cut."""
-    words = "".join(c if c.isprintable() else " " for c in text).split()
-    return " ".join(words)[:MAX_MESSAGE]
+    """The text without line breaks and other control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

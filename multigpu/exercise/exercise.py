@@ -1,18 +1,23 @@
 """What an exercise's notebook calls: its checks, for the student and for the grader."""
 
 import hashlib
+import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from multigpu.errors import UserError
 from multigpu.exercise.budget import QUESTION_CHECKS, SECONDS, SUBMISSION_CHECKS
 from multigpu.exercise.check import Check
-from multigpu.exercise.session import Session
+from multigpu.exercise.session import CannotRun, Session
 from multigpu.exercise.sources import Sources, from_history
 from multigpu.exercise.worker import Worker
+
+OWN_SECONDS = 10.0  # by which a check may take longer than the answer, for its own code
 
 
 @dataclass
@@ -22,13 +27,17 @@ class Grading:
     sources   what runs in the student's process
     secret    what the seeds of hidden checks are made of
     sandbox   the path of bubblewrap; None to run without
-    record    a list of (question, title, printed) that the checks extend
+    record    a list of (question, title, right, printed) that the checks extend
     """
 
     sources: Sources
     secret: str
     sandbox: str | None
-    record: list[dict[str, str]] = field(default_factory=list)
+    record: list[dict[str, Any]] = field(default_factory=list)
+
+
+class TooLong(Exception):
+    """A check did not end."""
 
 
 _grading: Grading | None = None
@@ -78,7 +87,7 @@ class Exercise:
         points     what it gives if all verdicts are right
         hidden     the student does not get this check
 
-        An error in the student's code is a verdict. Raises UserError if the machine cannot run
+        An error in the student's code is a verdict. Raises CannotRun if the machine cannot run
         the student's process.
         """
         secret = self._grading.secret if self._grading and hidden else "visible"
@@ -89,22 +98,27 @@ class Exercise:
 
         def new_session() -> Session:
             left = self._seconds_left(question) - (time.monotonic() - begin)
-            return worker.session(max(0.1, left))
+            try:
+                return worker.session(max(0.1, left))
+            except OSError as error:
+                raise CannotRun(f"no process for the answer: {error}") from None
 
         check = Check(self._sources().of(question), seed, new_session)
         try:
-            yield check
-        except (UserError, OSError, MemoryError):
+            with _deadline(self.seconds + OWN_SECONDS):
+                yield check
+        except (CannotRun, MemoryError):
             raise
         except Exception as error:
-            # What a student returns can make the check's own code raise any exception.
+            # What a student returns can make the check's own code raise any exception: a plan
+            # that a library function refuses raises UserError, for example.
             check.failed(error)
         finally:
             check.close()
             self._used[question] += time.monotonic() - begin
         if not check.lines:
             check.expect(False, "the check made no statement")
-        self._report(check, question, title, points)
+        self._report(check, question, title, points, hidden)
 
     def _seconds_left(self, question: str) -> float:
         all_questions = SUBMISSION_CHECKS * self.seconds - sum(self._used.values())
@@ -121,12 +135,20 @@ class Exercise:
             raise UserError("the checks run in a notebook, or by `multigpu exercise check`.")
         return from_history(shell.user_ns["In"])
 
-    def _report(self, check: Check, question: str, title: str, points: float) -> None:
+    def _report(
+        self, check: Check, question: str, title: str, points: float, hidden: bool
+    ) -> None:
         self._verdicts[question][title] = (check.right, points)
         print("\n".join(check.lines))
         if self._grading:
             self._grading.record.append(
-                {"question": question, "title": title, "printed": check.printed}
+                {
+                    "question": question,
+                    "title": title,
+                    "right": check.right,
+                    # Feedback shows it, and an answer could print the hidden inputs.
+                    "printed": "" if hidden else check.printed,
+                }
             )
         elif check.printed:
             print("Your code printed:\n" + check.printed)
@@ -138,3 +160,28 @@ class Exercise:
             most = sum(points for _, points in verdicts.values())
             print(f"{question}: {earned:g} of {most:g} points")
         print("These are the visible checks. Hidden ones try other values when it is graded.")
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise TooLong after some seconds, where the system can: in a main thread, on Unix.
+
+    The checks execute what a student returns, such as a schedule, and one of 10 ** 12 steps
+    would not end.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(
+        signal, "setitimer"
+    ):
+        yield
+        return
+
+    def late(*_: object) -> None:
+        raise TooLong(f"a check of what the code returned did not end after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -28,6 +28,8 @@ NEWNET = 0x40000000
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 NOBODY = 65534
+MS_BIND = 4096
+MAX_FILES = 10_000
 MODULES = (
     "torch",
     "torch._dynamo",  # DDP and optimizers import it, which takes a second
@@ -64,6 +66,9 @@ def main(control: int, isolated: bool, imports: Sequence[str]) -> None:
 
     import torch
 
+    if isolated:
+        # An answer must not read or write the memory of this process, whose forks come after.
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     for name in (*MODULES, *imports):
         importlib.import_module(name)
     torch.set_num_threads(1)
@@ -79,6 +84,7 @@ def main(control: int, isolated: bool, imports: Sequence[str]) -> None:
         if os.fork() == 0:
             connection.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             _student(json.loads(message), *descriptors, isolated)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -141,11 +147,19 @@ def _unshare(libc: ctypes.CDLL) -> None:
 
 
 def _own_tmp(libc: ctypes.CDLL, size: int) -> None:
+    """An empty /tmp and /dev/shm, no /dev/zero and no terminals.
+
+    The kernel's memory for an empty file is about 1 KiB, which `size` does not limit. Shared
+    memory that comes from /dev/zero is seen in no process once it is not mapped; see seccomp.
+    """
     os.chdir("/")
-    for folder in (b"/tmp", b"/dev/shm"):
-        options = f"size={size},mode=1777".encode()
+    # /dev/pts becomes empty: a machine has 4,096 pseudo-terminals for all its users.
+    for folder, most in ((b"/tmp", size), (b"/dev/shm", size), (b"/dev/pts", 4096)):
+        options = f"size={most},nr_inodes={MAX_FILES},mode=1777".encode()
         if libc.mount(b"tmpfs", folder, b"tmpfs", 6, options):  # no set-uid files, no devices
             raise OSError(ctypes.get_errno(), f"mount {folder.decode()}")
+    if libc.mount(b"/dev/null", b"/dev/zero", None, MS_BIND, None):
+        raise OSError(ctypes.get_errno(), "mount /dev/zero")
     libc.mount(b"proc", b"/proc", b"proc", 14, None)  # refused where /proc has covers
     os.chdir("/tmp")
 

@@ -19,7 +19,18 @@ REDUCTIONS = {
     "min": torch.minimum,
     "prod": torch.mul,
 }
-MAX_BYTES = 1 << 30  # of all that is recorded
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "barrier",
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+)
+MAX_BYTES = 256 << 20  # of all that is recorded
+MAX_REQUESTS = 20_000  # of a rank
+MAX_NAME = 200  # characters
 SAME_ON_ALL_RANKS = ("kind", "group", "operation", "root")
 
 
@@ -64,11 +75,25 @@ class Hub:
         self.ended: dict[int, str] = {}
 
     def ask(self, rank: int, request: dict, answer: Any) -> None:
-        """A rank calls a collective; `answer` is called with a dict when it is complete."""
-        tensors = request.pop("tensors")
+        """A rank calls a collective; `answer` is called with a dict when it is complete.
+
+        The request may be forged: its answer is then an error.
+        """
+        try:
+            tensors, request = _checked(request)
+        except ValueError as error:
+            answer({"error": str(error)})
+            return
         kind = request["kind"]
         sent = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         with self.lock:
+            if len(self.events[rank]) >= MAX_REQUESTS:
+                answer({"error": f"rank {rank} calls more than {MAX_REQUESTS:,} collectives"})
+                return
+            for name in ("root", "peer"):
+                if name in request and not 0 <= request[name] < self.size:
+                    answer({"error": f"{_words(request)}: there is no rank {request[name]}"})
+                    return
             if kind == "gate":
                 self._gate(rank, request["name"], answer)
                 return
@@ -199,6 +224,29 @@ class Hub:
         if receivers and key[0] in self.ended:
             why = self.ended[key[0]]
             receivers.pop(0)(_nothing_more(key[0], why))
+
+
+def _checked(request: dict) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """The tensors, and the other fields; fields that ranks.py does not send are left out.
+
+    Raises ValueError for a request that ranks.py cannot have sent.
+    """
+    kind, tensors = request.get("kind"), request.get("tensors")
+    if kind not in (*COLLECTIVES, "send", "recv", "gate"):
+        raise ValueError("there is no such collective")
+    if type(tensors) is not list or not all(isinstance(t, torch.Tensor) for t in tensors):
+        raise ValueError(f"{kind} with something that is no tensor")
+    texts = {"gate": ["name"], "send": [], "recv": []}.get(kind, ["group"])
+    if kind in ("all_reduce", "reduce_scatter"):
+        texts.append("operation")
+    numbers = {"send": ["peer", "tag"], "recv": ["peer", "tag"]}.get(kind, [])
+    if kind in ("broadcast", "gather", "scatter"):
+        numbers = ["root"]
+    for name, expected in [(n, str) for n in texts] + [(n, int) for n in numbers]:
+        value = request.get(name)
+        if type(value) is not expected or len(str(value)) > MAX_NAME:
+            raise ValueError(f"{kind} with a wrong {name}")
+    return tensors, {name: request[name] for name in ("kind", *texts, *numbers)}
 
 
 def _nothing_more(rank: int, why: str) -> dict[str, str]:

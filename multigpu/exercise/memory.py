@@ -1,17 +1,18 @@
-"""The memory of a process and of all that it has started."""
+"""The memory of processes and of all that they have started."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
-def exceeds(pid: int, limit: int) -> bool:
-    """Whether the process and its descendants use more than `limit` bytes.
+def exceeds(pids: Iterable[int], limit: int) -> bool:
+    """Whether the processes and their descendants use more than `limit` bytes together.
 
-    What counts is anonymous and shared memory in RAM, and swap. Pages that a fork shares with
-    its parent count once, where the system tells. False for a process that has ended, and
-    where there is no /proc.
+    What counts is anonymous and shared memory in RAM, swap, and page tables: a byte that is
+    read in each 2 MB of an empty mapping costs a page table and no page. Pages that a fork
+    shares with its parent count once, where the system tells. A process that has ended uses
+    nothing, nor does any where there is no /proc.
     """
-    folders = list(_family(pid))
+    folders = [folder for pid in pids for folder in _family(pid)]
     if sum(map(_resident, folders)) <= limit:
         return False
     return sum(map(_proportional, folders)) > limit
@@ -30,14 +31,14 @@ def _family(pid: int) -> Iterator[Path]:
 
 
 def _resident(folder: Path) -> int:
-    return _sum(folder / "status", ("RssAnon", "RssShmem", "VmSwap"))
+    return _sum(folder / "status", ("RssAnon", "RssShmem", "VmSwap", "VmPTE"))
 
 
 def _proportional(folder: Path) -> int:
     """As _resident, but a page of n processes counts 1/n in each; slow to read."""
     rollup = folder / "smaps_rollup"
     total = _sum(rollup, ("Pss_Anon", "Pss_Shmem", "SwapPss"))
-    return total or _resident(folder)
+    return total + _sum(folder / "status", ("VmPTE",)) if total else _resident(folder)
 
 
 def _sum(file: Path, names: tuple[str, ...]) -> int:

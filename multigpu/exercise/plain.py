@@ -78,8 +78,10 @@ def encode(value: Any) -> tuple[bytes, bytes]:
 
 def decode(header: bytes, body: bytes) -> Any:
     """The value of encode(). Raises NotPlain for anything that encode cannot have written."""
+    position = 0
 
     def unpack(packed: Any, depth: int) -> Any:
+        nonlocal position
         if depth > MAX_DEPTH:
             raise NotPlain(f"nested more than {MAX_DEPTH} deep")
         if packed is None or type(packed) in (bool, int, float, str):
@@ -96,28 +98,34 @@ def decode(header: bytes, body: bytes) -> Any:
         if kind == "dict":
             return {unpack(k, depth + 1): unpack(v, depth + 1) for k, v in content}
         if kind == "tensor":
-            return _tensor(content, body)
+            tensor, position = _tensor(content, body, position)
+            return tensor
         raise NotPlain(f"{kind!r} is not plain data")
 
     try:
         return unpack(json.loads(header), 0)
     except NotPlain:
         raise
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise NotPlain(f"not written by encode(): {error}") from None
 
 
-def _tensor(content: list, body: bytes) -> torch.Tensor:
+def _tensor(content: list, body: bytes, position: int) -> tuple[torch.Tensor, int]:
+    """The tensor, and where the next one begins.
+
+    Tensors lie one after the other. If they could share bytes, a small frame would fill the
+    memory.
+    """
     name, shape, start, length = content
     if name not in DTYPES or not all(type(n) is int for n in (start, length, *shape)):
         raise NotPlain("not written by encode()")
     dtype = DTYPES[name]
-    inside = start >= 0 and length >= 0 and start + length <= len(body)
+    inside = start == position and length >= 0 and start + length <= len(body)
     if not inside or min(shape, default=0) < 0 or len(shape) > MAX_DEPTH:
         raise NotPlain("not written by encode()")
     if math.prod(shape) * dtype.itemsize != length:
         raise NotPlain("a tensor's bytes do not have its shape")
     if not length:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype), position
     raw = torch.frombuffer(bytearray(body[start : start + length]), dtype=torch.uint8)
-    return raw.view(dtype).reshape(shape)
+    return raw.view(dtype).reshape(shape), start + length

@@ -1,7 +1,9 @@
 """System calls that no exercise needs and that would pass the sandbox's limits.
 
-memfd_create and shmget give memory that no process's size shows; the others read other
-processes, or reach parts of the kernel that had many faults. Sources: seccomp(2), filter.h.
+memfd_create, shmget and mmap of anonymous shared memory give memory that no process's size
+shows; the others read other processes, or reach parts of the kernel that had many faults. Of
+sockets there are local ones and IP: a network namespace does not contain all other families,
+vsock for example. Sources: seccomp(2), filter.h.
 """
 
 import ctypes
@@ -32,6 +34,8 @@ DENIED = {
     "open_tree": (428, 428),
     "fsopen": (430, 430),
 }
+MMAP = (9, 222)
+SOCKET = (41, 198)
 CLONE = (56, 220)
 CLONE3 = (435, 435)
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -44,7 +48,10 @@ RETURN = 0x06  # BPF_RET | BPF_K
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
 ERROR = 0x00050000
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
+# offsets in struct seccomp_data
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, FOURTH_ARGUMENT = 0, 4, 16, 40
+MAP_SHARED, MAP_ANONYMOUS = 0x1, 0x20
+FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 X32 = 0x40000000  # the first number of x86_64's second table
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 PR_SET_SECCOMP = 22
@@ -62,20 +69,28 @@ def program(machine: str) -> bytes:
     if machine not in ARCHITECTURES:
         return b""
     architecture, column = ARCHITECTURES[machine]
-    # (code, value, where to go if true, if false); "" is the next line.
+    # (code, value, where to go if true, if false): the name of an end, or lines to pass over.
     lines = [
-        (LOAD, ARCHITECTURE, "", ""),
-        (JUMP_IF_EQUAL, architecture, "", "kill"),
-        (LOAD, NUMBER, "", ""),
-        (JUMP_IF_GREATER_OR_EQUAL, X32, "refuse", ""),
+        (LOAD, ARCHITECTURE, 0, 0),
+        (JUMP_IF_EQUAL, architecture, 0, "kill"),
+        (LOAD, NUMBER, 0, 0),
+        (JUMP_IF_GREATER_OR_EQUAL, X32, "refuse", 0),
     ]
     for pair in DENIED.values():
-        lines.append((JUMP_IF_EQUAL, pair[column], "refuse", ""))
+        lines.append((JUMP_IF_EQUAL, pair[column], "refuse", 0))
     lines += [
         # The C library then calls clone, whose flags a filter can read.
-        (JUMP_IF_EQUAL, CLONE3[column], "unknown", ""),
-        (JUMP_IF_EQUAL, CLONE[column], "", "allow"),
-        (LOAD, FIRST_ARGUMENT, "", ""),
+        (JUMP_IF_EQUAL, CLONE3[column], "unknown", 0),
+        (JUMP_IF_EQUAL, MMAP[column], 0, 3),
+        (LOAD, FOURTH_ARGUMENT, 0, 0),
+        (JUMP_IF_ANY_BIT, MAP_SHARED, 0, "allow"),
+        (JUMP_IF_ANY_BIT, MAP_ANONYMOUS, "refuse", "allow"),
+        (JUMP_IF_EQUAL, SOCKET[column], 0, len(FAMILIES) + 2),
+        (LOAD, FIRST_ARGUMENT, 0, 0),
+        *((JUMP_IF_EQUAL, family, "allow", 0) for family in FAMILIES),
+        (JUMP_IF_GREATER_OR_EQUAL, 0, "refuse", "refuse"),
+        (JUMP_IF_EQUAL, CLONE[column], 0, "allow"),
+        (LOAD, FIRST_ARGUMENT, 0, 0),
         (JUMP_IF_ANY_BIT, NEW_NAMESPACES, "refuse", "allow"),
     ]
     ends = {
@@ -87,7 +102,10 @@ def program(machine: str) -> bytes:
     places = {name: len(lines) + place for place, name in enumerate(ends)}
     code = b""
     for place, (operation, value, if_true, if_false) in enumerate(lines):
-        jumps = [places[name] - place - 1 if name else 0 for name in (if_true, if_false)]
+        jumps = [
+            jump if isinstance(jump, int) else places[jump] - place - 1
+            for jump in (if_true, if_false)
+        ]
         code += struct.pack("HBBI", operation, *jumps, value)
     for value in ends.values():
         code += struct.pack("HBBI", RETURN, 0, 0, value)

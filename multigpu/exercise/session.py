@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from multigpu.exercise import memory
+from multigpu.errors import UserError
 from multigpu.exercise.channel import Channel, Closed
 from multigpu.exercise.hub import Hub
 from multigpu.exercise.plain import NotPlain
@@ -34,6 +34,10 @@ class Limits:
     processes: int = 64
     output: int = 16 << 10
     flood: int = 64 << 20
+
+
+class CannotRun(UserError):
+    """The machine cannot run a student's process, which is not the student's fault."""
 
 
 class StudentError(Exception):
@@ -93,10 +97,10 @@ class Session:
                 self.stop("Output", f"more than {self.limits.flood >> 20} MiB printed")
         os.close(self._output)
 
-    def check_memory(self) -> None:
-        """Stop the process if it and its descendants use more than the limit."""
-        if self.pid and memory.exceeds(self.pid, self.limits.memory):
-            self.stop("Memory", f"more than {self.limits.memory >> 20:,} MiB")
+    @property
+    def watched(self) -> int:
+        """The process whose descendants are those of the session; 0 if unknown or ended."""
+        return self.pid if self._end is not None else 0
 
     def run(self, name: str, source: str) -> None:
         """Run a cell's text. Raises StudentError."""

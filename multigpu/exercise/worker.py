@@ -6,6 +6,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -13,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multigpu import sandbox
-from multigpu.errors import UserError
-from multigpu.exercise.session import Limits, Session
+from multigpu.exercise import memory
+from multigpu.exercise.session import CannotRun, Limits, Session
 
 START_SECONDS = 180  # torch's and TensorFlow's import from a slow disk
 MEMORY_INTERVAL = 0.1  # seconds between two looks at the memory of all sessions
@@ -45,13 +46,15 @@ class Worker:
         command = [*module, str(theirs.fileno()), mode, *imports]
         if bwrap:
             command = [bwrap, *sandbox.isolation(), "--", *command]
+        # A pipe that nobody reads could fill.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
             env=_environment(self.isolated),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             start_new_session=True,
         )
         theirs.close()
@@ -61,7 +64,7 @@ class Worker:
         threading.Thread(target=_watch_memory, args=(weakref.ref(self),), daemon=True).start()
 
     def wait_until_ready(self) -> None:
-        """Wait for the imports. Raises UserError if the process does not start."""
+        """Wait for the imports. Raises CannotRun if the process does not start."""
         with self._lock:
             self._wait()
 
@@ -70,10 +73,12 @@ class Worker:
             self._ready = self._answer() == b"r"
         if not self._ready:
             self._process.kill()
-            text = self._process.stderr.read().decode(errors="replace").strip()
+            self._process.wait()
+            self._errors.seek(0)
+            text = self._errors.read().decode(errors="replace").strip()
             reason = text.splitlines()[-1] if text else "no reason given"
             where = "in the sandbox" if self.isolated else "for the checks"
-            raise UserError(f"the process {where} does not start: {reason}")
+            raise CannotRun(f"the process {where} does not start: {reason}")
 
     def _answer(self) -> bytes:
         try:
@@ -82,7 +87,7 @@ class Worker:
             return b""
 
     def session(self, seconds: float | None = None) -> Session:
-        """A new process for a student's code; it ends after `seconds`. Raises UserError."""
+        """A new process for a student's code; it ends after `seconds`. Raises CannotRun."""
         limits = self.limits
         seconds = limits.seconds if seconds is None else seconds
         message = {
@@ -110,10 +115,21 @@ class Worker:
         session.begin()
         if started != b"s":
             session.close()
-            raise UserError("the process that starts the students' processes has ended")
+            raise CannotRun("the process that starts the students' processes has ended")
         session.pid = _sender(ours)
         self._sessions.add(session)
         return session
+
+    def check_memory(self) -> None:
+        """Stop all sessions if they use more than the limit together.
+
+        They belong to one check: a worker runs one check at a time.
+        """
+        limit = self.limits.memory
+        watched = [session for session in self.sessions() if session.watched]
+        if memory.exceeds([session.watched for session in watched], limit):
+            for session in watched:
+                session.stop("Memory", f"more than {limit >> 20:,} MiB")
 
     def sessions(self) -> list[Session]:
         """The sessions that are in use."""
@@ -131,7 +147,7 @@ class Worker:
         self._control.close()
         self._process.kill()
         self._process.wait()
-        self._process.stderr.close()
+        self._errors.close()
 
 
 def _sender(connection: socket.socket) -> int:
@@ -154,8 +170,7 @@ def _watch_memory(reference: "weakref.ref[Worker]") -> None:
         worker = reference()
         if worker is None or worker.ended:
             return
-        for session in worker.sessions():
-            session.check_memory()
+        worker.check_memory()
         del worker
         time.sleep(MEMORY_INTERVAL)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from multigpu import sandbox
 from multigpu.errors import UserError
 from multigpu.exercise.budget import SECONDS
 from multigpu.files import atomic
@@ -54,8 +55,14 @@ def grade(
     pool       jobs that are in use for several gradings; None for new ones
 
     An outcome is stored as soon as it is known, so that a run that was interrupted goes on
-    where it stopped. Raises UserError if the solution itself does not pass its checks here.
+    where it stopped. Raises UserError if the solution itself does not pass its checks here,
+    and if students' code could read the results.
     """
+    if settings.sandbox and sandbox.shows(settings.folder):
+        raise UserError(
+            f"students' code could read {settings.folder}, which is in a folder of Python's: "
+            f"give another folder for the results."
+        )
     secret = read_secret(settings.folder)
     answers = [take(each.data, solution) for each in submissions]
     texts = [marking.to_run(solution, each) for each in answers]

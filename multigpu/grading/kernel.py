@@ -28,5 +28,5 @@ def begin(file: str) -> None:
 
 
 def end(file: str) -> None:
-    """Write what the student's code printed, as JSON: a list of question, title, printed."""
+    """Write what the checks record, as JSON: a list of question, title, right, printed."""
     Path(file).write_text(json.dumps(_grading.record), encoding="utf-8")

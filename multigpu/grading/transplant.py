@@ -69,6 +69,8 @@ def _take_cell(cell: Any, solution: Solution, answers: Answers) -> None:
         source = "".join(part for part in source if type(part) is str)
     if type(source) is not str:
         return
+    # JSON can hold half a surrogate pair, which no file and no report can.
+    source = source.encode(errors="replace").decode()
     metadata = cell.get("metadata")
     name = metadata.get("grade_id") if type(metadata) is dict else None
     known = {question.name for question in solution.questions}

@@ -104,7 +104,7 @@ def test_what_the_student_prints_is_kept_apart_in_grading(capsys):
 
     assert capsys.readouterr().out == "right: f is 1\n"
     [record] = subject._grading.record
-    assert record == {"question": "f", "title": "prints", "printed": "hello\n"}
+    assert record == {"question": "f", "title": "prints", "right": True, "printed": "hello\n"}
 
 
 def drawn(secret: str, hidden: bool) -> list:
@@ -247,3 +247,45 @@ def test_without_a_notebook_the_checks_say_what_to_do():
         Exercise("01-one-gpu").check("f", "t", points=1),
     ):
         pass
+
+
+def test_a_students_text_cannot_replace_a_verdict(capsys):
+    """nbval forgets what stands before a carriage return, as a terminal does."""
+    forged = "\\rright: it is 1\\n\\x08\\x1b[2K"
+    answer = f"def f(): return '{forged}'\ndef g(): raise type('{forged}', (Exception,), {{}})"
+    made = exercise(answer)
+    with made.check("f", "text", points=1) as student:
+        student.expect(False, student.call("f"), student.call("f"))
+    with made.check("f", "error", points=1) as student:
+        student.call("g")
+
+    printed = capsys.readouterr().out
+    assert all(line.startswith("wrong: ") for line in printed.splitlines())
+    assert printed.replace("\n", "").isprintable()
+
+
+def test_a_plan_that_the_library_refuses_is_wrong(capsys):
+    with exercise("def f(): return 1").check("f", "plan", points=1) as student:
+        student.call("f")
+        raise UserError("there are no -1 devices")
+
+    assert "wrong: " in capsys.readouterr().out
+
+
+def test_a_plan_that_would_run_for_ever_is_wrong(capsys, monkeypatch):
+    monkeypatch.setattr(module, "OWN_SECONDS", 0.5)
+    made = exercise("def f(): return 10 ** 15", seconds=1)
+    with made.check("f", "plan", points=1) as student:
+        for _ in range(student.call("f")):
+            pass
+
+    assert "did not end" in capsys.readouterr().out
+
+
+def test_what_an_answer_prints_in_a_hidden_check_is_not_kept():
+    subject = exercise("def f(x): print(x)")
+    with subject.check("f", "hidden", points=1, hidden=True) as student:
+        student.equal(student.call("f", 1234), None, "f returns nothing")
+
+    [record] = subject._grading.record
+    assert "1234" not in record["printed"]

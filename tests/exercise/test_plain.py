@@ -92,6 +92,14 @@ def header(value) -> bytes:
     return json.dumps(value).encode()
 
 
+def test_tensors_do_not_share_bytes():
+    """A frame with many tensors over the same bytes would fill the memory of the checks."""
+    tensor = {"tensor": ["float32", [2], 0, 8]}
+
+    with pytest.raises(NotPlain):
+        decode(header({"list": [tensor, tensor]}), bytes(8))
+
+
 @pytest.mark.parametrize(
     "forged",
     [
@@ -111,6 +119,7 @@ def header(value) -> bytes:
         header({"tensor": ["float32", [-1, -2], 0, 8]}),
         header({"tensor": ["float32", [1 << 62, 4], 0, 8]}),
         header({"tensor": ["float32", [True, 2], 0, 8]}),
+        header({"tensor": ["float32", [0, 1 << 80], 0, 0]}),
         header({"tensor": ["qint8", [8], 0, 8]}),
         header({"tensor": ["float32", [2]]}),
         header({"tensor": ["float32", "ab", 0, 8]}),

@@ -108,6 +108,12 @@ def test_it_is_an_ordinary_user_without_network(session):
     "body",
     [
         "return os.memfd_create('x')",
+        "import mmap\nmmap.mmap(-1, 1 << 20)",
+        "import mmap\nmmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20, mmap.MAP_SHARED)",
+        "import socket\nsocket.socket(40, 1)  # vsock",
+        "os.openpty()",
+        "open('/new', 'w')",
+        "open('/dev/new', 'w')",
         "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000): raise OSError",
         "import ctypes\nif ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) < 0: raise OSError",
         "import ctypes\nif ctypes.CDLL(None).ptrace(0, 0, 0, 0): raise OSError",
@@ -145,6 +151,43 @@ def test_the_disk_is_limited(session):
         )
 
 
+def test_the_number_of_files_is_limited(session):
+    with pytest.raises(StudentError, match="No space left"):
+        call(session, "for n in range(100_000): open(f'/tmp/{n}', 'w').close()")
+
+
+def test_the_sessions_of_a_check_have_one_limit_of_memory(worker):
+    sessions = [worker.session() for _ in range(3)]
+    found = []
+    for each in sessions:
+        try:
+            call(each, "global keep\nkeep = b'x' * (250 << 20)")
+        except StudentError as error:
+            found.append(error.kind)
+    deadline = time.monotonic() + 10
+    while not found and time.monotonic() < deadline:
+        time.sleep(0.1)
+        found = [each.stopped[0] for each in sessions if each.stopped]
+    for each in sessions:
+        each.close()
+
+    assert "Memory" in found
+
+
+def test_the_memory_of_other_processes_cannot_be_read(session):
+    found = call(
+        session,
+        "found = []\n"
+        "for name in os.listdir('/proc'):\n"
+        "    if name.isdigit() and name != os.readlink('/proc/self'):\n"
+        "        try: found.append(open(f'/proc/{name}/environ').read())\n"
+        "        except OSError: pass\n"
+        "return found",
+    )
+
+    assert found == []
+
+
 def test_the_number_of_processes_is_limited(session):
     number = call(
         session,
@@ -176,7 +219,9 @@ def test_the_number_of_processes_is_limited(session):
             "Memory",
         ),
         (
-            "import mmap\nm = mmap.mmap(-1, 1 << 30)\nwhile m.write(bytes(1 << 24)): pass",
+            "import ctypes, mmap\n"
+            "m = mmap.mmap(-1, 1 << 42, flags=0x4022)  # private, anonymous, not reserved\n"
+            "for page in range(1 << 21): m[page << 21]  # a page table each, and no page",
             "Memory",
         ),
         ("while True: print('x' * 100_000)", "Output"),

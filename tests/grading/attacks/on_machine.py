@@ -1,0 +1,301 @@
+"""What an answer can do to the machine: time, processes, memory, disk, output, signals."""
+
+from attack import Attack
+
+TIME = "the time limit of a check; the namespace of its processes ends with it"
+MEMORY = "a watchdog sums the memory of all processes of a check"
+NAMESPACE = "it sees only its own processes, and all of them end with it"
+
+
+def _call(code: str, before: str = "") -> dict[str, str]:
+    lines = "".join(f"    {line}\n" for line in code.strip().splitlines())
+    return {
+        "total": f"# answer: total\n{before.strip()}\ndef total(numbers):\n{lines}    return 0.0\n"
+    }
+
+
+MAP = """
+import ctypes, mmap, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+                      ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+def map(size, flags, fd=-1, rights=3):
+    address = libc.mmap(None, size, rights, flags, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "mmap")
+    return address
+"""
+# A child keeps the memory alive that its parent has written and released.
+HIDE = """
+size = 1 << 28
+for _ in range(24):
+    address = map(size, {flags}, {fd})
+    if os.fork() == 0:
+        time.sleep(60)
+    libc.memset(address, 1, size)
+    libc.munmap(address, size)
+time.sleep(60)
+"""
+
+ATTACKS = [
+    Attack(
+        "an endless loop",
+        "the time of the batch",
+        TIME,
+        6,
+        _call("while True: pass"),
+    ),
+    Attack(
+        "an endless loop in C",
+        "the time of the batch, without the interpreter",
+        TIME,
+        6,
+        _call("ctypes.CDLL(None).pause()\nsum(iter(int, 1))", "import ctypes"),
+    ),
+    Attack(
+        "a loop that ignores interrupts",
+        "the time of the batch",
+        TIME,
+        6,
+        _call(
+            """
+while True:
+    try:
+        time.sleep(1)
+    except BaseException:
+        pass
+""",
+            """
+import signal, time
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+""",
+        ),
+    ),
+    Attack(
+        "an endless loop in each question",
+        "six times the time limit, for each submission",
+        "a question has the time of two checks, a submission that of six",
+        0,
+        {
+            "mean": "# answer: mean\ndef mean(tensor):\n    while True: pass\n",
+            "guess_bytes": "# answer: guess_bytes\nwhile True: pass\n",
+            "total": "# answer: total\ndef total(numbers):\n    while True: pass\n",
+        },
+    ),
+    Attack(
+        "threads that do not end",
+        "a process that does not end",
+        TIME,
+        6,
+        _call(
+            "for _ in range(30): threading.Thread(target=spin).start()\nos.close(1)",
+            "import os, threading\ndef spin():\n    while True: pass",
+        ),
+    ),
+    Attack(
+        "a fork bomb",
+        "all processes of the machine",
+        "a limit of processes; " + NAMESPACE,
+        6,
+        _call("while True:\n    try: os.fork()\n    except OSError: pass", "import os"),
+    ),
+    Attack(
+        "a fork bomb on each rank",
+        "all processes of the machine",
+        "a limit of processes; " + NAMESPACE,
+        6,
+        {
+            "mean": "# answer: mean\nimport os\ndef mean(tensor):\n    while True:\n"
+            "        try: os.fork()\n        except OSError: pass\n"
+        },
+    ),
+    Attack(
+        "memory of one process",
+        "all memory of the machine",
+        MEMORY,
+        6,
+        _call("keep = []\nwhile True: keep.append(bytearray(b'x' * (64 << 20)))"),
+    ),
+    Attack(
+        "memory of many processes",
+        "all memory of the machine, 200 MB in each process",
+        MEMORY,
+        6,
+        _call(
+            "for _ in range(40):\n    if os.fork() == 0:\n        keep = b'x' * (200 << 20)\n"
+            "        time.sleep(60)\ntime.sleep(60)",
+            "import os, time",
+        ),
+    ),
+    Attack(
+        "memory of all ranks",
+        "2 GB on each rank, below the limit of one",
+        MEMORY,
+        6,
+        {
+            "mean": "# answer: mean\nimport time\ndef mean(tensor):\n"
+            "    keep = b'x' * (2 << 30)\n    time.sleep(2)\n    return 0 * tensor\n"
+        },
+    ),
+    Attack(
+        "memory that moves",
+        "processes that hand their memory to a child and end",
+        MEMORY,
+        6,
+        _call(
+            "keep = b'x' * (1 << 30)\nfor _ in range(5):\n    if os.fork() == 0: break\n"
+            "keep = bytearray(keep)\nwhile True:\n    if os.fork(): os._exit(0)",
+            "import os",
+        ),
+    ),
+    Attack(
+        "shared memory",
+        "4 GB of memory shared with children",
+        "anonymous shared memory is refused",
+        6,
+        _call(
+            "address = map(4 << 30, 0x21)\nlibc.memset(address, 1, 4 << 30)\ntime.sleep(60)",
+            MAP,
+        ),
+    ),
+    Attack(
+        "shared memory that nobody shows",
+        "6 GB that a process wrote and released, and a child keeps",
+        "anonymous shared memory is refused",
+        6,
+        _call(HIDE.format(flags="0x21", fd=-1), MAP),
+    ),
+    Attack(
+        "/dev/zero, shared",
+        "6 GB that a process wrote and released, and a child keeps",
+        "there is no /dev/zero",
+        6,
+        _call(HIDE.format(flags="0x1", fd='os.open("/dev/zero", os.O_RDWR)'), MAP),
+    ),
+    Attack(
+        "memory of page tables",
+        "a byte read in each 2 MB of 4 TB: page tables, no pages",
+        "the watchdog counts page tables",
+        6,
+        _call(
+            """
+address = map(1 << 44, 0x4022, rights=1)
+for page in range(1 << 23):
+    ctypes.string_at(address + (page << 21), 1)
+""",
+            MAP,
+        ),
+    ),
+    Attack(
+        "memory of files",
+        "/tmp and /dev/shm filled",
+        "both have a limited size, and are gone with the process",
+        6,
+        _call(
+            """
+for folder in ("/tmp", "/dev/shm"):
+    with open(f"{folder}/@MARK@", "wb") as file:
+        try:
+            while True: file.write(bytes(1 << 20)); file.flush()
+        except OSError: pass
+""",
+        ),
+    ),
+    Attack(
+        "a million empty files",
+        "memory of the kernel, which no process shows",
+        "/tmp and /dev/shm hold a limited number of files",
+        6,
+        _call(
+            """
+for number in range(1_000_000):
+    with open(f"/tmp/@MARK@-{number}", "w"): pass
+""",
+        ),
+    ),
+    Attack(
+        "the disk filled",
+        "a file of 100 GB in each folder that can be written",
+        "everything but /tmp and /dev/shm is read-only",
+        6,
+        _call(
+            """
+for folder, folders, files in os.walk("/"):
+    try:
+        with open(f"{folder}/@MARK@", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 100 << 30)
+    except OSError: pass
+    if folder.count("/") > 2 or folder == "/proc": folders.clear()
+""",
+            "import os",
+        ),
+    ),
+    Attack(
+        "10 GB of output",
+        "the memory and the disk of the grader",
+        "64 MiB end the process, 16 KiB are kept",
+        6,
+        _call("for _ in range(10 << 10): os.write(1, b'x' * (1 << 20))", "import os"),
+    ),
+    Attack(
+        "children that outlive the cell",
+        "daemons in sessions of their own that write later",
+        NAMESPACE,
+        6,
+        _call(
+            """
+for _ in range(8):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork(): os._exit(0)
+        while True:
+            time.sleep(1)
+            open("/tmp/@MARK@", "a").write("x")
+""",
+            "import os, time",
+        ),
+    ),
+    Attack(
+        "signals",
+        "SIGKILL, SIGSTOP and SIGINT to its parent, to 1, to all and to each number",
+        NAMESPACE,
+        6,
+        _call(
+            """
+for number in (19, 2, 15, 9):
+    for process in (os.getppid(), 1, -1, *range(2, 500)):
+        if process != os.getpid():
+            try: os.kill(process, number)
+            except OSError: pass
+""",
+            "import os",
+        ),
+    ),
+    Attack(
+        "the parent stopped",
+        "to let the checks wait",
+        TIME,
+        6,
+        _call("os.kill(os.getpid(), 19)\nos.kill(-1, 19)", "import os"),
+    ),
+    Attack(
+        "system calls",
+        "ptrace, mount, unshare, setns, bpf, io_uring, keyctl and others",
+        "system calls that no exercise needs are refused; it has no privileges",
+        6,
+        _call(
+            """
+libc = ctypes.CDLL(None)
+for number in (101, 165, 166, 272, 308, 310, 311, 321, 425, 319, 29, 250, 298, 323, 155, 161, 105):
+    if libc.syscall(number, 0, 0, 0, 0, 0) >= 0: return sum(numbers)
+if libc.unshare(0x10000000) == 0: return sum(numbers)
+""",
+            "import ctypes",
+        ),
+    ),
+]
