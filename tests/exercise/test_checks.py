@@ -107,6 +107,14 @@ def test_what_the_student_prints_is_kept_apart_in_grading(capsys):
     assert record == {"question": "f", "title": "prints", "right": True, "printed": "hello\n"}
 
 
+def test_what_the_student_prints_in_a_hidden_check_is_not_kept(capsys):
+    subject = exercise("def f(x): print(x); return 1")
+    with subject.check("f", "prints", points=1, hidden=True) as student:
+        student.equal(student.call("f", 4711), 1, "f is 1")
+
+    assert "4711" not in str(subject._grading.record) + capsys.readouterr().out
+
+
 def drawn(secret: str, hidden: bool) -> list:
     with exercise("", secret).check("f", "draws", points=1, hidden=hidden) as student:
         student.expect(True, "drawn")
