@@ -27,8 +27,8 @@ class Grading:
     sources   what runs in the student's process
     secret    what the seeds of hidden checks are made of
     sandbox   the path of bubblewrap; None to run without
-    record    a list of (question, title, right, printed) that the checks extend; of hidden
-              checks it does not have what the student's code printed, which could be the inputs
+    record    a list of (question, title, right, printed) that the checks extend; without what
+              the student's code prints in hidden checks, which could be their inputs
     """
 
     sources: Sources

@@ -38,8 +38,8 @@ A lesson from the beginning: delete or rename your notebook, then run `make my-c
 def copy(stems: Sequence[str] = (), root: Path | None = None) -> list[str]:
     """Write the copies that do not exist yet. Returns what was done, one sentence each.
 
-    Without stems, all notebooks and exercises are copied. An existing file is kept, whatever it
-    holds; a sentence says so if its lesson has changed since the copy was made. Raises
+    Without stems, all notebooks and exercises are copied. A file that exists is kept, whatever
+    it holds; a sentence says so if its lesson has changed since the copy was made. Raises
     UserError for an unknown stem, for a notebook that cannot be read, and if the folder cannot
     be written.
     """
