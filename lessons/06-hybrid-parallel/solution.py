@@ -395,8 +395,9 @@ with exercise.check("layout", "other models and networks", points=2, hidden=True
     size = student.random.randint(3, 6) * GIB // 4
     links = (student.random.choice([150e9, 450e9]), student.random.choice([1.25e9, 3.125e9]))
     # The gradients decide: equal stages are best, although less is sent at another cut.
-    many = [4 * size, *[student.random.randint(20, 24) * size // 4 for _ in range(5)]]
-    check_layout(student, "many activations", ([size] * 6, many, 30 * size, links))
+    many = [student.random.randint(20, 24) * size // 4 for _ in range(6)]
+    many[1] = 4 * size
+    check_layout(student, "many activations", ([size] * 6, many, 31 * size, links))
     # The activations decide: unequal stages are best.
     few = [size, size, size, size, size // 4, size]
     check_layout(student, "few activations", ([size] * 6, few, 24 * size, links))
