@@ -122,7 +122,7 @@ def fit_accumulating(batches, accumulate, epochs):
     return trainer.global_step, weights_of(module)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 # setup
 from torch.utils.data import DataLoader
 
