@@ -122,7 +122,7 @@ def fit_accumulating(batches, accumulate, epochs):
     return trainer.global_step, weights_of(module)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 # setup
 from torch.utils.data import DataLoader
 
@@ -199,11 +199,8 @@ with exercise.check("guess_steps", "the Trainer's global_step", points=2) as stu
     rows = torch.ones(10, 2, 4)
     batches = [(each, torch.tensor([0, 1])) for each in rows]
     steps, _ = fit_by_the_trainer(batches, accumulate=4, epochs=3)
-    student.equal(
-        student.value("guess_steps") == steps,
-        True,
-        "your number of steps is the Trainer's",
-    )
+    guess = student.value("guess_steps")
+    student.expect(guess == steps, "your number of steps is the Trainer's")
 
 # %% [markdown]
 # ## 2. A training step for uneven batches (7 points)
@@ -271,7 +268,8 @@ with exercise.check("training_step", "what is logged", points=1) as student:
 # %%
 with exercise.check("training_step", "other ranks", points=2, hidden=True) as student:
     size = student.random.randint(3, 4)
-    batches = [random_batch(student, student.random.randint(1, 9)) for _ in range(size)]
+    counts = student.random.sample(range(1, 10), size)
+    batches = [random_batch(student, count) for count in counts]
     run = student.ranks("fit_exact", [[batch] for batch in batches])
     expected, loss = whole_step(batches)
     student.close_to(
@@ -386,8 +384,10 @@ with exercise.check("early_stopping", "the mean rises", points=2) as student:
 with exercise.check("early_stopping", "other losses", points=2, hidden=True) as student:
     size = student.random.randint(3, 4)
     means = torch.tensor([5.0, 6.0, 4.0, 5.0, 3.0, 4.0, 3.5, 3.6, 3.7, 3.8])
-    shift = 8 * torch.randn(size, len(means), generator=student.generator)
-    losses = means + student.random.random() + shift - shift.mean(0)
+    # One rank's losses rise, another's fall, and the mean of all is `means`.
+    slopes = torch.zeros(size)
+    slopes[student.random.sample(range(size), 2)] = torch.tensor([-7.0, 7.0])
+    losses = means + student.random.random() + slopes[:, None] * torch.arange(10)
     run = student.ranks("epochs_until_stop", [[each, 2] for each in losses.tolist()])
     student.equal(
         run.values,
