@@ -236,26 +236,30 @@ def read(order, batch, workers, worker):
 def expect_shards(student, order, batch, workers):
     """Verdicts on what all workers read."""
     plans = [student.call("read", order, batch, workers, worker) for worker in range(workers)]
-    number = -(-len(order) // batch)
-    student.equal(
-        [len(plan) for plan in plans],
-        [number] * workers,
-        "all workers make as many steps as one device",
-    )
-    size = batch // workers
-    sizes = {len(step) for plan in plans for step in plan}
-    student.expect(sizes == {size}, "a worker reads batch // workers pairs in each step")
-    steps = [[*chain(*parts)] for parts in zip(*plans, strict=False)]
     batches = [order[start : start + batch] for start in range(0, len(order), batch)]
+    if not student.equal(
+        [len(plan) for plan in plans],
+        [len(batches)] * workers,
+        "all workers make as many steps as one device",
+    ):
+        return
+    size = batch // workers
+    sizes = sorted({len(step) for plan in plans for step in plan})
+    student.expect(
+        sizes == [size],
+        "a worker reads batch // workers pairs in each step",
+        f"expected {size}, but there are steps with {' and '.join(map(str, sizes))}",
+    )
+    steps = [[*chain(*parts)] for parts in zip(*plans, strict=True)]
     counted = [sorted(image for image, weight in step if weight) for step in steps]
-    student.equal(
+    if not student.equal(
         counted,
         [sorted(images) for images in batches],
         "the images of a step are those of the global batch, each once",
-    )
-    weights = [[weight for _, weight in step if weight] for step in steps]
+    ):
+        return
     student.close_to(
-        weights,
+        [[weight for _, weight in step if weight] for step in steps],
         [[1 / len(images)] * len(images) for images in batches],
         "an image's weight is 1 / (images in this batch)",
     )

@@ -21,13 +21,6 @@ def config(
     """An answer to tf_config."""
     return f"""# answer: tf_config
 import json
-import random
-import socket
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return listener.getsockname()[1]
 
 def tf_config(hosts, rank, job):
     workers = []
@@ -136,7 +129,10 @@ KNOWN = [
         (JOBS, OTHER_NODES),
     ),
     Known(
-        "a free port here", "tf_config", config("free_port() + place"), (NODES, OTHER_NODES)
+        "the rank is in the ports",
+        "tf_config",
+        config("20_000 + 16 * (job % 1_000) + place + 100 * rank"),
+        (NODES, OTHER_NODES),
     ),
     Known(
         "ports above 65535", "tf_config", config("10_000 + 2 * job + place"), (OTHER_NODES,)
