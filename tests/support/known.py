@@ -1,7 +1,7 @@
 """Answers with known scores: which checks of their question must be wrong."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,31 +61,37 @@ def surprises(
 ) -> list[str]:
     """What differs from the known scores, one sentence each.
 
-    Graded are the reference, a blank notebook, and each known answer beside the reference's
-    other answers.
+    Graded are a blank notebook, the reference, and each known answer alone.
     """
     right = reference(solution)
     submissions = {"blank": notebook(solution, {}), "reference": notebook(solution, right)}
     for each in known:
-        submissions[each.name] = notebook(solution, right | {each.question: each.source})
+        submissions[each.name] = notebook(solution, {each.question: each.source})
     assert len(submissions) == len(known) + 2, "two known answers have the same name"
     results = graded(solution, submissions, folder, pool)
     found = []
     if results["blank"].earned:
         found.append(f"a blank notebook earns {results['blank'].earned:g} points")
-    for name, result in results.items():
-        wrong = [each.wrong for each in known if each.name == name]
-        question = next((each.question for each in known if each.name == name), "")
-        for graded_question in result.questions:
-            for part in graded_question.parts if name != "blank" else ():
-                is_wrong = graded_question.name == question and part.title in wrong[0]
-                expected = "wrong" if is_wrong else "right"
-                if part.status != expected:
-                    found.append(
-                        f"{name}: {graded_question.name}, {part.title!r} is {part.status}, "
-                        f"expected {expected}: {json.dumps(part.lines)}"
-                    )
+    found += _differences("reference", results["reference"], {})
+    for each in known:
+        found += _differences(each.name, results[each.name], {each.question: each.wrong})
     return found
+
+
+def _differences(
+    name: str, result: Result, wrong: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """What differs from the checks that must be wrong, by question; no question means all."""
+    for question in result.questions:
+        if wrong and question.name not in wrong:
+            continue
+        for part in question.parts:
+            expected = "wrong" if part.title in wrong.get(question.name, ()) else "right"
+            if part.status != expected:
+                yield (
+                    f"{name}: {question.name}, {part.title!r} is {part.status}, "
+                    f"expected {expected}: {json.dumps(part.lines)}"
+                )
 
 
 def untested(solution: Solution, known: Sequence[Known]) -> list[str]:
