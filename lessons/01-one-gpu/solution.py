@@ -9,7 +9,8 @@
 # setup
 from multigpu.exercise import Exercise
 
-exercise = Exercise("01-one-gpu")
+# The second import is one that the first operation of a virtual GPU needs.
+exercise = Exercise("01-one-gpu", imports=("multigpu.vgpu", "torch.distributed.tensor"))
 
 # %% [markdown]
 # ## The device of questions 1 and 2

@@ -39,6 +39,10 @@ def serve(channel: Channel) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     torch.manual_seed(0)
+    # After a fork, torch makes its pool of threads anew when a thread first needs it. Threads
+    # that start together, as those of DataParallel, fail there now and then: "Invalid thread
+    # pool!". Here one thread makes it, before the student's code starts any.
+    torch.set_num_threads(1)
     while (message := commands.get()) is not None:
         try:
             reply = _do(message, module, requests)
