@@ -490,7 +490,7 @@ with exercise.check(
 # for an image depends on the other images.
 #
 # Write `finish_epoch` without these bugs. The ranks may have different numbers of test images,
-# also none, so different numbers of batches.
+# also none.
 
 
 # %%
@@ -532,7 +532,7 @@ def finish_epoch(
     """The report of an epoch: the mean loss and the accuracy, and rank 0's weights."""
     ### BEGIN SOLUTION
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    model = ddp.module  # DDP's forward sends buffers: ranks with fewer batches would hang
+    model = ddp.module  # DDP's forward sends buffers: a rank without images would not
     model.eval()
     images = torch.arange(len(rows))[rank::ranks]
     hits = 0
