@@ -2,7 +2,8 @@
 
 TensorFlow reads each process's place from TF_CONFIG: the addresses of all workers and the
 number of this worker. TensorFlow does not check them, and it waits an hour for a worker that
-never joins. This module checks them first. It does not import TensorFlow.
+never joins. (Tried with TensorFlow 2.21: worker 0 alone and worker 1 alone each ended after 60
+minutes.) This module checks them first. It does not import TensorFlow.
 """
 
 import errno

@@ -399,8 +399,9 @@ def test_step(
 # process group, which reports who has joined and who has failed; TensorFlow sends the
 # gradients.
 #
-# Meeting first has a second use. If a worker never joins, TensorFlow waits without a message,
-# and neither Ctrl-C nor SIGTERM ends it. `connect_workers` names the missing worker.
+# Meeting first has a second use. If a worker never joins, TensorFlow waits for an hour without
+# a message, and neither Ctrl-C nor SIGTERM ends it. `connect_workers` names the missing
+# worker.
 
 
 # %%
