@@ -262,16 +262,15 @@ for _ in range(8):
     ),
     Attack(
         "signals",
-        "SIGKILL, SIGSTOP and SIGINT to its parent, to 1, to all and to each number",
+        "SIGKILL, SIGSTOP and SIGINT to its parent, to 1, to all and to other numbers",
         NAMESPACE,
         6,
         _call(
             """
 for number in (19, 2, 15, 9):
-    for process in (os.getppid(), 1, -1, *range(2, 500)):
-        if process != os.getpid():
-            try: os.kill(process, number)
-            except OSError: pass
+    for process in (os.getppid(), 1, -1, *range(500, 4000)):
+        try: os.kill(process, number)
+        except OSError: pass
 """,
             "import os",
         ),
