@@ -5,6 +5,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,8 +22,13 @@ class Job:
     """A process of job.py. Used by one thread."""
 
     def __init__(self, seconds_per_check: float):
+        # Jupyter and IPython leave files where they are killed.
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="grading-job-", ignore_cleanup_errors=True
+        )
         environment = dict(os.environ)
         environment |= {
+            "TMPDIR": self._temporary.name,
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "OMP_NUM_THREADS": "1",
             "IPYTHONDIR": os.devnull,
@@ -66,6 +72,7 @@ class Job:
             self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+        self._temporary.cleanup()
 
 
 class Pool:

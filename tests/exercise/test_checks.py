@@ -288,12 +288,3 @@ def test_a_plan_that_would_run_for_ever_is_wrong(capsys, monkeypatch):
             pass
 
     assert "did not end" in capsys.readouterr().out
-
-
-def test_what_an_answer_prints_in_a_hidden_check_is_not_kept():
-    subject = exercise("def f(x): print(x)")
-    with subject.check("f", "hidden", points=1, hidden=True) as student:
-        student.equal(student.call("f", 1234), None, "f returns nothing")
-
-    [record] = subject._grading.record
-    assert "1234" not in record["printed"]

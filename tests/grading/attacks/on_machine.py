@@ -3,7 +3,7 @@
 from attack import Attack
 
 TIME = "the time limit of a check; the namespace of its processes ends with it"
-MEMORY = "a watchdog sums the memory of all processes of a check"
+MEMORY = "a watchdog sums the memory of all processes of a check, or the time limit if it is earlier"
 NAMESPACE = "it sees only its own processes, and all of them end with it"
 
 
@@ -180,7 +180,7 @@ for number in range(1, 65):
     Attack(
         "memory of page tables",
         "a byte read in each 2 MB of 4 TB: page tables, no pages",
-        "the watchdog counts page tables",
+        "the watchdog counts page tables, or the time limit if it is earlier",
         6,
         _call(
             """
@@ -262,16 +262,15 @@ for _ in range(8):
     ),
     Attack(
         "signals",
-        "SIGKILL, SIGSTOP and SIGINT to its parent, to 1, to all and to each number",
+        "SIGKILL, SIGSTOP and SIGINT to its parent, to 1, to all and to other numbers",
         NAMESPACE,
         6,
         _call(
             """
 for number in (19, 2, 15, 9):
-    for process in (os.getppid(), 1, -1, *range(2, 500)):
-        if process != os.getpid():
-            try: os.kill(process, number)
-            except OSError: pass
+    for process in (os.getppid(), 1, -1, *range(500, 4000)):
+        try: os.kill(process, number)
+        except OSError: pass
 """,
             "import os",
         ),
