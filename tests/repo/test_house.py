@@ -27,7 +27,8 @@ def test_a_lesson_has_all_its_parts(script):
     assert (ROOT / "notebooks" / f"{script.stem}.ipynb").exists()
     assert (ROOT / "slurm" / f"{script.stem}.slurm").exists()
     syllabus = (ROOT / "lessons" / "README.md").read_text()
-    assert re.search(rf"\| {script.stem} \| \[notebook\]", syllabus), "the syllabus lists it"
+    link = rf"\| {script.stem} \| \[[^\]]+\]\(\.\./notebooks/{script.stem}\.ipynb\)"
+    assert re.search(link, syllabus), "the syllabus lists it"
 
 
 def test_a_lower_layer_never_imports_a_higher_one():
