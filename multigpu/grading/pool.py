@@ -9,9 +9,11 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from multigpu.errors import UserError
 from multigpu.exercise.budget import SUBMISSION_CHECKS
 
 START_SECONDS = 180  # a job's first notebook waits for imports
@@ -79,6 +81,9 @@ class Pool:
     """Jobs in parallel. A `with` block ends them."""
 
     def __init__(self, jobs: int, seconds_per_check: float):
+        """Start no process yet. Raises UserError without nbval."""
+        if not find_spec("nbval"):
+            raise UserError("checks need nbval and pytest: pip install 'multigpu[test]'.")
         self.jobs = jobs
         self.seconds_per_check = seconds_per_check
         self._idle: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
