@@ -301,7 +301,7 @@ PEERS = [
     Known("peer: a tournament", "peer", PEER + TOURNAMENT),
     Known("peer: left and right neighbour in turn", "peer", PEER + NEIGHBOURS),
     Known("peer: the second half turns", "peer", PEER + SHUFFLE),
-    Known("peer: not an involution", "peer", PEER + RING_PEER, (PAIRS, AGREE, OTHER_RANKS)),
+    Known("peer: not an involution", "peer", PEER + RING_PEER, (PAIRS, OTHER_RANKS)),
     Known("peer: a rank with itself", "peer", PEER + MIRROR, (PAIRS, OTHER_RANKS)),
     Known("peer: always the neighbour", "peer", PEER + NEIGHBOUR, (AGREE, OTHER_RANKS)),
     Known("peer: always across", "peer", PEER + HALVES, (AGREE, OTHER_RANKS)),
