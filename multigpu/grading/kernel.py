@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from multigpu import vgpu
 from multigpu.exercise.exercise import Grading, grade_with
 from multigpu.exercise.sources import Sources
 
@@ -21,6 +22,7 @@ def begin(file: str) -> None:
     shell = get_ipython()
     if shell is not None:
         shell.reset(new_session=True)
+    vgpu.stop()  # the next exercise may start another number of them
     data: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
     secret, sandbox = data.pop("secret"), data.pop("sandbox")
     _grading = Grading(Sources(**data), secret, sandbox)
