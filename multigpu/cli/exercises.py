@@ -26,6 +26,7 @@ def exercise_check(
     notebook: Annotated[Path, typer.Argument(help="Your notebook, as you would hand it in.")],
 ) -> None:
     """Run the visible checks on a notebook's answers; exit code 1 if one is wrong."""
+    from multigpu.exercise.exercise import PRINTED
     from multigpu.grading import selfcheck
 
     announce("checking, which takes some seconds")
@@ -36,7 +37,7 @@ def exercise_check(
             for line in part.lines:
                 print(f"    {line}")
         if question.printed:
-            print("    Your code printed:")
+            print(f"    {PRINTED}")
             print("\n".join(f"        {line}" for line in question.printed.splitlines()))
     earned = sum(question.earned for question in results)
     points = sum(question.points for question in results)

@@ -26,10 +26,14 @@ class Channel:
     def send(self, value: Any) -> int:
         """Send a value. Returns the bytes of its tensors. Raises NotPlain, Closed."""
         header, body = plain.encode(value)
-        if len(header) > MAX_HEADER or len(body) > MAX_BODY:
-            raise plain.NotPlain(
-                f"{len(header) + len(body):,} bytes at once: the limit is {MAX_BODY:,}"
-            )
+        for data, limit, what in (
+            (header, MAX_HEADER, "numbers, texts and lists"),
+            (body, MAX_BODY, "tensors"),
+        ):
+            if len(data) > limit:
+                raise plain.NotPlain(
+                    f"{len(data):,} bytes of {what} at once: the limit is {limit:,}"
+                )
         try:
             with self._sending:
                 self.connection.sendall(LENGTHS.pack(len(header), len(body)) + header + body)

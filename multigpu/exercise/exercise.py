@@ -17,6 +17,7 @@ from multigpu.exercise.session import CannotRun, Session
 from multigpu.exercise.sources import Sources, from_history
 from multigpu.exercise.worker import Worker
 
+PRINTED = "Your code printed:"
 OWN_SECONDS = 10.0  # by which a check may take longer than the answer, for its own code
 
 
@@ -152,7 +153,7 @@ class Exercise:
                 }
             )
         elif check.printed:
-            print("Your code printed:\n" + check.printed)
+            print(f"{PRINTED}\n{check.printed}")
 
     def summary(self) -> None:
         """Print the points of the checks that have run, and that hidden ones remain."""

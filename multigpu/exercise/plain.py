@@ -48,7 +48,7 @@ def encode(value: Any) -> tuple[bytes, bytes]:
             return {"list": [pack(item, depth + 1) for item in value]}
         if isinstance(value, tuple):
             return {"tuple": [pack(item, depth + 1) for item in value]}
-        if type(value) is dict:
+        if isinstance(value, dict):  # also an OrderedDict, such as a state dict
             pairs = [[pack(k, depth + 1), pack(v, depth + 1)] for k, v in value.items()]
             return {"dict": pairs}
         if isinstance(value, np.ndarray):

@@ -25,13 +25,17 @@ def operation_of(options: Any) -> str:
 
 
 class Requests:
-    """Sends requests, and hands each answer to the one who waits for it."""
+    """Sends requests, and hands each answer to the one who waits for it.
+
+    failed   the error of an answer that could not be used
+    """
 
     def __init__(self, send: Callable[[dict], Any]):
         self.send = send
         self.numbers = itertools.count()
         self.waiting: dict[int, Callable[[dict], None]] = {}
         self.lock = threading.Lock()
+        self.failed: Exception | None = None
 
     def ask(self, request: dict, on_answer: Callable[[dict], None]) -> None:
         with self.lock:
@@ -65,10 +69,16 @@ class CheckedGroup(dist.ProcessGroup):
         future = torch.futures.Future()
 
         def finish(message: dict) -> None:
-            with torch.no_grad():
-                for output, answer in zip(outputs, message["tensors"], strict=True):
-                    output.copy_(answer.reshape(output.shape))
-            future.set_result(outputs)
+            try:
+                with torch.no_grad():
+                    for output, answer in zip(outputs, message["tensors"], strict=True):
+                        output.copy_(answer.reshape(output.shape))
+            except (RuntimeError, ValueError) as error:
+                future.set_exception(
+                    ValueError(f"{kind}: an output has a wrong size: {error}")
+                )
+            else:
+                future.set_result(outputs)
 
         request = {"kind": kind, "group": self.name, "tensors": [t.detach() for t in inputs]}
         self.requests.ask(request | details, finish)

@@ -172,6 +172,9 @@ class Session:
             end, self._end = self._end, None
         if end is not None:
             end.close()
+            # Who waits for a reply waits no longer, also if the process does not end.
+            with suppress(OSError):
+                self._channel.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End the process and all that it has started; then `printed` is complete."""

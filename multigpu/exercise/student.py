@@ -5,6 +5,7 @@ ranks send passes through the checks.
 """
 
 import linecache
+import os
 import queue
 import sys
 import threading
@@ -20,11 +21,11 @@ from multigpu.exercise.ranks import Requests, join_world
 
 
 def serve(channel: Channel) -> None:
-    """Do what the messages say. Returns when the other side closes the channel."""
+    """Do what the messages say. The process ends when the other side closes the channel."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     requests = Requests(channel.send)
-    commands: queue.Queue[dict | None] = queue.Queue()
+    commands: queue.Queue[dict] = queue.Queue()
 
     def read() -> None:
         try:
@@ -35,7 +36,8 @@ def serve(channel: Channel) -> None:
                 else:
                     commands.put(message)
         except (Closed, NotPlain):
-            commands.put(None)
+            # The checks have ended this process. Its code may wait for an answer.
+            os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
     torch.manual_seed(0)
@@ -43,9 +45,9 @@ def serve(channel: Channel) -> None:
     # that start together, as those of DataParallel, fail there now and then: "Invalid thread
     # pool!". Here one thread makes it, before the student's code starts any.
     torch.set_num_threads(1)
-    while (message := commands.get()) is not None:
+    while True:
         try:
-            reply = _do(message, module, requests)
+            reply = _do(commands.get(), module, requests)
         except BaseException as error:
             reply = {"error": _describe(error)}
         sys.stdout.flush()
@@ -67,7 +69,10 @@ def _do(message: dict, module: types.ModuleType, requests: Requests) -> dict[str
         join_world(message["rank"], message["size"], requests)
     elif message["do"] == "call":
         function = _named(names, message["function"])
-        return {"value": function(*message["arguments"], **message["keywords"])}
+        value = function(*message["arguments"], **message["keywords"])
+        if requests.failed is not None:
+            raise requests.failed
+        return {"value": value}
     elif message["do"] == "value":
         return {"value": _named(names, message["name"])}
     return {}

@@ -6,6 +6,7 @@ hidden checks, that is exercise.ipynb.
 
 from multigpu.course import find_root
 from multigpu.errors import UserError
+from multigpu.exercise.exercise import PRINTED
 from multigpu.files import atomic
 from multigpu.grading.release import EXERCISE, student_notebook
 from multigpu.grading.solution import SOLUTION, Solution, dumps, read, slug_of
@@ -48,6 +49,11 @@ def _check_verdicts(solution: Solution) -> None:
         for part in question.parts:
             lines = printed(solution, part.cell)
             wrong = [line for line in lines if not line.startswith("right: ")]
+            if PRINTED in wrong:
+                raise UserError(
+                    f"In [{part.number}], {part.title!r}: the solution's answer prints text, "
+                    f"which is not a verdict: take the print out."
+                )
             if wrong or not lines:
                 raise UserError(
                     f"In [{part.number}], {part.title!r}: the solution does not pass its own "

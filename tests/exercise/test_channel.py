@@ -53,7 +53,7 @@ def test_a_frame_that_says_it_is_huge_is_refused_before_it_is_read(pair, lengths
 def test_a_value_that_is_too_large_is_not_sent(pair):
     ours, theirs = pair
 
-    with pytest.raises(NotPlain, match="limit"):
+    with pytest.raises(NotPlain, match="texts and lists at once: the limit is 1,048,576"):
         ours.send("x" * (MAX_HEADER + 1))
 
     ours.send("small")

@@ -181,6 +181,34 @@ def test_the_rank_that_failed_is_named_not_those_that_waited(capsys):
     assert "ValueError: mine" in capsys.readouterr().out
 
 
+def test_a_rank_that_fails_ends_the_others_at_once(capsys):
+    answer = (
+        "def f(rank):\n"
+        "    if rank == 4: raise ValueError('mine')\n"
+        "    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))"
+    )
+    subject = exercise(answer)
+    for number in range(5):
+        with subject.check("f", f"ranks {number}", points=1) as student:
+            student.ranks("f", [[rank] for rank in range(5)])
+
+    assert capsys.readouterr().out.count("ValueError: mine") == 5
+
+
+def test_an_output_of_a_wrong_size_is_an_error_of_that_rank(capsys):
+    answer = (
+        "def f(x):\n"
+        "    parts = [torch.zeros(3) for _ in range(2)]\n"
+        "    dist.all_gather(parts, x)\n"
+        "    return parts"
+    )
+    with exercise(answer).check("f", "ranks", points=1) as student:
+        student.ranks("f", [[torch.ones(2)]] * 2)
+
+    [line] = capsys.readouterr().out.splitlines()
+    assert "size" in line and "Timeout" not in line
+
+
 GATES = """
 def f(x, overlap):
     first = torch.nn.Parameter(torch.ones(2))

@@ -52,6 +52,15 @@ def test_views_parameters_and_numpy_become_tensors():
     assert number == 2.5
 
 
+def test_a_state_dict_becomes_a_dict():
+    state = torch.nn.Linear(2, 1).state_dict()
+
+    back = decode(*encode(state))
+
+    assert type(back) is dict
+    assert list(back) == ["weight", "bias"]
+
+
 class EqualToAll:
     def __eq__(self, other):
         return True
