@@ -13,6 +13,7 @@ from multigpu.exercise.session import Session, StudentError
 from multigpu.exercise.verdicts import difference
 
 MAX_MESSAGE = 400
+UNANSWERED = "NotImplementedError"  # what the released answer raises
 
 
 @dataclass
@@ -71,8 +72,11 @@ class Check:
         return self._started().call(function, arguments, keywords)
 
     def value(self, name: str) -> Any:
-        """A variable that the answer assigns, plain data. Raises StudentError."""
-        return self._started().value(name)
+        """A variable that the answer assigns, plain data. Raises StudentError for None, too."""
+        value = self._started().value(name)
+        if value is None:
+            raise StudentError(UNANSWERED, "")
+        return value
 
     def ranks(self, function: str, arguments: Sequence[Sequence[Any]]) -> Ranks:
         """Call the function on one rank for each item of `arguments`, at the same time.
@@ -156,8 +160,12 @@ class Check:
 
     def failed(self, error: Exception) -> None:
         """A verdict about an error that ended the check."""
-        if isinstance(error, StudentError):
-            where = f" at {error.lines[-1]}" if error.lines else ""
+        if isinstance(error, StudentError) and error.kind == UNANSWERED:
+            self.expect(False, "no answer yet: write it in place of `# YOUR CODE HERE`")
+        elif isinstance(error, StudentError):
+            own = [line for line in error.lines if not line.startswith("given ")]
+            line = next(reversed(own or error.lines), "")
+            where = f" at {line}" if line else ""
             self.expect(False, f"the code stopped{where[:MAX_MESSAGE]}", _cut(error))
         else:
             text = f"{type(error).__name__}: {_cut(error)}"

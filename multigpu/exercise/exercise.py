@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from multigpu.errors import UserError
+from multigpu.errors import Interrupted, UserError
 from multigpu.exercise.budget import QUESTION_CHECKS, SECONDS, SUBMISSION_CHECKS
 from multigpu.exercise.check import Check
 from multigpu.exercise.session import CannotRun, Session
@@ -111,6 +111,8 @@ class Exercise:
                 yield check
         except (CannotRun, MemoryError):
             raise
+        except KeyboardInterrupt:
+            raise Interrupted("Interrupted: this check gives no verdict.") from None
         except Exception as error:
             # What a student returns can make the check's own code raise any exception: a plan
             # that a library function refuses raises UserError, for example.
@@ -157,11 +159,15 @@ class Exercise:
 
     def summary(self) -> None:
         """Print the points of the checks that have run, and that hidden ones remain."""
+        totals = [0.0, 0.0]
         for question, verdicts in self._verdicts.items():
             earned = sum(points for right, points in verdicts.values() if right)
             most = sum(points for _, points in verdicts.values())
+            totals = [totals[0] + earned, totals[1] + most]
             print(f"{question}: {earned:g} of {most:g} points")
-        print("These are the visible checks. Hidden ones try other values when it is graded.")
+        print(f"together: {totals[0]:g} of {totals[1]:g} points of the checks that have run")
+        print("The rest of the points comes from hidden checks, when your notebook is graded.")
+        print("They try other values.")
 
 
 @contextmanager

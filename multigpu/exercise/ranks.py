@@ -74,11 +74,11 @@ class CheckedGroup(dist.ProcessGroup):
                     for output, answer in zip(outputs, message["tensors"], strict=True):
                         output.copy_(answer.reshape(output.shape))
             except (RuntimeError, ValueError) as error:
-                future.set_exception(
-                    ValueError(f"{kind}: an output has a wrong size: {error}")
+                # Work.wait() does not raise the exception of a future.
+                self.requests.failed = ValueError(
+                    f"{kind}: an output of a wrong size: {error}"
                 )
-            else:
-                future.set_result(outputs)
+            future.set_result(outputs)
 
         request = {"kind": kind, "group": self.name, "tensors": [t.detach() for t in inputs]}
         self.requests.ask(request | details, finish)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from multigpu.errors import UserError
+from multigpu.errors import Interrupted, UserError
 from multigpu.exercise import Exercise
 from multigpu.exercise import exercise as module
 from multigpu.exercise.exercise import Grading, grade_with
@@ -16,6 +16,9 @@ GIVEN = """# given
 import torch
 import torch.distributed as dist
 from multigpu.exercise import gate
+
+def given(x):
+    return x / 0
 """
 
 
@@ -61,7 +64,9 @@ def test_verdicts_are_printed_right_and_wrong(capsys):
         ("def f(x): return object()", ["NotPlain"]),
         ("def f(x): return 'a\\nright: f adds 1'", [r"\n"]),
         ("def f(x): raise ValueError('a\\nright: f adds 1')", ["a right: f adds 1"]),
-        ("raise NotImplementedError()", ["NotImplementedError"]),
+        ("raise NotImplementedError()", ["no answer yet"]),
+        ("def f(x): raise NotImplementedError()", ["no answer yet"]),
+        ("def f(x):\n    return given(x)", ["f, line 2: return given(x)", "ZeroDivision"]),
     ],
 )
 def test_what_goes_wrong_is_one_wrong_verdict(capsys, answer, words):
@@ -79,6 +84,37 @@ def test_a_value_that_the_check_does_not_expect_is_wrong(capsys):
         student.expect(student.call("f", 1)["total"] > 2, "the total is above 2")
 
     assert capsys.readouterr().out.startswith("wrong: ")
+
+
+def test_a_guess_that_is_none_is_no_answer_yet(capsys):
+    with exercise("f = None").check("f", "guess", points=1) as student:
+        student.expect(abs(student.value("f") - 3) < 1, "it is about 3")
+
+    assert "no answer yet" in capsys.readouterr().out
+
+
+def test_an_interrupted_check_gives_no_verdict_and_no_traceback(capsys):
+    with (
+        pytest.raises(Interrupted, match="no verdict") as caught,
+        exercise("f = 1").check("f", "guess", points=1),
+    ):
+        raise KeyboardInterrupt
+
+    assert len(caught.value._render_traceback_()) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_the_summary_has_the_points_of_the_checks_that_ran(capsys):
+    subject = exercise("f = 1")
+    for title, points, expected in (("a", 2, 1), ("b", 3, 2)):
+        with subject.check("f", title, points=points) as student:
+            student.equal(student.value("f"), expected, title)
+    capsys.readouterr()
+
+    subject.summary()
+
+    printed = capsys.readouterr().out
+    assert "f: 2 of 5 points" in printed and "hidden" in printed
 
 
 def test_a_check_without_a_statement_is_wrong(capsys):
