@@ -72,7 +72,7 @@ class Check:
         return self._started().call(function, arguments, keywords)
 
     def value(self, name: str) -> Any:
-        """A variable that the answer assigns, plain data. Raises StudentError for None, too."""
+        """A variable of the answer, plain data. Raises StudentError, also for None."""
         value = self._started().value(name)
         if value is None:
             raise StudentError(UNANSWERED, "")
