@@ -125,7 +125,7 @@ class Exercise:
         self._report(check, question, title, points, hidden)
 
     def _seconds_left(self, question: str) -> float:
-        """What a check may take. In a student's notebook a check can run as often as wanted."""
+        """What a check may take; a student can run it as often as wanted."""
         if self._grading is None:
             return self.seconds
         all_questions = SUBMISSION_CHECKS * self.seconds - sum(self._used.values())

@@ -1,6 +1,7 @@
 """Checks: they call a student's functions, and print the same verdicts everywhere."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -177,10 +178,9 @@ def test_the_time_of_a_check_and_of_a_question_is_limited(capsys):
 
 
 def test_in_a_notebook_a_check_can_run_as_often_as_wanted(capsys, monkeypatch):
-    class Shell:
-        user_ns = {"In": ["", "# answer: f\nimport time\ndef f(x): time.sleep(x)"]}
-
-    monkeypatch.setattr("IPython.get_ipython", Shell)
+    cells = ["", "# answer: f\nimport time\ndef f(x): time.sleep(x)"]
+    shell = SimpleNamespace(user_ns={"In": cells})
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
     grade_with(None)
     subject = Exercise("01-one-gpu", seconds=0.6)
     for _ in range(5):
