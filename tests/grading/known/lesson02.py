@@ -28,10 +28,11 @@ def data_parallel(model, rows, devices):
 OUTPUTS = "outputs of 8 rows on 2 GPUs"
 GRADIENTS = "gradients of 8 rows on 2 GPUs"
 DEVICES = "the devices of 8 rows on 2 GPUs"
+FAIR = "the devices of 5 rows on 4 GPUs"
 FOUR = "5 and 10 rows on 4 GPUs"
 CHUNKS = "chunks on 4 GPUs"
 FEW = "2 rows on 4 GPUs"
-ALL = (OUTPUTS, GRADIENTS, DEVICES, FOUR, CHUNKS, FEW)
+ALL = (OUTPUTS, GRADIENTS, DEVICES, FOUR, FAIR, CHUNKS, FEW)
 
 LOSS = """# answer: loss_parts
 def loss_parts(outputs, labels):
@@ -89,6 +90,12 @@ KNOWN = [
         "# answer: guess_busy\nguess_busy = 3\nguess_mean = 8.5\n",
         ("the running mean",),
     ),
+    Known(
+        "a word",
+        "guess_busy",
+        '# answer: guess_busy\nguess_busy = "three"\nguess_mean = None\n',
+        ("five rows on four GPUs", "the running mean"),
+    ),
     # ---- data_parallel ------------------------------------------------------------------
     Known(
         "nn.DataParallel",
@@ -96,7 +103,7 @@ KNOWN = [
         "# answer: data_parallel\n"
         "def data_parallel(model, rows, devices):\n"
         "    return nn.DataParallel(model, devices)(rows)\n",
-        (CHUNKS,),
+        (FAIR, CHUNKS),
     ),
     Known(
         "chunk",
@@ -108,7 +115,7 @@ KNOWN = [
                 "zip(devices, rows.chunk(len(devices)))",
             ),
         ),
-        (CHUNKS,),
+        (FAIR, CHUNKS),
     ),
     Known(
         "assumes as many chunks as devices",
@@ -120,7 +127,7 @@ KNOWN = [
                 "zip(devices, rows.chunk(len(devices)), strict=True)",
             ),
         ),
-        (FOUR, CHUNKS, FEW),
+        (FOUR, FAIR, CHUNKS, FEW),
     ),
     Known(
         "rows left over are forgotten",
@@ -132,13 +139,13 @@ KNOWN = [
                 "rows.split(max(1, len(rows) // len(devices)))",
             ),
         ),
-        (FOUR, CHUNKS),
+        (FOUR, FAIR, CHUNKS),
     ),
     Known(
         "assumes two GPUs",
         "data_parallel",
         changed(DATA_PARALLEL, ("    state =", "    devices = devices[:2]\n    state =")),
-        (CHUNKS,),
+        (FAIR, CHUNKS),
     ),
     Known(
         "assumes four chunks",
@@ -170,7 +177,7 @@ KNOWN = [
                 "tensor if device == devices[0] else tensor.detach().to(device)",
             ),
         ),
-        (GRADIENTS, DEVICES, FOUR, CHUNKS, FEW),
+        (GRADIENTS, DEVICES, FOUR, FAIR, CHUNKS, FEW),
     ),
     Known(
         "without gradients",
@@ -203,7 +210,7 @@ KNOWN = [
             DATA_PARALLEL,
             ("    state =", "    devices = len(devices) * devices[:1]\n    state ="),
         ),
-        (DEVICES, CHUNKS, FEW),
+        (DEVICES, FAIR, CHUNKS, FEW),
     ),
     Known(
         "the last GPU first",
@@ -224,6 +231,30 @@ KNOWN = [
             ),
         ),
         (OUTPUTS, GRADIENTS, FOUR, CHUNKS),
+    ),
+    Known(
+        "the larger chunks last",
+        "data_parallel",
+        changed(
+            DATA_PARALLEL,
+            (
+                "rows.tensor_split(len(devices))",
+                "rows.split([len(c) for c in rows.tensor_split(len(devices))][::-1])",
+            ),
+        ),
+        (CHUNKS, FEW),
+    ),
+    Known(
+        "chunk i on another device",
+        "data_parallel",
+        changed(
+            DATA_PARALLEL,
+            (
+                "zip(devices, rows.tensor_split(len(devices)))",
+                "zip(devices[:2][::-1] + devices[2:], rows.tensor_split(len(devices)))",
+            ),
+        ),
+        (CHUNKS,),
     ),
     Known(
         "GPUs without rows compute",
@@ -308,6 +339,20 @@ def mean_loss(means, ones):
         (EIGHT, TEN, UNLABELED, EMPTY),
     ),
     Known(
+        "the number on the CPU",
+        "loss_parts",
+        changed(
+            LOSS, ("(labels >= 0).sum().reshape(1)", "(labels >= 0).sum().reshape(1).cpu()")
+        ),
+        (EIGHT, TEN, UNLABELED, EMPTY),
+    ),
+    Known(
+        "parts of shape ()",
+        "loss_parts",
+        changed(LOSS, (".reshape(1)", "")),
+        (EIGHT,),
+    ),
+    Known(
         "unlabeled rows are class 0",
         "loss_parts",
         changed(
@@ -382,7 +427,28 @@ def mean_loss(number, total):
         changed(
             STATISTICS, ("        norm.momentum = momentum\n", "        norm.momentum = 0.1\n")
         ),
+        (STAYS, TWO),
+    ),
+    Known(
+        "the momentum of the first model for all",
+        "recompute_statistics",
+        changed(
+            STATISTICS, ("        norm.momentum = momentum\n", "        norm.momentum = 0.2\n")
+        ),
         (TWO,),
+    ),
+    Known(
+        "all modules get the mode of the model",
+        "recompute_statistics",
+        changed(
+            STATISTICS,
+            ("    modes =", "    was = model.training\n    modes ="),
+            (
+                "    for module, mode in modes:\n        module.training = mode\n",
+                "    model.train(was)\n",
+            ),
+        ),
+        (STAYS,),
     ),
     Known(
         "only children of the model",
