@@ -241,7 +241,7 @@ with exercise.check("shard", "other numbers of rows", points=2, hidden=True) as 
 #
 # Useful: `weight.register_post_accumulate_grad_hook(function)` calls `function(weight)` when
 # `.grad` is complete. `work = dist.all_reduce(tensor, async_op=True)` begins an all-reduce.
-# `work.wait()` waits for its end. `weight.nbytes` is a number of bytes.
+# `work.wait()` waits for its end.
 #
 # A model has four layers: 6 → 8 → 8 → 8 → 3 features, 4 bytes a number. With `bucket_bytes`
 # 256 it has three buckets, and a step has this log, on each rank. For example, layer 4 has
