@@ -9,7 +9,7 @@
 # stand in its own cell. When you hand in the notebook, hidden checks try other values. The
 # last cell adds up your points.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # setup
 import functools
 import os

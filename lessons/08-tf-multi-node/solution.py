@@ -9,7 +9,7 @@
 # stand in its own cell. When you hand in the notebook, hidden checks try other values. The
 # last cell adds up your points.
 
-# %%
+# %% jupyter={"source_hidden": true}
 # setup
 from itertools import chain
 from json import loads
@@ -229,7 +229,7 @@ def read(order, batch, workers, worker):
     ### END SOLUTION
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 # setup
 
 
@@ -340,7 +340,7 @@ def train(w, batches, rate):
     ### END SOLUTION
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 # setup
 
 

@@ -200,7 +200,14 @@ with exercise.check("guess_steps", "the Trainer's global_step", points=2) as stu
     batches = [(each, torch.tensor([0, 1])) for each in rows]
     steps, _ = fit_by_the_trainer(batches, accumulate=4, epochs=3)
     guess = student.value("guess_steps")
-    student.expect(guess == steps, "your number of steps is the Trainer's")
+    is_number = isinstance(guess, int | float)
+    student.expect(
+        is_number and guess == steps,
+        "your number of steps is the Trainer's",
+        "the Trainer makes another number: when does it step at the end of an epoch?"
+        if is_number
+        else "guess_steps must be a number",
+    )
 
 # %% [markdown]
 # ## 2. A training step for uneven batches (7 points)

@@ -156,7 +156,14 @@ guess_scale = 32768
 with exercise.check("guess_scale", "the scale of torch's GradScaler", points=2) as student:
     found = scale_after([True] * 3 + [False] * 9)
     guess = student.value("guess_scale")
-    student.expect(guess == found, "your scale is that of torch's GradScaler")
+    is_number = isinstance(guess, int | float)
+    student.expect(
+        is_number and guess == found,
+        "your scale is that of torch's GradScaler",
+        "torch has another scale: write down the scale after each step"
+        if is_number
+        else "guess_scale must be a number",
+    )
 
 # %% [markdown]
 # ## 2. A GradScaler by hand (7 points)

@@ -18,6 +18,7 @@ GUESSES = [
     Known("guess: exactly", "guess_accuracy", GUESS + "100 * 10 / 12"),
     Known("guess: counts no image twice", "guess_accuracy", GUESS + "90", PADDED),
     Known("guess: a fraction of 1", "guess_accuracy", GUESS + "10 / 12", PADDED),
+    Known("guess: a text", "guess_accuracy", GUESS + "'83.3%'", PADDED),
 ]
 
 # ---- shard ----------------------------------------------------------------------------------
@@ -160,6 +161,7 @@ AFTER_BACKWARD = changed(DDP, ("if self.sends:", "if False:"))
 FIRST_TO_LAST = changed(DDP, ("list(model.parameters())[::-1]", "list(model.parameters())"))
 ONE_BUCKET = changed(DDP, ("if size >= bucket_bytes:", "if size >= 25 * 2**20:"))
 BUCKET_A_WEIGHT = changed(DDP, ("if size >= bucket_bytes:", "if size:"))
+EMPTY = changed(DDP, ("if weight.grad is not None:", "if False:"))
 NO_WAIT = changed(DDP, (WAIT, ""))
 WAITS_IN_HOOK = changed(DDP, ("async_op=True)", "async_op=True)\n        bucket.work.wait()"))
 NO_NO_SYNC = changed(
@@ -179,10 +181,11 @@ NO_BROADCAST = changed(DDP, ("            dist.broadcast(weight.data, 0)\n", "")
 
 DDPS = [
     Known("ddp: one buffer a bucket", "my_ddp", DDP),
-    Known("ddp: all-reduces after backward", "my_ddp", AFTER_BACKWARD, (LOG, THREE)),
-    Known("ddp: buckets from first to last", "my_ddp", FIRST_TO_LAST, (LOG, THREE)),
-    Known("ddp: one bucket", "my_ddp", ONE_BUCKET, (LOG, MICRO, THREE)),
+    Known("ddp: all-reduces after backward", "my_ddp", AFTER_BACKWARD, (LOG, SLOW, THREE)),
+    Known("ddp: buckets from first to last", "my_ddp", FIRST_TO_LAST, (LOG, SLOW, THREE)),
+    Known("ddp: one bucket", "my_ddp", ONE_BUCKET, (LOG, MICRO, SLOW, THREE)),
     Known("ddp: a bucket a weight", "my_ddp", BUCKET_A_WEIGHT, (LOG, MICRO, THREE)),
+    Known("ddp: sends an empty buffer", "my_ddp", EMPTY, (LOG, *VALUES)),
     Known("ddp: does not wait", "my_ddp", NO_WAIT, VALUES),
     Known("ddp: waits in the hook", "my_ddp", WAITS_IN_HOOK, (SLOW,)),
     Known("ddp: no no_sync", "my_ddp", NO_NO_SYNC, (MICRO, THREE)),
@@ -200,9 +203,10 @@ DDPS = [
 LOSS = "the loss"
 ACCURACY = "the accuracy"
 NAMES = "the names of the weights"
+FEW = "fewer test images than ranks"
 SAME_MODEL = "the model stays as it was"
 OTHER = "other numbers"
-ALL = (LOSS, ACCURACY, NAMES, SAME_MODEL, OTHER)
+ALL = (LOSS, ACCURACY, FEW, NAMES, SAME_MODEL, OTHER)
 
 # Two all-reduces, and no batches.
 FINISH = """# answer: finish_epoch
@@ -214,6 +218,7 @@ def finish_epoch(ddp, losses, rows, labels):
     net = ddp.module.eval()
     mine = list(range(len(rows)))[rank :: dist.get_world_size()]
     hits = (net(rows[mine]).argmax(1) == labels[mine]).double().sum()
+    net.train()
     dist.all_reduce(hits)
     count = len(rows)
     report = {"accuracy": hits.item() / count, "loss": (total[0] / total[1]).item()}
@@ -248,6 +253,7 @@ THROUGH_DDP = changed(
     ),
 )
 MODULE = changed(FINISH, ("net.state_dict()", "ddp.state_dict()"))
+STAYS_IN_EVAL = changed(FINISH, ("    net.train()\n", ""))
 DRIFT = changed(FINISH, ("ddp.module.eval()", "ddp.module"))
 
 REPORTS = [
@@ -257,10 +263,11 @@ REPORTS = [
     Known("finish: one rank's loss", "finish_epoch", OWN_LOSS, (LOSS, OTHER)),
     Known("finish: mean of the ranks' means", "finish_epoch", MEAN_OF_MEANS, (LOSS, OTHER)),
     Known("finish: mean of no losses", "finish_epoch", NO_LOSSES, (OTHER,)),
-    Known("finish: padding is counted", "finish_epoch", PADDING, (ACCURACY, OTHER)),
-    Known("finish: batches through DDP", "finish_epoch", THROUGH_DDP, (OTHER,)),
+    Known("finish: padding is counted", "finish_epoch", PADDING, (ACCURACY, FEW, OTHER)),
+    Known("finish: batches through DDP", "finish_epoch", THROUGH_DDP, (FEW, OTHER)),
     Known("finish: names with module.", "finish_epoch", MODULE, (NAMES,)),
-    Known("finish: BatchNorm drifts", "finish_epoch", DRIFT, (SAME_MODEL, OTHER)),
+    Known("finish: stays in eval mode", "finish_epoch", STAYS_IN_EVAL, (SAME_MODEL,)),
+    Known("finish: BatchNorm drifts", "finish_epoch", DRIFT, (FEW, SAME_MODEL, OTHER)),
 ]
 
 KNOWN = GUESSES + SHARDS + DDPS + REPORTS
