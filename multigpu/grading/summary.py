@@ -49,7 +49,7 @@ def lines(marks: Sequence[Marked], nobodys: Sequence[str], folder: Path) -> list
 
 
 def _left_out(problems: Sequence[Marked]) -> str:
-    return f" without {pluralize(len(problems), 'file')} not graded" if problems else ""
+    return f" ({pluralize(len(problems), 'file')} not graded, left out)" if problems else ""
 
 
 def _listed(
