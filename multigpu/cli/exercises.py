@@ -129,6 +129,13 @@ def grade(
             "Later runs keep it."
         ),
     ] = None,
+    times: Annotated[
+        Path | None,
+        typer.Option(
+            help="When students handed in: a CSV or JSON file of student, submitted (such as "
+            "2026-11-30T23:12+01:00). Later runs keep it."
+        ),
+    ] = None,
     assignment: Annotated[
         str,
         typer.Option(help="The assignment's column in Canvas; default: the lesson's title."),
@@ -164,6 +171,7 @@ def grade(
         assignment,
         pseudonyms,
         regrade,
+        times,
     )
     if unsafe_no_sandbox:
         print(
@@ -172,9 +180,23 @@ def grade(
         )
     announce("running the solution first, which takes some seconds")
     with _Progress() as progress:
-        lines = batch.run(options, progress.show)
+        try:
+            lines = batch.run(options, progress.show)
+        except KeyboardInterrupt:
+            progress.close()
+            raise SystemExit(_interrupted(progress.done, output)) from None
     for line in lines:
         print(line)
+
+
+def _interrupted(done: int, output: Path) -> int:
+    """Print what is kept of an interrupted run. Returns the exit code, 128 + SIGINT."""
+    print(
+        f"interrupted: {pluralize(done, 'submission')} graded and kept in {output}; the same "
+        f"command goes on from there.",
+        file=sys.stderr,
+    )
+    return 130
 
 
 def _sandbox() -> str:
@@ -202,9 +224,14 @@ class _Progress:
         from tqdm import tqdm
 
         self.bar: tqdm | None = None
+        self.done = 0
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
         if self.bar is not None:
             self.bar.close()
 
@@ -212,6 +239,7 @@ class _Progress:
         """`done` of `of` submissions are graded."""
         from tqdm import tqdm
 
+        self.done = done
         if self.bar is None:
             seconds = 0.1 if is_terminal() else 10.0
             self.bar = tqdm(total=of, initial=done, unit="submission", mininterval=seconds)

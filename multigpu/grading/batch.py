@@ -6,6 +6,8 @@ outcomes/         what each set of answers gave; delete it to run all of them ag
 secret.txt        what the hidden checks' seeds and the pseudonyms are made of
 overrides.csv     or .json: points by hand, as given with --override
 late.txt          the rule, as given with --late
+times.csv         or .json: when students handed in, as given with --times
+lesson.txt        whose results these are
 marks.json        the marks under the students' own names
 pseudonyms.csv    which pseudonym is whose
 """
@@ -18,16 +20,30 @@ from pathlib import Path
 from multigpu.course import LESSONS
 from multigpu.errors import UserError
 from multigpu.files import atomic
-from multigpu.grading import grade, late, overrides, pseudonyms, regrade, reports, submissions
-from multigpu.grading.csv_cells import number
+from multigpu.grading import (
+    grade,
+    late,
+    marking,
+    overrides,
+    pseudonyms,
+    regrade,
+    reports,
+    submissions,
+    summary,
+    times,
+)
+from multigpu.grading.marking import Outcome
 from multigpu.grading.marks import Marked, mark
 from multigpu.grading.results import Result
-from multigpu.grading.solution import find
+from multigpu.grading.solution import Solution, find
+from multigpu.grading.submissions import Submission
+from multigpu.grading.transplant import Answers
 
 MARKS = "marks.json"
 LATE = "late.txt"
+LESSON = "lesson.txt"
 PSEUDONYMS = "pseudonyms.csv"
-OVERRIDES = ("overrides.csv", "overrides.json")
+SUFFIXES = (".csv", ".json")
 
 
 @dataclass(frozen=True)
@@ -36,6 +52,7 @@ class Options:
 
     solutions   an instructor's own; None for the course's
     override    a file of points by hand; None for that of the last run, if there was one
+    times       a file of hand-in times; None for that of the last run
     late        a rule; None for that of the last run; "none" for no rule any more
     assignment  the column's name in Canvas; "" for the lesson's title
     """
@@ -51,6 +68,7 @@ class Options:
     assignment: str = ""
     pseudonyms: bool = False
     regrade: bool = False
+    times: Path | None = None
 
 
 def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
@@ -60,14 +78,16 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
     """
     folder = options.output
     solution = find(options.lesson, options.solutions)
+    _check_folder(folder, solution.lesson)
     rule = _rule(options)
     before = _before(options)
     found = submissions.find(options.handed_in, solution.lesson)
+    nobodys = found.notes + _give_times(options, found.submissions)
+    given = _overrides(options, solution, found.submissions)
+    nobodys += overrides.nobodys(given, [one.student for one in found.submissions])
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         settings = grade.Settings(folder, options.sandbox, options.jobs)
         results = grade.grade(solution, found.submissions, settings, progress)
-        given = _overrides(options, results)
         marks = mark(results, given, rule)
         secret = grade.read_secret(folder).encode()
         shown = pseudonyms.pseudonymized(marks, secret) if options.pseudonyms else marks
@@ -79,11 +99,11 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
             table = pseudonyms.key_table([one.student for one in marks], secret)
             with atomic(folder / PSEUDONYMS) as temporary:
                 temporary.write_text(table, encoding="utf-8", newline="")
-        _keep(options)
+        _keep(options, solution.lesson)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror}.") from None
     changes = regrade.text(regrade.changes(before, marks)).splitlines() if before else []
-    return [*found.notes, *_summary(marks, options), *changes]
+    return [*summary.lines(marks, nobodys, folder), *changes]
 
 
 def _before(options: Options) -> list[Marked] | None:
@@ -105,42 +125,69 @@ def _rule(options: Options) -> late.Rule | None:
     return late.parse(text) if text and text != "none" else None
 
 
-def _overrides(options: Options, results: list[Result]) -> list[overrides.Override]:
+def _check_folder(folder: Path, lesson: str) -> None:
+    """Raise UserError if the folder holds results of another lesson."""
+    try:
+        other = (folder / LESSON).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(f"{folder / LESSON} cannot be read: {error.strerror}.") from None
+    if other != lesson:
+        raise UserError(
+            f"{folder} holds the results of {other}: give another folder for "
+            f"{lesson}, such as -o {folder.parent / lesson}."
+        )
+
+
+def _give_times(options: Options, handed_in: list[Submission]) -> list[str]:
+    """Set the times of --times, or of the last run's. Returns notes. Raises UserError."""
+    path = options.times or _kept(options.output, "times")
+    if path is None:
+        return []
+    left = times.apply(times.read(path), handed_in)
+    if not left:
+        return []
+    return [f"{path} has times of students without a submission: {', '.join(left[:5])}"]
+
+
+def _kept(folder: Path, name: str) -> Path | None:
+    """The file NAME.csv or NAME.json that an earlier run has kept."""
+    paths = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
+    return next((path for path in paths if path.exists()), None)
+
+
+def _overrides(
+    options: Options, solution: Solution, handed_in: list[Submission]
+) -> list[overrides.Override]:
     """The points by hand. Raises UserError."""
-    kept = [options.output / name for name in OVERRIDES if (options.output / name).exists()]
-    path = options.override or next(iter(kept), None)
-    return overrides.read(path, results) if path else []
+    path = options.override or _kept(options.output, "overrides")
+    if path is None:
+        return []
+    # Read before anything is graded: only the names of questions and checks count.
+    blank = marking.question_results(solution, Answers(), Outcome(), ())
+    return overrides.read(path, [Result(one.student, one.file, blank) for one in handed_in])
 
 
-def _keep(options: Options) -> None:
-    """Keep the rule and the points by hand for the next run."""
+def _keep(options: Options, lesson: str) -> None:
+    """Keep the lesson, the rule, the times and the points by hand for the next run."""
+    with atomic(options.output / LESSON) as temporary:
+        temporary.write_text(lesson + "\n", encoding="utf-8")
     if options.late is not None:
         with atomic(options.output / LATE) as temporary:
             temporary.write_text(options.late + "\n", encoding="utf-8")
-    if options.override is not None:
-        target = options.output / f"overrides{options.override.suffix}"
-        if options.override.resolve() != target.resolve():
-            with atomic(target) as temporary:
-                shutil.copyfile(options.override, temporary)
-        for name in OVERRIDES:
-            if name != target.name:
-                (options.output / name).unlink(missing_ok=True)
+    _keep_file(options.override, options.output, "overrides")
+    _keep_file(options.times, options.output, "times")
 
 
-def _summary(marks: list[Marked], options: Options) -> list[str]:
-    totals = [one.total for one in marks if one.total is not None]
-    lines = []
-    for one in marks:
-        if one.blocked:
-            lines.append(
-                f"{one.student}: blocked, this machine could not grade it: grade again"
-            )
-        elif one.result.problem:
-            lines.append(f"{one.student}: 0, {one.result.problem}")
-    mean = sum(totals) / len(totals) if totals else None
-    points = marks[0].points if marks else 0
-    lines.append(
-        f"{len(marks)} submissions, mean {number(mean) or '-'} of {number(points)} points: "
-        f"{options.output / 'gradebook.csv'}"
-    )
-    return lines
+def _keep_file(given: Path | None, folder: Path, name: str) -> None:
+    """Copy a file that was given to NAME.csv or NAME.json, and remove the other of the two."""
+    if given is None:
+        return
+    target = folder / (f"{name}.json" if given.suffix.lower() == ".json" else f"{name}.csv")
+    if given.resolve() != target.resolve():
+        with atomic(target) as temporary:
+            shutil.copyfile(given, temporary)
+    for suffix in SUFFIXES:
+        if suffix != target.suffix:
+            (folder / f"{name}{suffix}").unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from multigpu.files import atomic
-from multigpu.grading.csv_cells import number
+from multigpu.grading.csv_cells import number, table
 from multigpu.grading.feedback_style import STYLE
 from multigpu.grading.marks import Marked, MarkedPart, MarkedQuestion
 from multigpu.grading.texts import visible, without_colours
@@ -48,6 +48,13 @@ def write(marks: Sequence[Marked], folder: Path, lesson: str, title: str) -> lis
     return paths
 
 
+def index(marks: Sequence[Marked]) -> str:
+    """CSV: each student and the file of the page."""
+    return table(
+        [("student", "page"), *((one.student, page_name(one.student)) for one in marks)]
+    )
+
+
 def page_name(student: str) -> str:
     """The page's file name: a login as it is; other names cleaned, with a hash.
 
@@ -73,7 +80,12 @@ def page(one: Marked, lesson: str, title: str) -> str:
     if one.blocked:
         body.append(_note("The machine could not grade all of this; there is no score yet."))
     if one.result.problem:
-        body.append(_note(f"Your file could not be read: {one.result.problem}."))
+        body.append(
+            _note(
+                f"Your file could not be graded: {one.result.problem}. Ask your "
+                f"instructor whether you can hand it in again."
+            )
+        )
     body += [_note(note) for note in one.notes]
     if one.taken_off:
         body.append(
@@ -112,7 +124,7 @@ def _question(question: MarkedQuestion) -> list[str]:
     measured = question.measured
     lines = [
         "<section>",
-        f'<div class="head"><h2>{_text(measured.title)}</h2>'
+        f'<div class="head"><h2>{_heading(measured.title)}</h2>'
         f'<span class="score">{_score(question.earned, question.points)}</span></div>',
     ]
     if question.given is not None:
@@ -155,6 +167,11 @@ def _score(earned: float | None, points: float) -> str:
 
 def _points(points: float | None) -> str:
     return f"{number(points)} point{'' if points == 1 else 's'}"
+
+
+def _heading(text: str) -> str:
+    """A heading's HTML, in which Markdown's `name` is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _text(text))
 
 
 def _note(text: str) -> str:

@@ -55,16 +55,17 @@ def grade(
     pool       jobs that are in use for several gradings; None for new ones
 
     An outcome is stored as soon as it is known, so that a run that was interrupted goes on
-    where it stopped. Raises UserError if the solution itself does not pass its checks here,
-    and if students' code could read the results.
+    where it stopped. Raises UserError if the solution itself does not pass its checks here, if
+    students' code could read the results, and if all notebooks are of another lesson.
     """
     if settings.sandbox and sandbox.shows(settings.folder):
         raise UserError(
             f"students' code could read {settings.folder}, which is in a folder of Python's: "
             f"give another folder for the results."
         )
-    secret = read_secret(settings.folder)
     answers = [take(each.data, solution) for each in submissions]
+    _check_lesson(solution, answers)
+    secret = read_secret(settings.folder)
     texts = [marking.to_run(solution, each) for each in answers]
     ids = [_digest(solution, each, secret) for each in texts]
     outcomes = {id: found for id in ids if (found := _stored(settings.folder, id))}
@@ -93,6 +94,18 @@ def grade(
         result(solution, submission, found, outcomes[id])
         for submission, found, id in zip(submissions, answers, ids, strict=True)
     ]
+
+
+def _check_lesson(solution: Solution, answers: Sequence[Answers]) -> None:
+    """Raise UserError if all notebooks that can be read are of other lessons."""
+    readable = [each for each in answers if each.lesson or not each.problem]
+    others = sorted({each.lesson for each in readable})
+    if others and "" not in others:
+        raise UserError(
+            f"nothing was graded: all notebooks are of lesson {' or '.join(others)}, none of "
+            f"{solution.lesson}: give the folder of {solution.lesson}, or grade "
+            f"{others[0]}."
+        )
 
 
 def result(

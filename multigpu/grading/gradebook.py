@@ -1,8 +1,9 @@
 """The gradebook: for the instructor, and in the forms that Canvas and Moodle import.
 
-A blocked student has an empty cell in each form, never 0. Canvas and Moodle find a student by
-the number in the key, `Jane Doe (Moodle 12345)`, which submissions.find() makes from their own
-zips; another key counts as a login.
+A blocked student has an empty cell in each form, never 0. In the forms for Canvas and Moodle,
+a student whose file could not be graded has an empty cell too, because they would show the 0
+to the student. Canvas and Moodle find a student by the number in the key, `Jane Doe (Moodle
+12345)`, which submissions.find() makes from their own zips; another key counts as a login.
 """
 
 from collections.abc import Sequence
@@ -54,6 +55,11 @@ def notes(one: Marked) -> str:
     return "; ".join(said)
 
 
+def published(one: Marked) -> float | None:
+    """The total for a platform; None if the file was not graded and nothing is by hand."""
+    return None if one.result.problem and not one.overrides else one.total
+
+
 def canvas(marks: Sequence[Marked], assignment: str) -> str:
     """CSV for Canvas: Grades > Import.
 
@@ -73,7 +79,7 @@ def canvas(marks: Sequence[Marked], assignment: str) -> str:
         name = name.replace("Points Possible", "Points_Possible")
         number = match["id"] if match else ""
         login = "" if match else one.student
-        rows.append([name, number, login, "", one.total])
+        rows.append([name, number, login, "", published(one)])
     return table(rows)
 
 
@@ -101,7 +107,8 @@ def moodle(marks: Sequence[Marked]) -> str:
         identifier = f"Participant {match['id']}" if match else ""
         name = match["name"] if match else ""
         login = "" if match else one.student
-        rows.append([identifier, name, login, status(one), one.total, one.points, ""])
+        row = [identifier, name, login, status(one), published(one), one.points, ""]
+        rows.append(row)
     return table(rows)
 
 

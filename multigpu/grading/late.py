@@ -8,8 +8,8 @@
     max N%          the most that is taken off; without it, 100%
 
 A submission without a time loses nothing, and a note says so. The time of a file is no time of
-a submission: copying changes it. Only nbgrader's timestamp.txt says one, which nbgrader writes
-with the student's rights.
+a submission: copying changes it. nbgrader's timestamp.txt says one, which nbgrader writes with
+the student's rights; for other platforms, --times does (times.py).
 """
 
 import math
@@ -81,9 +81,10 @@ def parse(text: str) -> Rule:
             f"2026-11-30T23:59+01:00."
         ) from None
     if deadline.tzinfo is None:
+        day, _, hour = match["time"].partition("T")
         raise UserError(
-            f"--late: the deadline {match['time']} has no time zone: add it, as in "
-            f"{match['time']}+01:00."
+            f"--late: the deadline {match['time']} has no time with a zone: write, for "
+            f"example, deadline={day}T{hour or '23:59'}+01:00."
         )
     if not re.search(r"T\d\d:?\d\d:?\d\d", match["time"]):
         deadline = deadline.replace(second=59, microsecond=999_999)

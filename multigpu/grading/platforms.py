@@ -10,10 +10,11 @@ nbgrader `submitted/STUDENT/ASSIGNMENT/Name.ipynb`, with timestamp.txt beside it
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from multigpu.errors import UserError
+from multigpu.errors import UserError, pluralize
 from multigpu.grading.sources import NO_NAME, File
 
 CANVAS = re.compile(
@@ -28,6 +29,8 @@ MOODLE = re.compile(
 CANVAS_KEY = re.compile(r"(?P<name>.*) \(Canvas (?P<id>\d+|anon_\w+)\)", re.DOTALL)
 MOODLE_KEY = re.compile(r"(?P<name>.*) \(Moodle (?P<id>\d+)\)", re.DOTALL)
 STAMP = "timestamp.txt"
+# The folders that nbgrader makes beside `submitted`; they may hold notebooks.
+NBGRADER = ("submitted", "source", "release", "autograded", "feedback")
 # A path below the folder of the submissions, and its file.
 Below = tuple[tuple[str, ...], File]
 
@@ -66,9 +69,10 @@ def whose(files: list[File], path: Path, lesson: str) -> tuple[list[HandedIn], l
     submitted = [(parts, file) for parts, file in below if parts[0] == "submitted"]
     submitted = _inside(submitted, "submitted") or []
     if _is_nbgrader(submitted, lesson, named=True):
-        return _nbgrader(submitted, path, lesson), []
+        found, notes = _nbgrader(submitted, path, lesson)
+        return found, notes + _beside(below)
     if _is_nbgrader(below, lesson, named=path.resolve().name == "submitted"):
-        return _nbgrader(below, path, lesson), []
+        return _nbgrader(below, path, lesson)
     found = []
     notes = []
     for parts, file in below:
@@ -120,8 +124,19 @@ def _is_nbgrader(below: list[Below], lesson: str, named: bool) -> bool:
     return deep and (named or marked)
 
 
-def _nbgrader(below: list[Below], path: Path, lesson: str) -> list[HandedIn]:
-    """The files STUDENT/ASSIGNMENT/… of the lesson's assignment."""
+def _beside(below: list[Below]) -> list[str]:
+    """Notes on the notebooks beside `submitted`, those of nbgrader's own folders aside."""
+    counts = Counter(parts[0] for parts, _ in below if _is_notebook(parts[-1]))
+    return [
+        f"{name} ({pluralize(count, 'notebook')}) was ignored: it is beside the folder "
+        f"submitted; give the folder of the submissions alone"
+        for name, count in counts.items()
+        if name not in NBGRADER
+    ]
+
+
+def _nbgrader(below: list[Below], path: Path, lesson: str) -> tuple[list[HandedIn], list[str]]:
+    """The files STUDENT/ASSIGNMENT/… of the lesson's assignment, and notes on the others."""
     inside = [(parts, file) for parts, file in below if len(parts) >= 3]
     assignments = {parts[1] for parts, _ in inside}
     if len(assignments) > 1 and lesson not in assignments:
@@ -130,13 +145,17 @@ def _nbgrader(below: list[Below], path: Path, lesson: str) -> list[HandedIn]:
             f"{lesson}: give the students' folders of one assignment."
         )
     wanted = lesson if lesson in assignments else next(iter(assignments), "")
+    students = {parts[0] for parts, _ in below if len(parts) > 1}
     inside = [(parts, file) for parts, file in inside if parts[1] == wanted]
+    without = sorted(students - {parts[0] for parts, _ in inside})
+    notes = [f"{name} handed in nothing in a folder {wanted}" for name in without]
     stamps = {parts[0]: file for parts, file in inside if parts[2:] == (STAMP,)}
-    return [
+    found = [
         HandedIn(parts[0], "/".join(parts[2:]), file, stamp=stamps.get(parts[0]))
         for parts, file in inside
         if parts[2:] != (STAMP,)
     ]
+    return found, notes
 
 
 def _moodle(parts: tuple[str, ...], file: File) -> HandedIn | None:

@@ -1,7 +1,7 @@
 """How the questions did: counts, mean, and how well a question separates the students.
 
-All of it is about what was measured; points by hand do not count. Files that could not be read
-are left out.
+All of it but the mean total is about what was measured; points by hand do not count. Files
+that could not be graded are left out.
 """
 
 import math
@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from multigpu.errors import pluralize
+from multigpu.grading.csv_cells import number
 from multigpu.grading.marks import Marked, MarkedQuestion
 from multigpu.grading.texts import visible
 
@@ -61,15 +62,15 @@ def rows(marks: Sequence[Marked]) -> list[Row]:
     for place in range(count):
         questions = [one.questions[place] for one in marks]
         found.append(_row(marks, None, questions))
-        for number in range(min(len(question.parts) for question in questions)):
-            found.append(_row(marks, number, questions))
+        for place_of_check in range(min(len(question.parts) for question in questions)):
+            found.append(_row(marks, place_of_check, questions))
     return found
 
 
 def _row(
-    marks: Sequence[Marked], number: int | None, questions: Sequence[MarkedQuestion]
+    marks: Sequence[Marked], check: int | None, questions: Sequence[MarkedQuestion]
 ) -> Row:
-    """The row of a question; with a number, of this check."""
+    """The row of a question; with a check, of the check at this place."""
     first = questions[0].measured
     counts = {"right": 0, "wrong": 0, "blank": 0, "blocked": 0}
     shares = []
@@ -77,10 +78,10 @@ def _row(
     by_hand = 0
     for one, question in zip(marks, questions, strict=True):
         parts = question.measured.parts
-        chosen = parts if number is None else [parts[number]]
+        chosen = parts if check is None else [parts[check]]
         status = _status(question.measured.blank, [part.status for part in chosen])
         counts[status] += 1
-        given = question.overrides if number is None else [question.parts[number].given]
+        given = question.overrides if check is None else [question.parts[check].given]
         by_hand += any(given)
         points = sum(part.points for part in chosen)
         whole = one.result
@@ -89,7 +90,7 @@ def _row(
             rests.append((earned, whole.earned - earned))
         if status != "blocked" and points:
             shares.append(sum(part.earned for part in chosen) / points)
-    part = None if number is None else first.parts[number]
+    part = None if check is None else first.parts[check]
     return Row(
         first.name,
         part.title if part else "",
@@ -136,12 +137,28 @@ def to_json(marks: Sequence[Marked]) -> dict[str, Any]:
     }
 
 
+def mean_total(marks: Sequence[Marked]) -> float | None:
+    """The mean of the totals of all files that could be graded; blocked ones are left out.
+
+    Totals include points by hand and late penalties.
+    """
+    totals = [one.total for one in marks if not one.result.problem]
+    known = [total for total in totals if total is not None]
+    return sum(known) / len(known) if known else None
+
+
 def text(marks: Sequence[Marked]) -> str:
     """The rows as a table of at most 95 columns."""
+    points = marks[0].points if marks else 0
     unread = sum(bool(one.result.problem) for one in marks)
     lines = [
-        f"{pluralize(len(marks) - unread, 'student')}; left out, as they could not be read: "
+        f"{pluralize(len(marks) - unread, 'student')}; left out, as they could not be graded: "
         f"{pluralize(unread, 'file')}",
+        f"mean total: {number(mean_total(marks)) or '-'} of {number(points)} points, with "
+        f"points by hand and late penalties",
+        "discrim.: how well it separates strong from weak students, from -1 to 1. Below 0.2, "
+        "look at",
+        "the question; below 0, students who do well elsewhere get it wrong.",
         "",
         f"{'question / check':<42}{'points':>7}{'right':>6}{'wrong':>6}{'blank':>6}"
         f"{'blocked':>8}{'mean':>6}{'discrim.':>9}",

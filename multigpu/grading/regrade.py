@@ -163,11 +163,13 @@ def _by_hand(old: Override | None, new: Override | None) -> str:
     return f"other points by hand: {new.reason}"
 
 
+def _percent(one: Marked) -> float:
+    return one.penalty.percent if one.penalty else 0.0
+
+
 def _why_total(before: Marked, after: Marked, inside: Sequence[Change]) -> str:
     why = [f"{len(inside)} change{'s' if len(inside) > 1 else ''} above"] if inside else []
-    if (before.penalty and before.penalty.percent) != (
-        after.penalty and after.penalty.percent
-    ):
+    if _percent(before) != _percent(after):
         now = after.penalty.why if after.penalty else ""
         why.append(now or "no late penalty any more")
     if before.points != after.points:

@@ -5,7 +5,7 @@ results.json                             all marks; what regrading compares with
 junit.xml                                all checks (junit.py), for the instructor
 statistics.txt, statistics.json          per question (question_statistics.py)
 similarity.txt, similarity.json          answers that are alike (similarity.py)
-feedback/STUDENT.html                    for the students (feedback.py)
+feedback/STUDENT.html, feedback/index.csv  for the students; which page is whose (feedback.py)
 """
 
 import json
@@ -35,11 +35,12 @@ def write(
     released     each question's answer cell as students got it
     assignment   the column's name in Canvas; the title, if it is empty
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "feedback").mkdir(parents=True, exist_ok=True)
     alike = similarity.pairs(marks, released)
     texts = {
         # With the byte order mark, Excel reads UTF-8.
         "gradebook.csv": "\ufeff" + gradebook(marks),
+        "feedback/index.csv": "\ufeff" + feedback.index(marks),
         "canvas.csv": canvas(marks, assignment or title),
         "moodle.csv": moodle(marks),
         "junit.xml": junit(marks, lesson),

@@ -107,8 +107,9 @@ class Solution:
 def slug_of(lesson: str) -> str:
     """The slug of a lesson that is named by its slug or number. Raises UserError."""
     slugs = sorted(each.slug for each in LESSONS if not each.planned)
+    number = lesson.zfill(2) if lesson.isdecimal() else lesson
     for slug in slugs:
-        if lesson in (slug, slug.partition("-")[0]):
+        if number in (slug, slug.partition("-")[0]):
             return slug
     hint = did_you_mean(lesson, slugs) or f"expected one of {', '.join(slugs)}."
     raise UserError(f"there is no lesson {lesson!r}: {hint}")
@@ -124,7 +125,13 @@ def find(lesson: str, folder: Path | None = None) -> Solution:
     """
     slug = slug_of(lesson)
     if folder is None:
-        return read(find_root() / "lessons" / slug / SOLUTION, slug)
+        lessons = find_root() / "lessons"
+        if not (lessons / slug / SOLUTION).exists():
+            having = sorted(path.parent.name for path in lessons.glob(f"*/{SOLUTION}"))
+            raise UserError(
+                f"lesson {slug} has no exercise; these have one: {', '.join(having)}."
+            )
+        return read(lessons / slug / SOLUTION, slug)
     paths = [folder / f"{slug}.ipynb", folder / slug / SOLUTION]
     for path in paths:
         if path.exists():

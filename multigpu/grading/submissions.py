@@ -21,6 +21,8 @@ from multigpu.grading.sources import Limits
 from multigpu.grading.texts import one_line
 
 NAMED = 5
+ALSO_HANDED_IN = "also handed in, and left out"
+LATE_MARK = "Canvas marks it as late"
 
 
 @dataclass
@@ -114,13 +116,13 @@ def _read(one: HandedIn, handed_in: list[HandedIn], limits: Limits) -> Submissio
         notebooks = sorted(other.shown for other in others if other.is_notebook)
         if notebooks:
             submission.notes.append(
-                f"{one.shown} was graded; also handed in, and left out: {_listed(notebooks)}"
+                f"{one.shown} was graded; {ALSO_HANDED_IN}: {_listed(notebooks)}"
             )
     else:
         names = sorted(other.name for other in handed_in)
         submission.problem = f"no notebook was handed in, only {_listed(names)}"
     if one.late:
-        submission.notes.append("Canvas marks it as late")
+        submission.notes.append(LATE_MARK)
     if one.stamp is not None:
         text = one.stamp.read(200)[0].decode("utf-8", "replace")
         submission.submitted = when(text)

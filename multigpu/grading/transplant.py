@@ -9,24 +9,30 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from multigpu.course import LESSONS
 from multigpu.exercise.sources import answer_of
-from multigpu.grading.solution import Solution
+from multigpu.grading.solution import LESSON, SETUP, Solution
 
 MAX_BYTES = 8 << 20
 MAX_CELLS = 2000
 MAX_ANSWER = 200_000
+OTHER_LESSON = "this is the notebook of"
+NO_ANSWER_CELL = "the notebook has none of the answer cells"
+DAMAGED = "the file is damaged or cut off, and no notebook can be read from it"
 
 
 @dataclass
 class Answers:
     """The answers by question, and what is to be said about the notebook.
 
-    problem   why the notebook cannot be read; "" if it can
+    problem   why the notebook cannot be graded; "" if it can
+    lesson    the other lesson whose notebook it is; "" if it is none
     """
 
     sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problem: str = ""
+    lesson: str = ""
 
 
 def take(data: bytes, solution: Solution) -> Answers:
@@ -35,15 +41,23 @@ def take(data: bytes, solution: Solution) -> Answers:
         return Answers(problem=f"the notebook has {len(data):,} bytes; at most {MAX_BYTES:,}")
     try:
         notebook = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return Answers(problem=DAMAGED)
+    try:
         found = _cells(notebook)
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        text = str(error) or type(error).__name__
-        return Answers(problem=f"the file is no notebook: {text[:200]}")
+    except (ValueError, KeyError, TypeError) as error:
+        return Answers(problem=f"the file is no notebook: {str(error)[:200]}")
     answers = Answers()
     if len(found) > MAX_CELLS:
         answers.notes.append(f"only the first {MAX_CELLS:,} of {len(found):,} cells were read")
     for cell in found[:MAX_CELLS]:
         _take_cell(cell, solution, answers)
+    other = _other_lesson(found[:MAX_CELLS], solution)
+    # With all answer cells of this lesson, a changed setup costs nothing: it is not used.
+    if other and len(answers.sources) < len(solution.questions):
+        return Answers(problem=f"{OTHER_LESSON} {other}", lesson=other)
+    if not answers.sources:
+        answers.notes.append(f"{NO_ANSWER_CELL} of {solution.lesson}")
     for question in solution.questions:
         if question.name not in answers.sources:
             answers.notes.append(f"{question.name}: there is no answer cell")
@@ -61,16 +75,33 @@ def _cells(notebook: Any) -> list[Any]:
     raise ValueError("it has no cells")
 
 
-def _take_cell(cell: Any, solution: Solution, answers: Answers) -> None:
-    if type(cell) is not dict:
-        return
-    source = cell.get("source", cell.get("input", ""))
+def _source(cell: Any) -> str:
+    """A cell's text; "" if it has none."""
+    source = cell.get("source", cell.get("input", "")) if type(cell) is dict else ""
     if type(source) is list:
         source = "".join(part for part in source if type(part) is str)
-    if type(source) is not str:
-        return
     # JSON can hold half a surrogate pair, which no file and no report can.
-    source = source.encode(errors="replace").decode()
+    return source.encode(errors="replace").decode() if type(source) is str else ""
+
+
+def _other_lesson(found: list[Any], solution: Solution) -> str:
+    """The lesson of the course, but the solution's, that the setup cell names; "" if none."""
+    for cell in found:
+        source = _source(cell)
+        named = LESSON.search(source) if SETUP.match(source) else None
+        if (
+            named
+            and named[1] != solution.lesson
+            and any(named[1] == one.slug for one in LESSONS)
+        ):
+            return named[1]
+    return ""
+
+
+def _take_cell(cell: Any, solution: Solution, answers: Answers) -> None:
+    source = _source(cell)
+    if type(cell) is not dict or not source:
+        return
     metadata = cell.get("metadata")
     name = metadata.get("grade_id") if type(metadata) is dict else None
     known = {question.name for question in solution.questions}

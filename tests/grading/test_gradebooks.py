@@ -165,3 +165,16 @@ def test_no_student():
 )
 def test_numbers(value, expected):
     assert number(value) == expected
+
+
+def test_a_file_that_was_not_graded_is_no_zero_on_a_platform():
+    unread = result("cleo", problem="the file is damaged")
+    marks = mark([result("anna", question("first", "rr")), unread])
+    assert read(canvas(marks, "05"))[3] == ["cleo", "", "cleo", "", ""]
+    row = dict(zip(read(moodle(marks))[0], read(moodle(marks))[2], strict=True))
+    assert (row["Grade"], row["Status"]) == ("", "not readable")
+    assert read(gradebook(marks))[2][3] == "0"
+    by_hand = mark(
+        [*[one.result for one in marks]], [Override("cleo", "first", 0, 3, "paper")]
+    )
+    assert read(canvas(by_hand, "05"))[3][4] == "3"

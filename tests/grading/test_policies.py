@@ -7,16 +7,22 @@ import random
 import re
 
 import pytest
+import small_exercise
 from graded import question, result
+from handed_in import notebook, write
 
+from multigpu.cli import exercises
 from multigpu.errors import UserError
-from multigpu.grading import late, overrides, pseudonyms
+from multigpu.grading import batch, grade, late, overrides, pseudonyms, reports, times
 from multigpu.grading.csv_cells import cell
 from multigpu.grading.feedback import page
 from multigpu.grading.gradebook import canvas, gradebook, moodle
 from multigpu.grading.junit import junit
+from multigpu.grading.marking import Outcome
 from multigpu.grading.marks import Marked, from_json, mark
 from multigpu.grading.overrides import Override
+from multigpu.grading.submissions import Submission
+from multigpu.grading.transplant import take
 
 RESULTS = [
     result("anna", question("first", "rw", "w"), question("second", "r")),
@@ -74,7 +80,6 @@ def test_a_student_copied_from_the_gradebook(tmp_path):
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ("anne,first,1,oral", "anna"),
         ("anna,fist,1,oral", "first"),
         ("anna,first/9,1,oral", "3"),
         ("anna,first/0,1,oral", "3"),
@@ -307,3 +312,155 @@ def test_the_order_of_pseudonyms_says_nothing():
     names = [one.student for one in hidden]
     assert names == sorted(names)
     assert names != [pseudonyms.pseudonym(one.student, SECRET) for one in marks]
+
+
+def test_points_of_a_student_without_a_submission_are_kept_and_named(tmp_path):
+    path = override_file(tmp_path, "anne,first,1,oral", "anna,first,1,oral")
+    given = overrides.read(path, RESULTS)
+    assert [override.student for override in given] == ["anne", "anna"]
+    [note] = overrides.nobodys(given, [one.student for one in RESULTS])
+    assert "'anne'" in note
+    assert "'anna'" in note
+
+
+def test_a_deadline_without_a_time_is_answered_with_a_rule_that_works():
+    with pytest.raises(UserError) as caught:
+        late.parse("deadline=2026-11-20 10%/day")
+    [form] = re.findall(r"deadline=\S+\d", str(caught.value))
+    assert late.parse(f"{form} 10%/day").deadline.day == 20
+
+
+def test_times_of_a_platform(tmp_path):
+    path = override_file(
+        tmp_path,
+        "doe (Canvas 1);2026-12-01T00:30+01:00",
+        f"{cell('=ben')};2026-11-30 12:00+01:00",
+        "gone;2026-11-30T12:00Z",
+        header="student;submitted",
+    )
+    handed_in = [Submission("doe (Canvas 1)", "a"), Submission("=ben", "b")]
+    handed_in.append(Submission("cleo", "c", submitted="2026-11-29T00:00:00+00:00"))
+    assert times.apply(times.read(path), handed_in) == ["gone"]
+    rule = late.parse(RULE)
+    assert [rule.penalty(one.submitted).percent for one in handed_in] == [10, 0, 0]
+    assert all(one.submitted for one in handed_in)
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ("anna,2026-12-01T00:30", "zone"),
+        ("anna,yesterday", "yesterday"),
+        ("anna", "submitted"),
+        ("anna,2026-12-01T00:30Z\nanna,2026-12-02T00:30Z", "two times"),
+    ],
+)
+def test_times_that_cannot_be_applied(tmp_path, row, named):
+    path = override_file(tmp_path, row, header="student,submitted")
+    with pytest.raises(UserError, match=named):
+        times.read(path)
+
+
+def options(tmp_path, **more):
+    """The command's options for a class of two; nothing is run."""
+    solutions = tmp_path / "solutions"
+    solutions.mkdir(exist_ok=True)
+    small_exercise.solution(solutions)
+    for name in ("anna", "ben"):
+        write(tmp_path / "class" / f"{name}.ipynb")
+    return batch.Options(
+        "05", tmp_path / "class", tmp_path / "out", None, 1, solutions=solutions, **more
+    )
+
+
+@pytest.fixture
+def not_run(monkeypatch):
+    """Grading gives results at once; the list says how often it was asked for them."""
+    calls = []
+
+    def fake(solution, submissions, settings, progress):
+        calls.append(len(submissions))
+        answers = [take(each.data, solution) for each in submissions]
+        return [
+            grade.result(solution, each, found, Outcome())
+            for each, found in zip(submissions, answers, strict=True)
+        ]
+
+    monkeypatch.setattr(batch.grade, "grade", fake)
+    return calls
+
+
+def run(given):
+    return batch.run(given, lambda done, of: None)
+
+
+def test_points_by_hand_are_checked_before_grading(tmp_path, not_run):
+    bad = override_file(tmp_path, "anna,no_such,1,oral")
+    with pytest.raises(UserError, match="no_such"):
+        run(options(tmp_path, override=bad))
+    assert not not_run
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_results_of_another_lesson_is_refused(tmp_path, not_run):
+    given = options(tmp_path)
+    run(given)
+    run(given)
+    (tmp_path / "out" / "lesson.txt").write_text("02-data-parallel\n")
+    with pytest.raises(UserError, match=r"02-data-parallel.*another folder.*05-ddp-cluster"):
+        run(given)
+    assert len(not_run) == 2
+
+
+def test_later_runs_keep_times_and_points_by_hand(tmp_path, not_run):
+    times_file = override_file(
+        tmp_path, "anna,2026-12-01T00:30+01:00", header="student,submitted", name="t.csv"
+    )
+    by_hand = override_file(tmp_path, "anna,mean,1,oral", "zoe,mean,1,oral")
+    lines = run(options(tmp_path, times=times_file, override=by_hand, late=RULE))
+    assert [line for line in lines if "'zoe'" in line and "kept" in line]
+    times_file.unlink()
+    by_hand.unlink()
+    lines = run(options(tmp_path))
+    anna, ben = reports.read_results(tmp_path / "out" / "marks.json")
+    assert (anna.earned, anna.penalty.percent) == (1, 10)
+    assert [line for line in lines if line.startswith("1 of 2 submissions without")]
+    assert (ben.penalty.percent, ben.total) == (0, 0)
+    lines = run(options(tmp_path, late="none", regrade=True))
+    assert [line for line in lines if "anna" in line and "late penalty" in line]
+    assert not [line for line in lines if "ben: total" in line]
+
+
+def test_the_summary_names_what_to_look_at(tmp_path, not_run):
+    given = options(tmp_path)
+    write(tmp_path / "class" / "carl.ipynb", b'{"cells": [')
+    write(tmp_path / "class" / "dora" / "one.ipynb")
+    write(tmp_path / "class" / "dora" / "05-ddp-cluster.ipynb")
+    write(tmp_path / "class" / "doe_LATE_1_2_x.ipynb")
+    write(tmp_path / "class" / "list.xlsx", b"x")
+    other = '# setup\nexercise = Exercise("02-data-parallel")'
+    write(tmp_path / "class" / "emil.ipynb", notebook(other))
+    text = "\n".join(run(given))
+    for words in (
+        r"list\.xlsx.*ignored",
+        r"(?s)another lesson's notebook: 1\n +emil: .*02-data-parallel",
+        r"(?s)not readable.*: 1\n +carl: .*damaged",
+        r"(?s)without any answer cell.*: 4\n +anna",
+        r"(?s)several files.*\n +dora: 05-ddp-cluster\.ipynb was graded.*one\.ipynb",
+        r"(?s)without a time.*\n +doe",
+        r"6 submissions, mean 0 of .*2 files not graded",
+    ):
+        assert re.search(words, text), words
+
+
+def test_ctrl_c_says_how_many_are_kept(tmp_path, monkeypatch, capsys):
+    def interrupted(options, progress):
+        progress(3, 9)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(batch, "run", interrupted)
+    monkeypatch.setattr(exercises, "_sandbox", lambda: "bwrap")
+    with pytest.raises(SystemExit) as caught:
+        exercises.grade("05", tmp_path, tmp_path / "out")
+    assert caught.value.code == 130
+    assert "3 submissions" in capsys.readouterr().err

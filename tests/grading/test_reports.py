@@ -498,7 +498,7 @@ def test_an_override_that_replaces_the_same_points_is_no_change():
 def test_all_reports_in_a_folder(tmp_path):
     marks = mark([result(name or "x", question("first", "rw", "b")) for name in NAMES])
     written = reports.write(marks, tmp_path / "out", "05-ddp-cluster", "DDP", {"first": ""})
-    assert len(set(written)) == len(written) == 9 + len(NAMES)
+    assert len(set(written)) == len(written) == 10 + len(NAMES)
     assert all(path.stat().st_size for path in written)
     assert sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()) == sorted(
         written
@@ -527,3 +527,46 @@ def test_results_that_cannot_be_read(tmp_path, text):
         path.write_text(text)
     with pytest.raises(UserError, match=r"results\.json"):
         reports.read_results(path)
+
+
+def test_no_penalty_before_and_none_now_is_no_change():
+    rule = parse("deadline=2026-11-30T12:00+00:00 10%/day")
+    before = mark([result("anna", question("first", "w"))], (), rule)
+    after = mark([result("anna", question("first", "r"))])
+    assert before[0].penalty is not None
+    for change in regrade.changes(before, after):
+        assert "penalty" not in change.why
+
+
+def test_the_mean_total_leaves_out_what_was_not_graded():
+    marks = mark(
+        [
+            result("anna", question("first", "rr")),
+            result("ben", question("first", "rw")),
+            result("cleo", problem="the file is damaged"),
+            result("dana", question("first", "rb")),
+        ]
+    )
+    assert question_statistics.mean_total(marks) == 3
+    text = question_statistics.text(marks)
+    assert "mean total: 3 of 4" in text
+    assert "discrim.:" in text
+    assert max(map(len, text.splitlines())) <= 95
+
+
+def test_the_index_says_whose_a_page_is(tmp_path):
+    marks = mark([result(name, question("first", "r")) for name in ("anna", "Jane Doe")])
+    reports.write(marks, tmp_path, "05-ddp-cluster", "05", {})
+    text = (tmp_path / "feedback" / "index.csv").read_text(encoding="utf-8-sig")
+    rows = [line.split(",") for line in text.splitlines()]
+    assert rows[0] == ["student", "page"]
+    assert rows[1] == ["anna", "anna.html"]
+    assert rows[2][0] == "Jane Doe"
+    assert all((tmp_path / "feedback" / page).is_file() for _, page in rows[1:])
+
+
+def test_backticks_in_a_heading_become_code():
+    asked = question("first", "r")
+    asked.title = "Write `mean` <b>"
+    page = feedback.page(mark([result("anna", asked)])[0], "05", "t")
+    assert "<h2>Write <code>mean</code> &lt;b&gt;</h2>" in page

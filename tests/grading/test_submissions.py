@@ -6,13 +6,15 @@ import stat
 import struct
 import zipfile
 
+import known
 import pytest
+import small_exercise
 from handed_in import notebook, write, zipped
 
 from multigpu.errors import UserError
-from multigpu.grading import sources
+from multigpu.grading import grade, solution, sources, transplant
 from multigpu.grading.sources import Limits
-from multigpu.grading.submissions import find, when
+from multigpu.grading.submissions import Submission, find, when
 
 LESSON = "05-ddp-cluster"
 
@@ -517,3 +519,104 @@ def test_the_order_does_not_depend_on_the_order_of_the_zip(tmp_path):
         path = zipped(tmp_path / f"{seed}.zip", *names)
         orders.append([each.student for each in find(path, LESSON).submissions])
     assert orders[0] == orders[1] == orders[2]
+
+
+def test_notebooks_beside_submitted_are_named(tmp_path):
+    write(tmp_path / "submitted" / "anna" / LESSON / "work.ipynb")
+    write(tmp_path / "submitted" / "cleo" / "other" / "work.ipynb")
+    write(tmp_path / "ben.ipynb")
+    write(tmp_path / "source" / LESSON / "work.ipynb")
+    found = find(tmp_path, LESSON)
+    assert [each.student for each in found.submissions] == ["anna"]
+    assert [note for note in found.notes if "ben.ipynb" in note and "ignored" in note]
+    assert [note for note in found.notes if "cleo" in note], "another assignment's folder"
+    assert not [note for note in found.notes if "source" in note], "nbgrader's own folder"
+
+
+@pytest.mark.parametrize("form", ["folder", "zip", "wrapped zip"])
+def test_a_students_empty_folder_is_named(tmp_path, form):
+    write(tmp_path / "all" / "anna" / "work.ipynb")
+    write(tmp_path / "all" / "ben" / "work.ipynb")
+    (tmp_path / "all" / "cleo" / ".ipynb_checkpoints").mkdir(parents=True)
+    path = tmp_path / "all"
+    if form != "folder":
+        path = tmp_path / "all.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            for each in sorted((tmp_path / "all").rglob("*")):
+                if not each.name.startswith("."):
+                    base = tmp_path if form == "wrapped zip" else tmp_path / "all"
+                    archive.write(each, each.relative_to(base))
+    found = find(path, LESSON)
+    assert [each.student for each in found.submissions] == ["anna", "ben"]
+    [note] = found.notes
+    assert "cleo" in note
+    assert "empty" in note
+
+
+def test_one_notebook_is_no_folder(tmp_path):
+    path = write(tmp_path / "anna.ipynb")
+    with pytest.raises(UserError, match="into a folder"):
+        find(path, LESSON)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_exercise.solution(tmp_path_factory.mktemp("solutions"))
+
+
+def changed(small, old, new):
+    """The reference notebook of the small exercise, with one text for another."""
+    text = known.notebook(small, small_exercise.RIGHT).decode()
+    assert old in text
+    return text.replace(old, new).encode()
+
+
+def test_the_notebook_of_another_lesson_is_named(small):
+    data = changed(small, "05-ddp-cluster", "02-data-parallel")
+    assert not transplant.take(data, small).problem, "all its answer cells are of this lesson"
+    other = data.replace(b"# answer: mean", b"# answer: other")
+    other = other.replace(b'"grade_id": "mean"', b'"grade_id": "other"')
+    answers = transplant.take(other, small)
+    assert "02-data-parallel" in answers.problem
+    assert answers.lesson == "02-data-parallel"
+    assert not answers.sources
+
+
+def test_a_notebook_without_an_answer_cell_says_so(small):
+    answers = transplant.take(notebook("1 + 1"), small)
+    assert not answers.problem
+    assert [note for note in answers.notes if transplant.NO_ANSWER_CELL in note]
+
+
+@pytest.mark.parametrize("data", [b"", b'{"cells": [', b"\x89PNG", b"[" * 100_000])
+def test_a_damaged_file_is_named_without_the_parsers_words(small, data):
+    problem = transplant.take(data, small).problem
+    assert "damaged" in problem
+    for word in ("codec", "char", "Expecting", "recursion"):
+        assert word not in problem
+
+
+def test_all_notebooks_of_another_lesson_are_refused(small, tmp_path):
+    other = changed(small, "05-ddp-cluster", "02-data-parallel")
+    other = other.replace(b"answer: mean", b"answer: x").replace(b'"mean"', b'"x"')
+    given = [Submission("anna", "", other), Submission("ben", "", b"{")]
+    settings = grade.Settings(tmp_path / "out", None, 1)
+    with pytest.raises(UserError, match="02-data-parallel"):
+        grade.grade(small, given, settings, lambda done, of: None)
+    assert not settings.folder.exists()
+
+
+def test_lessons_by_number_and_without_an_exercise():
+    assert solution.slug_of("2") == solution.slug_of("02") == "02-data-parallel"
+    with pytest.raises(UserError, match="no lesson"):
+        solution.slug_of("77")
+
+
+def test_a_lesson_without_an_exercise_names_those_that_have_one(tmp_path, monkeypatch):
+    small_exercise.solution(tmp_path)
+    folder = tmp_path / "lessons" / LESSON
+    folder.mkdir(parents=True)
+    (tmp_path / f"{LESSON}.ipynb").rename(folder / "solution.ipynb")
+    monkeypatch.setattr(solution, "find_root", lambda: tmp_path)
+    with pytest.raises(UserError, match=f"no exercise.*{LESSON}"):
+        solution.find("2")
