@@ -64,7 +64,7 @@ test-quick: lint
 
 # Three workers take a file each, because tests often wait: for a job in the queue, or a time limit.
 test: lint
-	@echo "running all tests: about 14 minutes on 2 cores"
+	@echo "running all tests: about 20 minutes on 2 cores"
 	multigpu slurm install --with-mpi || true
 	pytest --numprocesses=3
 
