@@ -263,8 +263,8 @@ with exercise.check("scaled_step", "outliers", points=2, hidden=True) as student
 # - `optimizer`: `"SGD"`, `"momentum"` (SGD with momentum) or `"Adam"`
 # - `precision`: `"32-true"`, `"16-mixed"`, `"bf16-mixed"` or `"bf16-true"`, as in the Trainer
 #
-# The check trains two layers on a virtual A100, and reads its meter. Whoever forgets a part
-# has a model that fits on paper, and runs out of memory on the GPU.
+# The check trains two layers on a virtual A100, and reads its meter. If you forget a part, the
+# model fits by your calculation, but the GPU runs out of memory.
 
 
 # %%

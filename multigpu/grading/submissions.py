@@ -56,9 +56,9 @@ class Found:
 def find(path: Path, lesson: str, limits: Limits | None = None) -> Found:
     """Read what students handed in for a lesson, such as 05-ddp-cluster.
 
-    Of two notebooks by one student, the one that is named like the lesson counts, else the
-    newest: by the platform's number, then by the file's time. Raises UserError if there is no
-    submission at all, and if all together are larger than the limit.
+    If a student has several notebooks, one counts: the notebook with the lesson's name.
+    Without such a name, the newest counts, by the platform's number, then by the file's time.
+    Raises UserError if there is no submission, and if all together exceed the limit.
     """
     limits = limits or Limits()
     with sources.opened(path, limits) as tree:
