@@ -9,7 +9,7 @@ from torch import nn
 from multigpu import vgpu
 from multigpu.vgpu import GPUS, LINKS, Gpu
 from multigpu.vgpu.sim import machine
-from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.event import Event
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD
 
 PCIE = LINKS["PCIe3"]
@@ -87,11 +87,11 @@ def test_item_cpu_and_synchronize_make_the_host_wait(round_gpus):
     first, second = round_gpus
     clock = machine.current().clock
     x = torch.zeros(250_000, device=first)
-    assert clock.main_thread.time < clock.device_free_at[0]
+    assert clock.main_thread.time < clock.busy_until(0)
     torch.vgpu.synchronize(second)
-    assert clock.main_thread.time < clock.device_free_at[0]
+    assert clock.main_thread.time < clock.busy_until(0)
     torch.vgpu.synchronize(first)
-    assert clock.main_thread.time == clock.device_free_at[0]
+    assert clock.main_thread.time == clock.busy_until(0)
     for wait in (
         lambda: x[0].item(),
         lambda: x.cpu(),
@@ -99,7 +99,7 @@ def test_item_cpu_and_synchronize_make_the_host_wait(round_gpus):
         lambda: bool((x == 0).all()),
     ):
         x.add_(1)
-        busy_until = clock.device_free_at[0]
+        busy_until = clock.busy_until(0)
         wait()
         assert clock.main_thread.time >= busy_until
 
@@ -111,9 +111,9 @@ def test_indices_do_not_make_the_host_wait_and_masks_do(round_gpus):
     clock = machine.current().clock
     x.add_(1)
     x[indices]
-    assert clock.main_thread.time < clock.device_free_at[0] - 1e-3
+    assert clock.main_thread.time < clock.busy_until(0) - 1e-3
     x[mask]
-    assert clock.main_thread.time > clock.device_free_at[0] - 1e-3
+    assert clock.main_thread.time > clock.busy_until(0) - 1e-3
 
 
 def test_a_launch_bound_device_idles(round_gpus):
@@ -165,7 +165,7 @@ def test_non_blocking_lets_the_host_continue_if_the_memory_is_pinned(round_gpus)
     data = torch.zeros(250_000)
     data.to(round_gpus[0], non_blocking=True)
     # The host waits for a copy from pageable memory.
-    assert clock.main_thread.time == clock.device_free_at[0]
+    assert clock.main_thread.time == clock.busy_until(0)
     pinned = data.pin_memory()
     before = clock.main_thread.time
     assert pinned.is_pinned()
@@ -174,7 +174,7 @@ def test_non_blocking_lets_the_host_continue_if_the_memory_is_pinned(round_gpus)
     assert pinned.pin_memory() is pinned
     pinned.to(round_gpus[0], non_blocking=True)
     assert clock.main_thread.time == pytest.approx(before + LAUNCH_OVERHEAD)
-    assert clock.device_free_at[0] > clock.main_thread.time
+    assert clock.busy_until(0) > clock.main_thread.time
     with pytest.raises(RuntimeError, match="cannot pin 'vgpu'"):
         data.to(round_gpus[0]).pin_memory()
 

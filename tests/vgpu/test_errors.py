@@ -1,6 +1,7 @@
 """A virtual GPU raises the errors of a GPU, in CUDA's words; and the errors of vgpu.start."""
 
 import os
+import re
 import threading
 
 import pytest
@@ -79,6 +80,46 @@ def test_tensors_of_two_devices(two, wrong):
         wrong(*two)
 
 
+@pytest.mark.parametrize(
+    ("images", "weight", "bias", "words"),
+    [
+        (
+            "vgpu:0",
+            "cpu",
+            "cpu",
+            "(torch.vgpu.FloatTensor) and weight type (torch.FloatTensor)",
+        ),
+        (
+            "cpu",
+            "vgpu:0",
+            "vgpu:0",
+            "(torch.FloatTensor) and weight type (torch.vgpu.FloatTensor)",
+        ),
+        (
+            "vgpu:0",
+            "vgpu:0",
+            "cpu",
+            "(torch.vgpu.FloatTensor) and bias type (torch.FloatTensor)",
+        ),
+    ],
+)
+def test_a_convolution_with_tensors_of_the_host(two, images, weight, bias, words):
+    rows = torch.ones(1, 3, 8, 8, device=images)
+    tensors = torch.ones(4, 3, 3, 3, device=weight), torch.ones(4, device=bias)
+    message = f"Input type {words} should be the same"
+    if images == "cpu":
+        message += " or input should be a MKLDNN tensor and weight is a dense tensor"
+    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
+        F.conv2d(rows, *tensors)
+
+
+def test_a_convolution_of_two_dtypes(two):
+    rows = torch.ones(1, 3, 8, 8, device=two[0], dtype=torch.float16)
+    words = "Input type (torch.vgpu.HalfTensor) and weight type (torch.vgpu.FloatTensor)"
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        F.conv2d(rows, torch.ones(4, 3, 3, 3, device=two[0]))
+
+
 def test_indices_of_a_device_for_a_tensor_of_the_host(two):
     words = "indices should be either on cpu or on the same device"
     with pytest.raises(RuntimeError, match=words):
@@ -146,8 +187,6 @@ def test_two_devices_in_one_operation(two):
         nn.Linear(3, 3).to(second)(x[None])
     with pytest.raises(RuntimeError, match=TWO_DEVICES.format("vgpu:0", "vgpu:1")):
         torch.cat([x, y])
-    with pytest.raises(RuntimeError, match="at least two devices"):
-        nn.Conv2d(1, 1, 3).to(first)(torch.ones(1, 1, 4, 4))
     with pytest.raises(RuntimeError, match="at least two devices"):
         torch.add(x, x, out=y)
 
@@ -301,13 +340,17 @@ FORKING = """
 import os, sys, torch
 from multigpu import vgpu
 vgpu.start(1)
-if os.fork() == 0:
-    try:
+for first_use in ("child", "parent"):
+    if first_use == "parent":
         torch.ones(2, device="vgpu:0")
-    except RuntimeError as error:
-        print(error, flush=True)
-        os._exit(3)
-print("child", os.waitstatus_to_exitcode(os.wait()[1]))
+    if os.fork() == 0:
+        try:
+            torch.ones(2, device="vgpu:0")
+        except RuntimeError as error:
+            print(error, flush=True)
+            os._exit(3)
+        os._exit(4)
+    print(first_use, os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
@@ -315,7 +358,7 @@ print("child", os.waitstatus_to_exitcode(os.wait()[1]))
 def test_a_fork_after_start():
     done = run("python", "-c", FORKING)
     assert "Cannot re-initialize virtual GPUs in forked subprocess" in done.stdout
-    assert "child 3" in done.stdout
+    assert "parent 3" in done.stdout and "child 4" in done.stdout
 
 
 @pytest.mark.parametrize(

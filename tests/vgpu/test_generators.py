@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from multigpu import vgpu
+from multigpu.vgpu.ops.generator import REMEMBERED
 
 
 def draw(device: torch.device | str, generator: torch.Generator) -> list[list[float]]:
@@ -80,3 +81,95 @@ def test_each_device_has_random_numbers_of_its_own(two):
     words = "Expected a 'vgpu' device type for generator but found 'cpu'"
     with pytest.raises(RuntimeError, match=words):
         torch.randn(2, device=first, generator=torch.Generator())
+
+
+def test_a_state_has_16_bytes_as_on_cuda(two):
+    torch.manual_seed(7)
+    state = torch.vgpu.get_rng_state()
+    assert state.view(torch.int64).tolist() == [7, 0]
+    assert torch.vgpu.initial_seed() == 7
+    expected = torch.rand(3, device=two[0])
+    seed, offset = torch.vgpu.get_rng_state().view(torch.int64).tolist()
+    assert seed == 7
+    assert offset > 0
+    assert offset % 4 == 0
+    torch.vgpu.set_rng_state(torch.tensor([7, 0]).view(torch.uint8))
+    assert torch.equal(torch.rand(3, device=two[0]), expected)
+    for wrong in (torch.get_rng_state(), torch.zeros(2)):
+        with pytest.raises(RuntimeError, match="RNG state is wrong size"):
+            torch.vgpu.set_rng_state(wrong)
+
+
+def test_a_state_continues_where_it_was_read(two, tmp_path):
+    """Also from a file, from a copy of its bytes, and with the cached second normal number."""
+    torch.manual_seed(7)
+    torch.randn(3, device=two[1])
+    state = torch.vgpu.get_rng_state(1)
+    assert torch.equal(state, torch.vgpu.get_rng_state(1)), "reading changes nothing"
+    torch.save({"states": torch.vgpu.get_rng_state_all()}, tmp_path / "states.pt")
+    expected = torch.randn(5, device=two[1])
+    loaded = torch.load(tmp_path / "states.pt")["states"][1]
+    for saved in (state, state.clone(), pickle.loads(pickle.dumps(state)), loaded):
+        torch.manual_seed(8)
+        torch.vgpu.set_rng_state(saved, 1)
+        assert torch.equal(torch.randn(5, device=two[1]), expected)
+    torch.vgpu.set_rng_state_all([state, state])
+    assert torch.equal(torch.randn(5, device=two[0]).cpu(), expected.cpu())
+
+
+def test_a_file_continues_in_another_process(two, tmp_path, monkeypatch):
+    torch.manual_seed(7)
+    torch.randn(3, device=two[0])
+    torch.save(torch.vgpu.get_rng_state(), tmp_path / "state.pt")
+    expected = torch.randn(5, device=two[0])
+    # Another process remembers no states.
+    for _ in range(2 * REMEMBERED):
+        torch.rand(1, device=two[0])
+        torch.vgpu.get_rng_state()
+    torch.vgpu.set_rng_state(torch.load(tmp_path / "state.pt"))
+    assert torch.equal(torch.randn(5, device=two[0]), expected)
+
+
+def test_each_offset_gives_numbers_of_its_own(two):
+    """DTensor adds to a state's offset: all ranks get the same numbers for the same offset."""
+    torch.manual_seed(7)
+    torch.rand(3, device=two[0])
+
+    def draw_at(more: int, index: int) -> list[float]:
+        shifted = state.clone()
+        shifted[8:] = (state[8:].view(torch.int64) + more).view(torch.uint8)
+        torch.vgpu.set_rng_state(shifted, index)
+        return torch.rand(3, device=two[index]).tolist()
+
+    state = torch.vgpu.get_rng_state()
+    drawn = [draw_at(more, index=0) for more in (0, 4, 8)]
+    assert len({tuple(numbers) for numbers in drawn}) == 3
+    assert drawn == [draw_at(more, index=1) for more in (0, 4, 8)]
+    changed = torch.vgpu.get_rng_state()
+    changed[8:] = state[8:]
+    changed[:8] = state[:8]
+    torch.vgpu.set_rng_state(changed)
+    assert torch.rand(3, device=two[0]).tolist() == drawn[0], "the bytes count"
+
+
+def test_fork_rng_puts_the_devices_states_back(two):
+    torch.manual_seed(7)
+    torch.rand(1, device=two[1])
+    before = torch.vgpu.get_rng_state_all()
+    with torch.random.fork_rng(devices=[0, 1]):
+        torch.rand(2, device=two[0])
+        torch.vgpu.seed_all()
+        torch.vgpu.seed()
+    assert all(map(torch.equal, before, torch.vgpu.get_rng_state_all()))
+
+
+def test_the_default_generators(two):
+    generator = torch.vgpu.default_generators[1]
+    assert generator.device == two[1]
+    generator.manual_seed(3)
+    expected = torch.rand(3, device=two[1])
+    generator.manual_seed(3)
+    assert torch.equal(torch.rand(3, device=two[1], generator=generator), expected)
+    assert torch.equal(
+        torch.empty(3, device=two[1]).uniform_(generator=generator).sign(), expected.sign()
+    )

@@ -185,6 +185,21 @@ def test_a_model_too_large_for_one_fits_on_two():
         assert torch.vgpu.max_memory_allocated(second) <= 8 * MIB
 
 
+def test_the_hosts_memory_can_be_filled_by_small_tensors(monkeypatch):
+    """The devices' memory may exceed the host's, but what is used may not."""
+    with vgpu.running(count=2, gpu="H100-80GB") as (_, second):
+        monkeypatch.setattr(memory, "host_memory", lambda: 65 * MIB)
+        kept = [torch.zeros(8 * MIB // 4, device=second) for _ in range(10)]
+        monkeypatch.setattr(memory, "host_memory", lambda: 63 * MIB)
+        with pytest.raises(torch.OutOfMemoryError, match=r"host.* on vgpu:1.* 63.00 MiB"):
+            kept += [torch.zeros(8 * MIB // 4, device=second) for _ in range(10)]
+        assert allocated(second) == 10 * 8 * MIB
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(8 * MIB // 4, device=second)
+        monkeypatch.setattr(memory, "host_memory", lambda: 65 * MIB)
+        torch.zeros(8 * MIB // 4, device=second)
+
+
 def test_the_hosts_memory_is_checked_before_a_large_tensor_is_made(monkeypatch):
     """A virtual GPU's numbers are in the host's memory."""
     with vgpu.running(count=2, gpu="H100-80GB") as (first, _):

@@ -5,6 +5,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from multigpu import vgpu
 
@@ -88,3 +89,36 @@ def test_a_model_without_numbers_cannot_be_moved_where_numbers_count(two):
     vgpu.stop()
     with vgpu.running(1, compute=False) as (device,):
         assert nn.Linear(2, 2, device="meta").to(device).weight.device == device
+
+
+def test_data_of_another_device_can_be_assigned(two):
+    """As FSDP1 does it: the parameter stays the same object, and gets the device."""
+    parameter = nn.Parameter(torch.ones(3))
+    moved = torch.full((2,), 2.0, device=two[1])
+    parameter.data = moved
+    assert type(parameter.data) is type(moved) and isinstance(parameter, nn.Parameter)
+    assert parameter.device == two[1] and parameter.shape == (2,) and parameter.requires_grad
+    (parameter * 3).sum().backward()
+    assert parameter.grad.device == two[1] and parameter.grad.tolist() == [3.0, 3.0]
+    moved.zero_()
+    assert parameter.tolist() == [0.0, 0.0], "they share the memory"
+    parameter.grad = None
+    parameter.data = torch.ones(4)
+    assert parameter.device.type == "cpu" and parameter.numpy(force=True).tolist() == [1.0] * 4
+    assert isinstance(parameter, nn.Parameter) and parameter.requires_grad
+    plain = torch.ones(2)
+    plain.data = moved
+    assert plain.device == two[1] and not plain.requires_grad
+
+
+def test_a_wrappers_own_tensors_move_with_it(two):
+    """As DTensor's local tensor; the parameter stays the same object."""
+    layer = nn.Linear(3, 2)
+    layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach() + 1))
+    weight = layer.weight
+    for place in (two[1], torch.device("cpu"), two[0]):
+        layer.to(place)
+        assert layer.weight is weight
+        assert [weight.device, weight.a.device, weight.b.device] == [place] * 3
+    layer(torch.ones(1, 3, device=two[0])).sum().backward()
+    assert type(weight.grad) is TwoTensor

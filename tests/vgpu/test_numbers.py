@@ -290,3 +290,71 @@ def test_attention_with_a_mask_that_needs_a_gradient(two):
         mask,
         device=two[0],
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_sync_batch_norms_kernels_equal_batch_norm_of_the_whole_batch(two, dtype):
+    """Two ranks, with two and four images: the kernels of torch's SyncBatchNorm."""
+    x = torch.randn(6, 3, 4, 5, device=two[0], dtype=dtype, requires_grad=True)
+    layer = nn.BatchNorm2d(3).to(two[0])
+    layer = layer.double() if dtype is torch.float64 else layer
+    nn.init.uniform_(layer.weight)
+    nn.init.uniform_(layer.bias)
+    running = [layer.running_mean.clone(), layer.running_var.clone()]
+    expected = layer(x)
+    grad = torch.randn_like(expected)
+    expected.backward(grad)
+
+    parts = x.detach().split([2, 4])
+    means, invstds = zip(*(torch.batch_norm_stats(part, 1e-5) for part in parts), strict=True)
+    counts = torch.tensor([40.0, 80.0], device=two[0])
+    mean, invstd = torch.batch_norm_gather_stats_with_counts(
+        parts[0], torch.stack(means), torch.stack(invstds), *running, 0.1, 1e-5, counts
+    )
+    weight = layer.weight.detach()
+    out = [
+        torch.batch_norm_elemt(part, weight, layer.bias.detach(), mean, invstd, 1e-5)
+        for part in parts
+    ]
+    grads = grad.split([2, 4])
+    sums = [
+        torch.batch_norm_backward_reduce(g, part, mean, invstd, weight, True, True, True)
+        for g, part in zip(grads, parts, strict=True)
+    ]
+    totals = [one + other for one, other in zip(*sums, strict=True)]
+    grad_x = [
+        torch.batch_norm_backward_elemt(
+            g, part, mean, invstd, weight, *totals[:2], counts.int()
+        )
+        for g, part in zip(grads, parts, strict=True)
+    ]
+    pairs = [
+        (torch.cat(out), expected.detach()),
+        (torch.cat(grad_x), x.grad),
+        (totals[2], layer.weight.grad),
+        (totals[3], layer.bias.grad),
+        (running[0], layer.running_mean),
+        (running[1], layer.running_var),
+    ]
+    limit = 1e-12 if dtype is torch.float64 else 2e-2
+    for actual, right in pairs:
+        assert actual.dtype is right.dtype
+        assert (actual - right).abs().max().item() <= limit
+    bare = torch.batch_norm_elemt(x.detach(), None, None, mean, invstd, 1e-5)
+    assert bare.float().mean().abs().item() < 1e-3
+
+
+def test_adam_with_its_state_on_the_device(two):
+    """capturable: the number of steps and the learning rate are tensors on the GPU."""
+    results = []
+    for place, capturable in (("cpu", False), (two[0], True)):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2).to(place)
+        rate = torch.tensor(0.1, device=place) if capturable else 0.1
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate, capturable=capturable)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 3, device=place)).square().sum().backward()
+            optimizer.step()
+        results.append(model.weight.detach().cpu())
+    assert torch.allclose(*results, atol=1e-6)

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+
+# torch_symbols.py loads torch's compiler, too: then each row has an effect.
+import torch._dynamo
 import torch.distributed as dist
 from commands import SUPPORT, run
 from torch import nn
 from torch_symbols import full_name, symbol_name
 
 from multigpu import vgpu
+from multigpu.vgpu import control
 from multigpu.vgpu.patches import TABLE
 from multigpu.vgpu.patches.backend import PERMANENT
 from multigpu.vgpu.patches.replacing import Registration, Replacement, Table
@@ -115,7 +119,7 @@ def fail(*args: object) -> None:
 def test_a_row_that_fails_leaves_nothing_replaced(monkeypatch, row, place):
     before = state()
     rows = (*TABLE.rows[:place], row, *TABLE.rows[place:])
-    monkeypatch.setattr(vgpu, "TABLE", Table(rows))
+    monkeypatch.setattr(control, "TABLE", Table(rows))
     # Kept, so that the frames live: what is only collected with them counts as in place.
     with pytest.raises((ArithmeticError, AttributeError)) as error:
         vgpu.start(count=1)

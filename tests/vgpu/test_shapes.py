@@ -1,18 +1,14 @@
 """With compute=False a model of any size is placed, metered and timed without numbers."""
 
-import sys
 import time
 
 import pytest
 import torch
-from commands import ROOT
 from torch import nn
 from torch.nn import functional as F
 
 from multigpu import vgpu
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-from resnet50 import resnet50
+from multigpu.models.resnet import resnet
 
 
 def allocated(device: torch.device) -> int:
@@ -22,7 +18,7 @@ def allocated(device: torch.device) -> int:
 def test_a_step_of_resnet50():
     with vgpu.running(count=1, compute=False) as (device,):
         with torch.device(device):
-            model = resnet50()
+            model = resnet(50)
         # As published.
         weights = 25_557_032
         assert sum(parameter.numel() for parameter in model.parameters()) == weights

@@ -2,6 +2,7 @@
 GPU."""
 
 import importlib
+import re
 
 import pytest
 import torch
@@ -24,18 +25,6 @@ def test_new_is_on_the_device_of_its_tensor(two):
     assert x.new([1, 2]).tolist() == [1, 2]
     assert x.new((1, 2)).device == two[1]
     assert x.new(2, device=two[0]).is_vgpu
-
-
-def test_vgpu_without_an_index(two):
-    """Factory functions use the current device, as on CUDA.
-
-    For other calls torch asks the device guard in Python, which returns 0.
-    """
-    with torch.vgpu.device(1):
-        assert nn.Linear(2, 2, device="vgpu").weight.device == two[1]
-        assert torch.zeros(2, device="vgpu").device == two[1]
-        assert torch.zeros(2).to("vgpu").device == two[0]
-        assert torch.tensor([1.0], device="vgpu").device == two[0]
 
 
 def test_code_that_compares_torchs_functions_by_identity(two):
@@ -132,3 +121,61 @@ def test_data_is_replaced_and_views_share(two):
     out = torch.empty(0, device=two[0])
     torch.add(x, 1, out=out)
     assert out.tolist() == [[8, 8]]
+
+
+def test_a_nested_tensor_of_the_jagged_layout(two):
+    rows = torch.arange(12.0, device=two[1]).reshape(6, 2).requires_grad_()
+    nested = torch.nested.as_nested_tensor([rows[:4], rows[4:]], layout=torch.jagged)
+    assert nested.device == two[1]
+    assert [part.shape for part in (nested * 2).unbind()] == [(4, 2), (2, 2)]
+    assert nested.to_padded_tensor(0.0).sum(1).tolist() == [[12, 16], [18, 20]]
+    (nested * 3).values().sum().backward()
+    assert rows.grad.tolist() == [[3, 3]] * 6
+
+
+def test_layouts_that_virtual_gpus_lack(two):
+    x = torch.eye(2, device=two[0])
+    calls = {
+        "torch.sparse_csr: use to_sparse()": x.to_sparse_csr,
+        "torch.sparse_csc: use to_sparse()": x.to_sparse_csc,
+        "layout=torch.jagged": lambda: torch.nested.nested_tensor([x, x]),
+    }
+    for words, call in calls.items():
+        with pytest.raises(NotImplementedError, match=re.escape(words)):
+            call()
+    assert (x.to_sparse() @ x).tolist() == [[1, 0], [0, 1]]
+
+
+def test_a_subclass_that_is_no_wrapper(two):
+    class Named(torch.Tensor):
+        pass
+
+    x = torch.ones(2, 3, device=two[0])
+    for call in (lambda: x.as_subclass(Named), lambda: x.cpu().as_subclass(Named).to(two[0])):
+        with pytest.raises(TypeError, match=r"vgpu:0 cannot become a Named.*attribute"):
+            call()
+    assert x.as_subclass(torch.Tensor).add_(1).device == two[0]
+    assert x.tolist() == [[2, 2, 2]] * 2
+    assert x.names == (None, None)
+
+
+def test_compilation_is_left_out(two, capsys):
+    x = torch.ones(3, device=two[0])
+
+    @torch.compile(mode="reduce-overhead")
+    def double(tensor):
+        return tensor * 2
+
+    layer = nn.Linear(3, 2).to(two[0])
+    compiled = torch.compile(layer)
+    layer.compile()
+    assert double(x).tolist() == [2, 2, 2]
+    assert torch.equal(compiled(x), layer(x))
+    assert list(compiled.state_dict()) == ["weight", "bias"]
+    assert capsys.readouterr().err.count("torch.compile is left out") == 1
+
+
+def test_a_function_that_was_compiled_before():
+    compiled = torch.compile(lambda tensor: tensor * 2 + 1)
+    with vgpu.running(count=1) as (device,):
+        assert compiled(torch.ones(2, device=device)).tolist() == [3, 3]

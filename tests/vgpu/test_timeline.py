@@ -13,7 +13,7 @@ from torch import nn
 
 from multigpu import plots, vgpu
 from multigpu.errors import UserError
-from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.event import Event
 from multigpu.vgpu.sim.spans import merge_spans, subtract_spans
 from multigpu.vgpu.sim.timeline import Timeline
 
@@ -213,6 +213,49 @@ def test_a_slow_link_adds_transfers_and_not_launch_overhead():
     assert slow.breakdown(0)["launch"] < 0.02
 
 
+# ---- several streams ----
+
+
+def test_communication_beside_computation():
+    """Copies from 1 to 4 and a collective from 6 to 8; kernels from 0 to 2 and from 3 to 7.
+
+    The time without any of them is launch overhead.
+    """
+    timeline = by_hand((0, "compute", 0, 2, None), (0, "compute", 3, 7, None),
+                       (0, "transfer", 1, 3, -1), (0, "transfer", 2, 4, -1),
+                       (0, "collective", 6, 8, None), lanes=1)  # fmt: skip
+    expected = {"compute": 0.6, "transfer": 0.2, "bubble": 0, "launch": 0.2}
+    assert timeline.breakdown(0) == pytest.approx(expected)
+    assert timeline.overlap(0) == pytest.approx(0.3), "1 to 2, 3 to 4, 6 to 7"
+    assert timeline.busy(0, None) == pytest.approx(0.8)
+    alone = by_hand((0, "compute", 0, 2, None), (1, "transfer", 1, 2, -1))
+    assert alone.overlap(0) == alone.overlap(1) == 0
+
+
+def test_a_kernel_that_pauses_counts_once_and_is_one_box():
+    """Kernels of two streams: the first one pauses from 2 to 4 while the second one runs."""
+    first = Event(0, "compute", "forward", "mm", 1.0, 8.0)
+    second = Event(0, "compute", "forward", "mul", 2.0, 4.0, stream=3)
+    timeline = Timeline([first, second], ["GPU 0"], 0.0, 10.0, "simulated")
+    assert timeline.busy(0) == pytest.approx(0.7)
+    boxes = timeline.plot().axes[0].collections[1]
+    (box,) = boxes.get_paths()
+    assert (box.vertices[:, 0].min(), box.vertices[:, 0].max()) == (1.0, 8.0)
+
+
+def test_a_side_stream_has_rows_of_its_own_in_the_trace(two, tmp_path):
+    x = torch.ones(100, 100, device=two[0])
+    x.mul_(2)
+    with torch.vgpu.Stream(two[0]) as side:
+        x.add_(1)
+        x.cpu()
+    trace = json.loads(vgpu.timeline().chrome_trace(tmp_path / "trace.json").read_text())
+    rows = {row["name"]: row["tid"] for row in trace["traceEvents"] if row["ph"] == "X"}
+    own = f"stream {side.stream_id}"
+    assert rows["mul_"] == "compute" and rows["add_"] == f"compute, {own}"
+    assert rows["vgpu:0 → host"] == f"transfer, {own}"
+
+
 # ---- notes on events ----
 
 
@@ -301,7 +344,7 @@ def test_the_share_beside_a_lane_has_the_name_that_is_in_the_legend():
                        (1, "transfer", 0, 8, -1))  # fmt: skip
     texts = [text.get_text() for text in timeline.plot().axes[0].texts]
     assert "busy 0%\ncollective 90%" in texts
-    assert "busy 0%\ntransfer 80%" in texts
+    assert "busy 0%\ntransfer 80%\nbubble 10%" in texts, "the bubble is there, too"
 
 
 def test_a_lane_that_is_never_idle_has_no_reason_beside_it():

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from multigpu.vgpu.sim import names
+
 Tensor = torch.Tensor
 # Matrix products and convolutions compute in the 16-bit dtype.
 LOWER_PRECISION = [
@@ -142,8 +144,8 @@ def register(everything: torch.library.Library, aten: torch.library.Library) -> 
     """
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     lists = ((LOWER_PRECISION, _autocast_dtype), (FLOAT32, _float32), (WIDEST, _widest))
-    for names, choose_dtype in lists:
-        for name in names:
+    for operations, choose_dtype in lists:
+        for name in operations:
             packet, _, overload = name.partition(".")
             func = getattr(getattr(torch.ops.aten, packet), overload or "default")
             aten.impl(name, _with_casts(func, choose_dtype), "AutocastPrivateUse1")
@@ -186,7 +188,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         castable = (
             value.is_floating_point()
             and value.dtype is not torch.float64
-            and value.device.type == "vgpu"
+            and names.is_virtual(value.device)
         )
         return value.to(dtype) if castable and value.dtype is not dtype else value
     if type(value) in (list, tuple):

@@ -14,21 +14,25 @@ from multigpu.vgpu.ops.errors import (
     check_generator,
     check_has_numbers,
     check_host_tensors,
+    check_storages,
     device_mismatch_error,
     host_out_of_memory_error,
+    index_error,
     stopped_error,
     unsupported_error,
 )
-from multigpu.vgpu.ops.op_info import OpInfo
+from multigpu.vgpu.ops.op_info import RESIZERS, OpInfo
 from multigpu.vgpu.ops.resizing import detach_payloads, snapshot, update_wrapper
 from multigpu.vgpu.ops.shapes import payload_device, shapes_only
-from multigpu.vgpu.ops.tensor import VirtualTensor, storage_id, wrap, wrap_new
+from multigpu.vgpu.ops.tensor import VirtualTensor, storage_id, wrap, wrap_new, wrap_view
+from multigpu.vgpu.sim import names
 from multigpu.vgpu.sim.machine import current
 from multigpu.vgpu.sim.memory import Block, Meter
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 OpOverload = torch._ops.OpOverload
+STRIDED = torch.strided
 MASK_TYPES = (torch.bool, torch.uint8)
 DETACH = aten.detach.default
 # Arguments of these types are passed to the kernel unchanged.
@@ -83,7 +87,7 @@ def dispatch(func: OpOverload, args: tuple, kwargs: dict) -> Any:
         }
         device = kwargs.get("device")
         if device is not None:
-            if not tensors or device != tensors[0].device:
+            if not tensors or names.hide(device) != tensors[0]._block.meter.inner:
                 return _on_other_device(info, func, payloads, kwargs, tensors)
             kwargs["device"] = tensors[0]._payload.device
     if not tensors:
@@ -118,6 +122,10 @@ def execute(
         raise stopped_error(tensors[0])
     if machine.clock.pending:
         machine.clock.wait_for_collectives(tensors)
+    if machine.clock.num_backwards:
+        machine.clock.wait_for_gradients(tensors)
+    if meter.shrunk and func.overloadpacket not in RESIZERS:
+        check_storages(tensors)
     if not machine.compute:
         payloads, kwargs = shapes_only(info, payloads, kwargs, tensors)
     if info.special:
@@ -127,6 +135,8 @@ def execute(
             out = info.kernel(*payloads, **kwargs)
         except NotImplementedError as error:
             raise unsupported_error(info, error) from None
+        except IndexError as error:
+            raise index_error(error) from None
         except RuntimeError as error:
             if "can't allocate memory" in str(error):
                 raise host_out_of_memory_error(info, meter.device) from None
@@ -147,17 +157,24 @@ def execute(
         )
     else:
         result = out
-    # The host alone makes a view. The device has work only if memory is allocated, or if
-    # existing memory is written.
-    if allocations_before != meter.num_allocations or info.writes:
-        seconds = machine.costs.seconds(func, payloads, kwargs, tensors, out)
-        machine.clock.compute(meter.index, info.name, seconds)
+    # The host alone makes a view, and an empty tensor. The device has work only if a kernel
+    # writes new or existing memory.
+    if not info.empty and (allocations_before != meter.num_allocations or info.writes):
+        costs = machine.costs.seconds(func, payloads, kwargs, tensors, out)
+        machine.clock.compute(meter.index, info.name, *costs)
+        if machine.clock.num_backwards:
+            machine.clock.note_gradients(_virtual_tensors(result))
     return result
+
+
+def _virtual_tensors(result: Any) -> list[VirtualTensor]:
+    values = result if isinstance(result, (tuple, list)) else (result,)
+    return [value for value in values if type(value) is VirtualTensor]
 
 
 def _wrap_result(out: Tensor, tensors: list[VirtualTensor], meter: Meter) -> Tensor:
     """The virtual tensor of a result: an argument itself, a view of one, or a new tensor."""
-    if out.is_sparse:
+    if out.layout is not STRIDED:
         key, nbytes = storage_id(out)
     else:
         storage = out.untyped_storage()
@@ -173,7 +190,7 @@ def _alias(out: Tensor, tensor: VirtualTensor, tensors: list[VirtualTensor]) -> 
     for other in tensors:
         if out is other._payload:
             return other
-    return wrap(out, tensor._block)
+    return wrap_view(out, tensor._block)
 
 
 def view(func: OpOverload, args: tuple, kwargs: dict) -> Any:
@@ -187,11 +204,11 @@ def view(func: OpOverload, args: tuple, kwargs: dict) -> Any:
         raise stopped_error(source)
     if func is DETACH:
         # Both tensors share one payload until detach_payloads separates them.
-        return wrap(source._payload, block)
+        return wrap_view(source._payload, block)
     out = func._op(source._payload, *args[1:], **kwargs)
     if type(out) is Tensor:
-        return wrap(out, block)
-    return type(out)(wrap(value, block) for value in out)
+        return wrap_view(out, block)
+    return type(out)(wrap_view(value, block) for value in out)
 
 
 def decompose(func: OpOverload, args: tuple, kwargs: dict) -> Any:
@@ -211,7 +228,7 @@ def _on_other_device(
 ) -> Any:
     """Execute an operation without virtual tensors, or with a result on another device."""
     target = torch.device(kwargs.get("device") or "vgpu")
-    if tensors and target.type != "vgpu":
+    if tensors and not names.is_virtual(target):
         return func(*payloads, **kwargs)
     return _create(info, func, payloads, kwargs, current().meter(target))
 
@@ -231,7 +248,7 @@ def _run_special(
     """
     if info.host_waits and not _has_known_shape(func, tensors):
         check_has_numbers(info, tensors)
-        meter.machine.clock.synchronize(meter.index)
+        meter.machine.clock.synchronize_stream(meter.index)
     restore = []
     if info.resizes:
         outs = {id(kwargs.get(name)) for name in info.out_names}
@@ -249,6 +266,8 @@ def _run_special(
                 update_wrapper(tensor, tensors)
     except NotImplementedError as error:
         raise unsupported_error(info, error) from None
+    except IndexError as error:
+        raise index_error(error) from None
     except RuntimeError as error:
         # torch.OutOfMemoryError is a RuntimeError, too.
         for tensor, restore_payload in zip(tensors, restore, strict=False):
@@ -292,9 +311,9 @@ def _create(info: OpInfo, func: OpOverload, args: list, kwargs: dict, meter: Met
         raise unsupported_error(
             info, "it returns several tensors and has no virtual tensor as an argument"
         )
-    if not info.name.startswith(("empty", "new_empty")):
-        seconds = meter.machine.costs.seconds(func, args, kwargs, [], out)
-        meter.machine.clock.compute(meter.index, info.name, seconds)
+    if not info.empty:
+        costs = meter.machine.costs.seconds(func, args, kwargs, [], out)
+        meter.machine.clock.compute(meter.index, info.name, *costs)
     return wrap_new(out, meter)
 
 
@@ -356,6 +375,9 @@ def _torch_dispatch(
     args: tuple = (),
     kwargs: dict | None = None,
 ) -> Any:
+    if len(types) > 1:
+        # A wrapper of another class, such as DTensor, knows what to do with a virtual tensor.
+        return NotImplemented
     return dispatch(func, args, kwargs or {})
 
 

@@ -7,8 +7,10 @@ import torch
 from multigpu.vgpu.ops.generator import device_of
 from multigpu.vgpu.ops.op_info import INDEXING, OpInfo
 from multigpu.vgpu.ops.tensor import VirtualTensor
-from multigpu.vgpu.sim.machine import FORKED
+from multigpu.vgpu.sim import names
+from multigpu.vgpu.sim.machine import forked_error
 
+aten = torch.ops.aten
 Tensor = torch.Tensor
 
 
@@ -19,6 +21,28 @@ def check_has_numbers(info: OpInfo, tensors: list[VirtualTensor]) -> None:
             f"{info.name} needs numbers, but with compute=False the tensors of virtual GPUs "
             f"have only shapes: start the virtual GPUs with compute=True."
         )
+
+
+def check_storages(tensors: list[VirtualTensor]) -> None:
+    """Raise RuntimeError if a program has made a tensor's storage too small for the tensor.
+
+    A kernel would read and write memory outside of the storage.
+    """
+    for tensor in tensors:
+        if id(tensor._block) not in tensor._block.meter.shrunk or not tensor.numel():
+            continue
+        last = sum(
+            (size - 1) * stride
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        needed = (tensor.storage_offset() + last + 1) * tensor.itemsize
+        nbytes = tensor._payload.untyped_storage().nbytes()
+        if nbytes < needed:
+            raise RuntimeError(
+                f"A tensor on {tensor.device} needs {needed} bytes of its storage, but the "
+                f"storage has been resized to {nbytes} bytes, as FSDP does with parameters "
+                f"that are not gathered: resize it before you use the tensor."
+            )
 
 
 def device_mismatch_error(
@@ -33,6 +57,8 @@ def device_mismatch_error(
     Pointwise operations have TensorIterator's message. For other operations the message names
     the argument that is on the `second` device, as the messages of kernels do.
     """
+    if func.overloadpacket is aten.convolution and first.type != second.type:
+        return _convolution_error(args)
     text = (
         f"Expected all tensors to be on the same device, but found at least two devices, "
         f"{first} and {second}!"
@@ -44,10 +70,35 @@ def device_mismatch_error(
         if any(isinstance(v, Tensor) and v.device == second for v in values):
             text += (
                 f" (when checking argument for argument {argument.name} "
-                f"in method wrapper_VGPU_{info.name})"
+                f"in method wrapper_{names.shown_type().upper()}_{info.name})"
             )
             break
     return RuntimeError(text)
+
+
+def _convolution_error(args: tuple) -> RuntimeError:
+    """CUDA's error for a convolution of tensors of the host and of a GPU."""
+    images, weight, bias = args[:3]
+    if weight.device.type != images.device.type:
+        return convolution_type_error(images.type(), "weight", weight.type())
+    return convolution_type_error(images.type(), "bias", bias.type())
+
+
+def convolution_type_error(images: str, name: str, other: str) -> RuntimeError:
+    """CUDA's error for a convolution whose images and weights differ in type.
+
+    `images` and `other` are types such as "torch.vgpu.FloatTensor".
+    """
+    text = f"Input type ({images}) and {name} type ({other}) should be the same"
+    if images.count(".") == 1:
+        # The images are on the CPU, whose kernel also takes MKLDNN's tensors.
+        text += f" or input should be a MKLDNN tensor and {name} is a dense tensor"
+    return RuntimeError(text)
+
+
+def on_vgpu(payload: Tensor) -> str:
+    """The type that the virtual tensor of a payload has."""
+    return f"torch.{names.shown_type()}.{payload.type().rpartition('.')[2]}"
 
 
 def check_host_tensors(
@@ -104,9 +155,9 @@ def check_generator(generator: torch.Generator, device: torch.device) -> None:
 
 def check_foreach_devices(info: OpInfo, func: torch._ops.OpOverload, args: tuple) -> None:
     """Raise RuntimeError if tensors at the same index in the lists are on two devices."""
-    first = args[0]
-    for value in args[1:]:
-        if isinstance(value, (list, tuple)) and len(value) == len(first):
+    first, *others = (value for value in args if isinstance(value, (list, tuple)))
+    for value in others:
+        if len(value) == len(first):
             for one, other in zip(first, value, strict=True):
                 if not isinstance(other, Tensor) or other.device == one.device:
                     continue
@@ -117,16 +168,32 @@ def check_foreach_devices(info: OpInfo, func: torch._ops.OpOverload, args: tuple
 def host_out_of_memory_error(info: OpInfo, device: torch.device) -> torch.OutOfMemoryError:
     """The error for a kernel whose memory the host cannot allocate."""
     return torch.OutOfMemoryError(
-        f"{device.type} out of memory. The host keeps the numbers of {device}, and "
+        f"{names.runtime()} out of memory. The host keeps the numbers of {device}, and "
         f"{info.name} needs more memory than the host has. Use smaller tensors, or "
-        f"vgpu.start(compute=False)."
+        f"{names.option('compute=False', '--shapes-only', 'shapes_only=True')}."
+    )
+
+
+def index_error(error: IndexError) -> Exception:
+    """The error for an index outside of a tensor, which the CPU's kernel has found.
+
+    While virtual GPUs look like CUDA it is CUDA's, with the kernel's sentence. A wrong
+    dimension is an IndexError on CUDA, too, because the host finds it.
+    """
+    text = str(error)
+    out_of_range = "out of bounds" in text or "out of range" in text
+    if names.shown_type() == names.INNER or "imension out of" in text or not out_of_range:
+        return error
+    return torch.AcceleratorError(
+        f"{names.runtime()} error: device-side assert triggered\n"
+        f"The kernel that raised it says: {text}"
     )
 
 
 def stopped_error(tensor: VirtualTensor) -> RuntimeError:
     """The error for a tensor of a stopped machine, or of a machine of the parent process."""
     if tensor._block.meter.machine.process != os.getpid():
-        return RuntimeError(FORKED)
+        return forked_error()
     return RuntimeError(
         f"This tensor was on {tensor.device}, and the virtual GPUs have been stopped since "
         f"then. Its values are lost: create it again after vgpu.start()."

@@ -1,16 +1,16 @@
-"""Kernels that torch chooses for a GPU but not for the CPU: recurrent cells, attention.
+"""Kernels that torch chooses for a GPU but not for the CPU, such as recurrent cells.
 
 For a device other than the CPU, LSTM and GRU layers call fused cells. The cells in this file
 implement the formulas in the documentation of torch.nn.LSTM and torch.nn.GRU, and their
-derivatives. For such a device, torch's attention would use its slowest kernel. `attention`
-uses the kernel that the CPU chooses, so its results equal the CPU's bit for bit.
+derivatives. attention.py and sync_norm.py have the kernels of attention and of SyncBatchNorm.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from multigpu.vgpu.ops.errors import stopped_error
+from multigpu.vgpu.ops.errors import convolution_type_error, on_vgpu, stopped_error
 from multigpu.vgpu.ops.op_info import Handler, Kernel
 from multigpu.vgpu.ops.tensor import VirtualTensor, wrap_new
 
@@ -116,66 +116,6 @@ def _sum(first: Tensor, second: Tensor, *biases: Tensor | None) -> Tensor:
     return total
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention, with the CPU's choice of kernel."""
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
-        attn_mask = zeros.masked_fill(~attn_mask, -torch.inf)
-    if _uses_flash(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
-        return aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
-        )[0]
-    return aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )[0]
-
-
-def _uses_flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> bool:
-    """Whether the CPU would choose its flash kernel for these arguments."""
-    tensors = [tensor for tensor in (query, key, value, mask) if tensor is not None]
-    if any(type(tensor) is not VirtualTensor for tensor in tensors):
-        # The other kernel raises the error for tensors of two devices.
-        return False
-    if query.dim() != 4 or dropout_p > 0:
-        return False
-    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
-        # The flash kernel has no gradient for its mask.
-        return False
-    if not query._block.meter.machine.compute:
-        return not enable_gqa
-    payloads = [
-        None if tensor is None else tensor._payload for tensor in (query, key, value, mask)
-    ]
-    choice = torch._fused_sdp_choice(
-        *payloads, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-    return choice == torch.nn.attention.SDPBackend.FLASH_ATTENTION.value
-
-
-def _attention(func: OpOverload, args: tuple, kwargs: dict) -> Tensor:
-    """Handler of attention in inference mode, where torch skips the kernel of `register`."""
-    return attention(*args, **kwargs)
-
-
 def pack(func: OpOverload, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:
     """aten::_pack_padded_sequence(rows, lengths, batch_first).
 
@@ -193,8 +133,8 @@ def pack(func: OpOverload, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:
         raise stopped_error(rows)
     payloads = [rows._payload, *args[1:]]
     data, sizes = func(*payloads)
-    seconds = meter.machine.costs.seconds(func, payloads, kwargs, [rows], data)
-    meter.machine.clock.compute(meter.index, "_pack_padded_sequence", seconds)
+    costs = meter.machine.costs.seconds(func, payloads, kwargs, [rows], data)
+    meter.machine.clock.compute(meter.index, "_pack_padded_sequence", *costs)
     return wrap_new(data, meter), sizes
 
 
@@ -231,14 +171,43 @@ def _ctc_loss(func: OpOverload, args: tuple, kwargs: dict) -> Tensor:
     return func.decompose(*args, **kwargs)
 
 
+def convolution(images: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
+    """aten::convolution: if the images have the channels last, so has the output.
+
+    torch's kernel for tensors on "meta" would put the channels first. Raises CUDA's
+    RuntimeError for images and weights of different dtypes.
+    """
+    if weight.dtype is not images.dtype:
+        raise convolution_type_error(on_vgpu(images), "weight", on_vgpu(weight))
+    if bias is not None and bias.dtype is not images.dtype:
+        raise convolution_type_error(on_vgpu(images), "bias", on_vgpu(bias))
+    return _like(images, aten.convolution.default(images, weight, bias, *args))
+
+
+def convolution_backward(grad: Tensor, images: Tensor, *args: Any) -> tuple:
+    """aten::convolution_backward: the gradient of the images has their memory format."""
+    grads = aten.convolution_backward.default(grad, images, *args)
+    return _like(images, grads[0]), *grads[1:]
+
+
+def _like(images: Tensor, out: Tensor | None) -> Tensor | None:
+    """A shape gets the channels last if the images have them last; others are unchanged."""
+    if out is None or not out.is_meta or images.dim() != 4:
+        return out
+    if images.is_contiguous() or not images.is_contiguous(memory_format=torch.channels_last):
+        return out
+    return out.contiguous(memory_format=torch.channels_last)
+
+
 KERNELS: dict[torch._ops.OpOverloadPacket, Kernel] = {
+    aten.convolution: convolution,
+    aten.convolution_backward: convolution_backward,
     aten._thnn_fused_lstm_cell: lstm_cell,
     aten._thnn_fused_lstm_cell_backward_impl: lstm_cell_backward,
     aten._thnn_fused_gru_cell: gru_cell,
     aten._thnn_fused_gru_cell_backward: gru_cell_backward,
 }
 HANDLERS: dict[torch._ops.OpOverloadPacket, Handler] = {
-    aten.scaled_dot_product_attention: _attention,
     aten._pack_padded_sequence: pack,
     aten._nested_tensor_from_mask_left_aligned: _keep_padding,
     aten.ctc_loss: _ctc_loss,
@@ -246,6 +215,5 @@ HANDLERS: dict[torch._ops.OpOverloadPacket, Handler] = {
 
 
 def register(library: torch.library.Library) -> None:
-    """Replace torch's kernels of attention and ctc_loss for the device type "vgpu"."""
-    library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+    """Replace torch's kernel of ctc_loss for the device type "vgpu"."""
     library.impl("ctc_loss.Tensor", ctc_loss, "AutogradPrivateUse1")

@@ -33,6 +33,9 @@ TAKES_HOST_NUMBERS = {
 # These can change the shape or the storage of a tensor in place, but have no tag for that.
 RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+PRIVATE = torch._C.DispatchKey.PrivateUse1
+# The keys of a custom operation's kernel for virtual GPUs: for this device type, or for all.
+CUSTOM_KERNELS = (PRIVATE, torch._C.DispatchKey.CompositeExplicitAutograd)
 
 # Two registries, by the operation's packet. The package's __init__ fills them from kernels.py
 # and transfer.py, which import this module. Nothing changes them after that.
@@ -56,10 +59,12 @@ class OpInfo:
     out_names           the names of its output arguments (`out=`)
     resizes             it may change the shape or the storage of an argument
     writes              it writes an argument's elements
+    empty               it allocates memory without writing it
     special             host_waits, random, resizes or takes_host_tensors holds: the slow path
     """
 
     __slots__ = (
+        "empty",
         "foreach",
         "func",
         "handler",
@@ -89,7 +94,9 @@ class OpInfo:
         self.handler = HANDLERS.get(packet)
         aliases = [value.alias_info for value in schema.returns]
         if self.handler is None and packet not in KERNELS:
-            if func.has_kernel_for_dispatch_key(COMPOSITE):
+            if _has_custom_kernel(func):
+                self.handler = run_custom
+            elif func.has_kernel_for_dispatch_key(COMPOSITE):
                 self.handler = decompose
             elif len(aliases) == 1 and aliases[0] and not aliases[0].is_write:
                 self.handler = view
@@ -97,7 +104,9 @@ class OpInfo:
         self.foreach = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
         self.takes_host_tensors = packet in TAKES_HOST_TENSORS
         self.takes_host_numbers = self.pointwise or packet in TAKES_HOST_NUMBERS
-        self.random = torch.Tag.nondeterministic_seeded in tags
+        seeded = torch.Tag.nondeterministic_seeded in tags
+        # The kernels of this package draw no random numbers.
+        self.random = seeded and packet not in KERNELS
         self.host_waits = (
             torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         )
@@ -106,6 +115,7 @@ class OpInfo:
         self.out_names = [argument.name for argument in schema.arguments if argument.is_out]
         self.resizes = self.mutable and (reshapes or bool(self.out_names))
         self.writes = self.mutable and not reshapes
+        self.empty = self.name.startswith(("empty", "new_empty"))
         self.special = (
             self.host_waits or self.random or self.resizes or self.takes_host_tensors
         )
@@ -120,3 +130,21 @@ class OpInfo:
                 values = value if isinstance(value, (list, tuple)) else (value,)
                 ids.update(map(id, values))
         return ids
+
+
+def _has_custom_kernel(func: torch._ops.OpOverload) -> bool:
+    """Whether the operation is a program's own, with a kernel for virtual GPUs.
+
+    A collective of gloo ("c10d") moves the payloads, as it moves the numbers of a GPU.
+    """
+    if func.namespace in ("aten", "c10d"):
+        return False
+    return any(func.has_kernel_for_dispatch_key(key) for key in CUSTOM_KERNELS)
+
+
+def run_custom(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
+    """Handler of a custom operation (torch.library): its kernel gets the virtual tensors.
+
+    The operations that the kernel calls are then executed and timed as usual.
+    """
+    return func.redispatch(torch._C.DispatchKeySet(PRIVATE), *args, **kwargs)

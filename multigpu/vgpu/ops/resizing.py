@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from multigpu.vgpu.ops.tensor import VirtualTensor, storage_id, wrap
+from multigpu.vgpu.ops.tensor import VirtualTensor, storage_id, wrap_view
 from multigpu.vgpu.sim.memory import Block
 
 Tensor = torch.Tensor
@@ -66,7 +66,7 @@ def update_wrapper(tensor: VirtualTensor, tensors: list[VirtualTensor]) -> None:
         or tensor.storage_offset() != payload.storage_offset()
     ):
         with torch.no_grad():
-            Tensor.data.__set__(tensor, wrap(payload, block))
+            Tensor.data.__set__(tensor, wrap_view(payload, block))
 
 
 def _block_of(payload: Tensor, key: int, nbytes: int, tensors: list[VirtualTensor]) -> Block:

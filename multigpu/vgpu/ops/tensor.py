@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import _tensor_str
 
-from multigpu.vgpu.sim.clock import HOST
+from multigpu.vgpu.ops.storage import VirtualStorage, locate
+from multigpu.vgpu.sim.event import HOST
 from multigpu.vgpu.sim.memory import Block, Meter
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class VirtualTensor(torch.Tensor):
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
+        if type(new) is not VirtualTensor:
+            # moving.data_property, while virtual GPUs run.
+            torch.Tensor.data.__set__(self, new)
+            return
         # torch replaces the wrapper's shape and dtype only.
         _data.__set__(self, new)
         self._payload = new._payload
@@ -55,6 +60,30 @@ class VirtualTensor(torch.Tensor):
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. "
             f"Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def data_ptr(self) -> int:
+        # An address of the device, 0 for a tensor without elements, as on CUDA.
+        address = self.untyped_storage().data_ptr() if self.numel() else 0
+        return address + self.storage_offset() * self.itemsize if address else 0
+
+    def untyped_storage(self) -> VirtualStorage:
+        # The wrapper's own storage has no memory.
+        refresh_payload(self)
+        return locate(self._payload.untyped_storage(), self.device, self._block)
+
+    @property
+    def names(self) -> tuple[None, ...]:
+        # torch has no names of dimensions for a wrapper.
+        return (None,) * self.dim()
+
+    def as_subclass(self, cls: type[torch.Tensor]) -> torch.Tensor:
+        if issubclass(cls, VirtualTensor) or cls is torch.Tensor:
+            return self.view_as(self)
+        raise TypeError(
+            f"A tensor on {self.device} cannot become a {cls.__name__}, because a tensor on a "
+            f"virtual GPU has a class of its own: keep it as an attribute of your class, or "
+            f"move it to the CPU first."
         )
 
     def tolist(self) -> Any:
@@ -164,31 +193,43 @@ def reduce_without_storage(tensor: VirtualTensor) -> tuple:
 
 
 def wrap(payload: torch.Tensor, block: Block) -> VirtualTensor:
-    """A tensor on the block's device with the payload's shape, strides and dtype."""
-    device = block.meter.device
+    """A tensor on the block's device with the payload's shape, strides and dtype.
+
+    Raises NotImplementedError for a layout that virtual GPUs lack.
+    """
+    device = block.meter.inner
+    dtype = payload.dtype
+    try:
+        shape = payload.shape
+    except RuntimeError:
+        # A nested tensor has none.
+        raise layout_error(payload) from None
     if payload.layout is not torch.strided:
-        tensor = _make(
-            VirtualTensor,
-            payload.size(),
-            dtype=payload.dtype,
-            layout=payload.layout,
-            device=device,
-        )
+        layout = payload.layout
+        tensor = _make(VirtualTensor, shape, dtype=dtype, layout=layout, device=device)
     elif payload.is_contiguous() and not payload.storage_offset():
-        tensor = _make(VirtualTensor, payload.shape, dtype=payload.dtype, device=device)
+        tensor = _make(VirtualTensor, shape, dtype=dtype, device=device)
     else:
         tensor = _make(
             VirtualTensor,
-            payload.shape,
+            shape,
             strides=payload.stride(),
             storage_offset=payload.storage_offset(),
-            dtype=payload.dtype,
+            dtype=dtype,
             device=device,
         )
     tensor._payload = payload
     tensor._block = block
-    # A lazy conjugation, or negation, is a flag of the payload. The wrapper needs the same
-    # flag, because torch resolves it before it calls __torch_dispatch__.
+    return tensor
+
+
+def wrap_view(payload: torch.Tensor, block: Block) -> VirtualTensor:
+    """The same as `wrap`, for a view of another tensor: it can be a lazy conjugation.
+
+    A lazy conjugation, or negation, is a flag of the payload. The wrapper needs the same flag,
+    because torch resolves it before it calls __torch_dispatch__.
+    """
+    tensor = wrap(payload, block)
     if payload.is_conj():
         torch._C._set_conj(tensor, True)
     if payload.is_neg():
@@ -205,9 +246,27 @@ def wrap_new(payload: torch.Tensor, meter: Meter) -> VirtualTensor:
 
 
 def storage_id(payload: torch.Tensor) -> tuple[int, int]:
-    """(an id of the payload's storage, the storage's bytes)."""
+    """(an id of the payload's storage, the storage's bytes).
+
+    Raises NotImplementedError for a layout that virtual GPUs lack.
+    """
     if payload.is_sparse:
         tensors = (payload._indices(), payload._values())
         return id(payload), sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    if payload.layout is not torch.strided or payload.is_nested:
+        raise layout_error(payload)
     storage = payload.untyped_storage()
     return storage._cdata, storage.nbytes()
+
+
+def layout_error(payload: torch.Tensor) -> NotImplementedError:
+    """The error for a layout whose tensors Python code cannot wrap."""
+    if payload.is_nested:
+        return NotImplementedError(
+            "Virtual GPUs have no nested tensors of the layout torch.strided: make them with "
+            "layout=torch.jagged."
+        )
+    return NotImplementedError(
+        f"Virtual GPUs have no tensors of the layout {payload.layout}: use to_sparse(), which "
+        f"gives torch.sparse_coo, or compute with this tensor on the CPU."
+    )

@@ -5,11 +5,12 @@ from typing import Any
 import torch
 
 from multigpu.vgpu.ops.dispatch import execute, info_of
-from multigpu.vgpu.ops.errors import check_has_numbers, stopped_error
+from multigpu.vgpu.ops.errors import check_has_numbers, check_storages, stopped_error
 from multigpu.vgpu.ops.op_info import Handler
 from multigpu.vgpu.ops.shapes import drop_numbers, payload_device
 from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload, wrap_new
-from multigpu.vgpu.sim.clock import HOST
+from multigpu.vgpu.sim import names
+from multigpu.vgpu.sim.event import HOST
 from multigpu.vgpu.sim.machine import current
 from multigpu.vgpu.sim.memory import Meter
 from multigpu.vgpu.sim.notes import note_transfer
@@ -21,8 +22,8 @@ OpOverload = torch._ops.OpOverload
 def meter_of(tensor: torch.Tensor) -> Meter | None:
     """The meter of a tensor's device; None for a tensor of the host. Call it before a copy.
 
-    Waits for unfinished collectives that use the tensor. Raises RuntimeError if the tensor's
-    machine has been stopped.
+    Waits for unfinished collectives that use the tensor, and in backward for the stream that
+    has made it. Raises RuntimeError if the tensor's machine has been stopped.
     """
     if type(tensor) is not VirtualTensor:
         return None
@@ -31,6 +32,10 @@ def meter_of(tensor: torch.Tensor) -> Meter | None:
         raise stopped_error(tensor)
     if meter.machine.clock.pending:
         meter.machine.clock.wait_for_collectives([tensor])
+    if meter.machine.clock.num_backwards:
+        meter.machine.clock.wait_for_gradients([tensor])
+    if meter.shrunk:
+        check_storages([tensor])
     if not meter.machine.compute:
         refresh_payload(tensor)
     return meter
@@ -58,7 +63,7 @@ def copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
             drop_numbers(destination)
         if not destination._payload.is_meta:
             destination._payload.copy_(payload)
-    _advance_clock(origin, to, source, non_blocking)
+    _advance_clock(origin, to, source, destination, non_blocking)
     return destination
 
 
@@ -76,7 +81,7 @@ def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
     }
     device = kwargs.get("device")
     device = source.device if device is None else torch.device(device)
-    to = current().meter(device) if device.type == "vgpu" else None
+    to = current().meter(device) if names.is_virtual(device) else None
     if to is origin:
         # Only the dtype or the memory format changes.
         return execute(info_of(func), func, [source._payload], options, [source], origin)
@@ -94,14 +99,18 @@ def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         else:
             location = payload_device(to, dtype, source.numel())
         moved = wrap_new(func(payload, **options, device=location), to)
-    _advance_clock(origin, to, source, bool(kwargs.get("non_blocking", False)))
+    _advance_clock(origin, to, source, moved, bool(kwargs.get("non_blocking", False)))
     return moved
 
 
 def _advance_clock(
-    origin: Meter | None, to: Meter | None, source: torch.Tensor, non_blocking: bool
+    origin: Meter | None,
+    to: Meter | None,
+    source: torch.Tensor,
+    moved: torch.Tensor | None,
+    non_blocking: bool,
 ) -> None:
-    """Add a copy of `source` to the clock; a meter of None stands for the host.
+    """Add the copy `moved` of `source` to the clock; a meter of None stands for the host.
 
     As with CUDA, the host waits for a copy from or to the host, unless the copy is
     non_blocking. A non_blocking copy from the host needs pinned memory. A non_blocking copy
@@ -115,6 +124,8 @@ def _advance_clock(
     clock = (to or origin).machine.clock
     clock.transfer(*ends, nbytes, wait=wait)
     note_transfer(clock, _contents(origin, to, source))
+    if clock.num_backwards and to is not None:
+        clock.note_gradients([moved])
 
 
 def _contents(origin: Meter | None, to: Meter | None, source: torch.Tensor) -> str:
@@ -130,7 +141,7 @@ def item(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     """aten::_local_scalar_dense, which `.item()` calls: the host waits for the number."""
     meter = meter_of(args[0])
     check_has_numbers(info_of(func), [args[0]])
-    _advance_clock(meter, None, args[0], non_blocking=False)
+    _advance_clock(meter, None, args[0], None, non_blocking=False)
     return func(args[0]._payload)
 
 

@@ -8,15 +8,35 @@ from collections.abc import Callable
 
 import torch
 
-from multigpu.vgpu.patches import comm, engine, generators, loading, moving, pinned, updates
+from multigpu.vgpu.patches import (
+    comm,
+    compiling,
+    current_device,
+    engine,
+    generators,
+    loading,
+    moving,
+    pinned,
+    streams,
+    typed_tensors,
+    updates,
+)
 from multigpu.vgpu.patches.replacing import Registration, Replacement, Table
+from multigpu.vgpu.sim import names
 
 
 def _process_group_register() -> None:
     # Imported here, because torch can be built without torch.distributed.
-    from multigpu.vgpu.patches import process_group
+    from multigpu.vgpu.patches import process_group, world_group
 
     process_group.register()
+    world_group.register()
+
+
+def _with_map_on_host(original: Callable) -> Callable:
+    from multigpu.vgpu.patches import used_parameters
+
+    return used_parameters.with_map_on_host(original)
 
 
 def _no_statistics(original: Callable) -> Callable:
@@ -27,12 +47,36 @@ def _backward_can_be_boxed() -> bool:
     return hasattr(torch.autograd.function.BackwardCFunction, "apply_boxed")
 
 
-def _torch_cannot_pin() -> bool:
+def _torch_has_no_gpu() -> bool:
     return not torch.cuda.is_available()
+
+
+def _by_own_name() -> bool:
+    """Whether programs see the devices as "vgpu"; virtual.face has own rows for CUDA."""
+    return names.shown_type() == names.INNER
+
+
+def _make_from_data(original: Callable) -> Callable:
+    pinning = pinned.pinning(original) if _torch_has_no_gpu() else original
+    return current_device.make_from_data(pinning)
+
+
+def _accelerator_row(name: str, function: Callable) -> Replacement:
+    return Replacement(
+        "torch._C",
+        name,
+        lambda original: function,
+        "torch.accelerator asks the device guard, which knows one device with one stream",
+        when=lambda: hasattr(torch._C, name) and _torch_has_no_gpu() and _by_own_name(),
+    )
 
 
 _GRADIENT_CHECK = (
     "the engine does not check the device of gradients that are tensors of a subclass"
+)
+_COMPILER = "torch.compile would make code for a real device"
+_CURRENT_DEVICE = (
+    'for the device "vgpu", torch asks the device guard for the index, and it knows only 0'
 )
 _PINNED = "torch's own method raises if there is no accelerator with pinned memory"
 
@@ -46,6 +90,13 @@ TABLE = Table(
             moving.moving_apply,
             "Module.to makes new parameters if the tensor's class changes: tied layers and "
             "optimizers would keep the old ones",
+        ),
+        Replacement(
+            "torch.Tensor",
+            "data",
+            moving.data_property,
+            "FSDP1 assigns a tensor of the device to the data of a parameter on the host; "
+            "torch refuses another class",
         ),
         Replacement(
             "torch.autograd.Variable",
@@ -72,20 +123,66 @@ TABLE = Table(
             "pin_memory",
             lambda original: pinned.pin_memory,
             _PINNED,
-            when=_torch_cannot_pin,
+            when=_torch_has_no_gpu,
         ),
         Replacement(
             "torch.Tensor",
             "is_pinned",
             lambda original: pinned.is_pinned,
             _PINNED,
-            when=_torch_cannot_pin,
+            when=_torch_has_no_gpu,
+        ),
+        Replacement(
+            "torch.Tensor", "to", current_device.move, _CURRENT_DEVICE, when=_by_own_name
+        ),
+        *(
+            Replacement(
+                owner,
+                name,
+                _make_from_data,
+                f"{_CURRENT_DEVICE}; and pinned memory",
+                when=_by_own_name,
+            )
+            for owner, name in current_device.FROM_DATA
+        ),
+        *(
+            _accelerator_row(name, function)
+            for name, function in current_device.ACCELERATOR.items()
+        ),
+        *(
+            Replacement(
+                "torch",
+                name,
+                pinned.pinning,
+                "pin_memory=True asks the accelerator for an allocator, which a backend in "
+                "Python cannot have",
+                when=_torch_has_no_gpu,
+            )
+            for name in pinned.FACTORIES
+        ),
+        Replacement(
+            "torch",
+            "set_default_tensor_type",
+            typed_tensors.set_default,
+            "torch knows the types of its own devices only",
         ),
         Replacement(
             "torch",
             "Generator",
             generators.generator_class,
             "torch asks a device type for its generators in C++ only",
+        ),
+        Replacement(
+            "torch",
+            "Stream",
+            streams.stream_class,
+            "torch asks the device guard for streams, and a guard of Python has one stream",
+        ),
+        Replacement(
+            "torch",
+            "Event",
+            streams.event_class,
+            "torch asks the device guard for events, and a guard of Python has none",
         ),
         *(
             Replacement(
@@ -100,8 +197,16 @@ TABLE = Table(
             "torch.nn.parallel._functions",
             "_streams",
             comm.streams,
-            "DataParallel takes a stream for each copy from the host; torch would count the "
-            "devices by the device guard, which knows only one",
+            "DataParallel makes a stream for each device and keeps it, also if the next "
+            "virtual GPUs are more",
+        ),
+        Replacement("torch", "compile", compiling.leave_out, _COMPILER),
+        Replacement(
+            "torch._dynamo.eval_frame",
+            "_stance",
+            compiling.run_eagerly,
+            _COMPILER,
+            when=compiling.compiler_is_loaded,
         ),
         Registration(
             ("torch.serialization._package_registry",),
@@ -141,6 +246,17 @@ TABLE = Table(
             _process_group_register,
             'dist.init_process_group("vgpu") finds its backend in these registries',
             when=torch.distributed.is_available,
+        ),
+        *(
+            Replacement(
+                "torch.distributed.Reducer",
+                method,
+                _with_map_on_host,
+                "DDP counts unused parameters by way of pinned memory, for which a backend in "
+                "Python has no allocator",
+                when=torch.distributed.is_available,
+            )
+            for method in ("__init__", "_set_static_graph")
         ),
         # A DDP model that outlives vgpu.stop() still has no timer: torch warns once.
         Replacement(

@@ -14,11 +14,13 @@ experimental, so other versions are refused.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from multigpu.errors import UserError
+from multigpu.vgpu.ops import storage
 from multigpu.vgpu.patches import device_module, engine
 
 MIN_TORCH = (2, 11)
@@ -29,6 +31,7 @@ FIRST_UNTESTED_TORCH = (2, 14)
 PERMANENT = {
     "torch.vgpu": "the device module (device_module.py)",
     "sys.modules['torch.vgpu']": "the device module, for `import torch.vgpu`",
+    "torch.UntypedStorage.vgpu": "as UntypedStorage.cuda (ops/storage.py)",
     "torch.Tensor.vgpu": "made by torch for the device type, like Tensor.cuda",
     "torch.Tensor.is_vgpu": "made by torch for the device type, like Tensor.is_cuda",
     "torch.nn.Module.vgpu": "made by torch for the device type, like Module.cuda",
@@ -74,6 +77,7 @@ def register() -> None:
         "vgpu", device_module, Hooks(), engine.Guard()
     )
     sys.modules["torch.vgpu"] = device_module
+    torch.UntypedStorage.vgpu = storage.copy_to_vgpu
     _libraries.extend(_kernels())
 
 
@@ -95,7 +99,7 @@ def _kernels() -> tuple[torch.library.Library, torch.library.Library]:
 
     The kernels' modules use the device type, so they are imported after its registration.
     """
-    from multigpu.vgpu.ops import autocast, kernels
+    from multigpu.vgpu.ops import attention, autocast, kernels
     from multigpu.vgpu.ops.dispatch import dispatch
 
     every_namespace = torch.library.Library("_", "IMPL")
@@ -108,12 +112,16 @@ def _kernels() -> tuple[torch.library.Library, torch.library.Library]:
 
     every_namespace.fallback(fallback, "PrivateUse1")
 
-    # torch.tensor(…, device=…) calls copy_ below __torch_dispatch__ and skips the fallback.
-    def copy_(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return dispatch(torch.ops.aten.copy_.default, args, kwargs)
+    # torch calls these below __torch_dispatch__ and skips the fallback: copy_ for
+    # torch.tensor(…, device=…), _local_scalar_dense for torch.tensor([a tensor, 1]), and
+    # FSDP1 calls record_stream.
+    def dispatching(func: torch._ops.OpOverload) -> Callable:
+        return lambda *args, **kwargs: dispatch(func, args, kwargs)
 
-    aten.impl("copy_", copy_, "PrivateUse1")
+    for name in ("copy_", "_local_scalar_dense", "record_stream"):
+        aten.impl(name, dispatching(getattr(torch.ops.aten, name).default), "PrivateUse1")
     kernels.register(aten)
+    attention.register(aten)
     autocast.register(every_namespace, aten)
     return every_namespace, aten
 

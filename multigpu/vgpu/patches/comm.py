@@ -6,11 +6,14 @@ of other devices still go to torch's functions.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
+from multigpu.vgpu.patches.streams import StreamContext
+from multigpu.vgpu.sim import names
 from multigpu.vgpu.sim.machine import current
 from multigpu.vgpu.sim.notes import carrying
 
@@ -23,8 +26,10 @@ BUFFER_SIZE = 10485760
 
 def _device(index: Device) -> torch.device:
     if isinstance(index, int):
-        return torch.device("cpu") if index == -1 else torch.device("vgpu", index)
-    return torch.device(index)
+        device = torch.device("cpu") if index == -1 else torch.device(names.INNER, index)
+    else:
+        device = torch.device(index)
+    return names.show(device)
 
 
 def _buckets(tensors: Sequence[Tensor], nbytes: int) -> list[list[Tensor]]:
@@ -129,8 +134,8 @@ def scatter(
 ) -> tuple[Tensor, ...]:
     """Send a chunk of the tensor to each device: equal chunks, or chunks of the given sizes.
 
-    With `streams` the copies overlap with the computation. DataParallel passes streams for a
-    tensor of the host.
+    With `streams`, the copy to a device is on that device's stream. DataParallel passes
+    streams for a tensor of the host, and then makes the current streams wait for them.
     """
     if out is not None:
         chunks = tensor.split([target.size(dim) for target in out], dim)
@@ -142,14 +147,14 @@ def scatter(
         chunks = tensor.chunk(len(devices), dim)
     else:
         chunks = tensor.split(list(chunk_sizes), dim)
-    on_side_stream = any(stream is not None for stream in streams or ())
-    clock = current().clock
-    with clock.on_side_stream(on_side_stream), carrying(clock, "inputs"):
+    places = streams or repeat(None)
+    copies = []
+    with carrying(current().clock, "inputs"):
         # A batch smaller than the number of devices has fewer chunks than devices.
-        return tuple(
-            chunk.to(_device(device), non_blocking=True)
-            for chunk, device in zip(chunks, devices, strict=False)
-        )
+        for chunk, device, stream in zip(chunks, devices, places, strict=False):
+            with StreamContext(stream):
+                copies.append(chunk.to(_device(device), non_blocking=True))
+    return tuple(copies)
 
 
 def gather(
@@ -204,10 +209,10 @@ def _is_for_virtual_gpus(tensors: Any) -> bool:
     return type(tensors) is VirtualTensor or (
         isinstance(tensors, Tensor)
         and tensors.device.type == "cpu"
-        and not torch.cuda.is_available()
+        and (names.shown_type() == "cuda" or not torch.cuda.is_available())
     )
 
 
-def streams(original: list | None) -> list[torch.Stream]:
-    """One stream for each running virtual GPU."""
-    return [torch.Stream(device=device) for device in current().devices]
+def streams(original: list | None) -> list[torch.Stream | None]:
+    """A place for the stream of each running virtual GPU, which torch then makes."""
+    return [None] * len(current().devices)

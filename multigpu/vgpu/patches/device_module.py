@@ -3,23 +3,66 @@
 torch's own code calls these, too: DataParallel, autocast, checkpointing, torch.manual_seed.
 """
 
-import itertools
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn.parallel import comm  # noqa: F401  torch.vgpu.comm
 
+from multigpu.vgpu.patches import (
+    memory_functions,
+    nvtx,  # noqa: F401  torch.vgpu.nvtx
+    properties,
+    random_functions,
+    streams,
+    typed_tensors,
+)
+from multigpu.vgpu.patches.device_index import Device
+from multigpu.vgpu.patches.device_index import index_of as _index
+from multigpu.vgpu.patches.device_index import meter_of as _meter
 from multigpu.vgpu.sim import machine as _machine
-from multigpu.vgpu.sim.memory import Meter, format_bytes
+from multigpu.vgpu.sim.presets import format_bytes
 
-Device = torch.device | str | int | None
+OutOfMemoryError = torch.OutOfMemoryError
 
-# The current streams by the device's index. As in torch, each thread has its own.
-_local = threading.local()
+# memory_functions.py
+get_per_process_memory_fraction = memory_functions.get_per_process_memory_fraction
+memory_snapshot = memory_functions.memory_snapshot
+memory_stats = memory_functions.memory_stats
+set_per_process_memory_fraction = memory_functions.set_per_process_memory_fraction
+
+# properties.py
+can_device_access_peer = properties.can_device_access_peer
+get_arch_list = properties.get_arch_list
+get_device_capability = properties.get_device_capability
+get_device_name = properties.get_device_name
+get_device_properties = properties.get_device_properties
+utilization = properties.utilization
+
+# random_functions.py
+get_rng_state = random_functions.get_rng_state
+get_rng_state_all = random_functions.get_rng_state_all
+initial_seed = random_functions.initial_seed
+manual_seed = random_functions.manual_seed
+manual_seed_all = random_functions.manual_seed_all
+seed = random_functions.seed
+seed_all = random_functions.seed_all
+set_rng_state = random_functions.set_rng_state
+set_rng_state_all = random_functions.set_rng_state_all
+
+# streams.py
+Event = streams.Event
+Stream = streams.Stream
+StreamContext = streams.StreamContext
+current_stream = streams.current_stream
+default_stream = streams.default_stream
+set_stream = streams.set_stream
+stream = streams.StreamContext
+
+# typed_tensors.py: FloatTensor and the like
+globals().update(typed_tensors.TYPES)
 
 # torch.utils.checkpoint saves a device's random state only if the device's module has this.
 _initialized = True
@@ -28,6 +71,13 @@ _initialized = True
 def is_available() -> bool:
     """Whether virtual GPUs are running in this process."""
     return _machine.running() is not None
+
+
+def __getattr__(name: str) -> Any:
+    # A tuple that belongs to the running machine.
+    if name == "default_generators":
+        return tuple(_machine.current().generators)
+    raise AttributeError(f"module 'torch.vgpu' has no attribute '{name}'")
 
 
 def is_initialized() -> bool:
@@ -59,7 +109,7 @@ def set_device(device: Device) -> None:
     """
     index = _index(device)
     if index >= 0:
-        _machine.current().meter(torch.device("vgpu", index))
+        _meter(index)
         _machine.set_current_index(index)
 
 
@@ -72,21 +122,6 @@ def device(device: Device) -> Iterator[None]:
         yield
     finally:
         _machine.set_current_index(before)
-
-
-def _index(device: Device) -> int:
-    if device is None:
-        return current_device()
-    if isinstance(device, int):
-        return device
-    device = torch.device(device)
-    if device.type != "vgpu":
-        raise ValueError(f"Expected a vgpu device, but got: {device}")
-    return current_device() if device.index is None else device.index
-
-
-def _meter(device: Device) -> Meter:
-    return _machine.current().meter(torch.device("vgpu", _index(device)))
 
 
 def memory_allocated(device: Device = None) -> int:
@@ -104,8 +139,16 @@ def max_memory_allocated(device: Device = None) -> int:
 
 def reset_peak_memory_stats(device: Device = None) -> None:
     """Reset max_memory_allocated to the memory that is allocated now."""
-    meter = _meter(device)
-    meter.peak = meter.allocated
+    _meter(device).reset_peak()
+
+
+# The old name.
+reset_max_memory_allocated = reset_peak_memory_stats
+
+
+def reset_accumulated_memory_stats(device: Device = None) -> None:
+    """Reset the bytes that were freed so far, which memory_stats counts."""
+    _meter(device).freed_bytes = 0
 
 
 def memory_reserved(device: Device = None) -> int:
@@ -120,15 +163,6 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
     """(free, total) bytes of the device."""
     meter = _meter(device)
     return meter.capacity - meter.allocated, meter.capacity
-
-
-def memory_stats(device: Device = None) -> dict[str, int]:
-    """The counters of torch.cuda.memory_stats that a virtual GPU has."""
-    meter = _meter(device)
-    return {
-        "allocated_bytes.all.current": meter.allocated,
-        "allocated_bytes.all.peak": meter.peak,
-    }
 
 
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
@@ -148,6 +182,10 @@ def empty_cache() -> None:
     """Does nothing: a virtual GPU keeps no cache of freed memory."""
 
 
+def ipc_collect() -> None:
+    """Does nothing: processes do not share the memory of a virtual GPU."""
+
+
 def synchronize(device: Device = None) -> None:
     """On the simulated clock, the host waits until the device has done all its work.
 
@@ -160,37 +198,9 @@ def synchronize(device: Device = None) -> None:
     meter.machine.clock.synchronize(meter.index)
 
 
-def get_device_name(device: Device = None) -> str:
-    """The preset's name, marked as virtual: "V100-16GB (virtual)"."""
-    return f"{_meter(device).machine.gpu.name} (virtual)"
-
-
-def get_device_properties(device: Device = None) -> SimpleNamespace:
-    """`name` and `total_memory` in bytes."""
-    meter = _meter(device)
-    return SimpleNamespace(name=get_device_name(meter.index), total_memory=meter.capacity)
-
-
-def manual_seed(seed: int) -> None:
-    """Seed the current device's random numbers."""
-    _machine.current().generators[current_device()].manual_seed(seed)
-
-
-def manual_seed_all(seed: int) -> None:
-    """Seed every device's random numbers; torch.manual_seed calls this."""
-    running = _machine.running()
-    for generator in running.generators if running else ():
-        generator.manual_seed(seed)
-
-
-def get_rng_state(device: Device = None) -> torch.Tensor:
-    """The state of the device's random numbers."""
-    return _machine.current().generators[_index(device)].get_state()
-
-
-def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
-    """Set the state of the device's random numbers."""
-    _machine.current().generators[_index(device)].set_state(new_state)
+def is_current_stream_capturing() -> bool:
+    """False: virtual GPUs record no graphs."""
+    return False
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -205,59 +215,3 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     including_emulation is False.
     """
     return including_emulation or _machine.current().gpu.bf16
-
-
-# torch compares streams by their numbers, so they are unique in the process.
-# 0 is the device's own stream.
-_stream_numbers = itertools.count(1)
-
-
-class Stream(torch.Stream):
-    """A side stream of a device. Copies on it overlap with the computation (sim/clock.py).
-
-    Copies within `with torch.vgpu.stream(side):`, or `with side:`, are on the side stream. All
-    other operations stay in order, because each device has one stream for its computation.
-    """
-
-    def __new__(cls, device: Device = None) -> "Stream":
-        own = torch.Stream(device=torch.device("vgpu", _index(device)))
-        return super().__new__(
-            cls,
-            stream_id=next(_stream_numbers),
-            device_index=own.device_index,
-            device_type=own.device_type,
-        )
-
-    def __enter__(self) -> "Stream":
-        # A list, because the same stream can be entered again within its own block.
-        self.within = [*getattr(self, "within", ()), stream(self)]
-        self.within[-1].__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.within.pop().__exit__(*error)
-
-
-def current_stream(device: Device = None) -> torch.Stream:
-    """The device's current stream in this thread; by default the device's own stream."""
-    index = _index(device)
-    own = torch.Stream(device=torch.device("vgpu", index))
-    return getattr(_local, "streams", {}).get(index, own)
-
-
-@contextmanager
-def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """`with torch.vgpu.stream(side):` makes `side` this thread's current stream in the block.
-
-    With None it changes nothing.
-    """
-    if stream is None:
-        yield
-        return
-    before = getattr(_local, "streams", {})
-    _local.streams = {**before, stream.device.index: stream}
-    try:
-        with _machine.current().clock.on_side_stream(isinstance(stream, Stream)):
-            yield
-    finally:
-        _local.streams = before

@@ -18,9 +18,13 @@ that its autograd.Function returns.
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+
+from multigpu.vgpu.sim import names
+from multigpu.vgpu.sim.machine import running
 
 
 class _Caught(threading.local):
@@ -49,6 +53,11 @@ class Guard(torch._C._acc.DeviceGuard):
         return _PRIVATE
 
 
+def _on_streams_of_forward() -> AbstractContextManager[None]:
+    machine = running()
+    return nullcontext() if machine is None else machine.clock.backward()
+
+
 def place_gradient(grad: Any, device: torch.device, index: int, prefix: str = "") -> Any:
     """Return the gradient; if it has no dimensions, it is moved to the device, as in torch.
 
@@ -59,7 +68,7 @@ def place_gradient(grad: Any, device: torch.device, index: int, prefix: str = ""
     if (
         not isinstance(grad, torch.Tensor)
         or grad.device == device
-        or "vgpu" not in (grad.device.type, device.type)
+        or not (names.is_virtual(grad.device) or names.is_virtual(device))
     ):
         return grad
     if grad.dim() == 0:
@@ -85,7 +94,7 @@ def check_gradients(apply: Callable) -> Callable:
         for i, needed in enumerate(self.needs_input_grad[: len(grads)]):
             if needed and (edge := next(edges, None)):
                 index, node, input_number = edge
-                device = node._input_metadata[input_number].device
+                device = names.show(node._input_metadata[input_number].device)
                 prefix = f"Function {self.name()} returned an "
                 grads[i] = place_gradient(grads[i], device, index, prefix)
         return tuple(grads)
@@ -109,7 +118,7 @@ class Engine:
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, ...] | None:
-        """Run backward as torch's engine does.
+        """Run backward as torch's engine does, on the streams of the forward operations.
 
         `tensors` are tensors or gradient edges, and `grads` are their gradients.
 
@@ -123,8 +132,8 @@ class Engine:
         errors = _caught.errors
         before = len(errors)
         try:
-            # This setting affects the calling thread only.
-            with torch.autograd.set_multithreading_enabled(False):
+            # Both settings affect the calling thread only.
+            with torch.autograd.set_multithreading_enabled(False), _on_streams_of_forward():
                 return self._engine.run_backward(tensors, grads, *args, **kwargs)
         except SystemError:
             if len(errors) == before:

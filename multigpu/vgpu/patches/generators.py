@@ -1,37 +1,21 @@
 """Makes torch.Generator(device="vgpu:1") return a VirtualGenerator."""
 
-from typing import Any
-
 import torch
 
 from multigpu.vgpu.ops.generator import VirtualGenerator
+from multigpu.vgpu.patches.by_device import class_by_device
+from multigpu.vgpu.sim import names
+
+Device = torch.device | str | int
 
 
 def generator_class(original: type[torch.Generator]) -> type[torch.Generator]:
-    """A class that replaces torch.Generator: a call makes an original or a VirtualGenerator.
+    """A class that replaces torch.Generator: a call can make a VirtualGenerator."""
 
-    isinstance and issubclass accept both kinds. The class itself has no instances, so no
-    instance outlives vgpu.stop().
-    """
+    def is_virtual(device: Device = "cpu") -> bool:
+        return names.is_virtual(torch.device(device))
 
-    class ByDevice(type(original)):
-        def __call__(cls, *args: Any, **kwargs: Any) -> torch.Generator:
-            if cls is not Generator:
-                return super().__call__(*args, **kwargs)
-            device = torch.device(kwargs.get("device", args[0] if args else "cpu"))
-            return VirtualGenerator(device) if device.type == "vgpu" else original(device)
+    def make(device: Device) -> VirtualGenerator:
+        return VirtualGenerator(torch.device(device))
 
-        def __instancecheck__(cls, instance: Any) -> bool:
-            if cls is not Generator:
-                return super().__instancecheck__(instance)
-            return isinstance(instance, original)
-
-        def __subclasscheck__(cls, other: type) -> bool:
-            if cls is not Generator:
-                return super().__subclasscheck__(other)
-            return issubclass(other, original)
-
-    class Generator(original, metaclass=ByDevice):
-        """torch.Generator while virtual GPUs run."""
-
-    return Generator
+    return class_by_device(original, is_virtual, make)

@@ -9,18 +9,12 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
+from multigpu.vgpu.ops.storage import locate
 from multigpu.vgpu.ops.tensor import VirtualTensor, reduce_without_storage
+from multigpu.vgpu.sim import names
 
 # Lower numbers come first. torch's entry for the CPU has 10 and accepts every storage.
 PRIORITY = 9
-
-
-class LocatedStorage(torch.UntypedStorage):
-    """A storage of the host that belongs to a virtual GPU."""
-
-    @property
-    def device(self) -> torch.device:
-        return self.__dict__["located_on"]
 
 
 def register_location() -> None:
@@ -38,8 +32,6 @@ def _location(storage: torch.UntypedStorage) -> str | None:
 
 
 def _restore(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
-    if not location.startswith("vgpu"):
+    if not location.startswith((names.INNER, names.shown_type())):
         return None
-    storage.__class__ = LocatedStorage
-    storage.__dict__["located_on"] = torch.device(location)
-    return storage
+    return locate(storage, torch.device(location))

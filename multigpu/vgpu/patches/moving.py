@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
 
@@ -18,12 +19,19 @@ from multigpu.vgpu.ops.tensor import VirtualTensor
 # belong to the program.
 INTERNAL = ("_payload", "_block", "_is_param")
 
+# torch's own, because moving_apply replaces it.
+_swap_tensors = torch.utils.swap_tensors
+
 
 def move_in_place(parameter: torch.Tensor, moved: torch.Tensor) -> None:
     """Give the parameter the device, dtype and numbers of `moved`.
 
     `moved` must not be used again.
     """
+    if is_traceable_wrapper_subclass(parameter) or is_traceable_wrapper_subclass(moved):
+        # A wrapper around other tensors, such as DTensor: torch swaps these, too.
+        _swap_tensors(parameter, moved)
+        return
     virtual = type(parameter) is VirtualTensor
     if virtual is (type(moved) is VirtualTensor) and (
         virtual or torch._has_compatible_shallow_copy_type(parameter, moved)
@@ -83,3 +91,24 @@ def moving_apply(original: Callable) -> Callable:
             torch.__future__.set_swap_module_params_on_conversion(False)
 
     return _apply
+
+
+def data_property(original: Any) -> property:
+    """torch.Tensor.data, to which a tensor of another device can be assigned, as on a GPU.
+
+    torch accepts only a tensor of the same class. The two tensors share their memory.
+    """
+
+    def get(self: torch.Tensor) -> torch.Tensor:
+        return original.__get__(self)
+
+    def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
+        if (type(self) is VirtualTensor) is (type(new) is VirtualTensor):
+            original.__set__(self, new)
+            return
+        other = new.detach()
+        if isinstance(self, torch.nn.Parameter):
+            other = torch.nn.Parameter(other, self.requires_grad)
+        move_in_place(self, other.requires_grad_(self.requires_grad))
+
+    return property(get, set_data)

@@ -5,9 +5,35 @@ from pinned memory does not. Virtual GPUs need no pinned memory, so a pinned ten
 whose storage is marked.
 """
 
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
 import torch
+from torch.jit import _builtins
+from torch.utils import _device
 
 Tensor = torch.Tensor
+# The functions of torch with an argument `pin_memory` that programs use; torch.tensor also has
+# it (current_device.py).
+FACTORIES = (
+    "arange",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "full",
+    "full_like",
+    "ones",
+    "ones_like",
+    "rand",
+    "rand_like",
+    "randint",
+    "randn",
+    "randn_like",
+    "randperm",
+    "zeros",
+    "zeros_like",
+)
 
 
 def is_pinned(tensor: Tensor, device: torch.device | str | int | None = None) -> bool:
@@ -26,6 +52,35 @@ def pin_memory(tensor: Tensor, device: torch.device | str | int | None = None) -
         )
     if is_pinned(tensor):
         return tensor
-    copy = tensor.clone()
-    copy.untyped_storage().pinned_for_vgpu = True
-    return copy
+    return _marked(tensor.clone())
+
+
+def _marked(tensor: Tensor) -> Tensor:
+    tensor.untyped_storage().pinned_for_vgpu = True
+    return tensor
+
+
+# Cached, because torch.jit knows a function by its id, which must not become another one's.
+@cache
+def pinning(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """One of FACTORIES, whose `pin_memory=True` needs no accelerator's allocator.
+
+    It raises torch's RuntimeError for pinned memory on another device than the CPU.
+    """
+    # torch makes both sets of its functions at the first use, which must find the originals.
+    _device._device_constructors()
+    builtin = _builtins._find_builtin(original)
+
+    @wraps(original)
+    def factory(*args: Any, pin_memory: bool | None = False, **kwargs: Any) -> Tensor:
+        made = original(*args, **kwargs)
+        if not pin_memory:
+            return made
+        if made.device.type != "cpu":
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        return _marked(made)
+
+    if builtin is not None:
+        # torch.jit.script compiles a call of the replacement as a call of the original.
+        _builtins._register_builtin(factory, builtin)
+    return factory

@@ -16,16 +16,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
 
 from multigpu.vgpu.ops.errors import stopped_error
 from multigpu.vgpu.ops.shapes import drop_numbers
 from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload
-from multigpu.vgpu.patches.work import VirtualWork
+from multigpu.vgpu.patches.collectives import COLLECTIVES, Gloo, Move
+from multigpu.vgpu.patches.used_parameters import on_device
+from multigpu.vgpu.patches.work import VirtualWork, Works
 from multigpu.vgpu.sim import machine as _machine
-from multigpu.vgpu.sim.network import collective_seconds, transfer_seconds
+from multigpu.vgpu.sim.network import Group, Network, collective_seconds, transfer_seconds
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
 
 NAME = "vgpu"
+DEVICES = ["vgpu", "cpu"]
 
 # The groups that exist. A group can outlive vgpu.stop(), so the set exists once per process.
 _open: weakref.WeakSet["VirtualGroup"] = weakref.WeakSet()
@@ -45,19 +49,35 @@ def _close() -> None:
 class VirtualGroup(dist.ProcessGroup):
     """A process group for tensors of virtual GPUs. Tensors of the host go to gloo unchanged.
 
+    torch takes a group's name from its backends, and asks which devices have one: DeviceMesh
+    does, for example. `placeholder` is the backend of both devices. It only has the name:
+    torch's Python code calls the methods of this class, and where torch's C++ code would call
+    a backend instead, the placeholder raises RuntimeError.
+
     The works of a lane run one after the other. Each device has a lane ("collective", index),
     because NCCL has a communicator for each device. The lanes ("send", peer) and
     ("recv", peer) have the messages. `queues` holds each lane's unfinished
     works. `ends` holds the time at which each lane's last finished work ended.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
+    def __init__(self, gloo: Gloo, rank: int, size: int):
         super().__init__(rank, size)
-        self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("vgpu", store), rank, size, timeout)
+        self.gloo = gloo
+        # gloo itself cannot be the backend, because a group never gives back a backend, and
+        # gloo's threads would then live as long as a DDP model.
+        options = FakeProcessGroup.Options()
+        options.error_on_collective = True
+        placeholder = FakeProcessGroup._create_internal(rank, size, options)
+        for device in DEVICES:
+            backend_type = dist.ProcessGroup.BackendType.CUSTOM
+            self._register_backend(torch.device(device), backend_type, placeholder)
+        self._set_default_backend(backend_type)
         self.queues: dict[tuple, deque[VirtualWork]] = {}
         self.ends: dict[tuple, float] = {}
         # torch's C++ code does not keep the Python object of a work alive, so this does.
         self.recent: deque[VirtualWork] = deque(maxlen=256)
+        # The works since _start_coalescing; None outside of such a block.
+        self.coalesced: list[dist.Work] | None = None
         _open.add(self)
 
     def getBackendName(self) -> str:
@@ -93,28 +113,48 @@ class VirtualGroup(dist.ProcessGroup):
             running.clock.wait_host(times.item())
         return self.gloo.barrier(opts or dist.BarrierOptions())
 
-    def collective(self, name: str, args: tuple, call: Callable[..., dist.Work]) -> dist.Work:
-        """Start a collective. `call` is gloo's method; `args` are torch's arguments."""
-        work = self._start(name, args, call)
+    def _start_coalescing(self, device: torch.device) -> None:
+        self.coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:
+        """One work for all collectives and messages since _start_coalescing."""
+        works = self.coalesced or []
+        self.coalesced = None
+        return Works(works)
+
+    def collective(self, name: str, move: Move, args: tuple) -> dist.Work:
+        """Start a collective with the arguments `args`.
+
+        `name` is its name in sim/network.py, and `move` moves its numbers (collectives.py).
+        """
+        work = self._start(name, args, lambda payloads: move(self.gloo, *payloads))
         if work is None:
-            return call(*args)
+            works = move(self.gloo, *args)
+            # DDP wants the future of gloo's own work.
+            is_own = len(works) == 1 and isinstance(works[0], dist.Work)
+            return works[0] if is_own else Works(works)
         network = work.meter.machine.network
-        nbytes = _traffic(name, args, self.size())
-        # The time of each rank's arrival becomes the time of the last one. A node's number is
-        # at its rank's place, and the other places have -1.
+        # The time of each rank's arrival becomes the time of the last one, and the bytes those
+        # of the rank with the most: ranks can send unequal parts in an all-to-all. A node's
+        # number is at its rank's place, and the other places have -1.
         arrival, node = work.arrival.tolist()
-        exchanged = torch.full((1 + self.size(),), -1.0, dtype=torch.float64)
+        exchanged = torch.full((2 + self.size(),), -1.0, dtype=torch.float64)
         exchanged[0] = arrival
-        exchanged[1 + self.rank()] = node
+        exchanged[1] = _traffic(name, args, self.size())
+        exchanged[2 + self.rank()] = node
         work.works.append(self._latest(exchanged))
 
         def span() -> tuple[float, float]:
-            last, *nodes = exchanged.tolist()
-            group = network.group_on(nodes)
+            last, nbytes, *nodes = exchanged.tolist()
+            group = self._group(network, nodes)
             return last, KERNEL_OVERHEAD + collective_seconds(name, nbytes, group)
 
         self._enqueue(work, ("collective", work.meter.index), span)
         return work
+
+    def _group(self, network: Network, nodes: list[float]) -> Group:
+        """The ranks' GPUs for the time of a collective; `nodes` has each rank's node."""
+        return network.group_on(nodes)
 
     def _message(
         self,
@@ -130,12 +170,12 @@ class VirtualGroup(dist.ProcessGroup):
         """
         move = getattr(self.gloo, name)
 
-        def call(payloads: list[torch.Tensor]) -> dist.Work:
-            return move(prepare(payloads), rank, 3 * tag)
+        def call(args: tuple[list[torch.Tensor]]) -> list[dist.Work]:
+            return [move(prepare(*args), rank, 3 * tag)]
 
         work = self._start(name, (tensors,), call)
         if work is None:
-            return call(tensors)
+            return call((tensors,))[0]
         network = work.meter.machine.network
         nbytes = sum(tensor.nbytes for tensor in tensors)
         peer_arrival = torch.zeros(2, dtype=torch.float64)
@@ -156,10 +196,13 @@ class VirtualGroup(dist.ProcessGroup):
         return work
 
     def _start(
-        self, name: str, args: tuple, call: Callable[..., dist.Work]
+        self, name: str, args: tuple, call: Callable[[tuple], list]
     ) -> VirtualWork | None:
-        """Start to move the payloads; return None if no argument is a virtual tensor."""
-        tensors = list(_tensors(args))
+        """Start to move the payloads; return None if no argument is a virtual tensor.
+
+        `call` takes `args` with payloads, and returns gloo's works.
+        """
+        tensors = list(tensors_in(args))
         virtual = [tensor for tensor in tensors if type(tensor) is VirtualTensor]
         if not virtual:
             return None
@@ -174,6 +217,8 @@ class VirtualGroup(dist.ProcessGroup):
                 )
         clock = meter.machine.clock
         clock.wait_for_collectives(virtual)
+        if clock.num_backwards:
+            clock.wait_for_gradients(virtual)
         if not meter.machine.compute:
             for tensor in virtual:
                 refresh_payload(tensor)
@@ -183,12 +228,14 @@ class VirtualGroup(dist.ProcessGroup):
                     drop_numbers(tensor)
         # Shapes have nothing to send: only time passes.
         has_shapes = any(tensor._payload.is_meta for tensor in virtual)
-        works = [] if has_shapes else [call(*_payloads(args))]
+        works = [] if has_shapes else call(_payloads(args))
         work = VirtualWork(meter, virtual, args[0], works, name)
         rank = dist.get_rank() if dist.is_initialized() else self.rank()
         arrival = [clock.launch_collective(meter.index), meter.machine.node(meter.index, rank)]
         work.arrival = torch.tensor(arrival, dtype=torch.float64)
         self.recent.append(work)
+        if self.coalesced is not None:
+            self.coalesced.append(work)
         return work
 
     def _latest(self, times: torch.Tensor) -> dist.Work:
@@ -220,44 +267,24 @@ class VirtualGroup(dist.ProcessGroup):
         work.schedule = schedule
 
 
-# The method that torch calls → the collective's name, and gloo's method.
-# torch 2.13 has new names for three of them.
-COLLECTIVES = {
-    "allreduce": ("allreduce", "allreduce"),
-    "allreduce_coalesced": ("allreduce", "allreduce_coalesced"),
-    "broadcast": ("broadcast", "broadcast"),
-    "reduce": ("reduce", "reduce"),
-    "allgather": ("allgather", "allgather"),
-    "_allgather_base": ("allgather", "_allgather_base"),
-    "all_gather_single": ("allgather", "_allgather_base"),
-    "gather": ("gather", "gather"),
-    "scatter": ("scatter", "scatter"),
-    "reduce_scatter": ("reduce_scatter", "reduce_scatter"),
-    "_reduce_scatter_base": ("reduce_scatter", "_reduce_scatter_base"),
-    "reduce_scatter_single": ("reduce_scatter", "_reduce_scatter_base"),
-    "alltoall_base": ("alltoall", "alltoall_base"),
-    "all_to_all_single": ("alltoall", "alltoall_base"),
-}
-
-
-def _method(name: str, gloo_name: str) -> Callable[..., dist.Work]:
+def _method(name: str, move: Move) -> Callable[..., dist.Work]:
     def method(self: VirtualGroup, *args: Any) -> dist.Work:
-        return self.collective(name, args, getattr(self.gloo, gloo_name))
+        return self.collective(name, move, tuple(on_device(value) for value in args))
 
     return method
 
 
-for _torch_name, _names in COLLECTIVES.items():
-    setattr(VirtualGroup, _torch_name, _method(*_names))
+for _torch_name, (_name, _move) in COLLECTIVES.items():
+    setattr(VirtualGroup, _torch_name, _method(_name, _move))
 
 
-def _tensors(args: Any) -> Iterator[torch.Tensor]:
+def tensors_in(args: Any) -> Iterator[torch.Tensor]:
     """The tensors in nested lists and tuples."""
     for value in args:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 def _payloads(value: Any) -> Any:
@@ -270,14 +297,23 @@ def _payloads(value: Any) -> Any:
 
 
 def _traffic(name: str, args: tuple, ranks: int) -> int:
-    """The bytes for collective_seconds: the same number on every rank, including the root."""
-    totals = [sum(tensor.nbytes for tensor in _tensors((value,))) for value in args]
-    smallest = min((total for total in totals if total), default=0)
-    if name in ("allreduce", "broadcast", "reduce", "alltoall"):
-        return smallest
-    return smallest * ranks
+    """This rank's bytes for collective_seconds."""
+    totals = [sum(tensor.nbytes for tensor in tensors_in((value,))) for value in args]
+    if name in ("gather", "scatter"):
+        # Only the root has the list of all chunks.
+        return ranks * min(total for total in totals if total)
+    return max(totals)
+
+
+def open_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Gloo:
+    """The group of gloo that moves a VirtualGroup's numbers; all ranks wait for each other."""
+    return Gloo(dist.PrefixStore("vgpu", store), rank, size, timeout)
+
+
+def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> VirtualGroup:
+    return VirtualGroup(open_gloo(store, rank, size, timeout), rank, size)
 
 
 def register() -> None:
     """Make "vgpu" a name for dist.init_process_group."""
-    dist.Backend.register_backend(NAME, VirtualGroup, devices=["vgpu", "cpu"])
+    dist.Backend.register_backend(NAME, _create, devices=DEVICES)

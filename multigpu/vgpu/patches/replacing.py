@@ -1,9 +1,9 @@
 """Changes torch temporarily, by the rows of a table, and then restores it.
 
-A row is a Replacement (another value for an attribute) or a Registration (entries that a call
-adds to registries). The rows are applied in their order and undone in the reverse order. If a
-row fails, the rows before it are undone before the error is raised: torch is never left
-half-changed.
+A row is a Replacement (another value for an attribute), a Registration (entries that a call
+adds to registries) or a Setting (a state of torch's C++ code). The rows are applied in their
+order and undone in the reverse order. If a row fails, the rows before it are undone before the
+error is raised: torch is never left half-changed.
 """
 
 from collections.abc import Callable, Iterator, MutableMapping, MutableSequence
@@ -25,6 +25,9 @@ class Replacement:
     `owner` is the dotted name of a module or a class. Afterwards the original is restored. If
     the owner inherits the attribute, the replacement is deleted. A value that a program has
     assigned to the attribute in the meantime is lost.
+
+    With `optional`, the owner may lack the attribute. Then `original` is None, and the
+    replacement is deleted afterwards.
     """
 
     owner: str
@@ -32,6 +35,7 @@ class Replacement:
     make: Callable[[Any], Any]
     why: str
     when: Callable[[], bool] = always
+    optional: bool = False
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -39,7 +43,12 @@ class Replacement:
         owner = resolve_name(self.owner)
         inherited = self.name not in vars(owner)
         # Not getattr alone: for a class method it would return the bound method.
-        original = getattr(owner, self.name) if inherited else vars(owner)[self.name]
+        if not inherited:
+            original = vars(owner)[self.name]
+        elif self.optional:
+            original = getattr(owner, self.name, None)
+        else:
+            original = getattr(owner, self.name)
         setattr(owner, self.name, self.make(original))
         try:
             yield
@@ -67,7 +76,7 @@ class Registration:
     def applied(self) -> Iterator[None]:
         """Within the context the entries are in place."""
         registries = [resolve_name(name) for name in self.registries]
-        before = [_entries(registry) for registry in registries]
+        before = [_snapshot(registry) for registry in registries]
         with ExitStack() as undo:
             try:
                 self.register()
@@ -78,12 +87,41 @@ class Registration:
             yield
 
 
+@dataclass(frozen=True)
+class Setting:
+    """`change()` changes a state of torch's C++ code, and returns a function that restores it.
+
+    `name` says which state it is.
+    """
+
+    name: str
+    change: Callable[[], Callable[[], None]]
+    why: str
+    when: Callable[[], bool] = always
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within the context the state is changed."""
+        restore = self.change()
+        try:
+            yield
+        finally:
+            restore()
+
+
+Row = Replacement | Registration | Setting
 Registry = MutableSequence | MutableMapping | type
 
 
 def _entries(registry: Registry) -> list:
     """The members of a list, the keys of a dict, the names of a class's attributes."""
     return list(vars(registry) if isinstance(registry, type) else registry)
+
+
+def _snapshot(registry: Registry) -> list | set:
+    """The entries, to look others up: a list's members may have no hash."""
+    entries = _entries(registry)
+    return entries if isinstance(registry, MutableSequence) else set(entries)
 
 
 def _remove(registry: Registry, entries: list) -> None:
@@ -101,7 +139,7 @@ def _remove(registry: Registry, entries: list) -> None:
 class Table:
     """The rows, and which of them are in place."""
 
-    def __init__(self, rows: tuple[Replacement | Registration, ...]):
+    def __init__(self, rows: tuple[Row, ...]):
         self.rows = rows
         self._in_place = ExitStack()
 

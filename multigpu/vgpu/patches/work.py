@@ -15,11 +15,13 @@ from multigpu.vgpu.sim.memory import Meter
 class VirtualWork(dist.Work):
     """The work that a collective returns. An operation that uses its tensors waits for it.
 
-    As with NCCL, `wait` makes later work of the device wait, but not the host.
+    As with NCCL, `wait` makes later work of the current stream wait, but not the host.
 
     meter     the device's meter
-    works     gloo's works, which move the numbers and exchange the simulated times
+    works     gloo's works, or collectives.Finished: they move the numbers and exchange the
+              simulated times
     arrival   two float64: the simulated time at which this rank arrived, and its node
+    stream    the number of the stream that was current at the start
     schedule  returns start and end in simulated seconds; called when `works` are done
     end       when the work ends, in simulated seconds; None before `wait`
     """
@@ -29,7 +31,7 @@ class VirtualWork(dist.Work):
         meter: Meter,
         tensors: list[VirtualTensor],
         result: Any,
-        works: list[dist.Work],
+        works: list,
         name: str,
     ):
         super().__init__()
@@ -38,6 +40,7 @@ class VirtualWork(dist.Work):
         self.works = works
         self.name = name
         self.phase = clock.phase()
+        self.stream = clock.current_streams()[meter.index].number
         self.arrival = torch.zeros(0)
         self.schedule: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self.end: float | None = None
@@ -55,7 +58,9 @@ class VirtualWork(dist.Work):
                 work.wait()
             start, self.end = self.schedule()
             kind = "transfer" if self.name in ("send", "recv") else "collective"
-            clock.log += (self.meter.index, kind, self.phase, self.name, start, self.end, None)
+            device = self.meter.index
+            span = (start, self.end)
+            clock.log += (device, kind, self.phase, self.name, *span, None, self.stream)
             for key in self._keys:
                 if clock.pending.get(key) is self:
                     del clock.pending[key]
@@ -63,8 +68,14 @@ class VirtualWork(dist.Work):
             self._blocks = []
             self.works = []
             self._result = _weak(self._result)
-        clock.delay_device(self.meter.index, self.end)
+        clock.delay(self.meter.index, self.end)
         return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
 
     def get_future(self) -> torch.futures.Future:
         # Complete at once, because an operation that uses the tensors waits for this work.
@@ -78,6 +89,22 @@ class VirtualWork(dist.Work):
     def result(self) -> Any:
         self.wait()
         return _strong(self._result)
+
+
+class Works(dist.Work):
+    """Several works, or collectives.Finished, as one."""
+
+    def __init__(self, works: list):
+        super().__init__()
+        self.works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for work in self.works:
+            work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self.works)
 
 
 def _weak(value: Any) -> Any:

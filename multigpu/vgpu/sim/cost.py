@@ -1,64 +1,90 @@
-"""The time of one operation by the roofline model: the longer of the time for its arithmetic
-and the time for its memory traffic.
+"""The time of one operation, on the device and on the host.
 
-    seconds = max(FLOPs / peak, bytes / bandwidth)
+On the device an operation takes the longer of its arithmetic and its memory traffic:
 
-Source: Williams, Waterman and Patterson, "Roofline", Communications of the ACM 52(4), 2009.
+    seconds = max(arithmetic, ramp + bytes / (bandwidth · share))
 
-FLOPs come from the formulas of torch.utils.flop_counter. An operation without a formula there,
-such as an elementwise operation, is memory-bound. The bytes are those of all tensors that the
-operation reads, plus those of all tensors that it writes.
+This is the roofline model (Williams, Waterman and Patterson, "Roofline", Communications of the
+ACM 52(4), 2009) with the shares of the peaks that kernels reach:
+- gemm.py: matrix products, in tiles and waves on the SMs
+- conv.py: convolutions as implicit matrix products
+- attention.py: fused attention, where a causal mask halves the arithmetic
+- traffic.py: the bytes, and the share of the bandwidth
+- host.py: what eager PyTorch costs the host
+The shares are in a GPU's preset (presets.py). A GPU without shares reaches its peaks. Other
+operations, such as elementwise ones, are bound by memory traffic.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from math import prod
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
+from multigpu.vgpu.sim import attention, conv
+from multigpu.vgpu.sim.gemm import PRODUCTS, Units, product_of, product_seconds, row_lengths
+from multigpu.vgpu.sim.host import host_seconds
 from multigpu.vgpu.sim.presets import Gpu
-
-aten = torch.ops.aten
-CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
-# These read a few rows of a large table: about as many bytes as they write.
-GATHERS = (aten.embedding, aten.index, aten.index_select, aten.gather)
-# These overwrite their first argument without reading it.
-WRITERS = (
-    aten.copy_,
-    aten.fill_,
-    aten.zero_,
-    aten.normal_,
-    aten.uniform_,
-    aten.bernoulli_,
-    aten.random_,
+from multigpu.vgpu.sim.traffic import (
+    BATCH_NORM,
+    BATCH_NORM_BACKWARD,
+    SOFTMAX,
+    SOFTMAX_BACKWARD,
+    channels_first,
+    in_training,
+    nbytes,
+    traffic,
+    traffic_seconds,
 )
 
-
-def flops(func: torch._ops.OpOverload, args: Sequence, kwargs: dict, out: object) -> int:
-    """FLOPs of one call; 0 if flop_counter has no formula. A multiply-add counts as two."""
-    packet = func.overloadpacket
-    if packet is aten._scaled_dot_product_flash_attention_for_cpu:
-        return sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
-    if packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        return sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4]))
-    formula: Callable | None = flop_registry.get(packet)
-    return formula(*args, **kwargs, out_val=out) if formula else 0
+aten = torch.ops.aten
+STRIDED = torch.strided
+HALF = (torch.float16, torch.bfloat16)
+DOUBLE = (torch.float64, torch.complex128)
+CONVOLUTIONS = (conv.FORWARD, conv.BACKWARD)
+ATTENTION = attention.FORWARD | attention.BACKWARD
 
 
-def nbytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements; an expanded dimension (stride 0) counts once."""
-    if tensor.layout is not torch.strided:
-        return tensor.element_size() * tensor.numel()
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.element_size() * prod(size for size, stride in sizes if stride)
+# A function of a call's args and kwargs: what its time depends on, beside shapes and dtypes.
+Detail = Callable[[Sequence, dict], Hashable]
+
+
+def _detail(packet: torch._ops.OpOverloadPacket) -> Detail | None:
+    """The operation's Detail; None if its time depends on shapes and dtypes alone."""
+    if packet in PRODUCTS:
+        return lambda args, kwargs: (*row_lengths(args), kwargs.get("beta"))
+    if packet is conv.FORWARD:
+        # Stride, dilation, whether it is transposed, groups.
+        return lambda args, kwargs: (
+            channels_first(args[0]), *args[3], *args[5], args[6], args[8],
+        )  # fmt: skip
+    if packet is conv.BACKWARD:
+        # The same, and which gradients are wanted.
+        return lambda args, kwargs: (
+            channels_first(args[1]), *args[4], *args[6], args[7], args[9], *args[10],
+        )  # fmt: skip
+    if packet in SOFTMAX:
+        return lambda args, kwargs: args[1]  # the dimension
+    if packet in SOFTMAX_BACKWARD:
+        return lambda args, kwargs: args[2]
+    if packet in BATCH_NORM:
+        return lambda args, kwargs: (channels_first(args[0]), in_training(args))
+    if packet in BATCH_NORM_BACKWARD:
+        return lambda args, kwargs: channels_first(args[0])
+    if packet in ATTENTION:
+        return lambda args, kwargs: attention.is_causal(packet, args)
+    return None
 
 
 class Costs:
     """The times of one GPU model's operations, cached by operation, shapes and dtypes."""
 
-    def __init__(self, gpu: Gpu):
+    def __init__(self, gpu: Gpu, host_factor: float = 1.0):
+        """`host_factor` multiplies the host's seconds: 2 for a host that is half as fast."""
         self.gpu = gpu
-        self._cache: dict[tuple, float] = {}
+        self.host_factor = host_factor
+        self._cache: dict[tuple, tuple[float, float]] = {}
+        # The Detail of each operation, by its id.
+        self._details: dict[int, Detail | None] = {}
 
     def seconds(
         self,
@@ -67,31 +93,43 @@ class Costs:
         kwargs: dict,
         read: list,
         out: object,
-    ) -> float:
-        """Seconds of one call, without launch and kernel overhead.
+    ) -> tuple[float, float]:
+        """Seconds of one call (on the device without the kernel's overhead, on the host).
 
         `args` and `kwargs` are the payloads that the kernel received, `read` are the virtual
         tensors among the arguments, and `out` is the kernel's result.
         """
-        key = [id(func)]
+        identity = id(func)
+        key = [identity]
         for tensor in read:
             key.append(tensor.shape)
             key.append(tensor.dtype)
-            # An expanded tensor can have the shape of a dense tensor, but fewer bytes.
-            key.append(nbytes(tensor._payload))
+            # An expanded tensor can have the shape of a dense tensor, but fewer bytes. Strides
+            # are cheaper to read than to add up.
+            if tensor.layout is STRIDED:
+                key.append(tensor.stride())
+            else:
+                key.append(nbytes(tensor._payload))
         if type(out) is torch.Tensor:
             key.append(out.shape)
             key.append(out.dtype)
         elif out is not None:
             key += [tensor.shape for tensor in out if tensor is not None]
+        details = self._details
+        if identity not in details:
+            details[identity] = _detail(func.overloadpacket)
+        detail = details[identity]
+        if detail is not None:
+            key.append(detail(args, kwargs))
         key = tuple(key)
-        seconds = self._cache.get(key)
-        if seconds is None:
+        cost = self._cache.get(key)
+        if cost is None:
             payloads = [tensor._payload for tensor in read]
-            seconds = self._cache[key] = self._roofline(func, args, kwargs, payloads, out)
-        return seconds
+            device = self._device_seconds(func, args, kwargs, payloads, out)
+            cost = self._cache[key] = (device, self.host_factor * host_seconds(func))
+        return cost
 
-    def _roofline(
+    def _device_seconds(
         self,
         func: torch._ops.OpOverload,
         args: Sequence,
@@ -100,26 +138,33 @@ class Costs:
         out: object,
     ) -> float:
         packet = func.overloadpacket
-        outs: Iterable = out if isinstance(out, (tuple, list)) else (out,)
-        written = [tensor for tensor in outs if isinstance(tensor, torch.Tensor)]
-        # A foreach operation that returns nothing writes the tensors of its first list.
-        if not written and func._schema.is_mutable:
-            written = list(args[0])
-        traffic = sum(map(nbytes, written))
-        if packet in GATHERS:
-            traffic *= 2
-        elif packet in WRITERS:
-            traffic += sum(map(nbytes, read[1:]))
-        else:
-            traffic += sum(map(nbytes, read))
-        arithmetic = flops(func, args, kwargs, out) / self._peak(packet, read)
-        return max(traffic / self.gpu.bandwidth, arithmetic)
-
-    def _peak(self, packet: torch._ops.OpOverloadPacket, read: list[torch.Tensor]) -> float:
-        """The GPU's peak in FLOP/s for the dtype of the first tensor."""
+        moved = traffic(func, args, kwargs, read, out, self.gpu)
         dtype = read[0].dtype if read else torch.float32
-        if dtype in (torch.float16, torch.bfloat16):
-            return self.gpu.fp16
-        if dtype in (torch.float64, torch.complex128):
-            return self.gpu.fp64
-        return self.gpu.tf32 if packet in CONVOLUTIONS else self.gpu.fp32
+        peak, units = self._peak(packet, dtype)
+        arithmetic = 0.0
+        if packet in CONVOLUTIONS:
+            arithmetic = conv.convolution_seconds(packet, args, out, self.gpu, peak, units)
+            images = args[0 if packet is conv.FORWARD else 1]
+            if units != "simt" and self.gpu.shares is not None and channels_first(images):
+                # The images, and what has their layout, are transposed before or after: read
+                # and written once more.
+                arithmetic += traffic_seconds(2 * moved, self.gpu)
+        elif packet in ATTENTION:
+            arithmetic = attention.attention_seconds(packet, args, self.gpu, peak)
+        elif (product := product_of(packet, args)) is not None:
+            arithmetic = product_seconds(product, self.gpu, peak, units)
+        elif (formula := flop_registry.get(packet)) is not None:
+            arithmetic = formula(*args, **kwargs, out_val=out) / peak
+        return max(traffic_seconds(moved, self.gpu), arithmetic)
+
+    def _peak(
+        self, packet: torch._ops.OpOverloadPacket, dtype: torch.dtype
+    ) -> tuple[float, Units]:
+        """The GPU's peak in FLOP/s for this dtype, and the units that have it."""
+        if dtype in HALF:
+            return self.gpu.fp16, "tensor"
+        if dtype in DOUBLE:
+            return self.gpu.fp64, "simt"
+        if packet in CONVOLUTIONS and self.gpu.tf32 > self.gpu.fp32:
+            return self.gpu.tf32, "tf32"
+        return self.gpu.fp32, "simt"

@@ -14,7 +14,7 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING
 
-from multigpu.vgpu.sim.clock import HOST, Event
+from multigpu.vgpu.sim.event import HOST, Event
 from multigpu.vgpu.sim.spans import Span, involves, merge_spans, subtract_spans
 
 if TYPE_CHECKING:

@@ -11,18 +11,24 @@ from typing import Any
 import torch
 
 from multigpu.errors import UserError
+from multigpu.vgpu.sim import names
 from multigpu.vgpu.sim.clock import Clock
 from multigpu.vgpu.sim.cost import Costs
 from multigpu.vgpu.sim.memory import Meter
 from multigpu.vgpu.sim.network import Network
 from multigpu.vgpu.sim.presets import Gpu
 
-# CUDA's wording.
-FORKED = (
-    "Cannot re-initialize virtual GPUs in forked subprocess. To use virtual GPUs with "
-    "multiprocessing, you must use the 'spawn' start method, and call vgpu.start() in the new "
-    "process."
-)
+_Generator = torch._C.Generator
+
+
+def forked_error() -> RuntimeError:
+    """CUDA's error for a process that is the fork of one that has used the GPUs."""
+    what = names.runtime() if names.shown_type() != names.INNER else "virtual GPUs"
+    start = "" if what == "CUDA" else ", and call vgpu.start() in the new process"
+    return RuntimeError(
+        f"Cannot re-initialize {what} in forked subprocess. To use {what} with "
+        f"multiprocessing, you must use the 'spawn' start method{start}."
+    )
 
 
 class NotRunning(UserError, RuntimeError):
@@ -35,7 +41,15 @@ class Machine:
     With compute=False payloads are shapes (device "meta"); otherwise they are on the CPU.
     """
 
-    def __init__(self, count: int, gpu: Gpu, network: Network, memory: int, compute: bool):
+    def __init__(
+        self,
+        count: int,
+        gpu: Gpu,
+        network: Network,
+        memory: int,
+        compute: bool,
+        host_factor: float = 1.0,
+    ):
         self.gpu = gpu
         self.network = network
         self.compute = compute
@@ -43,14 +57,15 @@ class Machine:
         self.devices = [meter.device for meter in self.meters]
         nodes = [self.node(index) for index in range(count)]
         self.clock = Clock(gpu, network, nodes)
-        self.costs = Costs(gpu)
+        self.costs = Costs(gpu, host_factor)
         self.payload_device = torch.device("cpu" if compute else "meta")
         self.process = os.getpid()
-        # As on CUDA, each device has a generator, and torch.manual_seed gives all of them the
-        # same seed.
-        self.generators = [torch.Generator() for _ in range(count)]
-        for generator in self.generators:
-            generator.manual_seed(torch.initial_seed())
+        # As on CUDA, each device has a generator. vgpu.start sets them (ops/generator.py).
+        self.generators: list[torch.Generator] = []
+
+    def in_use(self) -> bool:
+        """Whether a program has made a tensor on one of the devices, or has tried to."""
+        return any(meter.num_allocations or meter.num_ooms for meter in self.meters)
 
     def label(self) -> str:
         """The label of every simulated time: "simulated: 2 × V100-16GB, NVLink2"."""
@@ -70,7 +85,7 @@ class Machine:
         return self.network.node(index)
 
     def meter(self, device: torch.device) -> Meter:
-        """The meter of vgpu:i; without an index, the meter of this thread's current device.
+        """The meter of a virtual device; without an index, that of this thread's current one.
 
         Raises torch.AcceleratorError with CUDA's message for an index that does not exist.
         """
@@ -78,11 +93,13 @@ class Machine:
         count = len(self.meters)
         if not 0 <= index < count:
             existing = "is 1 virtual GPU" if count == 1 else f"are {count} virtual GPUs"
+            more = index + 1
+            start = names.option(f"count={more}", f"--gpus {more}", f"gpus={more}")
             raise torch.AcceleratorError(
-                f"vgpu error: invalid device ordinal\n"
+                f"{names.runtime()} error: invalid device ordinal\n"
                 f"GPU device may be out of range, do you have enough GPUs?\n"
-                f"There is no vgpu:{index}, because there {existing}: "
-                f"start more with vgpu.start(count={index + 1})."
+                f"There is no {names.shown_type()}:{index}, because there {existing}: "
+                f"start more with {start}."
             )
         return self.meters[index]
 
@@ -96,11 +113,12 @@ class Machine:
         own = self.generators[index]
         with _default_generator_lock:
             before = default.get_state()
-            default.set_state(own.get_state())
+            # For programs, a device's generator has a state of another form.
+            default.set_state(_Generator.get_state(own))
             try:
                 return func(*args, **kwargs)
             finally:
-                own.set_state(default.get_state())
+                _Generator.set_state(own, default.get_state())
                 default.set_state(before)
 
 
@@ -136,18 +154,25 @@ def current() -> Machine:
             "no virtual GPUs are running: call multigpu.gpus(2), or vgpu.start(2), first."
         )
     if _running.process != os.getpid():
-        raise RuntimeError(FORKED)
+        raise forked_error()
     return _running
 
 
-def _stop_meters_after_fork() -> None:
-    # A forked child has the numbers but not the threads, so using a tensor raises, as on CUDA.
-    if _running is not None:
-        for meter in _running.meters:
-            meter.alive = False
+def _after_fork() -> None:
+    """In a forked child: use the machine if its parent has not used it, as on CUDA.
+
+    Otherwise the child has the numbers but not the threads, so using a tensor raises.
+    """
+    if _running is None:
+        return
+    if not _running.in_use():
+        _running.process = os.getpid()
+        return
+    for meter in _running.meters:
+        meter.alive = False
 
 
-os.register_at_fork(after_in_child=_stop_meters_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def current_index() -> int:

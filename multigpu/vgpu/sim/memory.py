@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from multigpu.launch.room import available_memory
+from multigpu.vgpu.sim import names
+from multigpu.vgpu.sim.presets import format_bytes
+
 if TYPE_CHECKING:
     from multigpu.vgpu.sim.machine import Machine
 
@@ -21,24 +25,46 @@ UNIT = 512
 # Bytes. The host's free memory is read only for requests of at least this size, because
 # reading it takes time.
 LARGE = 64 * 2**20
+# Bytes. CUDA's caching allocator has a pool of its own for requests below this size
+# (kSmallSize in the same file).
+LARGE_POOL = 2**20
 
 
 class Meter:
-    """The memory of one device of `machine`, in bytes."""
+    """The memory of one device of `machine`, in bytes.
+
+    `device` is the device as programs see it, and `inner` the same for torch's C++ code.
+    """
 
     def __init__(self, machine: "Machine", index: int, capacity: int):
         self.machine = machine
         self.index = index
         self.capacity = capacity
-        self.device = torch.device("vgpu", index)
+        self.inner = torch.device(names.INNER, index)
+        self.device = names.show(self.inner)
+        # The part of the capacity that this process may use, in bytes.
+        self.limit = capacity
+        # The most bytes since reset_peak, and since the start.
         self.peak = 0
+        self._highest = 0
         self._allocated = 0
+        # With more bytes than this, the host's memory is looked at again.
+        self._growth_checked_at = LARGE
         # A weak reference whose object is deleted calls its callback only if the reference
         # itself still exists, so all are kept here.
         self._allocations: set[Allocation] = set()
         self._freed: deque[Allocation] = deque()
         # The number of allocations so far.
         self.num_allocations = 0
+        # The number of requests that did not fit.
+        self.num_ooms = 0
+        # Bytes that were freed so far, or since a program has reset this number.
+        self.freed_bytes = 0
+        # The ids of the blocks whose storages a program has made smaller, as FSDP does. Some
+        # can be of blocks that no longer exist.
+        self.shrunk: set[int] = set()
+        # The address that the next block gets: each device has 2**52 addresses of its own.
+        self.next_address = (index + 1) << 52
         # False after vgpu.stop(), and in a forked child.
         self.alive = True
 
@@ -47,6 +73,21 @@ class Meter:
         """Bytes allocated now."""
         self._collect_freed()
         return self._allocated
+
+    @property
+    def highest(self) -> int:
+        """The most bytes allocated since the start; reset_peak does not change it."""
+        return max(self._highest, self.peak)
+
+    def reset_peak(self) -> None:
+        """Let `peak` be the most bytes allocated from now on."""
+        self._highest = self.highest
+        self.peak = self.allocated
+
+    def sizes(self) -> list[int]:
+        """The bytes of each allocation that exists now."""
+        self._collect_freed()
+        return [allocation.nbytes for allocation in list(self._allocations)]
 
     def allocate(self, block: "Block", nbytes: int) -> "Allocation":
         """Allocate `nbytes` bytes until `block` is deleted.
@@ -68,16 +109,21 @@ class Meter:
                 return
             self._allocations.discard(allocation)
             self._allocated -= allocation.nbytes
+            self.freed_bytes += allocation.nbytes
 
     def check_capacity(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device."""
-        if self.allocated + nbytes > self.capacity:
+        if self.allocated + nbytes > self.limit:
             free = self.capacity - self.allocated
+            allowed = ""
+            if self.limit < self.capacity:
+                allowed = f"{format_bytes(self.limit)} allowed; "
+            self.num_ooms += 1
             # CUDA's wording.
             raise torch.OutOfMemoryError(
-                f"vgpu out of memory. Tried to allocate {format_bytes(nbytes)}. "
+                f"{names.runtime()} out of memory. Tried to allocate {format_bytes(nbytes)}. "
                 f"GPU {self.index} has a total capacity of {format_bytes(self.capacity)} "
-                f"of which {format_bytes(free)} is free. Of the allocated memory "
+                f"of which {format_bytes(free)} is free. {allowed}Of the allocated memory "
                 f"{format_bytes(self.allocated)} is allocated by PyTorch."
             )
 
@@ -90,19 +136,34 @@ class Meter:
             return
         available = host_memory()
         if nbytes > available:
-            raise torch.OutOfMemoryError(
-                f"The host is out of memory. Tried to allocate {format_bytes(nbytes)} on "
-                f"vgpu:{self.index}, which keeps its numbers in the host's memory, but only "
-                f"{format_bytes(available)} is available. Use smaller tensors, or "
-                f"vgpu.start(compute=False)."
-            )
+            raise self._host_is_full(nbytes, available)
+
+    def _host_is_full(self, nbytes: int, available: int) -> torch.OutOfMemoryError:
+        return torch.OutOfMemoryError(
+            f"The host is out of memory. Tried to allocate {format_bytes(nbytes)} on "
+            f"{self.device}, which keeps its numbers in the host's memory, but only "
+            f"{format_bytes(available)} is available. Use smaller tensors, or "
+            f"{names.option('compute=False', '--shapes-only', 'shapes_only=True')}."
+        )
+
+    def _check_growth(self, nbytes: int) -> None:
+        """Raise torch.OutOfMemoryError if the host has less than LARGE bytes left.
+
+        Small payloads fill the host too: this is called after each LARGE bytes of them.
+        """
+        self._growth_checked_at = self._allocated + nbytes + LARGE
+        if self.machine.compute and (available := host_memory()) < LARGE:
+            self._growth_checked_at = 0
+            raise self._host_is_full(nbytes, available)
 
     def reserve(self, nbytes: int) -> None:
         """Count `nbytes` more bytes; raise torch.OutOfMemoryError if they do not fit."""
         if self._freed:
             self._collect_freed()
+        if self._allocated + nbytes > self._growth_checked_at:
+            self._check_growth(nbytes)
         allocated = self._allocated + nbytes
-        if allocated > self.capacity:
+        if allocated > self.limit:
             self.check_capacity(nbytes)
         # No lock: CPython switches threads only at calls and at jumps back (loops). If the
         # bytes fit, neither of them comes between the read above and this write.
@@ -124,13 +185,18 @@ class Allocation(weakref.ref):
 
 
 class Block:
-    """One storage on a device. `key` is the storage's id, unique while the block exists."""
+    """One storage on a device. `key` is the storage's id, unique while the block exists.
 
-    __slots__ = ("__weakref__", "allocation", "key", "meter")
+    `made` is the simulated time at which a backward pass on several streams has made it, or
+    None.
+    """
+
+    __slots__ = ("__weakref__", "_address", "allocation", "key", "made", "meter")
 
     def __init__(self, meter: Meter, key: int, nbytes: int):
         self.meter = meter
         self.key = key
+        self.made: float | None = None
         self.allocation = meter.allocate(self, -(-nbytes // UNIT) * UNIT)
 
     def resize(self, nbytes: int) -> None:
@@ -142,6 +208,17 @@ class Block:
         if more:
             self.meter.reserve(more)
             self.allocation.nbytes += more
+            self._address = None
+
+    def address(self) -> int:
+        """The block's address on its device: no two blocks overlap. A new size moves it.
+
+        Few programs ask for it, so a block has no address until then.
+        """
+        if getattr(self, "_address", None) is None:
+            self._address = self.meter.next_address
+            self.meter.next_address += self.allocation.nbytes
+        return self._address
 
 
 def keep_freed_memory() -> None:
@@ -163,22 +240,10 @@ def keep_freed_memory() -> None:
     mallopt(m_mmap_threshold, 32 * 2**20)
 
 
-def format_bytes(nbytes: float) -> str:
-    """Format a number of bytes as CUDA's messages do: "64.00 MiB"."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} bytes" if unit == "bytes" else f"{nbytes:.2f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"
-
-
 def host_memory() -> int:
-    """Bytes that the host can allocate without swapping; 2**63 if the host is not Linux."""
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 2**63
+    """Bytes that this process can use without swapping, on the machine and in its cgroups.
+
+    2**63 if the system does not say.
+    """
+    available = available_memory()
+    return 2**63 if available is None else available

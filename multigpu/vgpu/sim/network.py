@@ -161,18 +161,22 @@ class Group:
         return inside + across
 
     @cached_property
-    def bandwidth(self) -> float:
-        """Bytes/s of a ring, in each direction.
+    def bandwidths(self) -> tuple[float, float]:
+        """Bytes/s of a ring inside the nodes, and between them; infinite without such a link.
 
-        Across nodes a ring uses the adapters of all its GPUs on a node: the bandwidth is
-        min(link, per_node · adapter).
+        Across nodes a ring uses the adapters of all its GPUs on a node.
         """
-        bandwidths = []
+        inside = across = float("inf")
         if self.ranks > self.nodes:
-            bandwidths.append(_bandwidth(self.network.link))
+            inside = _bandwidth(self.network.link)
         if self.nodes > 1:
-            bandwidths.append(self.per_node * _bandwidth(self.network.adapter))
-        return min(bandwidths)
+            across = self.per_node * _bandwidth(self.network.adapter)
+        return inside, across
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Bytes/s of a ring, in each direction: min(link, per_node · adapter)."""
+        return min(self.bandwidths)
 
     @cached_property
     def protocols(self) -> tuple[int | None, ...]:

@@ -9,8 +9,10 @@ the same time: do not mark them.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from multigpu.vgpu.sim.clock import Clock, Event
+from multigpu.vgpu.sim.clock import Clock
+from multigpu.vgpu.sim.event import Event
 
 
 def mark(clock: Clock, text: str) -> None:
@@ -55,14 +57,62 @@ def note_transfer(clock: Clock, contents: str) -> None:
 def notes_by_event(clock: Clock) -> dict[Event, str]:
     """The note of each event that has one: of a transfer its contents, else the mark."""
     events = clock.events()
+    notes = _notes_by_number(clock, clock.num_taken, clock.num_taken + len(events))
+    return {events[number - clock.num_taken]: text for number, text in notes.items()}
+
+
+def take_events(clock: Clock) -> tuple[list[Any], dict[int, str]]:
+    """Remove the events logged so far from the clock, so that its memory is bounded.
+
+    Any thread may call this. Returns the events' fields, one event after the other, and notes
+    by the events' places in that list.
+    """
+    fields = len(Event._fields)
+    with clock.taking:
+        # An event is appended in one step, so the log has no part of one.
+        taken = clock.log[:]
+        first, count = clock.num_taken, len(taken) // fields
+        notes = _notes_by_number(clock, first, first + count)
+        del clock.log[: len(taken)]
+        clock.num_taken += count
+        for device, seconds in _compute_seconds(taken).items():
+            clock.taken_compute[device] += seconds
+        clock.marks[:-1] = []
+        for number in [number for number in tuple(clock.contents) if number < first + count]:
+            del clock.contents[number]
+    return taken, {number - first: text for number, text in notes.items()}
+
+
+def _notes_by_number(clock: Clock, first: int, end: int) -> dict[int, str]:
+    """The notes of the events with the numbers from `first` to `end - 1`."""
+    fields = len(Event._fields)
+    kind = Event._fields.index("kind")
     notes = {}
-    ends = [number for number, _ in clock.marks[1:]] + [len(events)]
-    for (start, text), end in zip(clock.marks, ends, strict=True):
+    marks = list(clock.marks)
+    ends = [number for number, _ in marks[1:]] + [end]
+    for (start, text), stop in zip(marks, ends, strict=True):
         if text:
-            notes |= {event: text for event in events[start:end] if event.kind == "compute"}
-    notes |= {events[number]: text for number, text in clock.contents.items()}
-    return notes
+            for number in range(max(start, first), min(stop, end)):
+                if clock.log[(number - first) * fields + kind] == "compute":
+                    notes[number] = text
+    contents = tuple(clock.contents.items())
+    return notes | {number: text for number, text in contents if first <= number < end}
+
+
+def _compute_seconds(taken: list[Any]) -> dict[int, float]:
+    """The seconds in which each device computed, of events given as one list of fields."""
+    columns = [
+        taken[Event._fields.index(name) :: len(Event._fields)]
+        for name in ("device", "kind", "start", "end")
+    ]
+    seconds = dict.fromkeys(columns[0], 0.0)
+    for device, kind, start, end in zip(*columns, strict=True):
+        if kind == "compute":
+            seconds[device] += end - start
+    return seconds
 
 
 def _num_events(clock: Clock) -> int:
-    return len(clock.log) // len(Event._fields)
+    """The number of events so far, with those that were taken."""
+    with clock.taking:
+        return clock.num_taken + len(clock.log) // len(Event._fields)

@@ -1,16 +1,59 @@
 """The GPUs and links that can be simulated: published figures, each with its source.
 
-Rates are the vendors' peaks for dense matrices, in decimal units as in their datasheets; real
-programs reach only a part of a peak. Capacities are binary (16 GiB for "16GB"), as in CUDA's
-reports.
+Rates are the vendors' peaks for dense matrices, in decimal units as in their datasheets. What
+share of a peak a kernel can reach is in a GPU's Shares. Capacities are binary (16 GiB for
+"16GB"), as in CUDA's reports.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar
 
 from multigpu.errors import UserError
 
 GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What shares of a GPU's peaks its best kernels reach, from 0 to 1, and its SMs.
+
+    sms                 streaming multiprocessors: the tiles that are computed at the same time
+    tensor              large matrix products in float16 and bfloat16 on tensor cores
+    tf32                large matrix products in TF32 on tensor cores
+    simt                large matrix products on CUDA cores (float32 without TF32, float64)
+    convolution         a convolution, relative to a matrix product of the same size
+    attention           fused attention, of the peak of its dtype
+    attention_backward  its backward
+    memory              kernels bound by memory traffic, of the bandwidth
+    ramp                seconds until a kernel reaches its bandwidth, added to each kernel
+
+    Raises UserError for a share outside of 0 to 1, and for fewer than one SM.
+    """
+
+    sms: int
+    tensor: float
+    tf32: float
+    simt: float
+    convolution: float
+    attention: float
+    attention_backward: float
+    memory: float
+    ramp: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "sms":
+                if value < 1:
+                    raise UserError(f"sms is {value!r}: a GPU has at least one SM.")
+            elif field.name == "ramp":
+                if value < 0:
+                    raise UserError(f"ramp is {value!r}: give seconds, 0 or more.")
+            elif not 0 < value <= 1:
+                raise UserError(
+                    f"{field.name} is {value!r}: give the share of the peak that is reached, "
+                    f"above 0 and at most 1."
+                )
 
 
 @dataclass(frozen=True)
@@ -21,7 +64,8 @@ class Gpu:
     float32: by default PyTorch computes them on TF32 units if the GPU has such units
     (torch.backends.cudnn.allow_tf32). `fp16` is the peak of float16 and bfloat16 on tensor
     cores. `host` names the link to the host, one of LINKS. `bf16` is False for a GPU without
-    bfloat16 units.
+    bfloat16 units. `shares` says what part of the peaks is reached; a GPU without shares
+    reaches all of them (the roofline model). `capability` is NVIDIA's compute capability.
     """
 
     name: str
@@ -33,6 +77,8 @@ class Gpu:
     fp16: float
     host: str
     bf16: bool = True
+    shares: Shares | None = None
+    capability: tuple[int, int] = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -85,6 +131,65 @@ class Link:
 #   1,555 GB/s (40 GB) and 2,039 GB/s (80 GB), PCIe 4.
 # H100: "NVIDIA H100 Tensor Core GPU" datasheet (2023), SXM5: 34 / 67; TF32 989 and fp16 1,979
 #   are figures with sparsity, so half of each is used below; 3.35 TB/s, PCIe 5.
+#
+# Shares, in the order of the fields. None of them was fitted to a row of
+# benchmarks/vgpu_fidelity.json or to a configuration of vtrain.csv with more than 2 GPUs.
+# sms: NVIDIA's architecture white papers, V100 (80), A100 (108) and H100 SXM5 (132).
+# tensor: V100: 83 of 112.7 TFLOP/s, Markidis et al., "NVIDIA Tensor Core Programmability,
+#   Performance & Precision" (arXiv 1803.04014). A100: 271.2 of 312; H100: 794.5 of 989,
+#   Bekman, "Machine Learning Engineering" (github.com/stas00/ml-engineering,
+#   compute/accelerator, table of maximum achievable matmul FLOPS).
+# tf32: A100: 143 TFLOP/s of 156 with CUDA 11.3, 39% more than with 11.2, the version of the
+#   tables that the benchmarks have (github.com/NVIDIA/cutlass, discussion 241). H100: 425.6 of
+#   494.5 (github.com/xzwgit/gpu-flops-bench, an H200 NVL). V100 has no TF32 units.
+# simt: V100: a seventh of 83 TFLOP/s, of 14.0 (Markidis et al.). A100: 17.7 of 19.5 TFLOP/s
+#   (github.com/AG0708/sgBLAS, release 0.1.0), at 94% of cuBLAS. H100: no source; as A100.
+# convolution: an assumption; no published ratio was found.
+# attention: A100: 73% forward and 63% backward, Dao, "FlashAttention-2" (arXiv 2307.08691).
+#   H100: 35%, the share of FlashAttention-2 in Shah et al., "FlashAttention-3" (arXiv
+#   2407.08608); backward has A100's ratio. V100: the upper and lower end of what the abstract
+#   of arXiv 2307.08691 says of FlashAttention 1, 25 to 40%; no source for V100 itself.
+# memory: what a stream of loads and stores reaches, times 0.72, what PyTorch's kernels reach
+#   of that. Streams: V100: 750 of 900 GB/s, Jia et al., "Dissecting the NVIDIA Volta GPU
+#   Architecture via Microbenchmarking" (arXiv 1804.06826). A100: 90%, Isaev et al., "Calculon"
+#   (github.com/calculon-ai/calculon, systems/a100_80g.json). H100: 3.31 of 4.0 TB/s on a GH200
+#   (github.com/UoB-HPC/BabelStream, issue 194). The factor 0.72 is calibrated on the
+#   configurations of vtrain.csv with 2 GPUs (benchmarks/vtrain.py).
+# ramp: about 1,000 cycles for a load that misses all caches (Jia et al.) at the start and as
+#   much at the end, at 1.4 GHz.
+_V100 = Shares(
+    sms=80,
+    tensor=0.74,
+    tf32=0.74,
+    simt=0.85,
+    convolution=0.8,
+    attention=0.4,
+    attention_backward=0.25,
+    memory=0.60,
+    ramp=1.5e-6,
+)
+_A100 = Shares(
+    sms=108,
+    tensor=0.869,
+    tf32=0.66,
+    simt=0.91,
+    convolution=0.8,
+    attention=0.73,
+    attention_backward=0.63,
+    memory=0.65,
+    ramp=1.5e-6,
+)
+_H100 = Shares(
+    sms=132,
+    tensor=0.803,
+    tf32=0.86,
+    simt=0.91,
+    convolution=0.8,
+    attention=0.35,
+    attention_backward=0.3,
+    memory=0.60,
+    ramp=1.5e-6,
+)
 _GPUS = (
     Gpu(
         name="V100-16GB",
@@ -96,6 +201,8 @@ _GPUS = (
         fp16=125e12,
         host="PCIe3",
         bf16=False,
+        shares=_V100,
+        capability=(7, 0),
     ),
     Gpu(
         name="A100-40GB",
@@ -106,6 +213,7 @@ _GPUS = (
         tf32=156e12,
         fp16=312e12,
         host="PCIe4",
+        shares=_A100,
     ),
     Gpu(
         name="A100-80GB",
@@ -116,6 +224,7 @@ _GPUS = (
         tf32=156e12,
         fp16=312e12,
         host="PCIe4",
+        shares=_A100,
     ),
     Gpu(
         name="H100-80GB",
@@ -126,6 +235,8 @@ _GPUS = (
         tf32=494.5e12,
         fp16=989.5e12,
         host="PCIe5",
+        shares=_H100,
+        capability=(9, 0),
     ),
 )
 GPUS = {gpu.name: gpu for gpu in _GPUS}
@@ -185,10 +296,10 @@ LINKS = {link.name: link for link in _LINKS}
 # The links between nodes.
 NETWORKS = {link.name: link for link in _LINKS if link.adapter is not None}
 
-# Seconds that the host spends per launch, and that the device needs between two kernels. No
-# datasheet gives these figures: they are round numbers of the usual order of magnitude for
-# PyTorch's eager mode. benchmarks/vgpu_fidelity.py shows where they give wrong ratios (tiny
-# batches).
+# The seconds that the host spends to launch a transfer, a collective or a simple operation.
+# sim/host.py has those of other operations, with the sources.
+# The seconds that the device needs between two kernels: a round number of the usual order of
+# magnitude.
 LAUNCH_OVERHEAD = 10e-6
 KERNEL_OVERHEAD = 2e-6
 
@@ -231,3 +342,12 @@ def size_in_bytes(text: int | str) -> int:
             if text.endswith(unit) and is_decimal and float(number) > 0:
                 return int(float(number) * factor)
     raise UserError(f'memory is {text!r}: give bytes, or a size such as "64MiB" or "1.5GiB".')
+
+
+def format_bytes(nbytes: float) -> str:
+    """Format a number of bytes as CUDA's messages do: "64.00 MiB"."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} bytes" if unit == "bytes" else f"{nbytes:.2f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"

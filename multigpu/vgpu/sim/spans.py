@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.event import Event
 
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 Span = tuple[float, float]

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from multigpu.errors import UserError, pluralize
 from multigpu.files import atomic
 from multigpu.vgpu.sim import timeline_picture
-from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.event import Event
 from multigpu.vgpu.sim.idle import REASONS, idle_spans
-from multigpu.vgpu.sim.spans import format_seconds, involves, merge_spans
+from multigpu.vgpu.sim.spans import format_seconds, involves, merge_spans, subtract_spans
+from multigpu.vgpu.sim.streams import DEFAULT
 
 if TYPE_CHECKING:
+    import torch
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -90,7 +90,7 @@ class Timeline:
         duration = format_seconds(self.end - self.start)
         return f"<{len(self.events)} events in {duration}; {busy}; {self.label}>"
 
-    def busy(self, device: torch.device | str | int, kind: str | None = "compute") -> float:
+    def busy(self, device: "torch.device | str | int", kind: str | None = "compute") -> float:
         """The fraction of the time, 0 to 1, in which the device did work of `kind`.
 
         kind is "compute", "transfer" or "collective". None counts all kinds, so
@@ -106,11 +106,28 @@ class Timeline:
         total = sum(end - start for start, end in merge_spans(spans, self.start, self.end))
         return total / (self.end - self.start) if self.end > self.start else 0.0
 
-    def idle(self, device: torch.device | str | int) -> float:
+    def idle(self, device: "torch.device | str | int") -> float:
         """The fraction of the time, 0 to 1, in which the device did not compute."""
         return 1 - self.busy(device)
 
-    def breakdown(self, device: torch.device | str | int) -> dict[str, float]:
+    def overlap(self, device: "torch.device | str | int") -> float:
+        """The fraction of the time, 0 to 1, in which a device computes and communicates.
+
+        Communication is a transfer or a collective. breakdown() counts this time as
+        computation, because the communication costs no time there.
+        """
+        index = self._index(device)
+        limits = (self.start, self.end)
+        work = [event for event in self.events if involves(event, index)]
+        computing = [(e.start, e.end) for e in work if e.kind == "compute"]
+        computing = merge_spans(computing, *limits)
+        communicating = [(e.start, e.end) for e in work if e.kind != "compute"]
+        communicating = merge_spans(communicating, *limits)
+        alone = subtract_spans(communicating, computing)
+        both = sum(e - s for s, e in communicating) - sum(e - s for s, e in alone)
+        return both / (self.end - self.start) if self.end > self.start else 0.0
+
+    def breakdown(self, device: "torch.device | str | int") -> dict[str, float]:
         """What the device's time is used for, as fractions of the time, which add up to 1.
 
         {"compute": …, "transfer": …, "bubble": …, "launch": …}: idle.py defines the reasons
@@ -147,8 +164,9 @@ class Timeline:
     def chrome_trace(self, path: str | Path) -> Path:
         """Write a trace file for chrome://tracing and ui.perfetto.dev, and return its path.
 
-        In the file each device is a process, and each kind of event is a row. Times are in
-        microseconds, as the format requires (Google, "Trace Event Format").
+        In the file each device is a process, and each kind of event is a row; a side stream
+        has rows of its own. Times are in microseconds, as the format requires (Google, "Trace
+        Event Format").
         """
         rows: list[dict[str, Any]] = []
         for index, lane in enumerate(self.lanes):
@@ -158,7 +176,7 @@ class Timeline:
             row = {
                 "ph": "X",
                 "pid": event.device,
-                "tid": event.kind,
+                "tid": _row(event),
                 "cat": event.phase or event.kind,
                 "name": event.name,
                 "ts": event.start * 1e6,
@@ -170,10 +188,21 @@ class Timeline:
             temporary.write_text(json.dumps(trace))
         return Path(path)
 
-    def _index(self, device: torch.device | str | int) -> int:
-        index = device if isinstance(device, int) else torch.device(device).index
+    def _index(self, device: "torch.device | str | int") -> int:
+        if isinstance(device, int):
+            index = device
+        else:
+            number = str(device).partition(":")[2]
+            index = int(number) if number.isdecimal() else None
         if index is None or not 0 <= index < len(self.lanes):
             raise UserError(
                 f"{device} is not in this timeline: its lanes are {', '.join(self.lanes)}."
             )
         return index
+
+
+def _row(event: Event) -> str:
+    """The row of a trace file in which the event is drawn."""
+    if event.stream == DEFAULT or event.kind == "collective":
+        return event.kind
+    return f"{event.kind}, stream {event.stream}"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from multigpu.plots import EDGE, INK, PARTS, figure, save
-from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.event import Event
 from multigpu.vgpu.sim.idle import REASONS, idle_spans
 from multigpu.vgpu.sim.spans import Span, involves, merge_spans, unit_of
 
@@ -108,7 +108,9 @@ def bars_of(timeline: "Timeline", lane: int) -> list[Bar]:
         text = "" if note in PARTS or event.phase == "update" else note
         bar = Bar(max(event.start, timeline.start), min(event.end, timeline.end), part, text)
         if bars and bars[-1][2:] == bar[2:] and bar.start <= bars[-1].end:
-            bar = bar._replace(start=bars.pop().start)
+            # A kernel of another stream can end within one that pauses for it.
+            before = bars.pop()
+            bar = bar._replace(start=before.start, end=max(before.end, bar.end))
         bars.append(bar)
     return bars
 
@@ -267,18 +269,20 @@ def _contents_label(
 
 
 def _write_share(axes: "Axes", timeline: "Timeline", lane: int) -> None:
-    """Write beside a lane how long it computes, and the main reason why it does not, if any.
+    """Write beside a lane the shares of computing, the main reason for waiting, the bubble.
 
     Transfers and collectives are one reason, named by the kind that takes more of the time.
+    A reason with less than 0.5% of the time is left out.
     """
     shares = timeline.breakdown(lane)
-    reason = max(REASONS, key=lambda name: shares[name])
-    name = reason
-    if reason == "transfer":
-        name = max(COMMUNICATION, key=lambda kind: timeline.busy(lane, kind))
+    main = max(REASONS, key=lambda name: shares[name])
     text = f"busy {shares['compute']:.0%}"
-    if shares[reason] >= 0.005:
-        text += f"\n{name} {shares[reason]:.0%}"
+    for reason in dict.fromkeys((main, "bubble")):
+        name = reason
+        if reason == "transfer":
+            name = max(COMMUNICATION, key=lambda kind: timeline.busy(lane, kind))
+        if shares[reason] >= 0.005:
+            text += f"\n{name} {shares[reason]:.0%}"
     axes.text(
         1.005,
         lane + COMPUTATION[0] + COMPUTATION[1] / 2,

@@ -1,0 +1,318 @@
+"""Every collective of torch.distributed on virtual GPUs: its numbers, and its simulated time.
+
+Four ranks with a virtual GPU each, on two nodes. The times are those of sim/network.py for the
+group's ranks and links.
+"""
+
+import pytest
+from virtual_ranks import run_ranks
+
+from multigpu.vgpu import LINKS
+from multigpu.vgpu.sim.network import Network, collective_seconds
+from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
+
+pytestmark = pytest.mark.slow
+
+NETWORK = Network(LINKS["NVLink2"], LINKS["HDR200"], 2)
+
+COLLECTIVES = """
+import json, sys, torch
+from datetime import timedelta
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from multigpu import vgpu
+
+rank, port, ranks = int(sys.argv[1]), int(sys.argv[2]), 4
+(device,) = vgpu.start(1, gpus_per_node=2, between_nodes="HDR200")
+a_minute = timedelta(seconds=60)
+store = dist.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0, timeout=a_minute)
+dist.init_process_group(
+    "vgpu", store=store, rank=rank, world_size=ranks, device_id=device, timeout=a_minute
+)
+coalescing = dist.distributed_c10d._coalescing_manager
+# torch 2.13 has new names for two of them.
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+results = {}
+
+
+def full(value, *shape):
+    return torch.full(shape, float(value), device=device)
+
+
+def empty(*shape):
+    return torch.empty(shape, device=device)
+
+
+def record(call):
+    \"\"\"Numbers and spans, in seconds, of a call's collectives, by the call's name.\"\"\"
+    since = len(vgpu.timeline().events)
+    numbers = call()
+    events = [e for e in vgpu.timeline().events[since:] if e.kind == "collective"]
+    numbers = numbers if isinstance(numbers, list) else [numbers]
+    results[call.__name__] = {
+        "numbers": [tensor.tolist() for tensor in numbers],
+        "spans": [[e.name, e.end - e.start] for e in events],
+    }
+
+
+@record
+def average():
+    x = full(rank, 5)
+    dist.all_reduce(x, op=dist.ReduceOp.AVG)
+    whole = torch.tensor([rank, -rank], device=device)
+    dist.all_reduce(whole, op=dist.ReduceOp.AVG)
+    return [x, whole]
+
+
+@record
+def sum_of_products():
+    x = full(rank + 1, 5)
+    dist.all_reduce(x, op=dist._make_nccl_premul_sum(0.5))
+    return x
+
+
+@record
+def gather_of_unequal_parts():
+    out = [empty(i + 1) for i in range(ranks)]
+    dist.all_gather(out, full(rank, rank + 1))
+    return out
+
+
+@record
+def on_the_host():
+    x, parts = torch.full((2,), float(rank)), [torch.empty(1) for _ in range(ranks)]
+    dist.all_reduce(x, op=dist.ReduceOp.AVG)
+    dist.all_to_all(parts, [torch.full((1,), 10.0 * rank + i) for i in range(ranks)])
+    whole = torch.empty(ranks)
+    with coalescing():
+        all_gather(whole, torch.full((1,), float(rank)))
+    return [x, *parts, whole]
+
+
+@record
+def gather_to_another_shape():
+    out = empty(1, 2 * ranks)
+    all_gather(out, full(rank, 1, 2))
+    return out
+
+
+@record
+def scatter_from_another_shape():
+    out = empty(2)
+    given = torch.arange(2.0 * ranks, device=device).view(2, ranks) + rank
+    reduce_scatter(out, given, op=dist.ReduceOp.AVG)
+    return out
+
+
+@record
+def scatter_of_a_list():
+    out = empty(3)
+    dist.reduce_scatter(out, [full(10 * rank + i, 3) for i in range(ranks)])
+    return out
+
+
+@record
+def all_to_all_of_lists():
+    # Rank r sends r + i + 1 numbers to rank i.
+    out = [empty(i + rank + 1) for i in range(ranks)]
+    dist.all_to_all(out, [full(10 * rank + i, rank + i + 1) for i in range(ranks)])
+    return out
+
+
+@record
+def all_to_all_of_unequal_parts():
+    sizes = [rank + i + 1 for i in range(ranks)]
+    out = torch.empty(sum(sizes), dtype=torch.int64, device=device)
+    given = torch.cat([torch.full((s,), 10 * rank + i) for i, s in enumerate(sizes)])
+    dist.all_to_all_single(out, given.to(device), sizes, sizes)
+    return out
+
+
+@record
+def coalesced():
+    sums = [full(rank, 3), full(1, 2, 2)]
+    with coalescing():
+        for tensor in sums:
+            dist.all_reduce(tensor)
+    wholes = [empty(ranks), empty(2 * ranks)]
+    with coalescing(async_ops=True) as works:
+        for i, whole in enumerate(wholes):
+            all_gather(whole, full(rank, i + 1))
+    works.wait()
+    parts = [empty(1), empty(2)]
+    with coalescing():
+        for part, whole in zip(parts, wholes):
+            reduce_scatter(part, whole)
+    return [*sums, *wholes, *parts]
+
+
+@record
+def coalesced_one_by_one():
+    tensors = [full(rank, 3), full(10 + rank, 1)]
+    with coalescing(device=device, async_ops=True) as works:
+        for root, tensor in enumerate(tensors):
+            dist.broadcast(tensor, root)
+    works.wait()
+    return tensors
+
+
+@record
+def messages_in_a_batch():
+    received = empty(2)
+    operations = [
+        dist.P2POp(dist.isend, full(rank, 2), (rank + 1) % ranks),
+        dist.P2POp(dist.irecv, received, (rank - 1) % ranks),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return received
+
+
+@record
+def half_precision():
+    sums = [full(rank, 2).to(dtype) for dtype in (torch.float16, torch.bfloat16)]
+    for tensor in sums:
+        dist.all_reduce(tensor)
+    return sums
+
+
+@record
+def groups_of_a_mesh():
+    mesh = init_device_mesh("vgpu", (2, 2), mesh_dim_names=("across", "inside"))
+    sums = []
+    for name in ("across", "inside"):
+        sums.append(full(rank, 1000))
+        dist.all_reduce(sums[-1], group=mesh[name].get_group())
+    return [tensor[:1] for tensor in sums]
+
+
+@record
+def barrier():
+    dist.barrier(device_ids=[0])
+    objects = [None] * ranks
+    dist.all_gather_object(objects, rank)
+    return torch.tensor(objects)
+
+
+groups = (dist.group.WORLD, dist.new_group([0, 1, 2, 3]))
+results["names"] = [dist.get_backend(), *(group.group_name for group in groups)]
+print(json.dumps(results))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run_ranks(COLLECTIVES, 4, tmp_path_factory.mktemp("ranks"))
+
+
+def seconds(name: str, nbytes: int, gpus: tuple[int, ...] = (0, 1, 2, 3)) -> float:
+    return KERNEL_OVERHEAD + collective_seconds(name, nbytes, NETWORK.group(gpus))
+
+
+def check(ranks: list, call: str, numbers: list, spans: list[tuple[str, float]]) -> None:
+    """`numbers` are each rank's results; `spans` are the same on every rank."""
+    assert [rank[call]["numbers"] for rank in ranks] == numbers
+    for rank in ranks:
+        assert rank[call]["spans"] == [[name, pytest.approx(span)] for name, span in spans]
+
+
+def test_the_average(ranks):
+    spans = [("allreduce", seconds("allreduce", nbytes)) for nbytes in (20, 16)]
+    check(ranks, "average", [[[1.5] * 5, [1, -1]]] * 4, spans)
+
+
+def test_the_sum_of_products(ranks):
+    spans = [("allreduce", seconds("allreduce", 20))]
+    check(ranks, "sum_of_products", [[[5.0] * 5]] * 4, spans)
+
+
+def test_parts_of_unequal_sizes_are_gathered(ranks):
+    spans = [("allgather", seconds("allgather", 10 * 4))]
+    numbers = [[float(rank)] * (rank + 1) for rank in range(4)]
+    check(ranks, "gather_of_unequal_parts", [numbers] * 4, spans)
+
+
+def test_the_host_has_the_same_collectives(ranks):
+    numbers = [
+        [[1.5] * 2, *([10.0 * sender + rank] for sender in range(4)), [0.0, 1.0, 2.0, 3.0]]
+        for rank in range(4)
+    ]
+    check(ranks, "on_the_host", numbers, [])
+
+
+def test_outputs_and_inputs_of_any_shape(ranks):
+    gathered = [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]]
+    spans = [("allgather", seconds("allgather", 32))]
+    check(ranks, "gather_to_another_shape", [[gathered]] * 4, spans)
+    averages = [[[2 * rank + 1.5, 2 * rank + 2.5]] for rank in range(4)]
+    spans = [("reduce_scatter", seconds("reduce_scatter", 32))]
+    check(ranks, "scatter_from_another_shape", averages, spans)
+
+
+def test_a_list_is_reduced_and_scattered(ranks):
+    numbers = [[[60.0 + 4 * rank] * 3] for rank in range(4)]
+    spans = [("reduce_scatter", seconds("reduce_scatter", 48))]
+    check(ranks, "scatter_of_a_list", numbers, spans)
+
+
+def test_all_to_all_of_parts_of_any_size(ranks):
+    """It takes as long as the rank with the most bytes: rank 3 has 4 + 5 + 6 + 7 numbers."""
+    lists = [
+        [[float(10 * sender + rank)] * (sender + rank + 1) for sender in range(4)]
+        for rank in range(4)
+    ]
+    spans = [("alltoall", seconds("alltoall", 22 * 4))]
+    check(ranks, "all_to_all_of_lists", lists, spans)
+    numbers = [[[int(number) for part in parts for number in part]] for parts in lists]
+    spans = [("alltoall", seconds("alltoall", 22 * 8))]
+    check(ranks, "all_to_all_of_unequal_parts", numbers, spans)
+
+
+def test_coalesced_collectives_are_one(ranks):
+    """One launch moves all the bytes."""
+    wholes = [[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]]
+    numbers = [
+        [[6.0] * 3, [[4.0] * 2] * 2, *wholes, [4.0 * rank], [4.0 * rank] * 2]
+        for rank in range(4)
+    ]
+    spans = [
+        ("allreduce", seconds("allreduce", 7 * 4)),
+        ("allgather", seconds("allgather", 12 * 4)),
+        ("reduce_scatter", seconds("reduce_scatter", 12 * 4)),
+    ]
+    check(ranks, "coalesced", numbers, spans)
+    spans = [("broadcast", seconds("broadcast", nbytes)) for nbytes in (12, 4)]
+    check(ranks, "coalesced_one_by_one", [[[0.0] * 3, [11.0]]] * 4, spans)
+
+
+def test_messages_in_a_batch(ranks):
+    numbers = [[[float((rank - 1) % 4)] * 2] for rank in range(4)]
+    check(ranks, "messages_in_a_batch", numbers, [])
+
+
+def test_half_precision(ranks):
+    spans = [("allreduce", seconds("allreduce", 4))] * 2
+    check(ranks, "half_precision", [[[6.0] * 2] * 2] * 4, spans)
+
+
+def test_a_mesh_has_the_groups_of_its_dimensions(ranks):
+    """Also after init_process_group(device_id=…)."""
+    # Ranks 0 and 2, 1 and 3 across the nodes; 0 and 1, 2 and 3 inside.
+    numbers = [[[2.0], [1.0]], [[4.0], [1.0]], [[2.0], [5.0]], [[4.0], [5.0]]]
+    across = seconds("allreduce", 4000, (0, 2))
+    inside = seconds("allreduce", 4000, (0, 1))
+    spans = [("allreduce", across), ("allreduce", inside)]
+    check(ranks, "groups_of_a_mesh", numbers, spans)
+    assert across > 1.1 * inside
+
+
+def test_a_barrier_with_device_ids(ranks):
+    check(ranks, "barrier", [[[0, 1, 2, 3]]] * 4, [])
+
+
+def test_groups_have_names(ranks):
+    for rank in ranks:
+        backend, name, other = rank["names"]
+        assert backend == "vgpu" and name and other and name != other

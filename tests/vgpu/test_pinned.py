@@ -1,0 +1,49 @@
+"""Pinned memory from torch's factories, without an accelerator's allocator."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: torch.empty(4, **options),
+        lambda **options: torch.zeros((2, 2), **options),
+        lambda **options: torch.tensor([1.0], **options),
+        lambda **options: torch.empty_like(torch.ones(3), **options),
+        lambda **options: torch.randn(3, **options),
+    ],
+)
+def test_a_factory_makes_pinned_memory(two, make):
+    assert make(pin_memory=True).is_pinned()
+    assert make(pin_memory=True)[:1].is_pinned()
+    assert not make(pin_memory=False).is_pinned()
+    assert not make().is_pinned()
+
+
+def test_a_devices_memory_cannot_be_pinned(two):
+    # CUDA's wording.
+    with pytest.raises(RuntimeError, match="Only dense CPU tensors can be pinned"):
+        torch.empty(4, device=two[0], pin_memory=True)
+
+
+def test_torch_knows_its_factories_while_virtual_gpus_run(two):
+    with torch.device("meta"):
+        assert torch.empty(2).is_meta and torch.tensor([1]).is_meta
+
+    @torch.jit.script
+    def numbers(n: int) -> torch.Tensor:
+        return torch.zeros(n) + torch.tensor([2.0])
+
+    assert numbers(2).tolist() == [2.0, 2.0]
+
+
+def test_programs_that_pin(two):
+    (batch,) = next(iter(DataLoader(TensorDataset(torch.ones(8, 3)), 4, pin_memory=True)))
+    assert batch.is_pinned()
+    x = torch.ones(3, device=two[1], requires_grad=True)
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        loss = (x * x).sum()
+    loss.backward()
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]

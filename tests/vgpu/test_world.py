@@ -1,0 +1,128 @@
+"""One process is one rank of a large world: shapes, memory and times, and plain PyTorch."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from multigpu import vgpu
+from multigpu.errors import UserError
+from multigpu.vgpu import LINKS, NETWORKS
+from multigpu.vgpu.sim.network import Network, collective_seconds
+from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
+
+# torch 2.13 has new names for two collectives.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+NODES = Network(LINKS["NVLink4"], NETWORKS["NDR400"], 8)
+
+
+@pytest.fixture
+def world(no_process_group):
+    """world(size, rank) starts one virtual H100 as a rank of a world of nodes with 8 GPUs."""
+
+    def start(size: int, rank: int = 0, compute: bool = False) -> torch.device:
+        (device,) = vgpu.start(
+            1,
+            gpu="H100-80GB",
+            link="NVLink4",
+            gpus_per_node=8,
+            between_nodes="NDR400",
+            compute=compute,
+        )
+        store = dist.HashStore()
+        dist.init_process_group("vgpu_world", rank=rank, world_size=size, store=store)
+        return device
+
+    yield start
+    dist.destroy_process_group()
+    vgpu.stop()
+
+
+def collectives(name: str) -> list[float]:
+    """The seconds of each collective with this name."""
+    events = vgpu.timeline().events
+    return [e.end - e.start for e in events if (e.kind, e.name) == ("collective", name)]
+
+
+def seconds(name: str, nbytes: float, ranks: int | range) -> float:
+    """The seconds of a collective of these ranks, by the model of the network."""
+    return KERNEL_OVERHEAD + collective_seconds(name, nbytes, NODES.group(ranks))
+
+
+def test_ddp_on_1024_gpus(world):
+    device = world(1024, rank=77)
+    assert (dist.get_rank(), dist.get_world_size()) == (77, 1024)
+    layer = nn.Linear(4096, 4096, bias=False, device=device)
+    model = DDP(layer)
+    model(torch.zeros(8, 4096, device=device)).sum().backward()
+    assert collectives("allreduce")[-1] == pytest.approx(
+        seconds("allreduce", layer.weight.nbytes, 1024)
+    )
+
+
+def test_the_groups_of_a_mesh_are_on_their_ranks_nodes(world):
+    device = world(1024, rank=9)
+    mesh = init_device_mesh("vgpu", (128, 8), mesh_dim_names=("between", "inside"))
+    x = torch.zeros(10**7, device=device)
+    for name, ranks in (("inside", range(8)), ("between", range(1, 1024, 8))):
+        assert mesh.get_local_rank(name) == 1
+        dist.all_reduce(x, group=mesh.get_group(name))
+        expected = seconds("allreduce", x.nbytes, ranks)
+        assert collectives("allreduce")[-1] == pytest.approx(expected)
+
+
+def test_fsdp2_on_64_gpus_shards_and_overlaps(world):
+    device = world(64)
+    mesh = init_device_mesh("vgpu", (64,))
+    layers = [nn.Linear(8192, 8192, bias=False, device=device) for _ in range(4)]
+    model = nn.Sequential(*layers)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    weights = 4 * 8192 * 8192 * 4
+    assert torch.vgpu.memory_allocated() == weights // 64
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.zeros(16384, 8192, device=device)
+    start = vgpu.elapsed()
+    model(x).square().mean().backward()
+    optimizer.step()
+    timeline = vgpu.timeline(since=start)
+    gathers = [e for e in timeline.events if e.name == "allgather"]
+    expected = seconds("allgather", weights / 4, 64)
+    assert [e.end - e.start for e in gathers] == pytest.approx([expected] * len(gathers))
+    busy = timeline.busy(device, "collective")
+    assert timeline.overlap(device) > 0.5 * busy > 0.01
+
+
+def test_numbers_are_as_if_every_rank_had_this_ranks(world):
+    device = world(6, rank=2, compute=True)
+    x = torch.arange(6.0, device=device)
+    dist.all_reduce(x)
+    assert x.tolist() == [0, 6, 12, 18, 24, 30]
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    assert x.tolist() == [0, 6, 12, 18, 24, 30]
+    whole, part = torch.empty(36, device=device), torch.empty(1, device=device)
+    all_gather_single(whole, x)
+    assert whole.view(6, 6).tolist() == [x.tolist()] * 6
+    reduce_scatter_single(part, x)
+    assert part.tolist() == [72]
+    received = torch.empty(6, device=device)
+    dist.all_to_all_single(received, x)
+    assert received.tolist() == [12] * 6
+    objects = [None] * 6
+    dist.all_gather_object(objects, {"rank": dist.get_rank()})
+    assert objects == [{"rank": 2}] * 6
+    dist.barrier()
+    assert vgpu.elapsed() > 0
+
+
+def test_messages_need_a_rank_that_exists(world):
+    x = torch.zeros(3, device=world(16))
+    for use in (dist.send, dist.recv):
+        with pytest.raises(UserError, match="needs the time of the other rank"):
+            use(x, 1)
