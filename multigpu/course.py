@@ -22,13 +22,12 @@ class Notebook:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lesson: its page is lessons/SLUG/README.md, unless it is planned."""
+    """A lesson: its page is lessons/SLUG/README.md."""
 
     slug: str
     title: str
     minutes: int
     notebooks: tuple[Notebook, ...]
-    planned: bool = False
 
     @property
     def number(self) -> str:
@@ -109,8 +108,8 @@ LESSONS = (
         "Every strategy: dp, ddp, ddp_spawn, ddp2, Horovod, Bagua",
         90,
         (
-            Notebook("PTL_Strategies", "Exact strategies"),
-            Notebook("PTL_Compressed", "Compressed strategies", "a quarter of the bytes"),
+            Notebook("PTL_Strategies", "Seven strategies"),
+            Notebook("PTL_Compressed", "Compressed strategies", "rounded numbers"),
             Notebook("PTL_Decentralized", "Decentralized and async", "if nobody waits"),
             Notebook("PTL_NodeBatch", "A loss over a node's batch", "ddp2"),
         ),
@@ -124,16 +123,14 @@ LESSONS = (
     Lesson(
         "12-elastic",
         "Elastic and fault-tolerant training",
-        0,
+        60,
         (Notebook("PT_CNN_Elastic", "Elastic training"),),
-        planned=True,
     ),
     Lesson(
         "13-scaling",
         "Scaling analysis: measured here, predicted to 1,024 GPUs",
-        0,
+        50,
         (Notebook("PT_CNN_Scaling", "Scaling"),),
-        planned=True,
     ),
 )
 

@@ -34,10 +34,19 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} ({hint})\n")
 
 
-def parser(stem: str, description: str) -> Parser:
+def parser(
+    stem: str,
+    description: str,
+    *,
+    batch_size_help: str = (
+        "global batch, split over all ranks (default: 64, rounded up to split evenly)"
+    ),
+    prove_help: str = "train serially too, and compare the weights",
+) -> Parser:
     """A parser with --epochs --batch-size --lr --seed --data --out --prove.
 
-    The lesson adds its own flags to it. Results go to results/`stem` by default.
+    The lesson adds its own flags to it. Results go to results/`stem` by default. The texts
+    say what a script does that splits a batch, or proves, in another way.
     """
     lesson_parser = Parser(description=description, allow_abbrev=False)
     flag = lesson_parser.add_argument
@@ -47,11 +56,7 @@ def parser(stem: str, description: str) -> Parser:
         default=10,
         help="passes over the training images (default: 10)",
     )
-    flag(
-        "--batch-size",
-        type=positive,
-        help="global batch, split over all ranks (default: 64, rounded up to split evenly)",
-    )
+    flag("--batch-size", type=positive, help=batch_size_help)
     flag("--lr", type=positive_float, default=0.05, help="learning rate (default: 0.05)")
     flag(
         "--seed",
@@ -69,7 +74,7 @@ def parser(stem: str, description: str) -> Parser:
         default=Path("results") / stem,
         help=f"folder for results (default: results/{stem})",
     )
-    flag("--prove", action="store_true", help="train serially too, and compare the weights")
+    flag("--prove", action="store_true", help=prove_help)
     return lesson_parser
 
 

@@ -1,4 +1,4 @@
-"""The command `multigpu`: doctor, slurm, horovodrun, notebooks, exercise, release, grade.
+"""The command `multigpu`: doctor, slurm, horovodrun, scaling, virtual, notebooks, exercise, …
 
 Each command calls one module and prints what it returns.
 """
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from multigpu import classroom
-from multigpu.cli import exercises
+from multigpu.cli import exercises, scaling, virtual
 from multigpu.course import find_root
 from multigpu.errors import UserError
 from multigpu.terminal import announce
@@ -54,6 +54,18 @@ def slurm_status() -> None:
     print(text)
     if not running:
         raise SystemExit(1)
+
+
+@slurm.command("kill")
+def slurm_kill(node: Annotated[str, typer.Argument(help="The node, as in n2.")]) -> None:
+    """End a node as a power cut does, with all processes of its jobs."""
+    print(classroom.kill(node))
+
+
+@slurm.command("repair")
+def slurm_repair(node: Annotated[str, typer.Argument(help="The node, as in n2.")]) -> None:
+    """Start a node again that `kill` has ended."""
+    print(classroom.repair(node))
 
 
 @slurm.command("env")
@@ -236,6 +248,19 @@ def notebooks_check(stems: Stems = None) -> None:
     if findings:
         raise SystemExit(1)
     print("every notebook matches its script, and every cell was executed")
+
+
+# ---- multigpu scaling: see scaling.py -------------------------------------------------------
+
+app.command("scaling")(scaling.scaling)
+
+
+# ---- multigpu virtual: see virtual.py -------------------------------------------------------
+
+app.command(
+    "virtual",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)(virtual.virtual)
 
 
 # ---- multigpu exercise, release, grade: see exercises.py ------------------------------------

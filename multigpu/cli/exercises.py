@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from multigpu.errors import UserError, pluralize
+from multigpu.errors import UserError, pluralize, warn
 from multigpu.terminal import announce, is_terminal
 
 exercise = typer.Typer(no_args_is_help=True, help="Check your answers, or make exercises.")
@@ -174,10 +174,7 @@ def grade(
         times,
     )
     if unsafe_no_sandbox:
-        print(
-            "warning: no sandbox: a submission can read, change and delete all your files.",
-            file=sys.stderr,
-        )
+        warn("no sandbox: a submission can read, change and delete all your files.")
     announce("running the solution first, which takes some seconds")
     with _Progress() as progress:
         try:

@@ -1,0 +1,111 @@
+"""`multigpu virtual`: a CUDA program, unchanged, on virtual GPUs."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from multigpu.errors import UserError, pluralize
+from multigpu.virtual import command as _command
+from multigpu.virtual import options as _options
+from multigpu.virtual import report as _report
+from multigpu.virtual.options import Options
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def virtual(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND...",
+            help="script.py …, python script.py …, -m module …, or torchrun …",
+        ),
+    ],
+    gpus: Annotated[
+        int | None, typer.Option(help="Number of GPUs that a program sees.", show_default="2")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="The GPU's name, such as A100-80GB.")] = Options.gpu,
+    link: Annotated[
+        str, typer.Option(help="Link inside a node, such as NVLink4 or PCIe4.")
+    ] = Options.link,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(help="GPUs in each node; with --between-nodes.")
+    ] = None,
+    between_nodes: Annotated[
+        str | None, typer.Option(help="Link between nodes, such as HDR200 or Ethernet10.")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Each GPU's memory, such as 512MiB.", show_default="the GPU's"),
+    ] = None,
+    shapes_only: Annotated[
+        bool, typer.Option("--shapes-only", help="Tensors have shapes but no numbers.")
+    ] = False,
+    clock: Annotated[
+        str, typer.Option(help="The clock that the program reads: real or simulated.")
+    ] = Options.clock,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the timeline into this .png, .svg or .pdf.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the report's numbers into this file.")
+    ] = None,
+) -> None:
+    """Run a CUDA program, unchanged, on virtual GPUs, which this machine's CPU simulates.
+
+    The program sees cuda:0, cuda:1, … with their memory and their errors. The report at the
+    end, on stderr, has the simulated time. The exit code is the program's.
+    """
+    if gpus is None and (real := _command.real_gpus()):
+        raise UserError(
+            f"this machine has {pluralize(real, 'GPU')}, on which the program can run without "
+            f"`multigpu virtual`: to simulate GPUs nevertheless, say how many with --gpus."
+        )
+    options = Options(
+        gpus=Options.gpus if gpus is None else gpus,
+        gpu=gpu,
+        link=link,
+        gpus_per_node=gpus_per_node,
+        between_nodes=between_nodes,
+        memory=None if memory is None else _options.memory_in_bytes(memory),
+        shapes_only=shapes_only,
+        clock=clock,
+    )
+    _options.check(options)
+    _check_files({"--picture": picture, "--trace": trace, "--json": json_file})
+    with tempfile.TemporaryDirectory(
+        prefix="multigpu-virtual-", ignore_cleanup_errors=True
+    ) as folder:
+        code = _command.run(command, options, Path(folder))
+        report = _report.Report(Path(folder), options)
+    print(f"\n{report.text()}", file=sys.stderr)
+    try:
+        for line in _report.write(report, code, picture, trace, json_file):
+            print(line, file=sys.stderr)
+    except UserError as error:
+        # The exit code is the program's.
+        print(f"error: {error}", file=sys.stderr)
+    _command.end_as(code)
+
+
+def _check_files(files: dict[str, Path | None]) -> None:
+    """Raise UserError for a file that cannot be written: now, not after hours of a run."""
+    for flag, path in files.items():
+        if path is None:
+            continue
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise UserError(
+                f"{flag} is {path}, which cannot be written: give a file in a folder that "
+                f"exists and that you may write to."
+            )
+        if flag == "--picture" and path.suffix not in PICTURES:
+            raise UserError(
+                f"--picture is {path}: give a file that ends in {', '.join(PICTURES)}."
+            )

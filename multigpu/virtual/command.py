@@ -1,0 +1,157 @@
+"""Run a command on virtual GPUs: its processes, its signals, its exit code."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from multigpu.errors import UserError, did_you_mean
+from multigpu.virtual import options as _options
+from multigpu.virtual import record
+from multigpu.virtual.options import Options
+
+SITE = Path(__file__).parent / "site"
+# What this process passes on to the program.
+PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+# What a terminal sends to the program, too: Ctrl-C and Ctrl-\.
+FROM_TERMINAL = ("SIGINT", "SIGQUIT")
+
+
+def run(words: Sequence[str], options: Options, records: Path) -> int:
+    """Run the command to its end; return its exit code, -n if signal n has ended it.
+
+    Its processes leave their records in the folder `records`. Standard input and output are
+    the program's own. Ctrl-C reaches the program alone, and SIGTERM is passed on to it.
+    Raises UserError if there is no such command.
+    """
+    command = command_line(words)
+    path = os.environ.get("PYTHONPATH")
+    environment = os.environ | {
+        _options.VARIABLE: options.to_json(),
+        record.VARIABLE: str(records),
+        "PYTHONPATH": os.pathsep.join([str(SITE), path] if path else [str(SITE)]),
+    }
+    # A signal can arrive before the process exists.
+    processes: list[subprocess.Popen] = []
+    early: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if processes:
+            processes[0].send_signal(number)
+        else:
+            early.append(number)
+
+    def leave_to_terminal(number: int, frame: FrameType | None) -> None:
+        if not _in_foreground():
+            pass_on(number, frame)
+
+    handlers = dict.fromkeys(PASSED_ON, pass_on) | dict.fromkeys(
+        FROM_TERMINAL, leave_to_terminal
+    )
+    with _signal_handlers(handlers):
+        try:
+            processes.append(subprocess.Popen(command, env=environment))
+        except OSError as error:
+            raise UserError(
+                f"{command[0]} cannot be started ({error.strerror}): give a script, "
+                f"`python script.py`, `-m module` or `torchrun script.py`."
+            ) from None
+        for number in early:
+            processes[0].send_signal(number)
+        return processes[0].wait()
+
+
+def command_line(words: Sequence[str]) -> list[str]:
+    """The program and the arguments that `words` mean.
+
+    `script.py …` and `-m module …` run with this Python, and so do `python …` and
+    `torchrun …`. Another word is a program. Raises UserError if there is no such file.
+    """
+    first, *rest = words
+    if first in ("-m", "-c"):
+        return [sys.executable, *words]
+    if re.fullmatch(r"python[\d.]*", first):
+        return [sys.executable, *rest]
+    if first == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run", *rest]
+    if first.startswith("-"):
+        raise UserError(
+            f"{first} is no flag of `multigpu virtual`: see `multigpu virtual --help`. The "
+            f"program's own flags come after the script."
+        )
+    path = Path(first)
+    is_program = path.is_file() and os.access(path, os.X_OK) and path.suffix != ".py"
+    if path.exists() and not is_program:
+        return [sys.executable, *words]
+    if is_program and os.sep not in first:
+        return [os.path.join(os.curdir, first), *rest]
+    if not is_program and shutil.which(first) is None:
+        near = did_you_mean(first, (str(file) for file in path.parent.glob("*.py")))
+        raise UserError(
+            f"there is no script {first}"
+            + (f": {near}" if near else ": give the path of one, or -m and a module.")
+        )
+    return list(words)
+
+
+def real_gpus(root: Path = Path("/")) -> int:
+    """The number of NVIDIA's GPUs of this machine; `root` has dev and proc."""
+    driver = root / "proc/driver/nvidia/gpus"
+    listed = len(list(driver.iterdir())) if driver.is_dir() else 0
+    return max(listed, len(list((root / "dev").glob("nvidia[0-9]*"))))
+
+
+def end_as(code: int) -> NoReturn:
+    """End this process as the program ended: with its exit code, or by the same signal."""
+    if code < 0:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        _write_no_core()
+        with suppress(OSError):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    raise SystemExit(code if code >= 0 else 128 - code)
+
+
+@contextmanager
+def _signal_handlers(handlers: dict) -> Iterator[None]:
+    """Install the handlers by the signals' names for a block; what is ignored stays so."""
+    numbers = {getattr(signal, name): handler for name, handler in handlers.items()}
+    previous = {number: signal.getsignal(number) for number in numbers}
+    heard = [number for number in numbers if previous[number] != signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, numbers[number])
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, previous[number])
+
+
+def _in_foreground() -> bool:
+    """Whether a terminal sends Ctrl-C to this process, and so to the program."""
+    try:
+        terminal = os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _write_no_core() -> None:
+    """Let a signal end this process without a core file: the program wrote its own."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

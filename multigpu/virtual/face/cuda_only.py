@@ -1,0 +1,202 @@
+"""What needs a real GPU: packages and extensions with kernels of their own, torch.compile.
+
+A package that cannot run raises ImportError with one sentence. torch.compile and the device
+part of torch's profiler are left out, which is said once. `notes` has what was left out.
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+from multigpu.errors import UserError
+from multigpu.vgpu.patches.replacing import Replacement, Row, Setting, Table
+
+# Packages whose kernels run on real GPUs only → what a program can use instead.
+PACKAGES = {
+    "triton": "PyTorch's own operations",
+    "apex": "torch.amp, torch.optim and torch.nn.parallel.DistributedDataParallel",
+    "flash_attn": "torch.nn.functional.scaled_dot_product_attention",
+    "flash_attn_interface": "torch.nn.functional.scaled_dot_product_attention",
+    "xformers": "torch.nn.functional.scaled_dot_product_attention",
+    "bitsandbytes": "torch.optim's optimizers, and weights in bfloat16",
+    "transformer_engine": "torch.nn's modules with torch.autocast",
+    "cupy": "torch's tensors",
+    "pycuda": "torch's operations",
+    "mamba_ssm": "a version of the model in PyTorch's own operations",
+    "causal_conv1d": "torch.nn.Conv1d",
+}
+EXTENSIONS = "torch.utils.cpp_extension"
+COMPILE = "torch.compile is left out: a virtual GPU runs each operation by itself."
+PROFILER = (
+    "torch.profiler measures the host alone: the times of virtual GPUs are simulated, and in "
+    "the timeline of the run."
+)
+# What was left out so far, one sentence each.
+notes: list[str] = []
+
+
+def say_once(sentence: str) -> None:
+    """Note that something is left out; rank 0 prints it to stderr the first time."""
+    if sentence in notes:
+        return
+    notes.append(sentence)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"multigpu: {sentence}", file=sys.stderr)
+
+
+def _sentence(package: str) -> str:
+    return (
+        f"{package} does not run on virtual GPUs, because its kernels are compiled for real "
+        f"ones: use {PACKAGES[package]} instead, or run this program on a machine with a GPU."
+    )
+
+
+class _Refusing(importlib.abc.Loader):
+    """Loads nothing: an import of an installed package raises ImportError."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> NoReturn:
+        raise ImportError(_sentence(spec.name), name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Patching(importlib.abc.Loader):
+    """Loads torch.utils.cpp_extension, and then applies its rows."""
+
+    def __init__(self, loader: importlib.abc.Loader, patch: Callable[[], None]):
+        self.loader = loader
+        self.patch = patch
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        self.patch()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the packages that cannot run before Python does."""
+
+    def __init__(self, patch: Callable[[], None]):
+        self.patch = patch
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name == EXTENSIONS:
+            spec = importlib.machinery.PathFinder.find_spec(name, path)
+            if spec is not None:
+                spec.loader = _Patching(spec.loader, self.patch)
+            return spec
+        if name not in PACKAGES:
+            return None
+        if importlib.machinery.PathFinder.find_spec(name, path) is not None:
+            return importlib.machinery.ModuleSpec(name, _Refusing())
+        # Not installed. An import gets the sentence, but importlib.util.find_spec, with which
+        # programs ask whether a package is there, gets None: it calls from another function.
+        if sys._getframe(2).f_code.co_name == "_find_and_load_unlocked":
+            raise ModuleNotFoundError(_sentence(name), name=name)
+        return None
+
+
+# ---- extensions in CUDA --------------------------------------------------------------------
+
+
+def _refuse_extension(name: str) -> NoReturn:
+    raise UserError(
+        f"the extension {name!r} cannot be built, because a virtual GPU does not run code in "
+        f"CUDA: use PyTorch's own operations, or an extension in C++ for the CPU."
+    )
+
+
+def _cuda_extension(original: Callable) -> Callable:
+    def CUDAExtension(name: str, sources: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        _refuse_extension(name)
+
+    return CUDAExtension
+
+
+def _load(original: Callable) -> Callable:
+    def load(name: str, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        given = [sources] if isinstance(sources, str) else sources
+        if kwargs.get("with_cuda") or any(str(one).endswith((".cu", ".cuh")) for one in given):
+            _refuse_extension(name)
+        return original(name, sources, *args, **kwargs)
+
+    return load
+
+
+def _load_inline(original: Callable) -> Callable:
+    def load_inline(
+        name: str, cpp_sources: Any, cuda_sources: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if kwargs.get("with_cuda") or cuda_sources:
+            _refuse_extension(name)
+        return original(name, cpp_sources, cuda_sources, *args, **kwargs)
+
+    return load_inline
+
+
+_BUILD = "nvcc would compile for a real GPU"
+_EXTENSIONS = Table(
+    (
+        Replacement(EXTENSIONS, "CUDAExtension", _cuda_extension, _BUILD),
+        Replacement(EXTENSIONS, "load", _load, _BUILD),
+        Replacement(EXTENSIONS, "load_inline", _load_inline, _BUILD),
+    )
+)
+
+
+def _watch_imports() -> Callable[[], None]:
+    """Watch the imports of packages, and of torch's extensions, whose import takes long."""
+    notes.clear()
+    finder = _Finder(_EXTENSIONS.apply)
+    sys.meta_path.insert(0, finder)
+    if EXTENSIONS in sys.modules:
+        _EXTENSIONS.apply()
+
+    def restore() -> None:
+        # Python's end has no list any more.
+        if finder in (sys.meta_path or ()):
+            sys.meta_path.remove(finder)
+        _EXTENSIONS.undo()
+
+    return restore
+
+
+# ---- what is left out ----------------------------------------------------------------------
+
+
+def _compile(original: Callable) -> Callable:
+    def compile(model: Any = None, **options: Any) -> Any:
+        say_once(COMPILE)
+        return (lambda function: function) if model is None else model
+
+    return compile
+
+
+def _profile(original: Callable) -> Callable:
+    def __init__(self: Any, enabled: bool = True, **options: Any) -> None:
+        if options.get("use_device") == "cuda" or options.get("use_cuda"):
+            say_once(PROFILER)
+            options = {**options, "use_device": None, "use_cuda": False}
+        original(self, enabled, **options)
+
+    return __init__
+
+
+ROWS: tuple[Row, ...] = (
+    Setting(
+        "the imports of packages and extensions with CUDA kernels",
+        _watch_imports,
+        "their kernels cannot run, and their own errors do not say why",
+    ),
+    Replacement("torch", "compile", _compile, "inductor has no code for virtual GPUs"),
+    Replacement("torch.autograd.profiler.profile", "__init__", _profile, PROFILER),
+)

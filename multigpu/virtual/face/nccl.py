@@ -1,0 +1,176 @@
+"""NCCL and gloo for virtual GPUs: torch's own way to a process group, with our groups.
+
+init_process_group("nccl") makes a ProcessGroupNCCL, and "gloo" a ProcessGroupGloo. While
+virtual GPUs look like CUDA both are groups of virtual GPUs: gloo sends the numbers, and the
+clock counts NCCL's time (vgpu/patches/process_group.py).
+"""
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from multigpu.vgpu.patches.replacing import Replacement, Row
+from multigpu.vgpu.sim import names
+from multigpu.virtual.face.devices import FACE
+
+_C10D = "torch.distributed.distributed_c10d"
+# Minutes. torch's default for NCCL (c10d/ProcessGroupNCCL.hpp).
+NCCL_TIMEOUT = timedelta(minutes=10)
+
+
+class Options:
+    """ProcessGroupNCCL.Options: kept, but nothing of it changes a virtual GPU's group."""
+
+    def __init__(self, is_high_priority_stream: bool = False):
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = SimpleNamespace(
+            blocking=-1,
+            cga_cluster_size=4,
+            min_ctas=1,
+            max_ctas=32,
+            net_name="",
+            split_share=0,
+        )
+        self._timeout = NCCL_TIMEOUT
+        self.global_ranks_in_group: list[int] = []
+        self.group_name = ""
+        self.split_from: Any = None
+        self.split_color = 0
+
+
+def _classes() -> tuple[type, type]:
+    """The classes for NCCL and gloo. Imported late, because the groups import all of c10d."""
+    from multigpu.vgpu.patches.process_group import VirtualGroup, open_gloo, tensors_in
+
+    class Group(VirtualGroup):
+        """A group whose devices are the CUDA devices, and the CPU where gloo has a part."""
+
+        takes_host = True
+
+        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
+            super().__init__(open_gloo(store, rank, size, timeout), rank, size)
+            placeholder = self._get_backend(torch.device("cpu"))
+            backend_type = dist.ProcessGroup.BackendType.CUSTOM
+            self._register_backend(torch._C.device(FACE), backend_type, placeholder)
+
+        @property
+        def _device_types(self) -> list[torch.device]:
+            devices = [torch._C.device(FACE)]
+            return [torch.device("cpu"), *devices] if self.takes_host else devices
+
+        def _set_sequence_number_for_group(self) -> None:
+            """Does nothing: the numbers serve NCCL's and gloo's own checks."""
+
+        def _check(self, args: Any) -> None:
+            if not self.takes_host:
+                for tensor in tensors_in(args):
+                    if tensor.device.type == "cpu":
+                        # torch's wording.
+                        raise RuntimeError("No backend type associated with device type cpu")
+
+        def collective(self, name: str, move: Any, args: tuple) -> dist.Work:
+            self._check(args)
+            return super().collective(name, move, args)
+
+        def _message(self, name: str, tensors: list, *more: Any) -> dist.Work:
+            self._check(tensors)
+            return super()._message(name, tensors, *more)
+
+    class ProcessGroupNCCL(Group):
+        """NCCL for virtual GPUs. As NCCL it refuses tensors of the CPU."""
+
+        def __init__(self, store: dist.Store, rank: int, size: int, options: Options):
+            super().__init__(store, rank, size, options._timeout)
+            self.options = options
+
+        @property
+        def takes_host(self) -> bool:
+            """Whether the group also has a backend for the CPU: "cpu:gloo,cuda:nccl"."""
+            world = torch.distributed.distributed_c10d._world
+            return "cpu:" in world.pg_backend_config.get(self, "")
+
+        def getBackendName(self) -> str:
+            return "nccl"
+
+    class ProcessGroupGloo(Group):
+        """gloo for tensors of the CPU and of virtual GPUs."""
+
+        def __init__(
+            self, store: dist.Store, rank: int, size: int, timeout: timedelta = timedelta()
+        ):
+            super().__init__(store, rank, size, timeout or timedelta(minutes=30))
+            self.options = SimpleNamespace(global_ranks_in_group=[], group_name="")
+
+        def getBackendName(self) -> str:
+            return "gloo"
+
+        def monitored_barrier(self, *arguments: Any, **more: Any) -> None:
+            self.gloo.monitored_barrier(*arguments, **more)
+
+    ProcessGroupNCCL.Options = Options
+    return ProcessGroupNCCL, ProcessGroupGloo
+
+
+_made: list[tuple[type, type]] = []
+
+
+def _class_of(number: int) -> Any:
+    def make(original: Any) -> type:
+        if not _made:
+            _made.append(_classes())
+        return _made[0][number]
+
+    return make
+
+
+def _future(original: Any) -> Any:
+    """torch.futures.Future.__init__ without the virtual devices among `devices`.
+
+    With devices a future waits for their streams, but the numbers of a virtual GPU are there
+    when its work is launched.
+    """
+
+    def __init__(self: torch.futures.Future, *, devices: Any = None) -> None:
+        given = [torch.device(device) for device in devices or ()]
+        original(self, devices=[one for one in given if not names.is_virtual(one)])
+
+    return __init__
+
+
+_NCCL = "a CPU build has no NCCL, and a CUDA build's NCCL needs GPUs"
+ROWS: tuple[Row, ...] = (
+    Replacement(
+        "torch.futures.Future", "__init__", _future, "C++ would ask for CUDA's streams"
+    ),
+    *(
+        Replacement(
+            owner,
+            "ProcessGroupNCCL",
+            _class_of(0),
+            _NCCL,
+            when=dist.is_available,
+            optional=True,
+        )
+        for owner in (_C10D, "torch.distributed", "torch._C._distributed_c10d")
+    ),
+    Replacement(
+        _C10D,
+        "ProcessGroupGloo",
+        _class_of(1),
+        "gloo of a CPU build takes no tensors of a GPU",
+        when=dist.is_available,
+    ),
+    Replacement(
+        _C10D, "_NCCL_AVAILABLE", lambda original: True, _NCCL, when=dist.is_available
+    ),
+    Replacement(
+        _C10D,
+        "default_pg_nccl_timeout",
+        lambda original: NCCL_TIMEOUT,
+        _NCCL,
+        when=dist.is_available,
+    ),
+)

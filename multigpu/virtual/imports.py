@@ -1,0 +1,83 @@
+"""Acts right after a program's `import torch`, wherever that is.
+
+Python imports this module at its start, in every process of a run: it imports little.
+"""
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+def watch() -> None:
+    """Let torch find virtual GPUs from its import on."""
+    if "torch" in sys.modules:
+        put_on()
+    else:
+        sys.meta_path.insert(0, _AfterTorch())
+
+
+class _AfterTorch:
+    """A finder that finds torch as the others do, and has `put_on` called after its import.
+
+    Programs look for torch without importing it, so it stays until the import.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        loader = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            # torch's module keeps its loader, which is then as it was found.
+            del loader.exec_module
+            sys.meta_path.remove(self)
+            execute(module)
+            put_on()
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def put_on() -> None:
+    """Start the virtual GPUs of this run in this process, and its record.
+
+    A UserError ends the process: its sentence is printed, and the exit code is 2.
+    """
+    from multigpu.errors import UserError, report
+
+    try:
+        _start()
+    except UserError as error:
+        report(error)
+        raise SystemExit(2) from None
+
+
+def _start() -> None:
+    from dataclasses import replace
+
+    from multigpu.errors import UserError
+    from multigpu.launch.room import GIB, TORCH_RANK, available_memory
+    from multigpu.virtual.options import from_environment
+    from multigpu.virtual.visible import visible_gpus
+
+    options = from_environment()
+    visible = visible_gpus(options.gpus)
+    if not visible:
+        return
+    memory = available_memory()
+    if memory is not None and memory < TORCH_RANK:
+        raise UserError(
+            f"the host has {memory / GIB:.1f} GiB of memory left, too little for one more "
+            f"process: start fewer ranks."
+        )
+    from multigpu.virtual import face, recorder
+
+    face.put_on(replace(options, gpus=len(visible)))
+    recorder.start(visible)

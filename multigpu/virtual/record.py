@@ -1,0 +1,131 @@
+"""What a process of a run leaves for the report: two files, whose size has a limit.
+
+NAME.json    a Summary, written anew each time, whole or not at all
+NAME.events  the first LIMIT events; each write appends a pickle, which is quick to write
+
+A process that is killed leaves what it wrote last.
+"""
+
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from multigpu.vgpu.sim.event import Event
+
+# The environment variable with the folder of the run's records.
+VARIABLE = "MULTIGPU_VIRTUAL_RECORDS"
+# The events that a process writes for the picture and the trace, about 1 MB.
+LIMIT = 20_000
+
+
+@dataclass
+class Device:
+    """What a process did on one GPU; times are in simulated seconds.
+
+    number       the GPU's number on the machine, whatever CUDA_VISIBLE_DEVICES says
+    shown        its number in the process: 1 for cuda:1
+    peak         the most bytes that were allocated at the same time
+    capacity     the bytes that it has
+    compute, transfer, collective   the seconds in which it did such work
+    busy         the seconds in which it did work of any kind
+    """
+
+    number: int
+    shown: int
+    peak: int
+    capacity: int
+    compute: float = 0.0
+    transfer: float = 0.0
+    collective: float = 0.0
+    busy: float = 0.0
+
+
+@dataclass
+class Summary:
+    """What a process did until now.
+
+    rank       its rank, if it is one
+    started    when it started, in seconds of the real clock, to order the processes
+    label      the simulated machine: "simulated: 2 × V100-16GB, NVLink2"
+    seconds    the simulated time that it has reached
+    events     how many events it has logged, those that are not in the file too
+    whole_until  the simulated time until which the file has all events; None: all of them
+    ended      whether Python's end was reached; False for a process that was killed
+    devices    the GPUs that it used
+    left_out   what a virtual GPU leaves out and the process asked for, a sentence each
+    """
+
+    pid: int
+    rank: int | None
+    started: float
+    label: str
+    seconds: float
+    events: int = 0
+    whole_until: float | None = None
+    ended: bool = False
+    devices: list[Device] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Record:
+    """A process's Summary, and its events with their notes."""
+
+    summary: Summary
+    events: list[Event]
+    notes: dict[Event, str]
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    """Write NAME.json at `path`, so that a reader sees the old text or the new one."""
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(asdict(summary)))
+    os.replace(temporary, path)
+
+
+def append_events(path: Path, fields: list[Any], notes: dict[int, str]) -> None:
+    """Append events to NAME.events: their fields, one event after the other, and notes.
+
+    `notes` are texts by the events' places in the list.
+    """
+    with open(path, "ab") as file:
+        pickle.dump((fields, notes), file)
+
+
+def read_records(folder: Path) -> list[Record]:
+    """The records of all processes in the folder: by rank, then by start."""
+    records = []
+    for path in folder.glob("*.json"):
+        values = json.loads(path.read_text())
+        devices = [Device(**device) for device in values.pop("devices")]
+        summary = Summary(devices=devices, **values)
+        events, notes = [], {}
+        for event, note in _read_events(path.with_suffix(".events")):
+            events.append(event)
+            if note:
+                notes[event] = note
+        records.append(Record(summary, events, notes))
+    return sorted(records, key=_place)
+
+
+def _place(record: Record) -> tuple[bool, int, float]:
+    rank = record.summary.rank
+    return rank is None, rank or 0, record.summary.started
+
+
+def _read_events(path: Path) -> Iterator[tuple[Event, str]]:
+    """The events of a file, with their notes; what was not written to its end is left out."""
+    if not path.exists():
+        return
+    size = len(Event._fields)
+    with open(path, "rb") as file, suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            fields, notes = pickle.load(file)
+            for start in range(0, len(fields), size):
+                event = Event(*fields[start : start + size])
+                yield event, notes.get(start // size, "")

@@ -1,0 +1,72 @@
+"""The numbers of two runs of a script, compared."""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+# Two runs of a script whose weights differ by no more have the same weights.
+SAME_WEIGHTS = 1e-6
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """compared   how many losses, or tensors of a checkpoint, both runs have
+    equal       whether all agree: losses to the printed digits, weights within SAME_WEIGHTS
+    difference  the largest difference
+    """
+
+    compared: int
+    equal: bool
+    difference: float
+
+
+def losses(output: str, pattern: str) -> list[str]:
+    """The losses that a run printed, as printed, sorted: ranks print in any order."""
+    found = re.findall(pattern, output)
+    single = [text for match in found for text in ([match] if type(match) is str else match)]
+    return sorted(single, key=lambda text: (float(text), text))
+
+
+def compare_losses(one: list[str], other: list[str]) -> Comparison:
+    """Compare what `losses` found. Raises ValueError if the runs have no or unequal counts."""
+    if not one or len(one) != len(other):
+        raise ValueError(f"{len(one)} losses on virtual GPUs, {len(other)} on the CPU")
+    differences = [abs(float(a) - float(b)) for a, b in zip(one, other, strict=True)]
+    return Comparison(len(one), one == other, max(differences))
+
+
+def compare_weights(one: Path, other: Path) -> Comparison:
+    """Compare the tensors of two checkpoints, by name.
+
+    Raises ValueError if a checkpoint has no tensor, or another name than the other has, or
+    numbers that are not finite.
+    """
+    first, second = _tensors(_load(one)), _tensors(_load(other))
+    if not first or first.keys() != second.keys():
+        raise ValueError(f"{one.name} holds {len(first)} tensors, on the CPU {len(second)}")
+    differences = [
+        (first[name].double() - second[name].double()).abs().max().item() for name in first
+    ]
+    if not math.isfinite(sum(differences)):
+        raise ValueError(f"{one.name} holds numbers that are not finite")
+    return Comparison(len(first), max(differences) <= SAME_WEIGHTS, max(differences))
+
+
+def _load(path: Path) -> object:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _tensors(value: object, name: str = "") -> dict[str, torch.Tensor]:
+    """All tensors with elements in nested dicts and lists, by their path."""
+    if isinstance(value, torch.Tensor):
+        return {name: value} if value.numel() else {}
+    items = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    found = {}
+    for key, item in items:
+        found.update(_tensors(item, f"{name}.{key}"))
+    return found

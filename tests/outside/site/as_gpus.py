@@ -1,0 +1,90 @@
+"""The CPU draws random numbers and divides batches as GPUs do, so that losses can be equal.
+
+- A GPU has a random generator of its own, which torch.manual_seed gives the same seed. Here
+  the CPU keeps a second state for what a script draws on its GPU: dropout, factories that are
+  given a device, and what an entry of cases.py wraps in `on_gpu`.
+- nn.DataParallel gives each GPU a part of the batch and its own copy of the buffers, of which
+  the first GPU's are kept.
+"""
+
+import functools
+
+import torch
+
+
+def install(gpus):
+    """Replace torch's functions. Until the process ends: it runs nothing else."""
+    _draw_as_a_gpu()
+    _divide_as_gpus(gpus)
+
+
+def on_gpu(function):
+    """`function`, drawing from the GPU's generator."""
+
+    @functools.wraps(function)
+    def drawn(*given, **options):
+        host = torch.get_rng_state()
+        torch.set_rng_state(_own.get_state())
+        try:
+            return function(*given, **options)
+        finally:
+            _own.set_state(torch.get_rng_state())
+            torch.set_rng_state(host)
+
+    return drawn
+
+
+_own = torch.Generator()
+
+
+def _draw_as_a_gpu():
+    seed_host = torch.manual_seed
+
+    def manual_seed(seed):
+        _own.manual_seed(seed)
+        return seed_host(seed)
+
+    _own.manual_seed(torch.initial_seed())
+    torch.manual_seed = torch.random.manual_seed = manual_seed
+    functional = torch.nn.functional
+    for name in ("dropout", "dropout1d", "dropout2d", "scaled_dot_product_attention"):
+        setattr(functional, name, on_gpu(getattr(functional, name)))
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        setattr(torch._VF, name, on_gpu(getattr(torch._VF, name)))
+    for name in ("randn_like", "rand_like", "randint_like"):
+        setattr(torch, name, on_gpu(getattr(torch, name)))
+    for name in ("randn", "rand", "randint", "randperm"):
+        setattr(torch, name, _on_gpu_if_given_a_device(getattr(torch, name)))
+
+
+def _on_gpu_if_given_a_device(function):
+    drawn = on_gpu(function)
+
+    @functools.wraps(function)
+    def call(*given, **options):
+        if options.get("device") is None or options.get("generator") is not None:
+            return function(*given, **options)
+        return drawn(*given, **options)
+
+    return call
+
+
+def data_parallel(module, batch, gpus):
+    """nn.parallel.data_parallel, with the parts one after the other on the CPU."""
+    parameters = dict(module.named_parameters())
+    outputs = []
+    for part in batch.chunk(gpus):
+        buffers = _copied(module.named_buffers()) if outputs else dict(module.named_buffers())
+        outputs.append(torch.func.functional_call(module, {**parameters, **buffers}, (part,)))
+    return torch.cat(outputs)
+
+
+def _divide_as_gpus(gpus):
+    def forward(parallel, batch):
+        return data_parallel(parallel.module, batch, gpus)
+
+    torch.nn.DataParallel.forward = forward
+
+
+def _copied(buffers):
+    return {name: buffer.clone() for name, buffer in buffers}

@@ -1,0 +1,84 @@
+"""What each Python process of a run does at its start, before the script.
+
+OUTSIDE_SEED  seed Python, NumPy and torch with it: for a script that does not seed itself
+OUTSIDE_CPU   in the run on the CPU: draw and divide as this many GPUs do (as_gpus.py)
+OUTSIDE_VGPU  start this many virtual GPUs by their own name
+
+The data sets' checksums are not compared, because the data are stand-ins. torchvision's wheel
+for CUDA does not load its own operators beside torch's CPU build, and then cannot be imported:
+here they are defined without kernels.
+"""
+
+import importlib.util
+import os
+import sys
+
+
+def _after_torch(torch):
+    if gpus := os.environ.get("OUTSIDE_CPU"):
+        import as_gpus
+
+        as_gpus.install(int(gpus))
+    if gpus := os.environ.get("OUTSIDE_VGPU"):
+        from multigpu import vgpu
+
+        vgpu.start(int(gpus))
+    if seed := os.environ.get("OUTSIDE_SEED"):
+        import random
+
+        random.seed(int(seed))
+        torch.manual_seed(int(seed))
+
+
+def _after_numpy(numpy):
+    if seed := os.environ.get("OUTSIDE_SEED"):
+        numpy.random.seed(int(seed))
+
+
+def _after_extension(extension):
+    if extension._has_ops():
+        return
+    import torch
+
+    global _library
+    _library = torch.library.Library("torchvision", "DEF")
+    _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def _after_cifar(cifar):
+    cifar.check_integrity = lambda *given, **options: True
+
+
+_AFTER = {
+    "torch": _after_torch,
+    "numpy": _after_numpy,
+    "torchvision.extension": _after_extension,
+    "torchvision.datasets.cifar": _after_cifar,
+}
+
+
+class _Finder:
+    """Calls a function of _AFTER when its module has been imported."""
+
+    def __init__(self):
+        self.wanted = dict(_AFTER)
+
+    def find_spec(self, name, path=None, target=None):
+        then = self.wanted.pop(name, None)
+        if then is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            then(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,23 @@
+"""Fixtures of the tests of virtual GPUs that look like CUDA."""
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def looks_like_cuda() -> Iterator[list]:
+    """Two virtual GPUs that look like CUDA, for the tests of a file: cuda:0 and cuda:1."""
+    from multigpu.virtual import face
+
+    yield face.put_on()
+    face.take_off()
+
+
+@pytest.fixture
+def cuda(looks_like_cuda: list) -> Iterator[list]:
+    """The devices of looks_like_cuda; cuda:0 is the current one before and after the test."""
+    import torch
+
+    yield looks_like_cuda
+    torch.cuda.set_device(0)

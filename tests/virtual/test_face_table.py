@@ -1,0 +1,123 @@
+"""What makes virtual GPUs look like CUDA is in one table, and is put back afterwards."""
+
+import json
+from pkgutil import resolve_name
+
+import pytest
+import torch
+import torch.distributed as dist
+from commands import SUPPORT, run_script
+from torch_symbols import full_name, symbol_name
+
+import multigpu
+from multigpu import vgpu
+from multigpu.errors import UserError
+from multigpu.vgpu.patches import TABLE as VGPU_TABLE
+from multigpu.vgpu.patches.replacing import Replacement, Setting
+from multigpu.virtual import face
+from multigpu.virtual.options import Options
+
+
+@pytest.fixture(scope="module")
+def found() -> dict:
+    """The symbols of torch that differ in a process of its own: see face_symbols.py."""
+    done = run_script(SUPPORT / "face_symbols.py")
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_taking_off_puts_back_all_symbols(found):
+    assert found["after"] == [] and found["others"] is True
+
+
+def test_what_differs_meanwhile_is_in_the_tables(found):
+    rows = [*VGPU_TABLE.rows, *face.TABLE.rows]
+    listed = set()
+    for row in rows:
+        if isinstance(row, Replacement):
+            listed.add(symbol_name(f"{row.owner}.{row.name}") if _exists(row) else "")
+            listed.add(f"{row.owner}.{row.name}")
+        elif not isinstance(row, Setting):
+            for name in row.registries:
+                owner = resolve_name(name)
+                listed.add(full_name(owner) if isinstance(owner, type) else symbol_name(name))
+    listed.discard("")
+
+    def is_listed(name: str) -> bool:
+        name = name.removesuffix(" members")
+        return any(name == one or name.startswith(f"{one}.") for one in listed)
+
+    # The kernels are registered in torch.library, which keeps their names.
+    assert [name for name in found["during"] if not is_listed(name)] == []
+
+
+def _exists(row: Replacement) -> bool:
+    return hasattr(resolve_name(row.owner), row.name)
+
+
+def test_what_torchs_compiler_compares_is_left_alone():
+    """The compiler's import looks at the signature of _make_subclass."""
+    with multigpu.virtual_cuda():
+        assert torch.Tensor._make_subclass is torch._C.TensorBase._make_subclass
+
+
+def test_every_row_has_a_reason():
+    assert all(len(row.why) > 10 for row in face.TABLE.rows)
+
+
+def test_no_symbol_is_replaced_twice():
+    rows = [(row.owner, row.name) for row in face.TABLE.rows if isinstance(row, Replacement)]
+    assert len(rows) == len(set(rows))
+
+
+def test_cuda_is_away_again_after_take_off():
+    face.put_on()
+    tensor = torch.ones(2, device="cuda:1")
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 2
+    face.take_off()
+    face.take_off()
+    assert not face.is_on() and vgpu.devices() == [] and not dist.is_nccl_available()
+    with pytest.raises((RuntimeError, AssertionError)):
+        torch.ones(2, device="cuda")
+    with pytest.raises(RuntimeError, match="have been stopped"):
+        tensor + 1
+    with vgpu.running(1) as (device,):
+        assert str(torch.ones(2, device=device).device) == "vgpu:0"
+
+
+def test_options_that_cannot_be_simulated_leave_nothing_replaced():
+    before = torch.cuda.is_available
+    with pytest.raises(UserError):
+        face.put_on(Options(gpu="no such GPU"))
+    assert torch.cuda.is_available is before and not face.is_on()
+    with vgpu.running(1) as (device,):
+        assert device.type == "vgpu"
+
+
+def test_virtual_gpus_by_two_names_are_refused(two):
+    with pytest.raises(UserError, match=r"call vgpu\.stop\(\) first"):
+        face.put_on()
+    assert str(torch.ones(1, device=two[1]).device) == "vgpu:1"
+
+
+def test_putting_on_twice_is_refused(cuda):
+    with pytest.raises(UserError, match="look like CUDA already"):
+        face.put_on()
+    assert torch.ones(1, device="cuda").is_cuda
+
+
+def test_a_cell_can_be_run_twice():
+    try:
+        multigpu.virtual_cuda(gpus=1)
+        devices = multigpu.virtual_cuda(gpus=3, gpu="A100-80GB", memory="64MiB")
+        assert [str(device) for device in devices] == ["cuda:0", "cuda:1", "cuda:2"]
+        assert torch.cuda.get_device_properties(2).total_memory == 64 * 2**20
+        assert torch.cuda.get_device_name() == "A100-80GB (virtual)"
+    finally:
+        face.take_off()
+
+
+def test_a_block_gives_torch_back():
+    with multigpu.virtual_cuda(gpus=1):
+        assert torch.zeros(1, device="cuda").is_cuda
+    assert not torch.cuda.is_available()

@@ -1,0 +1,204 @@
+"""Tensors of virtual GPUs look like those of CUDA, however a program makes and moves them."""
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+
+MAKERS = {
+    "ones": lambda device: torch.ones(2, device=device),
+    "randn": lambda device: torch.randn(2, device=device),
+    "tensor": lambda device: torch.tensor([1.0, 2.0], device=device),
+    "as_tensor": lambda device: torch.as_tensor(np.ones(2), device=device),
+    "asarray": lambda device: torch.asarray([1.0, 2.0], device=device),
+    "sparse": lambda device: torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], device=device),
+    "zeros_like": lambda device: torch.zeros_like(torch.ones(2), device=device),
+    "new_zeros": lambda device: torch.ones(2).new_zeros(2, device=device),
+    "new_tensor": lambda device: torch.ones(2).new_tensor([1.0], device=device),
+    "to": lambda device: torch.ones(2).to(device),
+    "to device=": lambda device: torch.ones(2).to(device=device, dtype=torch.float64),
+    "cuda": lambda device: torch.ones(2).cuda(device),
+    "from the other GPU": lambda device: torch.ones(2, device="cuda:0").to(device),
+    "like another GPU's": lambda device: torch.ones_like(
+        torch.ones(2, device="cuda:0"), device=device
+    ),
+    "module": lambda device: nn.Linear(2, 2).to(device).weight,
+    "module made there": lambda device: nn.Linear(2, 2, device=device).weight,
+    "tril_indices": lambda device: torch.tril_indices(2, 2, device=device),
+    "empty_strided": lambda device: torch.empty_strided((2, 2), (1, 2), device=device),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("device", ["cuda:1", torch.device("cuda", 1), "cuda"])
+def test_a_device_is_taken_and_shown(cuda, maker, device):
+    torch.cuda.set_device(1)
+    made = MAKERS[maker](device)
+    assert made.device == torch.device("cuda:1") and made.is_cuda and made.get_device() == 1
+    assert made.layout is not torch.strided or "device='cuda:1'" in repr(made)
+
+
+@pytest.mark.parametrize("maker", ["to", "cuda", "ones", "tensor", "module"])
+def test_an_int_is_a_gpu(cuda, maker):
+    assert MAKERS[maker](1).device == torch.device("cuda:1")
+    assert torch.device(1) == torch.device("cuda:1") and torch.device("cpu").type == "cpu"
+
+
+def test_devices_are_torchs_own(cuda):
+    device = torch.device("cuda:1")
+    assert isinstance(device, torch.device) and pickle.loads(pickle.dumps(device)) == device
+    assert issubclass(type(device), torch.device)
+    assert torch.device(type="cuda", index=1) == device
+
+
+def test_cuda_refuses_the_cpu(cuda):
+    with pytest.raises(RuntimeError, match="Invalid device, must be cuda device"):
+        torch.ones(2).cuda("cpu")
+
+
+def test_cpu_tensors_stay_what_they_are(cuda):
+    tensor = torch.ones(2)
+    assert tensor.device.type == "cpu" and not tensor.is_cuda and type(tensor) is torch.Tensor
+    assert torch.ones(2, device="cuda").cpu().device.type == "cpu"
+    assert torch.tensor([1], device="cpu").device.type == "cpu"
+
+
+def test_names_of_types(cuda):
+    tensor = torch.ones(2, device="cuda")
+    assert tensor.type() == "torch.cuda.FloatTensor"
+    assert tensor.long().type() == "torch.cuda.LongTensor"
+    assert torch.ones(2).type() == "torch.FloatTensor"
+    for wanted in (torch.cuda.HalfTensor, "torch.cuda.HalfTensor"):
+        half = torch.ones(2).type(wanted)
+        assert half.is_cuda and half.dtype == torch.half
+    assert torch.ones(2).type(torch.float64).dtype == torch.float64
+    made = torch.cuda.FloatTensor([1.0, 2.0])
+    assert made.is_cuda and isinstance(made, torch.cuda.FloatTensor)
+    assert not isinstance(made.cpu(), torch.cuda.FloatTensor)
+    assert torch.cuda.LongTensor(3).shape == (3,)
+
+
+def test_the_default_device(cuda):
+    torch.set_default_device("cuda")
+    try:
+        tensors = [torch.randn(2), torch.tensor([1]), nn.Linear(2, 2).weight, torch.arange(3)]
+        assert all(tensor.is_cuda for tensor in tensors)
+        assert torch.tensor([1], device="cpu").device.type == "cpu"
+        assert torch.get_default_device() == torch.device("cuda:0")
+        torch.cuda.set_device(1)
+        assert torch.tensor([1]).device == torch.randn(1).device == torch.device("cuda:1")
+    finally:
+        torch.set_default_device(None)
+    with torch.device("cuda:1"):
+        assert torch.tensor([1]).device == torch.device("cuda:1")
+    assert torch.tensor([1]).device.type == "cpu"
+
+
+@pytest.mark.filterwarnings("ignore:.*set_default_tensor_type")
+def test_the_default_tensor_type(cuda):
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    try:
+        assert torch.zeros(2).is_cuda
+    finally:
+        torch.set_default_tensor_type("torch.FloatTensor")
+    assert not torch.zeros(2).is_cuda
+
+
+def test_other_wrappers_show_the_device(cuda):
+    both = TwoTensor(torch.ones(2, device="cuda:1"), torch.ones(2, device="cuda:1"))
+    assert both.device == torch.device("cuda:1") and both.is_cuda
+    both.requires_grad_()
+    (both * 2).sum().backward()
+    assert type(both.grad) is TwoTensor and both.grad.device == torch.device("cuda:1")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_torch_jit_compiles_calls_of_torch_tensor(cuda):
+    def with_constant(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tensor([1.0]).to(x.device)
+
+    assert torch.jit.script(with_constant)(torch.ones(1)).item() == 2
+
+
+def test_files_have_cudas_devices(cuda):
+    file = io.BytesIO()
+    torch.save({"weight": torch.ones(2, device="cuda:1")}, file)
+    for location, device in (
+        (None, "cuda:1"),
+        ("cpu", "cpu"),
+        ("cuda:0", "cuda:0"),
+        ({"cuda:1": "cuda:0"}, "cuda:0"),
+        (lambda storage, location: storage, "cpu"),
+        (lambda storage, location: storage.cuda(0), "cuda:0"),
+    ):
+        file.seek(0)
+        loaded = torch.load(file, map_location=location)["weight"]
+        assert str(loaded.device) == device and loaded.tolist() == [1, 1]
+    assert copy.deepcopy(nn.Linear(2, 2).cuda(1)).weight.device == torch.device("cuda:1")
+
+
+ERRORS = {
+    "two devices": (
+        lambda x: x + torch.ones(2, device="cuda:1"),
+        "at least two devices, cuda:0 and cuda:1!",
+    ),
+    "the host": (lambda x: torch.cat([x, x.cpu()]), "at least two devices, cuda:0 and cpu!"),
+    "matrix": (lambda x: F.linear(torch.ones(1, 2), x[None]), "in method wrapper_CUDA_"),
+    "no such GPU": (
+        lambda x: torch.ones(2, device="cuda:9"),
+        "CUDA error: invalid device ordinal",
+    ),
+    "a set_device": (lambda x: torch.cuda.set_device(7), "--gpus 8"),
+    "an index": (
+        lambda x: F.embedding(torch.tensor([9], device="cuda"), x[:, None]),
+        "CUDA error: device-side assert triggered",
+    ),
+    "memory": (
+        lambda x: torch.empty(40 * 2**30, dtype=torch.uint8, device="cuda"),
+        "CUDA out of memory. Tried to allocate 40.00 GiB",
+    ),
+    "numpy": (lambda x: x.numpy(), "can't convert cuda:0 device type tensor to numpy"),
+    "generator": (
+        lambda x: torch.rand(2, device="cuda", generator=torch.Generator()),
+        "Expected a 'cuda' device type for generator but found 'cpu'",
+    ),
+    "a gradient": (
+        lambda x: x.requires_grad_().backward(torch.ones(2)),
+        "expected device cuda:0 but got cpu",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_cudas(cuda, name):
+    call, message = ERRORS[name]
+    with pytest.raises((RuntimeError, TypeError)) as error:
+        call(torch.ones(2, device="cuda"))
+    assert message in str(error.value)
+
+
+def test_a_wrong_dimension_is_an_index_error(cuda):
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        torch.ones(2, device="cuda").sum(5)
+
+
+def test_out_of_memory_is_torch_cudas_class(cuda):
+    torch.ones(2, device="cuda")
+    before = torch.cuda.memory_stats()["num_ooms"]
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.empty(40 * 2**30, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_stats()["num_ooms"] == before + 1
+
+
+def test_fake_tensors_are_copied_without_cudas_guard(cuda):
+    """DTensor finds the shapes of its operations on such tensors."""
+    with FakeTensorMode():
+        drawn = torch.empty(2, device="cuda:1").uniform_(-1.0, 1.0)
+        assert drawn.copy_(torch.ones(2, device="cuda:1")).device == torch.device("cuda:1")

@@ -1,0 +1,129 @@
+"""Virtual GPUs that look like CUDA, from their start to their first use, and their end."""
+
+import importlib
+import os
+import sys
+
+import pytest
+import torch
+
+import multigpu
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability", "bf16"),
+    [("V100-16GB", (7, 0), False), ("A100-40GB", (8, 0), True), ("H100-80GB", (9, 0), True)],
+)
+def test_bfloat16_by_capability(gpu, capability, bf16):
+    with multigpu.virtual_cuda(gpus=1, gpu=gpu):
+        assert torch.cuda.get_device_capability() == capability
+        assert torch.cuda.is_bf16_supported(including_emulation=False) is bf16
+        assert torch.cuda.is_tf32_supported() is bf16
+        assert torch.cuda.is_bf16_supported()
+
+
+def test_cuda_is_not_initialized_before_its_first_use():
+    """DeviceMesh sets the rank's device itself if CUDA is not initialized yet."""
+    with multigpu.virtual_cuda():
+        assert not torch.cuda.is_initialized()
+        torch.cuda.manual_seed_all(3)
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 2
+        torch.cuda.get_device_properties(0)
+        assert not torch.cuda.is_initialized()
+        torch.cuda.set_device(1)
+        assert torch.cuda.is_initialized()
+    with multigpu.virtual_cuda():
+        assert not torch.cuda.is_initialized() and torch.cuda.current_device() == 0
+        torch.ones(2).cuda()
+        assert torch.cuda.is_initialized()
+
+
+def test_seeds_before_the_first_use_count():
+    with multigpu.virtual_cuda():
+        torch.cuda.manual_seed_all(11)
+        state = torch.cuda.get_rng_state(1)
+        expected = torch.rand(3, generator=torch.Generator().manual_seed(11)).tolist()
+        assert torch.rand(3, device="cuda").tolist() == expected
+        assert torch.rand(3, device="cuda:1").tolist() == expected
+        torch.cuda.set_rng_state(state, 1)
+        assert torch.rand(3, device="cuda:1").tolist() == expected
+
+
+def test_utilization_is_that_of_the_simulated_time():
+    with multigpu.virtual_cuda():
+        assert torch.cuda.utilization(1) == 0
+        matrix = torch.ones(1024, 1024, device="cuda")
+        torch.cuda._sleep(10**9)
+        assert torch.cuda.utilization(0) > 90 and torch.cuda.utilization(1) == 0
+        assert torch.cuda.memory_usage(0) == 0 and matrix.is_cuda
+
+
+def in_fork(action) -> int:
+    """The exit code of a fork that runs `action`: 0, or 7 for CUDA's error about forks."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+            os._exit(0)
+        except RuntimeError as error:
+            os._exit(
+                7 if "Cannot re-initialize CUDA in forked subprocess" in str(error) else 8
+            )
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_fork_before_the_first_use_uses_the_gpus():
+    def use() -> None:
+        assert torch.ones(2, device="cuda").sum().item() == 2
+        assert not torch.cuda._is_in_bad_fork()
+
+    with multigpu.virtual_cuda():
+        assert in_fork(use) == 0
+        assert in_fork(lambda: os._exit(in_fork(use))) == 0
+        assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+def test_a_fork_after_the_first_use_gets_cudas_error():
+    with multigpu.virtual_cuda():
+        tensor = torch.ones(2, device="cuda")
+        for use in (
+            lambda: torch.ones(2, device="cuda"),
+            lambda: tensor + 1,
+            torch.cuda.init,
+            lambda: torch.cuda.set_device(1),
+        ):
+            assert in_fork(use) == 7
+
+        def still_sees() -> None:
+            assert torch.cuda.device_count() == 2 and torch.cuda._is_in_bad_fork()
+            torch.manual_seed(0)
+
+        assert in_fork(still_sees) == 0
+
+
+def test_the_packages_are_free_again_afterwards(tmp_path, monkeypatch):
+    (tmp_path / "apex.py").write_text("here = True")
+    monkeypatch.syspath_prepend(tmp_path)
+    with multigpu.virtual_cuda(gpus=1), pytest.raises(ImportError):
+        importlib.import_module("apex")
+    assert importlib.import_module("apex").here
+    del sys.modules["apex"]
+
+
+def test_the_gpus_of_a_lesson_are_those_of_cuda(monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    with multigpu.virtual_cuda():
+        assert [str(device) for device in multigpu.gpus(2)] == ["cuda:0", "cuda:1"]
+        assert capsys.readouterr().out == ""
+
+
+def test_autocast_begins_with_cudas_type():
+    with multigpu.virtual_cuda(gpus=1):
+        before = torch.get_autocast_dtype("vgpu")
+    torch.set_autocast_dtype("vgpu", torch.bfloat16)
+    try:
+        with multigpu.virtual_cuda(gpus=1):
+            assert torch.get_autocast_dtype("cuda") == torch.float16
+        assert torch.get_autocast_dtype("vgpu") == torch.bfloat16
+    finally:
+        torch.set_autocast_dtype("vgpu", before)

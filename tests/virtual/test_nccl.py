@@ -1,0 +1,260 @@
+"""NCCL, gloo and mp.spawn on virtual GPUs that look like CUDA."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from commands import free_ports, run_script
+
+PROGRAM = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from multigpu.virtual import face
+from multigpu.virtual.options import Options
+
+if not face.is_on():  # what `multigpu virtual` does in each process
+    face.put_on(Options(gpus=2))
+
+
+def train(model, rows, targets):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(5):
+        loss = nn.functional.mse_loss(model(rows), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def main(rank, world_size, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    torch.cuda.set_device(rank)
+    found = {"backend": dist.get_backend(), "nccl": dist.is_nccl_available()}
+
+    torch.manual_seed(1)
+    rows, targets = torch.randn(8, 4), torch.randn(8, 2)
+    model = make().to(rank)
+    parallel = DistributedDataParallel(model, device_ids=[rank], output_device=rank)
+    losses = train(parallel, rows[rank::2].cuda(), targets[rank::2].to(rank))
+    dist.all_reduce(losses, op=dist.ReduceOp.AVG)
+    serial = make()
+    expected = train(serial, rows, targets)
+    found["losses"] = (losses.cpu() - expected).abs().max().item()
+    found["weights"] = max(
+        (one.cpu() - other).abs().max().item()
+        for one, other in zip(model.parameters(), serial.parameters())
+    )
+    found["device"] = str(next(parallel.parameters()).device)
+
+    try:
+        dist.all_reduce(torch.ones(2))
+    except RuntimeError as error:
+        found["cpu"] = str(error)
+    try:
+        dist.send(torch.ones(2), 1 - rank)
+    except RuntimeError as error:
+        found["send"] = str(error)
+    gathered = [None, None]
+    dist.all_gather_object(gathered, {"rank": rank})
+    found["objects"] = gathered
+    group = dist.new_group([0, 1], backend="gloo")
+    ones = torch.ones(2)
+    dist.all_reduce(ones, group=group)
+    on_gpu = torch.ones(2, device="cuda")
+    dist.all_reduce(on_gpu, group=group)
+    found["gloo"] = [dist.get_backend(group), ones.tolist(), on_gpu.tolist()]
+    dist.monitored_barrier(group)
+    dist.barrier(device_ids=[rank])
+    dist.destroy_process_group()
+
+    # torch gives a group without a name the accelerator's backend: NCCL, also for objects.
+    os.environ["MASTER_PORT"] = sys.argv[2]
+    dist.init_process_group(rank=rank, world_size=world_size)
+    try:
+        dist.all_reduce(torch.ones(2))
+    except RuntimeError as error:
+        found["unnamed"] = str(error)
+    on_gpu = torch.ones(2, device="cuda")
+    dist.all_reduce(on_gpu)
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = sys.argv[3]
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=world_size)
+    ones = torch.ones(2)
+    dist.all_reduce(ones)
+    dist.all_reduce(on_gpu)
+    found["both"] = [ones.tolist(), on_gpu.tolist()]
+    dist.destroy_process_group()
+    with open(os.path.join(folder, f"{rank}.json"), "w") as file:
+        json.dump(found, file)
+
+
+if __name__ == "__main__":
+    mp.spawn(main, args=(2, sys.argv[4]), nprocs=2)
+"""
+
+
+MESH = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+import torch.distributed.tensor
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, parallelize_module,
+)
+
+from multigpu.virtual import face
+
+if not face.is_on():
+    face.put_on()
+
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+def train(model, rows):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(5):
+        model(rows).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(model.parameters())
+
+
+def main(rank, world_size, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1], WORLD_SIZE="2")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    mesh = init_device_mesh("cuda", (2,))
+    found = {"current": torch.cuda.current_device()}
+    rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    expected = train(make(), rows)
+    sharded = make().cuda()
+    fully_shard(sharded[0], mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    parallel = make().cuda()
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(parallel, mesh, plan)
+    for name, model in (("fsdp", sharded), ("tensor parallel", parallel)):
+        parameters = train(model, rows.cuda())
+        found[name] = max(
+            (one.full_tensor().cpu() - other).abs().max().item()
+            for one, other in zip(parameters, expected)
+        )
+        found[f"{name} device"] = str(parameters[0].device)
+    random = torch.distributed.tensor.rand(4, device_mesh=mesh)
+    found["random"] = random.full_tensor().tolist()
+    dist.destroy_process_group()
+    with open(os.path.join(folder, f"{rank}.json"), "w") as file:
+        json.dump(found, file)
+
+
+if __name__ == "__main__":
+    mp.spawn(main, args=(2, sys.argv[2]), nprocs=2)
+"""
+
+
+def test_a_device_mesh(tmp_path):
+    (tmp_path / "program.py").write_text(MESH)
+    done = run_script(tmp_path / "program.py", *free_ports(1), tmp_path)
+    assert done.returncode == 0, done.stdout
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for rank, found in enumerate(results):
+        # The mesh sets the rank's device, because the program has not used CUDA before.
+        assert found["current"] == rank
+        assert found["fsdp"] <= 1e-6 and found["tensor parallel"] <= 1e-6
+        assert found["fsdp device"] == found["tensor parallel device"] == f"cuda:{rank}"
+    assert results[0]["random"] == results[1]["random"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> list[dict]:
+    """What each rank of PROGRAM has found."""
+    folder: Path = tmp_path_factory.mktemp("nccl")
+    (folder / "program.py").write_text(PROGRAM)
+    done = run_script(folder / "program.py", *free_ports(3), folder)
+    assert done.returncode == 0, done.stdout
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_ddp_equals_the_serial_run(found):
+    for rank, results in enumerate(found):
+        assert results["losses"] <= 1e-6 and results["weights"] <= 1e-6
+        assert results["device"] == f"cuda:{rank}"
+
+
+def test_the_backend_is_nccl(found):
+    for results in found:
+        assert results["backend"] == "nccl" and results["nccl"] is True
+
+
+def test_nccl_refuses_tensors_of_the_cpu(found):
+    for results in found:
+        assert results["cpu"] == "No backend type associated with device type cpu"
+        assert results["send"] == "No backend type associated with device type cpu"
+
+
+def test_gloo_takes_both(found):
+    for results in found:
+        assert results["gloo"] == ["gloo", [2, 2], [2, 2]]
+        assert results["objects"] == [{"rank": 0}, {"rank": 1}]
+
+
+def test_a_group_without_a_name_is_nccls(found):
+    for results in found:
+        assert "No backend type associated with device type cpu" in results["unnamed"]
+
+
+def test_a_group_can_have_a_backend_for_each_device(found):
+    for results in found:
+        assert results["both"] == [[2, 2], [4, 4]]
+
+
+def test_a_future_with_devices(cuda):
+    future = torch.futures.Future(devices=[torch.device("cuda:1"), "cuda:0"])
+    doubled = future.then(lambda done: done.value() * 2)
+    future.set_result(torch.ones(2, device="cuda:1"))
+    assert doubled.wait().tolist() == [2, 2]
+
+
+def test_one_rank_with_options(cuda, no_process_group):
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    dist.init_process_group(
+        store=dist.HashStore(),
+        rank=0,
+        world_size=1,
+        pg_options=options,
+        device_id=torch.device("cuda:0"),
+    )
+    try:
+        assert dist.get_backend() == "nccl" and dist.is_backend_available("nccl")
+        assert dist.get_default_backend_for_device("cuda:1") == "nccl"
+        with pytest.raises(RuntimeError, match="No backend type associated"):
+            dist.all_reduce(torch.ones(2))
+        tensor = torch.ones(2, device="cuda")
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
+        out = torch.empty(2, device="cuda")
+        dist.all_gather_into_tensor(out, tensor)
+        assert out.tolist() == [1, 1]
+    finally:
+        dist.destroy_process_group()

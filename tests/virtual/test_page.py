@@ -1,0 +1,26 @@
+"""The outputs on lessons/virtual.md are those of its commands."""
+
+import re
+import shlex
+
+import pytest
+from commands import ROOT
+from virtual_runs import virtual
+
+PAGE = (ROOT / "lessons" / "virtual.md").read_text()
+BLOCKS = re.findall(r"^```\n\$ multigpu virtual ([^\n]*)\n(.*?)^```$", PAGE, re.M | re.S)
+
+
+@pytest.mark.parametrize(("words", "shown"), BLOCKS, ids=lambda text: text.split()[0])
+def test_an_output_is_that_of_its_command(words, shown, tmp_path):
+    words = words.replace("/tmp/weights.pt", str(tmp_path / "weights.pt"))
+    done = virtual(ROOT, *shlex.split(words), OMP_NUM_THREADS=1)
+    lines = iter(line.rstrip() for line in done.stdout.splitlines())
+    for line in shown.splitlines():
+        # A line that is not shown can stand at each "…".
+        if line != "…":
+            assert line in lines, (line, done.stdout)
+
+
+def test_the_page_has_three_examples():
+    assert len(BLOCKS) == 3

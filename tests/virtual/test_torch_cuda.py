@@ -1,0 +1,219 @@
+"""torch.cuda, torch.accelerator and torch.backends on virtual GPUs."""
+
+import warnings
+
+import pytest
+import torch
+from torch.nn.parallel import comm
+
+from multigpu.errors import UserError
+
+MIB = 2**20
+
+
+def test_what_the_gpus_are(cuda):
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 2
+    properties = torch.cuda.get_device_properties("cuda:1")
+    assert properties.name == torch.cuda.get_device_name(1) == "V100-16GB (virtual)"
+    assert (
+        (properties.major, properties.minor) == torch.cuda.get_device_capability(0) == (7, 0)
+    )
+    assert properties.total_memory == 16 * 2**30 and properties.multi_processor_count == 80
+    # 877 MHz, as NVIDIA's white paper on V100 says of its memory.
+    assert properties.memory_clock_rate == pytest.approx(877_000, rel=0.01)
+    assert "total_memory=16384MB" in repr(properties)
+    with pytest.raises(AssertionError, match="Invalid device id"):
+        torch.cuda.get_device_properties(2)
+    assert "sm_70" in torch.cuda.get_arch_list() and "sm_90" in torch.cuda.get_gencode_flags()
+    assert torch.cuda.can_device_access_peer(0, 1)
+    assert torch.version.cuda and torch.backends.cuda.is_built()
+    assert torch.backends.cudnn.is_available() and torch.backends.cudnn.version() > 90000
+    assert torch.cuda.nccl.version() >= (2, 10)
+
+
+def test_the_current_device(cuda):
+    assert torch.cuda.current_device() == 0
+    with torch.cuda.device(1):
+        assert torch.cuda.current_device() == 1
+        assert torch.ones(1, device="cuda").device.index == 1
+    assert torch.cuda.current_device() == 0
+    with torch.cuda.device_of(torch.ones(1, device="cuda:1")):
+        assert torch.cuda.current_device() == 1
+    with torch.cuda.device_of(torch.ones(1)), torch.cuda.device(-1):
+        assert torch.cuda.current_device() == 0
+    torch.cuda.set_device("cuda:1")
+    torch.cuda.set_device(-1)
+    assert torch.accelerator.current_device_index() == 1
+    torch.accelerator.set_device_index(0)
+    assert torch.cuda.current_device() == 0
+
+
+def test_the_accelerator(cuda):
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    # fully_shard makes its default mesh of this device type.
+    assert torch._C._get_accelerator() == torch.device("cuda")
+    assert torch.accelerator.is_available() and torch.accelerator.device_count() == 2
+    torch.accelerator.synchronize()
+    assert torch.accelerator.current_stream().device == torch.device("cuda:0")
+    kept = torch.ones(MIB // 4, device="cuda")
+    assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated() >= kept.nbytes
+
+
+def test_memory(cuda):
+    before = torch.cuda.memory_allocated(1)
+    torch.cuda.reset_peak_memory_stats(1)
+    large = torch.ones(8 * MIB, dtype=torch.uint8, device="cuda:1")
+    small = torch.ones(1, device="cuda:1")
+    assert torch.cuda.memory_allocated(1) - before == 8 * MIB + 512
+    assert torch.cuda.memory_reserved(1) == torch.cuda.memory_allocated(1)
+    stats = torch.cuda.memory_stats(1)
+    assert stats["allocated_bytes.large_pool.current"] >= 8 * MIB
+    assert 512 <= stats["allocated_bytes.small_pool.current"] < MIB
+    assert stats["allocation.all.current"] == len(torch.cuda.memory_snapshot()) - len(
+        [one for one in torch.cuda.memory_snapshot() if one["device"] == 0]
+    )
+    free, total = torch.cuda.mem_get_info(1)
+    assert total == 16 * 2**30 and total - free == torch.cuda.memory_allocated(1)
+    peak = torch.cuda.memory_allocated(1)
+    del large
+    torch.cuda.empty_cache()
+    assert torch.cuda.max_memory_allocated(1) == peak
+    assert torch.cuda.max_memory_reserved(1) == peak
+    assert torch.cuda.memory_allocated(1) - before == 512 and small.item() == 1
+    torch.cuda.reset_peak_memory_stats(1)
+    assert torch.cuda.max_memory_allocated(1) == torch.cuda.memory_allocated(1)
+    assert "8192" not in torch.cuda.memory_summary(0, abbreviated=True)
+    assert "GPU:1" in torch.cuda.list_gpu_processes(1)
+
+
+def test_a_share_of_the_memory(cuda):
+    torch.cuda.set_per_process_memory_fraction(0.25, 1)
+    try:
+        assert torch.cuda.get_per_process_memory_fraction(1) == 0.25
+        with pytest.raises(torch.OutOfMemoryError, match=r"4\.00 GiB allowed"):
+            torch.empty(5 * 2**30, dtype=torch.uint8, device="cuda:1")
+        assert torch.cuda.get_device_properties(1).total_memory == 16 * 2**30
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 1)
+
+
+def test_synchronize_waits_for_one_device(cuda):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    matrix = torch.ones(2048, 2048, device="cuda")
+    torch.cuda.synchronize()
+    start.record()
+    product = matrix @ matrix
+    end.record()
+    assert not end.query()
+    torch.cuda.synchronize()
+    assert end.query() and product.is_cuda
+    # 2 · 2048³ operations at V100's 15.7 TFLOP/s take 1.1 ms, and no kernel reaches the peak.
+    assert 1.1 < start.elapsed_time(end) < 2.2
+
+
+def test_events_say_what_cudas_say(cuda):
+    timed = torch.cuda.Event(enable_timing=True)
+    with pytest.raises(ValueError, match="Both events must be recorded"):
+        timed.elapsed_time(torch.cuda.Event(enable_timing=True))
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        timed.elapsed_time(torch.cuda.Event())
+    assert torch.cuda.Event().query()
+
+
+def test_streams(cuda):
+    side = torch.cuda.Stream()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream() != side
+    assert torch.cuda.default_stream(1).device == torch.device("cuda:1")
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() == side
+        other = torch.cuda.Stream(1)
+        with torch.cuda.stream(other):
+            assert torch.cuda.current_stream() == other and torch.cuda.current_device() == 1
+        assert torch.cuda.current_stream() == side and torch.cuda.current_device() == 0
+        numbers = torch.ones(2).cuda(non_blocking=True)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.cuda.current_stream().wait_stream(side)
+    numbers.record_stream(torch.cuda.current_stream())
+    side.record_event().synchronize()
+    side.synchronize()
+    assert side.query() and hash(side) != hash(other) and "cuda:0" in repr(side)
+    torch.cuda.set_stream(side)
+    assert torch.cuda.current_stream() == side
+    torch.cuda.set_stream(torch.cuda.default_stream())
+    with torch.cuda.stream(None):
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def test_streams_and_events_by_device(cuda):
+    stream = torch.Stream(device="cuda:1")
+    event = torch.Event(device="cuda", enable_timing=True)
+    event.record()
+    event.synchronize()
+    assert isinstance(stream, torch.Stream) and stream.device == torch.device("cuda:1")
+    assert isinstance(event, torch.Event) and isinstance(event, torch.cuda.Event)
+    assert isinstance(torch.cuda.Stream(), torch.Stream)
+
+
+def test_ranges_for_profilers(cuda):
+    assert torch.cuda.nvtx.range_push("step") == 0
+    assert torch.cuda.nvtx.range_push("forward") == 1
+    assert torch.cuda.nvtx.range_pop() == 1 and torch.cuda.nvtx.range_pop() == 0
+    with torch.cuda.nvtx.range("step"):
+        torch.cuda.nvtx.mark("here")
+    torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("long"))
+
+
+def test_graphs_are_refused_with_a_sentence(cuda):
+    for attempt in (
+        torch.cuda.CUDAGraph,
+        lambda: torch.cuda.graph(None),
+        lambda: torch.cuda.make_graphed_callables(torch.nn.Linear(1, 1), (torch.ones(1),)),
+    ):
+        with pytest.raises(UserError, match="CUDA graphs do not run on virtual GPUs"):
+            attempt()
+    assert torch.cuda.is_current_stream_capturing() is False
+
+
+def test_what_is_not_simulated_says_so(cuda):
+    with pytest.raises(UserError, match="leave the call out"):
+        torch.cuda.temperature()
+    with pytest.warns(UserWarning, match="no history"):
+        torch.cuda.memory._record_memory_history()
+
+
+def test_what_has_nothing_to_do(cuda):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.cuda.init()
+        torch.cuda.ipc_collect()
+        torch.cuda.set_sync_debug_mode("warn")
+        assert torch.cuda.get_sync_debug_mode() == 1
+        torch.cuda.set_sync_debug_mode(0)
+        torch.cuda.cudart().cudaProfilerStart()
+        torch.cuda.reset_accumulated_memory_stats()
+        torch.cuda.memory.reset_peak_host_memory_stats()
+
+
+def test_sleeping_takes_simulated_time(cuda):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    torch.cuda._sleep(1_530_000)  # a millisecond of V100's clock
+    end.record()
+    end.synchronize()
+    assert start.elapsed_time(end) == pytest.approx(1, abs=0.1)
+
+
+def test_copies_of_data_parallel_have_two_names(cuda):
+    import torch.cuda.comm
+
+    tensor = torch.arange(4.0, device="cuda")
+    for module in (comm, torch.cuda.comm):
+        parts = module.scatter(tensor, [0, 1])
+        assert [str(part.device) for part in parts] == ["cuda:0", "cuda:1"]
+        assert module.gather(parts, destination=0).tolist() == [0, 1, 2, 3]
+        copies = module.broadcast(tensor, ["cuda:0", 1])
+        assert copies[1].device == torch.device("cuda:1")
+        total = module.reduce_add(list(copies), 0)
+        assert total.tolist() == [0, 2, 4, 6] and total.device == torch.device("cuda:0")
+    # A tensor of the host is scattered, too.
+    assert comm.scatter(torch.ones(2), [0, 1])[1].device == torch.device("cuda:1")

@@ -1,0 +1,64 @@
+"""With the simulated clock a program that times itself reads the simulated time."""
+
+import time
+import timeit
+
+import torch
+
+import multigpu
+
+
+def gpu_second() -> None:
+    """Let the current GPU be busy for a second of simulated time, and wait for it."""
+    torch.cuda._sleep(torch.cuda.get_device_properties().clock_rate * 1000)
+    torch.cuda.synchronize()
+
+
+def test_a_program_reads_the_simulated_clock():
+    real_time, real_counter = time.time, time.perf_counter
+    before = real_time(), real_counter()
+    with multigpu.virtual_cuda(clock="simulated"):
+        starts = [time.time(), time.perf_counter(), timeit.default_timer()]
+        nanoseconds = [time.time_ns(), time.perf_counter_ns()]
+        gpu_second()
+        ends = [time.time(), time.perf_counter(), timeit.default_timer()]
+        for start, end in zip(starts, ends, strict=True):
+            assert 1 <= end - start < 1.001
+        for start, end in zip(
+            nanoseconds, [time.time_ns(), time.perf_counter_ns()], strict=True
+        ):
+            assert isinstance(end, int) and 10**9 <= end - start < 1.001e9
+        assert abs(ends[0] - before[0]) < 60  # the time of day
+        assert 1 <= timeit.timeit(gpu_second, number=1) < 1.001
+        assert 1 <= min(timeit.repeat(gpu_second, number=1, repeat=2)) < 1.001
+        assert time.perf_counter() < time.perf_counter()  # programs divide by the difference
+    assert time.time is real_time and time.perf_counter is real_counter
+    assert timeit.default_timer is real_counter
+
+
+def test_libraries_that_wait_read_the_real_clock():
+    """A wait with a deadline would never end if its clock stood still."""
+    with multigpu.virtual_cuda(clock="simulated"):
+        library = {"__name__": "multiprocessing.connection", "time": time}
+        exec("first = time.time(); time.sleep(0.01); waited = time.time() - first", library)
+        assert library["waited"] >= 0.01
+        program = {"__name__": "train", "time": time}
+        exec("first = time.time(); time.sleep(0.01); waited = time.time() - first", program)
+        assert program["waited"] < 0.001
+
+
+def test_the_real_clock_is_the_default():
+    real = time.perf_counter
+    with multigpu.virtual_cuda():
+        assert time.perf_counter is real
+
+
+def test_events_have_simulated_time_with_either_clock():
+    for clock in ("real", "simulated"):
+        with multigpu.virtual_cuda(clock=clock):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            gpu_second()
+            end.record()
+            end.synchronize()
+            assert 1000 <= start.elapsed_time(end) < 1001
