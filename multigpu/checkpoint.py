@@ -88,8 +88,8 @@ class Checkpoint:
         contents: list[Any] = [None]
         with fail_together(self.world):
             if self.world.rank == 0 and (path or self.path.exists()):
-                contents[0] = _read(path or self.path)
-                _compare(path or self.path, contents[0], self.parts, self.settings)
+                contents[0] = read(path or self.path)
+                compare(path or self.path, contents[0], self.parts, self.settings)
         dist.broadcast_object_list(contents, src=0)
         if contents[0] is None:
             return None
@@ -144,7 +144,11 @@ def set_random_states(states: dict) -> None:
     random.setstate((version, tuple(words), gauss))
 
 
-def _read(path: str | Path) -> dict:
+def read(path: str | Path) -> dict:
+    """The content of a checkpoint file, on the CPU.
+
+    Raises UserError if it is missing, truncated, or not a checkpoint of this course.
+    """
     try:
         # weights_only: tensors and plain values only, no code
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -180,8 +184,17 @@ def _read(path: str | Path) -> dict:
     return content
 
 
-def _compare(path: str | Path, content: dict, parts: dict[str, Any], settings: dict) -> None:
-    """Raise UserError if the checkpoint is of another model or of other settings."""
+def compare(
+    path: str | Path,
+    content: dict,
+    parts: dict[str, Any],
+    settings: dict,
+    new_run: str = "start a new run without --resume",
+) -> None:
+    """Raise UserError if the checkpoint is of another model or of other settings.
+
+    `new_run` says in the message how to start a new run.
+    """
     for name, part in parts.items():
         if name not in content["parts"]:
             raise UserError(f"{path} has no {name}: it is a checkpoint of another run.")
@@ -198,7 +211,7 @@ def _compare(path: str | Path, content: dict, parts: dict[str, Any], settings: d
                 same += ", on a number of ranks that divides it"
             raise UserError(
                 f"{path} was written with {name} {saved}, this run has {value}: the run would "
-                f"not be the same. Give {same}, or start a new run without --resume."
+                f"not be the same. Give {same}, or {new_run}."
             )
 
 

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +24,12 @@ from multigpu.launch.world import World, port_candidates
 
 # Seconds to wait for all ranks: importing torch from a busy file system can take two minutes.
 JOIN_TIMEOUT = 180.0
+# torchrun keeps the address that rank 0's node had at the first start, even if rank 0 is on
+# another node after a restart (torch 2.13, DynamicRendezvousHandler.next_rendezvous).
+_STALE_ADDRESS = (
+    "If a node has joined since the first start, export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
+    "before torchrun: without it, torchrun can give its ranks the address of an earlier start."
+)
 
 
 def open_store(
@@ -42,11 +49,9 @@ def open_store(
         return dist.HashStore()
     deadline = time.monotonic() + join_timeout
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun or `spawn` opened the store. torchrun keeps it when it restarts the ranks,
-        # so a prefix separates the keys of the new start from the old ones.
+        # torchrun or `spawn` opened the store.
         store = next(dist.rendezvous("env://", world.rank, world.size))[0]
-        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"start {restarts}", store)
+        store = _of_this_start(store, world, deadline, join_timeout)
     else:
         store = _own_store(world, deadline)
     _claim_rank(store, world, device, deadline, join_timeout)
@@ -174,6 +179,57 @@ def _connect(world: World, port: int) -> dist.Store:
         ) from None
 
 
+def _of_this_start(
+    store: dist.Store, world: World, deadline: float, join_timeout: float
+) -> dist.Store:
+    """The part of torchrun's store that belongs to this start of the ranks alone.
+
+    When torchrun starts the ranks again, its store still has the keys of the earlier start.
+    The restart count cannot tell the starts apart: it is each torchrun's own, and it stays the
+    same when a node comes or goes. So rank 0 names the start. The other ranks cannot know
+    whether a name that they read is an old one. So each rank writes a unique word, and rank 0
+    writes the name together with all words that it has read. A name that comes with a rank's
+    own word is new.
+
+    Raises UserError if not all ranks answer within `join_timeout` seconds.
+    """
+    own = uuid.uuid4().hex
+    words = [f"word of rank {rank}" for rank in range(1, world.size)]
+    answers = [f"rank {rank} answers" for rank in range(1, world.size)]
+    pause = 0.005
+    try:
+        start = dist.PrefixStore(f"start {own}", store)
+        if world.rank > 0:
+            store.set(words[world.rank - 1], own)
+        while time.monotonic() < deadline:
+            if world.rank > 0:
+                name, *sent = store.get("start").split() if store.check(["start"]) else [b""]
+                if own.encode() in sent:
+                    start = dist.PrefixStore(f"start {name.decode()}", store)
+                    start.set(answers[world.rank - 1], "")
+                    return start
+            else:
+                if start.check(answers):
+                    return start
+                if store.check(words):
+                    store.set("start", b" ".join([own.encode(), *store.multi_get(words)]))
+            time.sleep(pause)
+            pause = min(2 * pause, _longest_pause(world))
+    except RuntimeError:
+        raise _store_ended(world) from None
+    hint = _STALE_ADDRESS if world.local_size < world.size else ""
+    if world.rank > 0:
+        raise UserError(
+            f"rank 0 did not answer rank {world.rank} within {join_timeout:.0f} s: look for "
+            f"its error message, or for a node that cannot reach {world.address}. "
+            f"{hint}".strip()
+        )
+    missing = [
+        rank for rank, answer in enumerate(answers, start=1) if not start.check([answer])
+    ]
+    raise _missing_ranks(missing, world, join_timeout, hint)
+
+
 def _claim_rank(
     store: dist.Store, world: World, device: torch.device, deadline: float, join_timeout: float
 ) -> None:
@@ -182,9 +238,7 @@ def _claim_rank(
     Raises UserError if some ranks are on GPUs and others on CPUs: NCCL and gloo would wait for
     each other for ever.
     """
-    # The more ranks poll the store, the longer each waits between two polls.
     pause = 0.005
-    longest_pause = min(0.25, 0.005 * world.size)
     try:
         if store.add(f"rank {world.rank}", 1) > 1:
             store.set("clash", str(world.rank))
@@ -195,18 +249,17 @@ def _claim_rank(
             store.add("ranks", 1)
         while store.add("ranks", 0) < world.size and not store.check(["clash"]):
             if time.monotonic() > deadline:
-                raise _missing_ranks(store, world, join_timeout)
+                ranks = range(world.size)
+                missing = [rank for rank in ranks if not store.check([f"rank {rank}"])]
+                raise _missing_ranks(missing, world, join_timeout)
             time.sleep(pause)
-            pause = min(2 * pause, longest_pause)
+            pause = min(2 * pause, _longest_pause(world))
         clash = int(store.get("clash")) if store.check(["clash"]) else None
         without_gpu = ""
         if clash is None and store.add(f"ranks on {device.type}", 0) != world.size:
             without_gpu = store.get("on a cpu").decode()
     except RuntimeError:
-        raise UserError(
-            f"rank 0 at {world.address} ended while rank {world.rank} waited for all ranks to "
-            f"join: look for its error message."
-        ) from None
+        raise _store_ended(world) from None
     if clash is None and not without_gpu:
         return
     if world.rank == 0:
@@ -221,12 +274,25 @@ def _claim_rank(
     )
 
 
-def _missing_ranks(store: dist.Store, world: World, join_timeout: float) -> UserError:
-    missing = [rank for rank in range(world.size) if not store.check([f"rank {rank}"])]
+def _longest_pause(world: World) -> float:
+    """Seconds: the more ranks poll the store, the longer each waits between two polls."""
+    return min(0.25, 0.005 * world.size)
+
+
+def _missing_ranks(
+    missing: list[int], world: World, join_timeout: float, hint: str = ""
+) -> UserError:
     return UserError(
         f"rank {missing[0]} did not join within {join_timeout:.0f} s ({len(missing)} of "
         f"{world.size} ranks are missing): look for its error message further up, or for a "
-        f"node that cannot reach {world.address}."
+        f"node that cannot reach {world.address}. {hint}".strip()
+    )
+
+
+def _store_ended(world: World) -> UserError:
+    return UserError(
+        f"rank 0 at {world.address} ended while rank {world.rank} waited for all ranks to "
+        f"join: look for its error message."
     )
 
 

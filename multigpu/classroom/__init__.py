@@ -16,12 +16,18 @@ from pathlib import Path
 from multigpu.classroom import conf
 from multigpu.classroom.commands import nodes_table, queue
 from multigpu.classroom.conf import conf_path, daemon_names, is_linked, state_dir
-from multigpu.classroom.daemons import anything_left, start, stop
+from multigpu.classroom.daemons import (
+    anything_left,
+    kill_node,
+    start,
+    start_node,
+    stop,
+)
 from multigpu.classroom.packages import PACKAGES, install, missing_packages
 from multigpu.classroom.processes import daemons, foreign_daemon
 from multigpu.errors import UserError, pluralize
 
-__all__ = ["down", "env", "install", "status", "unavailable_reason", "up"]
+__all__ = ["down", "env", "install", "kill", "repair", "status", "unavailable_reason", "up"]
 
 
 def up(nodes: int = 2, gpus_per_node: int = 2) -> str:
@@ -95,6 +101,47 @@ def status() -> tuple[bool, str]:
     jobs = pluralize(len(queue()), "job")
     text = f"The cluster is up, with {jobs} in the queue.\n{nodes_table()}\n{_how_to_use()}"
     return True, text
+
+
+def kill(node: str) -> str:
+    """End a node as a power cut does: its slurmd and all processes of its jobs, at once.
+
+    Slurm notices it after SlurmdTimeout. Returns what will happen. Raises UserError if the
+    cluster has no such node, or if it does not run.
+    """
+    with _lock():
+        if f"slurmd {node}" not in _running_nodes(node):
+            raise UserError(f"{node} does not run: `multigpu slurm repair {node}` starts it.")
+        kill_node(node)
+    return (
+        f"{node} is dead, and all processes of its jobs. Slurm notices it within a minute "
+        f"(SlurmdTimeout) and requeues these jobs: watch `sinfo` and `squeue`. "
+        f"`multigpu slurm repair {node}` starts the node again."
+    )
+
+
+def repair(node: str) -> str:
+    """Start a node again that `kill` has ended; return the table of nodes.
+
+    Raises UserError if the cluster has no such node, or if its slurmd does not start.
+    """
+    with _lock():
+        if f"slurmd {node}" in _running_nodes(node):
+            return f"{node} runs: nothing to do."
+        start_node(node)
+    return f"{node} is back.\n{nodes_table()}"
+
+
+def _running_nodes(node: str) -> set[str]:
+    """The cluster's daemons. Raises UserError if it is not up, or has no node of this name."""
+    running = set(daemons())
+    shape = conf.cluster_shape()
+    if not shape or not {"munged", "slurmctld"} <= running:
+        raise UserError("The cluster is not up: run `multigpu slurm up` first.")
+    names = conf.node_names(shape[0])
+    if node not in names:
+        raise UserError(f"The cluster has no node {node!r}: its nodes are {', '.join(names)}.")
+    return running
 
 
 def unavailable_reason() -> str | None:

@@ -57,7 +57,8 @@ def queue() -> list[list[str]]:
 
 def nodes_table() -> str:
     """The table of nodes: name, state, CPUs, GPUs."""
-    return slurm("sinfo", "--Node", "--format=%.8N %.10T %.5c %.8G").stdout.rstrip()
+    columns = "--format=%.8N %.10T %.5c %.8G"
+    return slurm("sinfo", "--Node", "--partition=classroom", columns).stdout.rstrip()
 
 
 def last_lines(text: str, lines: int = 12) -> str:

@@ -117,7 +117,8 @@ SlurmctldPort={controller_port}
 # Every daemon runs as the user who started the cluster, with the cluster's own munged.
 SlurmUser={user}
 SlurmdUser={user}
-AuthInfo=socket={state}/munge.socket
+# cred_expire: a job that was requeued starts again after 15 s; the default is 120 s.
+AuthInfo=socket={state}/munge.socket,cred_expire=15
 StateSaveLocation={state}/controller
 SlurmdSpoolDir={state}/%n
 SlurmctldPidFile={state}/slurmctld.pid
@@ -132,6 +133,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 GresTypes=gpu
 ReturnToService=2
+# A node whose slurmd does not answer for 30 s is down, and its jobs are requeued. The default
+# is 300 s.
+SlurmdTimeout=30
 # A job starts within one second after sbatch; with the default, 30, within three seconds.
 SchedulerParameters=bf_interval=1
 # A job file can ask for mail; this cluster sends none.
@@ -142,6 +146,11 @@ JobCompLoc={state}/jobs.txt
 # The addresses are numeric, so no node's name has to resolve.
 {node_lines}
 PartitionName=classroom Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+# If a job of the partition `urgent` needs nodes, Slurm stops jobs of the partition `classroom`
+# there, and puts them back into the queue.
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 

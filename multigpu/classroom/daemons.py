@@ -20,6 +20,8 @@ from multigpu.classroom.conf import conf_path, is_linked, node_names, state_dir
 from multigpu.classroom.processes import daemons, job_processes
 from multigpu.errors import UserError
 
+# sinfo's states of a node whose slurmd answers
+RUNNING = ("idle", "mixed", "allocated", "planned", "completing")
 START_TIMEOUT = 60  # seconds in which a daemon has to answer; it needs less than one
 
 
@@ -48,18 +50,31 @@ def start(nodes: int, gpus_per_node: int) -> None:
         ready=lambda: slurm("scontrol", "ping").returncode == 0,
     )
     for node in node_names(nodes):
-        _launch(
-            ["slurmd", "-D", "-f", slurm_conf, "-N", node],
-            name=f"slurmd {node}",
-            ready=lambda node=node: _node_state(node) == "idle",
-        )
+        start_node(node)
     if os.geteuid() == 0 and conf.SYSTEM_CONF.parent.is_dir() and not is_linked():
         # From now on a plain sbatch finds the cluster, in any shell of any user.
         conf.SYSTEM_CONF.symlink_to(slurm_conf)
 
 
+def start_node(node: str) -> None:
+    """Start a node's slurmd. Raises UserError if it does not start."""
+    _launch(
+        ["slurmd", "-D", "-f", str(conf_path()), "-N", node],
+        name=f"slurmd {node}",
+        ready=lambda: _node_state(node) in RUNNING,
+    )
+
+
+def kill_node(node: str) -> None:
+    """End a node's slurmd and all processes of its jobs by SIGKILL."""
+    daemon = daemons()[f"slurmd {node}"]
+    _kill(lambda: [pid for pid in daemons().values() if pid == daemon], signal.SIGKILL)
+    _kill(lambda: job_processes(node), signal.SIGKILL)
+
+
 def _node_state(node: str) -> str:
-    return slurm("sinfo", "--noheader", f"--nodes={node}", "--format=%T").stdout.strip()
+    options = ("--noheader", f"--nodes={node}", "--partition=classroom", "--format=%T")
+    return slurm("sinfo", *options).stdout.strip()
 
 
 def _launch(command: list[str], name: str, ready: Callable[[], bool]) -> None:
@@ -88,10 +103,7 @@ def _launch(command: list[str], name: str, ready: Callable[[], bool]) -> None:
             problem = f"did not answer within {START_TIMEOUT} s"
         if problem:
             lines = last_lines(log.read_text(errors="replace"))
-            raise UserError(
-                f"{name} {problem}, so the cluster is not up. "
-                f"The last lines of the log of {name}:\n{lines}"
-            )
+            raise UserError(f"{name} {problem}. The last lines of its log:\n{lines}")
         time.sleep(0.05)
 
 
@@ -103,6 +115,7 @@ def stop() -> None:
     # If munged does not run, scancel would wait for minutes.
     if {"munged", "slurmctld"} <= daemons().keys():
         slurm("scancel", "--partition=classroom")
+        slurm("scancel", "--partition=urgent")
         _wait_until(lambda: not job_processes(), 3)
     _kill(job_processes, signal.SIGKILL)
     _kill(lambda: list(daemons().values()), signal.SIGTERM, signal.SIGKILL)

@@ -51,8 +51,12 @@ def daemons() -> dict[str, int]:
     return pids
 
 
-def job_processes() -> list[int]:
-    """The pids that the cluster's slurmds started: each job's processes and its slurmstepd."""
+def job_processes(node: str = "") -> list[int]:
+    """The pids that the cluster's slurmds started: each job's processes and its slurmstepd.
+
+    With a node's name, those of this node.
+    """
+    mark = f"SLURMD_NODENAME={node}".encode()
     jobs = set()
     parents = set()
     steps = set()
@@ -64,7 +68,8 @@ def job_processes() -> list[int]:
         with suppress(OSError):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             launched = any(
-                variable.startswith(b"SLURMD_NODENAME=") for variable in environment
+                variable == mark if node else variable.startswith(mark)
+                for variable in environment
             )
             if launched and f"SLURM_CONF={conf_path()}".encode() in environment:
                 jobs.add(pid)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from multigpu.errors import UserError, pluralize
+from multigpu.errors import UserError, pluralize, warn
 
 MIB = 2**20
 GIB = 2**30
@@ -47,11 +47,9 @@ def warn_about_cores(processes: int) -> None:
     """Print a warning to stderr if there are more processes than cores."""
     cores = available_cores()
     if processes > cores:
-        print(
-            f"warning: {processes} processes share {pluralize(cores, 'core')} and slow each "
-            f"other down: start {cores} for a fast run.",
-            file=sys.stderr,
-            flush=True,
+        warn(
+            f"{processes} processes share {pluralize(cores, 'core')} and slow each "
+            f"other down: start {cores} for a fast run."
         )
 
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 
 from multigpu.errors import Interrupted, UserError, pluralize
 from multigpu.launch.exit import (
@@ -57,9 +58,9 @@ def call(
     as a UserError. Raises UserError if a rank failed without an exception, and TypeError if
     something cannot be pickled.
     """
-    import cloudpickle
     import torch
 
+    cloudpickle = _cloudpickle()
     # cloudpickle tries to pickle these modules if a function uses an attribute of the same
     # name, as in dataset.classes, but it cannot.
     for module in (torch.classes, torch.ops):
@@ -88,11 +89,19 @@ def _call_error(code: int, reason: str) -> Exception:
 
 def _call_by_value(folder: str) -> None:
     """In a rank: call the pickled function and pickle its result."""
-    import cloudpickle
-
+    cloudpickle = _cloudpickle()
     function, args, keywords = pickle.loads(Path(folder, "call").read_bytes())
     result = function(*args, **keywords)
     Path(folder, os.environ["RANK"]).write_bytes(cloudpickle.dumps(result))
+
+
+def _cloudpickle() -> ModuleType:
+    """The module cloudpickle, or the copy of it in joblib, which scikit-learn installs."""
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        from joblib.externals import cloudpickle
+    return cloudpickle
 
 
 def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[int, str]:

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, alive, wait_until
-from commands import ROOT
+from cluster import Cluster, wait_until
+from commands import ROOT, alive
 
 from multigpu import classroom
 from multigpu.classroom import conf, packages, processes
@@ -22,23 +22,6 @@ from multigpu.errors import UserError
 pytestmark = pytest.mark.classroom
 
 NODES = ["munged", "slurmctld", "slurmd n1", "slurmd n2"]
-
-
-@pytest.fixture
-def private(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    """A place for a second cluster, which these tests may break, apart from the session's."""
-    folder = tmp_path_factory.mktemp("c")
-    (folder / "etc").mkdir()
-    for name in [name for name in os.environ if name.startswith("SLURM")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
-    monkeypatch.setattr(conf, "ROOT_STATE", folder / "state/multigpu/slurm")
-    monkeypatch.setattr(conf, "SYSTEM_CONF", folder / "etc/slurm.conf")
-    if reason := classroom.unavailable_reason():
-        pytest.skip(reason)
-    yield folder
-    classroom.down()
-    assert not processes.daemons() and not processes.job_processes()
 
 
 def nothing_is_left(folder: Path) -> bool:
@@ -390,3 +373,34 @@ def test_install(monkeypatch: pytest.MonkeyPatch):
         UserError, match="This is not Debian or Ubuntu: install munge and slurm-wlm"
     ):
         classroom.install()
+
+
+# ---- a node dies ----------------------------------------------------------------------------
+
+
+def test_a_killed_node_and_its_repair(private: Path):
+    """Its slurmd and all processes of its jobs end at once; the other node's do not."""
+    with pytest.raises(UserError, match="not up"):
+        classroom.kill("n2")
+    classroom.up()
+    for command in (classroom.kill, classroom.repair):
+        with pytest.raises(UserError, match="no node 'n3': its nodes are n1, n2"):
+            command("n3")
+    assert "n1 runs" in classroom.repair("n1")
+
+    work = private / "foreign"
+    work.mkdir()
+    pids = work / "pids"
+    text = f"""srun bash -c 'echo $SLURMD_NODENAME $$ >> {pids}; sleep 600; sleep 600'"""
+    script = Cluster().script(work, text)
+    Cluster().submit("--nodes=2", "--no-requeue", script, cwd=work)
+    wait_until(lambda: pids.exists() and pids.read_text().count("\n") == 2)
+    pid = {line.split()[0]: int(line.split()[1]) for line in pids.read_text().splitlines()}
+    assert "n2 is dead" in classroom.kill("n2")
+    assert not alive(pid["n2"]) and alive(pid["n1"])
+    assert not processes.job_processes("n2") and processes.job_processes("n1")
+    assert "slurmd n2" not in processes.daemons() and "slurmd n1" in processes.daemons()
+    with pytest.raises(UserError, match="n2 does not run"):
+        classroom.kill("n2")
+    assert "n2 is back" in classroom.repair("n2")
+    assert sorted(processes.daemons()) == NODES

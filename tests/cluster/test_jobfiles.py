@@ -12,6 +12,8 @@ import pytest
 from cluster import wait_until
 from commands import ROOT, SCRIPT, clean_environment, torchrun
 
+from multigpu.course import LESSONS
+
 pytestmark = pytest.mark.classroom
 
 JOB_FILES = sorted((ROOT / "slurm").glob("*.slurm"))
@@ -82,7 +84,7 @@ def test_every_sbatch_line_is_valid_and_commented_on(path: Path, cluster):
         "sbatch ignores options after the first command"
     )
     for number in sbatch:
-        assert re.fullmatch(r"#SBATCH --[a-z-]+=\S+ +# \S.*", lines[number]), lines[number]
+        assert re.fullmatch(r"#SBATCH --[a-z-]+(=\S+)? +# \S.*", lines[number]), lines[number]
     almost = [
         line
         for line in lines
@@ -116,8 +118,14 @@ def test_a_job_of_several_ranks_keeps_a_preset_address(path: Path):
     assert re.search(r"(?m)^#export NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=\w+$", text)
 
 
-def test_there_are_ten_jobs_of_several_ranks():
-    assert len(JOB_FILES) == 16 and len(SEVERAL_RANKS) == 10
+def test_each_notebook_has_a_job_file():
+    """PT_CNN_ElasticNode, whose ranks are on several jobs, and Signals come in addition."""
+    stems = {notebook.stem for lesson in LESSONS for notebook in lesson.notebooks}
+    assert {path.stem for path in JOB_FILES} == stems | {"PT_CNN_ElasticNode", "Signals"}
+
+
+def test_there_are_twelve_jobs_of_several_ranks():
+    assert len(SEVERAL_RANKS) == 12
 
 
 @pytest.mark.parametrize("stem", ["TF_CNN_MultiGPU", "TF_CNN_CustomLoop", "TF_CNN_MultiNode"])
@@ -179,6 +187,7 @@ def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(
         ("TF_CNN_MultiGPU", "fit on 2 replicas equals one device"),
         ("TF_CNN_CustomLoop", "custom loop on 2 replicas equals one device"),
         ("TF_CNN_MultiNode", "(2 workers on 2 nodes, started by srun)"),
+        ("PT_CNN_Elastic", "4 ranks, 1 start, equal a run without a stop"),
         ("PTL_multiGPU", "the Trainer on 4 ranks equals one process"),
         ("PTL_Precision", "strategy ddp, precision 32-true, global batch 64"),
         ("PTL_Strategies", "compared with serial: ddp, horovod, bagua:gradient_allreduce"),
@@ -194,7 +203,25 @@ def test_the_other_lessons_jobs(cluster, tmp_path: Path, stem: str, words: str):
         f"--output={tmp_path}/log", path, "--epochs", 1, "--prove", "--out", out, cwd=ROOT
     )
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.log
-    assert words in job.log and "limit 1e-05: holds" in job.log, job.log
+    # The elastic run is compared to the bit: its limit is 0.
+    assert words in job.log, job.log
+    assert re.search(r"limit (1e-05|0e\+00): holds", job.log), job.log
+
+
+def test_an_array_measures_a_scaling_curve(cluster, root: Path, npz):
+    """One task for each number of ranks; the last one to end draws all points."""
+    shutil.copy(ROOT / "scripts/PT_CNN_Scaling.py", root / "scripts")
+    flags = ("--data", npz(), "--epochs", 2, "--batch-size", 8, "--prove")
+    number = cluster.submit("slurm/PT_CNN_Scaling.slurm", *flags, cwd=root)
+    cluster.wait_for_tasks(number, 240)
+    logs = [log.read_text() for log in sorted(root.glob(f"PT_CNN_Scaling-{number}_*.out"))]
+    assert len(logs) == 3
+    starts = ("1 rank on 1 node", "2 ranks on 1 node", "4 ranks on 2 nodes")
+    for log, words in zip(logs, starts, strict=True):
+        assert words in log and "limit 1e-05: holds" in log, log
+    assert any("by ranks: 1: 1.00×, 2: " in log and ", 4: " in log for log in logs), logs
+    folder = root / f"results/PT_CNN_Scaling-{number}"
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2", "4", "scaling.png"]
 
 
 def test_sbatch_wait_reports_success_and_the_log_name(cluster, root: Path):
@@ -260,8 +287,7 @@ def test_an_array_over_learning_rates(cluster, root: Path):
     (root / "scripts/PT_CNN_SingleGPU.py").write_text("import sys\nprint('flags', sys.argv)\n")
     number = cluster.submit("--array=0-2", path, "--epochs", 1, cwd=root)
     wait_until(lambda: len(list(root.glob("PT_CNN_SingleGPU-*.out"))) == 3)
-    squeue = ("squeue", "--noheader", f"--jobs={number}")
-    wait_until(lambda: not cluster.run(*squeue).stdout.strip())
+    cluster.wait_for_tasks(number)
     logs = [log.read_text() for log in root.glob("PT_CNN_SingleGPU-*.out")]
     found = sorted(
         re.search(r"results/\S+', '--lr', '(\S+)', '--epochs', '1'", log)[1] for log in logs
@@ -333,7 +359,8 @@ def test_submitted_from_elsewhere(cluster, root: Path):
 
 @pytest.mark.parametrize("path", JOB_FILES, ids=lambda path: path.name)
 def test_a_job_without_gpus(cluster, tmp_path: Path, path: Path):
-    job = cluster.job(f"--output={tmp_path}/log", "--gpus-per-node=0", path, cwd=ROOT)
+    one = ("--array=0",) if "#SBATCH --array" in path.read_text() else ()
+    job = cluster.job(f"--output={tmp_path}/log", "--gpus-per-node=0", *one, path, cwd=ROOT)
     assert (job.exit_code, job.log.count("\n")) == (2, 1), job.log
     assert job.log.startswith("error: Slurm gave this job no GPU")
 

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, alive, files_below, wait_until
-from commands import ROOT, clean_environment
+from cluster import Cluster, files_below, wait_until
+from commands import ROOT, alive, clean_environment
 
 from multigpu import classroom
 
@@ -38,9 +38,7 @@ def test_an_array(cluster: Cluster, tmp_path: Path):
         tmp_path, "echo task $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_TASK_COUNT"
     )
     number = cluster.submit("--array=0-2", script, cwd=tmp_path)
-    wait_until(
-        lambda: not cluster.run("squeue", "--noheader", f"--jobs={number}").stdout.strip(), 60
-    )
+    cluster.wait_for_tasks(number)
     logs = sorted(
         Path(path).read_text() for path in files_below(tmp_path) if path.endswith(".out")
     )
@@ -133,12 +131,12 @@ def test_sacct_after_an_array(cluster: Cluster, tmp_path: Path):
     """It lists the tasks. It does not know two fields that slurmctld writes for an array, and
     says so for each task: the text of `up` and `status` names that message."""
     script = cluster.script(tmp_path, "true")
-    number = cluster.submit("--array=0-1", "--job-name=in-array", script, cwd=tmp_path)
-    wait_until(
-        lambda: not cluster.run("squeue", "--noheader", f"--jobs={number}").stdout.strip(), 60
-    )
+    # The list also has the jobs of earlier clusters on this machine.
+    name = f"in-array-{os.getpid()}"
+    number = cluster.submit("--array=0-1", f"--job-name={name}", script, cwd=tmp_path)
+    cluster.wait_for_tasks(number)
     done = cluster.run("sacct", "-c", "--noheader", "--parsable2", "--format=jobname,state")
-    assert done.stdout.splitlines().count("in-array|COMPLETED") == 2
+    assert done.stdout.splitlines().count(f"{name}|COMPLETED") == 2
     explained = classroom.status()[1]
     for line in done.stderr.splitlines():
         assert "Unknown type Array" in line
