@@ -19,12 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from resnet50 import resnet50
 from torch.nn.functional import cross_entropy
 
 from multigpu import vgpu
 from multigpu.files import write_json
 from multigpu.models import CNN
+from multigpu.models.resnet import resnet
 
 HERE = Path(__file__).parent
 ROUNDS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdecimal() else 60
@@ -111,7 +111,7 @@ def within_one_process() -> dict:
 
 def shape_only() -> dict:
     with vgpu.running(count=1, compute=False) as (device,):
-        model = resnet50().to(device)
+        model = resnet(50).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         images = torch.empty(120, 3, 128, 128, device=device)
         labels = torch.empty(120, dtype=torch.long, device=device)

@@ -1,0 +1,275 @@
+"""The longer experiments of lesson 13: measured steps, published clusters, the guide."""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from multigpu import launch, vgpu
+from multigpu.errors import pluralize
+from multigpu.models import CNN
+from multigpu.scaling import Prediction, predict
+from multigpu.scaling.prediction import BETWEEN, INSIDE, WORTH
+
+# ---- measured -------------------------------------------------------------------------------
+
+RANKS = (1, 2, 4)
+Point = tuple[str, int]  # "strong", "weak" or "silent", and the number of processes
+
+
+def measured_steps(images: int, rounds: int) -> dict[Point, list[float]]:
+    """Seconds of a training step of the CNN on 28×28 images, for each case and round.
+
+    strong   all processes share `images` images
+    weak     each process has `images` images
+    silent   as strong, but no gradient is averaged: what this machine gives at most
+
+    Four processes start once and measure all cases in each round, one after the other;
+    processes that a case does not need wait. The first round warms up and is not returned.
+    """
+    by_rank = launch.call(_measure, max(RANKS), images, rounds + 1)
+    return {case: seconds[1:] for case, seconds in by_rank[0].items()}
+
+
+def _measure(images: int, rounds: int) -> dict[Point, list[float]]:
+    """In each rank: this rank's seconds of the cases in which it takes part."""
+    torch.set_num_threads(1)
+    rank = launch.find_world().rank
+    dist.init_process_group("gloo")
+    # Every rank has to take part in making every group.
+    groups = {n: dist.new_group(range(n)) for n in RANKS}
+    models = {}
+    for n in RANKS:
+        if rank < n:
+            torch.manual_seed(0)
+            models[n] = DDP(CNN((1, 28, 28)), process_group=groups[n])
+    cases = [(kind, n) for kind in ("strong", "weak", "silent") for n in RANKS]
+    found: dict[Point, list[float]] = {case: [] for case in cases}
+    for _ in range(rounds):
+        for kind, n in cases:
+            own = images // n if kind != "weak" else images
+            dist.barrier()
+            if rank < n:
+                found[kind, n].append(_step(models[n], own, groups[n], kind == "silent"))
+    dist.barrier()
+    models.clear()  # before their groups: DDP can hang if it drops the last reference
+    dist.destroy_process_group()
+    return found
+
+
+def _step(model: DDP, images: int, group: dist.ProcessGroup, silent: bool) -> float:
+    """Seconds of one step, until the last process of the group has ended it."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    pixels = torch.zeros(images, 1, 28, 28)
+    labels = torch.zeros(images, dtype=torch.long)
+    dist.barrier(group)
+    began = time.perf_counter()
+    with model.no_sync() if silent else nullcontext():
+        F.cross_entropy(model(pixels), labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.barrier(group)
+    return time.perf_counter() - began
+
+
+# ---- published ------------------------------------------------------------------------------
+
+# NVIDIA Tesla P100 data sheet (2016), SXM2: 5.3 / 10.6 / 21.2 TFLOP/s, 732 GB/s.
+P100 = vgpu.Gpu(
+    name="P100-16GB",
+    memory=16 * 2**30,
+    bandwidth=732e9,
+    fp64=5.3e12,
+    fp32=10.6e12,
+    tf32=10.6e12,
+    fp16=21.2e12,
+    host="PCIe3",
+    bf16=False,
+)
+# NVIDIA Tesla P100 whitepaper (2016): four links of 20 GB/s in each direction.
+NVLINK1 = vgpu.Link("NVLink1", 80e9, 3.4e-6)
+A100_40GB = vgpu.GPUS["A100-40GB"]
+
+# Published samples/s of one GPU. [TF] TensorFlow's benchmarks of 2017 (tensorflow/docs_src/
+# performance/benchmarks.md), DGX-1, synthetic data. [M20] Megatron-LM's table of 2020: 16
+# sequences in 1,076 ms, with recomputation, which adds a second forward: 4/3 of the work.
+MEGATRON = "gpt:24x1920x15x1024"
+ONE_GPU = {
+    # name: (model, GPU, precision, samples of a step, published samples/s, work ÷ simulated)
+    "ResNet-50, P100 [TF]": ("resnet50", P100, "fp32", 64, 219.0, 1.0),
+    "ResNet-152, P100 [TF]": ("resnet152", P100, "fp32", 64, 91.8, 1.0),
+    "VGG-16, P100 [TF]": ("vgg16", P100, "fp32", 64, 154.0, 1.0),
+    "VGG-16, 32 images, P100 [TF]": ("vgg16", P100, "fp32", 32, 144.0, 1.0),
+    "GPT 1.2B, A100 [M20]": (MEGATRON, A100_40GB, "fp16", 16, 16 / 1.076, 4 / 3),
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published scaling efficiency, and what is needed to predict it.
+
+    calibrated   names in ONE_GPU: the GPU's speed is the mean of what they reach
+    """
+
+    name: str
+    model: str
+    gpu: vgpu.Gpu
+    link: str | vgpu.Link
+    between: str | None
+    per_node: int | None
+    gpus: int
+    per_gpu: int
+    precision: str
+    calibrated: tuple[str, ...]
+    efficiency: float
+
+
+# [H] Horovod, docs/benchmarks.rst: 128 servers with four Pascal GPUs, 25 Gb/s RoCE. It names
+# neither the GPU's model nor its link: here P100 and PCIe 3.
+HOROVOD = (P100, "PCIe3", "Ethernet25", 4, 512, 64, "fp32")
+RESNETS = ("ResNet-50, P100 [TF]", "ResNet-152, P100 [TF]")
+DGX1 = (P100, NVLINK1, None, None, 8)
+PUBLISHED = (
+    Published("ResNet-101, 512 GPUs [H]", "resnet101", *HOROVOD, RESNETS, 0.90),
+    Published("VGG-16, 512 GPUs [H]", "vgg16", *HOROVOD, ("VGG-16, P100 [TF]",), 0.68),
+    Published(
+        "VGG-16, 8 GPUs [TF]", "vgg16", *DGX1, 64, "fp32", ("VGG-16, P100 [TF]",),
+        1081 / (8 * 154),
+    ),
+    Published(
+        "VGG-16, 32 images, 8 GPUs [TF]", "vgg16", *DGX1, 32, "fp32",
+        ("VGG-16, 32 images, P100 [TF]",), 820 / (8 * 144),
+    ),
+    Published(
+        "GPT 1.2B, 128 GPUs [M20]", MEGATRON, A100_40GB, "NVLink3", "HDR200", 8, 128, 16,
+        "fp16", ("GPT 1.2B, A100 [M20]",), 1076 / 1153,
+    ),
+)  # fmt: skip
+
+
+def factor(name: str) -> float:
+    """How many times as long as simulated a published step of one GPU takes."""
+    model, gpu, precision, samples, published, _ = ONE_GPU[name]
+    (row,) = predict(
+        model, gpu, "PCIe3", gpus=(1,), per_gpu=samples, precision=precision, times=(1.0,)
+    ).rows
+    return row.estimates[0].samples_per_s / published
+
+
+def published_rows(
+    rows: Iterable[Published] = PUBLISHED,
+) -> dict[str, tuple[float, float, str]]:
+    """For each published efficiency: it, the predicted one, and the cause that costs most.
+
+    The GPU's speed is calibrated on published times of one GPU, which are not among the rows.
+    """
+    found = {}
+    for row in rows:
+        factors = [factor(name) for name in row.calibrated]
+        (prediction,) = predict(
+            row.model,
+            row.gpu,
+            row.link,
+            row.between,
+            gpus=(row.gpus,),
+            gpus_per_node=row.per_node,
+            per_gpu=row.per_gpu,
+            precision=row.precision,
+            times=(sum(factors) / len(factors),),
+        ).rows
+        (estimate,) = prediction.estimates
+        cause = max(estimate.losses, key=estimate.losses.get)
+        found[row.name] = (row.efficiency, estimate.efficiency, cause)
+    return found
+
+
+# ---- the guide ------------------------------------------------------------------------------
+
+GIB = 2**30
+# fp32 weights and gradients, and Adam's two numbers: lesson 03.
+ADAM_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training that someone plans: the model, the samples of a step, the cluster."""
+
+    model: str
+    batch: int
+    gpus: int
+    gpu: str = "A100-80GB"
+    link: str = "NVLink3"
+    between: str = "HDR200"
+    per_node: int = 8
+    precision: str = "bf16"
+
+
+def guide(case: Case) -> tuple[str, str]:
+    """Which lesson's method fits the case, and the computed reason."""
+    memory = vgpu.GPUS[case.gpu].memory
+
+    def on_one(samples: int, precision: str = case.precision) -> Prediction:
+        sizes = {"gpus": (1,), "per_gpu": samples}
+        return predict(case.model, case.gpu, case.link, **sizes, precision=precision)
+
+    per_gpu = max(1, case.batch // case.gpus)
+    whole = on_one(per_gpu)
+    weights = whole.gradients // 4
+    needed = ADAM_BYTES * weights
+    if needed > memory:
+        stages = math.ceil(needed / memory)
+        lesson = "06: stages and replicas" if case.gpus > stages else "03: stages"
+        reason = f"{weights / 1e9:.1f}e9 weights × 16 bytes = {needed / GIB:,.0f} GiB"
+        return lesson, f"{reason}; at least {stages} GPUs a replica"
+    held = whole.rows[0].memory
+    if held > memory:
+        most = per_gpu
+        while most > 1 and on_one(most).rows[0].memory > memory:
+            most = most // 2
+        parts = math.ceil(per_gpu / most)
+        need = f"{held / GIB:,.0f} GiB in {case.precision}"
+        if case.precision != "fp32":
+            exact = on_one(per_gpu, "fp32").rows[0].memory
+            need = f"{exact / GIB:,.0f} GiB in fp32, {need}"
+        reason = f"{pluralize(per_gpu, whole.workload.sample)} need {need}; {most} fit"
+        return f"05: DDP, --accumulate {parts}", reason
+    if case.gpus == 1:
+        return "01: one GPU", f"{held / GIB:.1f} of {memory / GIB:.0f} GiB, nothing to send"
+    last = _on_cluster(case, (case.gpus,)).rows[-1].estimates[0]
+    if last.efficiency >= WORTH:
+        return "05: DDP", f"{last.efficiency:.0%} efficiency on {case.gpus} GPUs"
+    cause = max(last.losses, key=last.losses.get)
+    if cause in (INSIDE, BETWEEN):
+        method = "10: send less, or a larger batch"
+    else:
+        counts = [case.gpus // 4**n for n in range(6) if case.gpus % 4**n == 0]
+        rows = _on_cluster(case, counts).rows
+        most = max(
+            (row.gpus for row in rows if row.estimates[0].efficiency >= WORTH), default=1
+        )
+        method = "01: one GPU" if most == 1 else f"05: DDP on {most} GPUs"
+        method += ", or a larger batch"
+    reason = f"{last.efficiency:.0%} efficiency on {pluralize(case.gpus, 'GPU')}: {cause}"
+    return method, reason
+
+
+def _on_cluster(case: Case, gpus: Sequence[int]) -> Prediction:
+    """The case's step on each number of GPUs, strong scaling."""
+    nodes = {}
+    if case.gpus > case.per_node:
+        nodes = {"between_nodes": case.between, "gpus_per_node": case.per_node}
+    return predict(
+        case.model,
+        case.gpu,
+        case.link,
+        **nodes,
+        gpus=gpus,
+        global_batch=case.batch,
+        precision=case.precision,
+    )

@@ -1,0 +1,551 @@
+# %% [markdown]
+# # 13 · Scaling: measured here, predicted to 1,024 GPUs
+# **The question.** A training takes a week on one GPU. The cluster has hundreds. How many GPUs
+# should I ask for, and how do I know it before the job runs?
+#
+# [DDP](../lessons/README.md#ddp), [all-reduce](../lessons/README.md#all-reduce) and
+# [bucket](../lessons/README.md#bucket) are lesson 05's words.
+
+# %% [markdown] tags=["how-to-run"]
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code.
+
+# %% jupyter={"source_hidden": true}
+import argparse
+import json
+import statistics
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+
+from multigpu import data, devices, files, flags, launch, metrics, plots, proof, rendezvous
+from multigpu.errors import pluralize
+from multigpu.models import CNN
+
+
+# %% jupyter={"source_hidden": true}
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = flags.parser(
+        "PT_CNN_Scaling",
+        "Train a CNN with DDP, and measure its steps: one point of a scaling curve.",
+    )
+    parser.add_argument(
+        "--weak",
+        action="store_true",
+        help="--batch-size is the batch of each rank, not the global batch",
+    )
+    parser.add_argument(
+        "--gather",
+        action="store_true",
+        help="draw scaling.png of all runs in the folder that OUT is in",
+    )
+    parser.add_argument(
+        "--spawn",
+        metavar="N",
+        help="start N ranks on this machine; 'auto': one for each GPU, without a GPU two",
+    )
+    return parser.parse_args(arguments)
+
+
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import os
+# import textwrap
+#
+# from IPython.display import Image
+#
+# from multigpu import lesson
+# from multigpu.scaling import laws, predict, report
+#
+# lesson.setup("13-scaling")
+# from experiments import PUBLISHED, Case, guide, measured_steps, published_rows
+#
+# cores = len(os.sched_getaffinity(0))
+
+# %% [markdown]
+# ## Predict first
+# A step of the CNN has 256 images of 28×28. Write your answers, then run the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_two = 1.8  # times as fast: 2 processes instead of 1, the same 256 images
+# guess_four = 2.5  # the same with 4 processes
+# # 95% of the time of one GPU can be divided over all GPUs, 5% stays serial:
+# guess_limit = 50  # times as fast, at most, on any number of GPUs
+# # VGG-16 on 512 GPUs, 4 a node, 25 Gb/s between nodes, 64 images a GPU (published: Horovod)
+# guess_vgg = 90  # % of the 512-fold speed of one GPU
+# # ResNet-50 on A100s, 8 a node, 8,192 images in a step of all of them:
+# guess_bend = 64  # GPUs at most, if the efficiency must be 80%
+
+# %% [markdown]
+# ## Two ways to grow
+# - **Strong scaling**: the step's images stay the same, each GPU gets fewer. The result comes
+#   sooner.
+# - **Weak scaling**: each GPU's images stay the same, the global batch grows. More is done in
+#   the same time. (A larger batch is another training: its learning rate must follow.)
+#
+# The **speed-up** on n GPUs is images/s ÷ images/s on one; the **efficiency** is speed-up ÷ n.
+#
+# Measure both here. One set of four processes measures all cases in turn, several times. The
+# first round warms up and does not count. Other programs can only make a step longer, so the
+# shortest step of a case counts, as in lesson 01. The range says how busy the machine was.
+# (About ten seconds.)
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# lesson.need(guess_two, guess_four)
+# steps = measured_steps(images=256, rounds=7)
+# print(f"{cores} cores; one thread for each process")
+# for (kind, n), seconds in steps.items():
+#     shortest, longest = 1e3 * min(seconds), 1e3 * max(seconds)
+#     print(f"{kind}, {pluralize(n, 'process')}: {shortest:.0f} ms (to {longest:.0f})")
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# def speed_ups(kind):
+#     """images/s of 1, 2 and 4 processes ÷ those of one process, by the shortest steps."""
+#     found = {}
+#     for n in (1, 2, 4):
+#         grown = n if kind == "weak" else 1
+#         found[n] = grown * min(steps[kind, 1]) / min(steps[kind, n])
+#     return found
+#
+#
+# strong = speed_ups("strong")
+# lesson.compare("2 processes, times as fast", guess_two, strong[2], unit="×", digits=1)
+# lesson.compare("4 processes, times as fast", guess_four, strong[4], unit="×", digits=1)
+
+# %% [markdown]
+# ### Four processes, how many cores?
+# Is it communication that slows down four processes? A control answers: the same steps, but
+# nothing is averaged (`no_sync`). These four processes never communicate. If this machine has
+# fewer than four cores, the processes share them: that is what these four lose. With four
+# cores or more, the control is near 4×, and the rest is memory bandwidth and the cores' clock.
+# Both figures are relative to one process that averages nothing.
+#
+# A speed-up that is a few percent above the number of processes, or of cores, comes from the
+# cache: a smaller batch fits better into a core's cache. More than that comes from other
+# programs: they have disturbed the steps of one process. And if other programs run, a
+# difference of a few percent between two lines is chance: compare the ranges above.
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# alone = min(steps["silent", 1])
+# for n in (2, 4):
+#     apart = f"{alone / min(steps['silent', n]):.2f}×"
+#     with_ddp = f"{alone / min(steps['strong', n]):.2f}×"
+#     print(f"{n} processes that never communicate: {apart}, with DDP {with_ddp}")
+# print(f"this machine has {cores} cores")
+
+# %% [markdown]
+# **A speed-up needs its upper bound beside it.** On your cluster the bound is n, but look
+# whether the ranks share cores, a disk or a GPU before you blame the network.
+#
+# ## The two laws
+# A share s of the time is serial. Amdahl's law takes s on one GPU, and gives the speed-up of
+# the same work on n GPUs. Gustafson's law takes s on n GPUs, and gives how much more work they
+# do in the same time.
+
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_limit)
+# for n in (2, 8, 64, 1024):
+#     same_work, more_work = laws.amdahl(0.05, n), laws.gustafson(0.05, n)
+#     print(f"{n:>5} GPUs, 5% serial: Amdahl {same_work:6.1f}×, Gustafson {more_work:6.1f}×")
+# lesson.compare("the most that 5% allow", guess_limit, 1 / 0.05, unit="×", digits=0)
+
+# %% [markdown]
+# Fitted to the points above, each law gives a serial share. On a machine with fewer cores than
+# processes, much of it is the missing cores, not serial work: a fit says how much, never why.
+# The two shares differ because they are shares of different times: Amdahl's of the time of one
+# process, Gustafson's of the time of n processes. (Each run has another picture.)
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# weak = speed_ups("weak")
+# share = laws.fit_amdahl(list(strong), list(strong.values()))
+# scaled_share = laws.fit_gustafson(list(weak), list(weak.values()))
+# print(f"serial share by Amdahl, strong scaling: {share:.0%}")
+# print(f"serial share by Gustafson, weak scaling: {scaled_share:.0%}")
+# curves = {
+#     "linear": list(strong),
+#     "strong, measured": list(strong.values()),
+#     f"Amdahl, {share:.0%} serial": [laws.amdahl(share, n) for n in strong],
+#     "weak, measured": list(weak.values()),
+# }
+# title = f"4 processes on {cores} cores are {strong[4]:.1f} times as fast as one"
+# plots.lines(list(strong), curves, "processes", "times as fast, measured", title, level=None)
+
+# %% [markdown]
+# ## Predicted to 1,024 GPUs
+# The fit is not used here: the serial share of a laptop says nothing about a cluster. A
+# cluster is computed from its parts. The command `multigpu scaling` adds up a step of DDP:
+#
+# - **ideal**: 1/n of one GPU's time, by the cost model of the
+#   [virtual GPUs](../lessons/README.md#virtual-gpu);
+# - **computing too small**: with fewer images, kernels reach a smaller share of a GPU's speed;
+# - **copies into buckets**: of each gradient into DDP's bucket, and of the average out of it;
+# - **latency of the all-reduces**: the GPU waits for them after backward, even if they send no
+#   bytes;
+# - **bandwidth inside a node**, or **between nodes**: it waits longer, because of their bytes;
+# - **stragglers**: the slowest of n ranks. A rank's steps are assumed to vary by 2%
+#   (`--spread`, a standard deviation);
+# - **input pipeline**: the wait for data, if `--workers` is given.
+#
+# A curve *bends* where the efficiency falls below 80%, and the command names what costs most
+# there. Here strong scaling of ResNet-50. (About five seconds.)
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_bend)
+# cluster = "--gpu A100-80GB --link NVLink3 --between-nodes HDR200"
+# !multigpu scaling --model resnet50 {cluster} --global-batch 8192 --gpus 1,8,64,256,1024
+
+# %% [markdown]
+# The column "linear" is the *null model*: n GPUs are n times as fast as one. A prediction must
+# be better than that, or it is worth nothing.
+#
+# Where does the time go? The ideal is the efficiency, and each cause takes its part:
+
+# %% tags=["active-ipynb"]
+# nodes = {"link": "NVLink3", "between_nodes": "HDR200"}
+# counts = (8, 16, 32, 64, 128, 256, 1024)
+# large = predict("resnet50", "A100-80GB", **nodes, gpus=counts, global_batch=8192)
+# bars = {}
+# ends = []
+# for row in large.rows:
+#     if row.gpus in (16, 64, 256, 1024):
+#         (estimate,) = row.estimates
+#         parts = {"ideal": 100 * estimate.efficiency}
+#         for cause, seconds in estimate.losses.items():
+#             if seconds:
+#                 parts[cause] = 100 * seconds / estimate.seconds
+#         bars[f"{row.gpus:,} GPUs"] = parts
+#         ends.append(f"{1e3 * estimate.seconds:,.1f} ms")
+# bend = max(row.gpus for row in large.rows if row.estimates[0].efficiency >= 0.8)
+# lesson.compare("GPUs with 80% efficiency", guess_bend, bend, digits=0)
+# last = bars["1,024 GPUs"]
+# share = last["computing too small"] + last["copies into buckets"]
+# title = f"8 images on each of 1,024 GPUs: {share:.0f}% of a step is small kernels and copies"
+# unit = "% of a step; at the end of a bar: a step's time; simulated"
+# plots.stacked_bars(bars, unit, title, totals=True, ends=ends)
+
+# %% [markdown]
+# With 8 images a GPU, kernels are too small to fill it: they reach a smaller share of its
+# speed, and the host launches some of them too late. DDP adds two launches for each weight
+# tensor, into its bucket and out of it. A larger global batch helps, more GPUs do not.
+#
+# With a slower network or a smaller model, something else bends the curve. And a faster GPU
+# scales *worse*: there is less computation to hide the all-reduces behind.
+
+# %% tags=["active-ipynb"]
+# networks = {"resnet50": "Ethernet10", "vgg16": "Ethernet25", "cnn": "HDR200"}
+# for model, network in networks.items():
+#     found = predict(model, "A100-80GB", link="NVLink3", between_nodes=network)
+#     print(textwrap.fill(f"{model}, {network}: {report.bend(found)}", 95))
+# for gpu in ("V100-16GB", "A100-80GB", "H100-80GB"):
+#     (row,) = predict("vgg16", gpu, "NVLink3", "Ethernet25", gpus=(64,)).rows
+#     print(f"vgg16 on 64 {gpu}, Ethernet25: {row.estimates[0].efficiency:.0%} efficiency")
+
+# %% [markdown]
+# ## Is it true? The published clusters
+# How good is a prediction? Only its errors say it. Horovod's authors measured 512 GPUs, four a
+# node, 25 Gb/s between nodes, 64 images a GPU. They name only the family of the GPU, Pascal,
+# and not its link: here it is a P100 with PCIe 3. The speed of one P100 is taken from another
+# source, TensorFlow's benchmarks. No efficiency below was used to fit anything.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_vgg)
+# ((published, predicted, cause),) = published_rows(PUBLISHED[1:2]).values()
+# print(f"VGG-16 on 512 GPUs: predicted {predicted:.0%}, published {published:.0%}")
+# print(f"what costs most: {cause}")
+# lesson.compare("efficiency, published", guess_vgg, 100 * published, unit="%", digits=0)
+
+# %% [markdown]
+# `python benchmarks/scaling.py` has more clusters, and the errors of both models:
+
+# %% tags=["active-ipynb"]
+# table = json.loads(Path("../benchmarks/scaling.json").read_text())
+# for row in table["rows"]:
+#     numbers = f"published {row['published']:.0%}, predicted {row['predicted']:.0%}"
+#     print(f"{row['name']:<32} {numbers}, linear 100%")
+# error, null_error = 100 * table["error"], 100 * table["null_error"]
+# print(f"mean error: predicted {error:.0f} points, linear {null_error:.0f} points")
+
+# %% [markdown]
+# All predictions but the last are too high. They leave out that all-reduces take memory
+# bandwidth and multiprocessors from the computation, and that other jobs use the same
+# switches. And TensorFlow's replicas of 2017 perhaps hid less of their all-reduces than DDP
+# does.
+#
+# ## How many GPUs to ask for
+# You wait for **queue + run**. On more GPUs the run is shorter and the wait is longer. The
+# training of the first question takes a week on one GPU; let it scale as ResNet-50 does above.
+# These waiting times are an example. For yours, `sacct -X -o AllocTRES%40,Submit,Start` lists
+# past jobs, and `squeue --start` says what Slurm expects for a job in the queue.
+
+# %% tags=["active-ipynb"]
+# queue_hours = {8: 0.2, 16: 0.5, 32: 1.5, 64: 6, 128: 16, 256: 48}
+# week = 7 * 24  # hours on one GPU
+# totals = {}
+# for row in large.rows:
+#     if row.gpus in queue_hours:
+#         run = week / row.estimates[0].speed_up
+#         totals[row.gpus] = queue_hours[row.gpus] + run
+#         hours = f"{queue_hours[row.gpus]:4.1f} h queue + {run:4.1f} h run"
+#         total = f"{totals[row.gpus]:4.1f} h, {row.gpus * run:.0f} GPU hours"
+#         print(f"{row.gpus:>4} GPUs: {hours} = {total}")
+# best = min(totals, key=totals.get)
+# print(f"a week on one GPU: ask for {best} GPUs, the result comes after {totals[best]:.1f} h")
+
+# %% [markdown]
+# Then ask for fewer, if the efficiency is below what your site expects, because other users
+# wait for the GPU hours that are lost. As time limit, ask for a little more than the time that
+# you predict: short jobs fit into gaps and start sooner.
+#
+# ## The guide
+# Which lesson's method fits a training? Each answer is computed: first from the memory of one
+# GPU, then from the efficiency on all of them. The cases compute in bf16 (lesson 11): for the
+# same figures, add `--precision bf16` to the command. In bf16 a GPU computes faster, but
+# launches and copies take as long as before. So ResNet-50 is less efficient on 64 GPUs than in
+# the table above. (About five seconds.)
+
+# %% tags=["active-ipynb"]
+# cases = {
+#     "the course's CNN, 64 images a step": Case("cnn", 64, gpus=8),
+#     "ResNet-50, 256 images a step": Case("resnet50", 256, gpus=1),
+#     "ResNet-50, 8,192 images a step": Case("resnet50", 8192, gpus=64),
+#     "VGG-16, 4,096 images a step, 10 Gb/s": Case(
+#         "vgg16", 4096, gpus=64, between="Ethernet10"
+#     ),
+#     "BERT-large, 4,096 sequences a step": Case("bert:large", 4096, gpus=8),
+#     "GPT, 1.7e9 weights, 512 sequences a step": Case("gpt:24x2304x24", 512, gpus=32),
+#     "GPT, 22e9 weights, 512 sequences a step": Case("gpt:48x6144x48", 512, gpus=64),
+# }
+# for name, case in cases.items():
+#     method, reason = guide(case)
+#     print(f"{name}, {pluralize(case.gpus, 'GPU')}\n    {method} ({reason})")
+
+# %% [markdown]
+# The page of this lesson has the whole guide as a table.
+#
+# ## The program
+# It trains as lesson 05 does, and keeps the time of each step of the first rank. The first
+# epoch warms up, and an epoch's last batch can be smaller: both are left out.
+
+
+# %%
+def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
+    world = launch.find_world()
+    device = devices.pick(world, exact=args.prove)
+    store = rendezvous.open_store(world, device)
+    dist.init_process_group(
+        devices.backend(device),
+        store=store,
+        rank=world.rank,
+        world_size=world.size,
+    )
+    return world, device
+
+
+# %%
+def train_epoch(
+    model: DDP,
+    optimizer: torch.optim.Optimizer,
+    train: TensorDataset,
+    batch: data.Batch,
+    world: launch.World,
+    sampler: DistributedSampler,
+) -> tuple[float, list[float]]:
+    """Train for one epoch; return the mean loss of all images, and each step's seconds."""
+    device = next(model.parameters()).device
+    seen = torch.zeros(2, dtype=torch.float64, device=device)
+    ends = [time.perf_counter()]
+    loader = DataLoader(train, batch_size=batch.per_micro_batch, sampler=sampler)
+    for step, (images, labels) in enumerate(metrics.progress(loader, world)):
+        images = images.to(device)
+        labels = labels.to(device)
+        real = data.real_rows(len(train), batch, world.rank, step, len(labels), device)
+
+        optimizer.zero_grad()
+        losses = F.cross_entropy(model(images), labels, reduction="none")
+        loss = (losses * real).sum()
+        (loss * world.size / batch.images_in_step(step, len(train))).backward()
+        optimizer.step()
+
+        seen += torch.stack([loss.detach(), real.sum()])
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # without it, the clock would stop at the launch
+        ends.append(time.perf_counter())
+    dist.all_reduce(seen)
+    loss_sum, images_seen = seen.tolist()
+    seconds = [end - begin for begin, end in pairwise(ends)]
+    return loss_sum / images_seen, seconds[:-1] or seconds
+
+
+# %%
+@torch.no_grad()
+def evaluate(model: DDP, test: TensorDataset, world: launch.World) -> float:
+    device = next(model.parameters()).device
+    shard = Subset(test, range(world.rank, len(test), world.size))
+    counts = torch.zeros(2, dtype=torch.float64, device=device)
+    for images, labels in DataLoader(shard, batch_size=256):
+        predictions = model.module(images.to(device)).argmax(1)
+        hits = (predictions == labels.to(device)).sum()
+        counts += torch.stack([hits, torch.tensor(len(labels), device=device)])
+    dist.all_reduce(counts)
+    hits, images = counts.tolist()
+    return hits / images
+
+
+# %% [markdown]
+# As a job array, each task is one point of the curve. A task that has ended draws the points
+# that there are so far; if another task has ended meanwhile, it draws again. So the last
+# picture has all points, in whatever order the tasks end.
+
+
+# %%
+def gather(folder: Path) -> None:
+    """Draw FOLDER/scaling.png from the metrics.json of all runs in FOLDER."""
+    drawn: list[Path] = []
+    while (found := sorted(folder.glob("*/metrics.json"))) != drawn:
+        drawn = found
+        runs = [json.loads(path.read_text()) for path in drawn]
+        curves = {}
+        for kind in ("strong", "weak"):
+            points = {run["world_size"]: run for run in runs if run.get("scaling") == kind}
+            if 1 in points:
+                one = points[1]["images_per_s"]
+                curves[kind] = {n: points[n]["images_per_s"] / one for n in sorted(points)}
+        if not curves:
+            print(f"{folder}: no run with one rank yet, so no speed-up")
+            continue
+        figure = plots.figure()
+        axes = figure.add_subplot()
+        for index, (kind, ratios) in enumerate(curves.items()):
+            label = f"{kind} scaling"
+            axes.plot(
+                list(ratios), list(ratios.values()), label=label, **plots.curve_look(index)
+            )
+            text = ", ".join(f"{n}: {ratio:.2f}×" for n, ratio in ratios.items())
+            print(f"{label} by ranks: {text}")
+        ranks = sorted({n for ratios in curves.values() for n in ratios})
+        axes.plot(ranks, ranks, label="linear", color=plots.INK, linestyle=":")
+        title = f"{pluralize(max(ranks), 'rank')}: images/s ÷ those of one rank"
+        axes.set(xlabel="ranks", ylabel="times as fast, measured", title=title, xticks=ranks)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.legend()
+        print(f"figure: {plots.save(figure, folder / 'scaling.png')}", flush=True)
+
+
+# %% jupyter={"source_hidden": true}
+def main(args: argparse.Namespace) -> None:
+    world, device = set_up(args)
+    with rendezvous.fail_together(world):
+        size = args.batch_size
+        if args.weak:
+            size = (size or 64) * world.size
+        batch = flags.split_batch(size, world.size)
+        if world.rank == 0:
+            files.writable_folder(args.out)
+    with rendezvous.fail_together(world):
+        if world.local_rank == 0:  # one download for each node
+            data.fetch(args.data)
+    with rendezvous.fail_together(world):
+        train, test = data.load(data.fetch(args.data))
+    kind = "weak" if args.weak else "strong"
+    if world.rank == 0:
+        print(devices.describe(world, device))
+        per_rank = f"{world.size} (ranks) × {batch.per_micro_batch} (images)"
+        print(f"{kind} scaling: global batch {batch.global_size} = {per_rank}\n")
+        print(metrics.header(), flush=True)
+
+    def new_model() -> torch.nn.Module:
+        torch.manual_seed(args.seed)
+        return CNN(tuple(train[0][0].shape), data.num_classes(train, test)).to(device)
+
+    model = DDP(new_model(), device_ids=[device.index] if device.type == "cuda" else None)
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
+    sampler = DistributedSampler(train, world.size, world.rank, seed=args.seed)
+
+    history = []
+    measured = []
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        loss, seconds = train_epoch(model, optimizer, train, batch, world, sampler)
+        if epoch > 0:
+            measured += seconds
+        row = {
+            "epoch": epoch + 1,
+            "loss": metrics.check_loss(loss, epoch, world),
+            "test_accuracy": evaluate(model, test, world),
+            "images_per_s": batch.global_size / statistics.median(seconds),
+        }
+        history.append(row)
+        if world.rank == 0:
+            print(metrics.row(row), flush=True)
+
+    dist.destroy_process_group()
+    if world.rank == 0:
+        verdict = None
+        if args.prove:
+            claim = f"DDP on {pluralize(world.size, 'rank')} equals one process"
+            verdict = proof.compare_with_serial(
+                claim, model.module, new_model(), train, args, batch_size=batch.global_size
+            )
+        measured = measured or seconds
+        middle = statistics.median(measured)
+        print(f"{len(measured)} steps: median {1e3 * middle:.2f} ms", end=", ")
+        print(f"{1e3 * min(measured):.2f} to {1e3 * max(measured):.2f} ms")
+        metrics.report(
+            args.out,
+            world,
+            device,
+            history,
+            verdict,
+            batch_size=batch.global_size,
+            scaling=kind,
+            step_seconds=measured,
+            images_per_s=batch.global_size / middle,
+        )
+        if args.gather:
+            gather(args.out.parent)
+
+
+# %% jupyter={"source_hidden": true} tags=["active-py"]
+if __name__ == "__main__":
+    launch.start(main, parse())
+
+# %% [markdown]
+# ## Run it
+# One point each with one and two ranks, with the digits in batches of 64; the second run draws
+# both. Two ranks can be slower than one: for 64 small images, communication can cost more than
+# the second rank saves. A speed-up that is a few percent above the number of ranks comes from
+# the cache, a larger one from other programs: on a busy machine, two processes get more of the
+# cores than one does. (About ten seconds.)
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# script = "OMP_NUM_THREADS=1 python ../scripts/PT_CNN_Scaling.py --epochs 2"
+# !{script} --out results/13-sweep/1
+# !{script} --out results/13-sweep/2 --spawn 2 --gather
+# Image("results/13-sweep/scaling.png")
+
+# %% [markdown]
+# Ten epochs with two ranks, compared with one process that trains alone. (About ten seconds.)
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# ranks = torch.cuda.device_count() or 2
+# torchrun = f"torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node={ranks}"
+# !OMP_NUM_THREADS=1 {torchrun} ../scripts/PT_CNN_Scaling.py --out results/13 --prove
+
+# %% [markdown]
+# On a cluster, `sbatch slurm/PT_CNN_Scaling.slurm` measures 1, 2 and 4 GPUs as a job array,
+# and its last task draws the curve.
+
+# %% tags=["active-ipynb"]
+# print(metrics.route_row("13 scaling", "results/13"))  # for the table of all routes
+
+# %% [markdown] tags=["footer"]
+# [← 12 Elastic training](PT_CNN_Elastic.ipynb) ·
+# [syllabus](../lessons/README.md) ·
+# [page of this lesson](../lessons/13-scaling/README.md)
