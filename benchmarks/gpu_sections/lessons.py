@@ -1,0 +1,150 @@
+"""Section: the lessons' scripts: each trains on the GPU and proves its result.
+
+A script that needs more GPUs than the machine has runs on virtual GPUs beside the real one, or
+is skipped; so is one whose libraries are missing.
+"""
+
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from processes import last_lines, run_limited
+from section import Section, main
+
+from multigpu.course import LESSONS
+
+SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
+SECONDS = 75.0  # for one script
+REHEARSAL_SECONDS = 300.0
+# In a rehearsal: one script with ranks, and one with the Trainer.
+REHEARSED = (("PT_CNN_MultiGPU", "spawned"), ("PTL_Precision", "32"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A script with its flags. `proves` is False if the script cannot prove such a run."""
+
+    stem: str
+    flags: tuple[object, ...] = ()
+    what: str = ""
+    gpus: int = 1
+    proves: bool = True
+
+
+def runs(gpus: int, device: str) -> Iterator[Run]:
+    """All runs on a machine with this many GPUs; `device` is "cuda" or "cpu"."""
+    ranks = min(2, gpus)
+    accelerator = "gpu" if device == "cuda" else "cpu"
+    yield Run("PT_CNN_SingleGPU")
+    yield Run("PT_CNN_DataParallel", ("--devices", ranks))
+    yield Run("PT_CNN_ModelParallel")
+    yield Run("PT_CNN_Pipeline", ("--spawn", 2), gpus=2)
+    yield Run("PT_CNN_DDPSpawn", ("--nprocs", ranks))
+    yield Run("PT_CNN_MultiGPU", ("--spawn", ranks), "spawned")
+    yield Run("PT_CNN_MultiGPU", (), "under torchrun")
+    yield Run("PT_CNN_MultiGPU", ("--spawn", 1, "--amp"), "with --amp", proves=False)
+    yield Run("PT_CNN_HybridParallel", ("--spawn", 1))
+    yield Run("PTL_multiGPU", ("--accelerator", accelerator, "--devices", ranks))
+    exact = ("ddp", "horovod", "bagua:gradient_allreduce")
+    yield Run("PTL_Strategies", ("--ranks", ranks, "--strategy", *exact), "ranks")
+    yield Run("PTL_Strategies", ("--ranks", ranks, "--strategy", "dp"), "dp")
+    # Compressed strategies equal no serial run; lesson 10 says how far they are from it.
+    yield Run("PTL_Compressed", ("--ranks", ranks), gpus=2, proves=False)
+    yield Run("PTL_Decentralized", ("--ranks", ranks), gpus=2, proves=False)
+    yield Run("PTL_NodeBatch")
+    flags = ("--accelerator", accelerator, "--devices", 1, "--precision")
+    for precision in ("32", "16", "bf16"):
+        yield Run("PTL_Precision", (*flags, precision), precision)
+    for lesson in LESSONS:
+        for notebook in lesson.notebooks:
+            stem = notebook.stem
+            if not (stem in NAMED or stem.startswith(TENSORFLOW)):
+                yield Run(stem)
+
+
+TENSORFLOW = "TF_"  # lessons 07 and 08
+# The stems that `runs` names. A lesson that is added later runs with --prove.
+NAMED = {
+    "PT_CNN_SingleGPU",
+    "PT_CNN_DataParallel",
+    "PT_CNN_ModelParallel",
+    "PT_CNN_Pipeline",
+    "PT_CNN_DDPSpawn",
+    "PT_CNN_MultiGPU",
+    "PT_CNN_HybridParallel",
+    "PTL_multiGPU",
+    "PTL_Strategies",
+    "PTL_NodeBatch",
+    "PTL_Precision",
+    "PTL_Compressed",
+    "PTL_Decentralized",
+}
+
+
+def command(run: Run, out: Path, quick: bool) -> list[object]:
+    """The command line of a run, which writes its results into `out`."""
+    words: list[object] = [sys.executable]
+    if run.what == "under torchrun":
+        words += ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+        words += ["--nproc-per-node=1"]
+    words += [SCRIPTS / f"{run.stem}.py", *run.flags, "--out", out]
+    words += ["--prove"] if run.proves else []
+    return [*words, *(["--epochs", 1] if quick else [])]
+
+
+def execute(run: Run, quick: bool) -> dict:
+    """Run a script; return a row with its verdict, device and time, or how it failed."""
+    with tempfile.TemporaryDirectory() as out:
+        began = time.monotonic()
+        seconds = REHEARSAL_SECONDS if quick else SECONDS
+        code, output = run_limited(command(run, Path(out), quick), seconds, os.environ)
+    proofs = re.findall(r"^proof: .*$", output, re.MULTILINE)
+    ok = code == 0 and (not run.proves or any(line.endswith("holds") for line in proofs))
+    # The lessons' lines about their device: "device: …", "devices: …", or the sentence that
+    # virtual GPUs compute.
+    devices = re.findall(r"^(?:devices?: |This machine has ).*$", output, re.MULTILINE)
+    row = {
+        "case": " ".join(part for part in (run.stem, run.what) if part),
+        "ok": ok,
+        "seconds": time.monotonic() - began,
+        "device": devices[0].partition(": ")[2] if devices else None,
+        "proof": proofs[-1].removeprefix("proof: ") if proofs else None,
+    }
+    if ok:
+        return row
+    why = f"took longer than {seconds:.0f} s" if code is None else f"exit code {code}"
+    return row | {"error": why, "log": last_lines(output)}
+
+
+def real(section: Section) -> None:
+    missing = [one for one in ("sklearn", "matplotlib") if not importlib.util.find_spec(one)]
+    if missing:
+        section.skip("the lessons' scripts", f"{' and '.join(missing)} not installed")
+        return
+    if importlib.util.find_spec("tensorflow") is None:
+        section.skip("lessons 07 and 08", "TensorFlow is not installed")
+    else:
+        section.skip("lessons 07 and 08", "gpu-check tests PyTorch alone")
+    gpus = int(section.card.facts.get("gpus", 2))
+    chosen = []
+    for run in runs(gpus, section.device.type):
+        if run.gpus > gpus:
+            section.skip(run.stem, f"it needs {run.gpus} GPUs, and this machine has {gpus}")
+        elif not section.quick or (run.stem, run.what) in REHEARSED:
+            chosen.append(run)
+    # Nothing is timed here, so scripts share the machine.
+    workers = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+    with ThreadPoolExecutor(workers) as pool:
+        for row in pool.map(lambda run: execute(run, section.quick), chosen):
+            section.row(**row)
+
+
+if __name__ == "__main__":
+    main(real)
