@@ -1,7 +1,7 @@
 """Grading beside nbgrader, on the same answers: `python benchmarks/grading.py NBGRADER [N]`.
 
 NBGRADER is the command of an environment that has nbgrader and torch, for example made by
-`python -m venv other && other/bin/pip install nbgrader torch`. N submissions (default 20)
+`python -m venv other && other/bin/pip install nbgrader torch`. N submissions (default 100)
 answer two questions about tensors; each third one is wrong. Both graders run them from the
 command to its end, in turn, ROUNDS times.
 
@@ -29,7 +29,7 @@ from multigpu.grading import release, solution
 from multigpu.grading.solution import dumps
 
 HERE = Path(__file__).parent
-ROUNDS = 3
+ROUNDS = 2
 LESSON = "05-ddp-cluster"
 GIVEN = "import torch"
 ANSWERS = {
@@ -183,7 +183,7 @@ def row(name: str, values: list[float], goal: float) -> dict[str, object]:
 
 def main() -> None:
     command = str(Path(sys.argv[1]).absolute())
-    count = int(sys.argv[2]) if len(sys.argv) > 2 else 20
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 100
     root = HERE.parent
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -109,6 +110,9 @@ class Check:
             for thread in threads:
                 thread.join()
         finally:
+            # Release all before the first close, which waits for its process to end.
+            for session in sessions:
+                session.release()
             for session in sessions:
                 session.close()
             self._keep_output(sessions)
@@ -157,6 +161,25 @@ class Check:
         """A verdict: equal within atol + rtol × |expected|."""
         text = difference(got, expected, rtol, atol)
         return self.expect(not text, what, text)
+
+    def guess(
+        self, name: str, result: float, what: str, hint: str, *, within: float, unit: str = ""
+    ) -> bool:
+        """A verdict about a prediction; it never prints the result.
+
+        name     the variable that holds the prediction
+        result   what the experiment gives
+        within   how far the prediction may be from the result, at most
+        hint     a question or a step that leads to the result
+        unit     of the number, such as MiB; for "percent", 0.75 gets a hint
+        """
+        guess = self.value(name)
+        if isinstance(guess, bool) or not isinstance(guess, Real):
+            a_number = f"a number, in {unit}" if unit else "a number"
+            return self.expect(False, what, f"{name} must be {a_number}; it is {guess!r}")
+        if unit == "percent" and 0 < guess <= 1:
+            hint = f"write {name} in percent: 75, not 0.75"
+        return self.expect(abs(guess - result) <= within, what, hint)
 
     def failed(self, error: Exception) -> None:
         """A verdict about an error that ended the check."""

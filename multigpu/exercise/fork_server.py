@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -31,6 +32,7 @@ PR_SET_NO_NEW_PRIVS = 38
 NOBODY = 65534
 MS_BIND = 4096
 MAX_FILES = 10_000
+REAP_MILLISECONDS = 50  # killed processes are waited for this often, until they have ended
 MODULES = (
     "torch",
     "torch._dynamo",  # DDP and optimizers import it, which takes a second
@@ -60,87 +62,139 @@ def main(control: int, isolated: bool, imports: Sequence[str]) -> None:
     isolated   whether this is the sandbox; else the student's own machine
     imports    modules to import beside torch
     """
-    if isolated and os.getuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if isolated:
+        if os.getuid() == 0:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        _own_process_namespace(libc)
 
     import torch
 
-    if isolated:
-        # An answer must not read or write the memory of this process, whose forks come after.
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     for name in (*MODULES, *imports):
         importlib.import_module(name)
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes ended children
     connection = socket.socket(fileno=control)
     connection.sendall(b"r")
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, 4096, 3)
+    ForkServer(libc, connection, isolated).serve()
+
+
+def _own_process_namespace(libc: ctypes.CDLL) -> None:
+    """Continue as process 1 of a new PID namespace, and so be able to make one for each child.
+
+    The process that was there before waits, and ends with the same exit code. Call this before
+    the imports, which start threads: a process with threads gets no new user namespace.
+    """
+    _unshare(libc, NEWUSER | NEWPID)
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+class ForkServer:
+    """Forks students' processes, and ends each when the other side of its `end` is closed."""
+
+    def __init__(self, libc: ctypes.CDLL, connection: socket.socket, isolated: bool):
+        self.libc = libc
+        self.connection = connection
+        self.isolated = isolated
+        self.namespace = os.open("/proc/self/ns/pid", os.O_RDONLY) if isolated else None
+        self.poll = select.poll()
+        self.processes: dict[int, int] = {}  # of each socket `end`
+        self.ended: set[int] = set()  # processes that were killed, and not yet waited for
+
+    def serve(self) -> None:
+        """Work until the control socket is closed."""
+        self.poll.register(self.connection, select.POLLIN)
+        while True:
+            for descriptor, _ in self.poll.poll(REAP_MILLISECONDS if self.ended else None):
+                if descriptor in self.processes:
+                    self._end(descriptor)
+                elif not self._start():
+                    return
+            self.ended = {pid for pid in self.ended if os.waitpid(pid, os.WNOHANG)[0] == 0}
+
+    def _start(self) -> bool:
+        message, descriptors, _, _ = socket.recv_fds(self.connection, 4096, 3)
         if not message:
-            return
-        if os.fork() == 0:
-            connection.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            _student(json.loads(message), *descriptors, isolated)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        connection.sendall(b"s")
-
-
-def _student(limits: dict, channel: int, output: int, end: int, isolated: bool) -> NoReturn:
-    """Start the student's process, and end it when the other side of `end` is closed."""
-    try:
-        connection = socket.socket(fileno=end)
-        connection.sendall(b"p")  # its receiver learns this process's id
-        libc = ctypes.CDLL(None, use_errno=True)
-        if isolated:
-            _unshare(libc)
-        init = os.fork()
-        if init == 0:
-            connection.close()
-            if isolated:
-                _own_tmp(libc, limits["disk"])
-            else:
-                os.setpgid(0, 0)
-            child = os.fork()
-            if child == 0:
-                if isolated:
-                    _drop(libc, limits)
-                _serve(channel, output)
-            os.close(channel)
-            os.close(output)
-            while os.wait()[0] != child:
-                pass
-            os._exit(0)
-        if not isolated:
+            return False
+        channel, output, end = descriptors
+        if self.isolated:
+            # The next child is the first process of a new namespace.
+            _check(self.libc.unshare(NEWPID), "unshare")
+        pid = os.fork()
+        if pid == 0:
+            self._forget()
+            _student(self.libc, json.loads(message), channel, output, end, self.isolated)
+        if self.isolated:
+            _check(self.libc.setns(self.namespace, NEWPID), "setns")
+        else:
             # Both set the group: either may be the first that needs it.
             with suppress(OSError):
-                os.setpgid(init, init)
+                os.setpgid(pid, pid)
         os.close(channel)
         os.close(output)
-        connection.recv(1)
-        if isolated:
-            os.kill(init, signal.SIGKILL)  # the first process of its namespace
+        self.processes[end] = pid
+        self.poll.register(end, select.POLLIN)
+        self.connection.sendall(b"s")
+        return True
+
+    def _forget(self) -> None:
+        """Close what a student's process must not have."""
+        self.connection.close()
+        for descriptor in self.processes:
+            os.close(descriptor)
+        if self.namespace is not None:
+            os.close(self.namespace)
+
+    def _end(self, descriptor: int) -> None:
+        self.poll.unregister(descriptor)
+        os.close(descriptor)
+        pid = self.processes.pop(descriptor)
+        # A process that has ended keeps its number until it is waited for.
+        if self.isolated:
+            os.kill(pid, signal.SIGKILL)  # the first process of its namespace
         else:
-            os.killpg(init, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        self.ended.add(pid)
+
+
+def _student(
+    libc: ctypes.CDLL, limits: dict, channel: int, output: int, end: int, isolated: bool
+) -> NoReturn:
+    """In the fork: isolate this process, answer the checks' messages, and exit."""
+    try:
+        with socket.socket(fileno=end) as connection:
+            connection.sendall(b"p")  # its receiver learns this process's id
+        if isolated:
+            _unshare(libc, NEWUSER | NEWNS | NEWNET | NEWIPC)
+            _own_tmp(libc, limits["disk"])
+            _drop(libc, limits)
+        else:
+            os.setpgid(0, 0)
+        _serve(channel, output)
     except BaseException as error:
         print(f"worker: {error!r}", file=sys.__stderr__, flush=True)
     os._exit(0)
 
 
-def _unshare(libc: ctypes.CDLL) -> None:
+def _check(result: int, call: str) -> None:
+    """Raise OSError if a function of the C library has failed."""
+    if result:
+        raise OSError(ctypes.get_errno(), call)
+
+
+def _unshare(libc: ctypes.CDLL, namespaces: int) -> None:
+    """Enter new namespaces, one of users among them, in which this user keeps its number."""
     uid, gid = os.getuid(), os.getgid()
     # A process that has changed its user is not dumpable, and cannot write its own uid_map.
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-    if libc.unshare(NEWUSER | NEWNS | NEWPID | NEWNET | NEWIPC):
-        raise OSError(ctypes.get_errno(), "unshare")
+    _check(libc.unshare(namespaces), "unshare")
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{uid} {uid} 1"),
@@ -148,6 +202,7 @@ def _unshare(libc: ctypes.CDLL) -> None:
     ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
+    # An answer must not read or write the memory of this process.
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -161,10 +216,9 @@ def _own_tmp(libc: ctypes.CDLL, size: int) -> None:
     # /dev/pts becomes empty: a machine has 4,096 pseudo-terminals for all its users.
     for folder, most in ((b"/tmp", size), (b"/dev/shm", size), (b"/dev/pts", 4096)):
         options = f"size={most},nr_inodes={MAX_FILES},mode=1777".encode()
-        if libc.mount(b"tmpfs", folder, b"tmpfs", 6, options):  # no set-uid files, no devices
-            raise OSError(ctypes.get_errno(), f"mount {folder.decode()}")
-    if libc.mount(b"/dev/null", b"/dev/zero", None, MS_BIND, None):
-        raise OSError(ctypes.get_errno(), "mount /dev/zero")
+        # 6: no set-uid files, no devices
+        _check(libc.mount(b"tmpfs", folder, b"tmpfs", 6, options), f"mount {folder.decode()}")
+    _check(libc.mount(b"/dev/null", b"/dev/zero", None, MS_BIND, None), "mount /dev/zero")
     libc.mount(b"proc", b"/proc", b"proc", 14, None)  # refused where /proc has covers
     os.chdir("/tmp")
 

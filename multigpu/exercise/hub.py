@@ -131,6 +131,17 @@ class Hub:
                     while receivers:
                         receivers.pop(0)(_nothing_more(rank, why))
 
+    def unanswered(self) -> str:
+        """The calls that wait for other ranks, such as "rank 0 waits in recv from rank 1"."""
+        waits = []
+        with self.lock:
+            for (source, rank, _), receivers in self.receivers.items():
+                waits += [(rank, f"recv from rank {source}")] * len(receivers)
+            for queues in self.waiting.values():
+                for rank, queue in enumerate(queues):
+                    waits += [(rank, request["kind"]) for request, _ in queue]
+        return ", ".join(f"rank {rank} waits in {what}" for rank, what in sorted(waits))
+
     def _fail(self, queues: list[list[tuple[dict, Any]]]) -> None:
         """Answer the calls that a rank which has ended will never make."""
         missing = [rank for rank in self.ended if not queues[rank]]

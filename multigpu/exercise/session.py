@@ -65,7 +65,7 @@ class Session:
         end       a socket; closing it ends the process and all that it has started
         """
         self.limits = limits
-        self.pid = 0  # of the process and its descendants' first ancestor; 0 if unknown
+        self.pid = 0  # of the process; 0 if unknown
         self.printed = bytearray()
         self.stopped: tuple[str, str] | None = None
         self._hub: Hub | None = None
@@ -75,8 +75,7 @@ class Session:
         self._output, self.their_output = os.pipe()
         self._end: socket.socket | None = end
         self._lock = threading.Lock()
-        late = ("Timeout", f"no result after {seconds:.3g} s")
-        self._watch = threading.Timer(seconds, self.stop, late)
+        self._watch = threading.Timer(seconds, self._late, [seconds])
         self._watch.daemon = True
         self._reader = threading.Thread(target=self._read_output, daemon=True)
 
@@ -99,7 +98,7 @@ class Session:
 
     @property
     def watched(self) -> int:
-        """The process whose descendants are those of the session; 0 if unknown or ended."""
+        """The process, whose descendants are also the session's; 0 if unknown or ended."""
         return self.pid if self._end is not None else 0
 
     def run(self, name: str, source: str) -> None:
@@ -162,12 +161,18 @@ class Session:
 
         self._hub.ask(self._rank, request, answer)
 
+    def _late(self, seconds: float) -> None:
+        waits = self._hub.unanswered() if self._hub else ""
+        hangs = f": {waits}: on a cluster, this hangs" if waits else ""
+        self.stop("Timeout", f"no result after {seconds:.3g} s{hangs}")
+
     def stop(self, kind: str, text: str) -> None:
         """End the process now; the call that it is in raises StudentError(kind, text)."""
         self.stopped = self.stopped or (kind, text)
-        self._release()
+        self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """End the process and all that it has started; do not wait for it."""
         with self._lock:
             end, self._end = self._end, None
         if end is not None:
@@ -179,7 +184,7 @@ class Session:
     def close(self) -> None:
         """End the process and all that it has started; then `printed` is complete."""
         self._watch.cancel()
-        self._release()
+        self.release()
         self._channel.close()
         if self._reader.ident is not None:
             self._reader.join(JOIN_SECONDS)

@@ -79,7 +79,7 @@ def grade(
             tempfile.TemporaryDirectory(prefix="grading-") as folder,
         ):
             runner = Runner(solution, jobs, Path(folder), secret, settings.sandbox)
-            runner.check_solution()
+            runner.check_solution(times=min(jobs.jobs, len(tasks)))
 
             def ended(task: Task, found: Outcome) -> None:
                 nonlocal done
@@ -134,13 +134,21 @@ class Runner:
     sandbox: str | None
     own_needs: bool = False
 
-    def check_solution(self) -> None:
-        """Raises UserError unless the solution's own answers pass all checks here."""
+    def check_solution(self, times: int) -> None:
+        """Raises UserError unless the solution's own answers pass all checks here.
+
+        times   how many copies run; with one for each job, all jobs start at the same time
+        """
         solution = self.solution
         texts = {question.name: solution.answer(question) for question in solution.questions}
+        tasks = [Task(f"solution{number}", texts) for number in range(times)]
         found: list[Outcome] = []
-        self.run([Task("solution", texts)], lambda _, run: found.append(run))
-        [run] = found
+        self.run(tasks, lambda _, run: found.append(run))
+        for run in found:
+            self._check_outcome(run)
+
+    def _check_outcome(self, run: Outcome) -> None:
+        solution = self.solution
         if run.problem:
             raise UserError(f"{solution.path} cannot be run here: {run.problem}")
         for question in solution.questions:

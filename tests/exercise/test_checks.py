@@ -87,11 +87,39 @@ def test_a_value_that_the_check_does_not_expect_is_wrong(capsys):
     assert capsys.readouterr().out.startswith("wrong: ")
 
 
-def test_a_guess_that_is_none_is_no_answer_yet(capsys):
-    with exercise("f = None").check("f", "guess", points=1) as student:
-        student.expect(abs(student.value("f") - 3) < 1, "it is about 3")
+def verdict_of_guess(answer, capsys, **how):
+    """The line that a prediction gets; the experiment gives 12."""
+    how = {"within": 1} | how
+    with exercise(f"guess = {answer}").check("f", "guess", points=1) as student:
+        student.guess("guess", 12, "this is the size", "how many rows are there?", **how)
+    return capsys.readouterr().out.strip()
 
-    assert "no answer yet" in capsys.readouterr().out
+
+@pytest.mark.parametrize("answer", ["11", "12.5", "13", "11 + True"])
+def test_a_guess_within_the_distance_is_right(capsys, answer):
+    assert verdict_of_guess(answer, capsys) == "right: this is the size"
+
+
+@pytest.mark.parametrize("answer", ["10.9", "13.1", "-12", "float('nan')", "10 ** 300"])
+def test_a_wrong_guess_gets_the_hint_and_not_the_number(capsys, answer):
+    said = verdict_of_guess(answer, capsys)
+    assert said == "wrong: this is the size: how many rows are there?"
+
+
+@pytest.mark.parametrize("answer", ["'12'", "True", "[12]"])
+@pytest.mark.parametrize(("unit", "asked"), [("MiB", "a number, in MiB;"), ("", "a number;")])
+def test_a_guess_that_is_no_number_is_asked_for_one(capsys, answer, unit, asked):
+    said = verdict_of_guess(answer, capsys, unit=unit)
+    assert said == f"wrong: this is the size: guess must be {asked} it is {answer}"
+
+
+def test_a_share_in_place_of_percent_has_a_hint_of_its_own(capsys):
+    said = verdict_of_guess("0.12", capsys, unit="percent")
+    assert said == "wrong: this is the size: write guess in percent: 75, not 0.75"
+
+
+def test_a_guess_of_none_is_no_answer_yet(capsys):
+    assert "no answer yet" in verdict_of_guess("None", capsys)
 
 
 def test_an_interrupted_check_gives_no_verdict_and_no_traceback(capsys):
@@ -218,6 +246,15 @@ def test_a_collective_that_would_hang_is_a_sentence(capsys):
     [line] = capsys.readouterr().out.splitlines()
     assert "rank 1 has returned without calling it" in line
     assert "all_reduce" in line
+
+
+def test_ranks_that_wait_for_each_other_are_named(capsys):
+    answer = "def f(x):\n    dist.recv(x, 1 - dist.get_rank())"
+    with exercise(answer, seconds=1).check("f", "ranks", points=1) as student:
+        student.ranks("f", [[torch.ones(1)]] * 2)
+
+    [line] = capsys.readouterr().out.splitlines()
+    assert "waits in recv from rank" in line and "hangs" in line
 
 
 def test_the_rank_that_failed_is_named_not_those_that_waited(capsys):

@@ -125,6 +125,23 @@ def test_a_call_that_a_rank_made_before_it_ended_is_answered():
     assert ranks[0].values == [[[2.0]]]
 
 
+def test_calls_that_wait_are_listed():
+    hub, ranks = world(3)
+    ranks[0].ask("recv", peer=2, tag=0)
+    ranks[1].ask("barrier")
+    ranks[2].ask("recv", peer=1, tag=0)
+    assert hub.unanswered() == (
+        "rank 0 waits in recv from rank 2, rank 1 waits in barrier, "
+        "rank 2 waits in recv from rank 1"
+    )
+
+    ranks[2].ask("send", torch.ones(1), peer=0, tag=0)
+    ranks[1].ask("send", torch.ones(1), peer=2, tag=0)
+    for rank in (0, 2):
+        ranks[rank].ask("barrier")
+    assert hub.unanswered() == ""
+
+
 def test_a_message_that_never_comes_would_hang():
     hub, ranks = world(2)
     ranks[0].ask("recv", peer=1, tag=0)

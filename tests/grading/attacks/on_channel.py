@@ -156,7 +156,7 @@ time.sleep(9)
     Attack(
         "a million gates",
         "memory of the checks",
-        "the network keeps a limited number of requests",
+        "a check has a time limit; the network keeps a limited number of requests",
         6,
         _mean("""
 for number in range(1_000_000):

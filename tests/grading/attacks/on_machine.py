@@ -278,7 +278,7 @@ for number in (19, 2, 15, 9):
     Attack(
         "the parent stopped",
         "to let the checks wait",
-        TIME,
+        NAMESPACE,
         6,
         _call("os.kill(os.getpid(), 19)\nos.kill(-1, 19)", "import os"),
     ),
