@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 10 continued · Compressed strategies
-# **The question.** A quarter of the bytes: what does it cost?
+# **The question.** A rank can round the numbers that it sends. How many bytes does that save,
+# and what does it cost?
 #
-# `bagua:bytegrad` and `bagua:qadam` send one byte for each number, where the exact strategies
-# send four. You need the first notebook of this lesson.
+# `bagua:bytegrad` and `bagua:qadam` do so. You need the first notebook of this lesson.
 
 # %% [markdown] tags=["how-to-run"]
 # Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
@@ -53,7 +53,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # ## Step 1 · Bytes by hand
 # A byte has 256 values. Divide the range of the numbers, from the smallest to the largest,
 # into 255 equal intervals, and round each number to the nearest of their 256 ends. The message
-# is one byte for each number, and the range: two numbers of 4 bytes.
+# is one byte for each number, where the exact strategies send four, and the range: two numbers
+# of 4 bytes.
 
 
 # %%
@@ -149,7 +150,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # `from serial` compares bytegrad with SGD in one process, and qadam with QAdam in one process:
 # that has the frozen variance, too, but sends nothing. So for both, `from serial` shows what
-# rounding to bytes costs. qadam is further from Adam than from QAdam. Is the rest of the
+# rounding to bytes costs. bytegrad's weights are not ddp's, but its loss and its accuracy are
+# nearly the same. qadam is further from Adam than from QAdam. Is the rest of the
 # distance the cost of the frozen variance?
 #
 # ## Step 3 · What makes qadam differ from Adam?
@@ -195,7 +197,7 @@ if __name__ == "__main__":
 # - **Two processes on CPUs**: ddp won each of three runs at 1 Gbit/s, on a busy machine.
 #   Exercise 6 repeats it on yours.
 # - **The simulated V100s** of the picture compute the bytes so fast that bytegrad wins at 10
-#   and 50 Gbit/s. At 100 Gbit/s ddp wins.
+#   and 25 Gbit/s. At 50 Gbit/s ddp wins.
 #
 # `benchmarks/link.py` measures it with other sizes of the model, five times each.
 #
@@ -206,11 +208,11 @@ if __name__ == "__main__":
 # | the same, Adam | `bagua:qadam`, with a warm-up long enough for Adam's variance |
 # | a network that is fast for your processor: see above | `ddp` |
 #
-# Compressed or not, in each step every rank waits for all others. The next notebook is about
-# strategies that do not.
+# Compressed or not, in each step every rank waits for all others. In the next notebook ranks
+# wait for fewer others, or for none.
 
 # %% [markdown] tags=["footer"]
-# [← 10 Exact strategies](PTL_Strategies.ipynb) ·
+# [← 10 Seven strategies](PTL_Strategies.ipynb) ·
 # [syllabus](../lessons/README.md) ·
 # [page of this lesson](../lessons/10-strategies/README.md) ·
 # [10 Decentralized and async →](PTL_Decentralized.ipynb)

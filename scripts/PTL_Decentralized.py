@@ -1,6 +1,7 @@
 # %% [markdown]
 # # 10 continued · Decentralized and asynchronous strategies
-# **The question.** In ddp all ranks wait for all others, in each step. What if nobody waits?
+# **The question.** In ddp all ranks wait for all others, in each step. What if they wait for
+# fewer, or for none?
 #
 # `bagua:decentralized` averages weights, with all ranks or with one other rank.
 # `bagua:low_precision_decentralized` sends changes of the weights to two neighbours.
@@ -36,7 +37,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson
 #
 # lesson.setup("10-strategies")
-# from experiments import slow_rank, slow_rank_picture, step_seconds
+# from experiments import epoch_seconds, slow_rank, slow_rank_picture, step_seconds
 
 # %% [markdown]
 # ## Predict first
@@ -145,22 +146,32 @@ if __name__ == "__main__":
 # sends 6 with four ranks, and nearly 8 with many.
 #
 # ## Step 3 · One slow rank
-# In a decentralized step a rank still waits for its peer. In `async` a thread of each rank
+# In `decentralized` a rank still waits for all others, in `shift_one` for its peer, in
+# `low_precision_decentralized` for two neighbours. In `async` a thread of each rank
 # averages the weights, every 50 ms here, while training goes on. Rank 1 now sleeps 100 ms in
 # each of 12 steps, as if its GPU were shared with somebody else:
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_ddp, guess_async)
-# runs = slow_rank(["ddp", "bagua:async"], steps=12, pause=0.1)
+# runs, in_turn = slow_rank(["ddp", "bagua:async"], steps=12, pause=0.1)
 # for name, guess in (("ddp", guess_ddp), ("bagua:async", guess_async)):
 #     milliseconds = 1e3 * step_seconds(runs[name][0])
 #     lesson.compare(f"{name}, rank 0's step", guess, milliseconds, unit="ms", digits=1)
 # slow_rank_picture(runs)
 
 # %% [markdown]
-# In ddp rank 0 waits in backward, where the gradients are averaged. In async it waits only
-# once, at the end of the epoch, where the Trainer compares the ranks. (Measured: the median of
-# the steps after the first.)
+# In ddp rank 0 waits in backward, where the gradients are averaged. In async its steps do not
+# wait. (Measured: the median of the steps after the first.) But the epoch ends when the slow
+# rank ends, so it takes as long with both strategies, and rank 0 has trained nearly alone. Is
+# it another thing if the ranks pause in turn, each in every second step?
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# for name, run in in_turn.items():
+#     print(f"{name}: the epoch takes {epoch_seconds(run):.2f} s")
+
+# %% [markdown]
+# In ddp the pauses of the two ranks add up. In async each rank has only its own six of 0.1 s.
+# So async saves time if different ranks are slow at different times.
 #
 # What does it cost? Async's result depends on the timing, so no two runs are equal:
 
@@ -172,13 +183,13 @@ if __name__ == "__main__":
 # comparison.consensus_picture({"decentralized": rows["bagua:decentralized"], "async": row})
 
 # %% [markdown]
-# `distance` of async is that of a step before the end: at the end of the epoch the ranks wait,
-# and the rounds go on until their weights are equal.
+# `distance` of async was measured during the last epoch. At its very end the ranks wait until
+# their weights are equal, so there it would be 0.
 #
 # ## Which one?
 # | You have | Take |
 # |---|---|
-# | ranks of uneven speed, and no need of a result that can be repeated | `bagua:async` |
+# | ranks that are slow at different times, and no need to repeat a result | `bagua:async` |
 # | many ranks on a slow network | `bagua:decentralized:shift_one` |
 # | two good neighbours for each rank | `bagua:low_precision_decentralized` |
 # | a result that must be that of one process | `ddp` |

@@ -82,9 +82,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Predict first
-# Write your answers, then run the cell. Memory and speed are those of a CNN with 4,096 hidden
-# units: 25.7 million weights, 98 MiB in fp32, trained by SGD with momentum. Memory counts
-# weights, gradients, optimizer and [activations](../lessons/README.md#activation).
+# A *mixed* precision keeps the weights in fp32, and `torch.autocast` computes products in 16
+# bit: `bf16-mixed` in bfloat16, `16-mixed` in float16. Write your answers, then run the cell.
+# Memory and speed are those of a CNN with 4,096 hidden units: 25.7 million weights, 98 MiB in
+# fp32, trained by SGD with momentum. Memory counts weights, gradients, optimizer and
+# [activations](../lessons/README.md#activation).
 
 # %% tags=["active-ipynb", "guess"]
 # guess_sum = 2.0  # a weight of 1 in bfloat16, after 1,000 steps that add 0.001 each
@@ -118,12 +120,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## A gradient that becomes zero, by hand
-# float16's smallest normal number is 6e-5. Below it a number has fewer digits, and below 6e-8
-# it becomes zero. Backward multiplies small numbers, and gradients become that small. The
-# remedy is [loss
-# scaling](../lessons/README.md#loss-scaling): multiply the loss by a large number. All
-# gradients are then larger by this factor, and they are divided by it in fp32, before the
-# step.
+# float16's smallest normal number is 6e-5. Below it a number has fewer digits. The smallest is
+# 6e-8, and a number below half of it becomes zero. Backward multiplies small numbers, and
+# gradients become that small. The remedy is [loss scaling](../lessons/README.md#loss-scaling):
+# multiply the loss by a large number. All gradients are then larger by this factor, and they
+# are divided by it in fp32, before the step.
 
 # %% tags=["active-ipynb"]
 # for scale in (1, 65536):
@@ -313,10 +314,11 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 
 
 # %% [markdown]
-# ## The document's table, line by line
-# Which rows of Lightning 1's documentation run here? And the one that it forbids, "due to an
-# issue with Apex": dp with 16 bit. Each row trains for three steps. Are the weights equal to
-# those of row 1, or within 0.001 of them, as 16 bit gives?
+# ## The table of Lightning 1's documentation, line by line
+# Which rows of this table run here? (In a notebook, `ddp` is called `ddp_notebook`.) The table
+# forbids one row, dp with 16 bit, "due to an issue with Apex". Does it run? Each row trains
+# for three steps. Then its weights are compared with those of row 1: in 32 bit they can be
+# equal, in 16 bit within 0.001.
 
 # %% tags=["active-ipynb"]
 # rows = (
@@ -352,9 +354,10 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 #         print(f"Lightning 1: {says:<3}  here: {result}")
 
 # %% [markdown]
-# **The scale adapts.** After an overflow, `GradScaler` skips the step and halves the scale;
-# after many good steps (here 8, by default 2,000) it doubles it. We begin with a scale that is
-# too large:
+# ## Loss scaling
+# ### The scale adapts
+# After an overflow, `GradScaler` skips the step and halves the scale; after many good steps
+# (here 8, by default 2,000) it doubles it. We begin with a scale that is too large:
 
 # %% tags=["active-ipynb"]
 # with vgpu.running(1) as (gpu,):
@@ -364,9 +367,10 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # draw_scales(history)
 
 # %% [markdown]
-# **What if nothing scales the loss?** This CNN would not need it. So the loss is made small,
-# × 1e-5, and the learning rate large, × 1e5: on paper the same training. `Unscaled` is the
-# same module, and removes the Trainer's scaler before the first step.
+# ### What if nothing scales the loss?
+# This CNN would not need it (exercise 2 of the page). So the loss is made small, × 1e-5, and
+# the learning rate large, × 1e5: on paper the same training. `Unscaled` is the same module,
+# and removes the Trainer's scaler before the first step.
 
 # %% tags=["active-ipynb"]
 # def learn(flags, kind=LitCNN):
@@ -392,8 +396,13 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 #         print(f"precision={precision}, {kind.__name__}: {result}")
 
 # %% [markdown]
-# **All in 16 bit.** Near 1, bfloat16 has a number every 1/128, so adding less than half of
-# that changes nothing. First one weight, then the CNN with a small learning rate:
+# The loss of the last run is higher than 2.30, the loss of guessing. Its gradients are near
+# float16's smallest numbers: most are zero, the others have one or two digits, and the
+# learning rate makes their errors large.
+#
+# ## All in 16 bit
+# Near 1, bfloat16 has a number every 1/128, so adding less than half of that changes nothing.
+# First one weight, then the CNN with a small learning rate:
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_sum)
@@ -417,7 +426,8 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # plots.lines(range(1, 11), curves, "epoch", "test accuracy", title, **style)
 
 # %% [markdown]
-# Mixed precision keeps its weights in fp32. So it adds small steps as fp32 does.
+# Mixed precision keeps its weights in fp32. So it adds small steps as fp32 does. (float16's
+# spacing after 1 is 1/1024: each 0.001 is rounded to 0.00098.)
 #
 # ## Memory
 # The CNN with 4,096 hidden units, so the weights are large. Activations grow with the batch.
@@ -435,9 +445,14 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # draw_memory(bars)
 
 # %% [markdown]
+# Mixed precision keeps all that fp32 has, and autocast adds a 16-bit copy of each weight. It
+# saves about half of the activations' memory. A small batch has few activations, so the copies
+# need more memory than is saved.
+#
 # ## Time
-# A virtual GPU has a peak rate for each type. bf16 counts as fp16. A 32-bit convolution counts
-# as TF32 where the GPU has it, as in torch. Casts and launches take time, too.
+# A virtual GPU has a peak rate for each type. A product reaches a share of it that depends on
+# its sizes. bf16 counts as fp16. A 32-bit convolution counts as TF32 where the GPU has it, as
+# in torch. Casts and launches take time, too.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_speed)
@@ -483,7 +498,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # | a V100 | `16-mixed`: it has no bfloat16 |
 # | an A100 or H100 | `bf16-mixed`: the range of fp32, so no loss scale |
 # | a CPU | `bf16-mixed`, which `16` becomes (its speed was not tried) |
-# | a small batch and large weights | `32`: mixed needs more memory, and is hardly faster |
+# | a small batch and large weights | `32`: mixed needs more memory, and may be slower |
 # | dp, ddp or ddp_notebook | the same: they run with 16 bit as one GPU does |
 #
 # Do not train with the weights in 16 bit (`bf16-true`): small steps are lost.
@@ -567,9 +582,10 @@ if __name__ == "__main__":
 # !OMP_NUM_THREADS=1 python {script} {true} --out results/11-true --prove | grep "epoch:"
 
 # %% tags=["active-ipynb"]
-# print(metrics.route_row("11 16-mixed", "results/11"))
+# print(metrics.route_row("11 16-mixed", "results/11"))  # for the table of all routes
 
 # %% [markdown] tags=["footer"]
 # [← 10 A loss over a node's batch](PTL_NodeBatch.ipynb) ·
 # [syllabus](../lessons/README.md) ·
-# [page of this lesson](../lessons/11-precision/README.md)
+# [page of this lesson](../lessons/11-precision/README.md) ·
+# [12 Elastic training →](PT_CNN_Elastic.ipynb)

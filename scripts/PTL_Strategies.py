@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 10 · Exact strategies
+# # 10 · Seven strategies
 # **The question.** A Trainer's `strategy` has many names. Which of them learn what one process
 # learns, and what do they send?
 #
@@ -93,7 +93,7 @@ def count_ring(numbers: int) -> tuple[int, int, bool]:
 # lesson.need(guess_two, guess_four)
 # N = 38_282
 # for n in (2, 4):
-#     numbers = N // n * n
+#     numbers = N // n * n  # ring() needs a vector that n divides
 #     by_hand, by_gloo, equal = launch.call(count_ring, n, numbers)[0]
 #     print(f"{n} ranks: by hand {by_hand:,} bytes, by gloo {by_gloo:,}; same sums: {equal}")
 #
@@ -174,9 +174,9 @@ if __name__ == "__main__":
 # ![One step of ddp and of Horovod](../lessons/10-strategies/exact.png)
 #
 # Both begin to send during backward. On this link the all-reduce is longer than what is left
-# of backward, so it ends after it. ddp's thin stripe of backward near the end copies the first
-# bucket's means into the gradients. Horovod's learning rate is a trap: Lightning's strategy
-# multiplies it by the number of ranks. `Digits` divides it first.
+# of backward, so it ends after it. ddp's two thin stripes of backward near the end copy the
+# means of its two buckets into the gradients. Horovod's learning rate is a trap: Lightning's
+# strategy multiplies it by the number of ranks. `Digits` divides it first.
 #
 # ## The line for the table of routes
 # Ten epochs of ddp, for the [table of all routes](../lessons/routes.md), in some seconds:
@@ -196,8 +196,8 @@ if __name__ == "__main__":
 # | code that is written for it | `dp`, `horovod` |
 # | a loss over a node's whole batch | `ddp2`: the fourth notebook |
 #
-# On a slow network, exact strategies wait for 8 bytes per weight. The next notebook sends a
-# quarter of that, and looks at what it costs.
+# On a slow network, exact strategies wait for 8 bytes per weight. The next notebook sends
+# fewer, and looks at what that costs.
 
 # %% [markdown] tags=["footer"]
 # [← 09 The Lightning-style wrapper](PTL_multiGPU.ipynb) ·

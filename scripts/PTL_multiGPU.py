@@ -187,7 +187,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_steps = 46  # two ranks: how many steps are the two epochs?
-# guess_alone = "equal"  # without `self.average`: are the ranks' weights "apart", "equal"?
+# guess_alone = "equal"  # without `self.average`: are the ranks' weights "apart" or "equal"?
 # guess_logged = "mean"  # self.log("loss", loss) on rank 0: the "mean" of both, or its "own"?
 # guess_left = 50  # % of lesson 05's statements that this lesson's script needs
 
@@ -277,8 +277,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print(textwrap.fill(" → ".join(order), 95))
 
 # %% [markdown]
-# The same for the script below, in two ranks, with validation and a checkpoint (drawn from a
-# run by `picture.py`):
+# The order of your methods and of the Trainer's own work, for the script below, in two ranks,
+# with validation and a checkpoint (drawn from a run by `picture.py`):
 #
 # ![The calls of one trainer.fit on two ranks](../lessons/09-lightning/one-fit.png)
 #
@@ -312,6 +312,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # - `self.log` with `reduce_fx="sum"`: an epoch's number is the sum over all batches and ranks.
 #
 # ## The program
+# `scripts/PTL_multiGPU.py` has the imports and flags from the top, and the cells from here to
+# "What has moved". The section "Run it" runs this file, not the cells. To change something,
+# edit the file.
+#
 # ### The module
 
 
@@ -524,6 +528,7 @@ if __name__ == "__main__":
 # - Seven test images have these errors: 10, 1, 1, 1, 1, 1, 1. `trainer.test` reports the mean.
 # - `EarlyStopping`, a callback, stops the training if a logged number no longer improves. What
 #   rank 0 logs falls by 2 in each epoch, what rank 1 logs rises by 1. So the mean falls.
+# - In another run, each rank logs its own rank number, 0 or 1, once per epoch.
 #
 # The second cell below runs for about half a minute before it prints anything.
 
@@ -547,17 +552,18 @@ if __name__ == "__main__":
 # stop, all stop: rank 1's rising number ended the training. With `sync_dist=True` both
 # libraries train equally many epochs.
 #
-# The other rows: in one epoch, each of the two ranks makes 2 of the 4 steps. `predict` returns
-# all batches on each rank of this Trainer, in Lightning a rank's own. Lightning shuffles a
-# training loader without `shuffle`, this Trainer keeps its order. A layer that is unfrozen in
-# epoch 1 is unknown to DDP: in Lightning each rank trains it alone, this Trainer refuses it.
-# The page lists the differences.
+# The other rows: an epoch has 2 steps instead of 4, because each step takes one batch on each
+# rank. `predict` returns all batches on each rank of this Trainer, in Lightning a rank's own.
+# Lightning shuffles a training loader without `shuffle`, this Trainer keeps its order. A layer
+# that is unfrozen in epoch 1 is unknown to DDP: in Lightning each rank trains it alone, this
+# Trainer refuses it. The page lists the differences.
 
 # %% tags=["active-ipynb"]
+# # For the table of all routes:
 # print(metrics.route_row("09 Lightning-style Trainer", "results/09"))
 
 # %% [markdown] tags=["footer"]
 # [← 08 TensorFlow on several nodes](TF_CNN_MultiNode.ipynb) ·
 # [syllabus](../lessons/README.md) ·
 # [page of this lesson](../lessons/09-lightning/README.md) ·
-# [10 Exact strategies →](PTL_Strategies.ipynb)
+# [10 Seven strategies →](PTL_Strategies.ipynb)

@@ -81,7 +81,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_cell = "yes"  # can mp.spawn call a function that a cell defines? "yes" or "no"
-# guess_ones = 3  # two processes set a tensor of three 1s to zero: how many 1s are left here?
+# # Two processes that mp.spawn starts set a tensor of three 1s to zero:
+# guess_ones = 3  # how many 1s does this notebook's tensor have then?
 # # Different weights, then 50 steps with averaged gradients:
 # guess_apart = "closer"  # are the weights "closer" then, as far apart ("same"), or "farther"?
 # guess_both = 0  # two ranks share 1,437 images: how many images do both of them read?
@@ -108,10 +109,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # Pickle writes only two names, the module's and the function's, and the new process has none
-# of the notebook's functions. (`mp.spawn(hello, nprocs=2)` ends with this same line, after a
-# page of traceback.) So `mp.spawn` needs a function of a file. `launch.call` is this course's
-# way for notebooks: it sends the function itself (its code and the variables that it uses) by
-# *cloudpickle*, and returns what the ranks return. (It starts two processes: some seconds.)
+# of the notebook's functions. (`mp.spawn(hello, nprocs=2)` prints this line for each process.
+# A page of traceback follows, which ends with `ProcessExitedException`. It does not name the
+# cause, so scroll up to this line.) So `mp.spawn` needs a function of a file. `launch.call` is
+# this course's way for notebooks: it sends the function itself (its code and the variables
+# that it uses) by *cloudpickle*, and returns what the ranks return. (It starts two processes:
+# some seconds.)
 
 # %% tags=["active-ipynb"]
 # launch.call(hello, 2)
@@ -133,6 +136,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #             print(f"{name}, {pickler.__name__}: yes")
 #         except (TypeError, AttributeError, pickle.PicklingError):
 #             print(f"{name}, {pickler.__name__}: no")
+
+# %% [markdown]
+# A lock, an open file or a generator belongs to one process. Send what the rank needs to make
+# its own, for example the file's path.
 
 # %% [markdown]
 # ## Whose model is it?
@@ -157,10 +164,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # ## Which weights does each rank start with?
 # Without a seed, each process takes one from the operating system, so each rank makes other
-# weights. Here the rank is the seed, so that the result is always the same. Each rank computes
-# gradients from its own random rows. They are averaged by DDP, by an all-reduce by hand, or
-# not at all. How far are the ranks' weights apart, before and after 50 steps? (Two processes
-# start: some seconds.)
+# weights. The cell tries one seed for all ranks, and a seed per rank, which is the rank's
+# number. So each run gives the same result. Each rank computes gradients from its own random
+# rows. They are averaged by DDP, by an all-reduce by hand, or not at all. How far are the
+# ranks' weights apart, before and after 50 steps? (Two processes start: some seconds.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_apart, choices=("closer", "same", "farther"))
@@ -201,11 +208,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("a seed per rank, by hand", guess_apart, by_hand)
 
 # %% [markdown]
-# Without an average, the ranks' weights go to different places, whatever the seed. With it,
-# all ranks subtract the same numbers. DDP also copies rank 0's weights to all ranks when it
-# wraps the model, by a [*broadcast*](../lessons/README.md#broadcast). By hand, the same
-# numbers are subtracted from different weights, so the difference stays. So with DDP a
-# forgotten seed does no harm to the weights; but the run cannot be repeated.
+# Without an average, each rank comes close to the weights that suit its own rows, wherever it
+# started. So the ranks end as far apart with one seed for all as with a seed per rank. With an
+# average, all ranks subtract
+# the same numbers. DDP also copies rank 0's weights to all ranks when it wraps the model, by a
+# [*broadcast*](../lessons/README.md#broadcast). By hand, the same numbers are subtracted from
+# different weights, so the difference stays. So with DDP a forgotten seed does no harm to the
+# weights; but the run cannot be repeated.
 #
 # ## Which images does each rank read?
 # A *sampler* chooses the images that a DataLoader reads. `DistributedSampler` gives each rank
@@ -228,7 +237,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # picture
 
 # %% [markdown]
-# 1,437 is odd, so the sampler repeats an image. Below, the repeat gets weight 0 in the loss:
+# The ranks must make the same number of steps, and 7 is odd. So in step 4 rank 1 gets image 4,
+# which rank 0 has read. 1,437 is odd, too. Below, such a repeat gets weight 0 in the loss:
 # lesson 05 shows what happens without that.
 #
 # ## Step 1 · What each rank does
@@ -370,8 +380,9 @@ def main(args: argparse.Namespace) -> None:
 
 
 # %% [markdown]
-# A spawned process imports this file again. Without the following `if` it would spawn ranks,
-# too.
+# The script `PT_CNN_DDPSpawn.py` has the imports, the flags and the cells from "Step 1" on.
+# Each spawned process imports the script again. Without the `if` in the next, folded cell it
+# would spawn ranks, too.
 
 # %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":

@@ -50,12 +50,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Predict first
-# Write your answers, then run the cell. The cells below compare them with what happens.
+# Write your answers, then run the cell. The cells below compare them with what happens. Two of
+# the questions are about V100s, GPUs of a data centre, which are connected by
+# [NVLink](../lessons/README.md#nvlink), and about images of 28×28.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_rows = 2  # a batch of 10 rows on 4 GPUs: how many rows does the last GPU compute?
-# guess_fuller = "both"  # which needs more memory in training: "first", "second" or "both"?
-# guess_small = 1.9  # two V100s, NVLink, batch of 64 (28×28): times as fast as one GPU
+# # Which GPU needs more memory in training: "first", "second" or "same"?
+# guess_fuller = "same"
+# guess_small = 1.9  # DataParallel on two V100s, batch of 64: times as fast as one V100
 # guess_large = 1.9  # the same with a batch of 4,096
 
 # %% [markdown]
@@ -83,6 +86,7 @@ def by_hand(
 
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_rows)
 # train, _ = data.load(data.fetch(None))
 # images, labels = train[:32]
 # for batch, count in ((32, 2), (10, 4)):
@@ -99,7 +103,7 @@ def by_hand(
 # F.cross_entropy(serial(images), labels).backward()
 #
 #
-# def compare(name, forward):
+# def check_gradients(name, forward):
 #     torch.manual_seed(0)
 #     model = CNN().to(first)
 #     F.cross_entropy(forward(model), labels.to(first)).backward()
@@ -112,8 +116,10 @@ def by_hand(
 #     print(f"{name}: gradients on {places}, equal to the serial ones within 1e-7: {equal}")
 #
 #
-# compare("by hand", lambda model: by_hand(model, images.to(first), gpus))
-# compare("nn.DataParallel", lambda model: nn.DataParallel(model, gpus)(images.to(first)))
+# check_gradients("by hand", lambda model: by_hand(model, images.to(first), gpus))
+# check_gradients(
+#     "nn.DataParallel", lambda model: nn.DataParallel(model, gpus)(images.to(first))
+# )
 
 # %% [markdown]
 # It is the same arithmetic as on one GPU. `.to()` is an operation like any other, so backward
@@ -163,7 +169,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # it holds before and after backward, and the peak during the step.
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_fuller, choices=("first", "second", "both"))
+# lesson.need(guess_fuller, choices=("first", "second", "same"))
 #
 #
 # def train_steps(model, batch, gpu, steps=3):
@@ -195,24 +201,28 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # %% tags=["active-ipynb"]
 # peaks = [torch.vgpu.max_memory_allocated(gpu) / 2**20 for gpu in gpus]
 # print(f"peak: {first} {peaks[0]:.1f} MiB, {second} {peaks[1]:.1f} MiB")
-# fuller = "first" if peaks[0] > peaks[1] else "second"
+# more = "first" if peaks[0] > peaks[1] else "second"
+# fuller = "same" if peaks[0] == peaks[1] else more
 # lesson.compare("which needs more memory", guess_fuller, fuller)
 
 # %% [markdown]
-# The peak is inside backward, between the two bars of a GPU. The copies of the weights on the
-# second GPU count as activations: they end with the step. During backward the second GPU has
-# gradients, too; after backward it has nothing. The first GPU keeps the weights, the gradients
-# and the optimizer's state, and gathers the outputs.
+# The peak comes during backward, and is higher than both bars of a GPU: backward also computes
+# the gradients of the activations, and frees them before it ends. The copies of the weights on
+# the second GPU count as activations: they end with the step. During backward the second GPU
+# has gradients, too; after backward it has nothing. The first GPU keeps the weights, the
+# gradients and the optimizer's state, and gathers the outputs.
 #
-# One step on the simulated clock (the second one; the first warms up). At the right: what the
-# time of a GPU is used for. White, without a transfer below (launch): the GPU waits for Python
-# to launch the next operation. Hatched (bubble): it waits for the other GPU.
+# One step on the simulated clock (the second one; the first warms up). The text at the
+# right of a lane says for how much of the time the GPU computes (busy), what takes most of the
+# rest, and the bubble. White without a transfer below it (launch) means that the GPU waits
+# until Python launches the next operation. Hatched (bubble) means that it waits for the other
+# GPU.
 
 # %% tags=["active-ipynb"]
 # began = train_steps(model, 256, first, steps=2)[2]
 # timeline = vgpu.timeline(since=began)
-# idle = timeline.idle(1)
-# timeline.plot(title=f"One step, batch 256: {second} is idle for {idle:.0%} of the time")
+# busy = timeline.busy(1)
+# timeline.plot(title=f"One step, batch 256: {second} computes for {busy:.0%} of the time")
 
 # %% [markdown]
 # Each step sends the weights and half of the images to the second GPU. While the first GPU
@@ -255,13 +265,13 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # plots.lines(batches, speedups, "batch", "times as fast as one GPU, simulated", title)
 
 # %% [markdown]
-# In a small step, the GPUs compute for less than a third of the time: launching takes most of
-# the rest with NVLink, launching and the transfers with PCIe. Each operation is launched
-# twice. In a large step over PCIe, the transfers take about a sixth of the time: the speed-up
-# ends at 1.66. (The transfer from the host to the first GPU is not counted here.) An H100
-# computes faster, but launches no faster, so it needs a larger batch. Simulated ratios are
-# least exact for tiny batches: `benchmarks/vgpu_fidelity.json` compares them with published
-# ones.
+# In a small step, the GPUs compute for less than a fifth of the time. Launching takes most of
+# the rest, because each operation is launched twice; over PCIe, the transfers take a sixth of
+# the time, too. In a large step over PCIe, the transfers take about a ninth of the time: the
+# speed-up ends at 1.77. (The transfer from the host to the first GPU is not counted here.) An
+# H100 computes faster, but launches no faster, so it needs a larger batch. Simulated ratios
+# are least exact for tiny batches: `benchmarks/vgpu_fidelity.json` compares them with
+# published ones.
 #
 # ## Two traps
 # Ten rows go to 4 GPUs. The module's `forward` returns the mean of its rows, as if that were
@@ -385,8 +395,8 @@ if __name__ == "__main__":
 # `DistributedDataParallel` (DDP) is what people use instead. It has one process per GPU, so no
 # lock is shared. Each process keeps the weights and the optimizer's state on its own GPU. In
 # backward the processes average their gradients: that is an *all-reduce*, the only thing that
-# they send. Lessons 04 and 05 build it; here is its timeline. (Two processes start: some
-# seconds.)
+# they send in a step. Lessons 04 and 05 build it; here is its timeline. (Two processes start:
+# some seconds.)
 
 # %% tags=["active-ipynb"]
 # def ddp():
@@ -402,15 +412,15 @@ if __name__ == "__main__":
 #     used = [f"{what} {x:.0%}" for what, x in step.breakdown(1).items() if x]
 #     milliseconds = 1e3 * (step.end - step.start)
 #     print(f"{name}, 256 images: {milliseconds:.2f} ms; GPU 1: {', '.join(used)}")
-# idle = ranks.idle(1)
-# ranks.plot(title=f"DDP, one step of 2 × 128 images: GPU 1 is idle for {idle:.0%} of it")
+# busy = ranks.busy(1)
+# ranks.plot(title=f"DDP, one step of 2 × 128 images: GPU 1 computes for {busy:.0%} of it")
 
 # %% [markdown]
-# DDP's step is shorter: it sends no weights, and no GPU waits for the other's update. Much of
-# the time is still launch: 128 images are too few for a V100, which computes most operations
-# faster than Python launches the next one.
+# DDP's step is shorter: it sends no weights, and no GPU waits for the other's update. More
+# than half of the time is still launch: 128 images are too few for a V100, which computes most
+# operations faster than Python launches the next one.
 #
-# **Is one line enough?** It is enough to be right, not to be fast. Below about 550 images in a
+# **Is one line enough?** It is enough to be right, not to be fast. Below about 850 images in a
 # batch (two V100s, NVLink), the line is slower than one GPU. DDP takes more lines, and the
 # next lessons write them.
 

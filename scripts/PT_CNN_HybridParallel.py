@@ -54,28 +54,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from experiments import IMAGES, LARGE, joined, layout_steps, one_process
 
 # %% [markdown]
-# ## Predict first
-# Write your answers, then run the cell. The nodes have V100s, joined by NVLink inside a node
-# and by 10 Gb/s Ethernet between the nodes. A step has 8,192 images, or 4,096 if one node
-# trains alone. A replica divides its images into 4 micro-batches. Its stages exchange 90,000
-# activations for each image.
-#
-# The last guess is about a small model that one GPU can hold, and a faster network (HDR200,
-# InfiniBand with 200 Gb/s for each GPU).
+# ## Step 1 · Does the model fit?
+# The model is the course's CNN with 90,000 hidden units and 6,000 classes. (Its tensors have
+# shapes but no numbers: that is enough for memory and simulated time.) The GPUs are V100s.
+# Predict first: write your answer, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_memory = 4.4  # GiB that training needs for 1.1 billion weights in fp32 with Adam
-# guess_inside = 10  # times as fast: a replica's two stages on one node, not on two nodes
-# guess_two_nodes = 2  # times as fast as one node: both nodes, with 10 Gb/s Ethernet
-# # The small model: four replicas (a GPU each), times as fast as two replicas of two stages
-# guess_replicas = 1
-
-# %% [markdown]
-# ## Step 1 · Does the model fit?
-# Training with Adam keeps four numbers per weight: the weight, its gradient, and two numbers
-# of Adam's. Each number has 4 bytes. The model is the course's CNN with 90,000 hidden units
-# and 6,000 classes. (Its tensors have shapes but no numbers: that is enough for memory and
-# simulated time.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_memory)
@@ -88,12 +73,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print(textwrap.fill(f"On one GPU: {one_process(None).error}", 95))
 
 # %% [markdown]
-# So four replicas, one per GPU, cannot train it.
+# Training with Adam keeps four numbers per weight: the weight, its gradient, and two numbers
+# of Adam's. Each number has 4 bytes. That is more than the
+# V100's 16 GiB, so four replicas, one per GPU, cannot train this model.
 #
 # ## Step 2 · Two stages
 # As in lesson 03, but the micro-batches are inside: the model takes a batch and returns its
 # outputs. For the large model we cut after fc1 (`cut=3`), which halves the weights: fc1 has
-# 564 million, fc2 has 540 million.
+# 564 million, fc2 has 540 million. A step has 4,096 images, in 4 micro-batches.
 
 
 # %%
@@ -148,10 +135,10 @@ class Halves(CNN):
 # print(f"at most {pipeline.update[0]:.1f} GiB in Adam's step")
 
 # %% [markdown]
-# Two stages fit, also at the peak, which is in backward: there are activations, their
-# gradients, and a micro-batch's gradients, as large as the weights, before they are added to
-# the sum. After backward these are gone. The stages occupy one node. The second node is still
-# idle.
+# Two stages fit. The peak is in backward, when three more things are in memory: activations,
+# their gradients, and the newest micro-batch's gradient of the weights. It is as large as the
+# weights, and stays until it is added to the sum. After backward these are gone. The
+# stages occupy one node. The second node is still idle.
 #
 # ## Step 3 · Two replicas of two stages, by hand
 # The second node gets a second replica, and each replica gets half of the batch. After
@@ -187,11 +174,14 @@ def average_twins(replicas: list[Halves]) -> None:
 #         outputs = replica(its_images.to(replica.first))
 #         F.cross_entropy(outputs, its_labels.to(replica.second)).backward()
 #     average_twins(replicas)
-#     pairs = zip(*(replica.named_parameters() for replica in replicas))
-#     for ((name, weight), (_, twin)), expected in zip(pairs, serial.parameters()):
-#         difference = (twin.grad.cpu() - expected.grad).abs().max().item()
-#         where = f"{weight.device} and {twin.device}"
-#         print(f"{name:<12} {where}: equal to the serial gradient: {difference < 1e-7}")
+#     pairs = zip(*(replica.parameters() for replica in replicas))
+#     differences = {}  # the largest of each stage, on both of its GPUs
+#     for twins, expected in zip(pairs, serial.parameters()):
+#         stage = " and ".join(str(twin.device) for twin in twins)
+#         difference = max((t.grad.cpu() - expected.grad).abs().max().item() for t in twins)
+#         differences[stage] = max(difference, differences.get(stage, 0))
+#     for stage, difference in differences.items():
+#         print(f"{stage}: all gradients equal to the serial ones: {difference < 1e-7}")
 
 # %% [markdown]
 # The two replicas have the gradients of one model on the whole batch. (That needs chunks of
@@ -243,10 +233,19 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 
 # %% [markdown]
 # ## Step 5 · Which GPUs hold the stages of one replica?
-# The four GPUs can hold two replicas of two stages in two ways: each replica on one node, or
-# each on both nodes. Two ranks simulate both ways with four networks (ten seconds): Ethernet
-# with 10 and 25 Gb/s; RoCE100, 100 Gb/s Ethernet that GPUs write to directly; HDR200,
-# InfiniBand with 200 Gb/s for each GPU.
+# The four GPUs can hold two replicas of two stages in two ways: each replica on one node
+# (*stages inside*), or each on both nodes (*stages across*). NVLink joins the GPUs of a node.
+# A step has 8,192 images: 4,096 for each replica, as in step 2. An image has 90,000
+# activations where the model is cut. Predict for 10 Gb/s Ethernet between the nodes:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_inside = 10  # stages inside: times as fast as stages across
+# guess_two_nodes = 2  # stages inside, both nodes: times as fast as the one node of step 2
+
+# %% [markdown]
+# Two ranks simulate both layouts with four networks (ten seconds): Ethernet with 10 and 25
+# Gb/s; RoCE100, 100 Gb/s Ethernet that GPUs write to directly; HDR200, InfiniBand with 200
+# Gb/s for each GPU.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_inside, guess_two_nodes)
@@ -262,35 +261,52 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 #     print(f"{network:<10} {layout}: {speeds[layout][-1]:.0f} images/s simulated")
 #
 # inside, across = (speeds[layout][0] for layout in layouts)
-# lesson.compare("stages inside ÷ across", guess_inside, inside / across, unit="×", digits=1)
-# lesson.compare("both nodes ÷ one node", guess_two_nodes, inside / one_node, unit="×")
+# what = "inside, times as fast as across"
+# lesson.compare(what, guess_inside, inside / across, unit="×", digits=1)
+# what = "both nodes, times as fast as one"
+# lesson.compare(what, guess_two_nodes, inside / one_node, unit="×")
 
 # %% [markdown]
-# Two nodes are *slower* than one. The timeline shows what the GPUs do meanwhile. White in a
-# lane is time in which the GPU only waits for the transfer or all-reduce drawn below it.
+# Two nodes are *slower* than one. The timeline shows what the GPUs do meanwhile, with stages
+# inside. White in a lane is time in which the GPU only waits for the transfer or all-reduce
+# drawn below it.
 
 # %% tags=["active-ipynb"]
 # timeline = joined([steps[0] for steps in by_rank])
 # share = timeline.busy(0, "collective")
-# timeline.plot(title=f"With 10 Gb/s Ethernet the all-reduce takes {share:.0%} of the step")
+# timeline.plot(title=f"Stages inside: the all-reduce takes {share:.0%} of the step")
 
 # %% [markdown]
 # A gradient is complete only when the last micro-batch has gone backward, so the all-reduce
-# hides behind almost nothing. The bytes that cross the slow network, for both layouts:
+# hides behind almost nothing. With stages across, other messages cross the slow network:
 
 # %% tags=["active-ipynb"]
-# # Two replicas: each GPU sends half of its gradients, then half of their sums.
-# gradients = 4 * weights
-# # Stages across nodes: all images send fc1's outputs, and get their gradients back.
-# activations = 2 * 4 * IMAGES * LARGE["hidden"]
-# network = vgpu.NETWORKS["Ethernet10"]
-# for what, size in (("gradients", gradients), ("activations", activations)):
-#     seconds = size / network.bandwidth
-#     print(f"{what:<11} {size / 1e9:.1f} GB, {seconds:.1f} s with {network.name}")
+# timeline_across = joined([steps[1] for steps in by_rank])
+# share = timeline_across.busy(0, "transfer")
+# title = f"Stages across: transfers take {share:.0%} of the step, first one way, then back"
+# timeline_across.plot(title=title)
 
 # %% [markdown]
-# Count these bytes before you choose a layout. With 8,192 images there are fewer bytes of
-# gradients. The activations shrink with the batch, the gradients do not. So the same cell with
+# The network carries bytes in both directions at once. The all-reduce uses that: each node
+# sends while it receives. Activations go from node 0 to node 1 in forward, and their gradients
+# come back in backward, never at the same time. How long do the messages take?
+
+# %% tags=["active-ipynb"]
+# network = vgpu.NETWORKS["Ethernet10"]
+# # Stages inside: each GPU sends half of its gradients, then half of their sums.
+# gradients = 4 * weights
+# gradient_seconds = gradients / network.bandwidth
+# print(f"gradients   {gradients / 1e9:.1f} GB from each node, both nodes at once:", end=" ")
+# print(f"{gradient_seconds:.1f} s with {network.name}")
+# # Stages across: fc1's outputs for all images, and then the gradients of these outputs.
+# one_way = 4 * IMAGES * LARGE["hidden"]
+# size = f"{one_way / 1e9:.1f} GB"
+# print(f"activations {size} one way, then {size} back:", end=" ")
+# print(f"{2 * one_way / network.bandwidth:.1f} s with {network.name}")
+
+# %% [markdown]
+# Compute these times before you choose a layout. With 8,192 images the gradients take less
+# time. The activations shrink with the batch, the gradients do not. So the same cell with
 # 4,096 images (five seconds):
 
 # %% tags=["active-ipynb"]
@@ -299,14 +315,14 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # steps, _ = launch.call(layout_steps, 2, ethernet, Halves, images=half)
 # half_inside, half_across = (step.images / step.seconds for step in steps)
 # for count, ratio in ((IMAGES, inside / across), (half, half_inside / half_across)):
-#     sent = 2 * 4 * count * LARGE["hidden"] / 1e9
+#     seconds = 2 * 4 * count * LARGE["hidden"] / network.bandwidth
 #     faster, times = ("inside", ratio) if ratio > 1 else ("across", 1 / ratio)
-#     print(f"{count:,} images: gradients {gradients / 1e9:.1f} GB,", end=" ")
-#     print(f"activations {sent:.1f} GB: {faster} is {times:.1f} times as fast")
+#     print(f"{count:,} images: gradients {gradient_seconds:.1f} s,", end=" ")
+#     print(f"activations {seconds:.1f} s: {faster} is {times:.1f} times as fast")
 
 # %% [markdown]
-# The layout that sends fewer bytes over the slow network wins. But is the second node worth
-# it? A faster network changes that answer:
+# The layout whose messages take less time wins. But is the second node worth it? A faster
+# network changes that answer:
 
 # %% tags=["active-ipynb"]
 # # Gigabytes per second and node. With HDR200 each GPU has its own adapter.
@@ -316,7 +332,8 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 #     bandwidths.append(adapters * vgpu.NETWORKS[name].bandwidth / 1e9)
 #
 # curves = {name: [speed / one_node for speed in speeds[name]] for name in layouts}
-# enough = next(i for i, ratio in enumerate(curves[layouts[0]]) if ratio > 1)
+# # By 5% at least: less than that is no reason for a second node.
+# enough = next(i for i, ratio in enumerate(curves[layouts[0]]) if ratio > 1.05)
 # title = f"Two nodes are faster than one with {networks[enough]}, "
 # title += f"and {max(curves[layouts[0]]):.2f} times as fast with {networks[-1]}"
 # label = "times as fast as one node,\nsimulated"
@@ -325,29 +342,39 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # %% [markdown]
 # ## A model that fits
 # The same four GPUs, with the best of these networks and a model that needs no stages: lesson
-# 03's CNN with 320 hidden units. Now four replicas can run. Are they faster than 2 × 2, two
-# replicas of two stages? (Five seconds.)
+# 03's CNN with 320 hidden units. Now four replicas can run, one per GPU. Are they faster than
+# 2 × 2, two replicas of two stages? (Five seconds.)
+
+# %% tags=["active-ipynb", "guess"]
+# guess_replicas = 1  # four replicas: times as fast as 2 × 2
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_replicas)
 # (four, *_), *_ = launch.call(layout_steps, 4, [("small", "four replicas", "HDR200")], Halves)
 # two_by_two = by_rank[0][-1]
 # for name, step in (("2 × 2", two_by_two), ("four replicas", four)):
-#     peaks = " and ".join(f"{1024 * peak:.0f}" for peak in step.peak)
-#     print(f"{name}: {1000 * step.seconds:.1f} ms simulated, peak {peaks} MiB per GPU")
+#     held = " and ".join(f"{1024 * gib:.0f}" for gib in step.forward)
+#     peaks = " and ".join(f"{1024 * gib:.0f}" for gib in step.peak)
+#     print(f"{name}: {1000 * step.seconds:.1f} ms simulated,", end=" ")
+#     print(f"activations {held} MiB per GPU, peak {peaks} MiB")
 #
 # ratio = two_by_two.seconds / four.seconds
-# lesson.compare("four replicas ÷ 2 × 2", guess_replicas, ratio, unit="×", digits=1)
+# what = "four replicas, times as fast as 2 × 2"
+# lesson.compare(what, guess_replicas, ratio, unit="×", digits=1)
 
 # %% [markdown]
-# Stages divide the weights. They do not divide the activations: with half as many replicas,
-# each replica takes twice as many images. Stages also wait for each other. So take as few
-# stages as the memory allows, and use replicas for the other GPUs. Let the smaller message
-# cross the slow network: gradients (stages inside a node), or activations (stages across).
+# Stages divide the weights. A stage has the activations of its own layers only, but for twice
+# as many images, because there are half as many replicas. Here nearly all activations are in
+# the convolutions, so stage 1 needs more memory than a whole replica.
+#
+# Stages also wait for each other. So take as few stages as the memory allows, and use replicas
+# for the other GPUs. Let the message that takes less time cross the slow network: gradients
+# (stages inside a node), or activations and their gradients (stages across).
 #
 # ## Step 6 · Train and evaluate
-# As in lesson 05, but images go to the first GPU of the rank, and labels to its second. The
-# shards can be unequal, so each rank divides its sum of losses by the images of all ranks.
+# This is as in lesson 05. Only the lines with `halves.first` and `halves.second` are new:
+# images go to the first GPU of the rank, labels and losses to its second. The shards can be
+# unequal, so each rank divides its sum of losses by the images of all ranks.
 
 
 # %%
@@ -478,6 +505,12 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb"]
 # torchrun = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
 # !OMP_NUM_THREADS=1 {torchrun} ../scripts/PT_CNN_HybridParallel.py --prove --out results/06
+
+# %% [markdown]
+# **The answer.** All four GPUs train the large model as two replicas of two stages. Which
+# layout is faster depends on the messages: for 8,192 images, stages inside a node. Two nodes
+# are worth it if the network between them is fast enough (the last picture of step 5). With 10
+# Gb/s Ethernet, use one node.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("06 model and data parallel", "results/06"))

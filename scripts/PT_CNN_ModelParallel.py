@@ -75,7 +75,8 @@ def step(
 
 # %% [markdown]
 # ## Does it fit?
-# The model has two convolutions and two linear layers, 2 million weights. A batch has 320
+# The model has four layers and 2 million weights. For one image, conv1 gives 16 channels of
+# 28×28, conv2 32 channels of 14×14, fc1 320 numbers and fc2 10. A batch has 320
 # images of 28×28. Predict first: write your answers, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
@@ -93,9 +94,10 @@ def step(
 # lesson.need(guess_memory, guess_adam)
 #
 #
-# def two_steps(model, optimizer, first, last, batch):
+# def two_steps(model, optimizer, first, last, batch, show=False):
 #     for number in (1, 2):
-#         print(f"step {number}", end=", ")
+#         if show:
+#             print(f"step {number}", end=", ")
 #         images = torch.rand(batch, 1, 28, 28).to(first)
 #         labels = torch.zeros(batch, dtype=torch.long).to(last)
 #         step(model, optimizer, images, labels)
@@ -147,7 +149,7 @@ def step(
 # with vgpu.running(1, memory="64MiB") as (one,):
 #     try:
 #         model = CNN(**WIDE).to(one)
-#         two_steps(model, sgd(model.parameters()), one, one, 320)
+#         two_steps(model, sgd(model.parameters()), one, one, 320, show=True)
 #     except torch.OutOfMemoryError as error:
 #         print(f"{vgpu.timeline().events[-1].phase}:")
 #         print(*str(error).split(". "), sep=".\n")
@@ -218,7 +220,7 @@ class Halves(CNN):
 #         two_steps(model, sgd(model.parameters()), first, second, 8)
 #     except RuntimeError as error:
 #         # The error has no line break.
-#         print("\n" + str(error).replace("! ", "!\n").replace(", but", ",\nbut"))
+#         print(str(error).replace("! ", "!\n").replace(", but", ",\nbut"))
 
 # %% [markdown]
 # ## What does it cost?
@@ -268,23 +270,33 @@ class Halves(CNN):
 
 # %% [markdown]
 # The hatched part is the **bubble**: a stage waits for the other one. With p stages and m
-# micro-batches a stage works in m of m + p − 1 time slots, so the bubble is (p − 1)/(m + p −
-# 1) of the time; with two stages, 1/(m + 1). The formula assumes equal slots, and that nothing
-# else takes time. But a transfer takes time, too: a plain `.to()` stops both GPUs. So does a
-# launch that comes too late. Here is where the time goes, with three links. One is free: it
+# micro-batches a stage works in m of m + p − 1 time slots. So the bubble is this fraction of
+# the time:
+#
+# `(p − 1) / (m + p − 1)`
+#
+# With two stages it is `1 / (m + 1)`. The formula assumes equal slots, and that nothing else
+# takes time. But a transfer takes time, too: a plain `.to()` stops both GPUs. A GPU also waits
+# if a launch comes too late. Here is where the time goes, with three links. One is free: it
 # transfers in no time.
 
 # %% tags=["active-ipynb"]
-# print("8 micro-batches, mean of both GPUs; the formula gives a bubble of 11%")
+# print("4 micro-batches, mean of both GPUs; the formula gives a bubble of 20%")
 # for link in ("NVLink2", FREE_LINK, "PCIe3"):
-#     _, timeline = simulate(8, link=link)
+#     seconds, timeline = simulate(4, link=link)
 #     parts = shares(timeline)
 #     idle = 1 - parts["compute"]
 #     text = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
 #     name = link if isinstance(link, str) else link.name
-#     print(f"{name}: {text}; idle {idle:.0%}")
+#     bubble = 1e3 * seconds * parts["bubble"]
+#     print(f"{name}: {text}; idle {idle:.0%}; bubble {bubble:.2f} ms")
 
 # %% [markdown]
+# The formula is for a free link and equal slots. The link is free in the second line, but the
+# slots are not equal: GPU 0 computes for longer than GPU 1 (see the naive step), so GPU 1
+# waits in each slot, and the bubble is larger than 20%. With each link the bubble takes the
+# same time. With a slow link the step is longer, so the bubble is a smaller fraction of it.
+#
 # How many micro-batches are best? Write your answers, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
@@ -295,16 +307,16 @@ class Halves(CNN):
 # lesson.need(guess_best, guess_speed)
 # counts = [1, 2, 4, 8, 16, 32]
 # sweep = {m: simulate(m) for m in counts}
-# parts = [shares(timeline) for _, timeline in sweep.values()]
+# free = [shares(simulate(m, link=FREE_LINK)[1]) for m in counts]
+# idle = {m: 1 - shares(timeline)["compute"] for m, (_, timeline) in sweep.items()}
 # curves = {
 #     "formula: 1/(m + 1)": [1 / (m + 1) for m in counts],
-#     "bubble": [part["bubble"] for part in parts],
-#     "idle: bubble, transfers, launches": [1 - part["compute"] for part in parts],
+#     "bubble, free link": [part["bubble"] for part in free],
+#     "idle, NVLink: bubble, transfers, launches": list(idle.values()),
 # }
 # for name, curve in curves.items():
 #     print(f"{name}:", ", ".join(f"{m}: {share:.0%}" for m, share in zip(counts, curve)))
-# title = f"8 micro-batches: bubble {parts[3]['bubble']:.0%}, idle "
-# title += f"{1 - parts[3]['compute']:.0%}, formula {1 / 9:.0%}"
+# title = "With many micro-batches the bubble stops shrinking"
 # plots.lines(counts, curves, "micro-batches", "share, simulated", title, level=None)
 
 # %% [markdown]
@@ -319,36 +331,46 @@ class Halves(CNN):
 #     ("H100-80GB", "NVLink4"),
 # ):
 #     one, _ = simulate(1, split=False, gpu=gpu)
-#     speedup = [one / simulate(m, gpu=gpu, link=link)[0] for m in counts]
+#     steps = [simulate(m, gpu=gpu, link=link) for m in counts]
+#     speedup = [one / seconds for seconds, _ in steps]
 #     print(f"{gpu}, {link}: " + ", ".join(f"{m}: {x:.2f}" for m, x in zip(counts, speedup)))
 #     speedups[f"{gpu}, {link}"] = speedup
+#
+# launch = shares(steps[-1][1])["launch"]
+# print(f"{gpu}, {counts[-1]} micro-batches: launches take {launch:.0%} of the time")
 #
 # fastest = max(speedups["V100-16GB, NVLink2"])
 # best = counts[speedups["V100-16GB, NVLink2"].index(fastest)]
 # lesson.compare("best number of micro-batches", guess_best, best, digits=0)
 # lesson.compare("times as fast as one GPU", guess_speed, fastest, digits=2)
-# computing = {
-#     m: 1e3 * seconds * (timeline.busy(0) + timeline.busy(1))
+# computing = [
+#     f"{m}: {1e3 * seconds * (timeline.busy(0) + timeline.busy(1)):.1f}"
 #     for m, (seconds, timeline) in sweep.items()
-# }
-# print(f"both GPUs compute for {computing[1]:.1f} ms with 1 micro-batch, ", end="")
-# print(f"for {computing[32]:.1f} ms with 32")
+# ]
+# print("NVLink2, ms of computing, both GPUs:", ", ".join(computing))
+# print(f"NVLink2, idle least with {min(idle, key=idle.get)}, fastest with {best}")
 # title = f"V100s with NVLink: {best} micro-batches are best, {fastest:.2f} times as fast"
 # unit = "times as fast as one GPU, simulated"
 # plots.lines(counts, speedups, "micro-batches, batch 4,096", unit, title)
 
 # %% [markdown]
-# The bubble shrinks about as the formula says up to 8 micro-batches, and then stays near 10%:
-# the slots are not equal. Backward adds to all gradients once per micro-batch, and GPU 1 has
-# nearly all of the 2 million weights, so its slots become longer than GPU 0's. Each operation
-# has a fixed cost, too. So there is a best number. PyTorch's tutorial found one, too
-# (published, a ResNet-50): 10 micro-batches of 12 images, 3.75 s / 2.43 s = 1.54 times as fast
-# as one GPU. Over PCIe the transfers of the activations take longer than the computing. There,
-# use a second GPU only if the model does not fit on one.
+# With more micro-batches the formula goes to zero. The bubble does not: the slower stage sets
+# the pace. GPU 0 computes for about 6 ms per step, GPU 1 for about 4, so with many
+# micro-batches GPU 1 still waits for a third of the time: a sixth, on average over both. Cut a
+# model so that its stages take the same time.
 #
-# An H100 computes so fast that launching the small operations takes longer: with 16
-# micro-batches it waits for launches in 24% of the time, with 32 in 49%. Exercise 3 gives it
-# more to compute.
+# There is a best number, because each micro-batch has a fixed cost. The host launches all
+# operations again for each micro-batch: with 32, a GPU computes for less than half of the
+# step, and waits for launches in much of the rest. The GPUs also compute for longer, because
+# backward adds to all gradients once per micro-batch.
+#
+# PyTorch's tutorial found a best number, too (published, a ResNet-50): 10 micro-batches of 12
+# images, 3.75 s / 2.43 s = 1.54 times as fast as one GPU. Over PCIe the transfers of the
+# activations take longer than the computing. There, use a second GPU only if the model does
+# not fit on one.
+#
+# An H100 computes so fast that it waits for launches already with 8 micro-batches. Exercise 3
+# gives it more to compute.
 #
 # ## Step 3 · Train: one process, two GPUs
 

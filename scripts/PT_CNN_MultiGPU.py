@@ -82,6 +82,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import socket
 # from pathlib import Path
 #
 # from multigpu import lesson, plots, vgpu
@@ -147,11 +148,48 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # !mkdir -p results
 # !OMP_NUM_THREADS=1 python {folder}/one_gpu.py results/one_gpu.pt
 # !OMP_NUM_THREADS=1 {torchrun} {folder}/ddp.py results/ddp.pt
-# one_gpu = torch.load("results/one_gpu.pt", map_location="cpu")
-# several = torch.load("results/ddp.pt", map_location="cpu")
-# differences = [(one_gpu[name] - several[name]).abs().max().item() for name in one_gpu]
-# equal = "yes" if max(differences) < 1e-6 else "no"
+#
+#
+# def difference_from_one_gpu(path):
+#     one_gpu = torch.load("results/one_gpu.pt", map_location="cpu")
+#     several = torch.load(path, map_location="cpu")
+#     return max((one_gpu[name] - several[name]).abs().max().item() for name in one_gpu)
+#
+#
+# equal = "yes" if difference_from_one_gpu("results/ddp.pt") < 1e-6 else "no"
 # lesson.compare("the same weights within 1e-6", guess_equal, equal)
+
+# %% [markdown]
+# ## Two nodes
+# On two nodes, one torchrun runs on each. It gets the number of nodes (`--nnodes`), the number
+# of its own node (`--node-rank`), and an address and a port of node 0, where all connect
+# (`--master-addr`, `--master-port`). The next cell starts two torchruns on this machine. Each
+# has the place of one node, and starts two ranks on the CPU. (Some seconds.)
+#
+# Messages of node 1's torchrun go to a file: the two end at the same time, and if node 0's is
+# first, node 1's reports that the connection is gone.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_changed = 4  # how many lines of ddp.py must change for two nodes?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_changed)
+# with socket.create_server(("127.0.0.1", 0)) as server:
+#     port = server.getsockname()[1]  # a free port
+# address = f"--local-addr=127.0.0.1 --master-addr=127.0.0.1 --master-port={port}"
+# node = f"torchrun --nnodes=2 --nproc-per-node=2 {address}"
+# program = f"{folder}/ddp.py results/four.pt"
+# settings = "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES="  # without GPUs: on the CPU
+# second = f"{node} --node-rank=1 {program} 2> results/node-1.log"
+# !{settings}; {second} & {node} --node-rank=0 {program} && wait
+# # The limit is 1e-5, because one_gpu.py may have used a GPU, which rounds differently.
+# equal = "yes" if difference_from_one_gpu("results/four.pt") < 1e-5 else "no"
+# print(f"four ranks on two nodes: the weights of one_gpu.py within 1e-5? {equal}")
+# lesson.compare("lines of ddp.py that change", guess_changed, 0, digits=0)
+
+# %% [markdown]
+# The program is the same: `torchrun` gives each rank its number among all four, and the number
+# of ranks. On a cluster a job file fills in the options (see "On a cluster" below).
 
 # %% [markdown]
 # ## When are the gradients sent?
@@ -168,8 +206,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% tags=["active-ipynb"]
 # lesson.need(guess_hidden)
 # cases = [(25, 1, True), (1, 1, True)]  # MiB of a bucket, micro-batches, no_sync
+# cases += [(1, 4, False), (1, 4, True)]  # for "Accumulation" below: ranks start slowly
 # of_ranks = zip(*launch.call(simulated_steps, 2, cases, batch=256, link="PCIe3"))
-# one_bucket, two_buckets = map(vgpu.Timeline.of_ranks, of_ranks)
+# one_bucket, two_buckets, *accumulated = map(vgpu.Timeline.of_ranks, of_ranks)
 #
 #
 # def milliseconds(step):
@@ -191,26 +230,30 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # draw("two buckets", two_buckets)
 
 # %% [markdown]
-# The all-reduce of one bucket can begin only after the last gradient. The short backward after
-# the all-reduces copies the averages out of the bucket. DDP's own sizes are 1 MiB for the
-# first bucket and 25 MiB for the others. The CNN for the digits (8×8) has 38,282 parameters,
-# 0.15 MiB, which fit into one bucket: the digits' run hides nothing.
+# White without green below it means that the GPU waits until the CPU launches the next kernel
+# (launch).
+#
+# The all-reduce of one bucket can begin only after the last gradient. The light blue at the
+# end copies the averages out of the buckets. In the second picture, the averages of bucket 1
+# are copied while bucket 2 is sent, so the second all-reduce is hidden, too. What is not
+# hidden is in the first all-reduce: there the GPU stops two times, because the CPU has not
+# launched the next kernel yet.
+#
+# DDP's own sizes are 1 MiB for the first bucket and 25 MiB for the others. The CNN for the
+# digits (8×8) has 38,282 parameters, 0.15 MiB, which fit into one bucket: the digits' run
+# hides nothing.
 #
 # ## What the 40 lines lack
-# `ddp.py` is right because 1,440 images are 12 full batches of 120. A real program also meets
-# uneven batches, batches too large for the memory, 16 bit, BatchNorm, clipping, evaluation,
-# and failures. One at a time:
+# `ddp.py` trains on 1,440 images, in 12 batches of 120. A real program also meets uneven
+# batches, batches too large for the memory, 16 bit, BatchNorm, clipping, evaluation, and
+# failures. One at a time:
+#
+# **Uneven batches.** Four ranks have 3, 3, 2 and 2 of ten images. Each computes the mean loss
+# of its own images, and DDP averages over the *ranks*. The next cell does the same, one rank
+# after the other. It compares the gradient with that of the mean over all ten *images*.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_mean = "yes"  # 10 images on 4 ranks: is DDP's average that of the images? "yes", "no"
-# guess_batch_norm = "yes"  # 64 images on 2 ranks: is BatchNorm's mean that of all 64?
-# guess_before = "yes"  # is it the same to clip each rank's own gradient before the average?
-# guess_tested = 7  # 7 test images on 3 ranks, by DistributedSampler: how many are counted?
-
-# %% [markdown]
-# **Uneven batches.** Four ranks have 3, 3, 2 and 2 of ten images. Each computes the mean loss
-# of its own images, and DDP averages over the *ranks*. This cell does the same, one rank after
-# the other. It compares the gradient with that of the mean over all ten *images*.
+# guess_mean = "yes"  # are the two gradients the same, within 1e-6? "yes" or "no"
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_mean, choices=("yes", "no"))
@@ -244,9 +287,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("the ranks' average is that of the images", guess_mean, same)
 
 # %% [markdown]
-# So each rank takes the sum of its losses × ranks / images in the step: DDP's division by the
-# ranks cancels. And all ranks must make the same number of steps, so `DistributedSampler`
-# repeats some images at the end. Each repeat gets weight 0 (`data.real_rows`).
+# So a rank's loss is (the sum of its own losses) × ranks / (images of all ranks in the step).
+# DDP adds up the ranks' gradients and divides by the ranks. What remains is the sum of all
+# losses / all images, the mean over the images.
+#
+# All ranks must make the same number of steps, so `DistributedSampler` repeats some images at
+# the end. Each repeat gets weight 0 (`data.real_rows`).
 #
 # **The order.** The sampler shuffles all images by its seed and the epoch, the same on each
 # rank, and gives every N-th image to a rank. Without `set_epoch` every epoch has the order of
@@ -267,23 +313,26 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # may not fit into its memory. Then it makes one forward and one backward for each
 # *micro-batch*, and the gradients add up. The optimizer needs them after the last one, but DDP
 # would average them after each. Within `no_sync` it does not: only the last `backward()` is
-# outside. (Two processes start: some seconds.)
+# outside. The two simulated GPUs made steps of 4 micro-batches with 256 images each, in two
+# buckets, too.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_all_reduces = 8  # in a step of 4 micro-batches, two buckets, if only the last averages
+# guess_saved = 75  # % of the step's time that no_sync saves
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_all_reduces)
-# cases = [(1, 4, False), (1, 4, True)]  # MiB of a bucket, micro-batches, no_sync
-# of_ranks = zip(*launch.call(simulated_steps, 2, cases, batch=256, link="PCIe3"))
-# for name, step in zip(("without", "with"), map(vgpu.Timeline.of_ranks, of_ranks)):
+# lesson.need(guess_saved)
+# times = []
+# for name, step in zip(("without", "with"), accumulated):
+#     times.append(milliseconds(step))
 #     count = f"{all_reduces(step)} all-reduces"
-#     print(f"{name} no_sync: {count}, {milliseconds(step):.2f} ms per step, simulated")
-# lesson.compare("all-reduces with no_sync", guess_all_reduces, all_reduces(step), digits=0)
+#     print(f"{name} no_sync: {count}, {times[-1]:.2f} ms per step, simulated")
+# saved = 100 * (1 - times[1] / times[0])
+# lesson.compare("time that no_sync saves", guess_saved, saved, unit="%", digits=0)
 
 # %% [markdown]
 # Without `no_sync`, 4 micro-batches average 2 buckets each: 8 all-reduces. With it, one
-# micro-batch averages 2 buckets.
+# micro-batch averages 2 buckets. The time falls less than the number of all-reduces, because
+# the GPU computes during most of an all-reduce, and waits for launches in much of the step.
 #
 # **16 bit.** `autocast` computes in 16 bit where that is safe, because GPUs are faster then.
 # In float16 small gradients would become 0, so a `GradScaler` scales the loss, and skips a
@@ -294,6 +343,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # process sees 64 images; then two ranks share them, with DDP. `SyncedBatchNorm` in
 # `experiments.py`, 15 lines, adds up the sums of both ranks by an all-reduce. (Two processes
 # start: some seconds.)
+
+# %% tags=["active-ipynb", "guess"]
+# guess_batch_norm = "yes"  # with BatchNorm1d, is the mean that of all 64? "yes" or "no"
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_batch_norm, choices=("yes", "no"))
@@ -331,6 +383,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # `backward()`; or it clips its own gradient, and an all-reduce computes the average. (Two
 # processes start: some seconds.)
 
+# %% tags=["active-ipynb", "guess"]
+# guess_before = "yes"  # does clipping before the average give the same? "yes" or "no"
+
 # %% tags=["active-ipynb"]
 # lesson.need(guess_before, choices=("yes", "no"))
 # serial = clipped_gradients(0.5)
@@ -352,6 +407,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # **Evaluation.** Three ranks share 7 test images: by `DistributedSampler`, or each takes every
 # third image.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_tested = 7  # by DistributedSampler: how many images are counted, with repeats?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_tested)
@@ -407,6 +465,10 @@ def read_data(
 # ### Step 2 · Train
 # `--batch-size` is the global batch. It is split over the ranks, and each rank's part into
 # `--accumulate` micro-batches, so the result does not depend on the number of GPUs.
+#
+# Look for three things in `train_epoch`: `real` has weight 0 for a repeated image; `no_sync`
+# is used in all micro-batches of a step but the last; `micro_batches[done:]` skips what a
+# resumed run has done before.
 
 
 # %%
@@ -599,7 +661,7 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
-# ## Run it, stop it, resume it
+# ## Run it, then resume it
 # Four epochs, then a new start that resumes from the checkpoint. The proof compares its
 # weights with those of one process that never stopped. In the second run each rank has two
 # micro-batches: the global batch stays 64, so nothing else changes.
@@ -610,9 +672,41 @@ if __name__ == "__main__":
 # !{program} --accumulate 2 --resume --prove
 
 # %% [markdown]
-# On a cluster, Slurm starts a job when enough nodes are free. To submit this program as a job
-# for two nodes: `sbatch slurm/PT_CNN_MultiGPU.slurm`. The page of this lesson has all
-# commands.
+# ## On a cluster
+# Slurm starts a job when enough nodes are free. To submit this program as a job for two nodes:
+# `sbatch slurm/PT_CNN_MultiGPU.slurm`. These lines of the job file matter most:
+
+# %% tags=["active-ipynb"]
+# job = Path("../slurm/PT_CNN_MultiGPU.slurm").read_text().splitlines()
+# request = ("#SBATCH --nodes", "#SBATCH --ntasks-per-node", "#SBATCH --gpus-per-node")
+# start = ("step=(srun", "--nnodes", "--rdzv-backend")
+# for line in map(str.strip, job):
+#     if line.startswith(request + start):
+#         print(line.partition("  #")[0])  # without its comment
+
+# %% [markdown]
+# - `--nodes` is the number of nodes, as `--nnodes` above.
+# - `--ntasks-per-node=1`: Slurm starts one task on each node, a torchrun.
+# - `--gpus-per-node` is the number of GPUs on each node. torchrun starts one rank for each.
+# - `srun` starts the tasks on all nodes. If one fails, `--kill-on-bad-exit` ends all.
+# - The last two lines are torchrun's options. Slurm has set the variables with `SLURM`.
+# - `--rdzv-endpoint` is the first node's address and a port, as `--master-addr` and
+#   `--master-port` above. Here the torchruns agree there on the nodes' numbers, so they need
+#   no `--node-rank`.
+#
+# The page of this lesson has all commands.
+#
+# ## The answer
+# **What must change?** In the program, the lines of the diff above. For more GPUs or nodes,
+# only the launcher's options. On a cluster, a job file asks for the nodes and starts one
+# torchrun on each.
+#
+# **Do four GPUs learn the same as one?** Yes, except for rounding, if:
+#
+# - each step has the images of one GPU's step, and a repeated image has weight 0;
+# - each loss is divided by the images of all ranks, not by the rank's own;
+# - clipping comes after the average, and BatchNorm uses the rows of all ranks;
+# - no rank draws random numbers that change the result, as dropout does.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("05 DDP", "results/05"))  # for the table of all routes

@@ -100,7 +100,9 @@ def stage(model: CNN, rank: int, ranks: int) -> nn.Sequential:
 # Two ranks exchange [messages](../lessons/README.md#message): `dist.isend` sends a tensor and
 # does not wait, `dist.recv` waits for one. Rank 0 sends activations, and rank 1 sends their
 # gradients back. Each rank has its order as a text: F1 is the forward of micro-batch 1, B1
-# its backward.
+# its backward. In the first notebook autograd computed backward from the last micro-batch
+# to the first. Here each micro-batch has a graph of its own, and the rank's order says whose
+# backward comes next.
 
 
 # %%
@@ -283,17 +285,21 @@ def schedule(
 #
 # print("simulated, mean of both ranks; the formula gives a bubble of 11%")
 # for case, timeline in timelines.items():
-#     parts = shares(timeline)
-#     text = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
-#     print(f"{case}: {1e3 * seconds[case]:.2f} ms: {text}")
+#     if "by hand" not in case:
+#         parts = shares(timeline)
+#         text = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
+#         print(f"{case}: {1e3 * seconds[case]:.2f} ms: {text}")
+# for name in SCHEDULES:
+#     ratio = seconds[f"{name} by hand"] / seconds[f"{name}, CNN, NVLink"]
+#     print(f"{name}, CNN, NVLink, by hand: {ratio:.2f} times the time of torch's tool")
 # for rank, spent in enumerate(phases(timelines["gpipe, CNN, free link"])):
 #     forward, backward = spent["forward"], spent["backward"]
 #     print(f"CNN, rank {rank}: forward {forward:.2f} ms, backward {backward:.2f} ms")
 #
 # equal = seconds["gpipe, equal stages, free link"] / seconds["1f1b, equal stages, free link"]
 # nvlink = seconds["gpipe, CNN, NVLink"] / seconds["1f1b, CNN, NVLink"]
-# lesson.compare("1F1B ÷ GPipe, equal stages", guess_equal, equal)
-# lesson.compare("1F1B ÷ GPipe, CNN, NVLink", guess_nvlink, nvlink)
+# lesson.compare("speed-up over GPipe, equal stages", guess_equal, equal)
+# lesson.compare("speed-up over GPipe, CNN, NVLink", guess_nvlink, nvlink)
 
 # %% tags=["active-ipynb"]
 # figure = plots.figure(8, 5)
@@ -308,10 +314,15 @@ def schedule(
 
 # %% [markdown]
 # With equal stages and a free link, both orders take the same time, and the bubble is nearly
-# the formula's: the order does not change it. The CNN's stages are not equal: forward takes
-# longer on rank 0, backward on rank 1. In GPipe a stage waits for the longer forward, later
-# for the longer backward. In 1F1B it waits for the longer sum of one forward and one backward,
-# and the two sums are nearly equal.
+# the formula's: the order does not change it. The CNN's stages are not equal: rank 0 takes
+# longer, both forward and backward. So rank 1 waits for it in each slot, and with both orders
+# the bubble is larger than the formula's.
+#
+# Rank 0 waits, too. In GPipe it waits once, while rank 1 takes the last micro-batch forward
+# and backward. In 1F1B it waits twice, for micro-batch 1 and for micro-batch 8, but each time
+# it first computes another one: the forward of 2, the backward of 7. With equal stages both
+# waits together are as long as GPipe's. Here they are shorter, because rank 1 needs less time
+# than rank 0, so 1F1B is slightly faster.
 #
 # With NVLink the messages take time, too. A rank asks for a message only when it needs it, so
 # it waits while the message comes. In the middle of 1F1B a gradient comes back while an
@@ -346,8 +357,8 @@ def schedule(
 # draw_peaks(metered, title)
 
 # %% [markdown]
-# 1F1B saves memory. With equal stages and a free link it saves no time; the CNN's 7% come from
-# its unequal stages and the link.
+# 1F1B saves memory. With equal stages and a free link it saves no time; what it saves with the
+# CNN comes from the unequal stages and the link.
 #
 # By hand, rank 0 keeps the activations of 2 micro-batches instead of 8. The rest of the peak
 # is the images, and what one backward needs. torch's tool has a buffer for the gradient of

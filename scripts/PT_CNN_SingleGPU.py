@@ -108,7 +108,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% tags=["active-ipynb", "guess"]
 # guess_backward = 1.0  # multiplications in backward, for each multiplication in forward
 # guess_clock = 70  # a step takes a GPU 70 ms: how many ms does Python's clock show?
-# guess_half = 50  # forward and backward of 32 images: % of the time for 64 images
+# guess_half = 50  # forward and backward of 32 images: % of the time for 64 (without %)
 
 # %% [markdown]
 # ## How much work is a step?
@@ -258,9 +258,10 @@ def loader_of(
 
 # %% [markdown]
 # ## Where the time goes
-# Nine rounds take about ten seconds. In a round each batch size gets one epoch, so that a
-# moment in which other programs are busy slows down all of them. Still, a single round can
-# show the opposite of the median: the second cell prints both.
+# Nine rounds take about ten seconds. In a round each batch size gets one epoch. Other programs
+# can only make a part of a step slower, so the shortest time of nine counts, as in Python's
+# `timeit`. The second cell also prints the ratios of single rounds: one round can show the
+# opposite.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_half)
@@ -280,11 +281,11 @@ def loader_of(
 # steps = {}
 # bars = {}
 # for size, parts in rounds[0].items():
-#     steps[size] = {part: median(found[size][part] for found in rounds) for part in parts}
+#     steps[size] = {part: min(found[size][part] for found in rounds) for part in parts}
 #     bars[f"batch {size}"] = {part: 1e6 * time / size for part, time in steps[size].items()}
 # times = sum(bars["batch 16"].values()) / sum(bars["batch 128"].values())
 # title = f"In a batch of 16 an image takes {times:.1f} times as long as in a batch of 128"
-# plots.stacked_bars(bars, "µs per image, measured: the median of nine rounds", title)
+# plots.stacked_bars(bars, "µs per image, measured: the shortest of nine rounds", title)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # def show(what, ratio):
@@ -313,8 +314,8 @@ def loader_of(
 # With two GPUs, each goes forward and backward with half of the batch. The rest stays as it
 # is: one process reads all images, and each GPU updates all weights. *Amdahl's law*: if a
 # fraction *s* of the time stays and the rest is divided by *n*, the time becomes *s* + (1 −
-# *s*)/*n*. So the training is at most 1 / (*s* + (1 − *s*)/*n*) times as fast, and for any *n*
-# less than 1/*s*.
+# *s*)/*n*. So the training is at most 1 / (*s* + (1 − *s*)/*n*) times as fast. With any
+# number of GPUs it stays below 1/*s*: with *s* = 20%, below 5 times.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # def amdahl(s, n):
@@ -373,7 +374,8 @@ def loader_of(
 # workers do this for one GPU, too.
 #
 # Here reading means *waiting*. It can also mean *computing*, as when photos are decoded. And
-# the digits are in memory already:
+# the digits are in memory already. Predict: on two free cores, how long does a step take
+# with 2 workers, and with 4?
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # print(f"Reading computes, on {pluralize(available_cores(), 'core')}:")
@@ -396,10 +398,10 @@ def loader_of(
 #     print(f"{case}: median {median(speeds):,.0f} images/s, {spread}")
 
 # %% [markdown]
-# Where reading computes, the workers share the cores with each other and with all other
-# programs, so a measurement can be far from the paper, which gives each worker a free core:
-# more workers than cores can still help, because they get a larger share. The digits need no
-# reading: workers only cost the time to start and to send the batches.
+# Where reading computes, two workers on two cores read two batches at a time, and four workers
+# on two cores do not read more. The formula assumes that each core is free. On a busy machine
+# other programs use the cores, too, and four workers get a larger part of them than two. The
+# digits need no reading: workers only cost the time to start and to send the batches.
 #
 # ## Which operations take the time?
 # `phases` shows which part of a step is slow; `torch.profiler` shows which operations are.
@@ -447,6 +449,10 @@ def profiled(
 # print(profiled(model, optimizer, loader_of(train, 64, seed=0), trace))
 
 # %% [markdown]
+# On a CPU the names are those of PyTorch's operations: `convolution_backward` is the backward
+# of the convolutions, and `mm` and `addmm` multiply the matrices of the linear layers. On a
+# GPU they are the names of kernels.
+#
 # ## Train
 # `loss.item()` in each step would make the host wait for the GPU, so the sum of the losses
 # stays on the device until the epoch's end. The *test set* has 360 other images. The

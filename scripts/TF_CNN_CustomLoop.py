@@ -107,8 +107,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # Write your answers, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_away = 0.1  # the mean per replica: how far are an epoch's losses from one device's?
-# guess_outside = "error"  # optimizer made outside the scope: "error", "equal" or "apart"?
+# # Each replica's loss is the mean over its shard. In an epoch (one device begins at 2.3):
+# guess_away = 0.1  # the largest difference from one device's loss
+# # The optimizer is made outside the scope. After a step, the copies of the weights:
+# guess_optimizer = "error"  # are they "equal" or "apart", or is there an "error"?
 # guess_norm = "equal"  # BatchNorm's moving mean after a step: copies "equal" or "apart"?
 # guess_steps = 20  # PyTorch and TensorFlow: for how many of 230 steps are the losses equal?
 
@@ -279,7 +281,7 @@ def train_epoch(
 # has one copy:
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_outside, choices=("error", "equal", "apart"))
+# lesson.need(guess_optimizer, choices=("error", "equal", "apart"))
 # model, _ = make(strategy, parse([]), (1, 8, 8), 10)
 # outside = tf.keras.optimizers.SGD(0.05, momentum=0.9)
 # outside.build(model.trainable_variables)
@@ -294,7 +296,7 @@ def train_epoch(
 # except Exception:
 #     result = "error"
 # choices = ("error", "equal", "apart")
-# lesson.compare("the copies", guess_outside, result, choices=choices)
+# lesson.compare("the copies", guess_optimizer, result, choices=choices)
 
 # %% [markdown]
 # Both replicas add to the one momentum in turn, so each updates its copy with a different

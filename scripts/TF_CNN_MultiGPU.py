@@ -96,7 +96,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_own = -6  # the sum of the two replicas' gradients, for the numbers 1, 2, 3, 6
-# guess_halved = -6  # replica 0 has 1 and 2, replica 1 has 6; each mean is divided by 2
+# # The numbers 1 and 2 on replica 0, and 6 on replica 1. One device: −6.
+# guess_halved = -6  # the sum again, if each replica's mean is divided by 2
 
 # %% [markdown]
 # `strategy.run` calls a function once for each replica, on its device, with its shard.
@@ -129,8 +130,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # Is it enough to divide by the number of replicas, as Keras's `fit` does? For an even batch it
 # is. But the last batch of an epoch is often smaller, and then the shards can be uneven. The
-# third rule is right for each batch: the *sum* over the replica's numbers, divided by the size
-# of the *global* batch.
+# next cell compares three rules for the loss of a replica: the mean over its numbers; this
+# mean, divided by the number of replicas; the *sum* over its numbers, divided by the size of
+# the *global* batch.
 
 # %% tags=["active-ipynb"]
 # rules = {
@@ -169,9 +171,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # gradient_bars(found, right=-6)
 
 # %% [markdown]
-# The rest of the lesson trains a CNN with the third rule. Each image gets a *sample
-# weight*, 1 / (images of the global batch), and a replica's loss is the sum of loss × sample
-# weight. Without "sample", the weights are the model's, as before.
+# Only the third rule is right for each batch, and the rest of the lesson trains a CNN with it.
+# Each image gets a *sample weight*, 1 / (images of the global batch), and a replica's loss is
+# the sum of loss × sample weight. Without "sample", the word *weights* means the
+# model's weights.
 #
 # ## Design the model
 # `tf_common.cnn` is the CNN of the other lessons in Keras, with the same first weights. Two
@@ -213,7 +216,9 @@ def read_data(
 
 # %% tags=["active-ipynb", "guess"]
 # guess_last = 14  # how many of the 29 images does replica 0 get?
-# guess_prefetch = 2  # reading and a step take equally long: without prefetch, × how long?
+# # A step takes as long as reading its batch. The time of an epoch without prefetch,
+# # divided by the time of an epoch with prefetch:
+# guess_prefetch = 2  # how many times as long?
 # guess_outside = "error"  # fit, model made outside the scope: "error", "one device" or "both"
 
 # %% tags=["active-ipynb"]
@@ -225,8 +230,8 @@ def read_data(
 # lesson.compare("images of replica 0 in the last batch", guess_last, len(shards[0]), digits=0)
 
 # %% [markdown]
-# `Dataset.shard` divides in another way. It is for workers that read for themselves (lesson
-# 08): each worker takes every N-th image.
+# A strategy gives each replica a block of each batch. `Dataset.shard` divides in another way:
+# every N-th image. It is for programs in which each worker makes its own data set.
 
 # %% tags=["active-ipynb"]
 # numbers = tf.data.Dataset.range(24)
@@ -263,12 +268,14 @@ def read_data(
 # measured = {name: epoch_seconds(dataset, step=0.02) for name, dataset in datasets.items()}
 # for name, (shortest, median, longest) in measured.items():
 #     print(f"{name}: {median:.2f} s per epoch, {shortest:.2f} to {longest:.2f}")
-# times = measured["without"][1] / measured["with prefetch"][1]
-# lesson.compare("without prefetch, as long", guess_prefetch, times, unit="×", digits=0)
+# none = measured["without, and TensorFlow adds none"][1]
+# times = none / measured["with prefetch"][1]
+# lesson.compare("without ÷ with prefetch", guess_prefetch, times, unit="×", digits=1)
 
 # %% [markdown]
-# With `prefetch`, reading and the step overlap. But TensorFlow adds a prefetch to the end of a
-# pipeline that has none. An option turns that off.
+# With `prefetch`, reading and the step overlap; in the third row nothing overlaps. The second
+# row is the surprise: TensorFlow adds a prefetch to the end of a pipeline that has none. An
+# option turns that off.
 #
 # ## Create a MirroredStrategy, and open its scope
 # The strategy is the one above. The model and the optimizer are made in its scope, so their
@@ -329,6 +336,7 @@ def make(
 # CrossEntropy = tf.keras.losses.SparseCategoricalCrossentropy
 # forgotten = tf_common.cnn()
 # forgotten.compile("sgd", CrossEntropy(from_logits=True))
+# print("the model's strategy:", type(forgotten.distribute_strategy).__name__)
 # before = forgotten.get_weights()[-1]
 # try:
 #     forgotten.fit(images[:64], labels[:64], verbose=0)
@@ -348,14 +356,14 @@ def make(
 #     print("fit inside the scope:", type(error).__name__, f"with the text {str(error)!r}")
 
 # %% [markdown]
-# It trains on one device, and the other one does nothing. `model.distribute_strategy` is the
-# model's strategy. Keras raises an error only if the scope is open when `fit` is called, and
-# this error has no text.
+# It trains on one device, and the other one does nothing. `model.distribute_strategy`, printed
+# first, is the model's strategy. Keras raises an error only if the scope is open when
+# `fit` is called, and this error has no text.
 #
 # ## The loss of `fit`
-# Keras's usual loss is the second rule: the mean over the shard, divided by the number of
-# replicas. One epoch with that loss, and one with the sum of loss × sample weight, compared
-# with one device. The last batch is uneven.
+# Keras's usual loss is the second of the three rules: the mean over the shard, divided by the
+# number of replicas. One epoch with that loss, and one with the sum of loss × sample weight,
+# compared with one device. The last batch is uneven.
 
 # %% tags=["active-ipynb"]
 # serial = tf_common.cnn()
@@ -378,6 +386,9 @@ def make(
 # print(f"sum of loss × sample weight: within 1e-6 of one device's: {weighted < 1e-6}")
 
 # %% [markdown]
+# One of the 23 batches is uneven, and it makes this difference. Rounding alone makes less than
+# 1e-6 (the second line). `--prove` would fail, because its limit is 1e-5.
+#
 # [**Mixed precision**](../lessons/README.md#mixed-precision) is set by a *policy* for all
 # layers that are made afterwards. Variables stay in float32. With float16, `compile` wraps the
 # optimizer, which then scales the [loss](../lessons/README.md#loss-scaling).

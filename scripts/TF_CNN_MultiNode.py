@@ -86,7 +86,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # Write your answers, then run the cell. The cells below compare them with what happens.
 
 # %% tags=["active-ipynb", "guess"]
-# # How many lines of worker.py are new or changed? (Without docstring, comments, blank lines.)
+# # one_machine.py already has the loss / 120 and optimizer.build. How many lines of worker.py
+# # are new or changed, without comments, blank lines, and lines that are only indented?
 # guess_lines = 30
 # guess_equal = "no"  # the same weights after 10 epochs, within 1e-6? "yes" or "no"
 
@@ -114,7 +115,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #   GPUs, by [NCCL](../lessons/README.md#nccl).
 # - `experimental_distribute_dataset` gives each worker its
 #   [shard](../lessons/README.md#shard) of each batch of 120.
-# - In the scope, each replica gets a copy of every variable, with the chief's first value.
+# - In the scope, each replica gets a copy of every variable.
 # - `strategy.run` calls `step` on each replica of this worker. In it, `optimizer.apply` *adds
 #   up* the gradients of all replicas of all workers, by an all-reduce, before it updates the
 #   weights. So the loss is the sum over the replica's images, divided by the *global* batch:
@@ -154,12 +155,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # worker fails. A real program meets more. One question at a time:
 #
 # **Who reads which image?** [Auto-sharding](../lessons/README.md#auto-sharding) divides the
-# data set among the workers. With the policy `AUTO`, the default, TensorFlow chooses how; with
-# `OFF` it does not divide. The second cell starts two workers, which takes about ten seconds.
+# data set among the workers. A policy says how: with `AUTO`, the default, TensorFlow chooses;
+# `OFF` turns it off. The second cell starts two workers, which takes about ten seconds.
 # They also run the experiments of the cells below.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_off = 4  # 8 images, two workers, sharding is off: how many does each worker read?
+# # 8 images in global batches of 4, two workers, sharding is off:
+# guess_off = 2  # how many steps does an epoch have?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_off)
@@ -170,14 +172,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     print(f"{policy}: worker 0 reads {first[policy]}, worker 1 {second[policy]}")
 # rows = ["AUTO", "OFF, worker 0", "OFF, worker 1"]
 # read = [[first["AUTO"], second["AUTO"]], [first["OFF"], []], [[], second["OFF"]]]
-# lesson.compare("images that each worker reads, OFF", guess_off, len(first["OFF"]), digits=0)
+# steps = len(first["OFF"]) // 2  # a worker reads two images in a step
+# lesson.compare("steps of an epoch, OFF", guess_off, steps, digits=0)
 # plots.shards(read, "Two workers, 8 images in batches of 4", rows, images_per_step=2)
 
 # %% [markdown]
 # In each step a worker reads two images. With `AUTO` the two workers read different halves of
 # a batch. With `OFF` each worker reads all images: both read the same two in each step, and an
-# epoch has twice as many steps. `AUTO` divides the order that each worker has, so all workers
-# must shuffle with the same seed.
+# epoch has twice as many steps. With `AUTO` each worker shuffles for itself, and then takes
+# its part. With different seeds, both workers could read the same image, and neither of them
+# another one.
 #
 # **Uneven batches.** The 1,437 training images of this course make a last batch of 29. So this
 # script divides the data itself: each worker makes a data set of its replicas' shards of each
@@ -314,6 +318,9 @@ def test_step(
 # lesson.compare("Keras's fit trains", guess_fit, "no" if message else "yes")
 
 # %% [markdown]
+# So with these versions `fit` does not train on several workers, and the script has its own
+# loop. With MirroredStrategy (lesson 07) `fit` works.
+#
 # **BatchNorm** normalises by the mean and the variance of the images that a replica sees. For
 # the evaluation it keeps a moving mean and a moving variance. In this experiment worker 0
 # reads the digits 0 to 4 and worker 1 the digits 5 to 9, as if each machine had its own files.

@@ -22,20 +22,7 @@ exercise = Exercise("02-data-parallel", imports=("multigpu.vgpu", "torch.distrib
 
 # %% jupyter={"source_hidden": true}
 # setup
-from numbers import Real
-
 from multigpu.exercise.verdicts import difference
-
-
-def check_guess(student, name, experiment, what, question):
-    """A verdict about a predicted number; `question` is a hint without the number."""
-    guess = student.value(name)
-    if guess is None:
-        student.expect(False, what, f"no answer yet: assign a number to {name}")
-    elif isinstance(guess, bool) or not isinstance(guess, Real):
-        student.expect(False, what, f"expected a number, got {guess!r}")
-    else:
-        student.expect(abs(guess - experiment) < 1e-6, what, question)
 
 
 def check_outputs(student, outputs, expected):
@@ -115,12 +102,12 @@ with exercise.check("guess_busy", "five rows on four GPUs", points=1) as student
 
     gpus = virtual_gpus(4)
     nn.DataParallel(Witness(), gpus)(torch.ones(5, 1, device=gpus[0]))
-    check_guess(
-        student,
+    student.guess(
         "guess_busy",
         len(busy),
         "so many GPUs compute",
         "in the experiment another number of them computes; how large is the first chunk?",
+        within=0,
     )
 
 # %%
@@ -128,12 +115,12 @@ with exercise.check("guess_busy", "the running mean", points=1) as student:
     gpus = virtual_gpus(3)
     norm = nn.BatchNorm1d(1, momentum=1.0).to(gpus[0])
     nn.DataParallel(norm, gpus)(torch.arange(10.0, device=gpus[0]).view(10, 1))
-    check_guess(
-        student,
+    student.guess(
         "guess_mean",
         norm.running_mean.item(),
         "this is the running mean",
         "the experiment gives another one; which replica's running mean remains?",
+        within=1e-6,
     )
 
 # %% [markdown]

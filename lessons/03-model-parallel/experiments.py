@@ -208,6 +208,7 @@ def draw_peaks(steps: dict[str, list[RankStep]], title: str) -> Figure:
     for name, ranks in steps.items():
         for rank, step in enumerate(ranks):
             rest = step.peak - sum(step.held.values())
-            bars[f"{name}, rank {rank}"] = step.held | {"activations": rest}
+            # Activations, images, and what backward and the tool need for gradients of them.
+            bars[f"{name}, rank {rank}"] = step.held | {"activations and other": rest}
     label = next(iter(steps.values()))[0].timeline.label
     return plots.stacked_bars(bars, f"peak, MiB ({label})", title, totals=True)

@@ -64,15 +64,14 @@ def transferred(batch: int) -> float:
 
 # %%
 with exercise.check("guess_transfer", "320 images", points=2) as student:
-    guess = student.value("guess_transfer")
-    is_number = isinstance(guess, int | float)
     metered_mib = transferred(320)
-    student.expect(
-        is_number and abs(guess - metered_mib) <= 0.05 * metered_mib,
+    student.guess(
+        "guess_transfer",
+        metered_mib,
         "the prediction is within 5% of the metered bytes",
-        "which tensors cross the link in forward, and which in backward? How large is each?"
-        if is_number
-        else "guess_transfer must be a number, in MiB",
+        "which tensors cross the link in forward, and which in backward? How large is each?",
+        within=0.05 * metered_mib,
+        unit="MiB",
     )
 
 # %% [markdown]

@@ -125,19 +125,13 @@ with exercise.check("guess_accuracy", "10 images on 4 ranks", points=2) as stude
         for rank in range(4)
         for image in DistributedSampler(range(10), 4, rank, shuffle=False)
     ]
-    guess = student.value("guess_accuracy")
-    is_number = isinstance(guess, int | float)
-    hint = (
-        "the experiment gives another one: which images does each of the four samplers give?"
-    )
-    if not is_number:
-        hint = "guess_accuracy must be a number in percent, such as 75"
-    elif 0 < guess <= 1:
-        hint = "write guess_accuracy in percent: 75, not 0.75"
-    student.expect(
-        is_number and abs(guess - 100 * sum(hits) / len(hits)) <= 0.5,
+    student.guess(
+        "guess_accuracy",
+        100 * sum(hits) / len(hits),
         "this is the accuracy that the ranks report",
-        hint,
+        "the experiment gives another one: which images does each of the four samplers give?",
+        within=0.5,
+        unit="percent",
     )
 
 # %% [markdown]

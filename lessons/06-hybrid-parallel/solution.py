@@ -58,15 +58,14 @@ def allreduce_seconds(nodes: int) -> float:
 
 # %%
 with exercise.check("guess_allreduce", "four nodes", points=2) as student:
-    guess = student.value("guess_allreduce")
-    is_number = isinstance(guess, int | float)
     seconds = allreduce_seconds(nodes=4)
-    student.expect(
-        is_number and abs(guess - seconds) <= 0.1 * seconds,
+    student.guess(
+        "guess_allreduce",
+        seconds,
         "the prediction is within 10% of the simulated seconds",
-        "how many bytes does a GPU of a ring of four send, and who shares its adapter?"
-        if is_number
-        else "guess_allreduce must be a number, in seconds",
+        "how many bytes does a GPU of a ring of four send, and who shares its adapter?",
+        within=0.1 * seconds,
+        unit="seconds",
     )
 
 # %% [markdown]

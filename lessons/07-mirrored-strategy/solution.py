@@ -26,11 +26,6 @@ strategy = tf.distribute.MirroredStrategy(tf_common.devices(2))
 exercise = Exercise("07-mirrored-strategy")
 
 
-def is_near(guess, result):
-    """Whether a guess is a number within 5% of the result."""
-    return type(guess) in (int, float) and abs(guess - result) <= 0.05 * abs(result)
-
-
 @functools.cache
 def moving_statistics(synchronized):
     """Train BatchNorm for 20 steps on two replicas. Returns replica 0's mean and variance."""
@@ -139,28 +134,34 @@ guess_synchronized_variance = 3.5
 # %%
 with exercise.check("guess_norm", "moving mean of replica 0", points=1) as student:
     mean, _ = moving_statistics(synchronized=False)
-    student.expect(
-        is_near(student.value("guess_mean"), mean),
+    student.guess(
+        "guess_mean",
+        mean,
         "guess_mean is what replica 0 has after 20 steps",
         "which rows does replica 0 see, and does it get anything from replica 1?",
+        within=0.05 * mean,
     )
 
 # %%
 with exercise.check("guess_norm", "moving mean, synchronized", points=1) as student:
     mean, _ = moving_statistics(synchronized=True)
-    student.expect(
-        is_near(student.value("guess_synchronized_mean"), mean),
+    student.guess(
+        "guess_synchronized_mean",
+        mean,
         "guess_synchronized_mean is what replica 0 has after 20 steps",
         "with synchronized=True, each replica uses the mean of the whole batch",
+        within=0.05 * mean,
     )
 
 # %%
 with exercise.check("guess_norm", "moving variance, synchronized", points=1) as student:
     _, variance = moving_statistics(synchronized=True)
-    student.expect(
-        is_near(student.value("guess_synchronized_variance"), variance),
+    student.guess(
+        "guess_synchronized_variance",
+        variance,
         "guess_synchronized_variance is what replica 0 has after 20 steps",
         "the distances are those from the mean of the whole batch, not of a shard",
+        within=0.05 * variance,
     )
 
 # %% [markdown]

@@ -40,11 +40,6 @@ def steps_until_one_waits(images, size):
     return sum(1 for _ in zip(*batches, strict=False))
 
 
-def is_right(guess, result):
-    """Whether a guess is this number."""
-    return type(guess) in (int, float) and guess == result
-
-
 def addresses_and_ranks(texts):
     """(addresses, rank) of each text, or None and why TensorFlow does not understand it."""
     if any(type(text) is not str for text in texts):
@@ -79,27 +74,33 @@ guess_together = 14
 # %%
 with exercise.check("guess_reading", "steps without sharding", points=1) as student:
     first, _ = images_per_step(24, 8, 2, "OFF")
-    student.expect(
-        is_right(student.value("guess_steps"), len(first)),
+    student.guess(
+        "guess_steps",
+        len(first),
         "guess_steps is the number of steps in an epoch, OFF",
         "a worker reads all images of the data set, 4 in a step",
+        within=0,
     )
 
 # %%
 with exercise.check("guess_reading", "different images in a step", points=1) as student:
     first, second = images_per_step(24, 8, 2, "OFF")
-    student.expect(
-        is_right(student.value("guess_different"), len({*first[0], *second[0]})),
+    student.guess(
+        "guess_different",
+        len({*first[0], *second[0]}),
         "guess_different is the number of different images in a step, OFF",
         "which images does each of the two workers read in its first step?",
+        within=0,
     )
 
 # %%
 with exercise.check("guess_reading", "unequal numbers of batches", points=1) as student:
-    student.expect(
-        is_right(student.value("guess_together"), steps_until_one_waits([1000, 437], 32)),
+    student.guess(
+        "guess_together",
+        steps_until_one_waits([1000, 437], 32),
         "guess_together is the number of steps that both make",
         "count the batches of each worker; the last one may be smaller",
+        within=0,
     )
 
 # %% [markdown]

@@ -40,14 +40,16 @@ class Timed(L.LightningModule):
     """A CNN on random images, which records when the parts of each step begin and end.
 
     `steps` has for each step a list of (part, start, end), in seconds of the machine's clock,
-    which is the same for all ranks. The last rank pauses for `pause` seconds in each step.
+    which is the same for all ranks. In each step one rank pauses for `pause` seconds: the last
+    one, or, with `in_turn`, each one in turn.
     """
 
-    def __init__(self, pause: float):
+    def __init__(self, pause: float, in_turn: bool):
         super().__init__()
         torch.manual_seed(0)
         self.cnn = CNN((1, 8, 8))
         self.pause = pause
+        self.in_turn = in_turn
         self.steps: list[list[tuple[str, float, float]]] = []
 
     def _record(self, part: str) -> None:
@@ -60,7 +62,8 @@ class Timed(L.LightningModule):
         self.steps.append([])
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        if self.trainer.global_rank == self.trainer.world_size - 1:
+        ranks = self.trainer.world_size
+        if self.trainer.global_rank == (batch_idx % ranks if self.in_turn else ranks - 1):
             time.sleep(self.pause)
             self._record(PAUSE)
         return F.cross_entropy(self.cnn(batch[0]), batch[1])
@@ -78,14 +81,15 @@ class Timed(L.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.05)
 
 
-def _with_slow_rank(names: Sequence[str], steps: int, pause: float) -> dict[str, list]:
+def _with_slow_rank(names: Sequence[str], steps: int, pause: float) -> list[dict[str, list]]:
     torch.set_num_threads(1)
     ranks = launch.find_world().size
     rows = steps * ranks * 16
     images = torch.randn(rows, 1, 8, 8)
     labels = torch.randint(0, 10, (rows,))
-    recorded = {}
-    for name in names:
+    loader = DataLoader(TensorDataset(images, labels), 16)
+
+    def recorded(name: str, in_turn: bool) -> list:
         asynchronous = name == "bagua:async"
         trainer = L.Trainer(
             accelerator="cpu",
@@ -99,23 +103,35 @@ def _with_slow_rank(names: Sequence[str], steps: int, pause: float) -> dict[str,
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        module = Timed(pause)
-        trainer.fit(module, DataLoader(TensorDataset(images, labels), 16))
-        recorded[name] = module.steps
-    return recorded
+        module = Timed(pause, in_turn)
+        trainer.fit(module, loader)
+        return module.steps
+
+    return [{name: recorded(name, in_turn) for name in names} for in_turn in (False, True)]
+
+
+# For each strategy, rank and step a list of (part, start, end).
+Runs = dict[str, list[list[list[tuple[str, float, float]]]]]
 
 
 def slow_rank(
     names: Sequence[str], steps: int = 12, pause: float = 0.1, ranks: int = 2
-) -> dict[str, list[list[list[tuple[str, float, float]]]]]:
-    """Each rank's steps with each strategy, if the last rank pauses in each step.
+) -> tuple[Runs, Runs]:
+    """Each rank's steps with each strategy, if in each step one rank pauses.
 
-    Returns result[name][rank][step], a list of (part, start, end) in seconds since the
+    In the first result the last rank pauses in each step; in the second the ranks pause in
+    turn. result[name][rank][step] is a list of (part, start, end) in seconds since the
     strategy's first step. The ranks are started once, for all strategies.
     """
     by_rank = launch.call(_with_slow_rank, ranks, names, steps, pause)
+    always_last, in_turn = zip(*by_rank, strict=True)
+    return _from_first_step(always_last), _from_first_step(in_turn)
+
+
+def _from_first_step(by_rank: Sequence[dict[str, list]]) -> Runs:
+    """The runs of all ranks, their times counted from each strategy's first step."""
     runs = {}
-    for name in names:
+    for name in by_rank[0]:
         recorded = [of_rank[name] for of_rank in by_rank]
         first = min(start for rank in recorded for step in rank for _, start, _ in step)
         runs[name] = [
@@ -131,6 +147,12 @@ def slow_rank(
 def step_seconds(steps: list[list[tuple[str, float, float]]]) -> float:
     """The median seconds of a rank's steps. The first step, which warms up, is left out."""
     return median(step[-1][2] - step[0][1] for step in steps[1:])
+
+
+def epoch_seconds(run: list[list[list[tuple[str, float, float]]]]) -> float:
+    """The seconds from the first rank's first step to the end of the last rank's last step."""
+    begin = min(steps[0][0][1] for steps in run)
+    return max(steps[-1][-1][2] for steps in run) - begin
 
 
 def slow_rank_picture(runs: dict[str, list]) -> "Figure":
@@ -225,7 +247,7 @@ def qadam_in_one_process(
 
 
 def main() -> None:
-    runs = slow_rank(["ddp", "bagua:async"])
+    runs, _ = slow_rank(["ddp", "bagua:async"])
     path = Path(__file__).with_name("one-slow-rank.png")
     print(plots.save(slow_rank_picture(runs), path).name)
     for name, run in runs.items():

@@ -43,9 +43,9 @@ def quantising(function: Callable) -> Callable:
     return marked
 
 
-def one_step(name: str) -> vgpu.Timeline:
+def one_step(name: str, link: Link = ETHERNET) -> vgpu.Timeline:
     """The timeline of the wide CNN's third step: 1,024 images per rank, shapes only."""
-    (device,) = vgpu.start(1, link=ETHERNET, compute=False)
+    (device,) = vgpu.start(1, link=link, compute=False)
     for module in (bytegrad, low_precision):
         module.compress = quantising(module.compress)
         module.decompress = quantising(module.decompress)

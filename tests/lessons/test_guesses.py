@@ -72,6 +72,13 @@ def test_a_choice_may_be_written_in_any_case():
         (0, 0.5, {}, ["guess 0, result 0.50: 0.50 apart"]),
         (-1, 0.5, {"unit": "ms"}, ["guess -1 ms, result 0.50 ms: 1.50 ms apart"]),
         (3, np.float32(3), {"digits": 0}, ["guess 3, result 3: your guess is right"]),
+        # counts: whole numbers without a unit
+        (8, 7, {"digits": 0}, ["guess 8, result 7: 1 apart"]),
+        (100, np.int64(103), {"digits": 0}, ["guess 100, result 103: 3 apart"]),
+        (2, 4, {"digits": 0}, ["result 4: the result is 2.0 times the guess"]),
+        (8.5, 7, {"digits": 0}, ["the guess is 1.2 times"]),
+        (8, 7.4, {"digits": 0}, ["the guess is 1.1 times"]),
+        (8, 7, {"digits": 0, "unit": "ms"}, ["the guess is 1.1 times"]),
     ],
 )
 def test_numbers(capsys, guess, result, more, facts):
@@ -79,6 +86,16 @@ def test_numbers(capsys, guess, result, more, facts):
     assert line.startswith("it: guess ")
     for fact in facts:
         assert fact in line
+
+
+def test_a_fraction_where_percent_is_meant_gets_a_hint(capsys):
+    """Also for 1, as in an exercise. An error of 0.4% is guessed below 1% with a reason."""
+    percent = {"unit": "%", "digits": 1}
+    for guess in (0.6, 1):
+        assert "75, not 0.75" in printed(capsys, guess, 68.0, **percent)
+    for guess, result in ((60, 68.0), (0.1, 0.4), (0, 68.0)):
+        assert "0.75" not in printed(capsys, guess, result, **percent)
+    assert "0.75" not in printed(capsys, 0.6, 68.0, unit="ms")
 
 
 def test_a_result_that_is_not_finite_is_printed_as_it_is(capsys):

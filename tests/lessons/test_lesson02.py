@@ -108,14 +108,15 @@ def test_what_the_text_says_about_large_and_small_steps(experiments):
     """The simulated clock gives the same in each run."""
     with vgpu.running(2, gpu="V100-16GB", link="PCIe3", compute=False) as pair:
         small, large = (experiments.breakdown(pair, batch) for batch in (64, 65_536))
-        assert small["transfer"] > 1 / 4 and small["launch"] > 1 / 4
-        assert large["transfer"] == pytest.approx(1 / 6, abs=0.02)
+        assert small["transfer"] == pytest.approx(1 / 6, abs=0.02)
+        assert small["launch"] > 1 / 2 and small["compute"] < 1 / 5
+        assert large["transfer"] == pytest.approx(1 / 9, abs=0.01)
         assert sum(large.values()) == pytest.approx(1)
-        assert experiments.speedup(pair, 65_536) == pytest.approx(1.66, abs=0.005)
+        assert experiments.speedup(pair, 65_536) == pytest.approx(1.77, abs=0.005)
     with vgpu.running(2, gpu="V100-16GB", link="NVLink2", compute=False) as pair:
         small = experiments.breakdown(pair, 64)
-        assert small["launch"] > 1 / 2 and small["compute"] < 1 / 3
-        assert experiments.break_even(pair) == 550
+        assert small["launch"] > 3 / 4 and small["compute"] < 1 / 5
+        assert experiments.break_even(pair) == 850
 
 
 def test_a_launcher_is_refused(tmp_path):

@@ -133,10 +133,14 @@ def test_too_large_for_one_device_in_the_second_step_and_not_for_two():
 
 
 def test_the_bubble_and_the_best_number_of_micro_batches():
-    """Naive is slower than one GPU; 8 micro-batches are faster than 2 and than 32."""
+    """Naive is slower than one GPU; 8 micro-batches are faster than 2 and than 32.
 
-    def simulate(micro_batches: int, halves: bool = True):
-        with vgpu.running(2, compute=False) as (first, second):
+    On a free link the bubble of 4 micro-batches is that of unequal stages, more than the
+    formula's, and it takes as long as the one on NVLink. With 16 it is not much smaller.
+    """
+
+    def simulate(micro_batches: int, halves: bool = True, link="NVLink2"):
+        with vgpu.running(2, link=link, compute=False) as (first, second):
             if halves:
                 model = lesson.Halves(first, second, (1, 28, 28), hidden=320)
                 last = second
@@ -163,6 +167,26 @@ def test_the_bubble_and_the_best_number_of_micro_batches():
     # naive: the two GPUs never compute at the same time
     assert timelines[1].busy(0) + timelines[1].busy(1) < 1
     assert timelines[8].busy(0) + timelines[8].busy(1) > 1
+
+    seconds = {}
+    shares = {}
+    for link in ("NVLink2", vgpu.Link("free link", bandwidth=1e18, latency=0.0)):
+        seconds[link], timeline = simulate(4, link=link)
+        shares[link] = (timeline.breakdown(0)["bubble"] + timeline.breakdown(1)["bubble"]) / 2
+    nvlink, free = shares
+    longer, shorter = (timeline.busy(gpu) * seconds[free] for gpu in (0, 1))
+    assert 1.3 < longer / shorter < 1.6
+    # A step takes the longer stage, and one micro-batch of the shorter one.
+    unequal = 1 - (longer + shorter) / (2 * (longer + shorter / 4))
+    assert shares[free] == pytest.approx(unequal, abs=0.02)
+    assert shares[free] > 1 / 5 + 0.05
+    assert shares[nvlink] < shares[free] - 0.02
+    milliseconds = [1e3 * seconds[link] * shares[link] for link in shares]
+    assert milliseconds[0] == pytest.approx(milliseconds[1], rel=0.05)
+    _, many = simulate(16, link=free)
+    bubbles = [many.breakdown(gpu)["bubble"] for gpu in (0, 1)]
+    assert bubbles[0] < 0.1 and 1 / 4 < bubbles[1] < 1 / 3
+    assert timelines[32].busy(0) < 1 / 2 and timelines[32].breakdown(0)["launch"] > 1 / 4
 
 
 # ---- one process per stage ----
@@ -317,22 +341,28 @@ def test_with_equal_stages_and_a_free_link_both_orders_have_the_formulas_bubble(
     assert bubble["1f1b, equal"] == pytest.approx(1 / 9, abs=0.02)
     for order in ("gpipe", "1f1b"):
         parts = pipelines["shares"][f"{order}, equal"]
-        assert parts["transfer"] < 0.001 and parts["launch"] < 0.001
+        assert parts["transfer"] < 0.001 and parts["launch"] < 0.003
     # Each rank holds one micro-batch at a time: half of the time it waits.
     assert bubble["naive, free"] == pytest.approx(0.5, abs=0.03)
 
 
 @pytest.mark.slow
 def test_with_unequal_stages_gpipe_waits_longer(pipelines):
-    """A free link: GPipe pays the longer forward and the longer backward, 1F1B their sum."""
+    """A free link, and a first stage that is slower, forward and backward.
+
+    In GPipe rank 0 waits for rank 1's forward and backward of one micro-batch. In 1F1B it
+    waits twice for that, but computes a forward meanwhile, and later a backward.
+    """
     first, last = pipelines["phases"]["gpipe, free"]
     assert first["forward"] > 1.1 * last["forward"]
-    assert first["backward"] < 0.95 * last["backward"]
-    both = [rank["forward"] + rank["backward"] for rank in (first, last)]
-    longer = first["forward"] + last["backward"] - max(both)
+    assert first["backward"] > 1.1 * last["backward"]
+    both = [(rank["forward"] + rank["backward"]) / 8 for rank in (first, last)]
+    gpipe = both[1]
+    interleaved = 2 * both[1] - both[0]
     ms = pipelines["ms"]
-    assert ms["gpipe, free"] - ms["1f1b, free"] == pytest.approx(longer, rel=0.3)
-    assert bubbles(pipelines)["gpipe, free"] > bubbles(pipelines)["1f1b, free"] + 0.03
+    assert ms["gpipe, free"] - ms["1f1b, free"] == pytest.approx(gpipe - interleaved, rel=0.2)
+    bubble = bubbles(pipelines)
+    assert bubble["gpipe, free"] > bubble["1f1b, free"] + 0.01 > 1 / 9 + 0.03
 
 
 def bubbles(found: dict) -> dict[str, float]:

@@ -10,7 +10,7 @@ from commands import ROOT, run, run_script, torchrun
 from torch import nn
 
 from multigpu import launch, vgpu
-from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.event import Event
 
 PAGE = ROOT / "lessons" / "05-ddp-cluster"
 SCRIPT = ROOT / "scripts" / "PT_CNN_MultiGPU.py"
@@ -44,7 +44,8 @@ def test_two_ranks_give_the_weights_of_one_gpu(tmp_path, one_gpu):
     in a hundred (launch/exit.py).
     """
     path = tmp_path / "ddp.py"
-    threads = 'print("threads:", len(os.listdir("/proc/self/task")))\n'
+    # One write, so that no other rank writes in between.
+    threads = 'os.write(1, b"threads: %d\\n" % len(os.listdir("/proc/self/task")))\n'
     path.write_text((PAGE / "ddp.py").read_text() + threads)
     launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
     done = run(*launcher, path, tmp_path / "ddp.pt")

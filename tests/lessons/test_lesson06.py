@@ -194,7 +194,7 @@ def test_the_network_decides_whether_a_second_node_and_which_layout_helps(tmp_pa
     slow, slow_across, fast, fast_across, small = found["speeds"]
     assert all(8 < gib < 16 for peaks in found["peaks"] for gib in peaks)
     assert slow > 1.15 * slow_across
-    # With half of the images the activations have fewer bytes than the gradients.
+    # With half of the images the activations take less time than the gradients.
     half, half_across = found["half"]
     assert half_across > 1.3 * half
     assert fast > fast_across

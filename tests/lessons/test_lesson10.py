@@ -9,11 +9,12 @@ import pytest
 import torch
 from commands import ROOT, planted, run_script
 
-from multigpu import launch
+from multigpu import launch, vgpu
 from multigpu.comparison import EXACT, consensus_picture, strategy_for_short_run
 from multigpu.errors import UserError
 from multigpu.strategies import ALGORITHMS
 from multigpu.strategies.costs import predicted_bytes
+from multigpu.vgpu.sim.presets import Link
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import PTL_Compressed as compressed
@@ -148,6 +149,23 @@ def test_bytes_by_hand_are_half_an_interval_off_at_most():
     restored = compressed.to_numbers(levels, low, high)
     assert levels.dtype == torch.uint8 and levels.min() == 0 and levels.max() == 255
     assert 0.9 * 7 / 510 < (restored - numbers).abs().max() <= 7 / 510 + 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gbit", "winner"), [(25, "bagua:bytegrad"), (50, "ddp")])
+def test_which_strategy_wins_on_a_simulated_link(gbit, winner, monkeypatch):
+    """The end of the second sitting says from which link on ddp is faster than bytegrad."""
+    monkeypatch.syspath_prepend(ROOT / "lessons" / "10-strategies")
+    monkeypatch.delitem(sys.modules, "picture", raising=False)
+    import picture
+
+    monkeypatch.delitem(sys.modules, "picture")
+    link = Link("a link", bandwidth=gbit * 1.25e8, latency=30e-6)
+    seconds = {}
+    for name in ("ddp", "bagua:bytegrad"):
+        step = vgpu.Timeline.of_ranks(launch.call(picture.one_step, 2, name, link))
+        seconds[name] = step.end - step.start
+    assert min(seconds, key=seconds.get) == winner
 
 
 def test_exchanges_by_hand_end_at_the_mean():

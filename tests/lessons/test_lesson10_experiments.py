@@ -21,9 +21,13 @@ cloudpickle.register_pickle_by_value(experiments)
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict:
-    names = ("ddp", "bagua:async")
-    return experiments.slow_rank(names, steps=6, pause=0.1)
+def both_runs() -> tuple[dict, dict]:
+    return experiments.slow_rank(("ddp", "bagua:async"), steps=6, pause=0.1)
+
+
+@pytest.fixture
+def runs(both_runs) -> dict:
+    return both_runs[0]
 
 
 def begin(step) -> float:
@@ -61,3 +65,13 @@ def test_the_picture_has_a_panel_for_each_and_both_ranks(runs):
 def test_a_longer_warm_up_brings_qadam_nearer_to_adam():
     differences = experiments.qadam_in_one_process((10, 100), epochs=5)
     assert differences[10] > 5 * differences[100] > 0
+
+
+def test_the_ranks_can_pause_in_turn(both_runs):
+    runs = both_runs[1]
+    for run in runs.values():
+        for rank, steps in enumerate(run):
+            paused = [step[0][0] == experiments.PAUSE for step in steps]
+            assert paused == [number % 2 == rank for number in range(6)]
+
+    assert experiments.epoch_seconds(runs["ddp"]) > 6 * 0.1, "the pauses of both ranks add up"

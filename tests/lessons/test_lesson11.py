@@ -215,7 +215,7 @@ def test_16_bit_slows_an_h100_at_a_small_batch_and_helps_an_a100_most_at_a_large
         speedups(gpu, (64, 4096)) for gpu in ("V100-16GB", "A100-40GB", "H100-80GB")
     )
     assert h100[0] < 0.9 < v100[0] and a100[0] < 1.2
-    assert a100[1] > h100[1] > v100[1] > 4
+    assert a100[1] > h100[1] > v100[1] > 3.5
 
 
 def test_the_page_shows_no_answer_before_its_results():

@@ -11,12 +11,14 @@ ROUTES = {
     "PT_CNN_Pipeline": ("--micro-batches", 4, "--spawn", 3),
     "PT_CNN_DDPSpawn": ("--nprocs", 2),
     "PT_CNN_MultiGPU": ("--spawn", 2),
+    "PT_CNN_Elastic": (),
     "PT_CNN_HybridParallel": ("--spawn", 3, "--micro-batches", 2),
     "TF_CNN_MultiGPU": ("--devices", 3),
     "TF_CNN_CustomLoop": ("--devices", 2),
     "TF_CNN_MultiNode": ("--spawn", 2),
     "PTL_multiGPU": ("--devices", 3),
     "PTL_Precision": ("--devices", 3),
+    "PT_CNN_Scaling": ("--spawn", 2),
 }
 FLAGS = ("--epochs", 3, "--lr", 0.1)
 
