@@ -3,13 +3,13 @@
 #   PYTHON=program  the Python that makes it
 #   TORCH=cpu       install PyTorch's CPU build from PyTorch's own index
 # pip obeys its own variables: HTTPS_PROXY=http://HOST:PORT behind a proxy; on a machine without a network
-# PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER, after `pip download --dest FOLDER -c constraints.txt '.[lab,tensorflow,test]'
+# PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER, after `pip download --dest FOLDER -c constraints.txt '.[lab,slurm,tensorflow,test]'
 # 'setuptools>=77'` elsewhere.
 VENV ?= .venv
 PYTHON ?= python3
 TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-PACKAGES ?= --editable '.[lab,tensorflow,test]'
+PACKAGES ?= --editable '.[lab,slurm,tensorflow,test]'
 
 BIN := $(abspath $(VENV))/bin
 INSTALLED := $(abspath $(VENV))/installed
@@ -27,7 +27,7 @@ else
 BUILD := the build of PyTorch that pip prefers: on Linux x86_64 the CUDA build, 2.8 GB (TORCH=cpu takes the CPU build, 0.2 GB)
 endif
 
-.PHONY: help install run test test-quick test-real test-mutations test-grading test-attacks test-peer lint my-copy lab bench slurm-up slurm-down clean
+.PHONY: help install run test test-quick test-real test-mutations test-grading test-attacks test-faults test-jobs test-peer test-outside lint my-copy lab bench gpu-check slurm-up slurm-down clean
 
 help:
 	@echo "make install     install into .venv; VENV=folder takes another, TORCH=cpu the CPU build of PyTorch"
@@ -38,11 +38,15 @@ help:
 	@echo "make test-mutations  break the behaviours of mutations.toml: each must turn a test red"
 	@echo "make test-grading  grade answers with known scores, all lessons"
 	@echo "make test-attacks  grade submissions that attack the grader, and write a report"
+	@echo "make test-faults  kill an elastic run 110 times; N=200 writes the report that lesson 12 quotes"
+	@echo "make test-jobs   stop jobs of a real Slurm in each way that a cluster has"
 	@echo "make test-peer FROM=folder  run Lightning's own tests, from a checkout of it, on this Trainer"
+	@echo "make test-outside FROM=folder  run public CUDA scripts, from checkouts of them, under multigpu virtual"
 	@echo "make lint        check style, layers, and that notebooks match their scripts"
 	@echo "make my-copy     write your own notebooks to my-copy/, without outputs; keep those you have"
 	@echo "make lab         the same, then open them in JupyterLab"
 	@echo "make bench       measure the figures of the README"
+	@echo "make gpu-check   on a machine with an NVIDIA GPU: check the PyTorch lessons and the virtual GPUs"
 	@echo "make slurm-up    start the classroom cluster, a real Slurm on this machine"
 	@echo "make slurm-down  stop it"
 
@@ -60,7 +64,7 @@ lint: $(INSTALLED)
 
 test-quick: lint
 	@echo "testing the library: under two minutes"
-	pytest tests/library tests/strategies tests/trainer tests/vgpu tests/exercise tests/grading -m "not classroom and not slow" --numprocesses=2
+	pytest tests/library tests/strategies tests/trainer tests/vgpu tests/virtual tests/exercise tests/grading -m "not classroom and not slow" --numprocesses=2
 
 # Three workers take a file each, because tests often wait: for a job in the queue, or a time limit.
 test: lint
@@ -93,26 +97,47 @@ test-mutations: $(INSTALLED)
 	python tests/mutations/run.py
 
 test-grading: $(INSTALLED)
-	@echo "grading about 150 answers with known scores: some minutes on 2 cores"
+	@echo "grading about 400 answers with known scores: about 20 minutes on 2 cores"
 	ALL_LESSONS=1 pytest tests/grading/test_known_scores.py
 
 test-attacks: $(INSTALLED)
-	@echo "grading about 110 attacks beside honest submissions: under 5 minutes on 2 cores"
+	@echo "grading about 120 attacks beside honest submissions: under 5 minutes on 2 cores"
 	ALL_ATTACKS=1 pytest tests/grading/test_attacks.py
+
+test-faults: $(INSTALLED)
+	@echo "killing an elastic run at random moments: 20 minutes on 2 cores, 35 with N=200; it goes on where it stopped"
+	@pytest -q tests/faults/long_cases.py
+	@python tests/faults/run.py $(N)
+
+test-jobs: $(INSTALLED)
+	@echo "stopping jobs of the classroom cluster: under 15 minutes on 2 cores"
+	ALL_JOBS=1 pytest tests/cluster/test_requeue.py --durations=0
 
 test-peer: $(INSTALLED)
 	@python tests/peer/run.py "$(FROM)"
+
+test-outside: $(INSTALLED)
+	@python tests/outside/run.py "$(FROM)"
 
 bench: $(INSTALLED)
 	@echo "measuring the README's figures: do not use the machine meanwhile"
 	python benchmarks/lesson05.py
 	python benchmarks/vgpu_speed.py
 	python benchmarks/vgpu_fidelity.py
+	python benchmarks/vtrain.py
 	python benchmarks/routes.py
 	python benchmarks/trainer.py
 	python benchmarks/strategies.py
 	python benchmarks/link.py
 	python benchmarks/swap.py
+	python benchmarks/elastic.py
+	python benchmarks/scaling.py
+	python benchmarks/virtual.py
+
+# It needs no environment of its own: PYTHON= is a Python 3.11 or newer with torch, scikit-learn and
+# matplotlib. An environment in .venv is used if it is there.
+gpu-check:
+	@$(PYTHON) benchmarks/gpu_check.py
 
 slurm-up: $(INSTALLED)
 	multigpu slurm up

@@ -6,6 +6,7 @@ machine may have only one GPU.
 
 import multiprocessing.spawn
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"
+# A script starts `pytest &` with SIGINT ignored, and the programs of tests would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["nbval_report"]
 

@@ -176,7 +176,8 @@ replicas = two_ranks(_replica)
 # ---- the routes --------------------------------------------------------------------------
 # The route's name in the notebook's last line → its simulation, its script's stem, and the
 # flags with which it is measured. The simulation is None for TensorFlow, which has no virtual
-# GPUs. The flags are None for routes on virtual GPUs, whose speed is not measured.
+# GPUs. The flags are None for routes on virtual GPUs, whose speed is not measured. Lesson 12's
+# run changes from two ranks to one: its steps are those of lessons 05 and 01.
 
 ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | None]] = {
     "01 one GPU": (one_gpu, "PT_CNN_SingleGPU", []),
@@ -196,6 +197,8 @@ ROUTES: dict[str, tuple[Callable[[], vgpu.Timeline] | None, str, list[str] | Non
     "09 Lightning-style Trainer": (two_ranks(_trained), "PTL_multiGPU", ["--devices", "2"]),
     "10 every strategy": (replicas, "PTL_Strategies", None),
     "11 16-mixed": (mixed_precision, "PTL_Precision", None),
+    "12 elastic": (None, "PT_CNN_Elastic", None),
+    "13 scaling": (replicas, "PT_CNN_Scaling", ["--spawn", "2"]),
 }
 # The first two train with strategies that are not exact, the third trains another model.
 NO_ROUTES = ("PTL_Compressed", "PTL_Decentralized", "PTL_NodeBatch")
@@ -286,6 +289,8 @@ same result. `vgpu` is a virtual GPU.
   more than it saves. Routes on virtual GPUs are not measured. TensorFlow's two devices are
   parts of one process, with as many threads as cores; TensorFlow has no virtual GPUs, so it
   is not simulated.
+- Lesson 12's run starts with two ranks. One of them is killed, and the run ends with one rank.
+  A step on two ranks is lesson 05's, on one rank lesson 01's.
 
 | Route | Devices | Loss | Accuracy | Proof | Simulated step | Measured |
 |---|---|---|---|---|---|---|

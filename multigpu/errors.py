@@ -113,6 +113,11 @@ def report(error: UserError) -> None:
         print(f"error: {error}", file=sys.stderr, flush=True)
 
 
+def warn(text: str) -> None:
+    """Print a warning to stderr: something is not as it should be, and the program goes on."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
 def wait_for_launcher() -> None:
     """Give the launcher 10 s to end this rank.
 

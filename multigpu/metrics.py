@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from multigpu import plots
 from multigpu.errors import UserError, pluralize
@@ -55,11 +54,13 @@ def resume_header(at: dict, args: Namespace, loaded: Path | None, world: World) 
 def row(epoch: dict) -> str:
     """One line of the table of epochs.
 
-    `epoch` has epoch (from 1), loss (mean over images), test_accuracy and images_per_s.
+    `epoch` has epoch (from 1), loss (mean over images), test_accuracy and images_per_s, which
+    is None if no image of a resumed epoch was left to train on: "–" in the table.
     """
+    speed = "–" if epoch["images_per_s"] is None else f"{epoch['images_per_s']:,.0f}"
     loss = f"{epoch['loss']:>8.4f}"
     accuracy = f"{epoch['test_accuracy']:>13.4f}"
-    return f"{epoch['epoch']:>5}  {loss}  {accuracy}  {epoch['images_per_s']:>9,.0f}"
+    return f"{epoch['epoch']:>5}  {loss}  {accuracy}  {speed:>9}"
 
 
 def check_loss(loss: float, epoch: int, world: World) -> float:
@@ -78,9 +79,14 @@ def check_loss(loss: float, epoch: int, world: World) -> float:
 def progress(batches: Iterable, world: World) -> Iterable:
     """The batches, with a progress bar on rank 0's terminal.
 
-    A log or a notebook gets no bar, because it would keep every state of the bar.
+    A log or a notebook gets no bar, because it would keep every state of the bar. Without tqdm
+    there is no bar.
     """
     if world.rank != 0 or not is_terminal():
+        return batches
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
         return batches
     # Only this process draws a bar. tqdm's own lock has a semaphore for several processes: if
     # a signal ended this process, Python would warn of a leaked semaphore.

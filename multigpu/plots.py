@@ -66,7 +66,21 @@ PARTS = {
     "gradients": Look(SKY_BLUE, "black"),
     "optimizer": Look(PURPLE, "black", "..."),
     "activations": Look(YELLOW, "black"),
+    "activations and other": Look(YELLOW, "black"),
     "16-bit copies": Look(ORANGE, "black", "///"),
+    # Bars without parts: their amount as a whole.
+    "sent": Look(BLUE, "white"),
+    "predicted": Look(BLUE, "white"),
+    # A step on n GPUs: 1/n of one GPU's time, and what each cause adds to it. The names are
+    # those of scaling/prediction.py.
+    "ideal": Look(BLUE, "white"),
+    "computing too small": Look(SKY_BLUE, "black"),
+    "copies into buckets": Look(ORANGE, "black", "///"),
+    "latency of the all-reduces": Look(YELLOW, "black", "---"),
+    "bandwidth inside a node": Look(GREEN, "black", r"\\\\"),
+    "bandwidth between nodes": Look(RED, "black", "xxxx"),
+    "stragglers": Look(PURPLE, "black", "...."),
+    "input pipeline": Look(GREY, "black"),
 }
 STYLE = {
     "figure.facecolor": "none",
@@ -282,6 +296,7 @@ def shards(
                     edgecolor=INK,
                     linewidth=0.8,
                     height=0.8,
+                    clip_on=False,  # else half of the outer edges is cut off
                 )
                 text = "white" if rank in WHITE_TEXT_RANKS else "black"
                 axes.text(
@@ -322,14 +337,17 @@ def stacked_bars(
     title: str,
     totals: bool = False,
     digits: int = 0,
+    ends: Sequence[str] = (),
 ) -> "Figure":
     """Horizontal bars, each divided into parts: bars[name][part] is an amount in `unit`.
 
-    A part that PARTS names has the colours given there. A part shows its name and percentage;
-    the legend names the parts that are too narrow. With `totals` each part shows its amount,
-    the end of each bar shows the sum, and the legend names all parts. Amounts are rounded to
-    `digits` decimals.
+    A part has the look that PARTS gives for its name. It shows its name and percentage; the
+    legend names the parts that are too narrow. With `totals` each part shows its amount, the
+    end of each bar shows the sum, and the legend names all parts. Amounts are rounded to
+    `digits` decimals. `ends` are texts for the ends of the bars, in place of the sums. Raises
+    ValueError for a part that PARTS does not have, and for two parts that look the same.
     """
+    _check_looks([part for parts in bars.values() for part in parts])
     fig = figure(8, 1 + 0.45 * len(bars))
     axes = fig.add_subplot()
     longest = max(sum(parts.values()) for parts in bars.values()) or 1
@@ -338,7 +356,7 @@ def stacked_bars(
     for row, parts in enumerate(bars.values()):
         left = 0.0
         for part, amount in parts.items():
-            look = PARTS.get(part, PARTS["compute"])
+            look = PARTS[part]
             bar = axes.barh(
                 row,
                 amount,
@@ -355,7 +373,7 @@ def stacked_bars(
             )
             # The longest bar has room for about 85 characters.
             room = 85 * amount / longest
-            text = next((text for text in texts if len(text) < room), "")
+            text = next((text for text in texts if len(text) + 1 < room), "")
             middle = left + amount / 2
             style = {"ha": "center", "va": "center", "color": look.text, "fontsize": 8}
             axes.text(middle, row, text, bbox=_behind_text(look) if text else None, **style)
@@ -366,7 +384,7 @@ def stacked_bars(
             axes.text(
                 left + longest / 100,
                 row,
-                f"{left:,.{digits}f}",
+                ends[row] if ends else f"{left:,.{digits}f}",
                 va="center",
                 weight="bold",
                 fontsize=9,
@@ -376,8 +394,9 @@ def stacked_bars(
     # Matplotlib leaves no room for an empty bar, whose sum would stand on the axis.
     axes.set_ylim(-0.5, len(bars) - 0.5)
     if totals:
-        # Leave room for the longest bar's sum.
-        axes.set_xlim(0, 1.08 * longest)
+        # Leave room for the longest bar's sum, or for the longest text: 2% for a character.
+        room = max((0.02 * len(text) for text in ends), default=0.08)
+        axes.set_xlim(0, (1 + room) * longest)
     if in_legend:
         in_bars_order = dict.fromkeys(part for parts in bars.values() for part in parts)
         names = [part for part in in_bars_order if part in in_legend]
@@ -387,6 +406,23 @@ def stacked_bars(
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     return fig
+
+
+def _check_looks(parts: list[str]) -> None:
+    """Raise ValueError if PARTS lacks one of the parts, or if two of them look the same."""
+    by_look: dict[Look, str] = {}
+    for part in dict.fromkeys(parts):
+        if part not in PARTS:
+            raise ValueError(
+                f"the part {part!r} has no look: add it to PARTS in multigpu/plots.py, or "
+                f"use one of its names: {', '.join(PARTS)}"
+            )
+        other = by_look.setdefault(PARTS[part], part)
+        if other != part:
+            raise ValueError(
+                f"the parts {other!r} and {part!r} look the same in one picture: give one of "
+                f"them another look in PARTS in multigpu/plots.py"
+            )
 
 
 def lines(

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
+from small_data import write_npz
 
 
 def pytest_runtest_teardown() -> None:
@@ -18,16 +18,7 @@ def npz(tmp_path: Path):
     """npz(train, test) writes a data set of random images with 3 classes; returns the path."""
 
     def make(train: int = 35, test: int = 7) -> Path:
-        random = np.random.default_rng(0)
-        arrays = {}
-        for part, n in (("train", train), ("test", test)):
-            arrays[f"x_{part}"] = random.integers(0, 256, (n, 8, 8), dtype=np.uint8)
-            arrays[f"y_{part}"] = random.integers(0, 3, n)
-        # all three classes
-        arrays["y_train"][0] = 2
-        path = tmp_path / "small.npz"
-        np.savez(path, **arrays)
-        return path
+        return write_npz(tmp_path / "small.npz", train, test)
 
     return make
 

@@ -42,8 +42,10 @@ def compare(
     choices  the texts that a guess can be; upper and lower case do not matter
 
     If both numbers are positive, the line gives their ratio, computed from the rounded result;
-    otherwise, and for the unit "%", it gives their difference. Raises GuessNeeded as `need`
-    does, and ValueError if the result is not one of `choices`.
+    otherwise, and for the unit "%", it gives their difference. A guess of 0.75 where percent
+    is meant gets a hint. Counts are whole numbers without a unit: if the larger one is less
+    than twice the smaller, the line gives their difference. Raises GuessNeeded as `need` does,
+    and ValueError if the result is not one of `choices`.
     """
     if isinstance(result, str) or choices:
         choices = choices or (str(result),)
@@ -59,7 +61,8 @@ def compare(
     found = round(float(result), digits)
     space = " " if unit[:1].isalpha() else ""
     numbers = f"guess {guessed:,.12g}{space}{unit}, result {found:,.{digits}f}{space}{unit}"
-    print(f"{what}: {numbers}{_distance(guessed, found, unit, digits)}")
+    counts = not unit and not digits and guessed.is_integer() and float(result).is_integer()
+    print(f"{what}: {numbers}{_distance(guessed, found, unit, digits, counts)}")
 
 
 def _check(
@@ -69,7 +72,7 @@ def _check(
     if choices:
         wanted = " or ".join(f'"{choice}"' for choice in choices)
     else:
-        wanted = "a text in quotes" if text else "a number, such as 1.5"
+        wanted = "a text in quotes" if text else "a number, such as 2 or 1.5"
     then = ", run that cell, then this one."
     if guess is None:
         raise GuessNeeded(
@@ -94,7 +97,7 @@ def _check(
         )
 
 
-def _distance(guess: float, result: float, unit: str, digits: int) -> str:
+def _distance(guess: float, result: float, unit: str, digits: int, counts: bool) -> str:
     """How far a guess is from a result, as the end of a sentence."""
     if not math.isfinite(result):
         return ""
@@ -102,8 +105,14 @@ def _distance(guess: float, result: float, unit: str, digits: int) -> str:
         return ": your guess is right"
     if guess <= 0 or result <= 0 or unit == "%":
         difference = f"{abs(guess - result):,.{digits}f}"
-        return f": {difference} {'points' if unit == '%' else unit} apart".replace("  ", " ")
+        apart = f": {difference} {'points' if unit == '%' else unit} apart".replace("  ", " ")
+        # If the result is small, such as an error of 0.4%, a guess below 1 is in percent.
+        if unit == "%" and 0 < guess <= 1 and result >= 10:
+            apart += "; write the guess in percent: 75, not 0.75"
+        return apart
     factor = max(guess, result) / min(guess, result)
+    if counts and factor < 2:
+        return f": {abs(guess - result):,.0f} apart"
     if factor < 1.05:
         return ": less than 5% apart"
     times = f"{factor:,.1f}" if factor < 9.95 else f"{factor:,.0f}"

@@ -132,7 +132,7 @@ def _index(root: Path) -> str:
     for lesson in LESSONS:
         stems = [one.stem for one in lesson.notebooks]
         copies = [f"[{stem}]({stem}.ipynb)" for stem in stems]
-        if lesson.planned or not any((root / FOLDER / f"{s}.ipynb").exists() for s in stems):
+        if not any((root / FOLDER / f"{s}.ipynb").exists() for s in stems):
             continue
         page = f"[{lesson.title}](../lessons/{lesson.slug}/README.md)"
         has_exercise = (root / FOLDER / f"{lesson.slug}.ipynb").exists()

@@ -51,13 +51,12 @@ def write(root: Path | None = None) -> list[str]:
 def expected(root: Path) -> Iterator[tuple[Path, str]]:
     """Each file that has a footer or a table, and the text that it should have."""
     yield _with_table(root / "README.md", _front_page_table())
-    yield _with_table(root / "lessons" / "README.md", _syllabus_table())
-    lessons = [lesson for lesson in LESSONS if not lesson.planned]
-    for place, lesson in enumerate(lessons):
+    yield _with_table(root / "lessons" / "README.md", _syllabus_table(root))
+    for place, lesson in enumerate(LESSONS):
         page = root / "lessons" / lesson.slug / "README.md"
         body = page.read_text(encoding="utf-8").partition(PAGE_FOOTER)[0].rstrip()
-        yield page, f"{body}\n\n{PAGE_FOOTER}\n{_page_footer(lessons, place)}\n"
-    notebooks = [(lesson, one) for lesson in lessons for one in lesson.notebooks]
+        yield page, f"{body}\n\n{PAGE_FOOTER}\n{_page_footer(LESSONS, place)}\n"
+    notebooks = [(lesson, one) for lesson in LESSONS for one in lesson.notebooks]
     for place, (_, notebook) in enumerate(notebooks):
         script = root / "scripts" / f"{notebook.stem}.py"
         body = script.read_text(encoding="utf-8").partition(f"\n{CELL}")[0].rstrip()
@@ -111,13 +110,13 @@ def _notebook_link(lesson: Lesson, notebook: Notebook, form: str) -> str:
 def _front_page_table() -> str:
     rows = ["| Lesson | Time |", "|---|---|"]
     for lesson in LESSONS:
-        if not lesson.planned:
-            page = f"[{lesson.title}](lessons/{lesson.slug}/README.md)"
-            rows.append(f"| {lesson.number} {page} | {lesson.minutes} min |")
+        page = f"[{lesson.title}](lessons/{lesson.slug}/README.md)"
+        rows.append(f"| {lesson.number} {page} | {lesson.minutes} min |")
     return "\n".join(rows)
 
 
-def _syllabus_table() -> str:
+def _syllabus_table(root: Path) -> str:
+    """Each lesson with its notebooks; an exercise is linked if there is one."""
     rows = [
         "| # | Lesson | Time | Stem | Notebook, script, job, exercise |",
         "|---|---|---|---|---|",
@@ -129,13 +128,13 @@ def _syllabus_table() -> str:
                 f"[{one.name}](../notebooks/{stem}.ipynb), [script](../scripts/{stem}.py), "
                 f"[job](../slurm/{stem}.slurm)"
             )
-            if lesson.planned:
-                rows.append(f"| {lesson.number} | {lesson.title} | | {stem} | planned |")
-            elif one.continued:
+            if one.continued:
                 rows.append(f"| | continued: {one.continued} | | {stem} | {files} |")
             else:
                 page = f"[{lesson.title}]({lesson.slug}/README.md)"
-                files += f", [exercise]({lesson.slug}/exercise.ipynb)"
+                exercise = f"{lesson.slug}/exercise.ipynb"
+                if (root / "lessons" / exercise).exists():
+                    files += f", [exercise]({exercise})"
                 time = f"{lesson.minutes} min"
                 rows.append(f"| {lesson.number} | {page} | {time} | {stem} | {files} |")
     return "\n".join(rows)

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import resource
-from contextlib import contextmanager
 from pathlib import Path
 
 import numbered_rows
@@ -11,21 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from checkpoints import make
+from small_disk import small_disk
 
 from multigpu import files, metrics, plots
 from multigpu.errors import UserError, pluralize
 from multigpu.trainer.loggers import CSVLogger
-
-
-@contextmanager
-def small_disk(size: int = 500):
-    """No file can become larger than `size` bytes: the kernel fails the write, as if full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def save_weights(path: Path) -> None:

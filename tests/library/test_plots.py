@@ -12,6 +12,16 @@ from colours import VISION, contrast, distance, luminance
 from PIL import Image
 
 from multigpu import plots
+from multigpu.scaling import predict
+from multigpu.scaling.prediction import (
+    BETWEEN,
+    COPIES,
+    INPUT,
+    INSIDE,
+    LATENCY,
+    SMALL,
+    STRAGGLERS,
+)
 
 WHITE = "#ffffff"
 # The backgrounds of GitHub's and of JupyterLab's dark themes.
@@ -22,6 +32,7 @@ BESIDE = (
     ("data", "forward", "backward", "update"),
     ("weights", "gradients", "optimizer", "activations", "16-bit copies"),
     ("data", "compute", "update", "collective", "idle", "files"),
+    ("ideal", SMALL, COPIES, LATENCY, INSIDE, BETWEEN, STRAGGLERS, INPUT),
 )
 
 
@@ -132,6 +143,38 @@ def test_totals_are_at_the_bars_ends():
     figure = plots.stacked_bars(BARS, "MiB", "title", totals=True)
     shown = [text.get_text() for text in figure.axes[0].texts]
     assert (shown[3], shown[-1]) == ("100", "21") and {"96", "20"} < set(shown), shown
+
+
+def test_a_text_of_your_own_is_at_a_bars_end():
+    figure = plots.stacked_bars(BARS, "%", "title", totals=True, ends=("7.5 ms", "2 ms"))
+    shown = [text.get_text() for text in figure.axes[0].texts]
+    assert (shown[3], shown[-1]) == ("7.5 ms", "2 ms") and not {"100", "21"} & set(shown)
+
+
+def test_each_cause_of_a_loss_has_its_own_look():
+    """In a bar beside the ideal, as in lesson 13."""
+    (row,) = predict("cnn", "V100-16GB", "NVLink2", "Ethernet10", gpus=(16,)).rows
+    parts = {"ideal": 1.0, **dict.fromkeys(row.estimates[0].losses, 1.0), INSIDE: 1.0}
+    axes = plots.stacked_bars({"16 GPUs": parts}, "ms", "title").axes[0]
+    looks = {(bar.get_facecolor(), bar.get_hatch()) for bar in axes.patches}
+    assert len(looks) == len(parts) == 8
+
+
+def test_a_part_without_a_look_is_refused():
+    with pytest.raises(ValueError, match=r"'stragler'.*stragglers"):
+        plots.stacked_bars({"a": {"ideal": 1.0, "stragler": 1.0}}, "ms", "title")
+
+
+def test_two_parts_that_look_the_same_are_refused_also_in_two_bars():
+    bars = {"a": {"forward": 1.0}, "b": {"compute": 1.0}}
+    with pytest.raises(ValueError, match="'forward' and 'compute'"):
+        plots.stacked_bars(bars, "ms", "title")
+
+
+def test_an_amount_that_would_touch_the_next_one_is_left_out():
+    bars = {"a": {"weights": 8.0, "gradients": 8.0, "activations": 440.0}}
+    axes = plots.stacked_bars(bars, "MiB", "title", totals=True).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["", "", "440", "456"]
 
 
 def test_an_empty_bar_has_room_for_its_sum():

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from multigpu.errors import UserError
 from multigpu.launch.world import World, port_candidates
@@ -94,6 +95,35 @@ def test_rank_0_with_an_unreachable_address():
 def test_no_rank_0():
     (error,) = meet_all(World(1, 2, 1, 2, port=1, job="x"), join_timeout=1)
     assert "found no rank 0 at 127.0.0.1" in str(error)
+
+
+@pytest.fixture
+def agent_store(monkeypatch):
+    """The store of a torchrun, which stays when it starts the ranks again."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    return store
+
+
+def test_each_start_has_its_own_part_of_torchruns_store(agent_store):
+    """Also if the number of ranks changes. The restart count is no help: it is the same."""
+    for start, size in enumerate((2, 3, 2)):
+        stores = meet_all(*(World(rank, size, rank, size) for rank in range(size)))
+        assert not any(isinstance(store, UserError) for store in stores), stores
+        assert not stores[0].check(["greeting"])
+        stores[0].set("greeting", str(start))
+        assert [store.get("greeting") for store in stores] == [str(start).encode()] * size
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_start_in_which_a_rank_was_killed_does_not_disturb_the_next_one(agent_store, rank):
+    (error,) = meet_all(World(rank, 2, rank, 2), join_timeout=0.3)
+    assert f"rank {1 - rank} did not" in str(error)
+    stores = meet_all(*(World(rank, 2, rank, 2) for rank in range(2)))
+    stores[0].set("greeting", "hello")
+    assert stores[1].get("greeting") == b"hello"
 
 
 @pytest.mark.parametrize("without", ["cpu", "vgpu"])

@@ -145,10 +145,9 @@ def copied(tmp_path_factory):
 def test_all_lessons_are_in_the_index(copied):
     index = (copied / "my-copy" / "README.md").read_text()
     for lesson in LESSONS:
-        if not lesson.planned:
-            assert f"../lessons/{lesson.slug}/README.md" in index
-            for one in lesson.notebooks:
-                assert f"({one.stem}.ipynb)" in index
+        assert f"../lessons/{lesson.slug}/README.md" in index
+        for one in lesson.notebooks:
+            assert f"({one.stem}.ipynb)" in index
 
 
 def test_links_in_notebooks_and_copies_work(copied):

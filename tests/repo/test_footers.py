@@ -11,15 +11,13 @@ from multigpu.course import LESSONS
 from multigpu.errors import UserError
 from multigpu.notebooks import footers
 
-HAVE_PAGES = [lesson for lesson in LESSONS if not lesson.planned]
-
 
 def test_footers_and_tables_are_up_to_date():
     stale = [str(path) for path, text in footers.expected(ROOT) if path.read_text() != text]
     assert stale == [], "multigpu notebooks footers"
 
 
-@pytest.mark.parametrize("lesson", HAVE_PAGES, ids=lambda lesson: lesson.slug)
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.slug)
 def test_a_page_has_its_lessons_title_and_time(lesson):
     text = (ROOT / "lessons" / lesson.slug / "README.md").read_text()
     assert text.startswith(f"# {lesson.number} · {lesson.title}\n")
@@ -28,16 +26,16 @@ def test_a_page_has_its_lessons_title_and_time(lesson):
 
 def test_every_lesson_and_every_script_is_in_the_table():
     slugs = {path.parent.name for path in (ROOT / "lessons").glob("*/README.md")}
-    assert slugs == {lesson.slug for lesson in HAVE_PAGES}
+    assert slugs == {lesson.slug for lesson in LESSONS}
     stems = {path.stem for path in (ROOT / "scripts").glob("*.py")}
-    assert stems == {one.stem for lesson in HAVE_PAGES for one in lesson.notebooks}
+    assert stems == {one.stem for lesson in LESSONS for one in lesson.notebooks}
     numbers = [lesson.number for lesson in LESSONS]
     assert numbers == sorted(numbers) and len(set(numbers)) == len(numbers)
 
 
 def test_every_notebook_links_to_its_page_and_its_neighbours():
-    stems = [one.stem for lesson in HAVE_PAGES for one in lesson.notebooks]
-    for lesson in HAVE_PAGES:
+    stems = [one.stem for lesson in LESSONS for one in lesson.notebooks]
+    for lesson in LESSONS:
         for one in lesson.notebooks:
             script = (ROOT / "scripts" / f"{one.stem}.py").read_text()
             footer = script.rpartition("# %%")[2]
@@ -49,17 +47,17 @@ def test_every_notebook_links_to_its_page_and_its_neighbours():
 
 def test_a_link_has_the_name_that_the_syllabus_has():
     syllabus = (ROOT / "lessons" / "README.md").read_text()
-    for lesson in HAVE_PAGES:
+    for lesson in LESSONS:
         assert f"[{lesson.title}]({lesson.slug}/README.md)" in syllabus
         footer = (ROOT / "lessons" / lesson.slug / "README.md").read_text().splitlines()[-1]
         for other in re.findall(r"\[(?:← )?(\d\d .*?)(?: →)?\]", footer):
-            assert other in [f"{one.number} {one.title}" for one in HAVE_PAGES]
+            assert other in [f"{one.number} {one.title}" for one in LESSONS]
         for one in lesson.notebooks:
             assert f"[{one.name}](../notebooks/{one.stem}.ipynb)" in syllabus
 
 
 def test_every_notebook_says_after_its_title_how_to_run_it():
-    for lesson in HAVE_PAGES:
+    for lesson in LESSONS:
         for one in lesson.notebooks:
             path = ROOT / "notebooks" / f"{one.stem}.ipynb"
             title, how_to_run, *rest = json.loads(path.read_text())["cells"]

@@ -1,5 +1,6 @@
 """A notebook's failed cell: Jupyter's number, what was stored and what comes now."""
 
+import os
 import subprocess
 import sys
 
@@ -84,5 +85,9 @@ def test_cells_have_jupyters_numbers_and_no_colours(report):
 def test_the_courses_notebooks_are_reported_so():
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
     path = "notebooks/PT_CNN_Pipeline.ipynb"
-    done = subprocess.run([*command, path], cwd=ROOT, capture_output=True, text=True)
+    # A user's own options, such as -v, would change what is printed.
+    plain = os.environ | {"PYTEST_ADDOPTS": ""}
+    done = subprocess.run(
+        [*command, path], cwd=ROOT, env=plain, capture_output=True, text=True
+    )
     assert f"{path}::In [1]\n" in done.stdout

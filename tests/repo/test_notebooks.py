@@ -106,6 +106,29 @@ def test_no_cell_prints_a_line_that_a_browser_breaks(path):
 
 
 @pytest.mark.parametrize(
+    "path",
+    sorted(ROOT.glob("notebooks/*.ipynb")) + sorted(ROOT.glob("lessons/*/*.ipynb")),
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
+)
+def test_no_sentence_is_broken_into_a_list(path):
+    """A line that begins with "1) " or "- " begins a list, also in the middle of a formula."""
+    assert list(lists_in_sentences(path)) == []
+
+
+def lists_in_sentences(path):
+    """The first lines of lists that follow a line in the middle of a sentence."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        before = ""
+        in_list = False
+        for line in cell.source.splitlines() if cell.cell_type == "markdown" else ():
+            item = re.match(r"\s*(1[.)]|[-+*]) ", line)
+            if item and not in_list and re.search(r"[^.:?!*]$", before) and before[0] != "#":
+                yield line
+            in_list = bool(line and (item or in_list))
+            before = line
+
+
+@pytest.mark.parametrize(
     "path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
 )
 def test_what_is_not_read_in_the_lesson_is_folded(path):

@@ -73,6 +73,11 @@ class Cluster:
         text = log.read_text() if log.exists() else ""
         return Job(number, field["JobState"], int(field["ExitCode"].split(":")[0]), text)
 
+    def wait_for_tasks(self, number: int, timeout: float = 60) -> None:
+        """Wait until a job, with all tasks of its array, has left Slurm's queue."""
+        squeue = ("squeue", "--noheader", f"--jobs={number}")
+        wait_until(lambda: not self.run(*squeue).stdout.strip(), timeout)
+
     def job(self, *arguments: object, cwd: Path, timeout: float = 240) -> Job:
         return self.wait(self.submit(*arguments, cwd=cwd), timeout)
 
@@ -81,14 +86,6 @@ class Cluster:
         path = folder / name
         path.write_text(f"#!/bin/bash\n#SBATCH --output={folder}/%A-%a-%j.out\n{text}\n")
         return path
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def files_below(folder: Path) -> list[str]:

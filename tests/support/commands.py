@@ -81,6 +81,15 @@ def free_ports(count: int) -> list[int]:
     raise AssertionError("no free ports")
 
 
+def alive(process: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
 # A fault for `planted`: gradients are not averaged over the ranks.
 SILENT_DDP = """
 class Silent(lesson.DDP):

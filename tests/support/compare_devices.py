@@ -9,7 +9,7 @@ from torch import nn
 from multigpu import vgpu
 from multigpu.vgpu import Gpu, Link
 from multigpu.vgpu.sim import machine
-from multigpu.vgpu.sim.clock import Event
+from multigpu.vgpu.sim.event import Event
 
 Tensor = torch.Tensor
 

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from multigpu import sandbox
 from multigpu.grading import grade, release
+from multigpu.grading import solution as solutions
 from multigpu.grading.pool import Pool
 from multigpu.grading.results import Result
 from multigpu.grading.solution import Solution, dumps
@@ -26,6 +28,45 @@ class Known:
     question: str
     source: str
     wrong: tuple[str, ...] = ()
+
+
+def changed(source: str, *changes: tuple[str, str]) -> str:
+    """The source with texts replaced, each of which is in it once."""
+    for old, new in changes:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    return source
+
+
+def solved(lesson: str, question: str) -> str:
+    """The course's solution of a question, without what a student has to mend."""
+    source = answer_cell(lesson, question)
+    markers = (solutions.BEGIN, solutions.END)
+    begin, end = (marker.search(source) for marker in markers)
+    if begin[0].startswith("#"):
+        return f"# answer: {question}{source[begin.end() : end.start()]}"
+    for marker in markers:
+        source = marker.sub("", source)
+    return source
+
+
+def broken(lesson: str, question: str) -> str:
+    """The program that a student has to mend, with a change that mends nothing.
+
+    Without a change it would count as no answer.
+    """
+    source = answer_cell(lesson, question)
+    begin = solutions.BEGIN.search(source)
+    assert begin[0].startswith("#"), f"{question} has no program that is to be mended"
+    return f"{source[: begin.start()].rstrip()}\n\npass\n"
+
+
+@cache
+def answer_cell(lesson: str, question: str) -> str:
+    """The text of a question's answer cell in the lesson's solution."""
+    solution = solutions.find(lesson)
+    (found,) = (each for each in solution.questions if each.name == question)
+    return solution.answer(found)
 
 
 def notebook(solution: Solution, answers: dict[str, str]) -> bytes:

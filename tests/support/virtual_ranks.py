@@ -1,11 +1,10 @@
 """Run a program as several ranks, each of which starts its own virtual GPUs."""
 
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from commands import run_script
+from commands import free_ports, run_script
 
 
 def run_ranks(program: str, ranks: int, folder: Path, *arguments: object) -> list:
@@ -15,8 +14,7 @@ def run_ranks(program: str, ranks: int, folder: Path, *arguments: object) -> lis
     """
     script = folder / "program.py"
     script.write_text(program)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = free_ports(1)
     with ThreadPoolExecutor(ranks) as pool:
         done = list(
             pool.map(lambda rank: run_script(script, rank, port, *arguments), range(ranks))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from multigpu.errors import UserError
@@ -261,6 +260,9 @@ class ModelCheckpoint(Callback):
 
     def to_yaml(self, filepath: str | os.PathLike | None = None) -> None:
         """Write best_k_models, path → score, to a YAML file; by default in `dirpath`."""
+        # PyYAML is imported only where it is used: training needs torch alone.
+        import yaml
+
         path = Path(filepath or os.path.join(self.dirpath, "best_k_models.yaml"))
         scores = {path: float(score) for path, score in self.best_k_models.items()}
         path.write_text(yaml.safe_dump(scores))

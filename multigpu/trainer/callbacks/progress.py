@@ -6,6 +6,7 @@ In a file, every state of a bar would remain.
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import math
 import sys
 import time
@@ -81,7 +82,8 @@ class ProgressBar(Callback):
 class TQDMProgressBar(ProgressBar):
     """Draw one tqdm bar per epoch, validation, test and prediction.
 
-    If the output is not a terminal, one line per epoch is printed instead.
+    If the output is not a terminal, or tqdm is not installed, one line per epoch is printed
+    instead.
     The bar is drawn every `refresh_rate` batches (0: never), but at most ten times per second.
     With `leave` the bars of all epochs stay on the screen, otherwise only the last one stays.
     Only rank 0 draws.
@@ -130,7 +132,7 @@ class TQDMProgressBar(ProgressBar):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._bar is not None:
             self._draw(trainer, pl_module)
-        elif self.is_enabled and not sys.stdout.isatty():
+        elif self.is_enabled and not self._can_draw():
             metrics = self.get_metrics(trainer, pl_module)
             fields = [f"epoch {trainer.current_epoch}", f"step {trainer.global_step}"]
             fields += [f"{name} {_short(value)}" for name, value in metrics.items()]
@@ -185,7 +187,7 @@ class TQDMProgressBar(ProgressBar):
 
     def _open(self, description: str, batches: float | list[float]) -> None:
         self._close(leave=self._leave)
-        if not (self.is_enabled and sys.stdout.isatty()):
+        if not (self.is_enabled and self._can_draw()):
             return
         total = sum(batches) if isinstance(batches, list) else batches
         self._batches_done = 0
@@ -198,6 +200,10 @@ class TQDMProgressBar(ProgressBar):
             dynamic_ncols=True,
             file=sys.stdout,
         )
+
+    def _can_draw(self) -> bool:
+        """Whether stdout is a terminal, and tqdm is installed."""
+        return sys.stdout.isatty() and importlib.util.find_spec("tqdm") is not None
 
     def _new_bar(self, **settings: Any) -> tqdm:
         from tqdm import tqdm

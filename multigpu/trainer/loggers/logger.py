@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from multigpu.trainer.loggers.hparams_file import write_hparams
 
 if TYPE_CHECKING:
     from torch import nn
@@ -159,6 +158,18 @@ class FolderLogger(Logger):
         return params
 
     def _write_hparams(self) -> None:
+        """Write the file of hyperparameters; without PyYAML, warn and write nothing."""
+        try:
+            from multigpu.trainer.loggers.hparams_file import write_hparams
+        except ModuleNotFoundError as error:
+            if error.name != "yaml":
+                raise
+            warnings.warn(
+                f"{self.NAME_HPARAMS_FILE} is not written, because PyYAML is not installed: "
+                f"pip install pyyaml.",
+                stacklevel=2,
+            )
+            return
         write_hparams(os.path.join(self.log_dir, self.NAME_HPARAMS_FILE), self.hparams)
 
 
