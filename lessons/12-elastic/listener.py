@@ -17,6 +17,8 @@ def main() -> None:
     parent = os.getppid()
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, note)
+    # torchrun notes a rank's process after its start; a signal before that ends torchrun only.
+    time.sleep(1)
     print("rank: ready", flush=True)
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline and os.getppid() == parent:
