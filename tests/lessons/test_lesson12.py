@@ -308,9 +308,11 @@ def test_a_rank_that_hangs_is_reported_after_the_timeout(experiments):
 
 
 @pytest.mark.slow
-def test_what_torchrun_does_with_signals(experiments, monkeypatch):
-    """torch 2.13: SIGUSR1 ends it, unless --signals-to-handle names it."""
-    monkeypatch.setattr(sys, "executable", str(warm.python()))
+def test_what_torchrun_does_with_signals(experiments):
+    """torch 2.13: SIGUSR1 ends it, unless --signals-to-handle names it.
+
+    Real starts: of 68 runs in forks beside others, a rank missed its signal in three.
+    """
     handled = "--signals-to-handle=SIGTERM,SIGUSR1"
     short = "--shutdown-timeout=5"  # seconds in which a busy rank can report the signal
     term, usr1, named = experiments.signals(
