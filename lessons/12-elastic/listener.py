@@ -8,20 +8,23 @@ import signal
 import time
 from types import FrameType
 
+# A handler must not print: Python refuses a print that interrupts another one.
+received: list[int] = []
+
 
 def note(number: int, frame: FrameType | None) -> None:
-    print(f"rank: {signal.Signals(number).name}", flush=True)
+    received.append(number)
 
 
 def main() -> None:
     parent = os.getppid()
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, note)
-    # torchrun notes a rank's process after its start; a signal before that ends torchrun only.
-    time.sleep(1)
     print("rank: ready", flush=True)
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline and os.getppid() == parent:
+        while received:
+            print(f"rank: {signal.Signals(received.pop(0)).name}", flush=True)
         time.sleep(0.05)
     why = "its torchrun has died" if os.getppid() != parent else "three minutes are over"
     print(f"rank: {why}", flush=True)

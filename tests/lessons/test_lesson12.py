@@ -1,8 +1,10 @@
 """Lesson 12: a run that is killed and started again equals a run without a stop."""
 
+import io
 import json
 import os
 import re
+import runpy
 import signal
 import sys
 from pathlib import Path
@@ -307,12 +309,42 @@ def test_a_rank_that_hangs_is_reported_after_the_timeout(experiments):
     assert "rank 0 ends, because another rank did not answer" in sentence and other == ""
 
 
-@pytest.mark.slow
-def test_what_torchrun_does_with_signals(experiments):
-    """torch 2.13: SIGUSR1 ends it, unless --signals-to-handle names it.
+class Interrupted(io.RawIOBase):
+    """A file whose first write is interrupted by SIGUSR1."""
 
-    Real starts: of 68 runs in forks beside others, a rank missed its signal in three.
-    """
+    def __init__(self):
+        self.text = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, part: bytes) -> int:
+        first = not self.text
+        self.text += bytes(part)
+        if first:
+            signal.raise_signal(signal.SIGUSR1)
+        return len(part)
+
+
+def test_a_signal_during_a_print_is_reported(experiments, monkeypatch):
+    listener = runpy.run_path(str(experiments.LISTENER))
+    parents = iter([1] * 4)
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
+    file = Interrupted()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(file)))
+    handlers = {name: signal.getsignal(name) for name in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        listener["main"]()
+    finally:
+        for name, handler in handlers.items():
+            signal.signal(name, handler)
+    assert file.text == b"rank: ready\nrank: SIGUSR1\nrank: its torchrun has died\n"
+
+
+@pytest.mark.slow
+def test_what_torchrun_does_with_signals(experiments, monkeypatch):
+    """torch 2.13: SIGUSR1 ends it, unless --signals-to-handle names it."""
+    monkeypatch.setattr(sys, "executable", str(warm.python()))
     handled = "--signals-to-handle=SIGTERM,SIGUSR1"
     short = "--shutdown-timeout=5"  # seconds in which a busy rank can report the signal
     term, usr1, named = experiments.signals(
