@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from alternating import seconds_in_turn, spread
 from torch.nn.functional import cross_entropy
 
 from multigpu import vgpu
@@ -72,25 +73,13 @@ def overhead(threads: int) -> dict:
         subprocess.Popen([*command, device, str(threads)], **pipes)
         for device in ("cpu", "vgpu")
     ]
-
-    def ask(worker: subprocess.Popen) -> float:
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-        return float(worker.stdout.readline())
-
-    pairs = [(ask(workers[0]), ask(workers[1])) for _ in range(ROUNDS)]
-    for worker in workers:
-        worker.communicate(timeout=60)
-    ratios = sorted(virtual / plain for plain, virtual in pairs)
-    quartiles = (ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4])
+    pairs = seconds_in_turn(workers, ROUNDS)
     return {
         "quantity": f"CNN step at batch 256, {threads} thread(s), one virtual GPU / plain CPU",
         "goal": "at most 1.3",
-        "median": round(statistics.median(ratios), 3),
-        "quartiles": [round(quartile, 3) for quartile in quartiles],
+        **spread(pairs),
         "cpu_ms": round(statistics.median(plain for plain, _ in pairs) * 1e3, 2),
         "vgpu_ms": round(statistics.median(virtual for _, virtual in pairs) * 1e3, 2),
-        "rounds": ROUNDS,
     }
 
 

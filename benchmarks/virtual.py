@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from alternating import seconds_in_turn, spread
 from torch.nn.functional import cross_entropy
 
 from multigpu import vgpu
@@ -80,23 +81,11 @@ def ratio(what: str, quantity: str, goal: str) -> dict:
         subprocess.Popen(command, stderr=subprocess.DEVNULL, env=visible(), **pipes)
         for command in commands
     ]
-
-    def ask(worker: subprocess.Popen) -> float:
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-        return float(worker.stdout.readline())
-
-    pairs = [(ask(workers[0]), ask(workers[1])) for _ in range(ROUNDS)]
-    for worker in workers:
-        worker.communicate(timeout=60)
-    ratios = sorted(virtual / plain for plain, virtual in pairs)
-    quartiles = (ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4])
+    pairs = seconds_in_turn(workers, ROUNDS)
     return {
         "quantity": quantity,
         "goal": goal,
-        "median": round(statistics.median(ratios), 3),
-        "quartiles": [round(quartile, 3) for quartile in quartiles],
-        "rounds": ROUNDS,
+        **spread(pairs),
     }
 
 
