@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,8 @@ from multigpu.virtual import command as _command
 from multigpu.virtual import options as _options
 from multigpu.virtual import report as _report
 from multigpu.virtual.options import Options
+from multigpu.virtual.prediction import Prediction
+from multigpu.virtual.record import read_records
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -48,6 +51,26 @@ def virtual(
     clock: Annotated[
         str, typer.Option(help="The clock that the program reads: real or simulated.")
     ] = Options.clock,
+    world: Annotated[
+        int | None,
+        typer.Option(help="Run as one rank of so many; each node has --gpus-per-node GPUs."),
+    ] = None,
+    as_rank: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --world: the rank that runs, or several: 0,8,16.", show_default="0"
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="End the program after so many optimizer steps.")
+    ] = None,
+    samples_per_step: Annotated[
+        int | None,
+        typer.Option(help="Samples of one step of all ranks, for samples/s."),
+    ] = None,
+    tokens_per_step: Annotated[
+        int | None, typer.Option(help="Tokens of one step of all ranks, for tokens/s.")
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the timeline into this .png, .svg or .pdf.")
     ] = None,
@@ -62,7 +85,19 @@ def virtual(
 
     The program sees cuda:0, cuda:1, … with their memory and their errors. The report at the
     end, on stderr, has the simulated time. The exit code is the program's.
+
+    With --world the program is one rank of a large world, and the report has the time of a
+    step, in a range: the program runs twice, the second time without output.
     """
+    if world is not None and gpus is not None:
+        raise UserError(
+            "--gpus does not go with --world: say with --gpus-per-node how many GPUs each "
+            "node of the world has."
+        )
+    if world is None and as_rank:
+        raise UserError("--as-rank needs --world: give the number of ranks, too.")
+    if world is not None:
+        gpus = min(world, gpus_per_node or world)
     if gpus is None and (real := _command.real_gpus()):
         raise UserError(
             f"this machine has {pluralize(real, 'GPU')}, on which the program can run without "
@@ -77,6 +112,11 @@ def virtual(
         memory=None if memory is None else _options.memory_in_bytes(memory),
         shapes_only=shapes_only,
         clock=clock,
+        world=world,
+        ranks=_options.ranks_of(as_rank or ["0"]),
+        steps=steps,
+        samples_per_step=samples_per_step,
+        tokens_per_step=tokens_per_step,
     )
     _options.check(options)
     _check_files({"--picture": picture, "--trace": trace, "--json": json_file})
@@ -85,6 +125,8 @@ def virtual(
     ) as folder:
         code = _command.run(command, options, Path(folder))
         report = _report.Report(Path(folder), options)
+        if world is not None and code == 0 and report.prediction is not None:
+            report.at_peaks = _predict_at_peaks(command, options, Path(folder) / "peaks")
     print(f"\n{report.text()}", file=sys.stderr)
     try:
         for line in _report.write(report, code, picture, trace, json_file):
@@ -93,6 +135,14 @@ def virtual(
         # The exit code is the program's.
         print(f"error: {error}", file=sys.stderr)
     _command.end_as(code)
+
+
+def _predict_at_peaks(command: list[str], options: Options, folder: Path) -> Prediction | None:
+    """The prediction with kernels that reach the data sheet's peaks, from a second run."""
+    folder.mkdir()
+    print("\nonce more, without output, at the data sheet's peaks …", file=sys.stderr)
+    _command.run(command, replace(options, peaks=True), folder, quiet=True)
+    return Prediction.of(read_records(folder), options)
 
 
 def _check_files(files: dict[str, Path | None]) -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,38 +16,49 @@ from typing import NoReturn
 from multigpu.errors import UserError, did_you_mean
 from multigpu.virtual import options as _options
 from multigpu.virtual import record
-from multigpu.virtual.options import Options
+from multigpu.virtual.options import JOINING, Options
 
 SITE = Path(__file__).parent / "site"
 # What this process passes on to the program.
 PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+# Seconds between two looks at several processes.
+POLL_SECONDS = 0.05
 # What a terminal sends to the program, too: Ctrl-C and Ctrl-\.
 FROM_TERMINAL = ("SIGINT", "SIGQUIT")
 
 
-def run(words: Sequence[str], options: Options, records: Path) -> int:
+def run(words: Sequence[str], options: Options, records: Path, quiet: bool = False) -> int:
     """Run the command to its end; return its exit code, -n if signal n has ended it.
 
     Its processes leave their records in the folder `records`. Standard input and output are
-    the program's own. Ctrl-C reaches the program alone, and SIGTERM is passed on to it.
-    Raises UserError if there is no such command.
+    the program's own; with `quiet` it has none. Ctrl-C reaches the program alone, and SIGTERM
+    is passed on to it. In a world each of `options.ranks` is a run of the command; if one
+    fails, the others are ended. Raises UserError if there is no such command.
     """
     command = command_line(words)
+    if options.world is not None and "torch.distributed.run" in command:
+        raise UserError(
+            "with --world the command is one rank, but torchrun starts several: leave torchrun"
+            " and its flags out, and give the script."
+        )
     path = os.environ.get("PYTHONPATH")
     environment = os.environ | {
         _options.VARIABLE: options.to_json(),
         record.VARIABLE: str(records),
         "PYTHONPATH": os.pathsep.join([str(SITE), path] if path else [str(SITE)]),
     }
-    # A signal can arrive before the process exists.
+    environments = [environment]
+    if options.world is not None:
+        environments = [environment | _rank(options, rank, records) for rank in options.ranks]
+    # A signal can arrive before the processes exist.
     processes: list[subprocess.Popen] = []
     early: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        if processes:
-            processes[0].send_signal(number)
-        else:
+        if len(processes) < len(environments):
             early.append(number)
+        for process in processes:
+            process.send_signal(number)
 
     def leave_to_terminal(number: int, frame: FrameType | None) -> None:
         if not _in_foreground():
@@ -56,16 +68,65 @@ def run(words: Sequence[str], options: Options, records: Path) -> int:
         FROM_TERMINAL, leave_to_terminal
     )
     with _signal_handlers(handlers):
-        try:
-            processes.append(subprocess.Popen(command, env=environment))
-        except OSError as error:
-            raise UserError(
-                f"{command[0]} cannot be started ({error.strerror}): give a script, "
-                f"`python script.py`, `-m module` or `torchrun script.py`."
-            ) from None
+        for own in environments:
+            # Only one of several processes can read the standard input.
+            no_input = quiet or bool(processes)
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env=own,
+                    stdin=subprocess.DEVNULL if no_input else None,
+                    stdout=subprocess.DEVNULL if quiet else None,
+                    stderr=subprocess.DEVNULL if quiet else None,
+                )
+            except OSError as error:
+                raise UserError(
+                    f"{command[0]} cannot be started ({error.strerror}): give a script, "
+                    f"`python script.py`, `-m module` or `torchrun script.py`."
+                ) from None
+            processes.append(process)
         for number in early:
-            processes[0].send_signal(number)
+            for process in processes:
+                process.send_signal(number)
+        return _wait(processes)
+
+
+def _wait(processes: list[subprocess.Popen]) -> int:
+    """Wait for all processes; return the exit code of the first one that fails, else 0.
+
+    If one fails, the others are ended, because they would wait for its messages.
+    """
+    if len(processes) == 1:
         return processes[0].wait()
+    code = 0
+    waiting = list(processes)
+    while waiting:
+        for process in [one for one in waiting if one.poll() is not None]:
+            waiting.remove(process)
+            if process.returncode and not code:
+                code = process.returncode
+                for other in waiting:
+                    other.terminate()
+        time.sleep(POLL_SECONDS)
+    return code
+
+
+def _rank(options: Options, rank: int, records: Path) -> dict[str, str]:
+    """The environment of a rank of the world, as torchrun sets it."""
+    per_node = options.gpus
+    variables = {
+        "RANK": rank,
+        "WORLD_SIZE": options.world,
+        "LOCAL_RANK": rank % per_node,
+        "LOCAL_WORLD_SIZE": per_node,
+        "GROUP_RANK": rank // per_node,
+        "GROUP_WORLD_SIZE": options.world // per_node,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 29500,
+        "TORCHELASTIC_RUN_ID": "multigpu-virtual",
+        JOINING: records / "joining",
+    }
+    return {name: str(value) for name, value in variables.items()}
 
 
 def command_line(words: Sequence[str]) -> list[str]:

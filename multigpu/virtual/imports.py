@@ -81,3 +81,7 @@ def _start() -> None:
 
     face.put_on(replace(options, gpus=len(visible)))
     recorder.start(visible)
+    if options.measures_steps():
+        from multigpu.virtual import steps
+
+        steps.watch(options.steps)

@@ -23,10 +23,12 @@ def text_lanes(timeline: Timeline) -> list[str]:
         f"{name.ljust(longest)}  |{_line(timeline, lane)}|"
         for lane, name in enumerate(timeline.lanes)
     ]
-    end = format_seconds(timeline.end)
+    if timeline.start:
+        part = f"timeline of {format_seconds(timeline.end - timeline.start)}"
+    else:
+        part = f"timeline until {format_seconds(timeline.end)}"
     return [
-        f"timeline until {end}: {COMPUTES[1]} to {COMPUTES[-1]} computes, "
-        f"{COMMUNICATES} communicates",
+        f"{part}: {COMPUTES[1]} to {COMPUTES[-1]} computes, {COMMUNICATES} communicates",
         *lines,
     ]
 

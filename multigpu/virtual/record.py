@@ -46,6 +46,26 @@ class Device:
 
 
 @dataclass
+class Step:
+    """What a process had done when its optimizer ended a step; times in simulated seconds.
+
+    Seconds and FLOPs are sums over its GPUs, since its start.
+
+    end          when its GPUs ended their work
+    compute      the seconds in which its GPUs computed
+    communicate  the seconds in which they copied, or took part in collectives and messages
+    busy         the seconds in which they did work of any kind
+    flops        the FLOPs of forward passes, by the peak in FLOP/s of the units, as a text
+    """
+
+    end: float
+    compute: float
+    communicate: float
+    busy: float
+    flops: dict[str, float]
+
+
+@dataclass
 class Summary:
     """What a process did until now.
 
@@ -58,6 +78,7 @@ class Summary:
     ended      whether Python's end was reached; False for a process that was killed
     devices    the GPUs that it used
     left_out   what a virtual GPU leaves out and the process asked for, a sentence each
+    steps      the optimizer's steps, if the run measures them
     """
 
     pid: int
@@ -70,6 +91,7 @@ class Summary:
     ended: bool = False
     devices: list[Device] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
 
 @dataclass
@@ -103,7 +125,8 @@ def read_records(folder: Path) -> list[Record]:
     for path in folder.glob("*.json"):
         values = json.loads(path.read_text())
         devices = [Device(**device) for device in values.pop("devices")]
-        summary = Summary(devices=devices, **values)
+        steps = [Step(**step) for step in values.pop("steps")]
+        summary = Summary(devices=devices, steps=steps, **values)
         events, notes = [], {}
         for event, note in _read_events(path.with_suffix(".events")):
             events.append(event)

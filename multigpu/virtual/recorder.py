@@ -19,6 +19,7 @@ import numpy as np
 
 from multigpu.vgpu.sim import machine as _machine
 from multigpu.vgpu.sim.event import Event
+from multigpu.vgpu.sim.flops import CountingCosts
 from multigpu.vgpu.sim.machine import Machine
 from multigpu.vgpu.sim.notes import take_events
 from multigpu.virtual.busy import Busy
@@ -27,6 +28,7 @@ from multigpu.virtual.record import (
     LIMIT,
     VARIABLE,
     Device,
+    Step,
     Summary,
     append_events,
     write_summary,
@@ -55,6 +57,7 @@ class Recorder:
         self.num_events = 0
         self.num_written = 0
         self.whole_until: float | None = None
+        self.steps: list[Step] = []
         self.busy: dict[tuple[int, str], Busy] = defaultdict(Busy)
         self.writing = threading.Lock()
         self.ending = threading.Event()
@@ -90,8 +93,29 @@ class Recorder:
                 ended=ended,
                 devices=devices,
                 left_out=list(left_out),
+                steps=self.steps,
             )
             write_summary(self.summary_path, summary)
+
+    def end_step(self) -> None:
+        """Note that the program's optimizer has ended a step."""
+        machine = _machine.current()
+        with self.writing:
+            self._take(machine)
+            devices = self._devices(machine)
+            flops: dict[str, float] = defaultdict(float)
+            if isinstance(machine.costs, CountingCosts):
+                for (phase, peak), count in machine.costs.flops.items():
+                    if phase == "forward":
+                        flops[str(peak)] += count
+            step = Step(
+                end=max(machine.clock.busy_until(device.shown) for device in devices),
+                compute=sum(device.compute for device in devices),
+                communicate=sum(device.transfer + device.collective for device in devices),
+                busy=sum(device.busy for device in devices),
+                flops=dict(flops),
+            )
+            self.steps.append(step)
 
     def _write_often(self) -> None:
         while not self.ending.wait(INTERVAL):
@@ -165,6 +189,11 @@ class Recorder:
 
 # This process's recorder; None outside of `multigpu virtual`.
 _recorder: Recorder | None = None
+
+
+def current() -> Recorder | None:
+    """This process's recorder; None outside of `multigpu virtual`."""
+    return _recorder
 
 
 def start(visible: list[int]) -> None:

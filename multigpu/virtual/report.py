@@ -1,9 +1,10 @@
 """What a run on virtual GPUs ends with: a table, a picture, a trace, the numbers as JSON."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from multigpu.errors import pluralize
 from multigpu.files import write_json
 from multigpu.vgpu.sim.event import Event
 from multigpu.vgpu.sim.presets import format_bytes
@@ -11,18 +12,27 @@ from multigpu.vgpu.sim.spans import format_seconds
 from multigpu.vgpu.sim.timeline import Timeline
 from multigpu.virtual.lanes import text_lanes
 from multigpu.virtual.options import Options
+from multigpu.virtual.prediction import Prediction
 from multigpu.virtual.record import Device, Record, read_records
 
 HEADER = ("", "peak memory", "of", "computes", "transfers", "collectives", "idle")
 
 
 class Report:
-    """The records of a run's processes, read from a folder."""
+    """The records of a run's processes, read from a folder.
+
+    `prediction` has the figures of a step, if the run measures steps and made one. `at_peaks`
+    can be set to those of another run, in which kernels reach the data sheet's peaks.
+    """
 
     def __init__(self, folder: Path, options: Options):
         self.options = options
         self.records = read_records(folder)
         self.seconds = max((record.summary.seconds for record in self.records), default=0.0)
+        self.prediction: Prediction | None = None
+        self.at_peaks: Prediction | None = None
+        if options.measures_steps():
+            self.prediction = Prediction.of(self.records, options)
 
     def text(self) -> str:
         """The report for people: the simulated time, the GPUs, the timeline, what differs."""
@@ -31,8 +41,9 @@ class Report:
         lines = [
             self.options.label(),
             f"simulated time: {format_seconds(self.seconds)}",
+            *self._step(),
             *_table([HEADER, *self._rows()]),
-            *text_lanes(self.timeline()),
+            *text_lanes(self.timeline_of_step() or self.timeline()),
             *self._list(),
         ]
         return "\n".join(lines)
@@ -55,19 +66,33 @@ class Report:
             for number, record in enumerate(self.records)
             for device in record.summary.devices
         ]
-        return {
+        numbers = {
             "label": self.options.label(),
             "simulated_seconds": self.seconds,
             "exit_code": exit_code,
             "gpus": gpus,
             "not_as_on_a_gpu": self.remarks(),
         }
+        if self.prediction is not None:
+            numbers["step"] = self.prediction.as_json()
+        if self.at_peaks is not None:
+            numbers["step_at_peaks"] = self.at_peaks.as_json()
+        return numbers
 
     def remarks(self) -> list[str]:
         """What is not as on a GPU in this run, a sentence each."""
         remarks = []
+        if self.options.world is not None:
+            numbers = ", ".join(f"{rank:,}" for rank in self.options.ranks)
+            remarks.append(
+                f"Of {self.options.world:,} ranks only {numbers} ran: the others are taken to "
+                f"do the same at the same time, so no rank waits for a slower one."
+            )
         if self.options.shapes_only:
-            remarks.append("Tensors have shapes but no numbers (--shapes-only).")
+            remarks.append(
+                "Tensors have shapes but no numbers (--shapes-only): what the program prints "
+                "of them is unknown or nan."
+            )
         else:
             remarks.append("The CPU computes the numbers.")
         if self.options.clock == "real":
@@ -113,6 +138,50 @@ class Report:
         """The simulated time until which all events are known; None: all of them are."""
         cuts = [record.summary.whole_until for record in self.records]
         return min((cut for cut in cuts if cut is not None), default=None)
+
+    def timeline_of_step(self) -> Timeline | None:
+        """The events of the step that `prediction` describes; None if they are not known."""
+        if self.prediction is None:
+            return None
+        step, until = self.prediction.slowest, self.whole_until()
+        if until is not None and step.end > until:
+            return None
+        whole = self.timeline()
+        return Timeline(
+            whole.events, whole.lanes, step.start, step.end, whole.label, whole.notes
+        )
+
+    def _step(self) -> Iterator[str]:
+        """The figures of a step, as a range if there is a run at the data sheet's peaks."""
+        if self.prediction is None:
+            if self.options.measures_steps():
+                yield "no step: no optimizer of torch.optim made a step."
+            return
+        columns = [self.prediction]
+        rows: list[tuple[str, ...]] = []
+        if self.at_peaks is not None:
+            columns.insert(0, self.at_peaks)
+            rows.append(("a step", "at data-sheet peaks", "at sourced efficiencies"))
+
+        def add(name: str, text: Callable[[Prediction], str]) -> None:
+            rows.append((name, *(text(column) for column in columns)))
+
+        add("step time", lambda one: format_seconds(one.slowest.seconds))
+        for unit in ("samples", "tokens"):
+            per_step = getattr(self.options, f"{unit}_per_step")
+            if per_step is not None:
+                add(f"{unit}/s", lambda one, n=per_step: f"{one.per_second(n):,.0f}")
+        if peak := self.prediction.slowest.peak:
+            add(f"MFU, of {peak / 1e12:,.0f} TFLOP/s", lambda one: f"{one.slowest.mfu:.1%}")
+        add("computing", lambda one: format_seconds(one.slowest.compute))
+        add("communication", lambda one: format_seconds(one.slowest.communicate))
+        add("which nothing hides", lambda one: format_seconds(one.slowest.exposed))
+        yield from _table(rows)
+        count = self.prediction.slowest.count
+        if len(self.records[0].summary.steps) == 1:
+            yield "the only step, with the program's start: let it make more (--steps 3)"
+        else:
+            yield f"the median of {pluralize(count, 'step')}, without the first"
 
     def _list(self) -> Iterator[str]:
         yield "not as on a GPU:"

@@ -1,5 +1,7 @@
 """With compute=False a model of any size is placed, metered and timed without numbers."""
 
+import math
+import pickle
 import time
 
 import pytest
@@ -94,7 +96,6 @@ def test_reading_a_number_raises():
     with vgpu.running(count=1, compute=False) as (device,):
         x = torch.ones(3, device=device)
         for call in (
-            lambda: x.sum().item(),
             lambda: x.cpu(),
             lambda: x.tolist(),
             lambda: x.nonzero(),
@@ -103,6 +104,49 @@ def test_reading_a_number_raises():
             with pytest.raises(RuntimeError, match=r"needs numbers.*compute=False"):
                 call()
         assert repr(x) == "tensor(..., size=(3,), device='vgpu:0')"
+
+
+def test_one_number_that_was_not_computed_can_be_printed_but_not_decided_by():
+    with vgpu.running(count=1, compute=False) as (device,):
+        loss = torch.ones(3, device=device).sum()
+        number = loss.item()
+        for text in (
+            str(number),
+            f"{number:.4f}",
+            f"{loss:.2f}",
+            str(1 - number / 3 + 2**number),
+        ):
+            assert text == "unknown"
+        assert f"{number:>9.3f}|{number:9}|{number:^11,}" == "  unknown|unknown  |  unknown  "
+        assert str(sum([number, number])) == "unknown"
+        assert repr(pickle.loads(pickle.dumps(number))) == "unknown"
+        assert (loss > 2).item() is not True
+        for value in (float(loss), loss.detach().cpu().item(), torch.tensor([number]).item()):
+            assert value != value, "NaN on the host"
+        assert torch.equal(torch.ones(2) * number, torch.full((2,), torch.nan)) is False
+        waited = vgpu.elapsed()
+        loss.item()
+        assert vgpu.elapsed() > waited, "the host waits for the number"
+        for decide in (
+            lambda: bool(number),
+            lambda: bool(loss > 2),
+            lambda: number < 3,
+            lambda: number == 3,
+            lambda: min(number, 3),
+            lambda: int(number),
+            lambda: math.ceil(number),
+            lambda: math.isnan(number),
+            lambda: math.isfinite(number),
+        ):
+            with pytest.raises(RuntimeError, match=r"^test_shapes.py, line \d+: .* needs num"):
+                decide()
+    assert math.isnan(number) and math.isfinite(1.0), "math is restored"
+
+
+def test_truncated_normal_numbers_need_no_decision():
+    with vgpu.running(count=1, compute=False) as (device,):
+        assert nn.init.trunc_normal_(torch.empty(3, 4, device=device)).shape == (3, 4)
+        assert nn.init.trunc_normal_(torch.empty(99)).abs().max() <= 2
 
 
 def test_small_integer_tensors_keep_their_numbers_until_a_shape_is_written():

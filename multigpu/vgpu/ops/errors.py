@@ -1,6 +1,7 @@
 """The errors that a GPU raises, in CUDA's wording if CUDA has the error."""
 
 import os
+import sys
 
 import torch
 
@@ -12,15 +13,42 @@ from multigpu.vgpu.sim.machine import forked_error
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
+# What a program does when it reads numbers, by torch's names of the operations.
+READS = {"_local_scalar_dense": "a decision", "_to_copy": "a copy to the host"}
+# What a program calls: the line of an error is not in these.
+LIBRARIES = sys.stdlib_module_names | {"torch", "multigpu"}
 
 
 def check_has_numbers(info: OpInfo, tensors: list[VirtualTensor]) -> None:
     """Raise RuntimeError if a tensor is a shape without numbers, as with compute=False."""
     if any(tensor._payload.is_meta for tensor in tensors):
-        raise RuntimeError(
-            f"{info.name} needs numbers, but with compute=False the tensors of virtual GPUs "
-            f"have only shapes: start the virtual GPUs with compute=True."
-        )
+        raise no_numbers_error(READS.get(info.name, info.name))
+
+
+def no_numbers_error(what: str) -> RuntimeError:
+    """The error for `what`, which needs numbers where tensors have only shapes.
+
+    It names the line of the program that asks.
+    """
+    if names.shown_type() == names.INNER:
+        mode, change = "compute=False", "start the virtual GPUs with compute=True"
+    else:
+        mode, change = "--shapes-only", "run without --shapes-only"
+    return RuntimeError(
+        f"{_program_line()}{what} needs numbers, but with {mode} the tensors of virtual GPUs "
+        f"have only shapes: {change}, or leave this out."
+    )
+
+
+def _program_line() -> str:
+    """The line of the program that called a library, "train.py, line 3: "; "" without one."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        library = frame.f_globals.get("__name__", "").partition(".")[0]
+        if library not in LIBRARIES:
+            return f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}: "
+        frame = frame.f_back
+    return ""
 
 
 def check_storages(tensors: list[VirtualTensor]) -> None:

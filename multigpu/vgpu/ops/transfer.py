@@ -9,6 +9,7 @@ from multigpu.vgpu.ops.errors import check_has_numbers, check_storages, stopped_
 from multigpu.vgpu.ops.op_info import Handler
 from multigpu.vgpu.ops.shapes import drop_numbers, payload_device
 from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload, wrap_new
+from multigpu.vgpu.ops.unknown import Unknown
 from multigpu.vgpu.sim import names
 from multigpu.vgpu.sim.event import HOST
 from multigpu.vgpu.sim.machine import current
@@ -85,7 +86,11 @@ def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
     if to is origin:
         # Only the dtype or the memory format changes.
         return execute(info_of(func), func, [source._payload], options, [source], origin)
-    if to is None:
+    if to is None and _is_unknown(source):
+        # On the host an unknown number is NaN: a program can still print and log it.
+        dtype = options.get("dtype") or source.dtype
+        moved = torch.full(source.shape, torch.nan, dtype=dtype, device=device)
+    elif to is None:
         check_has_numbers(info_of(func), [source])
         moved = func(source._payload, **options, device=device)
     else:
@@ -145,9 +150,31 @@ def item(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     return func(args[0]._payload)
 
 
+def item_or_unknown(self: VirtualTensor) -> Any:
+    """`.item()`: the number, or an Unknown for a tensor that has only a shape."""
+    meter = meter_of(self)
+    if not self._payload.is_meta or self.numel() != 1:
+        return torch.Tensor.item(self)
+    _advance_clock(meter, None, self, None, non_blocking=False)
+    return Unknown()
+
+
+def float_or_unknown(self: VirtualTensor) -> float:
+    """`float(tensor)`: NaN for a tensor that has only a shape; Python wants a plain float."""
+    return float(self.item())
+
+
+def _is_unknown(tensor: VirtualTensor) -> bool:
+    """Whether the tensor is one floating-point number that was not computed."""
+    return tensor._payload.is_meta and tensor.numel() == 1 and tensor.is_floating_point()
+
+
 def record_stream(func: OpOverload, args: tuple, kwargs: dict) -> None:
     """aten::record_stream: does nothing, because memory is freed when no tensor uses it."""
 
+
+VirtualTensor.item = item_or_unknown
+VirtualTensor.__float__ = float_or_unknown
 
 HANDLERS: dict[torch._ops.OpOverloadPacket, Handler] = {
     aten.copy_: copy,

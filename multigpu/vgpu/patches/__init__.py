@@ -12,6 +12,7 @@ from multigpu.vgpu.patches import (
     comm,
     compiling,
     current_device,
+    decisions,
     engine,
     generators,
     loading,
@@ -199,6 +200,23 @@ TABLE = Table(
             comm.streams,
             "DataParallel makes a stream for each device and keeps it, also if the next "
             "virtual GPUs are more",
+        ),
+        Replacement(
+            "torch.nn.init",
+            "_no_grad_trunc_normal_",
+            decisions.truncated_normal,
+            "it repeats a draw until all numbers are inside the limits",
+            when=decisions.tensors_have_shapes_only,
+        ),
+        *(
+            Replacement(
+                "math",
+                name,
+                decisions.math_function,
+                "an unknown number is a float, as which it is NaN",
+                when=decisions.tensors_have_shapes_only,
+            )
+            for name in decisions.MATH
         ),
         Replacement("torch", "compile", compiling.leave_out, _COMPILER),
         Replacement(

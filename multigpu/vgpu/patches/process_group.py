@@ -25,6 +25,7 @@ from multigpu.vgpu.patches.collectives import COLLECTIVES, Gloo, Move
 from multigpu.vgpu.patches.used_parameters import on_device
 from multigpu.vgpu.patches.work import VirtualWork, Works
 from multigpu.vgpu.sim import machine as _machine
+from multigpu.vgpu.sim.memory import Meter
 from multigpu.vgpu.sim.network import Group, Network, collective_seconds, transfer_seconds
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
 
@@ -156,6 +157,11 @@ class VirtualGroup(dist.ProcessGroup):
         """The ranks' GPUs for the time of a collective; `nodes` has each rank's node."""
         return network.group_on(nodes)
 
+    def _node(self, meter: Meter) -> int:
+        """The node of this rank's device."""
+        rank = dist.get_rank() if dist.is_initialized() else self.rank()
+        return meter.machine.node(meter.index, rank)
+
     def _message(
         self,
         name: str,
@@ -230,8 +236,7 @@ class VirtualGroup(dist.ProcessGroup):
         has_shapes = any(tensor._payload.is_meta for tensor in virtual)
         works = [] if has_shapes else call(_payloads(args))
         work = VirtualWork(meter, virtual, args[0], works, name)
-        rank = dist.get_rank() if dist.is_initialized() else self.rank()
-        arrival = [clock.launch_collective(meter.index), meter.machine.node(meter.index, rank)]
+        arrival = [clock.launch_collective(meter.index), self._node(meter)]
         work.arrival = torch.tensor(arrival, dtype=torch.float64)
         self.recent.append(work)
         if self.coalesced is not None:

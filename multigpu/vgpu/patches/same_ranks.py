@@ -118,6 +118,9 @@ class SameRanks:
     def barrier(self, options: Any = None) -> dist.Work:
         return Done()
 
+    def monitored_barrier(self, *arguments: Any, **more: Any) -> None:
+        """All ranks are here."""
+
     def _reduce(self, tensor: Tensor, op: Op) -> None:
         if op == Op.SUM:
             tensor.mul_(self._size)

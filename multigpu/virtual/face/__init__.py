@@ -24,6 +24,7 @@ from multigpu.virtual.face import (
     streams,
     tensors,
     wall_clock,
+    world,
 )
 from multigpu.virtual.face.devices import FACE
 from multigpu.virtual.options import Options
@@ -44,6 +45,7 @@ TABLE = Table(
         *comm.ROWS,
         *cuda_only.ROWS,
         *wall_clock.ROWS,
+        *world.ROWS,
     )
 )
 
@@ -79,10 +81,11 @@ def put_on(options: Options | None = None) -> list[torch.device]:
     names.set_shown_type(FACE)
     driver.forget()
     wall_clock.want(options.clock == "simulated")
+    world.want(options)
     try:
         started = vgpu.start(
             options.gpus,
-            options.gpu,
+            options.preset(),
             options.link,
             options.memory,
             compute=not options.shapes_only,

@@ -2,9 +2,12 @@
 
 init_process_group("nccl") makes a ProcessGroupNCCL, and "gloo" a ProcessGroupGloo. While
 virtual GPUs look like CUDA both are groups of virtual GPUs: gloo sends the numbers, and the
-clock counts NCCL's time (vgpu/patches/process_group.py).
+clock counts NCCL's time (vgpu/patches/process_group.py). If the process is one rank of a large
+world, nothing is sent (vgpu/patches/world_group.py).
 """
 
+import copy
+import os
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +17,11 @@ import torch.distributed as dist
 
 from multigpu.vgpu.patches.replacing import Replacement, Row
 from multigpu.vgpu.sim import names
+from multigpu.vgpu.sim.memory import Meter
+from multigpu.virtual.face import world
 from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.options import from_environment
+from multigpu.virtual.visible import visible_gpus
 
 _C10D = "torch.distributed.distributed_c10d"
 # Minutes. torch's default for NCCL (c10d/ProcessGroupNCCL.hpp).
@@ -41,17 +48,42 @@ class Options:
         self.split_color = 0
 
 
-def _classes() -> tuple[type, type]:
-    """The classes for NCCL and gloo. Imported late, because the groups import all of c10d."""
-    from multigpu.vgpu.patches.process_group import VirtualGroup, open_gloo, tensors_in
+def _classes(in_world: bool) -> tuple[type, type]:
+    """The classes for NCCL and gloo. Imported late, because the groups import all of c10d.
 
-    class Group(VirtualGroup):
+    `in_world` says whether the process is one rank of a large world.
+    """
+    from multigpu.vgpu.patches.process_group import VirtualGroup, open_gloo, tensors_in
+    from multigpu.vgpu.patches.world_group import WorldGroup
+
+    class Processes(VirtualGroup):
+        """A group of processes that share the GPUs of their machine."""
+
+        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
+            super().__init__(open_gloo(store, rank, size, timeout), rank, size)
+
+        def _node(self, meter: Meter) -> int:
+            options = from_environment()
+            number, count = meter.index, len(meter.machine.meters)
+            if options is not None:
+                number, count = visible_gpus(options.gpus)[meter.index], options.gpus
+            # torchrun says on which machine the process is.
+            machine = int(os.environ.get("GROUP_RANK", "0"))
+            return meter.machine.network.node(machine * count + number)
+
+    class OneRank(WorldGroup):
+        """A group of a world of which this process is one rank."""
+
+        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
+            super().__init__(rank, size)
+
+    class Group(OneRank if in_world else Processes):
         """A group whose devices are the CUDA devices, and the CPU where gloo has a part."""
 
         takes_host = True
 
         def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
-            super().__init__(open_gloo(store, rank, size, timeout), rank, size)
+            super().__init__(store, rank, size, timeout)
             placeholder = self._get_backend(torch.device("cpu"))
             backend_type = dist.ProcessGroup.BackendType.CUSTOM
             self._register_backend(torch._C.device(FACE), backend_type, placeholder)
@@ -84,7 +116,8 @@ def _classes() -> tuple[type, type]:
 
         def __init__(self, store: dist.Store, rank: int, size: int, options: Options):
             super().__init__(store, rank, size, options._timeout)
-            self.options = options
+            # A program can use its options for several groups.
+            self.options = copy.copy(options)
 
         @property
         def takes_host(self) -> bool:
@@ -114,14 +147,16 @@ def _classes() -> tuple[type, type]:
     return ProcessGroupNCCL, ProcessGroupGloo
 
 
-_made: list[tuple[type, type]] = []
+# The classes, by whether the process is one rank of a large world.
+_made: dict[bool, tuple[type, type]] = {}
 
 
 def _class_of(number: int) -> Any:
     def make(original: Any) -> type:
-        if not _made:
-            _made.append(_classes())
-        return _made[0][number]
+        in_world = world.is_wanted()
+        if in_world not in _made:
+            _made[in_world] = _classes(in_world)
+        return _made[in_world][number]
 
     return make
 

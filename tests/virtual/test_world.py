@@ -1,0 +1,281 @@
+"""`multigpu virtual --world`: one process is one rank of a large world.
+
+A world whose ranks all run, under torchrun, has the same simulated times.
+"""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+from virtual_runs import virtual, write
+
+from multigpu.cli import app
+from multigpu.errors import UserError
+from multigpu.vgpu import GPUS, LINKS, NETWORKS
+from multigpu.vgpu.sim.network import Network, collective_seconds, transfer_seconds
+from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
+
+BEGIN = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+local = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local)
+device = torch.device("cuda", local)
+"""
+DDP = (
+    BEGIN
+    + """
+layers = [nn.Linear(1024, 1024, bias=False) for _ in range(3)]
+model = nn.Sequential(*layers).to(device)
+model = nn.parallel.DistributedDataParallel(model, device_ids=[local])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(4):
+    loss = model(torch.ones(4096, 1024, device=device)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"step {step}: loss {loss.item():.4f}")
+"""
+)
+FSDP = (
+    BEGIN
+    + """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+shape = tuple(map(int, sys.argv[1:]))
+mesh = init_device_mesh("cuda", shape, mesh_dim_names=("replicate", "shard")[-len(shape):])
+model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)]).to(device)
+for layer in model:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    model(torch.ones(4096, 1024, device=device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+PIPELINE = (
+    BEGIN
+    + """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+stages = int(sys.argv[1])
+mesh = init_device_mesh(
+    "cuda", (stages, dist.get_world_size() // stages), mesh_dim_names=("stages", "copies")
+)
+index = mesh.get_local_rank("stages")
+model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()).to(device)
+model = nn.parallel.DistributedDataParallel(
+    model, device_ids=[local], process_group=mesh.get_group("copies")
+)
+stage = PipelineStage(model, index, stages, device, group=mesh.get_group("stages"))
+schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+rows = torch.ones(4096, 1024, device=device)
+for step in range(3):
+    first, last = index == 0, index == stages - 1
+    schedule.step(*([rows] if first else []), **({"target": rows} if last else {}))
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+NODES = ("--gpus-per-node", 8, "--between-nodes", "HDR200")
+
+
+def report(folder, *words: object) -> tuple[str, dict]:
+    """What the run prints, and its report as numbers; it must succeed."""
+    done = virtual(folder, "--json", "numbers.json", *words)
+    assert done.returncode == 0, done.stdout
+    return done.stdout, json.loads((folder / "numbers.json").read_text())
+
+
+def test_ddp_on_1024_gpus(tmp_path):
+    script = write(tmp_path, DDP)
+    world = ("--world", 1024, "--as-rank", 77, *NODES, "--gpu", "A100-80GB")
+    text, numbers = report(
+        tmp_path, *world, "--shapes-only", "--samples-per-step", 4096 * 1024, script
+    )
+    assert "step 3: loss unknown" in text
+    assert "simulated: rank 77 of 1,024 × A100-80GB, 8 per node: NVLink2 inside" in text
+    network = Network(LINKS["NVLink2"], NETWORKS["HDR200"], 8)
+    # DDP's first bucket is small: here one layer, and two in the other one.
+    everyone, layer = network.group(1024), 1024 * 1024 * 4
+    buckets = sum(
+        collective_seconds("allreduce", nbytes, everyone) + KERNEL_OVERHEAD
+        for nbytes in (layer, 2 * layer)
+    )
+    loss = transfer_seconds(4, LINKS[GPUS["A100-80GB"].host])
+    step, at_peaks = numbers["step"], numbers["step_at_peaks"]
+    for figures in (step, at_peaks):
+        assert figures["communicate_seconds"] == pytest.approx(buckets + loss)
+        assert 0 < figures["exposed_seconds"] <= figures["communicate_seconds"]
+        assert figures["steps"] == 3
+        rate = 4096 * 1024 / figures["step_seconds"]
+        assert figures["samples_per_second"] == pytest.approx(rate)
+    assert at_peaks["step_seconds"] < step["step_seconds"]
+    # Forward and backward are three times the products of forward.
+    flops = 3 * 2 * 3 * 4096 * 1024 * 1024
+    assert step["mfu_of_flops_per_second"] == GPUS["A100-80GB"].fp32
+    share = flops / step["step_seconds"] / GPUS["A100-80GB"].fp32
+    assert step["mfu"] == pytest.approx(share)
+    assert numbers["gpus"][0]["device"] == "cuda:5"
+
+
+@pytest.mark.parametrize(
+    ("program", "ranks", "arguments", "as_rank"),
+    [
+        (DDP, 4, (), "3"),
+        (FSDP, 4, (4,), "0"),
+        (FSDP, 4, (2, 2), "1"),
+        (PIPELINE, 4, (2,), "1,3"),
+    ],
+)
+@pytest.mark.slow
+def test_the_time_of_a_step_is_that_of_a_world_that_runs(
+    tmp_path, program, ranks, arguments, as_rank
+):
+    """Two nodes with two GPUs each: all four ranks run, or one rank (of a pipeline: two)."""
+    script = write(tmp_path, program)
+    nodes = ("--gpus-per-node", 2, "--between-nodes", "Ethernet25", "--shapes-only")
+    launcher = (
+        "torchrun",
+        "--standalone",
+        "--local-addr=127.0.0.1",
+        f"--nproc-per-node={ranks}",
+    )
+    measure = ("--samples-per-step", 1)
+    _, all_run = report(
+        tmp_path, "--gpus", ranks, *nodes, *measure, *launcher, script, *arguments
+    )
+    _, one_runs = report(
+        tmp_path, "--world", ranks, "--as-rank", as_rank, *nodes, script, *arguments
+    )
+    for name in ("step_seconds", "compute_seconds", "communicate_seconds", "exposed_seconds"):
+        assert one_runs["step"][name] == pytest.approx(all_run["step"][name], rel=1e-6), name
+    peaks = {gpu["rank"]: gpu["peak_bytes"] for gpu in all_run["gpus"]}
+    for gpu in one_runs["gpus"]:
+        assert gpu["peak_bytes"] == peaks[gpu["rank"]]
+
+
+def test_the_environment_is_a_ranks_under_torchrun(tmp_path):
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
+    script = write(
+        tmp_path,
+        f"import os, torch\nprint([os.environ[name] for name in {names}], "
+        f"torch.cuda.device_count(), torch.distributed.is_torchelastic_launched())\n",
+    )
+    done = virtual(tmp_path, "--world", 64, "--as-rank", 29, *NODES, script)
+    assert "['29', '64', '5', '8', '3'] 8 True" in done.stdout
+
+
+def test_mp_spawn_starts_the_rank_that_runs(tmp_path):
+    script = write(
+        tmp_path,
+        """
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank, size):
+    dist.init_process_group("nccl", "tcp://127.0.0.1:1", rank=rank, world_size=size)
+    x = torch.ones(2, device=f"cuda:{rank}")
+    dist.all_reduce(x)
+    print("sum", x.tolist())
+
+if __name__ == "__main__":
+    mp.spawn(main, (torch.cuda.device_count(),), nprocs=torch.cuda.device_count())
+""",
+    )
+    done = virtual(tmp_path, "--world", 8, "--as-rank", 6, script)
+    assert "sum [8.0, 8.0]" in done.stdout
+    assert "rank 6, cuda:6" in done.stdout
+
+
+def test_steps_end_the_program(tmp_path):
+    script = write(tmp_path, DDP.replace("range(4)", "range(10**9)"))
+    text, numbers = report(tmp_path, "--world", 8, "--steps", 3, script)
+    assert "step 1: loss" in text and "step 2: loss" not in text
+    assert numbers["step"]["steps"] == 2
+    text, numbers = report(tmp_path, "--world", 8, "--steps", 1, script)
+    assert "the only step, with the program's start: let it make more" in text
+
+
+def test_a_program_without_a_step(tmp_path):
+    done = virtual(tmp_path, "--world", 8, write(tmp_path, BEGIN + "torch.ones(1).cuda()\n"))
+    assert "no step: no optimizer of torch.optim made a step." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [
+        (
+            DDP + "\nif loss.item() < 0.1:\n    print('small')\n",
+            "line 23: a comparison needs numbers, but with --shapes-only",
+        ),
+        (
+            FSDP.replace("tuple(map(int, sys.argv[1:]))", "(4,)"),
+            "the mesh 4 has 4 ranks, but the world has 8: give --world 4, or a mesh of 8",
+        ),
+        (
+            BEGIN + "dist.send(torch.ones(2, device=device), 3)",
+            "rank 1 calls send with rank 3, which does not run",
+        ),
+        (
+            BEGIN + "dist.broadcast_object_list([None], src=0)",
+            "rank 1 gets objects from rank 0, which does not run: use --as-rank 0",
+        ),
+        (
+            BEGIN.replace('"nccl"', '"nccl", rank=0, world_size=2'),
+            "the program starts as rank 0 of 2, but this run is rank 1 of 8",
+        ),
+    ],
+)
+def test_what_a_world_cannot_know(tmp_path, program, sentence):
+    script = write(tmp_path, program)
+    done = virtual(tmp_path, "--world", 8, "--as-rank", 1, "--shapes-only", script)
+    assert done.returncode == 1
+    assert sentence in " ".join(done.stdout.split()), done.stdout
+
+
+def test_if_one_rank_fails_the_others_end(tmp_path):
+    script = write(
+        tmp_path,
+        BEGIN
+        + """
+x = torch.ones(2, device=device)
+if dist.get_rank() == 1:
+    raise SystemExit(7)
+dist.recv(x, 1)
+""",
+    )
+    done = virtual(tmp_path, "--world", 8, "--as-rank", "0,1", script)
+    assert done.returncode in (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--world", "8", "--gpus", "2", "p.py"], "--gpus does not go with --world"),
+        (["--as-rank", "3", "p.py"], "--as-rank needs --world"),
+        (["--world", "0", "p.py"], "--world is 0: give the number of ranks"),
+        (["--world", "1024", "p.py"], "--world 1024 does not fit on one node"),
+        (["--world", "12", *map(str, NODES), "p.py"], "cannot be divided into nodes of 8"),
+        (["--world", "8", "--as-rank", "8", "p.py"], "the ranks of --world 8 are 0 to 7"),
+        (["--world", "8", "--as-rank", "0,x", "p.py"], "--as-rank is 'x': give ranks"),
+        (["--world", "8", "--as-rank", "1,1", "p.py"], "--as-rank names a rank twice"),
+        (["--world", "8", "--steps", "0", "p.py"], "--steps is 0: give a number from 1 up"),
+        (["--world", "8", "--tokens-per-step", "-1", "p.py"], "--tokens-per-step is -1"),
+        (["--world", "8", "torchrun", "p.py"], "leave torchrun and its flags out"),
+    ],
+)
+def test_what_is_refused_before_the_start(tmp_path, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "raise AssertionError('the program has started')", "p.py")
+    done = CliRunner().invoke(app, ["virtual", *words])
+    assert isinstance(done.exception, UserError), done.output
+    assert sentence in str(done.exception)
