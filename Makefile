@@ -70,7 +70,7 @@ test-quick: lint
 # A test that fails beside others runs once more, alone. What passes only then has a race, and is named.
 test: lint
 	@echo "running all tests: about 20 minutes on 2 cores"
-	multigpu slurm install --with-mpi || true
+	multigpu slurm install --with-mpi --with-bubblewrap || true
 	pytest --numprocesses=3 --cache-clear || { test $$? = 1 && python tests/support/failed.py; }
 
 # As `test`, but each program of a test starts Python anew instead of in a fork, which takes longer.

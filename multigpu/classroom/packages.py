@@ -9,6 +9,7 @@ from multigpu.terminal import announce
 # Debian's package → a program in it
 PACKAGES = {"munge": "munged", "slurm-wlm": "slurmd"}
 MPI_PACKAGES = {"openmpi-bin": "mpirun"}
+SANDBOX_PACKAGES = {"bubblewrap": "bwrap"}
 
 
 def missing_packages(packages: dict[str, str]) -> list[str]:
@@ -16,13 +17,17 @@ def missing_packages(packages: dict[str, str]) -> list[str]:
     return [package for package, program in packages.items() if not which(program)]
 
 
-def install(with_mpi: bool = False) -> str:
-    """Install Slurm (and Open MPI) with apt-get; do nothing if it is installed already.
+def install(with_mpi: bool = False, with_bubblewrap: bool = False) -> str:
+    """Install Slurm, Open MPI and bubblewrap with apt-get; do nothing if they are installed.
 
     Raises UserError if there is no apt-get, if this user is not root (with the command for
     root), or if apt-get fails (with its last lines).
     """
-    wanted = PACKAGES | (MPI_PACKAGES if with_mpi else {})
+    wanted = dict(PACKAGES)
+    if with_mpi:
+        wanted |= MPI_PACKAGES
+    if with_bubblewrap:
+        wanted |= SANDBOX_PACKAGES
     missing = missing_packages(wanted)
     if not missing:
         return f"Already installed: {', '.join(wanted)}."

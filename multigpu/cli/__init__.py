@@ -79,9 +79,12 @@ def slurm_install(
     with_mpi: Annotated[
         bool, typer.Option("--with-mpi", help="Install Open MPI too, for mpirun.")
     ] = False,
+    with_bubblewrap: Annotated[
+        bool, typer.Option("--with-bubblewrap", help="Install bubblewrap too, for grading.")
+    ] = False,
 ) -> None:
     """Install Slurm with apt-get, as root on Debian or Ubuntu; otherwise say what to run."""
-    print(classroom.install(with_mpi))
+    print(classroom.install(with_mpi, with_bubblewrap))
 
 
 # ---- multigpu doctor: what this machine can run ---------------------------------------------

@@ -368,6 +368,8 @@ def test_install(monkeypatch: pytest.MonkeyPatch):
     installed |= {"slurmd": "x", "mpirun": "x"}
     text = classroom.install(with_mpi=True)
     assert text == "Already installed: munge, slurm-wlm, openmpi-bin." and len(commands) == 3
+    text = classroom.install(with_mpi=True, with_bubblewrap=True)
+    assert text == "Installed: bubblewrap." and commands[-1].endswith(" bubblewrap")
     installed.clear()
     with pytest.raises(
         UserError, match="This is not Debian or Ubuntu: install munge and slurm-wlm"

@@ -164,6 +164,19 @@ def test_the_time_of_a_step_is_that_of_a_world_that_runs(
         assert gpu["peak_bytes"] == peaks[gpu["rank"]]
 
 
+@pytest.mark.slow
+def test_ranks_of_one_torchrun_share_a_node(tmp_path):
+    """--gpus-per-node divides the GPUs of a machine; the second rank is not on another one."""
+    script = write(tmp_path, DDP)
+    launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    nodes = ("--gpus-per-node", 2, "--between-nodes", "Ethernet10")
+    seconds = [
+        report(tmp_path, "--gpus", 2, *more, "--steps", 2, *launcher, script)[1]["step"]
+        for more in ((), nodes)
+    ]
+    assert seconds[0] == seconds[1]
+
+
 def test_the_environment_is_a_ranks_under_torchrun(tmp_path):
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
     script = write(
