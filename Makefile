@@ -134,6 +134,7 @@ bench: $(INSTALLED)
 	python benchmarks/elastic.py
 	python benchmarks/scaling.py
 	python benchmarks/virtual.py
+	python benchmarks/world.py
 
 # It needs no environment of its own: PYTHON= is a Python 3.11 or newer with torch, scikit-learn and
 # matplotlib. An environment in .venv is used if it is there.

@@ -1,6 +1,7 @@
 """The figures of one training step, from the records of a run: time, throughput, MFU."""
 
 from dataclasses import dataclass
+from math import isclose
 from statistics import median_low
 
 from multigpu.virtual.options import Options
@@ -52,7 +53,10 @@ def step_figures(record: Record) -> StepFigures | None:
     pairs = list(zip([begin, *steps], steps, strict=False))
     pairs = pairs[1:] or pairs
     middle = median_low(after.end - before.end for before, after in pairs)
-    before, after = next(pair for pair in pairs if pair[1].end - pair[0].end == middle)
+    # The first such step: the record has its events. Equal steps differ by rounding.
+    before, after = next(
+        pair for pair in pairs if isclose(pair[1].end - pair[0].end, middle, rel_tol=1e-6)
+    )
     seconds = after.end - before.end
     flops = {
         float(peak): count - before.flops.get(peak, 0.0) for peak, count in after.flops.items()

@@ -36,6 +36,8 @@ from multigpu.virtual.record import (
 
 # Seconds between two writes.
 INTERVAL = 0.2
+# The last steps that are kept; each write of the record writes them.
+MOST_STEPS = 1000
 KINDS = ("compute", "transfer", "collective")
 
 
@@ -115,7 +117,7 @@ class Recorder:
                 busy=sum(device.busy for device in devices),
                 flops=dict(flops),
             )
-            self.steps.append(step)
+            self.steps = [*self.steps[1 - MOST_STEPS :], step]
 
     def _write_often(self) -> None:
         while not self.ending.wait(INTERVAL):

@@ -174,8 +174,8 @@ class Report:
         if peak := self.prediction.slowest.peak:
             add(f"MFU, of {peak / 1e12:,.0f} TFLOP/s", lambda one: f"{one.slowest.mfu:.1%}")
         add("computing", lambda one: format_seconds(one.slowest.compute))
-        add("communication", lambda one: format_seconds(one.slowest.communicate))
-        add("which nothing hides", lambda one: format_seconds(one.slowest.exposed))
+        add("communicating", lambda one: format_seconds(one.slowest.communicate))
+        add("not hidden by computing", lambda one: format_seconds(one.slowest.exposed))
         yield from _table(rows)
         count = self.prediction.slowest.count
         if len(self.records[0].summary.steps) == 1:

@@ -22,5 +22,5 @@ def test_an_output_is_that_of_its_command(words, shown, tmp_path):
             assert line in lines, (line, done.stdout)
 
 
-def test_the_page_has_three_examples():
-    assert len(BLOCKS) == 3
+def test_the_page_has_four_examples():
+    assert len(BLOCKS) == 4

@@ -239,7 +239,13 @@ def test_a_program_without_a_step(tmp_path):
             "rank 1 calls send with rank 3, which does not run",
         ),
         (
-            BEGIN + "dist.broadcast_object_list([None], src=0)",
+            BEGIN + "dist.scatter_object_list([None], src=0)",
+            "rank 1 gets objects from rank 0, which does not run: use --as-rank 0",
+        ),
+        (
+            BEGIN
+            + "dist.broadcast_object_list([{1}], src=1)\n"
+            + "dist.broadcast_object_list([None], src=0)",
             "rank 1 gets objects from rank 0, which does not run: use --as-rank 0",
         ),
         (

@@ -6,6 +6,8 @@ exist, so what would wait for them is replaced here; the groups are in nccl.py.
 
 import os
 from collections.abc import Callable, Iterator
+from functools import wraps
+from inspect import signature
 from math import prod
 from typing import Any
 
@@ -107,24 +109,24 @@ def _mesh(original: Callable) -> Callable:
     return init_device_mesh
 
 
-def _broadcast_objects(original: Callable) -> Callable:
-    def broadcast_object_list(
-        object_list: list,
-        src: int | None = None,
-        group: Any = None,
-        device: Any = None,
-        group_src: int | None = None,
-    ) -> None:
-        source = src or 0
-        if group_src is not None:
-            source = dist.get_global_rank(group or dist.group.WORLD, group_src)
+def _objects_of_one_rank(original: Callable) -> Callable:
+    """dist.broadcast_object_list and its kin, which work on the source's rank only."""
+
+    @wraps(original)
+    def exchange(*arguments: Any, **options: Any) -> Any:
+        given = signature(original).bind(*arguments, **options).arguments
+        source = given.get("src") or 0
+        if given.get("group_src") is not None:
+            group = given.get("group") or dist.group.WORLD
+            source = dist.get_global_rank(group, given["group_src"])
         if source != own_rank():
             raise UserError(
                 f"rank {own_rank():,} gets objects from rank {source:,}, which does not run: "
                 f"use --as-rank {source}, or make the objects on each rank."
             )
+        return original(*arguments, **options)
 
-    return broadcast_object_list
+    return exchange
 
 
 _WAITS = "it would wait for ranks that do not exist"
@@ -151,11 +153,12 @@ ROWS: tuple[Row, ...] = (
     *(
         Replacement(
             owner,
-            "broadcast_object_list",
-            _broadcast_objects,
+            name,
+            _objects_of_one_rank,
             "the source has objects that this process cannot know",
             is_wanted,
         )
         for owner in (_C10D, "torch.distributed")
+        for name in ("broadcast_object_list", "scatter_object_list")
     ),
 )
