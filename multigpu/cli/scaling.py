@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from multigpu.cli import stand_ins
 from multigpu.errors import UserError
 
 
@@ -58,7 +59,7 @@ def scaling(
             f"--json is {json_file}, which cannot be written: give a file in a folder that "
             f"exists and that you may write to."
         )
-    with _imports_that_stay():
+    with _imports_that_stay(), stand_ins.installed():
         from multigpu.files import write_json
         from multigpu.scaling import Loader, predict, report
         from multigpu.scaling.stragglers import SPREAD

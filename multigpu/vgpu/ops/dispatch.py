@@ -1,7 +1,8 @@
 """Executes an operation on virtual tensors: makes the checks of a GPU, runs the kernel on the
 payloads, allocates memory for new tensors, and adds the simulated time.
 
-transfer.py has the copies between devices, and kernels.py the kernels that the CPU lacks.
+transfer.py has the copies between devices, kernels.py the kernels that the CPU lacks, and
+repeats.py the results on shapes that need no kernel.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from multigpu.vgpu.ops import repeats
 from multigpu.vgpu.ops.errors import (
     check_foreach_devices,
     check_generator,
@@ -132,7 +134,10 @@ def execute(
         out = _run_special(info, func, payloads, kwargs, tensors, meter)
     else:
         try:
-            out = info.kernel(*payloads, **kwargs)
+            if machine.compute:
+                out = info.kernel(*payloads, **kwargs)
+            else:
+                out = repeats.run(info, payloads, kwargs)
         except NotImplementedError as error:
             raise unsupported_error(info, error) from None
         except IndexError as error:
@@ -259,8 +264,10 @@ def _run_special(
     try:
         if info.random:
             out = _random(func, payloads, kwargs, meter)
-        else:
+        elif meter.machine.compute:
             out = info.kernel(*payloads, **kwargs)
+        else:
+            out = repeats.run(info, payloads, kwargs)
         if info.resizes:
             for tensor in tensors:
                 update_wrapper(tensor, tensors)

@@ -61,6 +61,7 @@ class OpInfo:
     writes              it writes an argument's elements
     empty               it allocates memory without writing it
     special             host_waits, random, resizes or takes_host_tensors holds: the slow path
+    repeats             on shapes alone, the same arguments give the same results: repeats.py
     """
 
     __slots__ = (
@@ -75,6 +76,7 @@ class OpInfo:
         "out_names",
         "pointwise",
         "random",
+        "repeats",
         "resizes",
         "special",
         "takes_host_numbers",
@@ -118,6 +120,10 @@ class OpInfo:
         self.empty = self.name.startswith(("empty", "new_empty"))
         self.special = (
             self.host_waits or self.random or self.resizes or self.takes_host_tensors
+        )
+        # A kernel of another namespace can be a program's own, and do anything.
+        self.repeats = func.namespace == "aten" and not (
+            self.host_waits or self.random or reshapes or self.foreach
         )
 
     def written_ids(self, args: list, kwargs: dict) -> set[int]:

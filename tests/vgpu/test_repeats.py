@@ -1,0 +1,173 @@
+"""Kernels on shapes that have run before: which calls are known, and what they return."""
+
+import pytest
+import torch
+
+from multigpu import vgpu
+from multigpu.vgpu.ops import repeats
+from multigpu.vgpu.ops.dispatch import info_of
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def device(monkeypatch):
+    monkeypatch.setattr(repeats, "_recipes", {})
+    with vgpu.running(count=1, compute=False) as (device,):
+        yield device
+
+
+@pytest.fixture
+def count(monkeypatch):
+    """Count the runs of an operation's kernel: count(op) returns a list, one item for each."""
+
+    def counted(func: torch._ops.OpOverload) -> list:
+        info = info_of(func)
+        kernel = info.kernel
+        runs = []
+
+        def counting(*args, **kwargs):
+            runs.append(args)
+            return kernel(*args, **kwargs)
+
+        monkeypatch.setattr(info, "kernel", counting)
+        return runs
+
+    return counted
+
+
+def test_a_kernel_runs_once_for_the_same_shapes(device, count):
+    runs = count(aten.tanh.default)
+    arguments = [
+        torch.empty(3, 4, device=device),
+        torch.empty(4, 3, device=device),
+        torch.empty(4, 3, device=device).t(),
+        torch.empty(3, 8, device=device)[:, ::2],
+        torch.empty(3, 4, device=device, dtype=torch.float64),
+    ]
+    first = [argument.tanh() for argument in arguments]
+    assert len(runs) == len(arguments)
+    again = [argument.tanh() for argument in arguments]
+    assert len(runs) == len(arguments)
+    for argument, one, two in zip(arguments, first, again, strict=True):
+        expected = torch.empty_strided(
+            argument.shape, argument.stride(), dtype=argument.dtype, device="meta"
+        ).tanh()
+        for result in (one, two):
+            assert result is not argument and result.device == device
+            assert (result.shape, result.dtype) == (argument.shape, argument.dtype)
+            assert result.stride() == expected.stride()
+
+
+def test_each_result_has_its_own_memory(device):
+    x = torch.empty(1000, device=device)
+    for known in (False, True):
+        before = torch.vgpu.memory_allocated(device)
+        results = [x.exp(), x.exp()]
+        assert torch.vgpu.memory_allocated(device) >= before + 8000, known
+        assert results[0].data_ptr() != results[1].data_ptr()
+        del results
+        assert torch.vgpu.memory_allocated(device) == before
+
+
+def test_equal_settings_of_different_types_are_different_calls(device):
+    x = torch.empty(5000, dtype=torch.int64, device=device)
+    for _ in range(2):
+        assert x.pow(2).dtype is torch.int64
+        assert x.pow(2.0).dtype is torch.float32
+        assert torch.full_like(x, 1, dtype=torch.float16).dtype is torch.float16
+        assert x.sum(0).shape == () and x.sum(0, keepdim=True).shape == (1,)
+
+
+def test_the_default_dtype_decides_too(device):
+    x = torch.empty(5000, dtype=torch.int64, device=device)
+    assert (x / x).dtype is torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert (x / x).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_an_operation_in_place_returns_its_argument(device, count):
+    runs = count(aten.relu_.default)
+    for _ in range(2):
+        x = torch.empty(3, 4, device=device)
+        before = torch.vgpu.memory_allocated(device)
+        assert x.relu_() is x
+        assert torch.vgpu.memory_allocated(device) == before
+    assert len(runs) == 1
+
+
+def test_out_returns_it_and_gives_it_the_result_shape(device, count):
+    runs = count(aten.mul.out)
+    x = torch.empty(3, 4, device=device)
+    for _ in range(2):
+        out = torch.empty(3, 4, device=device)
+        assert torch.mul(x, x, out=out) is out
+    assert len(runs) == 1
+    for _ in range(2):
+        out = torch.empty(0, device=device)
+        assert torch.mul(x, x, out=out) is out
+        assert out.shape == (3, 4)
+    assert len(runs) == 3
+
+
+def test_arguments_that_overlap_are_left_to_the_kernel(device, count):
+    """torch refuses some of them."""
+    runs = count(aten.add_.Tensor)
+    x = torch.empty(3, 4, device=device)
+    for times in (1, 2):
+        x[1:].add_(x[:-1])
+        assert len(runs) == times
+
+
+def test_tuples_with_missing_results(device, count):
+    runs = count(aten.convolution_backward.default)
+    images = torch.empty(2, 3, 8, 8, device=device)
+    convolution = torch.nn.Conv2d(3, 5, 3, device=device)
+    for with_gradient in (False, True, False, True):
+        convolution(images.requires_grad_(with_gradient)).sum().backward()
+        assert (images.grad is not None) is with_gradient
+        assert convolution.weight.grad.shape == (5, 3, 3, 3)
+        assert convolution.bias.grad.shape == (5,)
+        images.grad = None
+        convolution.zero_grad()
+    assert len(runs) == 2
+
+
+def test_views_are_no_new_tensors(device):
+    x = torch.empty(3, 4, device=device)
+    for _ in range(2):
+        before = torch.vgpu.memory_allocated(device)
+        assert aten._unsafe_view(x, [12]).data_ptr() == x.data_ptr()
+        assert torch.vgpu.memory_allocated(device) == before
+
+
+def test_tensors_that_keep_their_numbers_are_computed(device):
+    for numbers in ([1, 2], [3, 4]):
+        x = torch.tensor(numbers, device=device)
+        assert (x + x).tolist() == [2 * n for n in numbers]
+
+
+def test_an_error_is_raised_each_time(device):
+    x = torch.empty(3, 4, device=device)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"mat1 and mat2|reduction dim"):
+            x @ x
+
+
+def test_the_number_of_known_calls_is_bounded(device, monkeypatch):
+    monkeypatch.setattr(repeats, "MOST", 5)
+    x = torch.empty(3, 4, device=device)
+    for exponent in range(20):
+        assert x.pow(exponent + 0.5).shape == (3, 4)
+        assert len(repeats._recipes) <= 5
+
+
+def test_with_numbers_each_kernel_runs(count):
+    runs = count(aten.tanh.default)
+    with vgpu.running(count=1) as (device,):
+        x = torch.ones(3, 4, device=device)
+        assert torch.equal(x.tanh(), x.tanh())
+    assert len(runs) == 2
