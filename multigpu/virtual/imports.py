@@ -3,6 +3,7 @@
 Python imports this module at its start, in every process of a run: it imports little.
 """
 
+import gc
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -69,11 +70,18 @@ def put_on() -> None:
     """
     from multigpu.errors import UserError, report
 
+    collects = gc.isenabled()
+    # What is made here stays until the end. A collection meanwhile would look at all objects
+    # of torch, which takes as long as all the rest of the start.
+    gc.disable()
     try:
         _start()
     except UserError as error:
         report(error)
         raise SystemExit(2) from None
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _start() -> None:
