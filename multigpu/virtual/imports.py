@@ -3,10 +3,13 @@
 Python imports this module at its start, in every process of a run: it imports little.
 """
 
+import gc
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from multigpu.virtual import packages
 
 
 def watch() -> None:
@@ -17,11 +20,23 @@ def watch() -> None:
         sys.meta_path.insert(0, _AfterTorch())
 
 
+def _sees_gpus() -> bool:
+    from multigpu.virtual.options import from_environment
+    from multigpu.virtual.visible import visible_gpus
+
+    return bool(visible_gpus(from_environment().gpus))
+
+
 class _AfterTorch:
     """A finder that finds torch as the others do, and has `put_on` called after its import.
 
-    Programs look for torch without importing it, so it stays until the import.
+    Programs look for torch without importing it, so it stays until the import. The packages
+    that cannot run are refused before it, too: many programs import them first.
     """
+
+    def __init__(self) -> None:
+        self.packages = packages.Finder(_sees_gpus)
+        sys.meta_path.insert(0, self.packages)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "torch":
@@ -40,6 +55,9 @@ class _AfterTorch:
             sys.meta_path.remove(self)
             execute(module)
             put_on()
+            # Only now, because torch.utils.flop_counter, which put_on imports, would import
+            # triton, and a program's import of it would then raise no error.
+            sys.meta_path.remove(self.packages)
 
         loader.exec_module = exec_module
         return spec
@@ -52,11 +70,18 @@ def put_on() -> None:
     """
     from multigpu.errors import UserError, report
 
+    collects = gc.isenabled()
+    # What is made here stays until the end. A collection meanwhile would look at all objects
+    # of torch, which takes as long as all the rest of the start.
+    gc.disable()
     try:
         _start()
     except UserError as error:
         report(error)
         raise SystemExit(2) from None
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _start() -> None:

@@ -57,10 +57,12 @@ def snapshot() -> dict[Symbol, Any]:
     return symbols
 
 
-def full_name(owner: type | ModuleType) -> str:
+def full_name(owner: type | ModuleType | object) -> str:
     if isinstance(owner, ModuleType):
         return owner.__name__
-    return f"{owner.__module__}.{owner.__qualname__}"
+    # An operation such as flex_attention is an object of a module.
+    name = owner.__qualname__ if isinstance(owner, type) else owner.__name__
+    return f"{owner.__module__}.{name}"
 
 
 def symbol_name(name: str) -> str:

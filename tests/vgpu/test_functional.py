@@ -150,6 +150,13 @@ def resharded():
     return [columns.to_local(), summed.redistribute(mesh, [Replicate()]).to_local()]
 
 
+@record
+def waited_for_by_a_view():
+    summed = functional.all_reduce(rows(rank + 1.0, 2.0), "sum", world)
+    column = functional.wait_tensor(summed.view(2, 1))
+    return [column + 0, torch.tensor(torch._C._distributed_c10d._get_work_registry_size())]
+
+
 print(json.dumps(results))
 dist.destroy_process_group()
 """
@@ -188,6 +195,8 @@ def test_functional_collectives_are_on_the_clock(ranks):
         assert numbers["with_an_output"] == [GATHERED[0], [GATHERED[0][rank]]]
         columns = [[0.0, 2.0, 1.0, 2.0], [1.0, 3.0, 1.0, 3.0]][rank]
         assert numbers["resharded"] == [[[x] for x in columns], [3.0, 10.0]]
+        # None is left: torch would warn at the end.
+        assert numbers["waited_for_by_a_view"] == [[[3.0], [4.0]], 0]
         spans = {name: result["spans"] for name, result in results.items()}
         one, two = span("allreduce", 8), span("allreduce", 16)
         assert spans["reduced"] == [two, one, one]

@@ -170,6 +170,27 @@ def test_no_grad_inference_and_eval(two):
             assert torch.allclose(out, on_cpu(sequences()), atol=1e-6)
 
 
+@pytest.mark.parametrize("make", [torch.nn.Parameter, torch.clone])
+def test_inference_mode_takes_views_of_tensors_from_outside(two, make):
+    """Masks and weights are made outside of it; generating text slices them inside."""
+    host, on_device = (make(torch.eye(4).to(device)) for device in ("cpu", two[1]))
+    for view in (
+        lambda x: x[1:, None, :2],
+        lambda x: x.view(2, 8)[0],
+        lambda x: x.t().detach(),
+        lambda x: x.chunk(2)[1],
+    ):
+        with torch.inference_mode():
+            expected, actual = view(host), view(on_device)
+            assert actual.is_inference() == expected.is_inference()
+            assert torch.equal((actual * 2).cpu(), expected * 2)
+        # A tensor that is no inference tensor can be used in a graph.
+        assert torch.equal((actual * on_device.sum()).cpu(), expected * host.sum())
+    with torch.inference_mode():
+        inside = on_device * 2
+        assert inside[1:].is_inference()
+
+
 def test_a_step_across_two_devices(two):
     """A model on two devices, with a backward from the second to the first."""
     torch.manual_seed(0)

@@ -10,9 +10,10 @@ from torch import nn
 
 from multigpu.errors import UserError
 from multigpu.virtual.face import cuda_only
+from multigpu.virtual.packages import PACKAGES
 
 
-@pytest.mark.parametrize("package", sorted(cuda_only.PACKAGES))
+@pytest.mark.parametrize("package", sorted(PACKAGES))
 def test_a_package_that_is_not_installed(cuda, package, monkeypatch):
     monkeypatch.delitem(sys.modules, package, raising=False)
     with pytest.raises(ImportError) as error:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -202,3 +203,22 @@ def test_fake_tensors_are_copied_without_cudas_guard(cuda):
     with FakeTensorMode():
         drawn = torch.empty(2, device="cuda:1").uniform_(-1.0, 1.0)
         assert drawn.copy_(torch.ones(2, device="cuda:1")).device == torch.device("cuda:1")
+
+
+def test_fake_tensors_have_gradients(cuda):
+    """Autograd asked for CUDA's device guard here, and the process aborted."""
+    with FakeTensorMode():
+        rows = torch.ones(2, 3).to("cuda:1")
+        weight = torch.ones(3, device="cuda:1", requires_grad=True)
+        (rows * weight).sum().backward()
+    assert rows.device == weight.grad.device == torch.device("cuda:1")
+
+
+def test_a_model_is_exported(cuda):
+    """As torch.distributed.pipelining's `pipeline` does it."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU()).cuda()
+    rows = torch.randn(4, 3, device="cuda")
+    exported = torch.export.export(model, (rows,)).module()
+    assert torch.equal(exported(rows), model(rows))
+    graph = make_fx(lambda x: torch.autograd.grad((x * x).sum(), x)[0], tracing_mode="fake")
+    assert torch.equal(graph(rows.requires_grad_())(rows), rows * 2)

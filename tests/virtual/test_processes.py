@@ -111,6 +111,31 @@ import multigpu.vgpu
     assert "cuda:0 (GPU 1)" in done.stdout
 
 
+def test_a_package_that_cannot_run_is_imported_before_torch(tmp_path):
+    program = """
+import importlib.util
+assert importlib.util.find_spec("flash_attn") is None
+for package in ("bitsandbytes", "triton"):
+    try:
+        __import__(package)
+    except ImportError as error:
+        print(error)
+import torch
+print("torch", torch.cuda.device_count())
+import apex
+"""
+    (tmp_path / "triton.py").write_text("raise SystemError('was imported')")
+    done = virtual(tmp_path, write(tmp_path, program), real=True, PYTHONPATH=ROOT)
+    assert done.returncode == 1
+    assert "bitsandbytes does not run on virtual GPUs, because its kernels" in done.stdout
+    assert "triton does not run on virtual GPUs, because its kernels" in done.stdout
+    assert "torch 2\n" in done.stdout and "apex does not run on virtual" in done.stdout
+    hidden = virtual(
+        tmp_path, "-c", "import apex", real=True, PYTHONPATH=ROOT, CUDA_VISIBLE_DEVICES=""
+    )
+    assert "No module named 'apex'" in hidden.stdout
+
+
 def test_ctrl_c_at_a_terminal_reaches_the_program_once(tmp_path):
     program = """
 import signal, time

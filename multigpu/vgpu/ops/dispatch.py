@@ -35,6 +35,7 @@ aten = torch.ops.aten
 Tensor = torch.Tensor
 OpOverload = torch._ops.OpOverload
 STRIDED = torch.strided
+is_inference_mode_enabled = torch.is_inference_mode_enabled
 MASK_TYPES = (torch.bool, torch.uint8)
 DETACH = aten.detach.default
 # Arguments of these types are passed to the kernel unchanged.
@@ -207,10 +208,16 @@ def view(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     block = source._block
     if not block.meter.alive:
         raise stopped_error(source)
-    if func is DETACH:
-        # Both tensors share one payload until detach_payloads separates them.
-        return wrap_view(source._payload, block)
-    out = func._op(source._payload, *args[1:], **kwargs)
+    # Both tensors share one payload after detach, until detach_payloads separates them.
+    out = source._payload if func is DETACH else func._op(source._payload, *args[1:], **kwargs)
+    if is_inference_mode_enabled() and not source.is_inference():
+        # Such a view shares the version of its source, which an inference tensor cannot.
+        with torch.inference_mode(False):
+            return _wrap_views(out, block)
+    return _wrap_views(out, block)
+
+
+def _wrap_views(out: Tensor | Sequence[Tensor], block: Block) -> Any:
     if type(out) is Tensor:
         return wrap_view(out, block)
     return type(out)(wrap_view(value, block) for value in out)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _get_work_registry_size
 from torch.utils.weak import TensorWeakRef
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
@@ -67,7 +68,9 @@ class VirtualWork(dist.Work):
             # The group keeps this object for a while, but must not keep the tensors' memory.
             self._blocks = []
             self.works = []
-            self._result = _weak(self._result)
+            result, self._result = self._result, _weak(self._result)
+            if _get_work_registry_size():
+                _leave_registry(result)
         clock.delay(self.meter.index, self.end)
         return True
 
@@ -105,6 +108,19 @@ class Works(dist.Work):
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self.works)
+
+
+def _leave_registry(value: Any) -> None:
+    """Remove a tensor's work, or those of nested lists of tensors, from torch's registry.
+
+    torch does so when a program waits for a functional collective. It looks for the tensor's
+    storage, and each view of a virtual tensor has a storage of its own.
+    """
+    if isinstance(value, torch.Tensor):
+        torch.ops._c10d_functional.wait_tensor(value)
+        return
+    for part in value:
+        _leave_registry(part)
 
 
 def _weak(value: Any) -> Any:

@@ -18,6 +18,8 @@ from multigpu.virtual.face import (
     cuda_module,
     cuda_only,
     driver,
+    fake_tensors,
+    flex_attention,
     kernels,
     nccl,
     random_state,
@@ -35,6 +37,8 @@ TABLE = Table(
     (
         *kernels.ROWS,
         *tensors.ROWS,
+        *fake_tensors.ROWS,
+        *flex_attention.ROWS,
         *driver.ROWS,
         *streams.ROWS,
         *random_state.ROWS,

@@ -1,7 +1,7 @@
 """What needs a real GPU: packages and extensions with kernels of their own, torch.compile.
 
-A package that cannot run raises ImportError with one sentence. torch.compile and the device
-part of torch's profiler are left out, which is said once. `notes` has what was left out.
+A package that cannot run (packages.py) raises ImportError. torch.compile and the device part
+of torch's profiler are left out, which is said once. `notes` has what was left out.
 """
 
 import importlib.abc
@@ -14,21 +14,8 @@ from typing import Any, NoReturn
 
 from multigpu.errors import UserError
 from multigpu.vgpu.patches.replacing import Replacement, Row, Setting, Table
+from multigpu.virtual import packages
 
-# Packages whose kernels run on real GPUs only → what a program can use instead.
-PACKAGES = {
-    "triton": "PyTorch's own operations",
-    "apex": "torch.amp, torch.optim and torch.nn.parallel.DistributedDataParallel",
-    "flash_attn": "torch.nn.functional.scaled_dot_product_attention",
-    "flash_attn_interface": "torch.nn.functional.scaled_dot_product_attention",
-    "xformers": "torch.nn.functional.scaled_dot_product_attention",
-    "bitsandbytes": "torch.optim's optimizers, and weights in bfloat16",
-    "transformer_engine": "torch.nn's modules with torch.autocast",
-    "cupy": "torch's tensors",
-    "pycuda": "torch's operations",
-    "mamba_ssm": "a version of the model in PyTorch's own operations",
-    "causal_conv1d": "torch.nn.Conv1d",
-}
 EXTENSIONS = "torch.utils.cpp_extension"
 COMPILE = "torch.compile is left out: a virtual GPU runs each operation by itself."
 PROFILER = (
@@ -48,23 +35,6 @@ def say_once(sentence: str) -> None:
         print(f"multigpu: {sentence}", file=sys.stderr)
 
 
-def _sentence(package: str) -> str:
-    return (
-        f"{package} does not run on virtual GPUs, because its kernels are compiled for real "
-        f"ones: use {PACKAGES[package]} instead, or run this program on a machine with a GPU."
-    )
-
-
-class _Refusing(importlib.abc.Loader):
-    """Loads nothing: an import of an installed package raises ImportError."""
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> NoReturn:
-        raise ImportError(_sentence(spec.name), name=spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
 class _Patching(importlib.abc.Loader):
     """Loads torch.utils.cpp_extension, and then applies its rows."""
 
@@ -80,8 +50,8 @@ class _Patching(importlib.abc.Loader):
         self.patch()
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the packages that cannot run before Python does."""
+class _ExtensionsFinder(importlib.abc.MetaPathFinder):
+    """Finds torch.utils.cpp_extension, whose import takes long, and lets `patch` change it."""
 
     def __init__(self, patch: Callable[[], None]):
         self.patch = patch
@@ -89,20 +59,12 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name == EXTENSIONS:
-            spec = importlib.machinery.PathFinder.find_spec(name, path)
-            if spec is not None:
-                spec.loader = _Patching(spec.loader, self.patch)
-            return spec
-        if name not in PACKAGES:
+        if name != EXTENSIONS:
             return None
-        if importlib.machinery.PathFinder.find_spec(name, path) is not None:
-            return importlib.machinery.ModuleSpec(name, _Refusing())
-        # Not installed. An import gets the sentence, but importlib.util.find_spec, with which
-        # programs ask whether a package is there, gets None: it calls from another function.
-        if sys._getframe(2).f_code.co_name == "_find_and_load_unlocked":
-            raise ModuleNotFoundError(_sentence(name), name=name)
-        return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None:
+            spec.loader = _Patching(spec.loader, self.patch)
+        return spec
 
 
 # ---- extensions in CUDA --------------------------------------------------------------------
@@ -154,17 +116,18 @@ _EXTENSIONS = Table(
 
 
 def _watch_imports() -> Callable[[], None]:
-    """Watch the imports of packages, and of torch's extensions, whose import takes long."""
+    """Watch the imports of packages and of torch's extensions."""
     notes.clear()
-    finder = _Finder(_EXTENSIONS.apply)
-    sys.meta_path.insert(0, finder)
+    finders = [packages.Finder(), _ExtensionsFinder(_EXTENSIONS.apply)]
+    sys.meta_path[:0] = finders
     if EXTENSIONS in sys.modules:
         _EXTENSIONS.apply()
 
     def restore() -> None:
-        # Python's end has no list any more.
-        if finder in (sys.meta_path or ()):
-            sys.meta_path.remove(finder)
+        for finder in finders:
+            # Python's end has no list any more.
+            if finder in (sys.meta_path or ()):
+                sys.meta_path.remove(finder)
         _EXTENSIONS.undo()
 
     return restore

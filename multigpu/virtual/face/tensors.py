@@ -102,17 +102,6 @@ def _constructor(original: Callable) -> Callable:
     return _with_inner_device(pinned.pinning(original))
 
 
-def _copy_without_guard(original: Any) -> Any:
-    """Tensor.copy_ of a FakeTensor, in which DTensor computes the shapes of its operations."""
-
-    def copy_(
-        self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False
-    ) -> torch.Tensor:
-        return torch.ops.aten.copy_.default(self, src, non_blocking)
-
-    return copy_
-
-
 def _make_wrapper_subclass(original: Any) -> staticmethod:
     """Wrappers around a tensor, such as DTensor, are made with the inner device, too."""
     function = original.__func__ if isinstance(original, staticmethod) else original
@@ -212,12 +201,6 @@ ROWS: tuple[Row, ...] = (
         "_make_wrapper_subclass",
         _make_wrapper_subclass,
         "a wrapper such as DTensor must have the inner device, for autograd's streams",
-    ),
-    Replacement(
-        "torch._subclasses.fake_tensor.FakeTensor",
-        "copy_",
-        _copy_without_guard,
-        "the method asks for CUDA's device guard, which a CPU build of torch does not have",
     ),
     *(Replacement("torch", name, _constructor, _CONSTRUCTED) for name in _CONSTRUCTORS),
     Registration(
