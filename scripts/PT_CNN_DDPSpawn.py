@@ -209,12 +209,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # Without an average, each rank comes close to the weights that suit its own rows, wherever it
-# started. So the ranks end as far apart with one seed for all as with a seed per rank. With an
-# average, all ranks subtract
-# the same numbers. DDP also copies rank 0's weights to all ranks when it wraps the model, by a
-# [*broadcast*](../lessons/README.md#broadcast). By hand, the same numbers are subtracted from
-# different weights, so the difference stays. So with DDP a forgotten seed does no harm to the
-# weights; but the run cannot be repeated.
+# started. So the ranks end as far apart with one seed for all as with a seed per rank.
+#
+# With an average, all ranks subtract the same numbers. By hand, these are subtracted from
+# different weights, so the difference stays. DDP also copies rank 0's weights to all ranks
+# when it wraps the model, by a [*broadcast*](../lessons/README.md#broadcast). So with DDP the
+# ranks have equal weights also without a seed, but the run cannot be repeated.
 #
 # ## Which images does each rank read?
 # A *sampler* chooses the images that a DataLoader reads. `DistributedSampler` gives each rank
@@ -382,7 +382,7 @@ def main(args: argparse.Namespace) -> None:
 # %% [markdown]
 # The script `PT_CNN_DDPSpawn.py` has the imports, the flags and the cells from "Step 1" on.
 # Each spawned process imports the script again. Without the `if` in the next, folded cell it
-# would spawn ranks, too.
+# would try to spawn ranks, too, and end with an error.
 
 # %% jupyter={"source_hidden": true} tags=["active-py"]
 if __name__ == "__main__":
@@ -391,11 +391,17 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Run it
 # One line starts the whole run (some seconds), and the proof compares its weights with those
-# of one process. `torchrun` and `srun` can do more: they start ranks on many nodes. That is
-# lesson 05.
+# of one process.
 
 # %% tags=["active-ipynb"]
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_DDPSpawn.py --prove --out results/04
+
+# %% [markdown]
+# **Can a script, or a notebook, start these processes itself?** A script can, by `mp.spawn`:
+# the function is in a file, `if __name__ == "__main__":` guards the start, and the result
+# comes back in a file. A notebook can start such a script, or send a cell's function by
+# `launch.call`. Both start processes on one machine only. `torchrun` and `srun` start ranks on
+# many nodes: that is lesson 05.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("04 DDP by mp.spawn", "results/04"))  # for the table of all routes

@@ -66,7 +66,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # `nn.DataParallel` does four things. It [*scatters*](../lessons/README.md#scatter) the batch:
 # each GPU gets one chunk. It *replicates* the model: each GPU gets a copy of the weights. It
 # *applies* each replica to its chunk. It [*gathers*](../lessons/README.md#gather) the outputs
-# on the first GPU. By hand, that is a dozen lines:
+# on the first GPU. By hand, that is a dozen lines. `weight.to(gpu)` replicates, and
+# `functional_call` applies: it computes the model's forward with the weights of the replica.
 
 
 # %%
@@ -392,11 +393,11 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## What DDP does differently
-# `DistributedDataParallel` (DDP) is what people use instead. It has one process per GPU, so no
-# lock is shared. Each process keeps the weights and the optimizer's state on its own GPU. In
-# backward the processes average their gradients: that is an *all-reduce*, the only thing that
-# they send in a step. Lessons 04 and 05 build it; here is its timeline. (Two processes start:
-# some seconds.)
+# PyTorch's documentation recommends `DistributedDataParallel` (DDP) instead, also on one
+# machine. It has one process per GPU, so no lock is shared. Each process keeps the weights and
+# the optimizer's state on its own GPU. In backward the processes average their gradients: that
+# is an *all-reduce*, the only thing that they send in a step. Lessons 04 and 05 build it; here
+# is its timeline. (Two processes start: some seconds.)
 
 # %% tags=["active-ipynb"]
 # def ddp():
@@ -420,9 +421,10 @@ if __name__ == "__main__":
 # than half of the time is still launch: 128 images are too few for a V100, which computes most
 # operations faster than Python launches the next one.
 #
-# **Is one line enough?** It is enough to be right, not to be fast. Below about 850 images in a
-# batch (two V100s, NVLink), the line is slower than one GPU. DDP takes more lines, and the
-# next lessons write them.
+# **Is one line enough?** For this model it is enough to be right, because the loss is outside
+# `forward`, and `forward` sets no state. It is not enough to be fast: below about 850 images
+# in a batch (two V100s, NVLink), two GPUs are slower than one. DDP takes more lines, and
+# lessons 04 and 05 write them.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("02 DataParallel", "results/02"))  # for the table of all routes

@@ -53,7 +53,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Step 1 · One step, in micro-batches
-# With one micro-batch it is lesson 01's step. The outputs of several ones make one loss.
+# A [*micro-batch*](../lessons/README.md#micro-batch) is a part of the batch. The function
+# computes forward for one after the other, and joins their outputs for one loss. With one
+# micro-batch it is lesson 01's step. Later, several of them let two GPUs work at the same
+# time.
 
 
 # %%
@@ -224,8 +227,9 @@ class Halves(CNN):
 
 # %% [markdown]
 # ## What does it cost?
-# For the times: 4,096 images, two V100s with NVLink. The simulated clock needs only the
-# shapes. Write your answers, then run the cell.
+# For the times: 4,096 images, two V100s with [NVLink](../lessons/README.md#nvlink). The
+# simulated clock needs only the shapes. Write your answers, then run the cell. In the
+# timeline, hatched (bubble) means that a GPU waits for the other one.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_busy = 50  # % of a step in which GPU 0 computes, with one micro-batch
@@ -257,8 +261,9 @@ class Halves(CNN):
 # timeline.plot(title=f"Naive: on average a GPU computes {busy / 2:.0%} of the time")
 
 # %% [markdown]
-# Two GPUs, and slower than one. With micro-batches, GPU 0 starts the next one while GPU 1
-# computes the previous one. The numbers in the boxes are the micro-batches.
+# Two GPUs are slower than one: only one of them computes at a time, and the transfers are
+# added. With micro-batches, GPU 0 starts the next one while GPU 1 computes the previous one.
+# The numbers in the boxes are the micro-batches.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_waiting)
@@ -269,9 +274,11 @@ class Halves(CNN):
 # timeline.plot(title=f"Four micro-batches: a GPU waits {mean:.0%} of the time for the other")
 
 # %% [markdown]
-# The hatched part is the **bubble**: a stage waits for the other one. With p stages and m
-# micro-batches a stage works in m of m + p − 1 time slots. So the bubble is this fraction of
-# the time:
+# The hatched part is the **bubble**: a [*stage*](../lessons/README.md#stage), the layers on
+# one GPU, waits for the other one. Let a slot be the time that a stage takes for one
+# micro-batch. With p stages and m micro-batches, the last stage starts p − 1 slots after the
+# first one. So forward takes m + p − 1 slots, as does backward, and a stage works in m of
+# them. The bubble is this fraction of the time:
 #
 # `(p − 1) / (m + p − 1)`
 #
@@ -355,9 +362,11 @@ class Halves(CNN):
 
 # %% [markdown]
 # With more micro-batches the formula goes to zero. The bubble does not: the slower stage sets
-# the pace. GPU 0 computes for about 6 ms per step, GPU 1 for about 4, so with many
-# micro-batches GPU 1 still waits for a third of the time: a sixth, on average over both. Cut a
-# model so that its stages take the same time.
+# the pace. GPU 0 computes for about 6 ms per step, GPU 1 for about 4. So with 8 and with 16
+# micro-batches GPU 1 still waits for nearly a third of the time: more than a sixth, on average
+# over both. Cut a model so that its stages take the same time. With 32, launches set the pace
+# on both GPUs: each also waits for work of the other that is launched late, and the bubble
+# grows to 20%.
 #
 # There is a best number, because each micro-batch has a fixed cost. The host launches all
 # operations again for each micro-batch: with 32, a GPU computes for less than half of the
@@ -474,7 +483,10 @@ if __name__ == "__main__":
 # !OMP_NUM_THREADS=1 python ../scripts/PT_CNN_ModelParallel.py --prove --out results/03
 
 # %% [markdown]
-# The second part, with a process for each GPU, is in PT_CNN_Pipeline.ipynb.
+# **What does it cost to use two GPUs?** Memory: 86 MiB together instead of 70. Time: without
+# micro-batches a step takes 12% longer than on one GPU. With 8 micro-batches and NVLink, two
+# GPUs are 1.23 times as fast as one, and over PCIe they take about twice as long. The second
+# part, with a process for each GPU, is in [PT_CNN_Pipeline](PT_CNN_Pipeline.ipynb).
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("03 model parallelism", "results/03"))  # for the table of all routes

@@ -157,8 +157,9 @@ def last_stage(
 # guess_1f1b = 1  # the same, with 1F1B
 
 # %% [markdown]
-# Two processes with [gloo](../lessons/README.md#gloo), and 8 micro-batches of 8 images. Are
-# the gradients equal to those of one process with the whole batch?
+# Two processes with [gloo](../lessons/README.md#gloo), and 8 micro-batches of 8 images.
+# `launch.call` starts them, runs the function in each, and returns what they return. Are the
+# gradients equal to those of one process with the whole batch?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_gpipe)
@@ -357,8 +358,8 @@ def schedule(
 # draw_peaks(metered, title)
 
 # %% [markdown]
-# 1F1B saves memory. With equal stages and a free link it saves no time; what it saves with the
-# CNN comes from the unequal stages and the link.
+# **In which order?** 1F1B, because it saves memory. With equal stages and a free link it saves
+# no time; the 2% that it saves with the CNN come from the unequal stages and the link.
 #
 # By hand, rank 0 keeps the activations of 2 micro-batches instead of 8. The rest of the peak
 # is the images, and what one backward needs. torch's tool has a buffer for the gradient of
@@ -544,6 +545,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
+# `torchrun` starts the two ranks; lesson 05 explains it. Without GPUs they compute on the CPU.
 
 # %% tags=["active-ipynb"]
 # torchrun = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
