@@ -74,13 +74,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # Training with Adam keeps four numbers per weight: the weight, its gradient, and two numbers
-# of Adam's. Each number has 4 bytes. That is more than the
-# V100's 16 GiB, so four replicas, one per GPU, cannot train this model.
+# of Adam's. Each number has 4 bytes. Together they are more than the V100's 16 GiB, so four
+# replicas, one per GPU, cannot train this model.
 #
 # ## Step 2 · Two stages
-# As in lesson 03, but the micro-batches are inside: the model takes a batch and returns its
-# outputs. For the large model we cut after fc1 (`cut=3`), which halves the weights: fc1 has
-# 564 million, fc2 has 540 million. A step has 4,096 images, in 4 micro-batches.
+# As in lesson 03, but `forward` divides the batch into micro-batches, and joins their outputs:
+# the training loop passes whole batches, as it does for one GPU. For the large model we cut
+# after fc1 (`cut=3`), which halves the weights: fc1 has 564 million, fc2 has 540 million. A
+# step has 4,096 images, in 4 micro-batches. For comparison, the cell after the class also
+# trains the whole model, on a virtual GPU with 40 GiB.
 
 
 # %%
@@ -137,8 +139,8 @@ class Halves(CNN):
 # %% [markdown]
 # Two stages fit. The peak is in backward, when three more things are in memory: activations,
 # their gradients, and the newest micro-batch's gradient of the weights. It is as large as the
-# weights, and stays until it is added to the sum. After backward these are gone. The
-# stages occupy one node. The second node is still idle.
+# weights, and stays until it is added to the sum. After backward these are gone, and Adam's
+# step needs less than the peak. The stages occupy one node. The second node is still idle.
 #
 # ## Step 3 · Two replicas of two stages, by hand
 # The second node gets a second replica, and each replica gets half of the batch. After
@@ -236,7 +238,8 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # The four GPUs can hold two replicas of two stages in two ways: each replica on one node
 # (*stages inside*), or each on both nodes (*stages across*). NVLink joins the GPUs of a node.
 # A step has 8,192 images: 4,096 for each replica, as in step 2. An image has 90,000
-# activations where the model is cut. Predict for 10 Gb/s Ethernet between the nodes:
+# activations where the model is cut. Predict how fast, in images/s, with 10 Gb/s Ethernet
+# between the nodes:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_inside = 10  # stages inside: times as fast as stages across
@@ -267,9 +270,9 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # lesson.compare(what, guess_two_nodes, inside / one_node, unit="×")
 
 # %% [markdown]
-# Two nodes are *slower* than one. The timeline shows what the GPUs do meanwhile, with stages
-# inside. White in a lane is time in which the GPU only waits for the transfer or all-reduce
-# drawn below it.
+# Two nodes train *fewer* images/s than one. The timeline shows what the GPUs do meanwhile,
+# with stages inside. White in a lane is time in which the GPU only waits for the transfer or
+# all-reduce drawn below it.
 
 # %% tags=["active-ipynb"]
 # timeline = joined([steps[0] for steps in by_rank])
@@ -306,8 +309,8 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 
 # %% [markdown]
 # Compute these times before you choose a layout. With 8,192 images the gradients take less
-# time. The activations shrink with the batch, the gradients do not. So the same cell with
-# 4,096 images (five seconds):
+# time. With fewer images there are fewer activations, but as many gradients. The next cell
+# simulates both layouts with 4,096 images (five seconds):
 
 # %% tags=["active-ipynb"]
 # half = IMAGES // 2
@@ -511,6 +514,11 @@ if __name__ == "__main__":
 # layout is faster depends on the messages: for 8,192 images, stages inside a node. Two nodes
 # are worth it if the network between them is fast enough (the last picture of step 5). With 10
 # Gb/s Ethernet, use one node.
+#
+# This course does not try another answer: with
+# [FSDP](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html) (fully sharded
+# data parallel), each of four GPUs keeps a quarter of the weights, gradients and Adam's
+# numbers, and receives the other weights of a layer only while it computes that layer.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("06 model and data parallel", "results/06"))

@@ -3,8 +3,10 @@
 # **The question.** A program trains on one GPU. The cluster has 2 nodes (machines) with 2 GPUs
 # each. What must change, and do four GPUs learn the same as one?
 #
-# You need neither GPU nor cluster: without GPUs, the ranks compute on the CPU. The words rank,
-# world size, process group and all-reduce are [lesson 04's](PT_CNN_DDPSpawn.ipynb).
+# You need neither GPU nor cluster: without GPUs, the ranks compute on the CPU. The words
+# [rank](../lessons/README.md#rank), [world size](../lessons/README.md#world-size),
+# [process group](../lessons/README.md#process-group) and
+# [all-reduce](../lessons/README.md#all-reduce) are [lesson 04's](PT_CNN_DDPSpawn.ipynb).
 
 # %% [markdown] tags=["how-to-run"]
 # Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
@@ -135,11 +137,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # - `init_process_group` connects the ranks: by NCCL between GPUs, by gloo between CPUs.
 # - `DDP` copies rank 0's weights to all ranks, once. In each `backward()` it averages the
 #   gradients. All ranks make the same update to the same weights, so these stay the same.
+#   Training calls `ddp`. The last lines test and save `model`, which has the same weights.
 # - `DistributedSampler` gives each rank its shard of the images. `set_epoch` shuffles anew.
 # - Each rank takes its part of the *global batch*, the 120 images of a step: `120 // ranks`.
 #   Both samplers shuffle with the seed 0 + epoch, so both programs have the same 120 images in
 #   each step.
-# - Only rank 0 prints and saves.
+# - Only rank 0 prints and saves. `destroy_process_group` closes the connections.
 #
 # The next cell starts both programs, which takes some seconds.
 
@@ -164,10 +167,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # On two nodes, one torchrun runs on each. It gets the number of nodes (`--nnodes`), the number
 # of its own node (`--node-rank`), and an address and a port of node 0, where all connect
 # (`--master-addr`, `--master-port`). The next cell starts two torchruns on this machine. Each
-# has the place of one node, and starts two ranks on the CPU. (Some seconds.)
+# stands for one node, and starts two ranks on the CPU. (Some seconds.)
 #
-# Messages of node 1's torchrun go to a file: the two end at the same time, and if node 0's is
-# first, node 1's reports that the connection is gone.
+# The cell writes the messages of node 1's torchrun to a file. If node 0's torchrun ends first,
+# node 1's reports a lost connection, which is harmless here.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_changed = 4  # how many lines of ddp.py must change for two nodes?
@@ -287,9 +290,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("the ranks' average is that of the images", guess_mean, same)
 
 # %% [markdown]
-# So a rank's loss is (the sum of its own losses) × ranks / (images of all ranks in the step).
-# DDP adds up the ranks' gradients and divides by the ranks. What remains is the sum of all
-# losses / all images, the mean over the images.
+# So a rank's loss must be (the sum of its own losses) × ranks / (images of all ranks in the
+# step). DDP adds up the ranks' gradients and divides by the ranks. What remains is the sum of
+# all losses / all images, the mean over the images.
 #
 # All ranks must make the same number of steps, so `DistributedSampler` repeats some images at
 # the end. Each repeat gets weight 0 (`data.real_rows`).
@@ -313,8 +316,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # may not fit into its memory. Then it makes one forward and one backward for each
 # *micro-batch*, and the gradients add up. The optimizer needs them after the last one, but DDP
 # would average them after each. Within `no_sync` it does not: only the last `backward()` is
-# outside. The two simulated GPUs made steps of 4 micro-batches with 256 images each, in two
-# buckets, too.
+# outside. The cell that simulated one bucket and two buckets has also simulated two steps of 4
+# micro-batches with 256 images each, in two buckets: one without `no_sync`, one with it.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_saved = 75  # % of the step's time that no_sync saves

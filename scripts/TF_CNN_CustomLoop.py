@@ -104,7 +104,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Predict first
-# Write your answers, then run the cell.
+# Write your answers, then run the cell. The cells below compare them with what happens.
 
 # %% tags=["active-ipynb", "guess"]
 # # Each replica's loss is the mean over its shard. In an epoch (one device begins at 2.3):
@@ -278,7 +278,7 @@ def train_epoch(
 # A rate that one device can use makes the training diverge on two replicas.
 #
 # **The trap in the scope.** The model is made inside, the optimizer outside. Its momentum then
-# has one copy:
+# has one copy. The cell trains for an epoch; the answer is the same after the first step.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_optimizer, choices=("error", "equal", "apart"))
@@ -474,6 +474,14 @@ if __name__ == "__main__":
 # %% [markdown]
 # [Which call is which](../lessons/07-mirrored-strategy/pytorch-tensorflow.md) lists the
 # differences between the two.
+#
+# **Who adds up what, and where?**
+# - In the replica context, each replica computes the loss and the gradients of its shard.
+#   `apply_gradients` adds the gradients up over the replicas, and each replica updates its
+#   own copy of the weights.
+# - In the cross-replica context, `reduce` adds up the replicas' losses and hits, which the
+#   table shows.
+# - Nothing adds up BatchNorm's moving means, unless `synchronized=True`.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("07 MirroredStrategy, by hand", "results/07-loop"))

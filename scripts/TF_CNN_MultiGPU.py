@@ -69,8 +69,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     print(copy.device[-5:], "has a copy, with the value", copy.numpy())
 
 # %% [markdown]
-# The strategy makes a [distributed data set](../lessons/README.md#distributed-data-set) of a
-# data set: it divides each [global batch](../lessons/README.md#global-batch) into one
+# From a data set, the strategy makes a
+# [distributed data set](../lessons/README.md#distributed-data-set): it divides each
+# [global batch](../lessons/README.md#global-batch) into one
 # [shard](../lessons/README.md#shard) for each replica. Here a batch is four numbers:
 
 # %% tags=["active-ipynb"]
@@ -92,7 +93,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # its four numbers, so at w = 0 the gradient is −2 × the mean of the numbers: **−6**.
 #
 # With the strategy, each replica takes the mean over *its own* numbers. The strategy adds up
-# the replicas' gradients. Write your answers, then run the cell:
+# the replicas' gradients. For the second answer, each replica divides its mean by 2, the
+# number of replicas. Write your answers, then run the cell:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_own = -6  # the sum of the two replicas' gradients, for the numbers 1, 2, 3, 6
@@ -171,7 +173,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # gradient_bars(found, right=-6)
 
 # %% [markdown]
-# Only the third rule is right for each batch, and the rest of the lesson trains a CNN with it.
+# Only the third rule is right for both batches. The rest of the lesson trains a CNN with it.
 # Each image gets a *sample weight*, 1 / (images of the global batch), and a replica's loss is
 # the sum of loss × sample weight. Without "sample", the word *weights* means the
 # model's weights.
@@ -182,9 +184,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # PyTorch's padding at a stride of 2.
 #
 # ## Read in the data
-# A `tf.data` pipeline has steps: the order of the images, then **global** batches, then
-# `prefetch`, which reads a batch while the step before it is computed. The third part of a
-# batch is each image's sample weight.
+# This `tf.data` pipeline puts the images in order, and makes **global** batches of them. Then
+# `prefetch` reads the next batch while a step is computed. A batch has three parts: images,
+# labels, and sample weights.
 
 
 # %%
@@ -231,7 +233,7 @@ def read_data(
 
 # %% [markdown]
 # A strategy gives each replica a block of each batch. `Dataset.shard` divides in another way:
-# every N-th image. It is for programs in which each worker makes its own data set.
+# every N-th image. It is for programs of several processes, each with its own data set.
 
 # %% tags=["active-ipynb"]
 # numbers = tf.data.Dataset.range(24)
@@ -420,7 +422,7 @@ def make(
 
 # %% [markdown]
 # The model learns as much. But 16 bit saves time only on a processor that computes faster in
-# 16 bit, as a GPU's tensor cores do. This CPU does not.
+# 16 bit, as a GPU's tensor cores do. Many CPUs do not: compare the two times above.
 #
 # ## Train, evaluate, display the results
 # `fit` trains, and evaluates after each epoch. The test images are padded so that every
@@ -550,7 +552,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # **Is the scope enough?** Not alone:
 # 1. Model, optimizer and metrics are made in the scope. `model.distribute_strategy` says
-#    whether they were.
+#    whether the model was.
 # 2. The loss is the sum over the images, divided by the *global* batch.
 # 3. The last batch of an epoch can be uneven: compare with one device, as `--prove` does.
 # 4. BatchNorm gets `synchronized=True`: the next notebook shows why.

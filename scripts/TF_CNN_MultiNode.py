@@ -111,8 +111,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # - `MultiWorkerMirroredStrategy` reads the variable `TF_CONFIG` and waits until all workers
-#   have connected. Between CPUs, the workers send data by gRPC, a network protocol; between
-#   GPUs, by [NCCL](../lessons/README.md#nccl).
+#   have connected. It must be made before TensorFlow's first operation. Between CPUs, the
+#   workers send data by gRPC, a network protocol; between GPUs, by
+#   [NCCL](../lessons/README.md#nccl).
 # - `experimental_distribute_dataset` gives each worker its
 #   [shard](../lessons/README.md#shard) of each batch of 120.
 # - In the scope, each replica gets a copy of every variable.
@@ -156,8 +157,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # **Who reads which image?** [Auto-sharding](../lessons/README.md#auto-sharding) divides the
 # data set among the workers. A policy says how: with `AUTO`, the default, TensorFlow chooses;
-# `OFF` turns it off. The second cell starts two workers, which takes about ten seconds.
-# They also run the experiments of the cells below.
+# `OFF` turns it off. The cell after your guess starts two workers, which takes about ten
+# seconds. They also run the experiments of the cells below.
 
 # %% tags=["active-ipynb", "guess"]
 # # 8 images in global batches of 4, two workers, sharding is off:
@@ -376,8 +377,8 @@ def test_step(
 #
 # ## On a cluster
 # A launcher (torchrun, srun, mpirun) starts the workers and says which one each is, but it
-# does not write the list of addresses. TensorFlow has `SlurmClusterResolver` for Slurm. Here
-# Slurm runs rank 0 on the node `n2` and rank 1 on `n10`.
+# does not write the list of addresses. TensorFlow's `SlurmClusterResolver` makes the list from
+# Slurm's variables. Here Slurm runs rank 0 on the node `n2` and rank 1 on `n10`.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_address = "n2"  # the node in the first address of the resolver's list: "n2" or "n10"?
@@ -577,7 +578,12 @@ if __name__ == "__main__":
 # 2. Each worker reads its own shard, and all workers shuffle with the same seed.
 # 3. The loss is divided by the global batch.
 # 4. Only the chief prints and writes. BatchNorm needs `synchronized=True`.
-# 5. Something must notice that a worker has died: here, the launcher.
+# 5. If a worker dies, the others must end: here TensorFlow or the gloo process group reports
+#    it to them, and the launcher ends those that still run.
+#
+# **Do two machines learn the same as one?** Yes, except for rounding, if 2 and 3 hold, all
+# workers begin with the same weights, and the model has no BatchNorm without
+# `synchronized=True`.
 #
 # On a cluster: `sbatch slurm/TF_CNN_MultiNode.slurm`. The page of this lesson has all
 # commands, and says how to install `tensorflow[and-cuda]`, TensorFlow's build for GPUs.
