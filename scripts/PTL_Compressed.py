@@ -121,9 +121,9 @@ def to_numbers(levels: torch.Tensor, low: float, high: float) -> torch.Tensor:
 # ![One step of ddp and of bytegrad](../lessons/10-strategies/compressed.png)
 #
 # ## Step 2 · Train
-# Ten epochs with ddp, bytegrad and qadam on two ranks, and then in one process, to compare. It
-# takes about 20 seconds, longer on a busy machine. ddp and bytegrad use SGD with momentum;
-# qadam uses its own optimizer, QAdam.
+# The script trains ten epochs with ddp, bytegrad and qadam on two ranks, and then the same in
+# one process, to compare. It takes about 20 seconds, longer on a busy machine. ddp and
+# bytegrad use SGD with momentum; qadam uses its own optimizer, QAdam.
 
 
 # %% jupyter={"source_hidden": true}
@@ -171,10 +171,10 @@ if __name__ == "__main__":
 # learned nothing. A longer warm-up helps, but in the warm-up qadam sends what ddp sends.
 #
 # ## Step 4 · A slow link
-# As root, this cell joins two network namespaces by a link of 100 Mbit/s, and measures the
-# steps of one epoch; otherwise it predicts them. The model has 540,362 weights here, so that
-# sending takes longer than computing. The times depend on this machine; the table comes after
-# about 15 seconds.
+# If you are root, this cell joins two network namespaces by a link of 100 Mbit/s, and measures
+# the steps of one epoch. If you are not, it predicts their times. The model has 540,362
+# weights here, so that sending takes longer than computing. The times depend on this machine;
+# the table comes after about 15 seconds.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_faster)

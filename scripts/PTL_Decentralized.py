@@ -129,8 +129,9 @@ if __name__ == "__main__":
 # The ranks differ by what one step has added since the last average. The picture compares the
 # distance with the norm of the weights.
 #
-# **One peer each** needs an even number of ranks, and pays from four ranks on: with two the
-# peer is everybody. One epoch on four ranks, in about 20 seconds:
+# **One peer each** (`shift_one`) needs an even number of ranks, and sends less than ddp from
+# four ranks on: of two ranks, the peer is the only other rank. The next cell trains one epoch
+# on four ranks, in about 20 seconds:
 
 # %% tags=["active-ipynb"]
 # four = "--strategy ddp bagua:decentralized:shift_one --ranks 4"
@@ -162,8 +163,9 @@ if __name__ == "__main__":
 # %% [markdown]
 # In ddp rank 0 waits in backward, where the gradients are averaged. In async its steps do not
 # wait. (Measured: the median of the steps after the first.) But the epoch ends when the slow
-# rank ends, so it takes as long with both strategies, and rank 0 has trained nearly alone. Is
-# it another thing if the ranks pause in turn, each in every second step?
+# rank ends, so it takes as long with both strategies, and rank 0 has trained nearly alone.
+#
+# What if the ranks pause in turn, each in every second step?
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # for name, run in in_turn.items():

@@ -65,9 +65,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Step 1 · What dp passes to `training_step_end`
-# In `training_step` a batch is one replica's shard of the batch. Lightning's old manual joins
-# the replicas' outputs in `training_step_end` by `torch.cat(outputs, dim=1)`. What does
-# `training_step_end` get?
+# With dp, each replica calls `training_step` with its shard of the batch. Lightning's old
+# manual joins the replicas' outputs in `training_step_end`, by `torch.cat(outputs, dim=1)`.
+# What does `training_step_end` get?
 
 # %% tags=["active-ipynb"]
 # def through_dp(rows, step, gpus=2):
@@ -101,10 +101,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Step 2 · A loss that needs the others
-# Two views of each image: the image, and the image moved by a pixel. The loss (NCE,
-# noise-contrastive estimation): each image must find its other view among those of the batch;
-# the other images are the negatives. `training_step_end` has them, from all devices of the
-# node.
+# Each image has two views: the image, and the image moved by a pixel. The loss is NCE
+# (noise-contrastive estimation): it is small if the model's numbers for an image are more
+# similar to those of its own moved view than to those of the other moved images in the batch,
+# which are called negatives. `training_step_end` has the views of all devices of the node. The
+# picture shows which of 24 rows are compared with each other:
 
 # %% tags=["active-ipynb"]
 # ranks_of = {"ddp, 4 ranks": 4, "ddp2, 2 nodes of 2 devices": 2}
@@ -288,8 +289,9 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
-# **One step** with learning rate 1 is the gradient. Of 64 images two nodes compare 32 each,
-# four ranks 16 each. Whose gradient is that of the nodes' batches?
+# After **one step** with learning rate 1, the weights have changed by the gradient. Of 64
+# images, two nodes compare 32 each, and four ranks 16 each. Which strategy has the gradient of
+# the nodes' batches?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_same, choices=("ddp", "ddp2"))

@@ -200,13 +200,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("the loss", guess_inner, result, choices=("falls", "stays"))
 
 # %% [markdown]
-# No error, no warning: the weights change, but forward does not see it. This Trainer and
-# Lightning's pass `cache_enabled=False`.
+# There is no error and no warning: the weights change, but forward uses the old copies. This
+# Trainer and Lightning's pass `cache_enabled=False`.
 #
 # ## The script: a module that does not mention precision
-# A step's loss is the mean over the images of all ranks, as in lesson 05. `training_step_end`
-# gets what dp has gathered. The folded cell after it prints the table of epochs, and gives the
-# flags to the Trainer.
+# A module has the methods that the Trainer calls (lesson 09). A step's loss is the mean over
+# the images of all ranks, as in lesson 05. In `dp` each replica calls `training_step` with its
+# shard of the batch, so the method returns a loss for each image, and `training_step_end` adds
+# up those of all replicas. The folded cell after the module prints the table of epochs, and
+# gives the flags to the Trainer.
 
 
 # %%
@@ -315,10 +317,11 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 
 # %% [markdown]
 # ## The table of Lightning 1's documentation, line by line
-# Which rows of this table run here? (In a notebook, `ddp` is called `ddp_notebook`.) The table
-# forbids one row, dp with 16 bit, "due to an issue with Apex". Does it run? Each row trains
-# for three steps. Then its weights are compared with those of row 1: in 32 bit they can be
-# equal, in 16 bit within 0.001.
+# The documentation of Lightning 1 has a table of six rows: strategy, number of devices,
+# precision, and whether this is allowed. It forbids one row, dp with 16 bit, "due to an issue
+# with Apex". Which rows run here? (In a notebook, `ddp` is called `ddp_notebook`.) Each row
+# trains for three steps. Then its weights are compared with those of row 1: in 32 bit they can
+# be equal, in 16 bit within 0.001.
 
 # %% tags=["active-ipynb"]
 # rows = (
@@ -430,7 +433,8 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # spacing after 1 is 1/1024: each 0.001 is rounded to 0.00098.)
 #
 # ## Memory
-# The CNN with 4,096 hidden units, so the weights are large. Activations grow with the batch.
+# The CNN has 4,096 hidden units here, so its weights need much memory. Activations grow with
+# the batch. The next cell meters both, with a batch of 64 and of 4,096.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_large, guess_small)
@@ -477,7 +481,7 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # above fp32's. An H100 still gains less than an A100: launches take more of its shorter step.
 #
 # ## Who supports what?
-# A V100 with bfloat16, then a CPU with 16:
+# What does the Trainer say to `bf16` on a V100, and to `16` on a CPU?
 
 # %% tags=["active-ipynb"]
 # with vgpu.running(1, gpu="V100-16GB"):
@@ -499,15 +503,16 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # | an A100 or H100 | `bf16-mixed`: the range of fp32, so no loss scale |
 # | a CPU | `bf16-mixed`, which `16` becomes (its speed was not tried) |
 # | a small batch and large weights | `32`: mixed needs more memory, and may be slower |
-# | dp, ddp or ddp_notebook | the same: they run with 16 bit as one GPU does |
+# | several GPUs, with dp, ddp or ddp_notebook | the same as on one GPU |
 #
 # Do not train with the weights in 16 bit (`bf16-true`): small steps are lost.
 
 # %% [markdown]
 # ## All together
-# The proof: 32 and 64 bit must give the weights of a serial run in the same type. 16 bit
-# cannot. It must *learn the same* as a serial run in fp32: the test loss within 0.005 after
-# each epoch, and the accuracy within 0.01 at the end.
+# What must the proof compare? In 32 and 64 bit, the weights must be those of a serial run in
+# the same type. In 16 bit they cannot be those of fp32, so the run must *learn the same*: its
+# test loss must be within 0.005 of that of a serial run in fp32 after each epoch, and its
+# accuracy within 0.01 at the end.
 
 
 # %% jupyter={"source_hidden": true}
@@ -572,8 +577,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# The proof of 16 bit. And one that fails: all in bfloat16, with a smaller learning rate, of
-# which `grep` shows only the line of the proof.
+# The first command has the proof of 16 bit. The proof of the second one fails: it trains all
+# in bfloat16, with a smaller learning rate. `grep` shows only its line of the proof.
 
 # %% tags=["active-ipynb"]
 # script = "../scripts/PTL_Precision.py"

@@ -138,9 +138,10 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
-# Three epochs with each, in about half a minute, longer on a busy machine; then comes the
-# table. `distance` is how far the ranks' weights are apart at the end. `from serial` is the
-# largest difference between a weight and the same weight of a run in one process.
+# The next cell trains three epochs with each strategy, in about half a minute, longer on a
+# busy machine. It prints the table at the end. `distance` is how far the ranks' weights are
+# apart at the end. `from serial` is the largest difference between a weight and the same
+# weight of a run in one process.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_exact)
@@ -161,11 +162,15 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # All of them are exact: they differ in what is sent when, and in who starts the processes.
-# A header of gloo is 576 bytes for an all-reduce of two ranks. `ddp` sends all gradients of
-# this model in one bucket. `horovod` here makes one all-reduce for each of eight parameters;
-# the real Horovod packs small ones together. `ddp2` also sends the virtual GPUs' clocks, which
-# are 456 bytes of its 1,032. `dp` and `pipeline` send nothing through the network, because
-# their GPUs are in one process.
+#
+# - `ddp` sends all gradients of this model in one bucket, so it makes one all-reduce. The
+#   headers of gloo are 576 bytes for an all-reduce of two ranks.
+# - `horovod` here makes one all-reduce for each of eight parameters; the real Horovod packs
+#   small ones together.
+# - `ddp2` also sends the times of its virtual GPUs' clocks: its count is some hundred bytes
+#   higher than that of `ddp`.
+# - `dp` and `pipeline` send nothing through the network, because their GPUs are in one
+#   process.
 #
 # ## When does each send?
 # One step of two ranks over 10 Gbit/s, simulated by `lessons/10-strategies/picture.py` (a
@@ -175,11 +180,14 @@ if __name__ == "__main__":
 #
 # Both begin to send during backward. On this link the all-reduce is longer than what is left
 # of backward, so it ends after it. ddp's two thin stripes of backward near the end copy the
-# means of its two buckets into the gradients. Horovod's learning rate is a trap: Lightning's
-# strategy multiplies it by the number of ranks. `Digits` divides it first.
+# means of its two buckets into the gradients.
+#
+# Horovod's learning rate is a trap: Lightning's strategy multiplies it by the number of ranks.
+# So `Digits` divides it by this number first, and `horovod` is exact in the table.
 #
 # ## The line for the table of routes
-# Ten epochs of ddp, for the [table of all routes](../lessons/routes.md), in some seconds:
+# The next cell trains ten epochs with ddp, in some seconds, for the
+# [table of all routes](../lessons/routes.md).
 
 # %% tags=["active-ipynb"]
 # ten = "--strategy ddp --prove --out results/10-ddp"
@@ -196,8 +204,8 @@ if __name__ == "__main__":
 # | code that is written for it | `dp`, `horovod` |
 # | a loss over a node's whole batch | `ddp2`: the fourth notebook |
 #
-# On a slow network, exact strategies wait for 8 bytes per weight. The next notebook sends
-# fewer, and looks at what that costs.
+# On a slow network, the exact strategies wait for the 4 to 8 bytes per weight of the
+# all-reduce. The strategies of the next notebook send fewer. What does that cost?
 
 # %% [markdown] tags=["footer"]
 # [← 09 The Lightning-style wrapper](PTL_multiGPU.ipynb) ·

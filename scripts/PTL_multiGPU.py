@@ -182,8 +182,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Predict first
-# Now `Trainer(devices=2)`, and nothing else is changed. Write your answers, then run the cell.
-# The cells below compare them with what happens.
+# Now `Trainer(devices=2)`, and nothing else is changed. `self.log(name, number)` in a module's
+# method records a number, such as the loss. Write your answers, then run the cell. The cells
+# below compare them with what happens.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_steps = 46  # two ranks: how many steps are the two epochs?
@@ -193,9 +194,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Two ranks
-# Both Trainers again, in two ranks, and a `SmallTrainer` without `average`. `self.log` records
-# a number, which `callback_metrics` has afterwards. Each rank logs its loss twice: as it is,
-# and with `sync_dist=True`.
+# The next cell trains in two ranks: with both Trainers, each rank with another seed, and with
+# a `SmallTrainer` without `average`. Each rank logs its loss twice: as it is, and with
+# `sync_dist=True`. After `fit`, `callback_metrics` has the logged numbers.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_steps)
@@ -252,12 +253,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # **Only `devices` was changed, and it is a different training**: 24 steps instead of 46. Each
 # rank loads 64 images, so a step sees 128, and an epoch has about half of the steps. The
-# weights are not those of one device. The different seeds change nothing, because DDP copies
-# rank 0's weights to all ranks. What a rank logs is its own loss, unless you ask for the mean.
+# weights are not those of one device. The ranks' different seeds change nothing, because DDP
+# copies rank 0's weights to all ranks. Without the average of the gradients each rank learns
+# from its own images only, and in the end there are two models.
 #
-# The loss above is the number of a step. For an epoch's number this Trainer takes the mean
-# itself, Lightning does not: see "The real Lightning". Without the average of the gradients
-# each rank learns from its own images only, and in the end there are two models.
+# A rank logs its own loss, unless you ask for the mean by `sync_dist=True`. That is true of
+# numbers that are logged for each step, as here. A number can also be logged once per epoch:
+# then this Trainer takes the mean without being asked, and Lightning does not (see "The real
+# Lightning").
 #
 # ## What else a Trainer calls
 # The real Trainer also calls *hooks*: methods with fixed names, at fixed moments of the run. A
@@ -277,8 +280,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print(textwrap.fill(" → ".join(order), 95))
 
 # %% [markdown]
-# The order of your methods and of the Trainer's own work, for the script below, in two ranks,
-# with validation and a checkpoint (drawn from a run by `picture.py`):
+# The picture shows the order of your methods and of the Trainer's own work: the script below,
+# in two ranks, with validation and a checkpoint. (`picture.py` has drawn it from a run.)
 #
 # ![The calls of one trainer.fit on two ranks](../lessons/09-lightning/one-fit.png)
 #
@@ -482,8 +485,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## What has moved
-# The statements of lesson 05's script and of this one, by subject. The library's statements
-# are not counted; the callback `Table` is in the library.
+# The next cell counts the statements of lesson 05's script and of this one, by subject. The
+# library's statements are not counted; the callback `Table` is in the library.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_left)
@@ -492,9 +495,9 @@ if __name__ == "__main__":
 # lesson.compare("of lesson 05's statements", guess_left, percentage, unit="%", digits=0)
 
 # %% [markdown]
-# Fewer than a third of the statements go. Most of what is left is the model, the data and the
-# flags. Your module still computes the mean over an uneven batch. The three statements about
-# the table of epochs make the callback, and pass its rows to the proof and to the report.
+# Fewer than a third of the statements are gone. Most of what is left is the model, the data
+# and the flags. Your module still computes the mean over an uneven batch. The three statements
+# about the table of epochs make the callback, and pass its rows to the proof and the report.
 #
 # ## Run it
 # With `--devices 2` the Trainer starts the script again for the second rank. torchrun and srun
@@ -505,7 +508,7 @@ if __name__ == "__main__":
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_multiGPU.py --devices 2 --prove --out results/09
 
 # %% [markdown]
-# What the logger has written, read by TensorBoard's own reader. (`tensorboard --logdir
+# TensorBoard's own reader reads what the logger has written. (`tensorboard --logdir
 # results/09` shows it in a browser.)
 
 # %% tags=["active-ipynb"]
@@ -523,7 +526,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## The real Lightning
 # One import is changed, `import lightning as L`, and the real Lightning runs the same classes.
-# Where does it differ from this Trainer? Two ranks again:
+# Where does it differ from this Trainer? The next cells try it on two ranks:
 #
 # - Seven test images have these errors: 10, 1, 1, 1, 1, 1, 1. `trainer.test` reports the mean.
 # - `EarlyStopping`, a callback, stops the training if a logged number no longer improves. What
@@ -552,11 +555,15 @@ if __name__ == "__main__":
 # stop, all stop: rank 1's rising number ended the training. With `sync_dist=True` both
 # libraries train equally many epochs.
 #
-# The other rows: an epoch has 2 steps instead of 4, because each step takes one batch on each
-# rank. `predict` returns all batches on each rank of this Trainer, in Lightning a rank's own.
-# Lightning shuffles a training loader without `shuffle`, this Trainer keeps its order. A layer
-# that is unfrozen in epoch 1 is unknown to DDP: in Lightning each rank trains it alone, this
-# Trainer refuses it. The page lists the differences.
+# The other rows of the table:
+#
+# - An epoch has 2 steps instead of 4, because each step takes one batch on each rank.
+# - `predict` returns all batches on each rank of this Trainer, and in Lightning a rank's own.
+# - Lightning shuffles a training loader without `shuffle`; this Trainer keeps its order.
+# - DDP does not know a layer that is unfrozen in epoch 1. In Lightning each rank trains this
+#   layer alone; this Trainer raises an error.
+#
+# The page of this lesson lists all differences.
 
 # %% tags=["active-ipynb"]
 # # For the table of all routes:

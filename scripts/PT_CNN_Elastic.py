@@ -122,8 +122,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ## Is a sampler not enough?
 # A *checkpoint* holds the weights. After a failure the program loads it and goes on in the
-# middle of an epoch. PyTorch has a sampler for that: `ElasticDistributedSampler` gets the
-# number of images that are done, `start_index`.
+# middle of an epoch. PyTorch has a sampler for that, `ElasticDistributedSampler`. Its argument
+# `start_index` is the number of images that are done.
 #
 # Two ranks see 500 of 1,000 images. Then the job starts again, with four ranks. *Predict: how
 # many of the 1,000 images does the epoch never show?*
@@ -637,10 +637,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## A checkpoint is cut short, and the number of ranks changes
 # Two ranks have made four epochs, which are 92 steps. Then two things happen at once. A disk
-# breaks, and of the newest checkpoint, that of step 92, the last byte is lost. And one rank is
-# all that is left: the script, started without `torchrun`, goes on up to ten epochs. It
-# computes all 64 images of a batch in one process, so sums are added in another order, and the
-# last bits differ.
+# breaks, and the newest checkpoint, that of step 92, loses its last byte. And only one rank is
+# left: the script, started without `torchrun`, goes on up to ten epochs. It computes all 64
+# images of a batch in one process, so sums are added in another order, and the last bits
+# differ. A checkpoint was saved every ten steps, and after each epoch.
 #
 # *Predict how many steps are made again, and how far the weights are from those of one process
 # that trains all ten epochs.* The largest difference is d · 10ᵉ, with d from 1 to 9: what is
@@ -707,10 +707,11 @@ if __name__ == "__main__":
 # ## What if each rank keeps its batch?
 # Many programs give `--batch-size` per rank. When four ranks become eight, the global batch
 # doubles, and each epoch has half as many steps. Some then double the learning rate, too.
-# After two epochs with a global batch of 64, the next eight have one of 128. One process
-# computes it here: with these global batches, four and then eight ranks would compute the
-# same. *Predict the loss at the end, if the batch of each rank and the learning rate stay. It
-# is 0.038 if the global batch stays.*
+#
+# Here two epochs have a global batch of 64, and the next eight one of 128. One process
+# computes them: with these global batches, four and then eight ranks would compute the same.
+# *Predict the loss at the end, if the batch of each rank and the learning rate stay. It is
+# 0.038 if the global batch stays.*
 
 # %% tags=["active-ipynb", "guess"]
 # guess_loss = 0.038  # after 10 epochs, if each rank keeps its batch and its rate
@@ -742,8 +743,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Who gets the signal?
 # A job near its time limit gets a signal, if it has asked for one. `torchrun` is between the
-# sender and the ranks. Here a signal is sent to `torchrun`, whose rank writes down what it
-# receives. (`torchrun` starts three times: some seconds.)
+# sender and the ranks. The second cell sends a signal to `torchrun`, whose rank writes down
+# what it receives: first SIGTERM, then SIGUSR1, then SIGUSR1 with a flag of `torchrun`.
+# (`torchrun` starts three times: some seconds.) *Predict what the rank receives if `torchrun`
+# gets SIGUSR1, without the flag.*
 
 # %% tags=["active-ipynb", "guess"]
 # guess_usr1 = "SIGUSR1"  # the rank receives "SIGUSR1", "SIGTERM", or "nothing"?
@@ -768,7 +771,7 @@ if __name__ == "__main__":
 # SIGUSR1.) The ranks get no signal, and train on without a launcher. So `elastic.Guard` in
 # `set_up` lets a rank whose launcher has died save and end. With `--signals-to-handle` the
 # ranks get the signal, and some seconds to save. The rank here does not end by a signal, so
-# `torchrun` kills it after 3 seconds, and ends with 1.
+# `torchrun` kills it after the five seconds of `--shutdown-timeout=5`, and ends with 1.
 #
 # ## The line for the table of all routes
 

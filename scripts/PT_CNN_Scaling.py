@@ -69,7 +69,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Predict first
-# A step of the CNN has 256 images of 28×28. Write your answers, then run the cell.
+# A step of the CNN has 256 images of 28×28. The last answer is one of 8, 16, 32, 64, 128, 256
+# and 1,024 GPUs. Write your answers, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_two = 1.8  # times as fast: 2 processes instead of 1, the same 256 images
@@ -139,8 +140,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print(f"this machine has {cores} cores")
 
 # %% [markdown]
-# **A speed-up needs its upper bound beside it.** On your cluster the bound is n, but look
-# whether the ranks share cores, a disk or a GPU before you blame the network.
+# **Compare a speed-up with its upper bound.** On your cluster the bound is n. If the speed-up
+# is far below it, look first whether the ranks share cores, a disk or a GPU, then at the
+# network.
 #
 # ## The two laws
 # A share s of the time is serial. Amdahl's law takes s on one GPU, and gives the speed-up of
@@ -185,15 +187,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #   [virtual GPUs](../lessons/README.md#virtual-gpu);
 # - **computing too small**: with fewer images, kernels reach a smaller share of a GPU's speed;
 # - **copies into buckets**: of each gradient into DDP's bucket, and of the average out of it;
-# - **latency of the all-reduces**: the GPU waits for them after backward, even if they send no
-#   bytes;
-# - **bandwidth inside a node**, or **between nodes**: it waits longer, because of their bytes;
+# - **latency of the all-reduces**: after backward the GPU waits for them, and each takes some
+#   time even for a single byte;
+# - **bandwidth inside a node**, or **between nodes**: the GPU waits longer, because their
+#   bytes take time on the link;
 # - **stragglers**: the slowest of n ranks. A rank's steps are assumed to vary by 2%
 #   (`--spread`, a standard deviation);
 # - **input pipeline**: the wait for data, if `--workers` is given.
 #
 # A curve *bends* where the efficiency falls below 80%, and the command names what costs most
-# there. Here strong scaling of ResNet-50. (About five seconds.)
+# there. The next cell predicts strong scaling of ResNet-50. (About five seconds.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_bend)
@@ -204,7 +207,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # The column "linear" is the *null model*: n GPUs are n times as fast as one. A prediction must
 # be better than that, or it is worth nothing.
 #
-# Where does the time go? The ideal is the efficiency, and each cause takes its part:
+# Where does the time go? The bars show the parts of a step: the ideal time, whose share is the
+# efficiency, and the time that each cause adds.
 
 # %% tags=["active-ipynb"]
 # nodes = {"link": "NVLink3", "between_nodes": "HDR200"}
@@ -248,10 +252,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Is it true? The published clusters
-# How good is a prediction? Only its errors say it. Horovod's authors measured 512 GPUs, four a
-# node, 25 Gb/s between nodes, 64 images a GPU. They name only the family of the GPU, Pascal,
-# and not its link: here it is a P100 with PCIe 3. The speed of one P100 is taken from another
-# source, TensorFlow's benchmarks. No efficiency below was used to fit anything.
+# How good is a prediction? Compare it with measurements. Horovod's authors measured 512 GPUs,
+# four a node, 25 Gb/s between nodes, 64 images a GPU. They name only the family of the GPU,
+# Pascal, and not its link: here it is a P100 with PCIe 3. The speed of one P100 is taken from
+# another source, TensorFlow's benchmarks. No efficiency below was used to fit anything.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_vgg)
@@ -518,11 +522,11 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# One point each with one and two ranks, with the digits in batches of 64; the second run draws
-# both. Two ranks can be slower than one: for 64 small images, communication can cost more than
-# the second rank saves. A speed-up that is a few percent above the number of ranks comes from
-# the cache, a larger one from other programs: on a busy machine, two processes get more of the
-# cores than one does. (About ten seconds.)
+# The next cell measures one point with one rank and one with two ranks, with the digits in
+# batches of 64. The second run draws both. Two ranks can be slower than one: for 64 small
+# images, communication can cost more than the second rank saves. A speed-up that is a few
+# percent above the number of ranks comes from the cache, a larger one from other programs: on
+# a busy machine, two processes get more of the cores than one does. (About ten seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # script = "OMP_NUM_THREADS=1 python ../scripts/PT_CNN_Scaling.py --epochs 2"
@@ -531,7 +535,8 @@ if __name__ == "__main__":
 # Image("results/13-sweep/scaling.png")
 
 # %% [markdown]
-# Ten epochs with two ranks, compared with one process that trains alone. (About ten seconds.)
+# The last run trains ten epochs with two ranks, and the proof compares its weights with those
+# of one process that trains alone. (About ten seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # ranks = torch.cuda.device_count() or 2
