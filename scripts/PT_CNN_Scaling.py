@@ -161,7 +161,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # Fitted to the points above, each law gives a serial share. On a machine with fewer cores than
 # processes, much of it is the missing cores, not serial work: a fit says how much, never why.
 # The two shares differ because they are shares of different times: Amdahl's of the time of one
-# process, Gustafson's of the time of n processes. (Each run has another picture.)
+# process, Gustafson's of the time of n processes. A share above 100% says that n processes do
+# less in the same time than one: other programs use the cores. (Each run has another picture.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # weak = speed_ups("weak")
