@@ -400,9 +400,10 @@ def loader_of(
 # %% [markdown]
 # Where reading computes, two workers on two cores read two batches at a time, and four workers
 # on two cores do not read more: on paper both take 64 ms. The measured time is the mean of
-# only four steps, so it can be a few ms more or less. The formula assumes that each core is
-# free. On a busy machine other programs use the cores, too, and a step takes longer. The
-# digits need no reading: workers only cost the time to start and to send the batches.
+# only four steps, too few to tell a difference of some ms. The formula assumes that each core
+# is free. On a busy machine other programs use the cores, too, and a step can take several
+# times as long. The digits need no reading: workers only cost the time to start and to send
+# the batches.
 #
 # ## Which operations take the time?
 # `phases` shows which part of a step is slow; `torch.profiler` shows which operations are.
