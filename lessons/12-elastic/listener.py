@@ -16,6 +16,12 @@ def note(number: int, frame: FrameType | None) -> None:
     received.append(number)
 
 
+def report() -> None:
+    """Print the signals received since the last report."""
+    while received:
+        print(f"rank: {signal.Signals(received.pop(0)).name}", flush=True)
+
+
 def main() -> None:
     parent = os.getppid()
     for number in (signal.SIGUSR1, signal.SIGTERM):
@@ -23,10 +29,12 @@ def main() -> None:
     print("rank: ready", flush=True)
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline and os.getppid() == parent:
-        while received:
-            print(f"rank: {signal.Signals(received.pop(0)).name}", flush=True)
+        report()
         time.sleep(0.05)
     why = "its torchrun has died" if os.getppid() != parent else "three minutes are over"
+    # A signal to both can end torchrun before this rank has received it.
+    time.sleep(0.5)
+    report()
     print(f"rank: {why}", flush=True)
 
 

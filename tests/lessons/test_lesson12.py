@@ -326,9 +326,11 @@ class Interrupted(io.RawIOBase):
         return len(part)
 
 
-def test_a_signal_during_a_print_is_reported(experiments, monkeypatch):
+@pytest.mark.parametrize("looks", [4, 1])
+def test_a_signal_during_a_print_is_reported(experiments, monkeypatch, looks):
+    """Also if the torchrun has died by it when the rank looks for it the first time."""
     listener = runpy.run_path(str(experiments.LISTENER))
-    parents = iter([1] * 4)
+    parents = iter([1] * looks)
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 2))
     file = Interrupted()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(file)))
