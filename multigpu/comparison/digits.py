@@ -115,8 +115,9 @@ def train(
             enable_checkpointing=False,
             enable_model_summary=False,
         )
+        started_here = not vgpu.devices()
         trainer.fit(Digits(name, train_set, cnn, args, batch))
         records[name] = record.ranks
-        if name in ONE_PROCESS:
+        if name in ONE_PROCESS and started_here:
             vgpu.stop()
     return records

@@ -61,6 +61,26 @@ results.update(first=first, second=second, reader=reader, host=host, side=side.s
 results["elapsed"] = vgpu.elapsed()
 """
 
+POLLING = """
+x, y = (torch.zeros(10**7, device=device) for _ in range(2))
+vgpu.elapsed()
+first = dist.all_reduce(x, async_op=True)
+second = dist.all_reduce(y, async_op=True)
+asked = 0
+while not second.is_completed():
+    asked += 1
+host = machine.current().clock.now(0)
+torch.zeros(9, device=device).add_(1)
+events = machine.current().clock.events()
+results.update(
+    asked=asked,
+    host=host,
+    collectives=[e for e in events if e.kind == "collective"],
+    next=[e for e in events if e.kind == "compute"][-1],
+)
+first.wait()
+"""
+
 FSDP = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -114,6 +134,16 @@ def test_wait_moves_the_current_stream_and_not_the_host(tmp_path: Path):
         assert rank["waiting"][4] >= rank["reader"][5]
         assert rank["second"][4] == end, "one collective of a group after the other"
         assert rank["after both"][4] == rank["second"][5] < rank["elapsed"]
+
+
+def test_a_program_can_ask_until_a_collective_is_done(tmp_path: Path):
+    """Each question takes the host's time, as with NCCL; the host goes on when it is done."""
+    for rank in run_ranks(START + POLLING + END, 2, tmp_path):
+        first, second = rank["collectives"]
+        assert second[4] == first[5], "one collective of a group after the other"
+        assert second[5] <= rank["host"] < second[5] + 1e-4
+        assert rank["asked"] > 10
+        assert rank["host"] <= rank["next"][4] < rank["host"] + 1e-4
 
 
 def test_fsdp2_gathers_the_next_layer_while_this_one_computes(tmp_path: Path):

@@ -141,7 +141,9 @@ class AsyncModelAverage(Algorithm):
         self.vote_group = self.group
         if dist.get_backend(self.group) == "nccl":
             # A vote with NCCL would wait for the training's kernels. gloo runs on the CPU.
-            self.vote_group = dist.new_group(members, "gloo", use_local_synchronization=local)
+            self.vote_group = dist.new_group(
+                members, backend="gloo", use_local_synchronization=local
+            )
 
     def close(self) -> None:
         """End the threads of all ranks. Raises RuntimeError if this rank's thread failed."""

@@ -262,7 +262,7 @@ class VirtualGroup(dist.ProcessGroup):
 
         def schedule() -> tuple[float, float]:
             while queue[0] is not work:
-                queue[0].wait()
+                queue[0].finish()
             queue.popleft()
             ready, seconds = span()
             start = max(ready, self.ends.get(lane, 0.0))

@@ -53,6 +53,12 @@ class VirtualWork(dist.Work):
         clock.pending.update(dict.fromkeys(self._keys, self))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        self.finish()
+        self.meter.machine.clock.delay(self.meter.index, self.end)
+        return True
+
+    def finish(self) -> None:
+        """Move the numbers, and find when the work ends; no stream and no host waits."""
         clock = self.meter.machine.clock
         if self.end is None:
             for work in self.works:
@@ -71,8 +77,6 @@ class VirtualWork(dist.Work):
             result, self._result = self._result, _weak(self._result)
             if _get_work_registry_size():
                 _leave_registry(result)
-        clock.delay(self.meter.index, self.end)
-        return True
 
     def synchronize(self) -> None:
         self.wait()
@@ -87,7 +91,12 @@ class VirtualWork(dist.Work):
         return future
 
     def is_completed(self) -> bool:
-        return self.end is not None
+        """Whether the host's time has reached the end. As with NCCL, asking is no waiting."""
+        if self.end is None:
+            if not all(work.is_completed() for work in self.works):
+                return False
+            self.finish()
+        return self.meter.machine.clock.has_passed(self.end)
 
     def result(self) -> Any:
         self.wait()

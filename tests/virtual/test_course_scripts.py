@@ -1,0 +1,78 @@
+"""The course's scripts as the CUDA programs that they are on a cluster: cuda devices, NCCL."""
+
+import pytest
+from commands import ROOT, SILENT_DDP, planted
+from virtual_runs import virtual
+
+TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+# A fault: rank 1 learns at twice the rate.
+UNEQUAL = """
+class Unequal(torch.optim.SGD):
+    def __init__(self, parameters, lr, **more):
+        super().__init__(parameters, lr * (1 + int(os.environ["LOCAL_RANK"])), **more)
+
+torch.optim.SGD = Unequal
+"""
+# All exact strategies, and all others: dp and pipeline use both GPUs in one process.
+EXACT = ["dp", "pipeline", "ddp_spawn", "ddp", "horovod", "bagua:gradient_allreduce"]
+OTHERS = ("bytegrad", "qadam", "decentralized", "low_precision_decentralized", "async")
+# Lesson → (GPUs, launcher, script, more flags)
+RUNS = {
+    "01": (1, (), "PT_CNN_SingleGPU", ()),
+    "02": (2, (), "PT_CNN_DataParallel", ()),
+    "03": (2, (), "PT_CNN_ModelParallel", ()),
+    "03, pipeline": (2, TORCHRUN, "PT_CNN_Pipeline", ()),
+    "04": (2, (), "PT_CNN_DDPSpawn", ()),
+    "05": (2, TORCHRUN, "PT_CNN_MultiGPU", ()),
+    "05, accumulation": (2, TORCHRUN, "PT_CNN_MultiGPU", ("--accumulate", 2)),
+    "06": (4, TORCHRUN, "PT_CNN_HybridParallel", ()),
+    "09": (2, TORCHRUN, "PTL_multiGPU", ("--accelerator", "gpu")),
+    "10": (2, (), "PTL_Strategies", ("--strategy", *EXACT)),
+    "10, ddp2": (4, (), "PTL_Strategies", ("--strategy", "ddp2")),
+    "11, fp16 with its scaler": (
+        1,
+        (),
+        "PTL_Precision",
+        ("--precision", "16-mixed", "--accelerator", "gpu"),
+    ),
+    "12": (2, TORCHRUN, "PT_CNN_Elastic", ()),
+    "13": (2, (), "PT_CNN_Scaling", ("--spawn", 2)),
+}
+
+
+def prove(folder, gpus: int, launcher: tuple, script: object, flags: tuple):
+    """Run a lesson's script for two epochs with its proof."""
+    out = ("--epochs", 2, "--prove", "--out", folder / "out")
+    command = (*launcher, script, *out, *flags)
+    return virtual(folder, "--gpus", gpus, *command, OMP_NUM_THREADS=1, timeout=240)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", RUNS)
+def test_a_lessons_proof_holds_on_cuda(tmp_path, lesson):
+    gpus, launcher, stem, flags = RUNS[lesson]
+    done = prove(tmp_path, gpus, launcher, ROOT / "scripts" / f"{stem}.py", flags)
+    assert done.returncode == 0, done.stdout
+    proofs = [line for line in done.stdout.splitlines() if line.startswith("proof: ")]
+    assert proofs and all(line.endswith(": holds") for line in proofs), done.stdout
+    assert f"simulated: {gpus} × V100-16GB" in done.stdout
+    assert "cuda:0 " in done.stdout, "the program used a GPU"
+
+
+@pytest.mark.slow
+def test_the_other_strategies_run_on_cuda(tmp_path):
+    flags = ("--strategy", *(f"bagua:{name}" for name in OTHERS))
+    script = ROOT / "scripts" / "PTL_Compressed.py"
+    done = prove(tmp_path, 2, (), script, flags)
+    assert done.returncode == 0, done.stdout
+    for name in OTHERS:
+        assert f"\nbagua:{name} " in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [SILENT_DDP, UNEQUAL], ids=["no all-reduce", "unequal"])
+def test_a_fault_turns_the_proof_red_on_cuda(tmp_path, fault):
+    script = planted(tmp_path, "PT_CNN_MultiGPU", fault)
+    done = prove(tmp_path, 2, TORCHRUN, script, ())
+    assert done.returncode != 0
+    assert "limit 1e-05: fails" in done.stdout, done.stdout
