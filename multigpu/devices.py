@@ -10,6 +10,7 @@ from multigpu.launch.room import available_cores, warn_about_cores
 from multigpu.launch.world import World
 from multigpu.nested import map_tensors
 
+VIRTUAL = "MULTIGPU_VIRTUAL"  # what `multigpu virtual` sets: virtual/options.py
 CLASSROOM = "multigpu-classroom"  # the ClusterName of `multigpu slurm up`
 
 
@@ -61,10 +62,12 @@ def visible_gpus(world: World) -> int:
     """The number of GPUs that torch sees; 0 on the classroom cluster, which simulates GPUs.
 
     It is 0 there even if the machine has real GPUs, because the cluster's nodes would share
-    them. Raises UserError if Slurm gave GPUs but torch sees none: the job would leave them
-    idle.
+    them. Under `multigpu virtual` each node has virtual GPUs, and it is their number.
+
+    Raises UserError if Slurm gave GPUs but torch sees none: the job would leave them idle.
     """
-    if os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM:
+    on_classroom = os.environ.get("SLURM_CLUSTER_NAME") == CLASSROOM
+    if on_classroom and VIRTUAL not in os.environ:
         return 0
     gpus = torch.cuda.device_count()
     allocated = _gpus_of_slurm()

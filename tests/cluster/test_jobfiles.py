@@ -172,6 +172,19 @@ def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(
     assert losses(tmp_path / "out") == pytest.approx(by_torchrun, rel=0, abs=1e-6)
 
 
+def test_a_job_on_virtual_gpus(cluster, tmp_path: Path):
+    """Slurm passes the command's variables on to the job, on both nodes."""
+    flags = ("--gpus", 2, "--gpus-per-node", 2, "--between-nodes", "Ethernet25")
+    sbatch = ("sbatch", "--wait", f"--output={tmp_path}/log", LESSON)
+    more = ("--epochs", 2, "--prove", "--out", tmp_path / "out")
+    done = cluster.run("multigpu", "virtual", *flags, *sbatch, *more, cwd=ROOT, timeout=240)
+    log = (tmp_path / "log").read_text()
+    assert done.returncode == 0, log
+    assert "device: 4 × V100-16GB (virtual), nccl (4 ranks on 2 nodes" in log
+    assert "proof: DDP on 4 ranks equals one process: " in log and log.count(": holds") == 1
+    assert "rank 3, cuda:1" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(
     ("stem", "words"),
     [

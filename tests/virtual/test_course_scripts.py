@@ -2,7 +2,7 @@
 
 import pytest
 from commands import ROOT, SILENT_DDP, planted
-from virtual_runs import virtual
+from virtual_runs import virtual, write
 
 TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
 # A fault: rank 1 learns at twice the rate.
@@ -57,6 +57,28 @@ def test_a_lessons_proof_holds_on_cuda(tmp_path, lesson):
     assert proofs and all(line.endswith(": holds") for line in proofs), done.stdout
     assert f"simulated: {gpus} × V100-16GB" in done.stdout
     assert "cuda:0 " in done.stdout, "the program used a GPU"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ddp_over_gloo(tmp_path, device):
+    script = write(
+        tmp_path,
+        f"""
+import os, torch, torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.manual_seed(dist.get_rank())
+model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1, bias=False).to("{device}"))
+model(torch.full((1, 2), 2.0 * dist.get_rank(), device="{device}")).sum().backward()
+if dist.get_rank() == 0:
+    print("gradient", model.module.weight.grad.tolist())
+""",
+    )
+    done = virtual(tmp_path, "--gpus", 2, *TORCHRUN, script, OMP_NUM_THREADS=1)
+    assert "gradient [[1.0, 1.0]]" in done.stdout, done.stdout
 
 
 @pytest.mark.slow

@@ -175,10 +175,24 @@ def _future(original: Any) -> Any:
     return __init__
 
 
+def _not_logged(original: Any) -> Any:
+    def set_construction_data_and_log(self: Any, *arguments: Any) -> None:
+        """Does nothing."""
+
+    return set_construction_data_and_log
+
+
 _NCCL = "a CPU build has no NCCL, and a CUDA build's NCCL needs GPUs"
 ROWS: tuple[Row, ...] = (
     Replacement(
         "torch.futures.Future", "__init__", _future, "C++ would ask for CUDA's streams"
+    ),
+    Replacement(
+        "torch.distributed.Logger",
+        "set_construction_data_and_log",
+        _not_logged,
+        "DDP's own log asks a group by the name gloo for its network devices, in C++",
+        when=dist.is_available,
     ),
     *(
         Replacement(
