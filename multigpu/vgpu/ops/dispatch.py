@@ -39,18 +39,7 @@ is_inference_mode_enabled = torch.is_inference_mode_enabled
 MASK_TYPES = (torch.bool, torch.uint8)
 DETACH = aten.detach.default
 # Arguments of these types are passed to the kernel unchanged.
-PLAIN_TYPES = {
-    int,
-    float,
-    bool,
-    str,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-}
+PLAIN_TYPES = repeats.SETTINGS | {torch.Size}
 # A cache for the life of the process, because the operations' schemas do not change. The keys
 # are the ids of the operations, because hashing an operation runs Python code.
 _infos: dict[int, OpInfo] = {}
