@@ -70,6 +70,7 @@ def pages(root: Path) -> list[Path]:
     return [
         root / "README.md",
         *sorted(page for page in lessons if ".ipynb_checkpoints" not in page.parts),
+        *sorted(root.glob("tests/*/README.md")),
         *sorted(root.glob("scripts/*.py")),
     ]
 
