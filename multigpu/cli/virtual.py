@@ -98,6 +98,9 @@ def virtual(
         raise UserError("--as-rank needs --world: give the number of ranks, too.")
     if world is not None:
         gpus = min(world, gpus_per_node or world)
+        if gpus == world and between_nodes is None:
+            # All ranks are on one node, and no network is between.
+            gpus_per_node = None
     if gpus is None and (real := _command.real_gpus()):
         raise UserError(
             f"this machine has {pluralize(real, 'GPU')}, on which the program can run without "

@@ -165,6 +165,17 @@ def test_the_time_of_a_step_is_that_of_a_world_that_runs(
 
 
 @pytest.mark.slow
+def test_a_world_of_one_node_needs_no_network_between_nodes(tmp_path):
+    write(
+        tmp_path, BEGIN + "print(torch.ones(2, device=device), os.environ['LOCAL_WORLD_SIZE'])"
+    )
+    plain = virtual(tmp_path, "--world", "4", "program.py")
+    said = virtual(tmp_path, "--world", "4", "--gpus-per-node", "4", "program.py")
+    assert "device='cuda:0') 4\n" in plain.stdout
+    assert "rank 0 of 4 × V100-16GB, NVLink2\n" in plain.stdout
+    assert said.stdout == plain.stdout
+
+
 def test_ranks_of_one_torchrun_share_a_node(tmp_path):
     """--gpus-per-node divides the GPUs of a machine; the second rank is not on another one."""
     script = write(tmp_path, DDP)
