@@ -2,13 +2,15 @@
 
 1. A training step of the course's CNN at batch 256 on one virtual GPU ÷ the plain CPU step.
    Goal: at most 1.3.
-2. A shape-only training step of ResNet-50. Goal: under 2 s.
-3. What `import multigpu` adds to `import torch`. Goal: at most 0.1 s.
+2. The same of a small GPT: the sizes that nanoGPT's README gives for a laptop (4 layers, 4
+   heads, 128 wide, 12 sequences of 64 characters), with AdamW. Goal: at most 1.5.
+3. A shape-only training step of ResNet-50. Goal: under 2 s.
+4. What `import multigpu` adds to `import torch`. Goal: at most 0.1 s.
 
 The runs alternate, so a change of the machine's speed affects both equally. The two runs of 1
-are in two processes, because vgpu.start lets the allocator keep freed memory, which would make
-a plain CPU step in the same process faster too. Another row has both runs in one process: it
-shows the cost of the wrappers alone. It writes benchmarks/vgpu_speed.json.
+and 2 are in two processes, because vgpu.start lets the allocator keep freed memory, which
+would make a plain CPU step in the same process faster too. Another row has both runs in one
+process: it shows the cost of the wrappers alone. It writes benchmarks/vgpu_speed.json.
 """
 
 import statistics
@@ -26,12 +28,13 @@ from multigpu import vgpu
 from multigpu.files import write_json
 from multigpu.models import CNN
 from multigpu.models.resnet import resnet
+from multigpu.models.transformer import gpt
 
 HERE = Path(__file__).parent
 ROUNDS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdecimal() else 60
 
 
-def stepper(device: torch.device, batch: int = 256) -> Callable[[], None]:
+def cnn_step(device: torch.device, batch: int = 256) -> Callable[[], None]:
     """A training step of the CNN, ready to run."""
     torch.manual_seed(0)
     model = CNN().to(device)
@@ -44,9 +47,36 @@ def stepper(device: torch.device, batch: int = 256) -> Callable[[], None]:
         cross_entropy(model(images), labels).backward()
         optimizer.step()
 
+    return warmed_up(step)
+
+
+def gpt_step(device: torch.device) -> Callable[[], None]:
+    """A training step of the small GPT, ready to run."""
+    torch.manual_seed(0)
+    model = gpt(layers=4, hidden=128, heads=4, tokens=64, vocabulary=65).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.randint(0, 65, (12, 64)).to(device)
+    targets = torch.randint(0, 65, (12, 64)).to(device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+
+    return warmed_up(step)
+
+
+def warmed_up(step: Callable[[], None]) -> Callable[[], None]:
     for _ in range(10):
         step()
     return step
+
+
+# The steps that `overhead` measures, with their goals.
+STEPS = {
+    "CNN step at batch 256": (cnn_step, "at most 1.3"),
+    "small GPT step": (gpt_step, "at most 1.5"),
+}
 
 
 def seconds(run: Callable[[], object], times: int = 1) -> float:
@@ -56,18 +86,20 @@ def seconds(run: Callable[[], object], times: int = 1) -> float:
     return (time.perf_counter() - began) / times
 
 
-def serve(device: str, threads: int) -> None:
+def serve(name: str, device: str, threads: int) -> None:
     """A process of `overhead`: for each line of stdin, print the mean time of three steps."""
     torch.set_num_threads(threads)
     on_cpu = device == "cpu"
-    step = stepper(torch.device("cpu") if on_cpu else vgpu.start(count=1)[0])
+    make, _ = STEPS[name]
+    step = make(torch.device("cpu") if on_cpu else vgpu.start(count=1)[0])
     for _ in sys.stdin:
         print(seconds(step, 3), flush=True)
 
 
-def overhead(threads: int) -> dict:
+def overhead(name: str, threads: int) -> dict:
     """Alternate three steps in a process without virtual GPUs and three in one with them."""
-    command = [sys.executable, __file__, "serve"]
+    command = [sys.executable, __file__, "serve", name]
+    _, goal = STEPS[name]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     workers = [
         subprocess.Popen([*command, device, str(threads)], **pipes)
@@ -75,21 +107,22 @@ def overhead(threads: int) -> dict:
     ]
     pairs = seconds_in_turn(workers, ROUNDS)
     return {
-        "quantity": f"CNN step at batch 256, {threads} thread(s), one virtual GPU / plain CPU",
-        "goal": "at most 1.3",
+        "quantity": f"{name}, {threads} thread(s), one virtual GPU / plain CPU",
+        "goal": goal,
         **spread(pairs),
         "cpu_ms": round(statistics.median(plain for plain, _ in pairs) * 1e3, 2),
         "vgpu_ms": round(statistics.median(virtual for _, virtual in pairs) * 1e3, 2),
     }
 
 
-def within_one_process() -> dict:
+def within_one_process(name: str) -> dict:
     """The same in one process, where the plain step gains from the allocator too."""
+    make, _ = STEPS[name]
     with vgpu.running(count=1) as (device,):
-        plain = stepper(torch.device("cpu"))
-        virtual = stepper(device)
+        plain = make(torch.device("cpu"))
+        virtual = make(device)
         ratios = sorted(1 / seconds(plain, 3) * seconds(virtual, 3) for _ in range(ROUNDS))
-    what = f"the same within one process, {torch.get_num_threads()} thread(s)"
+    what = f"{name} within one process, {torch.get_num_threads()} thread(s)"
     return {
         "quantity": what,
         "goal": "none",
@@ -137,10 +170,12 @@ def importing() -> dict:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        serve(sys.argv[2], int(sys.argv[3]))
+        serve(sys.argv[2], sys.argv[3], int(sys.argv[4]))
         sys.exit()
-    rows = [overhead(threads) for threads in sorted({1, torch.get_num_threads()})]
-    rows += [within_one_process(), shape_only(), importing()]
+    counts = sorted({1, torch.get_num_threads()})
+    rows = [overhead(name, threads) for name in STEPS for threads in counts]
+    rows += [within_one_process(name) for name in STEPS]
+    rows += [shape_only(), importing()]
     for row in rows:
         print(f"{row['quantity']}: {row['median']} ({row['goal']})")
     write_json(HERE / "vgpu_speed.json", {"rows": rows})

@@ -133,6 +133,7 @@ class Run:
     seconds = 420
 
     def __init__(self, case: Case, checkout: Path, packages: Path, data: Path, working: Path):
+        self.options = f"--gpus {case.gpus} {case.options}".strip()
         self.case = case
         self.checkout = checkout
         self.packages = packages
@@ -149,14 +150,14 @@ class Run:
             "repository": repository,
             "commit": commit,
             "torch": torch.__version__,
-            "command": f"multigpu virtual {self._options()} {case.command}",
+            "command": f"multigpu virtual {self.options} {case.command}",
             "smaller": case.smaller,
             "result": "",
         }
         started = time.monotonic()
         code, output = self.virtual()
         row["seconds"] = round(time.monotonic() - started, 1)
-        report = self._report()
+        report = self.report()
         if code:
             row["result"] = f"failed: {_last_line(output)}"
         elif not report["gpus"]:
@@ -167,17 +168,14 @@ class Run:
             row["losses"] = self._compared(output)
         return row
 
-    def _options(self) -> str:
-        return f"--gpus {self.case.gpus} {self.case.options}".strip()
-
     def virtual(self) -> tuple[int, str]:
         """Run the script on virtual GPUs; return its exit code and what it printed."""
         folder = self._copy("virtual")
         command = [str(Path(sys.executable).parent / "multigpu"), "virtual"]
-        command += [*self._options().split(), "--json", str(self.working / "report.json")]
+        command += [*self.options.split(), "--json", str(self.working / "report.json")]
         return self._start(folder, [*command, *self._command(self.case.command)], {})
 
-    def _report(self) -> dict:
+    def report(self) -> dict:
         """What `multigpu virtual --json` has written."""
         path = self.working / "report.json"
         return json.loads(path.read_text()) if path.exists() else {"gpus": []}
