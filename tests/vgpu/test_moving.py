@@ -122,3 +122,22 @@ def test_a_wrappers_own_tensors_move_with_it(two):
         assert [weight.device, weight.a.device, weight.b.device] == [place] * 3
     layer(torch.ones(1, 3, device=two[0])).sum().backward()
     assert type(weight.grad) is TwoTensor
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_scripted_module_moves_with_its_parameters(two):
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    moved = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))))
+    moved[0].load_state_dict(plain.state_dict())
+    rows = torch.randn(8, 4)
+    for device in (*two, torch.device("cpu")):
+        moved.to(device)
+        assert {tensor.device for tensor in moved.state_dict().values()} == {device}
+        for model, place in ((plain, "cpu"), (moved, device)):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(rows.to(place)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for one, other in zip(plain.parameters(), moved.parameters(), strict=True):
+            assert torch.equal(one, other.cpu())

@@ -128,6 +128,15 @@ def test_torch_jit_compiles_calls_of_torch_tensor(cuda):
     assert torch.jit.script(with_constant)(torch.ones(1)).item() == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_torch_jit_compiles_calls_of_torch_device(cuda):
+    def with_constant(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(1, device=torch.device("cuda:1"))
+
+    result = torch.jit.script(with_constant)(torch.ones(1, device="cuda:1"))
+    assert result.device == torch.device("cuda:1") and result.item() == 2
+
+
 def test_files_have_cudas_devices(cuda):
     file = io.BytesIO()
     torch.save({"weight": torch.ones(2, device="cuda:1")}, file)

@@ -78,8 +78,17 @@ def moving_apply(original: Callable) -> Callable:
     """torch.nn.Module._apply with `move_in_place`; Module.to and similar methods call it."""
 
     def _apply(self: torch.nn.Module, fn: Callable, recurse: bool = True) -> torch.nn.Module:
+        swaps = torch.__future__.get_swap_module_params_on_conversion()
+        if isinstance(self, torch.jit.ScriptModule):
+            # Its parameters are attributes in C++, to which a swap of Python objects is
+            # unknown. Without the flag, torch gives it new parameters.
+            torch.__future__.set_swap_module_params_on_conversion(False)
+            try:
+                return original(self, fn, recurse)
+            finally:
+                torch.__future__.set_swap_module_params_on_conversion(swaps)
         # The program has set the flag itself, or this call is for a child module.
-        if torch.__future__.get_swap_module_params_on_conversion():
+        if swaps:
             return original(self, fn, recurse)
         swap_tensors = torch.utils.swap_tensors
         torch.__future__.set_swap_module_params_on_conversion(True)

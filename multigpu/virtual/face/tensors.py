@@ -179,9 +179,10 @@ _CONSTRUCTED = "it asks for CUDA before torch's dispatcher sees the device"
 
 
 def _register_builtins() -> None:
-    """Let torch.jit.script compile calls of the replaced constructors as before."""
+    """Let torch.jit.script compile calls of what is replaced above as before."""
     from torch.jit._builtins import _find_builtin, _register_builtin
 
+    _register_builtin(torch.device, _find_builtin(Device))
     for name in _CONSTRUCTORS:
         function = getattr(torch, name)
         operation = _find_builtin(unwrap(function))
@@ -203,12 +204,12 @@ ROWS: tuple[Row, ...] = (
         "a wrapper such as DTensor must have the inner device, for autograd's streams",
     ),
     *(Replacement("torch", name, _constructor, _CONSTRUCTED) for name in _CONSTRUCTORS),
+    Replacement("torch", "device", _device_class, "torch.device(1) would be vgpu:1"),
     Registration(
         ("torch.jit._builtins._builtin_table",),
         _register_builtins,
         "torch.jit.script knows functions by their identity",
     ),
-    Replacement("torch", "device", _device_class, "torch.device(1) would be vgpu:1"),
     Replacement(
         "torch.utils._device.DeviceContext",
         "__torch_function__",
