@@ -5,6 +5,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from multigpu import vgpu
@@ -141,3 +142,12 @@ def test_a_scripted_module_moves_with_its_parameters(two):
             optimizer.zero_grad()
         for one, other in zip(plain.parameters(), moved.parameters(), strict=True):
             assert torch.equal(one, other.cpu())
+
+
+def test_torch_does_not_convert_the_fake_parameters_of_a_module(two):
+    """torch refuses Module.double, too: before, the module stayed where it was, silently."""
+    with FakeTensorMode():
+        model = nn.Linear(2, 2)
+        for convert in (model.double, lambda: model.to(two[0])):
+            with pytest.raises(RuntimeError, match="Couldn't swap Linear.weight"):
+                convert()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
@@ -28,8 +29,9 @@ def move_in_place(parameter: torch.Tensor, moved: torch.Tensor) -> None:
 
     `moved` must not be used again.
     """
-    if is_traceable_wrapper_subclass(parameter) or is_traceable_wrapper_subclass(moved):
-        # A wrapper around other tensors, such as DTensor: torch swaps these, too.
+    wrapper = is_traceable_wrapper_subclass(parameter) or is_traceable_wrapper_subclass(moved)
+    if wrapper or is_fake(parameter):
+        # A wrapper around other tensors, such as DTensor, or a FakeTensor: torch swaps these.
         _swap_tensors(parameter, moved)
         return
     virtual = type(parameter) is VirtualTensor
