@@ -149,5 +149,5 @@ def test_torch_does_not_convert_the_fake_parameters_of_a_module(two):
     with FakeTensorMode():
         model = nn.Linear(2, 2)
         for convert in (model.double, lambda: model.to(two[0])):
-            with pytest.raises(RuntimeError, match="Couldn't swap Linear.weight"):
+            with pytest.raises(RuntimeError, match="Couldn't swap Linear"):
                 convert()
