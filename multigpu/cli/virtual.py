@@ -141,10 +141,20 @@ def virtual(
 
 
 def _predict_at_peaks(command: list[str], options: Options, folder: Path) -> Prediction | None:
-    """The prediction with kernels that reach the data sheet's peaks, from a second run."""
+    """The prediction with kernels that reach the data sheet's peaks, from a second run.
+
+    If that run fails, it says so, and returns None.
+    """
     folder.mkdir()
     print("\nonce more, without output, at the data sheet's peaks …", file=sys.stderr)
-    _command.run(command, replace(options, peaks=True), folder, quiet=True)
+    code = _command.run(command, replace(options, peaks=True), folder, quiet=True)
+    if code:
+        print(
+            f"the second run ended with exit code {code}, so the times below are no range, "
+            f"but those at sourced efficiencies: a range needs a program that can run twice.",
+            file=sys.stderr,
+        )
+        return None
     return Prediction.of(read_records(folder), options)
 
 

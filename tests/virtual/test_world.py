@@ -220,6 +220,14 @@ if __name__ == "__main__":
     assert "rank 6, cuda:6" in done.stdout
 
 
+def test_a_program_that_cannot_run_twice_has_no_range(tmp_path):
+    write(tmp_path, "open('made-once', 'x')\n" + DDP)
+    text, numbers = report(tmp_path, "--world", 2, "--shapes-only", "program.py")
+    assert "the second run ended with exit code 1, so the times below are no range" in text
+    assert "step" in numbers and "step_at_peaks" not in numbers
+    assert "at data-sheet peaks" not in text
+
+
 def test_steps_end_the_program(tmp_path):
     script = write(tmp_path, DDP.replace("range(4)", "range(10**9)"))
     text, numbers = report(tmp_path, "--world", 8, "--steps", 3, script)
