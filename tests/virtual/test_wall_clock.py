@@ -1,5 +1,6 @@
 """With the simulated clock a program that times itself reads the simulated time."""
 
+import threading
 import time
 import timeit
 
@@ -42,9 +43,28 @@ def test_libraries_that_wait_read_the_real_clock():
         library = {"__name__": "multiprocessing.connection", "time": time}
         exec("first = time.time(); time.sleep(0.01); waited = time.time() - first", library)
         assert library["waited"] >= 0.01
-        program = {"__name__": "train", "time": time}
-        exec("first = time.time(); time.sleep(0.01); waited = time.time() - first", program)
+        library_sleep = eval("lambda: time.sleep(0.01)", library)
+        program = {"__name__": "train", "time": time, "wait": library_sleep}
+        exec("first = time.time(); wait(); waited = time.time() - first", program)
         assert program["waited"] < 0.001
+
+
+def test_a_programs_sleep_takes_simulated_time_with_either_clock():
+    for clock in ("real", "simulated"):
+        with multigpu.virtual_cuda(clock=clock):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.ones(1, device="cuda")
+            torch.cuda.synchronize()
+            began = time.monotonic()
+            start.record()
+            watching = threading.Thread(target=lambda: time.sleep(0.02))
+            watching.start()
+            watching.join()
+            time.sleep(0.02)
+            end.record()
+            end.synchronize()
+            assert time.monotonic() - began >= 0.04
+            assert 20 <= start.elapsed_time(end) < 20.1
 
 
 def test_the_real_clock_is_the_default():

@@ -1,17 +1,19 @@
 """With `--clock simulated` a program that times itself reads the simulated clock.
 
 time.time, time.perf_counter and timeit then give the host's simulated time; CUDA's events
-always do. Only torch's operations on virtual GPUs take simulated time, so the program's other
-work, such as loading data, takes none.
+always do. Only torch's operations on virtual GPUs and the program's time.sleep take simulated
+time, so the program's other work, such as loading data, takes none.
 
 The standard library, torch and this package still read the real clock: a wait with a deadline
-would never end if the clock stood still. time.monotonic and time.sleep stay as they are.
+would never end if the clock stood still. time.monotonic stays as it is, and time.sleep also
+sleeps, because the program can wait for another process.
 """
 
 import sys
 import time
 import timeit
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from multigpu.vgpu.patches.replacing import Replacement, Row, Setting
@@ -74,6 +76,23 @@ def _clock(
     return make
 
 
+def _sleep(original: Callable[[float], None]) -> Callable[[float], None]:
+    """time.sleep, which takes the host's simulated time too, whichever clock is read.
+
+    Not in a thread of the program's own, which may only watch what the main thread does.
+    """
+
+    def sleep(seconds: float, /) -> None:
+        original(seconds)
+        if not _asked_by_program() or machine.running() is None:
+            return
+        clock = machine.current().clock
+        if clock.main_thread.thread_id == get_ident():
+            clock.wait_host(clock.main_thread.join() + seconds)
+
+    return sleep
+
+
 def _timeit() -> Callable[[], None]:
     """Let timeit's functions use the simulated clock where they would use the real one."""
     functions = (timeit.Timer.__init__, timeit.timeit, timeit.repeat)
@@ -110,5 +129,6 @@ _CLOCKS: dict[str, Any] = {
 }
 ROWS: tuple[Row, ...] = (
     *(Replacement("time", name, make, _WHY, when=is_wanted) for name, make in _CLOCKS.items()),
+    Replacement("time", "sleep", _sleep, "CUDA's events have the time in which a host slept"),
     Setting("timeit's timer", _timeit, _WHY, when=is_wanted),
 )
