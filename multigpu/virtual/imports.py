@@ -54,9 +54,15 @@ class _AfterTorch:
             del loader.exec_module
             sys.meta_path.remove(self)
             execute(module)
+            # put_on imports torch.utils.flop_counter, which would import triton, and a
+            # program's import of it would then raise no error. So the packages are refused
+            # until then; a CUDA build would warn that it finds no triton.
+            import logging
+
+            log = logging.getLogger("torch.utils.flop_counter")
+            log.disabled = True
             put_on()
-            # Only now, because torch.utils.flop_counter, which put_on imports, would import
-            # triton, and a program's import of it would then raise no error.
+            log.disabled = False
             sys.meta_path.remove(self.packages)
 
         loader.exec_module = exec_module

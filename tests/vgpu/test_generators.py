@@ -156,7 +156,8 @@ def test_fork_rng_puts_the_devices_states_back(two):
     torch.manual_seed(7)
     torch.rand(1, device=two[1])
     before = torch.vgpu.get_rng_state_all()
-    with torch.random.fork_rng(devices=[0, 1]):
+    # torch 2.11 and 2.12 take CUDA if no device type is given.
+    with torch.random.fork_rng(devices=[0, 1], device_type="vgpu"):
         torch.rand(2, device=two[0])
         torch.vgpu.seed_all()
         torch.vgpu.seed()

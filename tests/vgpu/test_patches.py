@@ -51,9 +51,13 @@ def test_what_the_first_start_leaves_is_listed(found):
     modules = {name for name in PERMANENT if name.startswith("sys.modules")}
     listed = {symbol_name(name) for name in PERMANENT.keys() - modules}
     assert modules == {"sys.modules['torch.vgpu']"}
-    assert {name.removesuffix(" members") for name in found["first"]} == listed | {
-        "sys.modules.torch.vgpu"
-    }
+    left = {name.removesuffix(" members") for name in found["first"]}
+    missing = (listed | {"sys.modules.torch.vgpu"}) - left
+    # torch 2.11 and 2.12 do not rename the device type in these enums.
+    if torch.__version__.startswith(("2.11.", "2.12.")):
+        enums = ("torch._C._autograd.DeviceType.", "torch._C._profiler.ProfilerActivity.")
+        missing = {name for name in missing if not name.startswith(enums)}
+    assert missing == set() and left <= listed | {"sys.modules.torch.vgpu"}
 
 
 def test_what_differs_while_virtual_gpus_run_is_the_table(found):

@@ -136,6 +136,12 @@ import apex
     assert "No module named 'apex'" in hidden.stdout
 
 
+def test_a_start_prints_nothing(tmp_path):
+    """A CUDA build without a driver would warn of triton and, before 2.13, of its kernels."""
+    done = virtual(tmp_path, "-c", "import torch; print('torch')", real=True, PYTHONPATH=ROOT)
+    assert done.returncode == 0 and done.stdout.startswith("torch\n"), done.stdout
+
+
 def test_ctrl_c_at_a_terminal_reaches_the_program_once(tmp_path):
     program = """
 import signal, time

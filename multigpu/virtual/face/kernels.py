@@ -5,6 +5,7 @@ a fallback for CUDA gets all of them. A CUDA build without a driver has kernels 
 a few operations, which would look for the driver: these are replaced.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,10 @@ def _own_kernels() -> Callable[[], None]:
         def kernel(*args: Any, func: Any = func, **kwargs: Any) -> Any:
             return _call(func, args, kwargs)
 
-        library.impl(name, kernel, "CUDA")
+        with warnings.catch_warnings():
+            # A CUDA build of torch 2.11 and 2.12 warns that a kernel of its own is replaced.
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")
+            library.impl(name, kernel, "CUDA")
     return library._destroy
 
 
