@@ -229,25 +229,33 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     module = Logging(seed=dist.get_rank())
 #     trainer.fit(module, usual_loader())
 #     logged = {name: trainer.callback_metrics[name].item() for name in ("loss", "synced")}
-#     nets = (by_hand.net, module.net, alone.net)
-#     return small.global_step, trainer.global_step, logged, *nets
+#     return {
+#         "steps by hand": small.global_step,
+#         "steps": trainer.global_step,
+#         "logged": logged,
+#         "net by hand": by_hand.net,
+#         "net": module.net,
+#         "net without average": alone.net,
+#     }
 #
 #
-# first, second = launch.call(on_a_rank, 2)
-# print(f"two ranks: {first[0]} steps by hand, {first[1]} by the Trainer")
-# lesson.compare("steps", guess_steps, first[1], digits=0)
-# of_both = proof.difference(first[3], first[4])
-# of_ranks = proof.difference(first[4], second[4])
-# of_devices = proof.difference(first[4], one_device.net)
-# of_alone = proof.difference(first[5], second[5])
+# rank_0, rank_1 = launch.call(on_a_rank, 2)
+# by_hand_steps, steps = rank_0["steps by hand"], rank_0["steps"]
+# print(f"two ranks: {by_hand_steps} steps by hand, {steps} by the Trainer")
+# lesson.compare("steps", guess_steps, steps, digits=0)
+# of_both = proof.difference(rank_0["net by hand"], rank_0["net"])
+# of_ranks = proof.difference(rank_0["net"], rank_1["net"])
+# of_devices = proof.difference(rank_0["net"], one_device.net)
+# of_alone = proof.difference(rank_0["net without average"], rank_1["net without average"])
 # print(f"weights: by hand and by the Trainer within 1e-6: {of_both <= 1e-6}")
 # print(f"weights: two ranks and one device {of_devices:.1f} apart")
 # print(f"weights: rank 0 and rank 1 {of_ranks:.1e} apart")
 # print(f"weights: without the average, the ranks {of_alone:.1f} apart")
 # lesson.compare("without the average", guess_alone, "apart" if of_alone else "equal")
-# for rank, (_, _, logged, *_) in enumerate((first, second)):
+# for rank, logged in enumerate((rank_0["logged"], rank_1["logged"])):
 #     print(f"rank {rank} logs {logged['loss']:.2f}, with sync_dist {logged['synced']:.2f}")
-# own = "mean" if first[2]["loss"] == first[2]["synced"] else "own"
+# logged = rank_0["logged"]
+# own = "mean" if logged["loss"] == logged["synced"] else "own"
 # lesson.compare("what rank 0 logs", guess_logged, own)
 
 # %% [markdown]

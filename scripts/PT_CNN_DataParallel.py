@@ -55,7 +55,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # [NVLink](../lessons/README.md#nvlink), and about images of 28×28.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_rows = 2  # a batch of 10 rows on 4 GPUs: how many rows does the last GPU compute?
+# guess_images = 2  # a batch of 10 images on 4 GPUs: how many does the last GPU compute?
 # # Which GPU needs more memory in training: "first", "second" or "same"?
 # guess_fuller = "same"
 # guess_small = 1.9  # DataParallel on two V100s, batch of 64: times as fast as one V100
@@ -87,13 +87,13 @@ def by_hand(
 
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_rows)
+# lesson.need(guess_images)
 # train, _ = data.load(data.fetch(None))
 # images, labels = train[:32]
 # for batch, count in ((32, 2), (10, 4)):
 #     chunk_sizes = [len(chunk) for chunk in images[:batch].chunk(count)]
 #     print(f"{batch} images on {count} GPUs: chunks of {chunk_sizes}")
-# lesson.compare("rows of the last GPU", guess_rows, chunk_sizes[-1], digits=0)
+# lesson.compare("images of the last GPU", guess_images, chunk_sizes[-1], digits=0)
 
 # %% [markdown]
 # The gradients of both versions, compared with those of one model on the CPU:
@@ -177,10 +177,10 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 #     """Train for some steps. Returns the memory in the last one, and when it began."""
 #     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 #     images = torch.zeros(batch, 1, 28, 28)
-#     labels = torch.zeros(batch, dtype=torch.long)
+#     labels = torch.zeros(batch, dtype=torch.long, device=gpu)  # so a step sends images only
 #     for _ in range(steps):
 #         began = vgpu.elapsed()
-#         loss = F.cross_entropy(model(images.to(gpu)), labels.to(gpu))
+#         loss = F.cross_entropy(model(images.to(gpu)), labels)
 #         before = vgpu.memory_held(model, optimizer)
 #         loss.backward()
 #         after = vgpu.memory_held(model, optimizer)
@@ -223,7 +223,16 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # began = train_steps(model, 256, first, steps=2)[2]
 # timeline = vgpu.timeline(since=began)
 # busy = timeline.busy(1)
-# timeline.plot(title=f"One step, batch 256: {second} computes for {busy:.0%} of the time")
+#
+#
+# def carried(event):
+#     """What a transfer carries. The model's inputs are the images."""
+#     note = timeline.notes.get(event, "")
+#     return "images" if note == "inputs" else note
+#
+#
+# title = f"One step, batch 256: {second} computes for {busy:.0%} of the time"
+# timeline.plot(title=title, contents=carried)
 
 # %% [markdown]
 # Each step sends the weights and half of the images to the second GPU. While the first GPU

@@ -252,11 +252,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # failures. One at a time:
 #
 # **Uneven batches.** Four ranks have 3, 3, 2 and 2 of ten images. Each computes the mean loss
-# of its own images, and DDP averages over the *ranks*. The next cell does the same, one rank
-# after the other. It compares the gradient with that of the mean over all ten *images*.
+# of its own images, and that loss's gradient. DDP averages the four gradients. The next cell
+# does the same, one rank after the other. It compares the average with the gradient of the
+# mean loss of all ten images.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_mean = "yes"  # are the two gradients the same, within 1e-6? "yes" or "no"
+# # The average of the four ranks' gradients, and the gradient of the mean loss of all ten
+# # images: are they the same, within 1e-6?
+# guess_mean = "yes"  # "yes" or "no"
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_mean, choices=("yes", "no"))
@@ -348,7 +351,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # start: some seconds.)
 
 # %% tags=["active-ipynb", "guess"]
-# guess_batch_norm = "yes"  # with BatchNorm1d, is the mean that of all 64? "yes" or "no"
+# # BatchNorm1d, one forward of 32 images on each rank: is rank 0's running mean the same as
+# # that of one process that sees all 64 images, within 1e-6?
+# guess_batch_norm = "yes"  # "yes" or "no"
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_batch_norm, choices=("yes", "no"))

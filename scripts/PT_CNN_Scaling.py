@@ -98,7 +98,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_two, guess_four)
-# steps = measured_steps(images=256, rounds=7)
+# steps = measured_steps(images=256, rounds=5)
 # print(f"{cores} cores; one thread for each process")
 # for (kind, n), seconds in steps.items():
 #     shortest, longest = 1e3 * min(seconds), 1e3 * max(seconds)
@@ -162,7 +162,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # processes, much of it is the missing cores, not serial work: a fit says how much, never why.
 # The two shares differ because they are shares of different times: Amdahl's of the time of one
 # process, Gustafson's of the time of n processes. A share above 100% says that n processes do
-# less in the same time than one: other programs use the cores. (Each run has another picture.)
+# less in the same time than one: other programs use the cores. The dashed curve is Amdahl's
+# law with the fitted share. (Each run has another picture.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # weak = speed_ups("weak")
@@ -170,14 +171,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # scaled_share = laws.fit_gustafson(list(weak), list(weak.values()))
 # print(f"serial share by Amdahl, strong scaling: {share:.0%}")
 # print(f"serial share by Gustafson, weak scaling: {scaled_share:.0%}")
+# fitted = f"Amdahl, {share:.0%} serial"
 # curves = {
 #     "linear": list(strong),
 #     "strong, measured": list(strong.values()),
-#     f"Amdahl, {share:.0%} serial": [laws.amdahl(share, n) for n in strong],
+#     fitted: [laws.amdahl(share, n) for n in strong],
 #     "weak, measured": list(weak.values()),
 # }
 # title = f"4 processes on {cores} cores are {strong[4]:.1f} times as fast as one"
-# plots.lines(list(strong), curves, "processes", "times as fast, measured", title, level=None)
+# axes = ("processes", "times as fast")
+# plots.lines(list(strong), curves, *axes, title, level=None, dashed=fitted)
 
 # %% [markdown]
 # ## Predicted to 1,024 GPUs
@@ -206,15 +209,33 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # The column "linear" is the *null model*: n GPUs are n times as fast as one. A prediction must
-# be better than that, or it is worth nothing.
+# be better than that, or it is worth nothing. The column "efficiency" is "images/s"
+# divided by "linear".
 #
+# The next cell draws the predicted speed-ups, and Amdahl's law as a dashed curve. Its serial
+# share is fitted to the predicted points. The law has one share for all numbers of GPUs.
+
+# %% tags=["active-ipynb"]
+# nodes = {"link": "NVLink3", "between_nodes": "HDR200"}
+# counts = (1, 8, 16, 32, 64, 128, 256, 1024)
+# large = predict("resnet50", "A100-80GB", **nodes, gpus=counts, global_batch=8192)
+# predicted = [row.estimates[0].speed_up for row in large.rows]
+# share = laws.fit_amdahl(counts, predicted)
+# fitted = f"Amdahl, {share:.2%} serial"
+# curves = {
+#     "linear": list(counts),
+#     "predicted": predicted,
+#     fitted: [laws.amdahl(share, n) for n in counts],
+# }
+# print(f"1,024 GPUs: predicted {predicted[-1]:.0f}×, by Amdahl {curves[fitted][-1]:.0f}×")
+# title = f"1,024 GPUs are {predicted[-1]:.0f} times as fast as one"
+# plots.lines(counts, curves, "GPUs", "times as fast, simulated", title, None, dashed=fitted)
+
+# %% [markdown]
 # Where does the time go? The bars show the parts of a step: the ideal time, whose share is the
 # efficiency, and the time that each cause adds.
 
 # %% tags=["active-ipynb"]
-# nodes = {"link": "NVLink3", "between_nodes": "HDR200"}
-# counts = (8, 16, 32, 64, 128, 256, 1024)
-# large = predict("resnet50", "A100-80GB", **nodes, gpus=counts, global_batch=8192)
 # bars = {}
 # ends = []
 # for row in large.rows:

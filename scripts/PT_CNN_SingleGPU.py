@@ -374,16 +374,29 @@ def loader_of(
 # workers do this for one GPU, too.
 #
 # Here reading means *waiting*. It can also mean *computing*, as when photos are decoded.
-# Predict before you run the cell: on two free cores, how long does a step take with 2 workers,
-# and with 4? The second part of the cell reads the digits, which are in memory already.
+# Then the workers need the cores. A core computes one batch in 128 ms.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_two_workers = 64  # ms for a step, if reading computes: 2 workers on this machine
+# guess_four_workers = 60  # ms for a step, if reading computes: 4 workers on this machine
+
+# %% [markdown]
+# The second part of the cell reads the digits, which are in memory already. (About ten
+# seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
+# lesson.need(guess_two_workers, guess_four_workers)
+# measured = {}
 # print(f"Reading computes, on {pluralize(available_cores(), 'core')}:")
 # for workers in (0, 2, 4):
 #     paper = 1e3 * seconds_on_paper(workers, read, 0.06, computing=True)
-#     result = 1e3 * seconds_measured(workers, read, 0.06, computing=True)
+#     measured[workers] = 1e3 * seconds_measured(workers, read, 0.06, computing=True, steps=16)
 #     case = pluralize(workers, "worker")
-#     print(f"{case}: {paper:.0f} ms per step on paper, {result:.0f} ms measured")
+#     print(f"{case}: {paper:.0f} ms per step on paper, {measured[workers]:.0f} ms measured")
+# guesses = {2: guess_two_workers, 4: guess_four_workers}
+# for workers, guess in guesses.items():
+#     what = f"reading computes, {workers} workers"
+#     lesson.compare(what, guess, measured[workers], unit="ms", digits=0)
 #
 # print("\nThe digits, three epochs without training:")
 # for workers in (0, 2):
@@ -400,10 +413,9 @@ def loader_of(
 # %% [markdown]
 # Where reading computes, two workers on two cores read two batches at a time, and four workers
 # on two cores do not read more: on paper both take 64 ms. The measured time is the mean of
-# only four steps, too few to tell a difference of some ms. The formula assumes that each core
-# is free. On a busy machine other programs use the cores, too, and a step can take several
-# times as long. The digits need no reading: workers only cost the time to start and to send
-# the batches.
+# 16 steps. The formula assumes that each core is free. On a busy machine other programs use
+# the cores, too, and a step can take several times as long. The digits need no reading:
+# workers only cost the time to start and to send the batches.
 #
 # ## Which operations take the time?
 # `phases` shows which part of a step is slow; `torch.profiler` shows which operations are.

@@ -103,18 +103,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #         print(f"{algorithm.__name__}: an error, it is for GPUs only")
 
 # %% [markdown]
-# ## Predict first
-# Write your answers, then run the cell. The cells below compare them with what happens.
-
-# %% tags=["active-ipynb", "guess"]
-# # Each replica's loss is the mean over its shard. In an epoch (one device begins at 2.3):
-# guess_away = 0.1  # the largest difference from one device's loss
-# # The optimizer is made outside the scope. After a step, the copies of the weights:
-# guess_optimizer = "error"  # are they "equal" or "apart", or is there an "error"?
-# guess_norm = "equal"  # BatchNorm's moving mean after a step: copies "equal" or "apart"?
-# guess_steps = 20  # PyTorch and TensorFlow: for how many of 230 steps are the losses equal?
-
-# %% [markdown]
 # ## Design the model, and open the scope
 # The model and the optimizer's state are made in the scope, so they are mirrored. The rest of
 # the loop needs no scope.
@@ -210,8 +198,15 @@ def train_epoch(
 # %% [markdown]
 # **The trap in the loss.** The strategy adds up; it does not average. So each image has the
 # sample weight 1 / (images of the *global* batch). With 1 / (images of its own shard), the
-# gradient is twice as large. One epoch of each, and one epoch on one device, in about five
-# seconds:
+# gradient is twice as large. How far is the training then from that of one device? Write your
+# answer, then run the cell. The cells below compare it with what happens.
+
+# %% tags=["active-ipynb", "guess"]
+# # Each replica's loss is the mean over its shard. In an epoch (one device begins at 2.3):
+# guess_away = 0.1  # the largest difference from one device's loss
+
+# %% [markdown]
+# One epoch of each, and one epoch on one device, in about five seconds:
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_away)
@@ -280,6 +275,10 @@ def train_epoch(
 # **The trap in the scope.** The model is made inside, the optimizer outside. Its momentum then
 # has one copy. The cell trains for an epoch; the answer is the same after the first step.
 
+# %% tags=["active-ipynb", "guess"]
+# # The optimizer is made outside the scope. After a step, the copies of the weights:
+# guess_optimizer = "error"  # are they "equal" or "apart", or is there an "error"?
+
 # %% tags=["active-ipynb"]
 # lesson.need(guess_optimizer, choices=("error", "equal", "apart"))
 # model, _ = make(strategy, parse([]), (1, 8, 8), 10)
@@ -306,6 +305,9 @@ def train_epoch(
 # **BatchNorm** normalises by the mean and the variance of the rows that it sees, and keeps a
 # *moving mean* for evaluation. Two replicas divide 64 images, and each has a copy of the
 # moving mean:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_norm = "equal"  # BatchNorm's moving mean after a step: copies "equal" or "apart"?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_norm, choices=("equal", "apart"))
@@ -448,6 +450,10 @@ if __name__ == "__main__":
 # ## The same in PyTorch
 # Lesson 01's model and loop in PyTorch, and TensorFlow on one device, for ten epochs from the
 # same weights, with the same images in the same order, in about five seconds:
+
+# %% tags=["active-ipynb", "guess"]
+# # A loss is equal if both differ by less than 1e-5.
+# guess_steps = 20  # PyTorch and TensorFlow: for how many of 230 steps are the losses equal?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_steps)

@@ -93,13 +93,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # its four numbers, so at w = 0 the gradient is −2 × the mean of the numbers: **−6**.
 #
 # With the strategy, each replica takes the mean over *its own* numbers. The strategy adds up
-# the replicas' gradients. For the second answer, each replica divides its mean by 2, the
-# number of replicas. Write your answers, then run the cell:
+# the replicas' gradients. Write your answer, then run the cell:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_own = -6  # the sum of the two replicas' gradients, for the numbers 1, 2, 3, 6
-# # The numbers 1 and 2 on replica 0, and 6 on replica 1. One device: −6.
-# guess_halved = -6  # the sum again, if each replica's mean is divided by 2
 
 # %% [markdown]
 # `strategy.run` calls a function once for each replica, on its device, with its shard.
@@ -107,7 +104,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # graph.
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_own, guess_halved)
+# lesson.need(guess_own)
 #
 #
 # def gradient_of_replica(shard):
@@ -131,12 +128,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # reports it.
 #
 # Is it enough to divide by the number of replicas, as Keras's `fit` does? For an even batch it
-# is. But the last batch of an epoch is often smaller, and then the shards can be uneven. The
-# next cell compares three rules for the loss of a replica: the mean over its numbers; this
+# is. But the last batch of an epoch is often smaller, and then the shards can be uneven. Take
+# a batch of three numbers: 1 and 2 on replica 0, and 6 on replica 1. On one device its
+# gradient is −6, too.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_halved = -6  # 1, 2 and 6: the sum, if each replica's mean is divided by 2
+
+# %% [markdown]
+# The next cell compares three rules for the loss of a replica: the mean over its numbers; this
 # mean, divided by the number of replicas; the *sum* over its numbers, divided by the size of
 # the *global* batch.
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_halved)
 # rules = {
 #     "mean": lambda losses, size: tf.reduce_mean(losses),
 #     "mean ÷ replicas": lambda losses, size: tf.reduce_mean(losses) / 2,
@@ -218,10 +223,6 @@ def read_data(
 
 # %% tags=["active-ipynb", "guess"]
 # guess_last = 14  # how many of the 29 images does replica 0 get?
-# # A step takes as long as reading its batch. The time of an epoch without prefetch,
-# # divided by the time of an epoch with prefetch:
-# guess_prefetch = 2  # how many times as long?
-# guess_outside = "error"  # fit, model made outside the scope: "error", "one device" or "both"
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_last)
@@ -249,6 +250,10 @@ def read_data(
 
 # %% [markdown]
 # What does `prefetch` gain, if reading a batch takes as long as a training step?
+
+# %% tags=["active-ipynb", "guess"]
+# # The time of an epoch without prefetch, divided by the time of an epoch with prefetch:
+# guess_prefetch = 2  # how many times as long?
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_prefetch)
@@ -331,7 +336,10 @@ def make(
 # [all-reduce](../lessons/README.md#all-reduce), and makes the same update to its copy. So the
 # copies stay equal, as with DDP.
 #
-# **The scope forgotten.** Here the model is made outside the scope:
+# **The scope forgotten.** Here the model is made outside the scope, and `fit` is called:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_outside = "error"  # an "error", or fit trains on "one device", or on "both"?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_outside, choices=("error", "one device", "both"))

@@ -83,13 +83,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ## Predict first
 # `one_machine.py` trains the same model on the same images, in batches of 120, on one device.
-# Write your answers, then run the cell. The cells below compare them with what happens.
+# Write your answer, then run the cell. The cell below compares it with what happens.
 
 # %% tags=["active-ipynb", "guess"]
 # # one_machine.py already has the loss / 120 and optimizer.build. How many lines of worker.py
 # # are new or changed, without comments, blank lines, and lines that are only indented?
 # guess_lines = 30
-# guess_equal = "no"  # the same weights after 10 epochs, within 1e-6? "yes" or "no"
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_lines)
@@ -131,6 +130,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # addresses = ["127.0.0.1:12763", "127.0.0.1:12764"]
 # configs = [tf_config.write(addresses, index) for index in (0, 1)]
 # print("TF_CONFIG of worker 1:", configs[1].replace(', "task"', ',\n  "task"'), sep="\n")
+
+# %% [markdown]
+# Do one machine and two workers end with the same weights?
+
+# %% tags=["active-ipynb", "guess"]
+# guess_equal = "no"  # the same weights after 10 epochs, within 1e-6? "yes" or "no"
 
 # %% [markdown]
 # One machine, then two workers. On two machines you would type one of the two commands on
@@ -286,24 +291,33 @@ def test_step(
 
 # %% [markdown]
 # **The same first weights.** Each worker draws the weights of a model in the scope, with a
-# seed of its own. In a second model, `set_weights` assigns weights that the worker drew with
-# NumPy.
+# seed of its own.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_drawn = "no"  # drawn with two seeds: the same weights on both workers? "yes", "no"
-# guess_assigned = "yes"  # and assigned by set_weights: the same on both? "yes", "no"
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_drawn, guess_assigned, choices=("yes", "no"))
+# lesson.need(guess_drawn, choices=("yes", "no"))
 # first, second = weights
-# guesses = {"drawn": guess_drawn, "assigned": guess_assigned}
-# for how, guess in guesses.items():
-#     same = "yes" if (first[how] == second[how]).all() else "no"
-#     lesson.compare(f"{how} with two seeds, the same weights", guess, same)
+# same = "yes" if (first["drawn"] == second["drawn"]).all() else "no"
+# lesson.compare("drawn with two seeds, the same weights", guess_drawn, same)
 
 # %% [markdown]
 # When a variable is made in the scope, its first value is sent from the chief to all workers.
-# What `set_weights` assigns later stays on the worker, and no error reports the difference. So
+#
+# In a second model, `set_weights` assigns weights that each worker drew with NumPy, with a
+# seed of its own.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_assigned = "yes"  # assigned by set_weights: the same on both workers? "yes", "no"
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_assigned, choices=("yes", "no"))
+# same = "yes" if (first["assigned"] == second["assigned"]).all() else "no"
+# lesson.compare("assigned with two seeds, the same weights", guess_assigned, same)
+
+# %% [markdown]
+# What `set_weights` assigns stays on the worker, and no error reports the difference. So
 # all workers must assign the same. The script compares the seeds, and stops if they differ.
 #
 # **Keras's `fit`** would need no loop. The two workers called it, too.

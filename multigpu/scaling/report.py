@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from multigpu.errors import pluralize
-from multigpu.scaling.prediction import WORTH, Estimate, Prediction
+from multigpu.scaling.prediction import INPUT, WORTH, Estimate, Prediction, Row
 from multigpu.scaling.shares import slowdowns
 from multigpu.vgpu.sim.presets import GIB
 
@@ -112,16 +112,25 @@ def bend(prediction: Prediction, speed: int = 0) -> str:
             gpus = f"{row.gpus:,} GPUs" if row.gpus > 1 else "1 GPU"
             where = f"between {before:,} and {gpus}" if before else f"at {gpus}"
             return (
-                f"bends {where}, where the efficiency is {estimate.efficiency:.0%}: "
-                f"{cause} ({share:.0%} of the loss)"
+                f"bends {where}. {_reach(row, speed)} "
+                f"The largest part of the loss, {share:.0%}: {cause}"
             )
         before = row.gpus
     last = prediction.rows[-1]
     gpus = f"{last.gpus:,} GPUs" if last.gpus > 1 else "1 GPU"
-    return (
-        f"does not bend up to {gpus}: the efficiency is "
-        f"{last.estimates[speed].efficiency:.0%}, and {WORTH:.0%} is the limit"
-    )
+    return f"does not bend up to {gpus}. {_reach(last, speed)} A curve bends below {WORTH:.0%}"
+
+
+def _reach(row: Row, speed: int) -> str:
+    """A sentence: what the efficiency of this number of GPUs is a share of."""
+    estimate = row.estimates[speed]
+    one = "one GPU"
+    if estimate.losses.get(INPUT):
+        one += " that never waits for data"
+    if row.gpus == 1:
+        return f"1 GPU reaches {estimate.efficiency:.0%} of the speed of {one}."
+    linear = f"{row.gpus:,} times the speed of {one}"
+    return f"Together, {row.gpus:,} GPUs reach {estimate.efficiency:.0%} of {linear}."
 
 
 def as_json(prediction: Prediction) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def test_strong_scaling_bends_and_says_why():
     found = predict(**CNN, between_nodes="Ethernet10", gpus=(1, 8, 64), global_batch=6400)
     text = report.text(found)
     assert "strong scaling, 6400 images" in text
-    assert "bends between 1 and 8 GPUs" in text
+    bend = "bends between 1 and 8 GPUs. Together, 8 GPUs reach "
+    assert bend in text and "% of 8 times the speed of one GPU." in " ".join(text.split())
     assert any(cause in text for cause in found.rows[-1].estimates[0].losses)
 
 
@@ -69,7 +70,8 @@ def test_gpus_without_a_network_between_nodes_are_one_node():
 def test_a_bend_at_one_gpu_has_a_singular():
     """A single GPU can wait for its data."""
     found = predict(**CNN, gpus=(1, 8), loader=Loader(1, 10))
-    assert "bends at 1 GPU, where" in report.bend(found)
+    assert "bends at 1 GPU. 1 GPU reaches " in report.bend(found)
+    assert "the speed of one GPU that never waits for data." in report.bend(found)
 
 
 def test_without_a_range_there_is_one_time():
