@@ -54,9 +54,9 @@ class _AfterTorch:
             del loader.exec_module
             sys.meta_path.remove(self)
             execute(module)
-            # put_on imports torch.utils.flop_counter, which would import triton, and a
-            # program's import of it would then raise no error. So the packages are refused
-            # until then; a CUDA build would warn that it finds no triton.
+            # The packages are still refused while put_on runs: it imports
+            # torch.utils.flop_counter, which would import triton, and then the program's own
+            # import of triton would raise no error. A CUDA build warns that it finds none.
             import logging
 
             log = logging.getLogger("torch.utils.flop_counter")
