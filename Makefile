@@ -39,7 +39,7 @@ help:
 	@echo "make test-grading  grade answers with known scores, all lessons"
 	@echo "make test-attacks  grade submissions that attack the grader, and write a report"
 	@echo "make test-faults  kill an elastic run 110 times; N=200 writes the report that lesson 12 quotes"
-	@echo "make test-jobs   stop jobs of a real Slurm in each way that a cluster has"
+	@echo "make test-jobs   stop jobs of a real Slurm in each way that a cluster has, and run jobs on virtual GPUs"
 	@echo "make test-peer FROM=folder  run Lightning's own tests, from a checkout of it, on this Trainer"
 	@echo "make test-outside FROM=folder  run public CUDA scripts, from checkouts of them, under multigpu virtual"
 	@echo "make lint        check style, layers, and that notebooks match their scripts"
@@ -111,8 +111,9 @@ test-faults: $(INSTALLED)
 	@python tests/faults/run.py $(N)
 
 test-jobs: $(INSTALLED)
-	@echo "stopping jobs of the classroom cluster: under 15 minutes on 2 cores"
+	@echo "stopping jobs of the classroom cluster, and jobs on virtual GPUs: under 20 minutes on 2 cores"
 	ALL_JOBS=1 pytest tests/cluster/test_requeue.py --durations=0
+	ALL_JOBS=1 pytest tests/cluster/test_jobfiles.py -k on_virtual_gpus --durations=0
 
 test-peer: $(INSTALLED)
 	@python tests/peer/run.py "$(FROM)"

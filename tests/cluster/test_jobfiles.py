@@ -1,6 +1,7 @@
 """The job files do what their comments say, on a real Slurm."""
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -183,6 +184,28 @@ def test_a_job_on_virtual_gpus(cluster, tmp_path: Path):
     assert "device: 4 × V100-16GB (virtual), nccl (4 ranks on 2 nodes" in log
     assert "proof: DDP on 4 ranks equals one process: " in log and log.count(": holds") == 1
     assert "rank 3, cuda:1" in done.stderr, done.stderr
+
+
+@pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
+@pytest.mark.parametrize(
+    ("stem", "words"),
+    [
+        ("PT_CNN_DataParallel", "DataParallel on 2 GPUs equals one process"),
+        ("PT_CNN_ModelParallel", "two halves on two GPUs equal one process"),
+        ("PT_CNN_Pipeline", "1f1b with 2 stages equals one process"),
+        ("PT_CNN_DDPSpawn", "DDP on 2 spawned ranks equals one process"),
+        ("PTL_multiGPU", "the Trainer on 4 ranks equals one process"),
+    ],
+)
+def test_the_other_jobs_on_virtual_gpus(cluster, tmp_path: Path, stem: str, words: str):
+    flags = ("--gpus", 2, "--gpus-per-node", 2, "--between-nodes", "Ethernet25")
+    sbatch = ("sbatch", "--wait", f"--output={tmp_path}/log", f"slurm/{stem}.slurm")
+    more = ("--epochs", 1, "--prove", "--out", tmp_path / "out")
+    done = cluster.run("multigpu", "virtual", *flags, *sbatch, *more, cwd=ROOT, timeout=240)
+    log = (tmp_path / "log").read_text()
+    assert done.returncode == 0, log
+    assert f"proof: {words}: " in log and log.count(": holds") == 1
+    assert "V100-16GB" in done.stderr and "cuda:0" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
