@@ -72,10 +72,10 @@ def warmed_up(step: Callable[[], None]) -> Callable[[], None]:
     return step
 
 
-# The steps that `overhead` measures, with their goals.
+# The steps that are measured, with the goals in two processes and in one.
 STEPS = {
-    "CNN step at batch 256": (cnn_step, "at most 1.3"),
-    "small GPT step": (gpt_step, "at most 1.5"),
+    "CNN step at batch 256": (cnn_step, "at most 1.3", "at most 1.25"),
+    "small GPT step": (gpt_step, "at most 1.5", "at most 1.5"),
 }
 
 
@@ -90,7 +90,7 @@ def serve(name: str, device: str, threads: int) -> None:
     """A process of `overhead`: for each line of stdin, print the mean time of three steps."""
     torch.set_num_threads(threads)
     on_cpu = device == "cpu"
-    make, _ = STEPS[name]
+    make, _, _ = STEPS[name]
     step = make(torch.device("cpu") if on_cpu else vgpu.start(count=1)[0])
     for _ in sys.stdin:
         print(seconds(step, 3), flush=True)
@@ -99,7 +99,7 @@ def serve(name: str, device: str, threads: int) -> None:
 def overhead(name: str, threads: int) -> dict:
     """Alternate three steps in a process without virtual GPUs and three in one with them."""
     command = [sys.executable, __file__, "serve", name]
-    _, goal = STEPS[name]
+    _, goal, _ = STEPS[name]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     workers = [
         subprocess.Popen([*command, device, str(threads)], **pipes)
@@ -117,7 +117,7 @@ def overhead(name: str, threads: int) -> dict:
 
 def within_one_process(name: str) -> dict:
     """The same in one process, where the plain step gains from the allocator too."""
-    make, _ = STEPS[name]
+    make, _, goal = STEPS[name]
     with vgpu.running(count=1) as (device,):
         plain = make(torch.device("cpu"))
         virtual = make(device)
@@ -125,7 +125,7 @@ def within_one_process(name: str) -> dict:
     what = f"{name} within one process, {torch.get_num_threads()} thread(s)"
     return {
         "quantity": what,
-        "goal": "none",
+        "goal": goal,
         "median": round(statistics.median(ratios), 3),
         "rounds": ROUNDS,
     }

@@ -173,17 +173,24 @@ def test_the_job_ends_with_the_loss_of_torchrun_with_four_processes(
     assert losses(tmp_path / "out") == pytest.approx(by_torchrun, rel=0, abs=1e-6)
 
 
+def run_on_virtual_gpus(cluster, folder: Path, job: object, epochs: int) -> tuple[str, str]:
+    """Run a job on two nodes with two virtual GPUs each; return its log and the report."""
+    flags = ("--gpus", 2, "--gpus-per-node", 2, "--between-nodes", "Ethernet25")
+    sbatch = ("sbatch", "--wait", f"--output={folder}/log", job)
+    more = ("--epochs", epochs, "--prove", "--out", folder / "out")
+    done = cluster.run("multigpu", "virtual", *flags, *sbatch, *more, cwd=ROOT, timeout=240)
+    log = (folder / "log").read_text()
+    assert done.returncode == 0, log
+    assert log.count(": holds") == 1, log
+    return log, done.stderr
+
+
 def test_a_job_on_virtual_gpus(cluster, tmp_path: Path):
     """Slurm passes the command's variables on to the job, on both nodes."""
-    flags = ("--gpus", 2, "--gpus-per-node", 2, "--between-nodes", "Ethernet25")
-    sbatch = ("sbatch", "--wait", f"--output={tmp_path}/log", LESSON)
-    more = ("--epochs", 2, "--prove", "--out", tmp_path / "out")
-    done = cluster.run("multigpu", "virtual", *flags, *sbatch, *more, cwd=ROOT, timeout=240)
-    log = (tmp_path / "log").read_text()
-    assert done.returncode == 0, log
+    log, report = run_on_virtual_gpus(cluster, tmp_path, LESSON, epochs=2)
     assert "device: 4 × V100-16GB (virtual), nccl (4 ranks on 2 nodes" in log
-    assert "proof: DDP on 4 ranks equals one process: " in log and log.count(": holds") == 1
-    assert "rank 3, cuda:1" in done.stderr, done.stderr
+    assert "proof: DDP on 4 ranks equals one process: " in log
+    assert "rank 3, cuda:1" in report, report
 
 
 @pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
@@ -198,14 +205,9 @@ def test_a_job_on_virtual_gpus(cluster, tmp_path: Path):
     ],
 )
 def test_the_other_jobs_on_virtual_gpus(cluster, tmp_path: Path, stem: str, words: str):
-    flags = ("--gpus", 2, "--gpus-per-node", 2, "--between-nodes", "Ethernet25")
-    sbatch = ("sbatch", "--wait", f"--output={tmp_path}/log", f"slurm/{stem}.slurm")
-    more = ("--epochs", 1, "--prove", "--out", tmp_path / "out")
-    done = cluster.run("multigpu", "virtual", *flags, *sbatch, *more, cwd=ROOT, timeout=240)
-    log = (tmp_path / "log").read_text()
-    assert done.returncode == 0, log
-    assert f"proof: {words}: " in log and log.count(": holds") == 1
-    assert "V100-16GB" in done.stderr and "cuda:0" in done.stderr, done.stderr
+    log, report = run_on_virtual_gpus(cluster, tmp_path, f"slurm/{stem}.slurm", epochs=1)
+    assert f"proof: {words}: " in log
+    assert "V100-16GB" in report and "cuda:0" in report, report
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ import torch
 from case import Case
 from run import ROOT, Run, checked_folder, install
 
+from multigpu.files import write_json
+
 REPORT = ROOT / "benchmarks" / "outside_figure.json"
 GPU = "V100-16GB"
 LINKS = ("NVLink2", "PCIe3")
@@ -41,7 +43,7 @@ def main() -> None:
     slower = PUBLISHED["one_gpu"] / one_gpu["simulated_seconds"]
     runs.append(_run(folder, LINKS[-1], slower))
     content = {"torch": torch.__version__, "gpu": GPU, "unit": "the time on one GPU"}
-    REPORT.write_text(json.dumps(content | {"runs": runs}, indent=1) + "\n")
+    write_json(REPORT, content | {"runs": runs})
 
 
 def _run(folder: Path, link: str, slower: float) -> dict:
