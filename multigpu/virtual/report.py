@@ -91,7 +91,7 @@ class Report:
         if self.options.shapes_only:
             remarks.append(
                 "Tensors have shapes but no numbers (--shapes-only): what the program prints "
-                "of them is unknown or nan."
+                "of them is unknown or nan, and what it saves of them has no numbers."
             )
         else:
             remarks.append("The CPU computes the numbers.")

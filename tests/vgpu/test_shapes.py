@@ -96,7 +96,7 @@ def test_reading_a_number_raises():
     with vgpu.running(count=1, compute=False) as (device,):
         x = torch.ones(3, device=device)
         for call in (
-            lambda: x.cpu(),
+            lambda: x.cpu().numpy(),
             lambda: x.tolist(),
             lambda: x.nonzero(),
             lambda: bool(x[0] > 0),

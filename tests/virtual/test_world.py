@@ -237,6 +237,28 @@ def test_steps_end_the_program(tmp_path):
     assert "the only step, with the program's start: let it make more" in text
 
 
+def test_a_checkpoint_of_a_world(tmp_path):
+    """All ranks gather the weights, rank 0 saves them and loads them again."""
+    options = "StateDictOptions(full_state_dict=True, cpu_offload=True)"
+    program = (
+        FSDP
+        + f"""
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+state = get_model_state_dict(model, options={options})
+if dist.get_rank() == 0:
+    torch.save(state, "weights.pt")
+    whole = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)]).cuda()
+    whole.load_state_dict(torch.load("weights.pt", map_location="cuda:0"))
+    print(sorted(state), os.path.getsize("weights.pt"))
+"""
+    )
+    script = write(tmp_path, program)
+    text, _ = report(tmp_path, "--world", 8, "--shapes-only", script, 8)
+    assert "['0.weight', '1.weight', '2.weight', '3.weight']" in text
+    assert "what it saves of them has no numbers" in " ".join(text.split())
+    assert (tmp_path / "weights.pt").stat().st_size < 10_000
+
+
 def test_a_program_without_a_step(tmp_path):
     done = virtual(tmp_path, "--world", 8, write(tmp_path, BEGIN + "torch.ones(1).cuda()\n"))
     assert "no step: no optimizer of torch.optim made a step." in done.stdout
@@ -266,6 +288,12 @@ def test_a_program_without_a_step(tmp_path):
             + "dist.broadcast_object_list([{1}], src=1)\n"
             + "dist.broadcast_object_list([None], src=0)",
             "rank 1 gets objects from rank 0, which does not run: use --as-rank 0",
+        ),
+        (
+            FSDP.replace("tuple(map(int, sys.argv[1:]))", "(8,)")
+            + "import torch.distributed.checkpoint as dcp\n"
+            + "dcp.save(model.state_dict(), checkpoint_id='checkpoint')\n",
+            "has the shards of all ranks, but of 8 only rank 1 runs: leave it out here, or",
         ),
         (
             BEGIN.replace('"nccl"', '"nccl", rank=0, world_size=2'),

@@ -157,8 +157,14 @@ class VirtualTensor(torch.Tensor):
         meter = self._block.meter
         refresh_payload(self)
         payload = self._payload
-        has_storage = payload.layout is torch.strided and not payload.is_meta and meter.alive
-        if isinstance(self, torch.nn.Parameter) or not has_storage:
+        if isinstance(self, torch.nn.Parameter) or not meter.alive:
+            return reduce_without_storage(self)
+        if payload.is_meta:
+            # A file of shapes: torch reads it as tensors on the device "meta".
+            meter.machine.clock.wait_for_collectives([self])
+            meter.machine.clock.transfer(meter.index, HOST, self.nbytes, wait=True)
+            return payload.detach().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+        if payload.layout is not torch.strided:
             return reduce_without_storage(self)
         # torch pickles the tensors of its own devices in the same way: tensors that share a
         # storage share it in the file, too. See loading.py.

@@ -10,6 +10,7 @@ from multigpu.vgpu.ops.op_info import Handler
 from multigpu.vgpu.ops.shapes import drop_numbers, payload_device
 from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload, wrap_new
 from multigpu.vgpu.ops.unknown import Unknown
+from multigpu.vgpu.ops.unknown_tensor import unknown_tensor
 from multigpu.vgpu.sim import names
 from multigpu.vgpu.sim.event import HOST
 from multigpu.vgpu.sim.machine import current
@@ -56,7 +57,9 @@ def copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         execute(info_of(func), func, payloads, {}, [destination, source], to)
         return destination
     if to is None:
-        check_has_numbers(info_of(func), [source])
+        # A destination on "meta" is the shape of an UnknownTensor.
+        if not destination.is_meta:
+            check_has_numbers(info_of(func), [source])
         destination.copy_(source._payload)
     else:
         payload = source if origin is None else source._payload
@@ -90,8 +93,9 @@ def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         # On the host an unknown number is NaN: a program can still print and log it.
         dtype = options.get("dtype") or source.dtype
         moved = torch.full(source.shape, torch.nan, dtype=dtype, device=device)
+    elif to is None and source._payload.is_meta:
+        moved = unknown_tensor(func(source._payload, **options))
     elif to is None:
-        check_has_numbers(info_of(func), [source])
         moved = func(source._payload, **options, device=device)
     else:
         dtype = options.get("dtype") or source.dtype

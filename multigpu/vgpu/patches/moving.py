@@ -15,10 +15,11 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
+from multigpu.vgpu.ops.unknown_tensor import UnknownTensor
 
-# These attributes make a tensor virtual, or make a virtual tensor a parameter. All others
-# belong to the program.
-INTERNAL = ("_payload", "_block", "_is_param")
+# These attributes make a tensor virtual or unknown, or make such a tensor a parameter. All
+# others belong to the program.
+INTERNAL = ("_payload", "_block", "_unknown_shape", "_is_param")
 
 # torch's own, because moving_apply replaces it.
 _swap_tensors = torch.utils.swap_tensors
@@ -36,7 +37,7 @@ def move_in_place(parameter: torch.Tensor, moved: torch.Tensor) -> None:
         return
     virtual = type(parameter) is VirtualTensor
     if virtual is (type(moved) is VirtualTensor) and (
-        virtual or torch._has_compatible_shallow_copy_type(parameter, moved)
+        virtual or _can_share_numbers(parameter, moved)
     ):
         parameter.data = moved
         return
@@ -62,6 +63,12 @@ def move_in_place(parameter: torch.Tensor, moved: torch.Tensor) -> None:
         parameter._backward_hooks = backward_hooks
     if accumulate_hooks:
         parameter._post_accumulate_grad_hooks = accumulate_hooks
+
+
+def _can_share_numbers(parameter: torch.Tensor, moved: torch.Tensor) -> bool:
+    """Whether a parameter of the host can take the numbers of `moved`."""
+    unknown = UnknownTensor in (type(parameter), type(moved))
+    return not unknown and torch._has_compatible_shallow_copy_type(parameter, moved)
 
 
 def _pop_internal(tensor: torch.Tensor) -> dict[str, Any]:

@@ -5,6 +5,7 @@ exist, so what would wait for them is replaced here; the groups are in nccl.py.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
 from inspect import signature
@@ -19,6 +20,7 @@ from multigpu.virtual.options import JOINING, Options
 
 _C10D = "torch.distributed.distributed_c10d"
 _MESH = "torch.distributed.device_mesh"
+_CHECKPOINT = "torch.distributed.checkpoint"
 
 
 class _Wanted:
@@ -129,6 +131,22 @@ def _objects_of_one_rank(original: Callable) -> Callable:
     return exchange
 
 
+def _gathered_objects(original: Callable) -> Callable:
+    """dist.gather_object, with which a distributed checkpoint collects all ranks' shards."""
+
+    @wraps(original)
+    def gather_object(*arguments: Any, **options: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith(_CHECKPOINT):
+            raise UserError(
+                f"a distributed checkpoint (torch.distributed.checkpoint) has the shards of "
+                f"all ranks, but of {_Wanted.options.world:,} only rank {own_rank():,} runs: "
+                f"leave it out here, or save with torch.save."
+            )
+        return original(*arguments, **options)
+
+    return gather_object
+
+
 _WAITS = "it would wait for ranks that do not exist"
 ROWS: tuple[Row, ...] = (
     Replacement(_C10D, "rendezvous", _rendezvous, _WAITS, when=is_wanted),
@@ -160,5 +178,15 @@ ROWS: tuple[Row, ...] = (
         )
         for owner in (_C10D, "torch.distributed")
         for name in ("broadcast_object_list", "scatter_object_list")
+    ),
+    *(
+        Replacement(
+            owner,
+            "gather_object",
+            _gathered_objects,
+            "the shards of all ranks would be this rank's, which no checkpoint can have",
+            is_wanted,
+        )
+        for owner in (_C10D, "torch.distributed")
     ),
 )

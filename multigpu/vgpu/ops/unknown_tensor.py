@@ -1,0 +1,139 @@
+"""A tensor of the host whose numbers are not known: a copy of a virtual tensor's shape.
+
+A program can compute with it, save it, and move it back to a GPU, as it does with the weights
+of a checkpoint. Reading a number raises an error which names the program's line.
+"""
+
+from typing import Any, NoReturn
+
+import torch
+
+from multigpu.vgpu.ops.dispatch import info_of
+from multigpu.vgpu.ops.errors import no_numbers_error
+from multigpu.vgpu.ops.tensor import VirtualTensor
+from multigpu.vgpu.ops.unknown import Unknown
+
+OpOverload = torch._ops.OpOverload
+HOST = torch.device("cpu")
+META = torch.device("meta")
+
+
+class UnknownTensor(torch.Tensor):
+    """A wrapper on the device "cpu" around `_unknown_shape`, a tensor on the device "meta"."""
+
+    _unknown_shape: torch.Tensor
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: OpOverload,
+        types: tuple[type, ...],
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> Any:
+        if not all(kind in (UnknownTensor, VirtualTensor) for kind in types):
+            return NotImplemented
+        return _execute(func, args, kwargs or {})
+
+    def item(self) -> Any:
+        return Unknown() if self.numel() == 1 else torch.Tensor.item(self)
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+        return f"tensor(unknown, size={tuple(self.shape)}, dtype={self.dtype})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else repr(self)
+
+    def numpy(self, *, force: bool = False) -> NoReturn:
+        raise no_numbers_error("numpy()")
+
+    def __array__(self, *ignored: object, **options: object) -> NoReturn:
+        raise no_numbers_error("a numpy array")
+
+    def tolist(self) -> Any:
+        if self.dim() == 0:
+            return self.item()
+        raise no_numbers_error("tolist()")
+
+    def __deepcopy__(self, memo: dict) -> "UnknownTensor":
+        return memo.setdefault(id(self), self.detach().clone())
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        # A file of shapes: torch reads it as tensors on the device "meta".
+        return self._unknown_shape.__reduce_ex__(protocol)
+
+
+def unknown_tensor(shape: torch.Tensor) -> UnknownTensor:
+    """A tensor of the host with the shape, strides and dtype of a tensor on "meta"."""
+    tensor = torch.Tensor._make_wrapper_subclass(
+        UnknownTensor,
+        shape.shape,
+        strides=shape.stride(),
+        storage_offset=shape.storage_offset(),
+        dtype=shape.dtype,
+        device=HOST,
+    )
+    tensor._unknown_shape = shape
+    return tensor
+
+
+def _execute(func: OpOverload, args: tuple, kwargs: dict) -> Any:
+    """Execute an operation that has an UnknownTensor among its arguments, on shapes.
+
+    An operation that also has a virtual tensor is the virtual GPU's: a copy to it. Raises
+    RuntimeError if the host needs a number, or if numbers of the host would be overwritten.
+    """
+    info = info_of(func)
+    if info.host_waits:
+        raise no_numbers_error("a decision")
+    unknowns: list[UnknownTensor] = []
+    others: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()):
+        _collect(value, unknowns, others)
+    is_virtual = any(type(tensor) is VirtualTensor for tensor in others)
+    written = info.written_ids(list(args), kwargs) if info.mutable else set()
+    if not is_virtual and any(id(tensor) in written for tensor in others):
+        raise no_numbers_error("a copy to a tensor of the host")
+    shapes = {id(tensor): tensor._unknown_shape for tensor in unknowns}
+    if not is_virtual:
+        shapes |= {id(tensor): tensor.to(META) for tensor in others if tensor.dim()}
+    if torch.device(kwargs.get("device") or HOST) == HOST:
+        kwargs = {**kwargs, **({"device": META} if "device" in kwargs else {})}
+    out = func(
+        *[_replace(value, shapes) for value in args],
+        **{name: _replace(value, shapes) for name, value in kwargs.items()},
+    )
+    return _wrap(out, unknowns)
+
+
+def _collect(value: Any, unknowns: list[UnknownTensor], others: list[torch.Tensor]) -> None:
+    if type(value) is UnknownTensor:
+        unknowns.append(value)
+    elif isinstance(value, torch.Tensor):
+        others.append(value)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            _collect(part, unknowns, others)
+
+
+def _replace(value: Any, shapes: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, (list, tuple)) and type(value) is not torch.Size:
+        return type(value)([_replace(part, shapes) for part in value])
+    return shapes.get(id(value), value)
+
+
+def _wrap(out: Any, unknowns: list[UnknownTensor]) -> Any:
+    """The result with an UnknownTensor for each tensor on "meta"."""
+    if isinstance(out, (list, tuple)):
+        return type(out)([_wrap(part, unknowns) for part in out])
+    if not isinstance(out, torch.Tensor) or not out.is_meta:
+        return out
+    for tensor in unknowns:
+        if tensor._unknown_shape is out:
+            return tensor
+    return unknown_tensor(out)

@@ -1,0 +1,114 @@
+"""Copies of shapes on the host: a program saves them, loads them and moves them back."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from multigpu import vgpu
+
+
+@pytest.fixture
+def shapes():
+    """Two virtual GPUs whose tensors have shapes only."""
+    with vgpu.running(count=2, compute=False) as devices:
+        yield devices
+
+
+def trained(device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer after a step."""
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3, 64, device=device)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize("location", [None, "cpu", "vgpu:0", {"vgpu:0": "vgpu:1"}])
+def test_a_checkpoint_of_shapes(shapes, location, weights_only):
+    model, optimizer = trained(shapes[0])
+    file = io.BytesIO()
+    began = vgpu.elapsed()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    nbytes = 4 * 3 * sum(parameter.numel() for parameter in model.parameters())
+    assert vgpu.elapsed() - began > nbytes / 64e9, "the numbers would be copied to the host"
+    assert file.tell() < nbytes / 4, "the file has no numbers"
+    file.seek(0)
+    before = torch.vgpu.memory_allocated(shapes[0])
+    state = torch.load(file, map_location=location, weights_only=weights_only)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    assert optimizer.state[model[0].weight]["exp_avg"].device == shapes[0]
+    # map_location moves the number of steps of each parameter, too: four blocks.
+    more = 4 * 512 if location == "vgpu:0" else 0
+    assert torch.vgpu.memory_allocated(shapes[0]) == before + more
+    model(torch.ones(3, 64, device=shapes[0])).sum().backward()
+    optimizer.step()
+
+
+def test_a_state_that_is_copied_to_the_host_first(shapes):
+    model, _ = trained(shapes[0])
+    state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    weight = state["0.weight"]
+    assert weight.device == torch.device("cpu")
+    assert (weight.shape, weight.dtype) == ((32, 64), torch.float32)
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    for values in (state, torch.load(file)):
+        model.load_state_dict(values)
+    before = torch.vgpu.memory_allocated(shapes[1])
+    moved = weight.to(shapes[1])
+    assert moved.device == shapes[1]
+    assert torch.vgpu.memory_allocated(shapes[1]) - before == 32 * 64 * 4
+    weight.copy_(moved)
+
+
+def test_a_module_that_moves_to_the_host_and_back(shapes):
+    model, _ = trained(shapes[0])
+    weight = model[0].weight
+    model.cpu()
+    assert model[0].weight is weight and isinstance(weight, nn.Parameter)
+    assert weight.device == torch.device("cpu")
+    assert model(torch.ones(3, 64)).shape == (3, 8)
+    assert model.half()[0].weight.dtype == torch.float16
+    assert (weight + 1).dtype == torch.float16
+    model.to(shapes[1])
+    assert model[0].weight is weight and weight.device == shapes[1]
+    assert model(torch.ones(3, 64, device=shapes[1], dtype=torch.float16)).shape == (3, 8)
+
+
+def test_the_host_computes_with_shapes(shapes):
+    weight = torch.ones(32, 64, device=shapes[0]).cpu()
+    assert (weight.t() @ weight).shape == (64, 64)
+    assert torch.cat([weight, torch.ones(1, 64)]).shape == (33, 64)
+    assert weight.add_(torch.ones(64)) is weight
+    assert [part.shape for part in weight.split(16)] == [(16, 64), (16, 64)]
+    assert copy.deepcopy(weight).shape == (32, 64)
+    assert repr(weight) == "tensor(unknown, size=(32, 64), dtype=torch.float32)"
+    mean = weight.mean()
+    assert f"{mean:.3f}" == str(mean.item()) == str(mean.tolist()) == "unknown"
+    assert float(mean) != float(mean), "NaN"
+
+
+def test_what_needs_numbers_on_the_host(shapes):
+    unknown = torch.ones(4, 4, device=shapes[0]).cpu()
+    for read in (
+        lambda: unknown.numpy(),
+        lambda: np.asarray(unknown),
+        lambda: unknown.tolist(),
+        lambda: unknown.nonzero(),
+        lambda: unknown[unknown > 0],
+        lambda: bool((unknown > 0).all()),
+        lambda: int(unknown[0, 0]),
+        lambda: torch.zeros(4, 4).copy_(unknown),
+        lambda: torch.zeros(4).add_(unknown[0]),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"^test_unknown_tensors.py, line \d+: .* needs"
+        ):
+            read()
