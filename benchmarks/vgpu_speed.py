@@ -10,7 +10,9 @@
 The runs alternate, so a change of the machine's speed affects both equally. The two runs of 1
 and 2 are in two processes, because vgpu.start lets the allocator keep freed memory, which
 would make a plain CPU step in the same process faster too. Another row has both runs in one
-process: it shows the cost of the wrappers alone. It writes benchmarks/vgpu_speed.json.
+process: it shows the cost of the wrappers alone. Beside it is the same step with a tensor
+subclass that only passes its operations on (forwarding.py): no virtual GPU can cost less. It
+writes benchmarks/vgpu_speed.json.
 """
 
 import statistics
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import torch
 from alternating import seconds_in_turn, spread
+from forwarding import forward_parameters, forwarding
 from torch.nn.functional import cross_entropy
 
 from multigpu import vgpu
@@ -34,13 +37,26 @@ HERE = Path(__file__).parent
 ROUNDS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdecimal() else 60
 
 
-def cnn_step(device: torch.device, batch: int = 256) -> Callable[[], None]:
-    """A training step of the CNN, ready to run."""
+def cnn_step(device: torch.device, only_forward: bool = False) -> Callable[[], None]:
+    """A training step of the CNN, ready to run.
+
+    With `only_forward`, its tensors only pass the operations on to the CPU.
+    """
     torch.manual_seed(0)
-    model = CNN().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    images = torch.randn(batch, 1, 8, 8).to(device)
-    labels = torch.randint(0, 10, (batch,)).to(device)
+    model = CNN()
+    images = torch.randn(256, 1, 8, 8)
+    labels = torch.randint(0, 10, (256,))
+    if only_forward:
+        model = forward_parameters(model, device)
+        images = forwarding(images, device)
+        labels = forwarding(labels, device)
+    else:
+        model = model.to(device)
+        images = images.to(device)
+        labels = labels.to(device)
+    # A virtual GPU's optimizer takes the foreach kernels by itself, as CUDA's does.
+    foreach = True if only_forward else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=foreach)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -131,6 +147,21 @@ def within_one_process(name: str) -> dict:
     }
 
 
+def least_cost() -> dict:
+    """The CNN's step in one process, with tensors that only pass their operations on."""
+    with vgpu.running(count=1) as (device,):
+        plain = cnn_step(torch.device("cpu"))
+        forwarded = cnn_step(device, only_forward=True)
+        ratios = [1 / seconds(plain, 3) * seconds(forwarded, 3) for _ in range(ROUNDS)]
+    what = "CNN step within one process, a tensor subclass that only passes operations on"
+    return {
+        "quantity": f"{what}, {torch.get_num_threads()} thread(s)",
+        "goal": "none: the least that a subclass can cost",
+        "median": round(statistics.median(ratios), 3),
+        "rounds": ROUNDS,
+    }
+
+
 def shape_only() -> dict:
     with vgpu.running(count=1, compute=False) as (device,):
         model = resnet(50).to(device)
@@ -175,7 +206,7 @@ if __name__ == "__main__":
     counts = sorted({1, torch.get_num_threads()})
     rows = [overhead(name, threads) for name in STEPS for threads in counts]
     rows += [within_one_process(name) for name in STEPS]
-    rows += [shape_only(), importing()]
+    rows += [least_cost(), shape_only(), importing()]
     for row in rows:
         print(f"{row['quantity']}: {row['median']} ({row['goal']})")
     write_json(HERE / "vgpu_speed.json", {"rows": rows})
