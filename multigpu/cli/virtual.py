@@ -143,19 +143,24 @@ def virtual(
 def _predict_at_peaks(command: list[str], options: Options, folder: Path) -> Prediction | None:
     """The prediction with kernels that reach the data sheet's peaks, from a second run.
 
-    If that run fails, it says so, and returns None.
+    If that run fails or makes no step, it says so, and returns None.
     """
     folder.mkdir()
     print("\nonce more, without output, at the data sheet's peaks …", file=sys.stderr)
     code = _command.run(command, replace(options, peaks=True), folder, quiet=True)
-    if code:
+    prediction = Prediction.of(read_records(folder), options) if code == 0 else None
+    if prediction is None:
+        failure = (
+            f"ended with exit code {code}"
+            if code
+            else "made no step, as if it went on from the first run's checkpoint"
+        )
         print(
-            f"the second run ended with exit code {code}, so the times below are no range, "
-            f"but those at sourced efficiencies: a range needs a program that can run twice.",
+            f"the second run {failure}, so the times below are no range, but those at sourced "
+            f"efficiencies: a range needs a program that can run twice.",
             file=sys.stderr,
         )
-        return None
-    return Prediction.of(read_records(folder), options)
+    return prediction
 
 
 def _check_files(files: dict[str, Path | None]) -> None:

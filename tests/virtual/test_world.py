@@ -228,6 +228,14 @@ def test_a_program_that_cannot_run_twice_has_no_range(tmp_path):
     assert "at data-sheet peaks" not in text
 
 
+def test_a_program_that_goes_on_from_its_checkpoint_has_no_range(tmp_path):
+    begin = "import os, sys\nif os.path.exists('weights.pt'):\n    sys.exit()\n"
+    write(tmp_path, begin + DDP + "torch.save(model.state_dict(), 'weights.pt')\n")
+    text, numbers = report(tmp_path, "--world", 2, "--shapes-only", "program.py")
+    assert "the second run made no step, as if it went on from the first run's" in text
+    assert "step" in numbers and "step_at_peaks" not in numbers
+
+
 def test_steps_end_the_program(tmp_path):
     script = write(tmp_path, DDP.replace("range(4)", "range(10**9)"))
     text, numbers = report(tmp_path, "--world", 8, "--steps", 3, script)

@@ -160,10 +160,8 @@ class VirtualTensor(torch.Tensor):
         if isinstance(self, torch.nn.Parameter) or not meter.alive:
             return reduce_without_storage(self)
         if payload.is_meta:
-            # A file of shapes: torch reads it as tensors on the device "meta".
-            meter.machine.clock.wait_for_collectives([self])
-            meter.machine.clock.transfer(meter.index, HOST, self.nbytes, wait=True)
-            return payload.detach().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+            # A file of shapes. The copy to the host takes its time.
+            return self.cpu().__reduce_ex__(protocol)
         if payload.layout is not torch.strided:
             return reduce_without_storage(self)
         # torch pickles the tensors of its own devices in the same way: tensors that share a

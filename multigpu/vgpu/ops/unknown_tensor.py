@@ -64,12 +64,14 @@ class UnknownTensor(torch.Tensor):
         return memo.setdefault(id(self), self.detach().clone())
 
     def __reduce_ex__(self, protocol: int) -> tuple:
-        # A file of shapes: torch reads it as tensors on the device "meta".
-        return self._unknown_shape.__reduce_ex__(protocol)
+        return unknown_tensor, (self._unknown_shape.requires_grad_(self.requires_grad),)
 
 
 def unknown_tensor(shape: torch.Tensor) -> UnknownTensor:
-    """A tensor of the host with the shape, strides and dtype of a tensor on "meta"."""
+    """A tensor of the host with the shape, strides and dtype of a tensor on "meta".
+
+    torch.load calls it for a tensor that was saved without numbers.
+    """
     tensor = torch.Tensor._make_wrapper_subclass(
         UnknownTensor,
         shape.shape,
@@ -77,8 +79,9 @@ def unknown_tensor(shape: torch.Tensor) -> UnknownTensor:
         storage_offset=shape.storage_offset(),
         dtype=shape.dtype,
         device=HOST,
+        requires_grad=shape.requires_grad,
     )
-    tensor._unknown_shape = shape
+    tensor._unknown_shape = shape.detach()
     return tensor
 
 

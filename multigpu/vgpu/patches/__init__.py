@@ -231,6 +231,12 @@ TABLE = Table(
             loading.register_location,
             "torch.save and torch.load: a virtual GPU has no storages",
         ),
+        Replacement(
+            "torch._weights_only_unpickler",
+            "_get_user_allowed_globals",
+            loading.reading_shapes,
+            "torch.load refuses functions that it does not know",
+        ),
         # A tensor that outlives vgpu.stop() does not need this: it cannot be pickled any more.
         Registration(
             ("multiprocessing.reduction.ForkingPickler._extra_reducers",),

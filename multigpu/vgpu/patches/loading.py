@@ -5,12 +5,15 @@ there. A virtual GPU has no storages. So the storage stays on the host, but its 
 virtual GPU. torch then makes a tensor on that device, whose payload uses the storage.
 """
 
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import torch
 
 from multigpu.vgpu.ops.storage import locate
 from multigpu.vgpu.ops.tensor import VirtualTensor, reduce_without_storage
+from multigpu.vgpu.ops.unknown_tensor import unknown_tensor
 from multigpu.vgpu.sim import names
 
 # Lower numbers come first. torch's entry for the CPU has 10 and accepts every storage.
@@ -20,6 +23,16 @@ PRIORITY = 9
 def register_location() -> None:
     """Register with torch.save and torch.load how a storage's device is written and read."""
     torch.serialization.register_package(PRIORITY, _location, _restore)
+
+
+def reading_shapes(original: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """The functions that torch.load(weights_only=True) may call: `unknown_tensor`, too."""
+
+    def _get_user_allowed_globals() -> dict[str, Any]:
+        name = f"{unknown_tensor.__module__}.{unknown_tensor.__name__}"
+        return {**original(), name: unknown_tensor}
+
+    return _get_user_allowed_globals
 
 
 def register_reduction() -> None:
