@@ -267,6 +267,26 @@ if dist.get_rank() == 0:
     assert (tmp_path / "weights.pt").stat().st_size < 10_000
 
 
+def test_objects_that_all_ranks_exchange(tmp_path):
+    """Their bytes are more than the tensors that keep numbers with --shapes-only."""
+    program = (
+        BEGIN
+        + """
+own = {"numbers": list(range(5000)), "rank": dist.get_rank()}
+everyones = [None] * dist.get_world_size()
+dist.all_gather_object(everyones, own)
+gathered = [None] * dist.get_world_size()
+dist.gather_object(own, gathered, dst=3)
+sent = [own]
+dist.broadcast_object_list(sent, src=3)
+print(everyones == gathered == [own] * 64, sent == [own])
+"""
+    )
+    world = ("--world", 64, "--as-rank", 3, "--shapes-only")
+    done = virtual(tmp_path, *world, write(tmp_path, program))
+    assert "True True" in done.stdout, done.stdout
+
+
 def test_a_program_without_a_step(tmp_path):
     done = virtual(tmp_path, "--world", 8, write(tmp_path, BEGIN + "torch.ones(1).cuda()\n"))
     assert "no step: no optimizer of torch.optim made a step." in done.stdout

@@ -5,6 +5,7 @@ exist, so what would wait for them is replaced here; the groups are in nccl.py.
 """
 
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -12,9 +13,11 @@ from inspect import signature
 from math import prod
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from multigpu.errors import UserError
+from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.patches.replacing import Replacement, Row
 from multigpu.virtual.options import JOINING, Options
 
@@ -131,20 +134,47 @@ def _objects_of_one_rank(original: Callable) -> Callable:
     return exchange
 
 
-def _gathered_objects(original: Callable) -> Callable:
-    """dist.gather_object, with which a distributed checkpoint collects all ranks' shards."""
+def _same_objects(original: Callable) -> Callable:
+    """dist.gather_object and all_gather_object: all ranks have an object like this rank's.
+
+    A distributed checkpoint collects the shards of all ranks with them, which no copies of
+    this rank's shards can replace.
+    """
 
     @wraps(original)
-    def gather_object(*arguments: Any, **options: Any) -> Any:
+    def gather(*arguments: Any, **options: Any) -> Any:
         if sys._getframe(1).f_globals.get("__name__", "").startswith(_CHECKPOINT):
             raise UserError(
                 f"a distributed checkpoint (torch.distributed.checkpoint) has the shards of "
                 f"all ranks, but of {_Wanted.options.world:,} only rank {own_rank():,} runs: "
                 f"leave it out here, or save with torch.save."
             )
-        return original(*arguments, **options)
+        given = signature(original).bind(*arguments, **options).arguments
+        _Gathered.pickled = pickle.dumps(given["obj"])
+        try:
+            return original(*arguments, **options)
+        finally:
+            _Gathered.pickled = None
 
-    return gather_object
+    return gather
+
+
+class _Gathered:
+    """The object, pickled, that this rank gives to a gathering which now runs."""
+
+    pickled: bytes | None = None
+
+
+def _object_of_shape(original: Callable) -> Callable:
+    """torch's reader of gathered objects, for bytes that with --shapes-only are unknown."""
+
+    def _tensor_to_object(tensor: torch.Tensor, *arguments: Any) -> Any:
+        unknown = type(tensor) is VirtualTensor and tensor._payload.is_meta
+        if unknown and _Gathered.pickled is not None:
+            return pickle.loads(_Gathered.pickled)
+        return original(tensor, *arguments)
+
+    return _tensor_to_object
 
 
 _WAITS = "it would wait for ranks that do not exist"
@@ -182,11 +212,19 @@ ROWS: tuple[Row, ...] = (
     *(
         Replacement(
             owner,
-            "gather_object",
-            _gathered_objects,
-            "the shards of all ranks would be this rank's, which no checkpoint can have",
+            name,
+            _same_objects,
+            "with --shapes-only the bytes of a long object are not known",
             is_wanted,
         )
         for owner in (_C10D, "torch.distributed")
+        for name in ("gather_object", "all_gather_object")
+    ),
+    Replacement(
+        _C10D,
+        "_tensor_to_object",
+        _object_of_shape,
+        "with --shapes-only the bytes of a long object are not known",
+        is_wanted,
     ),
 )
