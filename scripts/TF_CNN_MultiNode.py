@@ -192,7 +192,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # **Uneven batches.** The 1,437 training images of this course make a last batch of 29. So this
 # script divides the data itself: each worker makes a data set of its replicas' shards of each
 # global batch. The last batch is padded, so that each replica gets images. An image's
-# *sample weight* is 1 / (images in this batch), and 0 if it is padding.
+# *sample weight* is 1 / (images in this batch), and 0 if it is padding. An epoch of ten images
+# in batches of 8, on two workers with two replicas each:
+#
+# ![Ten images in two batches, on four replicas](../lessons/08-tf-multi-node/distribute.png)
 
 
 # %%
