@@ -92,10 +92,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Measured on this machine
-# Measure both kinds of scaling here. One set of four processes measures all cases in turn, several times. The
-# first round warms up and does not count. Other programs can only make a step longer, so the
-# shortest step of a case counts, as in lesson 01. The range says how busy the machine was.
-# (About ten seconds.)
+# Measure both kinds of scaling here. One set of four processes measures all cases in turn,
+# several times. The first round warms up and does not count. Other programs can only make a
+# step longer, so the shortest step of a case counts, as in lesson 01. The range says how busy
+# the machine was. (About ten seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_two, guess_four)
