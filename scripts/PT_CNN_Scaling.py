@@ -127,10 +127,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # cores or more, the control is near 4×, and the rest is memory bandwidth and the cores' clock.
 # Both figures are relative to one process that averages nothing.
 #
-# A speed-up that is a few percent above the number of processes, or of cores, comes from the
-# cache: a smaller batch fits better into a core's cache. More than that comes from other
-# programs: they have disturbed the steps of one process. And if other programs run, a
-# difference of a few percent between two lines is chance: compare the ranges above.
+# A speed-up above the number of processes, or of cores, comes from the cache: a smaller batch
+# fits better into a core's cache, so an image takes less time, up to a fifth less on the
+# machine of the stored outputs. More than that comes from other programs: they have disturbed
+# the steps of one process. And if other programs run, a difference of a few percent between
+# two lines is chance: compare the ranges above.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # alone = min(steps["silent", 1])
@@ -554,9 +555,9 @@ if __name__ == "__main__":
 # ## Run it
 # The next cell measures one point with one rank and one with two ranks, with the digits in
 # batches of 64. The second run draws both. Two ranks can be slower than one: for 64 small
-# images, communication can cost more than the second rank saves. A speed-up that is a few
-# percent above the number of ranks comes from the cache, a larger one from other programs: on
-# a busy machine, two processes get more of the cores than one does. (About ten seconds.)
+# images, communication can cost more than the second rank saves. A speed-up far above the
+# number of ranks comes from other programs: on a busy machine, two processes get more of the
+# cores than one does. (About ten seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # script = "OMP_NUM_THREADS=1 python ../scripts/PT_CNN_Scaling.py --epochs 2"
