@@ -183,7 +183,11 @@ def own_shard(batch: torch.Tensor, world: launch.World) -> torch.Tensor:
 # %% [markdown]
 # The rest of an epoch is `order[position.images:]`, cut into global batches. Each batch is
 # divided over the ranks that train now. So each image of the epoch is seen exactly once,
-# whatever the number of ranks was before. Again two ranks see 500 images, and four the rest:
+# whatever the number of ranks was before. With 16 images, of which two ranks have seen 8:
+#
+# ![Who sees which of 16 images](../lessons/12-elastic/order.png)
+#
+# Again with 1,000 images: two ranks see 500 of them, and four the rest.
 
 # %% tags=["active-ipynb"]
 # order = order_of_epoch(1000, seed=0, epoch=0)
