@@ -336,6 +336,8 @@ def make(
 # [all-reduce](../lessons/README.md#all-reduce), and makes the same update to its copy. So the
 # copies stay equal, as with DDP.
 #
+# ![Two steps on two replicas](../lessons/07-mirrored-strategy/mirrored.png)
+#
 # **The scope forgotten.** Here the model is made outside the scope, and `fit` is called:
 
 # %% tags=["active-ipynb", "guess"]

@@ -455,6 +455,10 @@ def set_up(
 
 # %% [markdown]
 # ## All together
+# The script on two machines with two GPUs each. On CPUs each worker has one replica:
+#
+# ![Two workers with two replicas each](../lessons/08-tf-multi-node/two-workers.png)
+#
 # To train your own model, edit `train` in `scripts/TF_CNN_MultiNode.py`. This notebook has the
 # same text, but the workers run the file, never a cell.
 
