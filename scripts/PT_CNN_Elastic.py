@@ -777,6 +777,16 @@ if __name__ == "__main__":
 # ranks get the signal, and some seconds to save. The rank here does not end by a signal, so
 # `torchrun` kills it after the five seconds of `--shutdown-timeout=5`, and ends with 1.
 #
+# **What must a program do so that little work is lost?**
+# 1. Count the images that are done, over all ranks, and take the order from seed and epoch.
+# 2. Keep the global batch and the learning rate, whatever the number of ranks is.
+# 3. Save often. A checkpoint gets its name when all of it is on the disk.
+# 4. On a signal only set a flag; all ranks stop after the same step, and save.
+# 5. Limit how long a rank waits for another one.
+#
+# **How do you know that the result is right?** Compare it with a run that nothing has stopped:
+# equal to the bit on the same ranks, and within rounding on another number of ranks.
+#
 # ## The line for the table of all routes
 
 # %% tags=["active-ipynb"]
