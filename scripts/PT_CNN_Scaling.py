@@ -334,8 +334,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # **How many GPUs, and how do you know before the job runs?** Predict the step from its parts,
-# compare a prediction with a measurement where you can, and ask for the number of GPUs at which
-# queue + run is shortest.
+# compare a prediction with a measurement where you can, and ask for the number of GPUs at
+# which queue + run is shortest.
 #
 # Then ask for fewer, if the efficiency is below what your site expects, because other users
 # wait for the GPU hours that are lost. As time limit, ask for a little more than the time that
