@@ -249,7 +249,8 @@ def read_data(
 # plots.shards([by_strategy, by_shard], title, ["strategy", "shard"], 4)
 
 # %% [markdown]
-# What does `prefetch` gain, if reading a batch takes as long as a training step?
+# What does `prefetch` gain, if reading a batch takes as long as a training step? In the guess,
+# "without prefetch" means that nothing reads ahead.
 
 # %% tags=["active-ipynb", "guess"]
 # # The time of an epoch without prefetch, divided by the time of an epoch with prefetch:
