@@ -178,10 +178,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # gradient_bars(found, right=-6)
 
 # %% [markdown]
-# Only the third rule is right for both batches. The rest of the lesson trains a CNN with it.
-# Each image gets a *sample weight*, 1 / (images of the global batch), and a replica's loss is
-# the sum of loss × sample weight. Without "sample", the word *weights* means the
-# model's weights.
+# Only the third rule is right for both batches. In the batch of three, the second rule counts
+# replica 1's one number, the 6, as much as replica 0's two numbers together. The rest of the
+# lesson trains a CNN with the third rule. Each image gets a *sample weight*, 1 / (images of
+# the global batch), and a replica's loss is the sum of loss × sample weight. Without "sample",
+# the word *weights* means the model's weights.
 #
 # ## Design the model
 # `tf_common.cnn` is the CNN of the other lessons in Keras, with the same first weights. Two
@@ -402,8 +403,9 @@ def make(
 # One of the 23 batches is uneven, and it makes this difference. Rounding alone makes less than
 # 1e-6 (the second line). `--prove` would fail, because its limit is 1e-5.
 #
-# [**Mixed precision**](../lessons/README.md#mixed-precision) is set by a *policy* for all
-# layers that are made afterwards. Variables stay in float32. With float16, `compile` wraps the
+# ## Mixed precision
+# [Mixed precision](../lessons/README.md#mixed-precision) is set by a *policy* for all layers
+# that are made afterwards. Variables stay in float32. With float16, `compile` wraps the
 # optimizer, which then scales the [loss](../lessons/README.md#loss-scaling).
 
 # %% tags=["active-ipynb"]
