@@ -193,7 +193,7 @@ if __name__ == "__main__":
 # |---|---|
 # | ranks that are slow at different times, and no need to repeat a result | `bagua:async` |
 # | many ranks on a slow network | `bagua:decentralized:shift_one` |
-# | two good neighbours for each rank | `bagua:low_precision_decentralized` |
+# | fast links to two neighbours only | `bagua:low_precision_decentralized` |
 # | a result that must be that of one process | `ddp` |
 
 # %% [markdown] tags=["footer"]

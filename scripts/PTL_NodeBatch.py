@@ -100,6 +100,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print(f"mean of the replicas' means {means.mean():.2f}, mean of all rows {of_all:.2f}")
 
 # %% [markdown]
+# Each replica's softmax sums to 1 over its own rows, so over all rows it sums to the number of
+# replicas. And a mean of the replicas' means is wrong if the shards are uneven: here the last
+# shard has one row, which counts as much as three others. No error reports either. So what
+# needs the whole batch belongs in `training_step_end`.
+#
 # ## Step 2 · A loss that needs the others
 # Each image has two views: the image, and the image moved by a pixel. The loss is NCE
 # (noise-contrastive estimation): it is small if the model's numbers for an image are more
@@ -310,6 +315,10 @@ if __name__ == "__main__":
 # lesson.compare("the same gradient", guess_same, nearer, choices=("ddp", "ddp2"))
 
 # %% [markdown]
+# In ddp2 the loss of a node has all its 32 rows, so the gradient is that of two batches of 32.
+# In ddp a rank compares each image with the 16 moved images of its own shard: fewer negatives,
+# so another loss and another gradient.
+#
 # ## Step 4 · Whose learning rate?
 # Lightning's Horovod strategy multiplies the learning rate by the number of ranks. Five steps
 # without the Trainer compare it with `ddp`. `OwnDDP` shows how to change a strategy: it
@@ -358,11 +367,18 @@ if __name__ == "__main__":
 # With the learning rate divided by the number of ranks, Horovod equals ddp.
 #
 # ## All together
+# Three epochs of ddp2 on two nodes, which this machine simulates, and the proof:
 
 # %% tags=["active-ipynb"]
 # short = "--prove --epochs 3 --out results/10-nodes"
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_NodeBatch.py {short}
 # print(metrics.route_row("10 ddp2, a node's batch", "results/10-nodes"))
+
+# %% [markdown]
+# **Does each GPU compare only its own quarter?** In ddp it does. In ddp2 the rows of a node's
+# GPUs are compared with each other, but not with those of other nodes. Today's Lightning has
+# no ddp2. In ddp, there and here, `self.all_gather(views, sync_grads=True)` in a module's
+# method gives each rank the rows of all ranks.
 
 # %% [markdown] tags=["footer"]
 # [← 10 Decentralized and async](PTL_Decentralized.ipynb) ·

@@ -98,7 +98,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ## The parts of a number
 # Sign, exponent, fraction: the exponent's bits give the range, the fraction's bits give the
-# spacing. Three numbers in three types: which of them survive?
+# spacing.
+#
+# ![The bits of float32, bfloat16 and float16](../lessons/11-precision/bits.png)
+#
+# Three numbers in three types: which of them survive?
 
 # %% tags=["active-ipynb"]
 # def bits_of(stored, exponent_bits):

@@ -54,7 +54,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # In an *all-reduce* every rank gives a vector, and every rank gets the sum. The ranks form a
 # ring, and the vector is split into n chunks. In each hop a rank sends one chunk to its right
 # neighbour. In the first n − 1 hops the chunks are added up; in the last n − 1 hops the sums
-# are distributed. The second cell tries it with 2 and with 4 ranks, in about 10 seconds.
+# are distributed. With three ranks that is four hops:
+#
+# ![A ring of three ranks, hop by hop](../lessons/10-strategies/ring.png)
+#
+# The second cell tries it with 2 and with 4 ranks, in about 10 seconds.
 
 
 # %%
@@ -124,8 +128,15 @@ def count_ring(numbers: int) -> tuple[int, int, bool]:
 # the images of the whole step. An image that the sampler repeats has weight 0, as in lesson
 # 05.
 #
-# `dp` and `pipeline` use two virtual GPUs in one process. In `ddp2` each rank stands for a
-# node with two virtual GPUs. The others have one process per device.
+# - `dp` and `pipeline` (lessons 02 and 03) use two virtual GPUs in one process.
+# - `ddp` (lesson 05) has one process per device. `ddp_spawn` (lesson 04) also starts them.
+# - `horovod` averages each gradient as soon as it is computed, as the library
+#   [Horovod](https://horovod.readthedocs.io/en/stable) does for TensorFlow and PyTorch.
+# - `bagua:gradient_allreduce` is the exact algorithm of the library
+#   [Bagua](https://tutorials.baguasys.com). Its other algorithms send less, or wait less: they
+#   are the next two notebooks. Both libraries are rewritten here, on `torch.distributed`.
+# - `ddp2` has one process per node: `dp` within the node, `ddp` between nodes. Here each rank
+#   stands for a node with two virtual GPUs.
 
 
 # %% jupyter={"source_hidden": true}

@@ -181,27 +181,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print(f"weights of both: {apart:.1e} apart")
 
 # %% [markdown]
-# ## Predict first
-# Now `Trainer(devices=2)`, and nothing else is changed. `self.log(name, number)` in a module's
-# method records a number, such as the loss. Write your answers, then run the cell. The cells
-# below compare them with what happens.
+# ## Two ranks
+# Now `Trainer(devices=2)`, and nothing else is changed. Write your answer, then run the cell.
+# The cell below compares it with what happens.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_steps = 46  # two ranks: how many steps are the two epochs?
-# guess_alone = "equal"  # without `self.average`: are the ranks' weights "apart" or "equal"?
-# guess_logged = "mean"  # self.log("loss", loss) on rank 0: the "mean" of both, or its "own"?
-# guess_left = 50  # % of lesson 05's statements that this lesson's script needs
 
 # %% [markdown]
-# ## Two ranks
 # The next cell trains in two ranks: with both Trainers, each rank with another seed, and with
-# a `SmallTrainer` without `average`. Each rank logs its loss twice: as it is, and with
-# `sync_dist=True`. After `fit`, `callback_metrics` has the logged numbers.
+# a `SmallTrainer` without `average`. `self.log(name, number)` in a module's method records a
+# number. Here each rank logs its loss twice: as it is, and with `sync_dist=True`. After `fit`,
+# `callback_metrics` has the logged numbers.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_steps)
-# lesson.need(guess_alone, choices=("apart", "equal"))
-# lesson.need(guess_logged, choices=("mean", "own"))
 #
 #
 # class Logging(Usual):
@@ -243,6 +237,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # by_hand_steps, steps = rank_0["steps by hand"], rank_0["steps"]
 # print(f"two ranks: {by_hand_steps} steps by hand, {steps} by the Trainer")
 # lesson.compare("steps", guess_steps, steps, digits=0)
+
+# %% [markdown]
+# **Only `devices` was changed, and it is a different training**: 24 steps instead of 46. Each
+# rank loads 64 images, so a step sees 128, and an epoch has about half of the steps.
+#
+# And the weights? Both ranks of the `SmallTrainer` without `average` start with the same ones.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_alone = "equal"  # without `self.average`: are the ranks' weights "apart" or "equal"?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_alone, choices=("apart", "equal"))
 # of_both = proof.difference(rank_0["net by hand"], rank_0["net"])
 # of_ranks = proof.difference(rank_0["net"], rank_1["net"])
 # of_devices = proof.difference(rank_0["net"], one_device.net)
@@ -252,6 +258,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print(f"weights: rank 0 and rank 1 {of_ranks:.1e} apart")
 # print(f"weights: without the average, the ranks {of_alone:.1f} apart")
 # lesson.compare("without the average", guess_alone, "apart" if of_alone else "equal")
+
+# %% [markdown]
+# The weights are not those of one device. The ranks' different seeds change nothing, because
+# DDP copies rank 0's weights to all ranks. Without the average of the gradients each rank
+# learns from its own images only, and in the end there are two models.
+#
+# And what has each rank logged?
+
+# %% tags=["active-ipynb", "guess"]
+# guess_logged = "mean"  # self.log("loss", loss) on rank 0: the "mean" of both, or its "own"?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_logged, choices=("mean", "own"))
 # for rank, logged in enumerate((rank_0["logged"], rank_1["logged"])):
 #     print(f"rank {rank} logs {logged['loss']:.2f}, with sync_dist {logged['synced']:.2f}")
 # logged = rank_0["logged"]
@@ -259,12 +278,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("what rank 0 logs", guess_logged, own)
 
 # %% [markdown]
-# **Only `devices` was changed, and it is a different training**: 24 steps instead of 46. Each
-# rank loads 64 images, so a step sees 128, and an epoch has about half of the steps. The
-# weights are not those of one device. The ranks' different seeds change nothing, because DDP
-# copies rank 0's weights to all ranks. Without the average of the gradients each rank learns
-# from its own images only, and in the end there are two models.
-#
 # A rank logs its own loss, unless you ask for the mean by `sync_dist=True`. That is true of
 # numbers that are logged for each step, as here. A number can also be logged once per epoch:
 # then this Trainer takes the mean without being asked, and Lightning does not (see "The real
@@ -496,6 +509,9 @@ if __name__ == "__main__":
 # The next cell counts the statements of lesson 05's script and of this one, by subject. The
 # library's statements are not counted; the callback `Table` is in the library.
 
+# %% tags=["active-ipynb", "guess"]
+# guess_left = 50  # % of lesson 05's statements that this lesson's script needs
+
 # %% tags=["active-ipynb"]
 # lesson.need(guess_left)
 # print(table())
@@ -572,6 +588,11 @@ if __name__ == "__main__":
 #   layer alone; this Trainer raises an error.
 #
 # The page of this lesson lists all differences.
+#
+# **Can a library own the code about GPUs and ranks?** Most of it: the devices, the start of
+# the ranks, the sampler, the loop, checkpoints. Two things stay yours: what the batch of your
+# loader means with several ranks, and the mean over an uneven batch. **Does the model learn
+# the same?** With both done right it does: the proof holds on two ranks.
 
 # %% tags=["active-ipynb"]
 # # For the table of all routes:

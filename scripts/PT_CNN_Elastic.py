@@ -183,7 +183,11 @@ def own_shard(batch: torch.Tensor, world: launch.World) -> torch.Tensor:
 # %% [markdown]
 # The rest of an epoch is `order[position.images:]`, cut into global batches. Each batch is
 # divided over the ranks that train now. So each image of the epoch is seen exactly once,
-# whatever the number of ranks was before. Again two ranks see 500 images, and four the rest:
+# whatever the number of ranks was before. With 16 images, of which two ranks have seen 8:
+#
+# ![Who sees which of 16 images](../lessons/12-elastic/order.png)
+#
+# Again with 1,000 images: two ranks see 500 of them, and four the rest.
 
 # %% tags=["active-ipynb"]
 # order = order_of_epoch(1000, seed=0, epoch=0)
@@ -772,6 +776,16 @@ if __name__ == "__main__":
 # `set_up` lets a rank whose launcher has died save and end. With `--signals-to-handle` the
 # ranks get the signal, and some seconds to save. The rank here does not end by a signal, so
 # `torchrun` kills it after the five seconds of `--shutdown-timeout=5`, and ends with 1.
+#
+# **What must a program do so that little work is lost?**
+# 1. Count the images that are done, over all ranks, and take the order from seed and epoch.
+# 2. Keep the global batch and the learning rate, whatever the number of ranks is.
+# 3. Save often. A checkpoint gets its name when all of it is on the disk.
+# 4. On a signal only set a flag; all ranks stop after the same step, and save.
+# 5. Limit how long a rank waits for another one.
+#
+# **How do you know that the result is right?** Compare it with a run that nothing has stopped:
+# equal to the bit on the same ranks, and within rounding on another number of ranks.
 #
 # ## The line for the table of all routes
 

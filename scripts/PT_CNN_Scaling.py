@@ -68,9 +68,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # cores = len(os.sched_getaffinity(0))
 
 # %% [markdown]
+# ## Two ways to grow
+# - **Strong scaling**: the step's images stay the same, each GPU gets fewer. The result comes
+#   sooner.
+# - **Weak scaling**: each GPU's images stay the same, the global batch grows. More is done in
+#   the same time. (A larger batch is another training: its learning rate must follow.)
+#
+# The **speed-up** on n GPUs is images/s ÷ images/s on one; the **efficiency** is speed-up ÷ n.
+#
 # ## Predict first
-# A step of the CNN has 256 images of 28×28. The last answer is one of 8, 16, 32, 64, 128, 256
-# and 1,024 GPUs. Write your answers, then run the cell.
+# A step of the CNN has 256 images of 28×28: strong scaling. The last answer is one of 8, 16,
+# 32, 64, 128, 256 and 1,024 GPUs. Write your answers, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_two = 1.8  # times as fast: 2 processes instead of 1, the same 256 images
@@ -83,18 +91,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # guess_bend = 64  # GPUs at most, if the efficiency must be 80%
 
 # %% [markdown]
-# ## Two ways to grow
-# - **Strong scaling**: the step's images stay the same, each GPU gets fewer. The result comes
-#   sooner.
-# - **Weak scaling**: each GPU's images stay the same, the global batch grows. More is done in
-#   the same time. (A larger batch is another training: its learning rate must follow.)
-#
-# The **speed-up** on n GPUs is images/s ÷ images/s on one; the **efficiency** is speed-up ÷ n.
-#
-# Measure both here. One set of four processes measures all cases in turn, several times. The
-# first round warms up and does not count. Other programs can only make a step longer, so the
-# shortest step of a case counts, as in lesson 01. The range says how busy the machine was.
-# (About ten seconds.)
+# ## Measured on this machine
+# Measure both kinds of scaling here. One set of four processes measures all cases in turn,
+# several times. The first round warms up and does not count. Other programs can only make a
+# step longer, so the shortest step of a case counts, as in lesson 01. The range says how busy
+# the machine was. (About ten seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_two, guess_four)
@@ -126,10 +127,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # cores or more, the control is near 4×, and the rest is memory bandwidth and the cores' clock.
 # Both figures are relative to one process that averages nothing.
 #
-# A speed-up that is a few percent above the number of processes, or of cores, comes from the
-# cache: a smaller batch fits better into a core's cache. More than that comes from other
-# programs: they have disturbed the steps of one process. And if other programs run, a
-# difference of a few percent between two lines is chance: compare the ranges above.
+# A speed-up above the number of processes, or of cores, comes from the cache: a smaller batch
+# fits better into a core's cache, so an image takes less time, up to a fifth less on the
+# machine of the stored outputs. More than that comes from other programs: they have disturbed
+# the steps of one process. And if other programs run, a difference of a few percent between
+# two lines is chance: compare the ranges above.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # alone = min(steps["silent", 1])
@@ -158,12 +160,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("the most that 5% allow", guess_limit, 1 / 0.05, unit="×", digits=0)
 
 # %% [markdown]
-# Fitted to the points above, each law gives a serial share. On a machine with fewer cores than
-# processes, much of it is the missing cores, not serial work: a fit says how much, never why.
-# The two shares differ because they are shares of different times: Amdahl's of the time of one
-# process, Gustafson's of the time of n processes. A share above 100% says that n processes do
-# less in the same time than one: other programs use the cores. The dashed curve is Amdahl's
-# law with the fitted share. (Each run has another picture.)
+# The next cell fits each law to the points that this machine gave: which serial share would
+# explain them? The dashed curve is Amdahl's law with the fitted share. (Each run has another
+# picture.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # weak = speed_ups("weak")
@@ -183,6 +182,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # plots.lines(list(strong), curves, *axes, title, level=None, dashed=fitted)
 
 # %% [markdown]
+# **A fit says how much, never why.** On a machine with fewer cores than processes, much of the
+# share is the missing cores, not serial work. The two shares differ because they are shares of
+# different times: Amdahl's of the time of one process, Gustafson's of the time of n processes.
+# (A share above 100% says that n processes do less in the same time than one: other programs
+# use the cores.)
+#
 # ## Predicted to 1,024 GPUs
 # The fit is not used here: the serial share of a laptop says nothing about a cluster. A
 # cluster is computed from its parts. The command `multigpu scaling` adds up a step of DDP:
@@ -213,7 +218,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # divided by "linear".
 #
 # The next cell draws the predicted speed-ups, and Amdahl's law as a dashed curve. Its serial
-# share is fitted to the predicted points. The law has one share for all numbers of GPUs.
+# share is fitted to the predicted points. The law has one share for all numbers of GPUs: does
+# it fit?
 
 # %% tags=["active-ipynb"]
 # nodes = {"link": "NVLink3", "between_nodes": "HDR200"}
@@ -232,6 +238,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # plots.lines(counts, curves, "GPUs", "times as fast, simulated", title, None, dashed=fitted)
 
 # %% [markdown]
+# It does not: at 1,024 GPUs the fitted law is far below the prediction. The losses have
+# several causes, and each grows with the number of GPUs in its own way.
+#
 # Where does the time go? The bars show the parts of a step: the ideal time, whose share is the
 # efficiency, and the time that each cause adds.
 
@@ -324,6 +333,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print(f"a week on one GPU: ask for {best} GPUs, the result comes after {totals[best]:.1f} h")
 
 # %% [markdown]
+# **How many GPUs, and how do you know before the job runs?** Predict the step from its parts,
+# compare a prediction with a measurement where you can, and ask for the number of GPUs at
+# which queue + run is shortest.
+#
 # Then ask for fewer, if the efficiency is below what your site expects, because other users
 # wait for the GPU hours that are lost. As time limit, ask for a little more than the time that
 # you predict: short jobs fit into gaps and start sooner.
@@ -546,9 +559,9 @@ if __name__ == "__main__":
 # ## Run it
 # The next cell measures one point with one rank and one with two ranks, with the digits in
 # batches of 64. The second run draws both. Two ranks can be slower than one: for 64 small
-# images, communication can cost more than the second rank saves. A speed-up that is a few
-# percent above the number of ranks comes from the cache, a larger one from other programs: on
-# a busy machine, two processes get more of the cores than one does. (About ten seconds.)
+# images, communication can cost more than the second rank saves. A speed-up far above the
+# number of ranks comes from other programs: on a busy machine, two processes get more of the
+# cores than one does. (About ten seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # script = "OMP_NUM_THREADS=1 python ../scripts/PT_CNN_Scaling.py --epochs 2"

@@ -178,10 +178,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # gradient_bars(found, right=-6)
 
 # %% [markdown]
-# Only the third rule is right for both batches. The rest of the lesson trains a CNN with it.
-# Each image gets a *sample weight*, 1 / (images of the global batch), and a replica's loss is
-# the sum of loss × sample weight. Without "sample", the word *weights* means the
-# model's weights.
+# Only the third rule is right for both batches. In the batch of three, the second rule counts
+# replica 1's one number, the 6, as much as replica 0's two numbers together. The rest of the
+# lesson trains a CNN with the third rule. Each image gets a *sample weight*, 1 / (images of
+# the global batch), and a replica's loss is the sum of loss × sample weight. Without "sample",
+# the word *weights* means the model's weights.
 #
 # ## Design the model
 # `tf_common.cnn` is the CNN of the other lessons in Keras, with the same first weights. Two
@@ -249,7 +250,8 @@ def read_data(
 # plots.shards([by_strategy, by_shard], title, ["strategy", "shard"], 4)
 
 # %% [markdown]
-# What does `prefetch` gain, if reading a batch takes as long as a training step?
+# What does `prefetch` gain, if reading a batch takes as long as a training step? In the guess,
+# "without prefetch" means that nothing reads ahead.
 
 # %% tags=["active-ipynb", "guess"]
 # # The time of an epoch without prefetch, divided by the time of an epoch with prefetch:
@@ -336,6 +338,8 @@ def make(
 # [all-reduce](../lessons/README.md#all-reduce), and makes the same update to its copy. So the
 # copies stay equal, as with DDP.
 #
+# ![Two steps on two replicas](../lessons/07-mirrored-strategy/mirrored.png)
+#
 # **The scope forgotten.** Here the model is made outside the scope, and `fit` is called:
 
 # %% tags=["active-ipynb", "guess"]
@@ -399,8 +403,9 @@ def make(
 # One of the 23 batches is uneven, and it makes this difference. Rounding alone makes less than
 # 1e-6 (the second line). `--prove` would fail, because its limit is 1e-5.
 #
-# [**Mixed precision**](../lessons/README.md#mixed-precision) is set by a *policy* for all
-# layers that are made afterwards. Variables stay in float32. With float16, `compile` wraps the
+# ## Mixed precision
+# [Mixed precision](../lessons/README.md#mixed-precision) is set by a *policy* for all layers
+# that are made afterwards. Variables stay in float32. With float16, `compile` wraps the
 # optimizer, which then scales the [loss](../lessons/README.md#loss-scaling).
 
 # %% tags=["active-ipynb"]

@@ -192,7 +192,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # **Uneven batches.** The 1,437 training images of this course make a last batch of 29. So this
 # script divides the data itself: each worker makes a data set of its replicas' shards of each
 # global batch. The last batch is padded, so that each replica gets images. An image's
-# *sample weight* is 1 / (images in this batch), and 0 if it is padding.
+# *sample weight* is 1 / (images in this batch), and 0 if it is padding. An epoch of ten images
+# in batches of 8, on two workers with two replicas each:
+#
+# ![Ten images in two batches, on four replicas](../lessons/08-tf-multi-node/distribute.png)
 
 
 # %%
@@ -452,6 +455,10 @@ def set_up(
 
 # %% [markdown]
 # ## All together
+# The script on two machines with two GPUs each. On CPUs each worker has one replica:
+#
+# ![Two workers with two replicas each](../lessons/08-tf-multi-node/two-workers.png)
+#
 # To train your own model, edit `train` in `scripts/TF_CNN_MultiNode.py`. This notebook has the
 # same text, but the workers run the file, never a cell.
 

@@ -1,9 +1,11 @@
-"""Draws two-workers.png, the picture on this page: a schematic, nothing in it is measured.
+"""Draws two-workers.png and distribute.png: schematics, nothing in them is measured.
 
 python lessons/08-tf-multi-node/picture.py
 """
 
 from pathlib import Path
+
+import numpy as np
 
 from multigpu import plots
 from multigpu.plots import arrow, box
@@ -44,3 +46,38 @@ box(axes, "files", 0.2, 4.75, 3.6, files, size=7.5)
 box(axes, "idle", 6.2, 4.75, 3.6, "writes nothing: it holds the same weights", size=7.5)
 axes.set(xlim=(0, 10), ylim=(5.1, -0.2))
 print(plots.save(axes.figure, Path(__file__).with_name("two-workers.png")).name)
+
+
+# ---- how the script's `distribute` divides an epoch -----------------------------------------
+
+IMAGES, BATCH, WORKERS, REPLICAS = 10, 8, 2, 2  # of an epoch, a batch, all, each worker
+
+steps = -(-IMAGES // BATCH)
+place = np.arange(steps * BATCH)
+numbers = np.resize(np.arange(IMAGES), len(place))
+real = place < IMAGES
+title = "Each worker gets its replicas' shards of each global batch; padding has weight 0"
+axes = plots.schematic([], title, height=2.9)
+for step in range(steps):
+    y = 1.1 * step
+    in_batch = min(BATCH, IMAGES - step * BATCH)
+    axes.text(1.75, y, f"batch {step}\n{in_batch} images", ha="right", va="center", fontsize=9)
+    for column in range(BATCH):
+        worker, rest = divmod(column, BATCH // WORKERS)
+        replica, _ = divmod(rest, BATCH // WORKERS // REPLICAS)
+        left = 2 + column + 0.5 * worker + 0.15 * replica
+        at = step * BATCH + column
+        part = "compute" if real[at] else "idle"
+        weight = f"1/{in_batch}" if real[at] else "0"
+        box(axes, part, left, y, 1, f"image {numbers[at]}\nweight {weight}", height=0.8)
+for worker in range(WORKERS):
+    left = 2 + worker * (BATCH // WORKERS + 0.5)
+    axes.text(left + 2.07, -1.25, f"worker {worker}", ha="center", weight="bold", fontsize=9)
+    for replica in range(REPLICAS):
+        middle = left + 1 + 2.15 * replica
+        name = f"replica {REPLICAS * worker + replica}"
+        axes.text(middle, -0.75, name, ha="center", fontsize=9)
+caption = "An epoch of 10 images, numbered in their order, in batches of 8; grey: padding"
+axes.text(6.3, 1.85, caption, ha="center", fontsize=8)
+axes.set(xlim=(0, 11), ylim=(2, -1.6))
+print(plots.save(axes.figure, Path(__file__).with_name("distribute.png")).name)

@@ -1,8 +1,9 @@
-"""Draws exact.png, compressed.png and decentralized.png, the pictures on this page.
+"""Draws ring.png, exact.png, compressed.png and decentralized.png.
 
 python lessons/10-strategies/picture.py
 
-They are simulations of one step on two ranks, at one time scale.
+The first one is a schematic of `ring` in PTL_Strategies.py. The others are simulations of one
+step on two ranks, at one time scale.
 """
 
 from collections.abc import Callable
@@ -65,7 +66,43 @@ def one_step(name: str, link: Link = ETHERNET) -> vgpu.Timeline:
     return vgpu.timeline(since=began)
 
 
+def draw_ring(n: int = 3) -> None:
+    """Draw which ranks' numbers are in the sum of each chunk, after each hop of a ring."""
+    axes = plots.schematic([f"rank {rank}" for rank in range(n)], "", height=2.9)
+    # have[rank][chunk]: the ranks whose numbers are in it.
+    have = [[{rank} for _ in range(n)] for rank in range(n)]
+    for moment in range(2 * (n - 1) + 1):
+        hop = moment - 1  # moment 0 is before the first hop
+        came = dict.fromkeys(range(n))
+        if hop >= 0:
+            sent = [have[rank][(rank - hop) % n] for rank in range(n)]
+            for rank in range(n):
+                came[rank] = into = (rank - hop - 1) % n
+                # A sum has all numbers that came; a chunk with fewer is replaced.
+                have[rank][into] = have[rank][into] | sent[rank - 1]
+        left = moment * (n + 0.5)
+        what = "added" if hop < n - 1 else "distributed"
+        heading = "at first" if hop < 0 else f"hop {hop}: {what}"
+        axes.text(left + n / 2, -0.65, heading, ha="center", fontsize=8.5, weight="bold")
+        for rank in range(n):
+            for chunk in range(n):
+                ranks = have[rank][chunk]
+                part = "idle" if len(ranks) < n else "compute"
+                part = "transfer" if came[rank] == chunk else part
+                text = "+".join(map(str, sorted(ranks)))
+                plots.box(axes, part, left + chunk, rank, 1, text, size=7)
+    axes.set(xlim=(-0.2, (2 * n - 1) * (n + 0.5) - 0.3), ylim=(n - 0.6, -0.9))
+    title = f"{n} ranks, {n} chunks: after {2 * (n - 1)} hops each rank has each sum"
+    axes.set_title(title)
+    note = (
+        "in each chunk: the ranks whose numbers are in its sum; hatched: received in this hop"
+    )
+    axes.set_xlabel(note, fontsize=8)
+    print(plots.save(axes.figure, Path(__file__).with_name("ring.png")).name)
+
+
 def main() -> None:
+    draw_ring()
     drawn = dict.fromkeys(name for names in PICTURES.values() for name in names)
     steps = {name: vgpu.Timeline.of_ranks(launch.call(one_step, 2, name)) for name in drawn}
     seconds = {name: timeline.end - timeline.start for name, timeline in steps.items()}
