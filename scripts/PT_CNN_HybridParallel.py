@@ -396,8 +396,8 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 
 # %% [markdown]
 # `fully_shard` is torch's FSDP. A *mesh* numbers the GPUs in one dimension or in two: weights
-# are sharded over the last one. Four ranks simulate both ways with the four networks (20
-# seconds):
+# are sharded over the last one. (On real GPUs its first argument is `"cuda"`.) Four ranks
+# simulate both ways with the four networks (20 seconds):
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_four, guess_nodes)
