@@ -109,12 +109,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # Pickle writes only two names, the module's and the function's, and the new process has none
-# of the notebook's functions. (`mp.spawn(hello, nprocs=2)` prints this line for each process.
-# A page of traceback follows, which ends with `ProcessExitedException`. It does not name the
-# cause, so scroll up to this line.) So `mp.spawn` needs a function of a file. `launch.call` is
-# this course's way for notebooks: it sends the function itself (its code and the variables
-# that it uses) by *cloudpickle*, and returns what the ranks return. (It starts two processes:
-# some seconds.)
+# of the notebook's functions. (`mp.spawn(hello, nprocs=2)` prints this AttributeError for each
+# process. A page of traceback follows. It ends with `ProcessExitedException`, which does not
+# name the cause: scroll up to the AttributeError.) So `mp.spawn` needs a function of a file.
+# `launch.call` is this course's way for notebooks: it sends the function itself (its code and
+# the variables that it uses) by *cloudpickle*, and returns what the ranks return. (It starts
+# two processes: some seconds.)
 
 # %% tags=["active-ipynb"]
 # launch.call(hello, 2)
@@ -163,11 +163,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # time. So each rank makes its own model, and the result comes back in a file.
 #
 # ## Which weights does each rank start with?
-# Without a seed, each process takes one from the operating system, so each rank makes other
-# weights. The cell tries one seed for all ranks, and a seed per rank, which is the rank's
-# number. So each run gives the same result. Each rank computes gradients from its own random
-# rows. They are averaged by DDP, by an all-reduce by hand, or not at all. How far are the
-# ranks' weights apart, before and after 50 steps? (Two processes start: some seconds.)
+# Without a seed, each process takes one from the operating system, so the ranks' weights
+# differ. The cell tries one seed for all ranks, and a seed per rank, the rank's number. (With
+# these fixed seeds the cell prints the same numbers each time.) Each rank computes gradients
+# from its own random rows. They are averaged by DDP, by an all-reduce by hand, or not at all.
+# How far are the ranks' weights apart, before and after 50 steps? (Two processes start: some
+# seconds.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_apart, choices=("closer", "same", "farther"))

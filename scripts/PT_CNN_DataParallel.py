@@ -320,7 +320,8 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 
 # %% [markdown]
 # **A loss inside `forward`** is a mean over each chunk. DataParallel gathers these means, and
-# you average them. The chunks have 3, 3, 3 and 1 rows, so the last row counts three times.
+# you average them. The chunks have 3, 3, 3 and 1 rows, so the last row counts three times as
+# much as each other row.
 # Return the outputs, gather them, then compute the loss: that is right, and it is what
 # `train_epoch` does.
 #

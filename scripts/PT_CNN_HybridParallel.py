@@ -374,6 +374,80 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # for the other GPUs. Let the message that takes less time cross the slow network: gradients
 # (stages inside a node), or activations and their gradients (stages across).
 #
+# ## Without stages: FSDP
+# Four replicas of the large model do not fit. With [FSDP](../lessons/README.md#fsdp) (fully
+# sharded data parallel) each GPU keeps only a [shard](../lessons/README.md#shard) of each
+# weight, of its gradient and of Adam's two numbers. But each GPU computes all layers, for its
+# part of the batch:
+#
+# - Before it computes a layer, an [all-gather](../lessons/README.md#all-gather) gives it the
+#   layer's other shards. It deletes them after the layer, and gathers them again in backward.
+# - After a layer's backward, a [reduce-scatter](../lessons/README.md#reduce-scatter) averages
+#   the gradients, and leaves each GPU its own shard of the average.
+#
+# There are two ways. *Over four GPUs*, each keeps a quarter. *Inside nodes*, each node has a
+# replica, and each of its GPUs keeps a half; an all-reduce between the nodes averages the
+# gradients, as with stages inside. Predict for the large model, 8,192 images in a step and 10
+# Gb/s Ethernet:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_four = 1  # FSDP over four GPUs: times as fast as 2 × 2 (stages inside)
+# guess_nodes = 1  # FSDP inside nodes: times as fast as 2 × 2 (stages inside)
+
+# %% [markdown]
+# `fully_shard` is torch's FSDP. A *mesh* numbers the GPUs in one dimension or in two: weights
+# are sharded over the last one. (On real GPUs its first argument is `"cuda"`.) Four ranks
+# simulate both ways with the four networks (20 seconds):
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_four, guess_nodes)
+# from torch.distributed.device_mesh import init_device_mesh
+# from torch.distributed.fsdp import fully_shard
+#
+#
+# def shard_weights(model, way):
+#     if way == "FSDP over four GPUs":
+#         mesh = init_device_mesh("vgpu", (4,), mesh_dim_names=("GPUs",))
+#     else:  # 2 nodes × 2 GPUs
+#         mesh = init_device_mesh("vgpu", (2, 2), mesh_dim_names=("nodes", "GPUs"))
+#     for layer in model.children():
+#         fully_shard(layer, mesh=mesh)
+#     fully_shard(model, mesh=mesh)
+#
+#
+# ways = ("FSDP over four GPUs", "FSDP inside nodes")
+# cases = [("large", way, network) for network in networks for way in ways]
+# steps, *_ = launch.call(layout_steps, 4, cases, Halves, shard=shard_weights)
+# sharded = {way: [] for way in ways}
+# for (_, way, name), step in zip(cases, steps):
+#     sharded[way].append(step.images / step.seconds)
+#     print(f"{name:<10} {way}: {sharded[way][-1]:.0f} images/s simulated,", end=" ")
+#     print(f"peak {step.peak[0]:.1f} GiB")
+#
+# for way, guess in zip(ways, (guess_four, guess_nodes)):
+#     ratio = sharded[way][0] / inside
+#     lesson.compare(f"{way} against 2 × 2", guess, ratio, unit="×", digits=1)
+# # Over four GPUs a node sends 3 of 4 shards 3 times: the weights twice, the gradients once.
+# sent = 3 * 3 / 4 * gradients
+# print(f"over four GPUs: {sent / 1e9:.1f} GB from each node:", end=" ")
+# print(f"{sent / network.bandwidth:.1f} s with {network.name}")
+#
+# curves = {f"2 × 2, {layouts[0]}": speeds[layouts[0]]} | sharded
+# curves = {name: [speed / one_node for speed in curve] for name, curve in curves.items()}
+# ratios = [new / old for new, old in zip(sharded[ways[1]], speeds[layouts[0]])]
+# title = f"FSDP inside nodes: {min(ratios):.1f} to {max(ratios):.1f} times as fast as 2 × 2"
+# label = "times as fast as one node\nwith two stages, simulated"
+# plots.lines(bandwidths, curves, "GB/s between the nodes, per node", label, title)
+
+# %% [markdown]
+# With FSDP there are no stages, so there is no bubble. But the weights are sent, too. Over
+# four GPUs they cross the Ethernet: 8.0 s of messages, against 3.5 s for the gradients of
+# 2 × 2. With a fast network this matters less than the bubble, and FSDP is faster.
+#
+# Inside nodes the weights are sent by NVLink, and only the gradients cross the slow network,
+# as with 2 × 2: FSDP is faster with all four networks. It needs 14.3 of the 16 GiB. Over four
+# GPUs the peak is 10.8 GiB, which leaves room for a larger model.
+#
 # ## Step 6 · Train and evaluate
 # This is as in lesson 05. Only the lines with `halves.first` and `halves.second` are new:
 # images go to the first GPU of the rank, labels and losses to its second. The shards can be
@@ -510,15 +584,11 @@ if __name__ == "__main__":
 # !OMP_NUM_THREADS=1 {torchrun} ../scripts/PT_CNN_HybridParallel.py --prove --out results/06
 
 # %% [markdown]
-# **The answer.** All four GPUs train the large model as two replicas of two stages. Which
-# layout is faster depends on the messages: for 8,192 images, stages inside a node. Two nodes
-# are worth it if the network between them is fast enough (the last picture of step 5). With 10
-# Gb/s Ethernet, use one node.
-#
-# This course does not try another answer: with
-# [FSDP](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html) (fully sharded
-# data parallel), each of four GPUs keeps a quarter of the weights, gradients and Adam's
-# numbers, and receives the other weights of a layer only while it computes that layer.
+# **The answer.** All four GPUs train the large model as two replicas of two stages, or with
+# FSDP. For 8,192 images, stages inside a node are faster than stages across, and FSDP inside
+# nodes is faster than both. Compute the time of the messages and the memory before you choose.
+# Two nodes are worth it if the network between them is fast enough (the pictures of the
+# speeds). With 10 Gb/s Ethernet, use one node.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("06 model and data parallel", "results/06"))

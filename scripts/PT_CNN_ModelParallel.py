@@ -374,9 +374,10 @@ class Halves(CNN):
 # backward adds to all gradients once per micro-batch.
 #
 # PyTorch's tutorial found a best number, too (published, a ResNet-50): 10 micro-batches of 12
-# images, 3.75 s / 2.43 s = 1.54 times as fast as one GPU. Over PCIe the transfers of the
-# activations take longer than the computing. There, use a second GPU only if the model does
-# not fit on one.
+# images, 3.75 s / 2.43 s = 1.54 times as fast as one GPU.
+#
+# Over PCIe (the second line of the output) the transfers of the activations take longer than
+# the computing. There, use a second GPU only if the model does not fit on one.
 #
 # An H100 computes so fast that it waits for launches already with 8 micro-batches. Exercise 3
 # gives it more to compute.

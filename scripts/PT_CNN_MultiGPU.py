@@ -672,7 +672,7 @@ if __name__ == "__main__":
 # ## Run it, then resume it
 # Four epochs, then a new start that resumes from the checkpoint. The proof compares its
 # weights with those of one process that never stopped. In the second run each rank has two
-# micro-batches: the global batch stays 64, so nothing else changes.
+# micro-batches. The global batch stays 64, so the result is the same.
 
 # %% tags=["active-ipynb"]
 # program = f"OMP_NUM_THREADS=1 {torchrun} ../scripts/PT_CNN_MultiGPU.py --out results/05"
@@ -702,7 +702,7 @@ if __name__ == "__main__":
 #   `--master-port` above. Here the torchruns agree there on the nodes' numbers, so they need
 #   no `--node-rank`.
 #
-# The page of this lesson has all commands.
+# Comments in the job file explain the other options. The page of this lesson has all commands.
 #
 # ## The answer
 # **What must change?** In the program, the lines of the diff above. For more GPUs or nodes,

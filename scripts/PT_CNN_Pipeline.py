@@ -265,8 +265,8 @@ def schedule(
 # 1/(m + 1). Write your answers, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_equal = 1.5  # times as fast as GPipe is 1F1B: equal stages, a link that takes no time
-# guess_nvlink = 1.5  # the same, with the CNN's stages and NVLink
+# guess_equal = 1.5  # 1F1B with equal stages and a free link: times as fast as GPipe
+# guess_nvlink = 1.5  # 1F1B with the CNN's stages and NVLink: times as fast as GPipe
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_equal, guess_nvlink)

@@ -183,8 +183,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # The batches come from a `DataLoader`. A *sampler* gives it the order of the images, here
 # shuffled; the loader reads them and stacks them. With `num_workers`, other processes do this
 # ahead of the training: the *workers*. With `pin_memory` the batch is in
-# [pinned memory](../lessons/README.md#pinned-memory), from which a GPU can copy while the host
-# goes on, if `.to()` has `non_blocking=True`.
+# [pinned memory](../lessons/README.md#pinned-memory). A GPU can copy it from there while the
+# host goes on, if `.to()` has `non_blocking=True`.
 
 
 # %%
@@ -261,7 +261,8 @@ def loader_of(
 # Nine rounds take about ten seconds. In a round each batch size gets one epoch, and `phases`
 # gives the median of its steps. Other programs can only make a part of a step slower, so the
 # shortest of the nine medians counts, as in Python's `timeit`. The second cell also prints the
-# ratios of single rounds, which vary.
+# smallest and the largest ratio in a single round. On a busy machine these are far apart, and
+# the ratio of the shortest times can lie outside them.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_half)

@@ -5,6 +5,8 @@ time.
 """
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -33,6 +35,8 @@ LAYOUTS = {
     "four replicas": lambda rank: (rank,),
     "stages inside nodes": lambda rank: (2 * rank, 2 * rank + 1),
     "stages across nodes": lambda rank: (rank, rank + 2),
+    "FSDP over four GPUs": lambda rank: (rank,),
+    "FSDP inside nodes": lambda rank: (rank,),
 }
 LANES = [f"node {gpu // 2}, GPU {gpu % 2}" for gpu in range(4)]
 
@@ -77,12 +81,14 @@ def layout_steps(
     halves: type,
     gpu: str = "V100-16GB",
     images: int = IMAGES,
+    shard: Callable | None = None,
 ) -> list[Step]:
     """In each rank: the third step with Adam for each case (a model, a layout, a network).
 
     A model is a name in MODELS, a layout one in LAYOUTS, and a network between the nodes one
     in vgpu.NETWORKS. A step has `images` over all ranks. Run it with launch.call, in as many
-    processes as the layouts have ranks: four for "four replicas", otherwise two.
+    processes as the layouts have ranks: two for stages, otherwise four. A layout of FSDP needs
+    `shard`, the notebook's function shard_weights(model, way), in which `way` is the layout.
     """
     world = launch.find_world()
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -98,13 +104,20 @@ def layout_steps(
                 world_size=world.size,
             )
             own = [gpus[index] for index in LAYOUTS[layout](world.rank)]
-            steps.append(_third_step(model, halves, own, world.size, images))
+            torch.vgpu.set_device(own[0])  # the device that FSDP uses
+            sharding = partial(shard, way=layout) if layout.startswith("FSDP") else None
+            steps.append(_third_step(model, halves, own, world.size, images, sharding))
             dist.destroy_process_group()
     return steps
 
 
 def _third_step(
-    name: str, halves: type | None, gpus: list[torch.device], ranks: int, images: int
+    name: str,
+    halves: type | None,
+    gpus: list[torch.device],
+    ranks: int,
+    images: int,
+    shard: Callable[[torch.nn.Module], None] | None = None,
 ) -> Step:
     first, last = gpus[0], gpus[-1]
     seconds, held, error, began = None, [], "", 0.0
@@ -116,7 +129,9 @@ def _third_step(
             else:
                 model = halves(first, last, MICRO_BATCHES, **MODELS[name], cut=CUTS[name])
                 vgpu.number_micro_batches(model.conv1, model.fc2, MICRO_BATCHES)
-        if ranks > 1:
+        if shard:
+            shard(model)
+        elif ranks > 1:
             # Without its own copy of the gradients DDP needs less memory.
             model = DDP(model, gradient_as_bucket_view=True)
         optimizer = torch.optim.Adam(model.parameters())

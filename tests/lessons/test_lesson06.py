@@ -205,6 +205,53 @@ def test_the_network_decides_whether_a_second_node_and_which_layout_helps(tmp_pa
     assert all(share > 0.6 for share in found["all-reduce"])
 
 
+SHARDED = """
+import json, sys
+sys.path[:0] = sys.argv[1:]
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from experiments import layout_steps
+from PT_CNN_HybridParallel import Halves
+from multigpu import launch
+
+def shard_weights(model, way):
+    shape = (4,) if way == "FSDP over four GPUs" else (2, 2)
+    mesh = init_device_mesh("vgpu", shape, mesh_dim_names=("nodes", "GPUs")[-len(shape):])
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+if __name__ == "__main__":
+    stages = [("large", "stages inside nodes", net) for net in ("Ethernet10", "HDR200")]
+    ways = ("FSDP over four GPUs", "FSDP inside nodes")
+    cases = [("large", way, net) for net in ("Ethernet10", "HDR200") for way in ways]
+    by_stages = launch.call(layout_steps, 2, stages, Halves)[0]
+    by_rank = launch.call(layout_steps, 4, cases, Halves, shard=shard_weights)
+    print(json.dumps({
+        "stages": [step.images / step.seconds for step in by_stages],
+        "sharded": [step.images / step.seconds for step in by_rank[0]],
+        "peaks": [[step.peak[0] for step in steps] for steps in by_rank],
+    }))
+"""
+
+
+@pytest.mark.slow
+def test_fsdp_is_faster_than_stages_unless_weights_cross_a_slow_network(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SHARDED)
+    done = run_script(program, PAGE, ROOT / "scripts")
+    found = json.loads(done.stdout.splitlines()[-1])
+    slow, fast = found["stages"]
+    slow_four, slow_nodes, fast_four, fast_nodes = found["sharded"]
+    assert slow_four < 0.7 * slow < slow < slow_nodes / 1.1
+    assert min(fast_four, fast_nodes) > 1.2 * fast
+    assert fast_four > fast_nodes
+    # Each GPU keeps a quarter of 16.5 GiB or a half, and in backward the weights and gradients
+    # of a layer. No GPU has the whole model.
+    for four, nodes, *_ in found["peaks"]:
+        assert 16.5 / 4 + 4 < four < nodes - 3 and 16.5 / 2 + 4 < nodes < 16
+
+
 def test_both_lessons_have_the_same_halves():
     """Lessons 03 and 06 each define the class Halves: layers and devices are equal."""
     import PT_CNN_ModelParallel
