@@ -21,6 +21,7 @@ from multigpu import strategies
 from multigpu.errors import UserError
 from multigpu.trainer import callbacks, lightning_paths, loggers, utilities
 from multigpu.trainer.callbacks import Callback
+from multigpu.trainer.checkpointing.contents import LIGHTNING_VERSION
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.seed import seed_everything
@@ -38,6 +39,8 @@ __all__ = [
     "utilities",
 ]
 
+# Programs print it, or compare it to find out which of Lightning's names there are.
+__version__ = LIGHTNING_VERSION
 # Lightning's other names, and what does the same.
 ALTERNATIVES = {
     "Fabric": "a strategy's connect, setup and close do the same in your own loop",

@@ -1,6 +1,7 @@
 """Code for Lightning 1.x: its hooks run with its meaning, or a message names today's hook."""
 
 import warnings
+from argparse import ArgumentParser
 
 import pytest
 import torch
@@ -197,3 +198,22 @@ def prepared(monkeypatch, rank, local_rank, per_node):
 def test_data_is_prepared_once_per_node_or_once(monkeypatch, rank, local_rank, by_node, once):
     assert prepared(monkeypatch, rank, local_rank, per_node=True) == by_node
     assert prepared(monkeypatch, rank, local_rank, per_node=False) == once
+
+
+def test_a_trainer_of_the_command_line(capsys):
+    """The values that are not given are left to PL_TRAINER_… and to the defaults."""
+    parser = L.Trainer.add_argparse_args(ArgumentParser())
+    parser.add_argument("--hidden", type=int, default=8)
+    args = parser.parse_args(
+        ["--max_epochs", "3", "--fast_dev_run", "--limit_val_batches=0.5", "--gpus", "None"]
+    )
+    made = L.Trainer.from_argparse_args(args, accelerator="cpu", logger=False)
+    assert made.fast_dev_run is True and made.loggers == [] and args.hidden == 8
+    args = parser.parse_args(["--max_epochs", "3", "--limit_val_batches=0.5"])
+    made = L.Trainer.from_argparse_args(args, accelerator="cpu", max_epochs=4)
+    assert (made.max_epochs, made.limit_val_batches, made.limit_test_batches) == (4, 0.5, None)
+    args = parser.parse_args(["--gpus", "2", "--distributed_backend", "dp"])
+    assert L.Trainer.from_argparse_args(args).strategy.name == "dp"
+    assert "devices=2" in capsys.readouterr().out
+    args.amp_backend = "apex"  # of a parser of the user's own
+    names(lambda: L.Trainer.from_argparse_args(args), "amp_backend", "16-mixed")

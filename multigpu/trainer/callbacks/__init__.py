@@ -41,7 +41,10 @@ __all__ = [
 # Lightning's other callbacks, and what to use instead.
 ALTERNATIVES = {
     "RichModelSummary": "use ModelSummary",
+    "RichProgressBarTheme": "leave out theme: RichProgressBar has rich's own colours",
     "StochasticWeightAveraging": "use WeightAveraging, and torch's SWALR as scheduler",
+    "GPUStatsMonitor": "use torch.cuda.memory_summary(), or vgpu.memory_held()",
+    "LearningRateLogger": "use LearningRateMonitor, its newer name",
     "DeviceStatsMonitor": "use torch.cuda.memory_summary(), or vgpu.memory_held()",
     "ModelPruning": "use torch.nn.utils.prune",
     "LearningRateFinder": "train some steps with each of several learning rates, and compare",
