@@ -1,7 +1,7 @@
 """Lightning's import paths: `from lightning.pytorch.core import …` works with this library.
 
-`register` puts a module for each path of TABLE and OLD into sys.modules. Its names are those of
-the module that has them here. Where a real module has the path, it gets the names that it
+`register` puts a module for each path of TABLE and OLD into sys.modules. Its names are those
+of the module that has them here. Where a real module has the path, it gets the names that it
 lacks. Paths that are the same here, such as …trainer.callbacks, need no entry.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 from multigpu.errors import UserError
 from multigpu.trainer import callbacks
 
+COMMAND_LINE = "write the program with argparse or typer; `multigpu.flags` is an example"
 LOGGERS = "use CSVLogger or TensorBoardLogger, or write a Logger"
 # Path below lightning.pytorch → the module here (below multigpu.trainer, unless it begins with
 # multigpu), and its names.
@@ -79,8 +80,8 @@ OLD: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # Path → what does the same here. Each name that is read from it raises this sentence.
 UNSUPPORTED = {
-    "cli": "write the program with argparse or typer; `multigpu.flags` is an example",
-    "utilities.cli": "write the program with argparse or typer; `multigpu.flags` is an example",
+    "cli": COMMAND_LINE,
+    "utilities.cli": COMMAND_LINE,
     "plugins": "give Trainer(strategy=…, precision=…)",
     "plugins.environments": "torchrun, srun, mpirun and multigpu horovodrun need no plugin",
     "loggers.wandb": LOGGERS,

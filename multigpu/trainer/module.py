@@ -123,8 +123,8 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         """
         if sync_dist_group is not None:
             raise UserError(
-                f"self.log({name!r}, sync_dist_group=…) is not supported: reduce the value over "
-                f"the group yourself (torch.distributed.all_reduce), and log the result."
+                f"self.log({name!r}, sync_dist_group=…) is not supported: reduce the value "
+                f"yourself (torch.distributed.all_reduce), and log the result."
             )
         context = self._log_context
         if context is None:

@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 class RankZeroOnly:
-    """The decorator `rank_zero_only`: a function runs on rank 0, and elsewhere returns None."""
+    """The decorator `rank_zero_only`: a function runs on rank 0; elsewhere it returns None."""
 
     @property
     def rank(self) -> int:
