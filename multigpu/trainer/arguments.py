@@ -51,6 +51,11 @@ RENAMED = {
     "nb_gpu_nodes": "num_nodes",
     "num_processes": "devices",
 }
+# What accelerator could be in Lightning before 1.5 → today's arguments.
+OLD_ACCELERATORS = {
+    name: {"strategy": name, "accelerator": "auto"}
+    for name in ("dp", "ddp", "ddp2", "ddp_spawn", "horovod")
+} | {"ddp_cpu": {"strategy": "ddp_spawn", "accelerator": "cpu"}}
 # All old names that `translate_old_names` translates.
 OLD = ("gpus", "distributed_backend", *RENAMED)
 
@@ -125,14 +130,20 @@ def translate_old_names(
 ) -> dict[str, Any]:
     """Return today's arguments for old ones, such as gpus=2, and print a hint with both.
 
-    old      the arguments whose names are not today's
+    old      the arguments whose names are not today's; accelerator can also be an old value
     known    today's names
 
     Raises UserError for an unsupported or unknown name, and for a `gpus` that contradicts
     accelerator or devices.
     """
     translated: dict[str, Any] = {}
+    if accelerator in OLD_ACCELERATORS:
+        old = {"accelerator": accelerator, **old}
+        translated |= OLD_ACCELERATORS[accelerator]
+        accelerator = translated["accelerator"]
     for name, value in old.items():
+        if name == "accelerator":
+            continue
         if name == "gpus":
             if accelerator not in ("auto", "gpu", "cuda") or devices != "auto":
                 raise UserError(

@@ -82,7 +82,8 @@ OLD: dict[str, dict[str, tuple[str, ...]]] = {
 UNSUPPORTED = {
     "cli": COMMAND_LINE,
     "utilities.cli": COMMAND_LINE,
-    "plugins": "give Trainer(strategy=…, precision=…)",
+    "metrics": "install torchmetrics, and import it",
+    "plugins": "give Trainer(precision=…), and strategy='ddp' or a DDPStrategy",
     "plugins.environments": "torchrun, srun, mpirun and multigpu horovodrun need no plugin",
     "loggers.wandb": LOGGERS,
     "loggers.mlflow": LOGGERS,

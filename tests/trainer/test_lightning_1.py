@@ -3,6 +3,7 @@
 import warnings
 from argparse import ArgumentParser
 
+import plain_net
 import pytest
 import torch
 from refusals import names
@@ -217,3 +218,47 @@ def test_a_trainer_of_the_command_line(capsys):
     assert "devices=2" in capsys.readouterr().out
     args.amp_backend = "apex"  # of a parser of the user's own
     names(lambda: L.Trainer.from_argparse_args(args), "amp_backend", "16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("old", "strategy", "device"),
+    [
+        ({"accelerator": "ddp", "gpus": 2}, "ddp", "vgpu"),
+        ({"accelerator": "dp", "gpus": 2}, "dp", "vgpu"),
+        ({"accelerator": "ddp", "devices": 2}, "ddp", "cpu"),
+        ({"accelerator": "ddp_cpu", "num_processes": 2}, "ddp_spawn", "cpu"),
+    ],
+)
+def test_an_accelerator_that_was_a_strategy(old, strategy, device, capsys):
+    made = L.Trainer(**old)
+    assert (made.strategy.name, made.accelerator.kind) == (strategy, device)
+    assert made.num_devices == 2
+    hint = capsys.readouterr().out
+    assert f"accelerator='{old['accelerator']}'" in hint and f"strategy='{strategy}'" in hint
+
+
+def test_the_index_of_the_only_optimizer_stays_at_its_default():
+    class Indexed(plain_net.Net):
+        indices = ()
+
+        def training_step(self, batch, batch_idx, optimizer_idx=0):
+            self.indices += (optimizer_idx,)
+            return super().training_step(batch, batch_idx)
+
+    model = Indexed()
+    plain_net.trainer().fit(model, DataLoader(plain_net.rows(), 4))
+    assert model.indices == (0, 0)
+
+
+def test_what_modules_did_before_lightning_1_names_the_alternative():
+    class Sets(plain_net.Net):
+        def __init__(self):
+            super().__init__()
+            self.hparams = {"lr": 0.1}
+
+    names(Sets, "self.hparams", "save_hyperparameters(hparams)")
+    for owner in (plain_net.Net(), L.LightningDataModule()):
+        with pytest.raises(NotImplementedError, match=r"train.*stepping_b"):
+            owner.train_dataloader()
+        with pytest.raises(NotImplementedError, match=r"no val_data.*num_val_b"):
+            owner.val_dataloader()
