@@ -3,9 +3,7 @@
 They differ in what the ranks send to each other, and when.
 """
 
-from typing import NoReturn
-
-from multigpu.errors import UserError
+from multigpu.errors import unsupported
 from multigpu.strategies.bagua import ALGORITHMS, BaguaStrategy, QAdamOptimizer
 from multigpu.strategies.base import Strategy
 from multigpu.strategies.ddp import DDPStrategy
@@ -44,10 +42,11 @@ UNSUPPORTED = {
 }
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> type:
     if name in UNSUPPORTED:
-        raise UserError(
+        return unsupported(
+            name,
             f"multigpu.strategies does not support Lightning's {name}: "
-            f"{ALTERNATIVES[UNSUPPORTED[name]]}."
+            f"{ALTERNATIVES[UNSUPPORTED[name]]}.",
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,10 +15,9 @@ The loops also call callbacks/, loggers/, checkpointing/ and profiler.py.
 """
 
 import sys
-from typing import NoReturn
 
 from multigpu import strategies
-from multigpu.errors import UserError
+from multigpu.errors import unsupported
 from multigpu.trainer import callbacks, lightning_paths, loggers, utilities
 from multigpu.trainer.callbacks import Callback
 from multigpu.trainer.checkpointing.contents import LIGHTNING_VERSION
@@ -48,11 +47,10 @@ ALTERNATIVES = {
 }
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> type:
     if name in ALTERNATIVES:
-        raise UserError(
-            f"multigpu.trainer does not support Lightning's {name}: {ALTERNATIVES[name]}."
-        )
+        text = f"multigpu.trainer does not support Lightning's {name}: {ALTERNATIVES[name]}."
+        return unsupported(name, text)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from multigpu.errors import UserError
+from multigpu.errors import unsupported
 from multigpu.trainer import callbacks
 
 COMMAND_LINE = "write the program with argparse or typer; `multigpu.flags` is an example"
@@ -78,7 +78,8 @@ OLD: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "utilities.seed": {"seed": ("seed_everything",)},
 }
-# Path → what does the same here. Each name that is read from it raises this sentence.
+# Path → what does the same here. Each name that is imported from it is a
+# class that raises this sentence when it is called.
 UNSUPPORTED = {
     "cli": COMMAND_LINE,
     "utilities.cli": COMMAND_LINE,
@@ -127,8 +128,8 @@ def _refuse(path: str, advice: str) -> Any:
     def getattr_(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UserError(
-            f"multigpu.trainer does not support {name} of Lightning's {path}: {advice}."
+        return unsupported(
+            name, f"multigpu.trainer does not support {name} of Lightning's {path}: {advice}."
         )
 
     return getattr_

@@ -74,7 +74,7 @@ class Trainer:
         fast_dev_run: int | bool = False,
         max_epochs: int | None = None,
         min_epochs: int | None = None,
-        max_steps: int = -1,
+        max_steps: int | None = -1,
         min_steps: int | None = None,
         max_time: str | timedelta | dict[str, int] | None = None,
         limit_train_batches: int | float | None = None,
@@ -117,7 +117,7 @@ class Trainer:
         self.fast_dev_run = bool(fast_dev_run) if fast_dev_run in (0, 1) else fast_dev_run
         self.max_epochs = max_epochs
         self.min_epochs = min_epochs
-        self.max_steps = max_steps
+        self.max_steps = -1 if max_steps is None else max_steps
         self.min_steps = min_steps
         self.limit_train_batches = limit_train_batches
         self.limit_val_batches = limit_val_batches

@@ -237,6 +237,22 @@ def test_an_accelerator_that_was_a_strategy(old, strategy, device, capsys):
     assert f"accelerator='{old['accelerator']}'" in hint and f"strategy='{strategy}'" in hint
 
 
+def test_a_data_module_of_the_command_line_and_no_limit_of_steps():
+    class Data(L.LightningDataModule):
+        def __init__(self, folder=".", batch_size=1):
+            super().__init__()
+            self.given = (folder, batch_size)
+
+    parser = L.Trainer.add_argparse_args(ArgumentParser())
+    parser.add_argument("--batch_size", type=int, default=8)
+    args = parser.parse_args([])
+    assert Data.from_argparse_args(args, folder="a").given == ("a", 8)
+    args.max_steps = None  # no limit, in Lightning before 1.5
+    made = L.Trainer.from_argparse_args(args, **plain_net.QUIET, max_epochs=1)
+    made.fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
+    assert made.global_step == 2 and made.max_steps == -1
+
+
 def test_the_index_of_the_only_optimizer_stays_at_its_default():
     class Indexed(plain_net.Net):
         indices = ()

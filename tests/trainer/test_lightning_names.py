@@ -99,8 +99,12 @@ def test_the_names_of_lightning_s_modules():
     ],
 )
 def test_what_is_not_here_says_what_is(module, name, expected):
+    imported = getattr(module, name)  # a program can import what it does not use
+    assert not isinstance(module, imported)
     with pytest.raises(UserError, match=f"{name}.*{expected}"):
-        getattr(module, name)
+        imported("x", a=1)
+    with pytest.raises(UserError, match=f"{name}.*{expected}"):
+        type("Mine", (imported,), {"__init__": lambda self: None})()
     with pytest.raises(AttributeError, match="'Nonsense'"):
         _ = module.Nonsense
 

@@ -1,8 +1,6 @@
 """The callbacks. Import them from here, as from `lightning.pytorch.callbacks`."""
 
-from typing import NoReturn
-
-from multigpu.errors import UserError
+from multigpu.errors import unsupported
 from multigpu.trainer.callbacks.accumulation import GradientAccumulationScheduler
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.callbacks.early_stopping import EarlyStopping
@@ -53,10 +51,11 @@ ALTERNATIVES = {
 }
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> type:
     if name in ALTERNATIVES:
-        raise UserError(
+        return unsupported(
+            name,
             f"multigpu.trainer.callbacks does not support Lightning's {name}: "
-            f"{ALTERNATIVES[name]}."
+            f"{ALTERNATIVES[name]}.",
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
