@@ -6,7 +6,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 # What gloo writes when the process at the other end of a connection has ended.
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -29,6 +29,17 @@ class UserError(Exception):
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in place of a traceback: IPython calls this method."""
         return wrapped(f"error: {self}")
+
+
+def unsupported(name: str, text: str) -> type:
+    """A class in place of one that is not here: it can be imported, and raises UserError(text)
+    when it is called. Programs import what they use only with some of their flags.
+    """
+
+    def refuse(cls: type, *args: object, **keywords: object) -> NoReturn:
+        raise UserError(text)
+
+    return type(name, (), {"__new__": refuse, "__doc__": text})
 
 
 class Interrupted(KeyboardInterrupt):

@@ -3,6 +3,7 @@
 They differ in what the ranks send to each other, and when.
 """
 
+from multigpu.errors import unsupported
 from multigpu.strategies.bagua import ALGORITHMS, BaguaStrategy, QAdamOptimizer
 from multigpu.strategies.base import Strategy
 from multigpu.strategies.ddp import DDPStrategy
@@ -10,7 +11,7 @@ from multigpu.strategies.ddp2 import DDP2Strategy
 from multigpu.strategies.dp import DataParallelStrategy
 from multigpu.strategies.horovod.strategy import HorovodStrategy
 from multigpu.strategies.pipeline import PipelineStrategy
-from multigpu.strategies.registry import STRATEGIES, strategy_by_name
+from multigpu.strategies.registry import ALTERNATIVES, STRATEGIES, strategy_by_name
 from multigpu.strategies.single import SingleDeviceStrategy
 from multigpu.strategies.spawn import DDPNotebookStrategy, DDPSpawnStrategy
 
@@ -30,3 +31,22 @@ __all__ = [
     "Strategy",
     "strategy_by_name",
 ]
+
+# Lightning's classes that are not here → their names in registry.ALTERNATIVES.
+UNSUPPORTED = {
+    "DDPShardedStrategy": "ddp_sharded",
+    "DeepSpeedStrategy": "deepspeed",
+    "FSDPStrategy": "fsdp",
+    "ModelParallelStrategy": "model_parallel",
+    "XLAStrategy": "xla",
+}
+
+
+def __getattr__(name: str) -> type:
+    if name in UNSUPPORTED:
+        return unsupported(
+            name,
+            f"multigpu.strategies does not support Lightning's {name}: "
+            f"{ALTERNATIVES[UNSUPPORTED[name]]}.",
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

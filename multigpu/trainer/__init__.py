@@ -15,12 +15,12 @@ The loops also call callbacks/, loggers/, checkpointing/ and profiler.py.
 """
 
 import sys
-from typing import NoReturn
 
 from multigpu import strategies
-from multigpu.errors import UserError
+from multigpu.errors import unsupported
 from multigpu.trainer import callbacks, lightning_paths, loggers, utilities
 from multigpu.trainer.callbacks import Callback
+from multigpu.trainer.checkpointing.contents import LIGHTNING_VERSION
 from multigpu.trainer.datamodule import LightningDataModule
 from multigpu.trainer.module import LightningModule
 from multigpu.trainer.seed import seed_everything
@@ -38,6 +38,8 @@ __all__ = [
     "utilities",
 ]
 
+# Programs print it, or compare it to find out which of Lightning's names there are.
+__version__ = LIGHTNING_VERSION
 # Lightning's other names, and what does the same.
 ALTERNATIVES = {
     "Fabric": "a strategy's connect, setup and close do the same in your own loop",
@@ -45,11 +47,10 @@ ALTERNATIVES = {
 }
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> type:
     if name in ALTERNATIVES:
-        raise UserError(
-            f"multigpu.trainer does not support Lightning's {name}: {ALTERNATIVES[name]}."
-        )
+        text = f"multigpu.trainer does not support Lightning's {name}: {ALTERNATIVES[name]}."
+        return unsupported(name, text)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

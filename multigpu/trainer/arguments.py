@@ -6,6 +6,7 @@ import ast
 import inspect
 import os
 import sys
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import wraps
@@ -50,6 +51,13 @@ RENAMED = {
     "nb_gpu_nodes": "num_nodes",
     "num_processes": "devices",
 }
+# What accelerator could be in Lightning before 1.5 → today's arguments.
+OLD_ACCELERATORS = {
+    name: {"strategy": name, "accelerator": "auto"}
+    for name in ("dp", "ddp", "ddp2", "ddp_spawn", "horovod")
+} | {"ddp_cpu": {"strategy": "ddp_spawn", "accelerator": "cpu"}}
+# All old names that `translate_old_names` translates.
+OLD = ("gpus", "distributed_backend", *RENAMED)
 
 
 def with_environment(init: Callable[..., None]) -> Callable[..., None]:
@@ -79,19 +87,63 @@ def _value_of(text: str) -> Any:
         return text
 
 
+def add_to_parser(parser: ArgumentParser, trainer: "type[Trainer]") -> ArgumentParser:
+    """Add the Trainer's arguments, and their old names, to a parser. Returns the parser.
+
+    The values are read as those of PL_TRAINER_… are. A switch such as --fast_dev_run needs no
+    value.
+    """
+    group = parser.add_argument_group("Trainer", "see help(multigpu.trainer.Trainer)")
+    for name, parameter in _of_trainer(trainer).items():
+        switch = {"nargs": "?", "const": True} if type(parameter.default) is bool else {}
+        group.add_argument(f"--{name}", default=parameter.default, type=_value_of, **switch)
+    for name in OLD:
+        group.add_argument(f"--{name}", default=SUPPRESS, type=_value_of, help=SUPPRESS)
+    return parser
+
+
+def from_parsed(args: Namespace, trainer: "type[Trainer]") -> dict[str, Any]:
+    """The Trainer's arguments among the parsed ones, except those that have their default.
+
+    Unsupported ones that are not None are included, so that the Trainer raises its sentence.
+    """
+    known = _of_trainer(trainer)
+    return {
+        name: value
+        for name, value in vars(args).items()
+        if (name in known and value != known[name].default)
+        or (name in (*OLD, *UNSUPPORTED) and value not in (None, False))
+    }
+
+
+def _of_trainer(trainer: "type[Trainer]") -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(trainer.__init__).parameters
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+
+
 def translate_old_names(
     old: dict[str, Any], accelerator: str, devices: Any, known: Iterable[str]
 ) -> dict[str, Any]:
     """Return today's arguments for old ones, such as gpus=2, and print a hint with both.
 
-    old      the arguments whose names are not today's
+    old      the arguments whose names are not today's; accelerator can also be an old value
     known    today's names
 
     Raises UserError for an unsupported or unknown name, and for a `gpus` that contradicts
     accelerator or devices.
     """
     translated: dict[str, Any] = {}
+    if accelerator in OLD_ACCELERATORS:
+        old = {"accelerator": accelerator, **old}
+        translated |= OLD_ACCELERATORS[accelerator]
+        accelerator = translated["accelerator"]
     for name, value in old.items():
+        if name == "accelerator":
+            continue
         if name == "gpus":
             if accelerator not in ("auto", "gpu", "cuda") or devices != "auto":
                 raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,16 @@ class LightningDataModule(DataHooks, HyperparametersMixin):
                 loader = partial(_loaders, dataset, shuffle, batch_size, num_workers)
                 setattr(datamodule, f"{stage}_dataloader", loader)
         return datamodule
+
+    @classmethod
+    def from_argparse_args(cls, args: Namespace, **keywords: Any) -> LightningDataModule:
+        """Make a data module of the parsed arguments that __init__ has, as in Lightning 1.x.
+
+        `keywords` have precedence.
+        """
+        accepted = inspect.signature(cls.__init__).parameters
+        values = {name: value for name, value in vars(args).items() if name in accepted}
+        return cls(**{**values, **keywords})
 
     @classmethod
     def load_from_checkpoint(

@@ -1,8 +1,8 @@
 """Lightning's import paths: `from lightning.pytorch.core import …` works with this library.
 
-`register` puts a module for each path of TABLE into sys.modules. Its names are those of the
-module that has them here. Paths that are the same here, such as …trainer.callbacks, need no
-entry.
+`register` puts a module for each path of TABLE and OLD into sys.modules. Its names are those
+of the module that has them here. Where a real module has the path, it gets the names that it
+lacks. Paths that are the same here, such as …trainer.callbacks, need no entry.
 """
 
 import importlib
@@ -10,8 +10,11 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from multigpu.errors import UserError
+from multigpu.errors import unsupported
+from multigpu.trainer import callbacks
 
+COMMAND_LINE = "write the program with argparse or typer; `multigpu.flags` is an example"
+LOGGERS = "use CSVLogger or TensorBoardLogger, or write a Logger"
 # Path below lightning.pytorch → the module here (below multigpu.trainer, unless it begins with
 # multigpu), and its names.
 TABLE: dict[str, dict[str, tuple[str, ...]]] = {
@@ -25,6 +28,10 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
     "callbacks.gradient_accumulation_scheduler": {
         "callbacks.accumulation": ("GradientAccumulationScheduler",),
     },
+    "callbacks.progress": {"callbacks.rich_progress": ("RichProgressBar",)},
+    "callbacks.progress.progress_bar": {"callbacks.progress": ("ProgressBar",)},
+    "callbacks.progress.rich_progress": {"callbacks.rich_progress": ("RichProgressBar",)},
+    "callbacks.progress.tqdm_progress": {"callbacks.progress": ("TQDMProgressBar",)},
     "callbacks.lambda_function": {"callbacks.lambda_callback": ("LambdaCallback",)},
     "core": {
         "datamodule": ("LightningDataModule",),
@@ -50,6 +57,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
     "utilities.rank_zero": {
         "utilities": ("rank_zero_info", "rank_zero_only", "rank_zero_warn")
     },
+    "utilities.seed": {"utilities": ("isolate_rng",)},
     "utilities.types": {
         "utilities": (
             "EVAL_DATALOADERS",
@@ -60,9 +68,28 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
         "loops.optimizers": ("LRSchedulerConfig",),
     },
 }
-# Path → what does the same here. Each name that is read from it raises this sentence.
+# Paths of Lightning 1.x, which Lightning 2 has no longer.
+OLD: dict[str, dict[str, tuple[str, ...]]] = {
+    "callbacks.base": {"callbacks.callback": ("Callback",)},
+    "core.lightning": {"module": ("LightningModule",)},
+    "profiler": {"torch_profiler": ("PyTorchProfiler",)},
+    "utilities.distributed": {
+        "utilities": ("rank_zero_info", "rank_zero_only", "rank_zero_warn")
+    },
+    "utilities.seed": {"seed": ("seed_everything",)},
+}
+# Path → what does the same here. Each name that is imported from it is a
+# class that raises this sentence when it is called.
 UNSUPPORTED = {
-    "cli": "write the program with argparse or typer; `multigpu.flags` is an example",
+    "cli": COMMAND_LINE,
+    "utilities.cli": COMMAND_LINE,
+    "metrics": "install torchmetrics, and import it",
+    "plugins": "give Trainer(precision=…), and strategy='ddp' or a DDPStrategy",
+    "plugins.environments": "torchrun, srun, mpirun and multigpu horovodrun need no plugin",
+    "loggers.wandb": LOGGERS,
+    "loggers.mlflow": LOGGERS,
+    "loggers.comet": LOGGERS,
+    "loggers.neptune": LOGGERS,
     "tuner": "compare several learning rates or batch sizes yourself",
     "utilities.deepspeed": "give strategy='ddp'",
 }
@@ -70,32 +97,39 @@ UNSUPPORTED = {
 
 def register(package: str) -> None:
     """Make the paths importable below `package`."""
-    for path, sources in TABLE.items():
-        module = ModuleType(f"{package}.{path}", f"Lightning's path for {', '.join(sources)}.")
+    for path, sources in (*TABLE.items(), *OLD.items()):
+        new = ModuleType(f"{package}.{path}", f"Lightning's path for {', '.join(sources)}.")
+        module = _add(new)
         for source, names in sources.items():
             below = "" if source.startswith("multigpu.") else f"{package}."
             owner = importlib.import_module(f"{below}{source}")
             for name in names:
-                setattr(module, name, getattr(owner, name))
-        _add(module)
+                vars(module).setdefault(name, getattr(owner, name))
+        if path.startswith("callbacks."):  # its sentences for what is not supported
+            vars(module).setdefault("__getattr__", callbacks.__getattr__)
     for path, advice in UNSUPPORTED.items():
         module = ModuleType(f"{package}.{path}")
         module.__getattr__ = _refuse(path, advice)
         _add(module)
 
 
-def _add(module: ModuleType) -> None:
-    """Register a module, unless a real one has its name."""
+def _add(module: ModuleType) -> ModuleType:
+    """Register the module, also as an attribute of its parent; return the module that has the
+    name, which can be a real one.
+    """
     module.__path__ = []
-    sys.modules.setdefault(module.__name__, module)
+    module = sys.modules.setdefault(module.__name__, module)
+    parent, _, name = module.__name__.rpartition(".")
+    vars(sys.modules[parent]).setdefault(name, module)
+    return module
 
 
 def _refuse(path: str, advice: str) -> Any:
     def getattr_(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UserError(
-            f"multigpu.trainer does not support {name} of Lightning's {path}: {advice}."
+        return unsupported(
+            name, f"multigpu.trainer does not support {name} of Lightning's {path}: {advice}."
         )
 
     return getattr_

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -118,8 +118,14 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
         all ranks. A step's value is this rank's; with sync_dist it is reduced over all ranks.
 
         Without a Trainer it only warns, so that steps can be called in tests. Raises
-        UserError in a module that is a part of the module that is trained.
+        UserError in a module that is a part of the module that is trained, and for a
+        sync_dist_group. enable_graph and metric_attribute have no effect.
         """
+        if sync_dist_group is not None:
+            raise UserError(
+                f"self.log({name!r}, sync_dist_group=…) is not supported: reduce the value "
+                f"yourself (torch.distributed.all_reduce), and log the result."
+            )
         context = self._log_context
         if context is None:
             self._log_outside(name)
@@ -347,6 +353,12 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
             f"give one of them only."
         )
 
+    def to_torchscript(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _not_exported("to_torchscript", "torch.export.export(model, (inputs,))")
+
+    def to_onnx(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _not_exported("to_onnx", "torch.onnx.export(model, (inputs,), path)")
+
     # ---- where it runs ----------------------------------------------------------------------
 
     @property
@@ -370,6 +382,11 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
             (tensor.device for tensor in (*self.parameters(), *self.buffers())),
             torch.device("cpu"),
         )
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the module is on a GPU, or on a virtual one."""
+        return self.device.type != "cpu"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -425,3 +442,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """The state without the Trainer: a copy in another process has its own Trainer."""
         return {**self.__dict__, "_trainer": None, "_log_context": None}
+
+
+def _not_exported(name: str, instead: str) -> UserError:
+    return UserError(f"multigpu.trainer does not support {name}: call {instead}.")

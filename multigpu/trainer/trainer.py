@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from argparse import ArgumentParser, Namespace
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from multigpu.errors import report_user_errors
+from multigpu.errors import UserError, report_user_errors
 from multigpu.strategies import Strategy
 from multigpu.trainer import arguments, defaults
 from multigpu.trainer.callbacks import (
@@ -73,7 +74,7 @@ class Trainer:
         fast_dev_run: int | bool = False,
         max_epochs: int | None = None,
         min_epochs: int | None = None,
-        max_steps: int = -1,
+        max_steps: int | None = -1,
         min_steps: int | None = None,
         max_time: str | timedelta | dict[str, int] | None = None,
         limit_train_batches: int | float | None = None,
@@ -116,7 +117,7 @@ class Trainer:
         self.fast_dev_run = bool(fast_dev_run) if fast_dev_run in (0, 1) else fast_dev_run
         self.max_epochs = max_epochs
         self.min_epochs = min_epochs
-        self.max_steps = max_steps
+        self.max_steps = -1 if max_steps is None else max_steps
         self.min_steps = min_steps
         self.limit_train_batches = limit_train_batches
         self.limit_val_batches = limit_val_batches
@@ -153,6 +154,16 @@ class Trainer:
             self, callbacks, enable_checkpointing, enable_progress_bar, max_time
         )
         self.state = RunState(Results(self.strategy.gather_objects, 1, training=False))
+
+    @staticmethod
+    def add_argparse_args(parser: ArgumentParser) -> ArgumentParser:
+        """Add the Trainer's arguments to a parser, as --max_epochs, as in Lightning 1.x."""
+        return arguments.add_to_parser(parser, Trainer)
+
+    @classmethod
+    def from_argparse_args(cls, args: Namespace, **keywords: Any) -> "Trainer":
+        """Make a Trainer of the parsed arguments that it knows; `keywords` have precedence."""
+        return cls(**{**arguments.from_parsed(args, Trainer), **keywords})
 
     # ---- what the user calls ----------------------------------------------------------------
 
@@ -273,6 +284,12 @@ class Trainer:
             if hasattr(loader, "train_dataloader") and not isinstance(loader, nn.Module):
                 datamodule = loader
                 loaders[name] = None
+        contradicting = [name for name, loader in loaders.items() if loader is not None]
+        if datamodule is not None and contradicting:
+            raise UserError(
+                f"trainer.{stage} was given a data module and {contradicting[0]} dataloaders: "
+                f"give one of them only."
+            )
         check_model(stage, model)
         if stage == "fit" and ckpt_path is None and self._has_exception_checkpoint():
             ckpt_path = "last"
@@ -383,6 +400,12 @@ class Trainer:
     @property
     def received_sigterm(self) -> bool:
         return bool(self.state.sigterm.received)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        """What a DistributedSampler of the user's own must be given."""
+        num_replicas, rank = self.strategy.shard
+        return {"num_replicas": num_replicas, "rank": rank}
 
     @property
     def is_last_batch(self) -> bool:

@@ -12,12 +12,16 @@ from multigpu.errors import UserError
 from multigpu.launch.world import find_world
 from multigpu.trainer.checkpointing.attribute_dict import AttributeDict
 from multigpu.trainer.combined_loader import CombinedLoader
+from multigpu.trainer.hooks import to_device
+from multigpu.trainer.seed import preserved_random_states
 
 __all__ = [
     "AttributeDict",
     "CombinedLoader",
     "MisconfigurationException",
     "grad_norm",
+    "isolate_rng",
+    "move_data_to_device",
     "rank_zero_info",
     "rank_zero_only",
     "rank_zero_warn",
@@ -28,6 +32,9 @@ STEP_OUTPUT = torch.Tensor | Mapping[str, Any] | None
 EVAL_DATALOADERS = Any
 TRAIN_DATALOADERS = Any
 OptimizerLRScheduler = Any
+# Lightning's names of two functions of this library.
+move_data_to_device = to_device
+isolate_rng = preserved_random_states
 # What this library raises where Lightning raises a MisconfigurationException.
 MisconfigurationException = UserError
 
@@ -35,14 +42,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def rank_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
-    """Make `function` run on rank 0 only; on other ranks it returns None."""
+class RankZeroOnly:
+    """The decorator `rank_zero_only`: a function runs on rank 0; elsewhere it returns None."""
 
-    @wraps(function)
-    def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R | None:
-        return function(*args, **kwargs) if find_world().rank == 0 else None
+    @property
+    def rank(self) -> int:
+        """This process's rank: code for Lightning reads `rank_zero_only.rank`."""
+        return find_world().rank
 
-    return on_rank_zero
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
+        @wraps(function)
+        def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            return function(*args, **kwargs) if self.rank == 0 else None
+
+        return on_rank_zero
+
+
+rank_zero_only = RankZeroOnly()
 
 
 def grad_norm(

@@ -1,5 +1,6 @@
 """The callbacks do what Lightning's do: Lightning's Trainer runs both."""
 
+import importlib
 import inspect
 import math
 import re
@@ -432,11 +433,19 @@ def test_every_callback_has_lightnings_arguments(lightning, name):
     assert arguments(getattr(callbacks, name)) == expected
 
 
+# Names of Lightning 1.x.
+OLD = ("GPUStatsMonitor", "LearningRateLogger")
+
+
 @pytest.mark.parametrize(("name", "alternative"), callbacks.ALTERNATIVES.items())
 def test_an_unsupported_callback_names_an_alternative(lightning, name, alternative):
-    assert hasattr(lightning.pytorch.callbacks, name)
+    rich_progress = importlib.import_module(
+        "lightning.pytorch.callbacks.progress.rich_progress"
+    )
+    of_today = hasattr(lightning.pytorch.callbacks, name)
+    assert of_today or name in OLD or hasattr(rich_progress, name)
     with pytest.raises(UserError, match=rf"{name}.*{re.escape(alternative)}"):
-        getattr(callbacks, name)
+        getattr(callbacks, name)()
 
 
 # ---- the Trainer's list of callbacks --------------------------------------------------------

@@ -1,7 +1,9 @@
 """Code for Lightning 1.x: its hooks run with its meaning, or a message names today's hook."""
 
 import warnings
+from argparse import ArgumentParser
 
+import plain_net
 import pytest
 import torch
 from refusals import names
@@ -197,3 +199,82 @@ def prepared(monkeypatch, rank, local_rank, per_node):
 def test_data_is_prepared_once_per_node_or_once(monkeypatch, rank, local_rank, by_node, once):
     assert prepared(monkeypatch, rank, local_rank, per_node=True) == by_node
     assert prepared(monkeypatch, rank, local_rank, per_node=False) == once
+
+
+def test_a_trainer_of_the_command_line(capsys):
+    """The values that are not given are left to PL_TRAINER_… and to the defaults."""
+    parser = L.Trainer.add_argparse_args(ArgumentParser())
+    parser.add_argument("--hidden", type=int, default=8)
+    args = parser.parse_args(
+        ["--max_epochs", "3", "--fast_dev_run", "--limit_val_batches=0.5", "--gpus", "None"]
+    )
+    made = L.Trainer.from_argparse_args(args, accelerator="cpu", logger=False)
+    assert made.fast_dev_run is True and made.loggers == [] and args.hidden == 8
+    args = parser.parse_args(["--max_epochs", "3", "--limit_val_batches=0.5"])
+    made = L.Trainer.from_argparse_args(args, accelerator="cpu", max_epochs=4)
+    assert (made.max_epochs, made.limit_val_batches, made.limit_test_batches) == (4, 0.5, None)
+    args = parser.parse_args(["--gpus", "2", "--distributed_backend", "dp"])
+    assert L.Trainer.from_argparse_args(args).strategy.name == "dp"
+    assert "devices=2" in capsys.readouterr().out
+    args.amp_backend = "apex"  # of a parser of the user's own
+    names(lambda: L.Trainer.from_argparse_args(args), "amp_backend", "16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("old", "strategy", "device"),
+    [
+        ({"accelerator": "ddp", "gpus": 2}, "ddp", "vgpu"),
+        ({"accelerator": "dp", "gpus": 2}, "dp", "vgpu"),
+        ({"accelerator": "ddp", "devices": 2}, "ddp", "cpu"),
+        ({"accelerator": "ddp_cpu", "num_processes": 2}, "ddp_spawn", "cpu"),
+    ],
+)
+def test_an_accelerator_that_was_a_strategy(old, strategy, device, capsys):
+    made = L.Trainer(**old)
+    assert (made.strategy.name, made.accelerator.kind) == (strategy, device)
+    assert made.num_devices == 2
+    hint = capsys.readouterr().out
+    assert f"accelerator='{old['accelerator']}'" in hint and f"strategy='{strategy}'" in hint
+
+
+def test_a_data_module_of_the_command_line_and_no_limit_of_steps():
+    class Data(L.LightningDataModule):
+        def __init__(self, folder=".", batch_size=1):
+            super().__init__()
+            self.given = (folder, batch_size)
+
+    parser = L.Trainer.add_argparse_args(ArgumentParser())
+    parser.add_argument("--batch_size", type=int, default=8)
+    args = parser.parse_args([])
+    assert Data.from_argparse_args(args, folder="a").given == ("a", 8)
+    args.max_steps = None  # no limit, in Lightning before 1.5
+    made = L.Trainer.from_argparse_args(args, **plain_net.QUIET, max_epochs=1)
+    made.fit(plain_net.Net(), DataLoader(plain_net.rows(), 4))
+    assert made.global_step == 2 and made.max_steps == -1
+
+
+def test_the_index_of_the_only_optimizer_stays_at_its_default():
+    class Indexed(plain_net.Net):
+        indices = ()
+
+        def training_step(self, batch, batch_idx, optimizer_idx=0):
+            self.indices += (optimizer_idx,)
+            return super().training_step(batch, batch_idx)
+
+    model = Indexed()
+    plain_net.trainer().fit(model, DataLoader(plain_net.rows(), 4))
+    assert model.indices == (0, 0)
+
+
+def test_what_modules_did_before_lightning_1_names_the_alternative():
+    class Sets(plain_net.Net):
+        def __init__(self):
+            super().__init__()
+            self.hparams = {"lr": 0.1}
+
+    names(Sets, "self.hparams", "save_hyperparameters(hparams)")
+    for owner in (plain_net.Net(), L.LightningDataModule()):
+        with pytest.raises(NotImplementedError, match=r"train.*stepping_b"):
+            owner.train_dataloader()
+        with pytest.raises(NotImplementedError, match=r"no val_data.*num_val_b"):
+            owner.val_dataloader()

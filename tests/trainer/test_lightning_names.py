@@ -4,6 +4,7 @@ import inspect
 import sys
 
 import pytest
+import torch
 from plain_net import Net, rows, trainer
 from refusals import names, refusal
 from torch.utils.data import DataLoader
@@ -90,11 +91,20 @@ def test_the_names_of_lightning_s_modules():
         (L.loggers, "WandbLogger", "CSVLogger or TensorBoardLogger"),
         (L, "Fabric", "connect, setup and close"),
         (L, "Tuner", "learning rates"),
+        (L.callbacks, "RichProgressBarTheme", "leave out theme"),
+        (L.callbacks, "GPUStatsMonitor", "memory_summary"),
+        (L.callbacks, "LearningRateLogger", "LearningRateMonitor"),
+        (L.strategies, "FSDPStrategy", "pipeline"),
+        (L.strategies, "DeepSpeedStrategy", "pipeline"),
     ],
 )
 def test_what_is_not_here_says_what_is(module, name, expected):
+    imported = getattr(module, name)  # a program can import what it does not use
+    assert not isinstance(module, imported)
     with pytest.raises(UserError, match=f"{name}.*{expected}"):
-        getattr(module, name)
+        imported("x", a=1)
+    with pytest.raises(UserError, match=f"{name}.*{expected}"):
+        type("Mine", (imported,), {"__init__": lambda self: None})()
     with pytest.raises(AttributeError, match="'Nonsense'"):
         _ = module.Nonsense
 
@@ -123,3 +133,60 @@ def test_the_norms_of_the_gradients(norm):
     }
     assert f"grad_{float(norm)}_norm:layer.weight" in mine
     names(lambda: grad_norm(net, 0), "norm_type is 0")
+
+
+def test_names_that_programs_read_of_the_package_and_the_module(monkeypatch):
+    import lightnings
+
+    assert L.__version__ == lightnings.package().__version__
+    net = Net()
+    assert not net.on_gpu and L.utilities.rank_zero_only.rank == 0
+    with L.utilities.isolate_rng():
+        drawn = torch.rand(1)
+    assert torch.equal(drawn, torch.rand(1))
+    batch = L.utilities.move_data_to_device({"rows": rows()}, torch.device("meta"))
+    assert batch["rows"].is_meta
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert L.utilities.rank_zero_only.rank == 1
+    assert L.utilities.rank_zero_only(lambda: "ran")() is None
+
+
+def test_what_a_module_cannot_do_names_the_alternative():
+    names(Net().to_torchscript, "to_torchscript", "torch.export.export")
+    names(lambda: Net().to_onnx("net.onnx"), "to_onnx", "torch.onnx.export")
+    names(lambda: L.callbacks.RichProgressBar(theme={}), "theme", "leave theme out")
+
+
+def test_a_group_of_ranks_to_reduce_over_is_refused():
+    class Groups(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("a", 1.0, sync_dist=True, sync_dist_group=object())
+
+    fit = trainer().fit
+    names(lambda: fit(Groups(), DataLoader(rows(), 4)), "'a'", "sync_dist_group", "all_reduce")
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+def test_a_data_module_beside_dataloaders_is_refused(stage):
+    loader, data = DataLoader(rows(), 4), L.LightningDataModule()
+    run = getattr(trainer(), stage)
+    names(lambda: run(Net(), loader, datamodule=data), "data module", "dataloaders", "only")
+
+
+def test_a_bars_methods_that_are_not_called_are_named():
+    class Bar(L.callbacks.TQDMProgressBar):
+        def init_train_tqdm(self):
+            return None
+
+    with pytest.warns(UserWarning, match="Bar.init_train_tqdm is not called.*get_metrics"):
+        Bar()
+
+
+def test_a_users_own_distributed_sampler_gets_the_ranks():
+    from torch.utils.data import DistributedSampler
+
+    made = trainer()
+    sampler = DistributedSampler(rows(), **made.distributed_sampler_kwargs)
+    assert (sampler.num_replicas, sampler.rank) == (1, 0)

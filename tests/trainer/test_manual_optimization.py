@@ -20,6 +20,29 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 # ---- one process ----------------------------------------------------------------------------
 
 
+def test_a_scheduler_can_be_made_of_what_optimizers_returns():
+    class Schedules(plain_net.Net):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+            self.rates = []
+
+        def on_train_start(self):
+            self.halving = torch.optim.lr_scheduler.StepLR(self.optimizers(), 1, 0.5)
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+            self.halving.step()
+            self.rates.append(optimizer.param_groups[0]["lr"])
+
+    model = Schedules()
+    plain_net.trainer().fit(model, DataLoader(plain_net.rows(), 4))
+    assert model.rates == pytest.approx([0.05, 0.025]) and model.global_step == 2
+
+
 def test_lbfgs_prepares_the_gradients_of_each_closure():
     """The hook comes where other ranks' gradients would be averaged."""
 

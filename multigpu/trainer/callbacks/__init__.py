@@ -1,8 +1,6 @@
 """The callbacks. Import them from here, as from `lightning.pytorch.callbacks`."""
 
-from typing import NoReturn
-
-from multigpu.errors import UserError
+from multigpu.errors import unsupported
 from multigpu.trainer.callbacks.accumulation import GradientAccumulationScheduler
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.callbacks.early_stopping import EarlyStopping
@@ -41,7 +39,10 @@ __all__ = [
 # Lightning's other callbacks, and what to use instead.
 ALTERNATIVES = {
     "RichModelSummary": "use ModelSummary",
+    "RichProgressBarTheme": "leave out theme: RichProgressBar has rich's own colours",
     "StochasticWeightAveraging": "use WeightAveraging, and torch's SWALR as scheduler",
+    "GPUStatsMonitor": "use torch.cuda.memory_summary(), or vgpu.memory_held()",
+    "LearningRateLogger": "use LearningRateMonitor, its newer name",
     "DeviceStatsMonitor": "use torch.cuda.memory_summary(), or vgpu.memory_held()",
     "ModelPruning": "use torch.nn.utils.prune",
     "LearningRateFinder": "train some steps with each of several learning rates, and compare",
@@ -50,10 +51,11 @@ ALTERNATIVES = {
 }
 
 
-def __getattr__(name: str) -> NoReturn:
+def __getattr__(name: str) -> type:
     if name in ALTERNATIVES:
-        raise UserError(
+        return unsupported(
+            name,
             f"multigpu.trainer.callbacks does not support Lightning's {name}: "
-            f"{ALTERNATIVES[name]}."
+            f"{ALTERNATIVES[name]}.",
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

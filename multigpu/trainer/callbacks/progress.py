@@ -10,6 +10,7 @@ import importlib.util
 import math
 import sys
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from multigpu.errors import UserError
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from multigpu.trainer.module import LightningModule
     from multigpu.trainer.trainer import Trainer
 
+# Methods that make Lightning's bars: here, an epoch and its validation share one bar.
+NOT_CALLED = [
+    f"init_{loop}_tqdm" for loop in ("sanity", "train", "validation", "test", "predict")
+]
 # The shortest time between two drawings, because drawing takes longer than a small step.
 SECONDS_BETWEEN_DRAWINGS = 0.1
 
@@ -91,6 +96,13 @@ class TQDMProgressBar(ProgressBar):
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False):
         super().__init__()
+        for name in NOT_CALLED:
+            if hasattr(self, name):
+                warnings.warn(
+                    f"{type(self).__name__}.{name} is not called: to change the bar's text, "
+                    f"override get_metrics; to draw another bar, write a ProgressBar.",
+                    stacklevel=2,
+                )
         self.refresh_rate = refresh_rate
         self.process_position = process_position
         self._leave = leave

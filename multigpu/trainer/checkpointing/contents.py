@@ -15,7 +15,7 @@ from multigpu.trainer.checkpointing.progress import loop_progress
 if TYPE_CHECKING:
     from multigpu.trainer.trainer import Trainer
 
-# The checkpoints have the format of this version of Lightning.
+# The checkpoints have the format of this version of Lightning, and the Trainer has its names.
 LIGHTNING_VERSION = "2.6.6"
 # The keys that a checkpoint does not have if it contains only weights.
 TRAINING_KEYS = ("callbacks", "optimizer_states", "lr_schedulers", "MixedPrecision")

@@ -74,6 +74,13 @@ class HyperparametersMixin:
             self._hparams = AttributeDict()
         return self._hparams
 
+    @hparams.setter
+    def hparams(self, hparams: Any) -> None:
+        raise UserError(
+            f"{type(self).__name__} sets self.hparams, as before Lightning 1.0: call "
+            f"self.save_hyperparameters(hparams) instead."
+        )
+
     @property
     def hparams_initial(self) -> AttributeDict:
         """A copy of the hyperparameters as they were saved."""

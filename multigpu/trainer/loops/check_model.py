@@ -82,8 +82,13 @@ def _check_prediction(model: LightningModule) -> None:
 
 
 def check_training_step(model: LightningModule) -> None:
-    """Raises UserError for Lightning 1.x's training_step, which got an optimizer's index."""
-    if "optimizer_idx" in inspect.signature(model.training_step).parameters:
+    """Raises UserError for Lightning 1.x's training_step, which got an optimizer's index.
+
+    It got the index only if there were several optimizers: an argument with a default is left
+    at its default.
+    """
+    index = inspect.signature(model.training_step).parameters.get("optimizer_idx")
+    if index is not None and index.default is index.empty:
         raise UserError(
             f"{type(model).__name__}.training_step has an argument optimizer_idx, which only "
             f"Lightning 1.x gave: leave it out, set self.automatic_optimization = False, and "

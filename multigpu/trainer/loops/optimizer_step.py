@@ -135,6 +135,13 @@ class LightningOptimizer:
         self._state = state
         self._strategy = strategy
 
+    @property
+    def __class__(self) -> type:
+        """The optimizer's class, so that isinstance(…, Optimizer) holds, as torch's schedulers
+        require.
+        """
+        return type(self.optimizer)
+
     def step(self, closure: Callable[[], Any] | None = None, **keywords: Any) -> Any:
         """Step, and return what `optimizer.step(closure, **keywords)` returns."""
         return self._state.optimizer_step.run(self.optimizer, closure, **keywords)
