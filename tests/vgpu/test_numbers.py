@@ -6,6 +6,7 @@ import pytest
 import torch
 from compare_devices import encoder, images, sequences, tokens, train
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
@@ -246,6 +247,17 @@ def test_complex_numbers(two, function):
 def test_forward_mode_over_backward(two):
     hessian = torch.func.hessian(lambda x: (x**3).sum())
     assert torch.equal(hessian(torch.ones(2, device=two[0])).cpu(), 6 * torch.eye(2))
+
+
+def test_a_traced_function_computes_with_its_arguments(two):
+    """Not with those of the call that was traced."""
+    x = torch.linspace(-1, 1, 5)
+    on_device = x.to(two[0])
+    traced_with = torch.zeros(5, device=two[0])
+    graph = make_fx(lambda value: (value + on_device) * on_device.sin())(traced_with)
+    assert torch.equal(graph(on_device * 2).cpu(), 3 * x * x.sin())
+    _, derivative = torch.func.linearize(torch.sin, on_device)
+    assert torch.equal(derivative(on_device).cpu(), x.cos() * x)
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])

@@ -121,6 +121,19 @@ def test_other_wrappers_show_the_device(cuda):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_nested_tensor_goes_through_a_layer(cuda):
+    """Autograd asked for CUDA's device guard here, and the process aborted."""
+    rows = [torch.randn(2, 3), torch.randn(4, 3)]
+    layer = nn.Linear(3, 2)
+    expected = layer(torch.cat(rows))
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda:1")
+    out = layer.cuda(1)(nested)
+    assert out.device == torch.device("cuda:1")
+    assert torch.equal(out.values().cpu(), expected)
+    out.values().sum().backward()
+    assert layer.bias.grad.tolist() == [6, 6]
+
+
 def test_torch_jit_compiles_calls_of_torch_tensor(cuda):
     def with_constant(x: torch.Tensor) -> torch.Tensor:
         return x + torch.tensor([1.0]).to(x.device)

@@ -134,6 +134,11 @@ class VirtualTensor(torch.Tensor):
         return object.__format__(self, spec)
 
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
+        if isinstance(self, torch.nn.Parameter):
+            # torch copies neither a parameter's gradient nor a program's attributes.
+            if id(self) not in memo:
+                memo[id(self)] = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
+            return memo[id(self)]
         if not self.is_leaf:
             # torch's wording.
             raise RuntimeError(
@@ -143,7 +148,7 @@ class VirtualTensor(torch.Tensor):
         if id(self) in memo:
             return memo[id(self)]
         with torch.no_grad():
-            new = self.clone(memory_format=torch.preserve_format)
+            new = self.clone()
         new.requires_grad_(self.requires_grad)
         for name, value in self.__dict__.items():
             if name not in ("_payload", "_block"):

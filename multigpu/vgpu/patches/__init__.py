@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.patches import (
     comm,
     compiling,
@@ -217,6 +218,13 @@ TABLE = Table(
                 when=decisions.tensors_have_shapes_only,
             )
             for name in decisions.MATH
+        ),
+        Replacement(
+            "torch.fx.experimental.proxy_tensor",
+            "HANDLED_TYPES",
+            lambda original: (*original, VirtualTensor),
+            "make_fx and torch.func.linearize do not record operations on other classes: "
+            "their graph would have constants in the place of results",
         ),
         Replacement("torch", "compile", compiling.leave_out, _COMPILER),
         Replacement(
