@@ -16,6 +16,7 @@ from multigpu.vgpu.patches import (
     decisions,
     engine,
     generators,
+    lazy,
     loading,
     moving,
     pinned,
@@ -77,6 +78,7 @@ _GRADIENT_CHECK = (
     "the engine does not check the device of gradients that are tensors of a subclass"
 )
 _COMPILER = "torch.compile would make code for a real device"
+_LAZY = "the parameters of a lazy module have a class that a virtual tensor cannot have"
 _CURRENT_DEVICE = (
     'for the device "vgpu", torch asks the device guard for the index, and it knows only 0'
 )
@@ -99,6 +101,29 @@ TABLE = Table(
             moving.data_property,
             "FSDP1 assigns a tensor of the device to the data of a parameter on the host; "
             "torch refuses another class",
+        ),
+        *(
+            Replacement(f"torch.nn.parameter.{name}", "__new__", lazy.made_on_host, _LAZY)
+            for name in ("UninitializedParameter", "UninitializedBuffer")
+        ),
+        Replacement(
+            "torch.nn.parameter.UninitializedParameter",
+            "__deepcopy__",
+            lazy.copied_to_its_place,
+            _LAZY,
+        ),
+        Replacement(
+            "torch.nn.parameter.UninitializedTensorMixin",
+            "device",
+            lazy.place_property,
+            _LAZY,
+            optional=True,
+        ),
+        Replacement(
+            "torch.nn.parameter.UninitializedTensorMixin",
+            "materialize",
+            lambda original: lazy.materialize,
+            _LAZY,
         ),
         Replacement(
             "torch.autograd.Variable",

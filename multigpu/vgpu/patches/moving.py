@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
+from multigpu.vgpu.patches.lazy import moved_apart
 
 # These attributes make a tensor virtual, or make a virtual tensor a parameter. All others
 # belong to the program.
@@ -91,12 +92,14 @@ def moving_apply(original: Callable) -> Callable:
                 torch.__future__.set_swap_module_params_on_conversion(swaps)
         # The program has set the flag itself, or this call is for a child module.
         if swaps:
-            return original(self, fn, recurse)
+            with moved_apart(self, fn):
+                return original(self, fn, recurse)
         swap_tensors = torch.utils.swap_tensors
         torch.__future__.set_swap_module_params_on_conversion(True)
         torch.utils.swap_tensors = move_in_place
         try:
-            return original(self, fn, recurse)
+            with moved_apart(self, fn):
+                return original(self, fn, recurse)
         finally:
             torch.utils.swap_tensors = swap_tensors
             torch.__future__.set_swap_module_params_on_conversion(False)
