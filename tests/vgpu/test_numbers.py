@@ -211,6 +211,21 @@ def test_ctc_loss_takes_lengths_from_the_host_and_from_the_device(two, mode):
         assert leaf.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("options", [{}, {"num_classes": 5}])
+def test_one_hot(two, mode, options):
+    classes = torch.tensor([[0, 2], [1, 1]])
+    with mode():
+        on_device = F.one_hot(classes.to(two[1]), **options)
+        assert on_device.device == two[1]
+        assert torch.equal(on_device.cpu(), F.one_hot(classes, **options))
+        with pytest.raises(RuntimeError, match="index 2 is out of bounds"):
+            F.one_hot(classes.to(two[1]), 2)
+        for device in ("cpu", two[0]):
+            with pytest.raises(RuntimeError, match="only applicable to index tensor"):
+                F.one_hot(classes.int().to(device))
+
+
 def assert_same_as_on_the_cpu(
     function: Callable[..., torch.Tensor], *inputs: torch.Tensor, device: torch.device
 ) -> None:

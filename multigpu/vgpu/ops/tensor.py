@@ -6,7 +6,7 @@ the payloads.
 """
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import _tensor_str
@@ -60,6 +60,12 @@ class VirtualTensor(torch.Tensor):
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. "
             f"Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __dlpack__(self, **options: Any) -> NoReturn:
+        raise BufferError(
+            f"{self.device} is a virtual GPU, so it has no memory that DLPack can share with "
+            f"another library: copy the tensor to the CPU first (tensor.cpu())."
         )
 
     def data_ptr(self) -> int:

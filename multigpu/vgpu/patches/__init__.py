@@ -14,6 +14,7 @@ from multigpu.vgpu.patches import (
     compiling,
     current_device,
     decisions,
+    dlpack,
     engine,
     generators,
     lazy,
@@ -250,6 +251,15 @@ TABLE = Table(
             lambda original: (*original, VirtualTensor),
             "make_fx and torch.func.linearize do not record operations on other classes: "
             "their graph would have constants in the place of results",
+        ),
+        *(
+            Replacement(
+                owner,
+                "to_dlpack",
+                dlpack.refusing,
+                "it asks no class, and would hand out an address of nothing",
+            )
+            for owner in ("torch", "torch.utils.dlpack")
         ),
         Replacement("torch", "compile", compiling.leave_out, _COMPILER),
         Replacement(
