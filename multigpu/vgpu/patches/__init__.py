@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from multigpu.vgpu.ops import autocast
 from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.patches import (
     comm,
@@ -251,6 +252,12 @@ TABLE = Table(
             lambda original: (*original, VirtualTensor),
             "make_fx and torch.func.linearize do not record operations on other classes: "
             "their graph would have constants in the place of results",
+        ),
+        Replacement(
+            "torch",
+            "clear_autocast_cache",
+            autocast.clearing,
+            "torch keeps 16-bit copies of the weights of its own devices only",
         ),
         *(
             Replacement(
