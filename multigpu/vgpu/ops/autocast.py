@@ -135,8 +135,8 @@ WIDEST = [
     "tensordot",
     "scatter_add",
 ]
-# The 16-bit copies of weights by the weights' ids, each with a reference to the weight. One for
-# the process, like torch's.
+# The 16-bit copies of weights by the weights' ids, each with a reference to the weight. One
+# dict for the process, like torch's.
 _copies: dict[int, tuple[weakref.ref, Tensor]] = {}
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 # Returns the dtype in which a call computes, from the values of all its arguments.
