@@ -81,6 +81,15 @@ def reduce_to_the_last():
 
 
 @record
+def gather_and_scatter_of_nothing():
+    chunks = [empty(0) for _ in range(ranks)] if rank == 1 else None
+    out = empty(0)
+    dist.gather(empty(0), chunks, dst=1)
+    dist.scatter(out, chunks, src=1)
+    return out
+
+
+@record
 def gather_of_unequal_parts():
     out = [empty(i + 1) for i in range(ranks)]
     dist.all_gather(out, full(rank, rank + 1))
@@ -250,6 +259,11 @@ def test_the_average(ranks):
 def test_the_sum_of_products(ranks):
     spans = [("allreduce", seconds("allreduce", 20))]
     check(ranks, "sum_of_products", [[[5.0] * 5]] * 4, spans)
+
+
+def test_empty_tensors_are_gathered_and_scattered(ranks):
+    spans = [(name, seconds(name, 0)) for name in ("gather", "scatter")]
+    check(ranks, "gather_and_scatter_of_nothing", [[[]]] * 4, spans)
 
 
 def test_only_the_root_of_a_reduce_gets_the_sum(ranks):

@@ -259,6 +259,18 @@ def test_complex_numbers(two, function):
     assert_same_as_on_the_cpu(function, x, device=two[1])
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.addmm(x, torch.ones(2, 3).to(x.device), torch.ones(3, 2).to(x.device)),
+        lambda x: torch.softmax(x, 0),
+        lambda x: torch.log_softmax(x, -1),
+    ],
+)
+def test_numbers_in_the_place_of_matrices(two, function):
+    assert_same_as_on_the_cpu(function, torch.tensor(1.5), device=two[1])
+
+
 def test_forward_mode_over_backward(two):
     hessian = torch.func.hessian(lambda x: (x**3).sum())
     assert torch.equal(hessian(torch.ones(2, device=two[0])).cpu(), 6 * torch.eye(2))

@@ -135,7 +135,7 @@ class VirtualTensor(torch.Tensor):
         return text
 
     def __format__(self, spec: str) -> str:
-        if self.dim() == 0 and spec:
+        if self.dim() == 0 and not isinstance(self, torch.nn.Parameter):
             return format(self.item(), spec)
         return object.__format__(self, spec)
 

@@ -329,7 +329,7 @@ def _traffic(name: str, args: tuple, ranks: int) -> int:
     totals = [sum(tensor.nbytes for tensor in tensors_in((value,))) for value in args]
     if name in ("gather", "scatter"):
         # Only the root has the list of all chunks.
-        return ranks * min(total for total in totals if total)
+        return ranks * min((total for total in totals if total), default=0)
     return max(totals)
 
 
