@@ -155,3 +155,12 @@ def test_random_numbers_of_dtensor(mesh):
     assert torch.equal(drawn[0], drawn[2])
     assert torch.equal(drawn[1], drawn[3])
     assert not torch.equal(drawn[0], drawn[1])
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 6, 8), (2, 0, 6, 8), (2, 4, 0, 8)])
+def test_tensors_without_elements(two, shape):
+    """With no heads, the CPU's fused kernel ended the process."""
+    rows = torch.empty(shape, device=two[0], requires_grad=True)
+    out = F.scaled_dot_product_attention(rows, rows, rows)
+    out.sum().backward()
+    assert out.shape == rows.grad.shape == shape

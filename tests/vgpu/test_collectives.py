@@ -73,6 +73,23 @@ def sum_of_products():
 
 
 @record
+def reduce_to_the_last():
+    x, y = full(rank, 100_000), full(rank, 2)
+    dist.reduce(x, ranks - 1)
+    dist.reduce(y, ranks - 1, op=dist.ReduceOp.AVG)
+    return [x.unique(), y]
+
+
+@record
+def gather_and_scatter_of_nothing():
+    chunks = [empty(0) for _ in range(ranks)] if rank == 1 else None
+    out = empty(0)
+    dist.gather(empty(0), chunks, dst=1)
+    dist.scatter(out, chunks, src=1)
+    return out
+
+
+@record
 def gather_of_unequal_parts():
     out = [empty(i + 1) for i in range(ranks)]
     dist.all_gather(out, full(rank, rank + 1))
@@ -195,6 +212,22 @@ def barrier():
     return torch.tensor(objects)
 
 
+def error_of(call, *args):
+    try:
+        return call(*args)
+    except ValueError as error:
+        return str(error)
+
+
+columns = full(1, 2, 3).t()
+images = full(1, 1, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+results["refused"] = [
+    error_of(dist.all_reduce, columns),
+    error_of(dist.broadcast, columns, 0),
+    error_of(all_gather, full(1, 3 * ranks, 2), columns),
+    error_of(dist.all_reduce, torch.eye(2, device=device).to_sparse()),
+    error_of(dist.all_reduce, images),
+]
 groups = (dist.group.WORLD, dist.new_group([0, 1, 2, 3]))
 results["names"] = [dist.get_backend(), *(group.group_name for group in groups)]
 print(json.dumps(results))
@@ -226,6 +259,25 @@ def test_the_average(ranks):
 def test_the_sum_of_products(ranks):
     spans = [("allreduce", seconds("allreduce", 20))]
     check(ranks, "sum_of_products", [[[5.0] * 5]] * 4, spans)
+
+
+def test_empty_tensors_are_gathered_and_scattered(ranks):
+    spans = [(name, seconds(name, 0)) for name in ("gather", "scatter")]
+    check(ranks, "gather_and_scatter_of_nothing", [[[]]] * 4, spans)
+
+
+def test_only_the_root_of_a_reduce_gets_the_sum(ranks):
+    numbers = [[[float(rank)], [float(rank)] * 2] for rank in range(3)]
+    spans = [("reduce", seconds("reduce", nbytes)) for nbytes in (400_000, 8)]
+    check(ranks, "reduce_to_the_last", [*numbers, [[6.0], [1.5] * 2]], spans)
+
+
+def test_tensors_that_nccl_refuses(ranks):
+    """Images with the channels last are contiguous, too."""
+    contiguous = "Tensors must be contiguous"
+    for rank in ranks:
+        refused = [contiguous] * 3 + ["Tensors must be vgpu and dense", None]
+        assert rank["refused"] == refused
 
 
 def test_parts_of_unequal_sizes_are_gathered(ranks):

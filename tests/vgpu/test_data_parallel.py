@@ -51,6 +51,18 @@ def test_data_parallel_equals_the_serial_run(count, on_host):
         assert difference(*data_parallel(devices, on_host=on_host)) <= 1e-15
 
 
+def test_sparse_gradients_are_added_up(two):
+    torch.manual_seed(0)
+    serial = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 2))
+    model = copy.deepcopy(serial).to(two[0])
+    words = torch.tensor([[1, 2], [3, 4], [5, 6], [1, 3]])
+    serial(words).sum().backward()
+    nn.DataParallel(model)(words).sum().backward()
+    assert model[0].weight.grad.is_sparse
+    assert torch.equal(model[0].weight.grad.to_dense().cpu(), serial[0].weight.grad.to_dense())
+    torch.testing.assert_close(model[2].weight.grad.cpu(), serial[2].weight.grad)
+
+
 def test_data_parallel_without_the_sum_of_gradients_differs(two, monkeypatch):
     """The equality is due to the sum of the replicas' gradients."""
     monkeypatch.setattr(

@@ -1,5 +1,6 @@
 """A module moves to a virtual GPU and back: what a program has put on its parameters stays."""
 
+import copy
 import weakref
 
 import pytest
@@ -151,3 +152,53 @@ def test_torch_does_not_convert_the_fake_parameters_of_a_module(two):
         for convert in (model.double, lambda: model.to(two[0])):
             with pytest.raises(RuntimeError, match="Couldn't swap Linear"):
                 convert()
+
+
+def lazy_model(**options) -> nn.Sequential:
+    return nn.Sequential(
+        nn.LazyConv2d(2, 3, **options), nn.LazyBatchNorm2d(**options), nn.Flatten(),
+        nn.LazyLinear(2, **options),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["to", "made there", "default device"])
+def test_lazy_modules_get_their_memory_on_the_device(two, how):
+    if how == "made there":
+        model = lazy_model(device=two[1])
+    elif how == "default device":
+        with torch.device(two[1]):
+            model = lazy_model()
+    else:
+        model = lazy_model().to(two[1])
+    weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert weight.device == two[1]
+    images = torch.randn(3, 1, 5, 5)
+    model(images.to(two[1]))
+    assert model[0].weight is weight
+    assert {tensor.device for tensor in model.state_dict().values()} == {two[1]}
+    on_cpu = lazy_model()
+    on_cpu(images)
+    # A lazy module reads the shapes from a file, too.
+    model.load_state_dict(on_cpu.state_dict())
+    outputs = []
+    for copied, place in ((on_cpu, "cpu"), (model, two[1])):
+        outputs.append(copied.eval()(images.to(place)))
+        outputs[-1].sum().backward()
+    assert torch.equal(outputs[0], outputs[1].cpu())
+    optimizer.step()
+    assert not torch.equal(weight.cpu(), on_cpu[0].weight)
+
+
+def test_a_copy_of_a_lazy_module_is_on_its_device(two):
+    model = copy.deepcopy(nn.LazyLinear(2).to(two[1]))
+    model(torch.ones(1, 3, device=two[1]))
+    assert model.weight.device == two[1]
+
+
+def test_a_lazy_module_goes_to_another_dtype_and_back_to_the_host(two):
+    model = nn.LazyLinear(2).to(two[0]).half().cpu()
+    assert model.weight.dtype is torch.float16
+    assert model.bias.device.type == "cpu"
+    model(torch.ones(1, 3, dtype=torch.half))
+    assert type(model.weight) is nn.Parameter

@@ -6,6 +6,7 @@ import pytest
 import torch
 from compare_devices import encoder, images, sequences, tokens, train
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
@@ -210,6 +211,21 @@ def test_ctc_loss_takes_lengths_from_the_host_and_from_the_device(two, mode):
         assert leaf.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("options", [{}, {"num_classes": 5}])
+def test_one_hot(two, mode, options):
+    classes = torch.tensor([[0, 2], [1, 1]])
+    with mode():
+        on_device = F.one_hot(classes.to(two[1]), **options)
+        assert on_device.device == two[1]
+        assert torch.equal(on_device.cpu(), F.one_hot(classes, **options))
+        with pytest.raises(RuntimeError, match="index 2 is out of bounds"):
+            F.one_hot(classes.to(two[1]), 2)
+        for device in ("cpu", two[0]):
+            with pytest.raises(RuntimeError, match="only applicable to index tensor"):
+                F.one_hot(classes.int().to(device))
+
+
 def assert_same_as_on_the_cpu(
     function: Callable[..., torch.Tensor], *inputs: torch.Tensor, device: torch.device
 ) -> None:
@@ -243,9 +259,32 @@ def test_complex_numbers(two, function):
     assert_same_as_on_the_cpu(function, x, device=two[1])
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.addmm(x, torch.ones(2, 3).to(x.device), torch.ones(3, 2).to(x.device)),
+        lambda x: torch.softmax(x, 0),
+        lambda x: torch.log_softmax(x, -1),
+    ],
+)
+def test_numbers_in_the_place_of_matrices(two, function):
+    assert_same_as_on_the_cpu(function, torch.tensor(1.5), device=two[1])
+
+
 def test_forward_mode_over_backward(two):
     hessian = torch.func.hessian(lambda x: (x**3).sum())
     assert torch.equal(hessian(torch.ones(2, device=two[0])).cpu(), 6 * torch.eye(2))
+
+
+def test_a_traced_function_computes_with_its_arguments(two):
+    """Not with those of the call that was traced."""
+    x = torch.linspace(-1, 1, 5)
+    on_device = x.to(two[0])
+    traced_with = torch.zeros(5, device=two[0])
+    graph = make_fx(lambda value: (value + on_device) * on_device.sin())(traced_with)
+    assert torch.equal(graph(on_device * 2).cpu(), 3 * x * x.sin())
+    _, derivative = torch.func.linearize(torch.sin, on_device)
+    assert torch.equal(derivative(on_device).cpu(), x.cos() * x)
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])

@@ -39,6 +39,18 @@ def test_torch_knows_its_factories_while_virtual_gpus_run(two):
     assert numbers(2).tolist() == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_the_host_waits_for_a_copy_into_memory_that_is_not_pinned(two, is_pinned):
+    x = torch.ones(2**20, device=two[0])
+    target = torch.empty(2**20, pin_memory=is_pinned)
+    side = torch.vgpu.current_stream()
+    target.copy_(x, non_blocking=True)
+    assert side.query() is not is_pinned
+    # A new tensor is pinned, as on CUDA.
+    assert x.to("cpu", non_blocking=True).is_pinned()
+    assert not x.cpu().is_pinned()
+
+
 def test_programs_that_pin(two):
     (batch,) = next(iter(DataLoader(TensorDataset(torch.ones(8, 3)), 4, pin_memory=True)))
     assert batch.is_pinned()

@@ -471,6 +471,8 @@ def test_texts_and_numbers(two):
     x = torch.tensor([1.5, 2.0], device=two[1])
     assert f"{x.sum():.3f}" == "3.500"
     assert f"{x[0]:.1f}" == "1.5"
+    assert f"{x[0]} {x.argmax()} {(x * 2).requires_grad_().sum()}" == "1.5 1 7.0"
+    assert f"{nn.Parameter(x[0])}".startswith("Parameter containing")
     assert float(x.sum()) == 3.5
     assert int(x.argmax()) == 1
     assert bool((x > 0).all())

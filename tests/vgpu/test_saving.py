@@ -116,7 +116,13 @@ def test_pickle_and_deepcopy(two):
         with torch.no_grad():
             other.weight.zero_()
         assert model.weight.abs().sum() > 0
-    assert copy.deepcopy(model).weight.grad.tolist() == model.weight.grad.tolist()
+    # As in torch, which copies gradients of other tensors, but none of parameters.
+    assert copy.deepcopy(model).weight.grad is None
+    leaf = torch.ones(2, device=two[0], requires_grad=True)
+    (leaf * 3).sum().backward()
+    assert copy.deepcopy(leaf).grad.tolist() == [3, 3]
+    sparse = torch.eye(2, device=two[1]).to_sparse()
+    assert copy.deepcopy(sparse).to_dense().tolist() == [[1, 0], [0, 1]]
     with pytest.raises(RuntimeError, match="graph leaves"):
         copy.deepcopy(model.weight * 2)
     buffer = io.BytesIO()

@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from multigpu import vgpu
+
 OPTIMIZERS = [
     name
     for name, kind in vars(torch.optim).items()
@@ -124,6 +126,41 @@ def test_clipping_schedulers_and_hooks(two):
             update.step()
             schedule.step()
     assert difference(on_cpu, on_device) == 0
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_autocast_casts_a_weight_once(two, is_kept):
+    torch.manual_seed(0)
+    on_cpu = nn.Linear(16, 16, bias=False)
+    on_device = copy.deepcopy(on_cpu).to(two[1])
+    rows = torch.randn(4, 16)
+    since = vgpu.elapsed()
+    for layer, place in ((on_cpu, "cpu"), (on_device, two[1])):
+        out = rows.to(place)
+        with torch.autocast(
+            torch.device(place).type, dtype=torch.bfloat16, cache_enabled=is_kept
+        ):
+            for _ in range(3):
+                out = layer(out)
+        out.float().sum().backward()
+    # The gradients of the three uses are added in bfloat16, or in float32.
+    assert torch.equal(on_device.weight.grad.cpu(), on_cpu.weight.grad)
+    names = [e.name for e in vgpu.timeline(since).events if e.phase == "forward"]
+    # The rows and the weights are cast, and the output to float32.
+    assert names.count("_to_copy") == 1 + (1 if is_kept else 3) + 1
+
+
+def test_autocasts_copies_of_weights_go_at_the_end_of_the_block(two):
+    layer = nn.Linear(256, 256, bias=False).to(two[0])
+    rows = torch.randn(4, 256, device=two[0])
+    before = torch.vgpu.memory_allocated()
+    with torch.no_grad(), torch.autocast("vgpu", dtype=torch.bfloat16):
+        layer(rows)
+        assert torch.vgpu.memory_allocated() - before == 2 * 256 * 256
+        with torch.autocast("vgpu"):
+            pass
+        assert torch.vgpu.memory_allocated() - before == 2 * 256 * 256
+    assert torch.vgpu.memory_allocated() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -121,6 +121,19 @@ def test_other_wrappers_show_the_device(cuda):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_nested_tensor_goes_through_a_layer(cuda):
+    """Autograd asked for CUDA's device guard here, and the process aborted."""
+    rows = [torch.randn(2, 3), torch.randn(4, 3)]
+    layer = nn.Linear(3, 2)
+    expected = layer(torch.cat(rows))
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged, device="cuda:1")
+    out = layer.cuda(1)(nested)
+    assert out.device == torch.device("cuda:1")
+    assert torch.equal(out.values().cpu(), expected)
+    out.values().sum().backward()
+    assert layer.bias.grad.tolist() == [6, 6]
+
+
 def test_torch_jit_compiles_calls_of_torch_tensor(cuda):
     def with_constant(x: torch.Tensor) -> torch.Tensor:
         return x + torch.tensor([1.0]).to(x.device)
@@ -154,6 +167,11 @@ def test_files_have_cudas_devices(cuda):
     assert copy.deepcopy(nn.Linear(2, 2).cuda(1)).weight.device == torch.device("cuda:1")
 
 
+def changed_in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    return y.add_(1).sum()
+
+
 ERRORS = {
     "two devices": (
         lambda x: x + torch.ones(2, device="cuda:1"),
@@ -179,6 +197,20 @@ ERRORS = {
         lambda x: torch.rand(2, device="cuda", generator=torch.Generator()),
         "Expected a 'cuda' device type for generator but found 'cpu'",
     ),
+    "a generator of a GPU": (
+        lambda x: torch.randperm(2, generator=torch.Generator(device="cuda")),
+        "Expected a 'cpu' device type for generator but found 'cuda'",
+    ),
+    "a class": (
+        lambda x: F.one_hot(torch.tensor([3], device="cuda"), 2),
+        "index 3 is out of bounds",
+    ),
+    "a change in place": (
+        lambda x: changed_in_place(x.requires_grad_()).backward(),
+        "[torch.cuda.FloatTensor [2]], which is output 0 of Exp",
+    ),
+    "to_dlpack": (lambda x: torch.utils.dlpack.to_dlpack(x), "cuda:0 is a virtual GPU"),
+    "from_dlpack": (torch.from_dlpack, "copy the tensor to the CPU first"),
     "a gradient": (
         lambda x: x.requires_grad_().backward(torch.ones(2)),
         "expected device cuda:0 but got cpu",
@@ -189,7 +221,7 @@ ERRORS = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors_are_cudas(cuda, name):
     call, message = ERRORS[name]
-    with pytest.raises((RuntimeError, TypeError)) as error:
+    with pytest.raises((RuntimeError, TypeError, BufferError)) as error:
         call(torch.ones(2, device="cuda"))
     assert message in str(error.value)
 

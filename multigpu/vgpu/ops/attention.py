@@ -94,6 +94,9 @@ def _uses_flash(
     """Whether the CPU would choose its flash kernel for these arguments, if it is allowed."""
     if query.dim() != 4 or dropout_p > 0:
         return False
+    if not query.numel() or not key.numel():
+        # With no heads, the flash kernel divides by zero.
+        return False
     if mask is not None and mask.requires_grad and torch.is_grad_enabled():
         # The flash kernel has no gradient for its mask.
         return False

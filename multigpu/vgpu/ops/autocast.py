@@ -2,8 +2,12 @@
 
 The lists are those for CUDA in ATen/autocast_mode.h of torch 2.13. torch applies them to its
 own devices only, so they are registered here for the device type "vgpu".
+
+As in torch (cached_cast in autocast_mode.cpp), a weight is cast once: its 16-bit copy is kept
+until the program leaves the outermost autocast block.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -131,6 +135,9 @@ WIDEST = [
     "tensordot",
     "scatter_add",
 ]
+# The 16-bit copies of weights by the weights' ids, each with a reference to the weight. One
+# dict for the process, like torch's.
+_copies: dict[int, tuple[weakref.ref, Tensor]] = {}
 _AUTOCAST_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 # Returns the dtype in which a call computes, from the values of all its arguments.
 ChooseDtype = Callable[[list], torch.dtype]
@@ -190,7 +197,39 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
             and value.dtype is not torch.float64
             and names.is_virtual(value.device)
         )
-        return value.to(dtype) if castable and value.dtype is not dtype else value
+        if not castable or value.dtype is dtype:
+            return value
+        return _cast_once(value, dtype) if _is_weight(value, dtype) else value.to(dtype)
     if type(value) in (list, tuple):
         return type(value)(_cast(part, dtype) for part in value)
     return value
+
+
+def _is_weight(value: Tensor, dtype: torch.dtype) -> bool:
+    """Whether torch keeps the copy: of a leaf in float32 that needs a gradient."""
+    return (
+        value.dtype is torch.float32
+        and value.requires_grad
+        and value.is_leaf
+        and not value._is_view()
+        and dtype is torch.get_autocast_dtype("vgpu")
+        and torch.is_autocast_cache_enabled()
+    )
+
+
+def _cast_once(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    reference, copy = _copies.get(id(weight), (lambda: None, None))
+    if reference() is not weight:
+        copy = weight.to(dtype)
+        _copies[id(weight)] = (weakref.ref(weight), copy)
+    return copy
+
+
+def clearing(original: Callable[[], None]) -> Callable[[], None]:
+    """torch.clear_autocast_cache, which torch calls at the end of the outermost block."""
+
+    def clear_autocast_cache() -> None:
+        _copies.clear()
+        original()
+
+    return clear_autocast_cache

@@ -171,6 +171,27 @@ def _ctc_loss(func: OpOverload, args: tuple, kwargs: dict) -> Tensor:
     return func.decompose(*args, **kwargs)
 
 
+def one_hot(indices: Tensor, num_classes: int = -1) -> Tensor:
+    """torch.nn.functional.one_hot as on CUDA: a class that does not exist is an error.
+
+    For a tensor of a subclass torch compares numbers, and a row of such a class is zeros.
+    """
+    if indices.dtype is not torch.int64:
+        # torch's wording, and below.
+        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+    if num_classes == -1 and indices.numel():
+        num_classes = indices.max().item() + 1
+    if num_classes < 1:
+        raise RuntimeError("num_classes should be positive")
+    rows = indices.new_zeros(*indices.shape, num_classes)
+    return rows.scatter_(-1, indices.unsqueeze(-1), 1)
+
+
+def _one_hot(func: OpOverload, args: tuple, kwargs: dict) -> Tensor:
+    """Handler of one_hot in inference mode, where torch skips the kernel of `register`."""
+    return one_hot(*args, **kwargs)
+
+
 def convolution(images: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
     """aten::convolution: if the images have the channels last, so has the output.
 
@@ -211,9 +232,11 @@ HANDLERS: dict[torch._ops.OpOverloadPacket, Handler] = {
     aten._pack_padded_sequence: pack,
     aten._nested_tensor_from_mask_left_aligned: _keep_padding,
     aten.ctc_loss: _ctc_loss,
+    aten.one_hot: _one_hot,
 }
 
 
 def register(library: torch.library.Library) -> None:
-    """Replace torch's kernel of ctc_loss for the device type "vgpu"."""
+    """Replace torch's kernels of ctc_loss and one_hot for the device type "vgpu"."""
     library.impl("ctc_loss.Tensor", ctc_loss, "AutogradPrivateUse1")
+    library.impl("one_hot", one_hot, "AutogradPrivateUse1")

@@ -74,3 +74,14 @@ def locate(
     storage.__dict__["located_on"] = device
     storage.block = block
     return storage
+
+
+def mark_as_pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Let a tensor of the host, and its views, count as pinned; return the tensor."""
+    tensor.untyped_storage().pinned_for_vgpu = True
+    return tensor
+
+
+def is_marked_as_pinned(tensor: torch.Tensor) -> bool:
+    """Whether `mark_as_pinned` has marked a tensor of the host, or one whose view it is."""
+    return hasattr(tensor.untyped_storage(), "pinned_for_vgpu")

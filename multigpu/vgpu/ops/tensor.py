@@ -6,7 +6,7 @@ the payloads.
 """
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import _tensor_str
@@ -60,6 +60,12 @@ class VirtualTensor(torch.Tensor):
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. "
             f"Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __dlpack__(self, **options: Any) -> NoReturn:
+        raise BufferError(
+            f"{self.device} is a virtual GPU, so it has no memory that DLPack can share with "
+            f"another library: copy the tensor to the CPU first (tensor.cpu())."
         )
 
     def data_ptr(self) -> int:
@@ -129,11 +135,16 @@ class VirtualTensor(torch.Tensor):
         return text
 
     def __format__(self, spec: str) -> str:
-        if self.dim() == 0 and spec:
+        if self.dim() == 0 and not isinstance(self, torch.nn.Parameter):
             return format(self.item(), spec)
         return object.__format__(self, spec)
 
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
+        if isinstance(self, torch.nn.Parameter):
+            # torch copies neither a parameter's gradient nor a program's attributes.
+            if id(self) not in memo:
+                memo[id(self)] = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
+            return memo[id(self)]
         if not self.is_leaf:
             # torch's wording.
             raise RuntimeError(
@@ -143,7 +154,7 @@ class VirtualTensor(torch.Tensor):
         if id(self) in memo:
             return memo[id(self)]
         with torch.no_grad():
-            new = self.clone(memory_format=torch.preserve_format)
+            new = self.clone()
         new.requires_grad_(self.requires_grad)
         for name, value in self.__dict__.items():
             if name not in ("_payload", "_block"):

@@ -8,6 +8,7 @@ from multigpu.vgpu.ops.dispatch import execute, info_of
 from multigpu.vgpu.ops.errors import check_has_numbers, check_storages, stopped_error
 from multigpu.vgpu.ops.op_info import Handler
 from multigpu.vgpu.ops.shapes import drop_numbers, payload_device
+from multigpu.vgpu.ops.storage import mark_as_pinned
 from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload, wrap_new
 from multigpu.vgpu.ops.unknown import Unknown
 from multigpu.vgpu.ops.unknown_tensor import unknown_tensor
@@ -61,6 +62,8 @@ def copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         if not destination.is_meta:
             check_has_numbers(info_of(func), [source])
         destination.copy_(source._payload)
+        # Only pinned memory is written while the host continues.
+        non_blocking = non_blocking and destination.is_pinned()
     else:
         payload = source if origin is None else source._payload
         if payload.is_meta:
@@ -97,6 +100,9 @@ def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         moved = unknown_tensor(func(source._payload, **options))
     elif to is None:
         moved = func(source._payload, **options, device=device)
+        if kwargs.get("non_blocking", False) and moved.layout is torch.strided:
+            # As on CUDA, where the host continues while the copy is under way.
+            mark_as_pinned(moved)
     else:
         dtype = options.get("dtype") or source.dtype
         nbytes = source.numel() * dtype.itemsize
@@ -122,8 +128,7 @@ def _advance_clock(
     """Add the copy `moved` of `source` to the clock; a meter of None stands for the host.
 
     As with CUDA, the host waits for a copy from or to the host, unless the copy is
-    non_blocking. A non_blocking copy from the host needs pinned memory. A non_blocking copy
-    to the host does not, because torch pins the destination.
+    non_blocking. A non_blocking copy from the host needs pinned memory.
     """
     if origin is None:
         non_blocking = non_blocking and source.is_pinned()

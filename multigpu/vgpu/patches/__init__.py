@@ -8,13 +8,17 @@ from collections.abc import Callable
 
 import torch
 
+from multigpu.vgpu.ops import autocast
+from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.patches import (
     comm,
     compiling,
     current_device,
     decisions,
+    dlpack,
     engine,
     generators,
+    lazy,
     loading,
     moving,
     pinned,
@@ -76,6 +80,7 @@ _GRADIENT_CHECK = (
     "the engine does not check the device of gradients that are tensors of a subclass"
 )
 _COMPILER = "torch.compile would make code for a real device"
+_LAZY = "the parameters of a lazy module have a class that a virtual tensor cannot have"
 _CURRENT_DEVICE = (
     'for the device "vgpu", torch asks the device guard for the index, and it knows only 0'
 )
@@ -98,6 +103,29 @@ TABLE = Table(
             moving.data_property,
             "FSDP1 assigns a tensor of the device to the data of a parameter on the host; "
             "torch refuses another class",
+        ),
+        *(
+            Replacement(f"torch.nn.parameter.{name}", "__new__", lazy.made_on_host, _LAZY)
+            for name in ("UninitializedParameter", "UninitializedBuffer")
+        ),
+        Replacement(
+            "torch.nn.parameter.UninitializedParameter",
+            "__deepcopy__",
+            lazy.copied_to_its_place,
+            _LAZY,
+        ),
+        Replacement(
+            "torch.nn.parameter.UninitializedTensorMixin",
+            "device",
+            lazy.place_property,
+            _LAZY,
+            optional=True,
+        ),
+        Replacement(
+            "torch.nn.parameter.UninitializedTensorMixin",
+            "materialize",
+            lambda original: lazy.materialize,
+            _LAZY,
         ),
         Replacement(
             "torch.autograd.Variable",
@@ -217,6 +245,28 @@ TABLE = Table(
                 when=decisions.tensors_have_shapes_only,
             )
             for name in decisions.MATH
+        ),
+        Replacement(
+            "torch.fx.experimental.proxy_tensor",
+            "HANDLED_TYPES",
+            lambda original: (*original, VirtualTensor),
+            "make_fx and torch.func.linearize do not record operations on other classes: "
+            "their graph would have constants in the place of results",
+        ),
+        Replacement(
+            "torch",
+            "clear_autocast_cache",
+            autocast.clearing,
+            "torch keeps 16-bit copies of the weights of its own devices only",
+        ),
+        *(
+            Replacement(
+                owner,
+                "to_dlpack",
+                dlpack.refusing,
+                "it asks no class, and would hand out an address of nothing",
+            )
+            for owner in ("torch", "torch.utils.dlpack")
         ),
         Replacement("torch", "compile", compiling.leave_out, _COMPILER),
         Replacement(

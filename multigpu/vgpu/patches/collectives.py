@@ -79,6 +79,16 @@ def _divide(tensors: list[Tensor], by: float | Tensor) -> None:
         tensor.div_(by, rounding_mode=None if exact else "trunc")
 
 
+_reduce = reducing(unchanged("reduce"))
+
+
+def reduce(gloo: Gloo, tensors: list[Tensor], options: Any) -> list:
+    """Only the root's tensor changes, as with NCCL. gloo would write sums into the others."""
+    if gloo.rank() != options.rootRank:
+        tensors = [tensor.clone() for tensor in tensors]
+    return _reduce(gloo, tensors, options)
+
+
 def all_gather(
     gloo: Gloo, outputs: list[list[Tensor]], inputs: list[Tensor], *options: Any
 ) -> list:
@@ -142,7 +152,7 @@ COLLECTIVES: dict[str, tuple[str, Move]] = {
     "allreduce": ("allreduce", reducing(unchanged("allreduce"))),
     "allreduce_coalesced": ("allreduce", reducing(unchanged("allreduce_coalesced"))),
     "broadcast": ("broadcast", unchanged("broadcast")),
-    "reduce": ("reduce", reducing(unchanged("reduce"))),
+    "reduce": ("reduce", reduce),
     "allgather": ("allgather", all_gather),
     "allgather_coalesced": ("allgather", unchanged("allgather_coalesced")),
     "_allgather_base": ("allgather", all_gather_single),

@@ -103,8 +103,8 @@ def reduce_add_coalesced(
 ) -> tuple[Tensor, ...]:
     """Sum inputs[device][i] over the devices; return the sums, on the destination.
 
-    A bucket of `buffer_size` bytes is sent as one copy. The default destination is the first
-    device.
+    A bucket of `buffer_size` bytes is sent as one copy, and a sparse tensor by itself. The
+    default destination is the first device.
     """
     target = _device(inputs[0][0].get_device() if destination is None else destination)
     root = next((i for i, tensors in enumerate(inputs) if tensors[0].device == target), None)
@@ -113,14 +113,29 @@ def reduce_add_coalesced(
             "reduce_add expects destination to be on the same GPU with one of the tensors"
         )
     root_first = [inputs[root], *(tensors for i, tensors in enumerate(inputs) if i != root)]
-    buckets_of = [_buckets(tensors, buffer_size) for tensors in root_first]
     sums = []
-    for root_bucket, *other_buckets in zip(*buckets_of, strict=True):
-        flat = _flatten(root_bucket)
-        for bucket in other_buckets:
-            flat = flat + _flatten(bucket).to(target, non_blocking=True)
-        sums += _unflatten(flat, root_bucket)
-    return tuple(_in_order_of(inputs[root], sums))
+    order = []
+    dense = []
+    for tensors in zip(*root_first, strict=True):
+        if all(tensor.is_sparse for tensor in tensors):
+            sums.append(_sum(tensors, target))
+            order.append(tensors[0])
+        else:
+            dense.append([t.to_dense() if t.is_sparse else t for t in tensors])
+            order.append(dense[-1][0])
+    buckets_of = [_buckets(tensors, buffer_size) for tensors in zip(*dense, strict=True)]
+    for buckets in zip(*buckets_of, strict=True):
+        flat = _sum([_flatten(bucket) for bucket in buckets], target)
+        sums += _unflatten(flat, buckets[0])
+    return tuple(_in_order_of(order, sums))
+
+
+def _sum(tensors: Sequence[Tensor], target: torch.device) -> Tensor:
+    """The sum of one tensor of each device, of which the first is on the target."""
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor.to(target, non_blocking=True)
+    return total
 
 
 def scatter(

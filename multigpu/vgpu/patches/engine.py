@@ -16,6 +16,7 @@ that its autograd.Function returns.
 """
 
 import ctypes
+import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,6 +37,8 @@ class _Caught(threading.local):
 
 # One per process, because torch keeps one device guard for all calls of vgpu.start().
 _caught = _Caught()
+# The name of a type in the message about a tensor that was changed in place.
+INNER_TYPE = re.compile(rf"{names.INNER}(\w+)Type")
 _PRIVATE = torch._C._autograd.DeviceType.PrivateUse1
 # ctypes raises a pending exception after each call into Python's own library. This function
 # has no other effect.
@@ -139,5 +142,13 @@ class Engine:
             if len(errors) == before:
                 raise
             raise errors[before] from None
+        except RuntimeError as error:
+            # torch has a name of a type, such as torch.cuda.FloatTensor, for its own devices.
+            shown = rf"torch.{names.shown_type()}.\1Tensor"
+            error.args = tuple(
+                INNER_TYPE.sub(shown, part) if isinstance(part, str) else part
+                for part in error.args
+            )
+            raise
         finally:
             del errors[before:]

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.ops.unknown_tensor import UnknownTensor
+from multigpu.vgpu.patches.lazy import moved_apart
 
 # These attributes make a tensor virtual or unknown, or make such a tensor a parameter. All
 # others belong to the program.
@@ -98,12 +99,14 @@ def moving_apply(original: Callable) -> Callable:
                 torch.__future__.set_swap_module_params_on_conversion(swaps)
         # The program has set the flag itself, or this call is for a child module.
         if swaps:
-            return original(self, fn, recurse)
+            with moved_apart(self, fn):
+                return original(self, fn, recurse)
         swap_tensors = torch.utils.swap_tensors
         torch.__future__.set_swap_module_params_on_conversion(True)
         torch.utils.swap_tensors = move_in_place
         try:
-            return original(self, fn, recurse)
+            with moved_apart(self, fn):
+                return original(self, fn, recurse)
         finally:
             torch.utils.swap_tensors = swap_tensors
             torch.__future__.set_swap_module_params_on_conversion(False)

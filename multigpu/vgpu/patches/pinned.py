@@ -13,6 +13,10 @@ import torch
 from torch.jit import _builtins
 from torch.utils import _device
 
+from multigpu.vgpu.ops.errors import check_generator
+from multigpu.vgpu.ops.generator import VirtualGenerator
+from multigpu.vgpu.ops.storage import is_marked_as_pinned, mark_as_pinned
+
 Tensor = torch.Tensor
 # The functions of torch with an argument `pin_memory` that programs use; torch.tensor also has
 # it (current_device.py).
@@ -38,7 +42,7 @@ FACTORIES = (
 
 def is_pinned(tensor: Tensor, device: torch.device | str | int | None = None) -> bool:
     """Whether the tensor, or the tensor that it is a view of, comes from pin_memory."""
-    return tensor.device.type == "cpu" and hasattr(tensor.untyped_storage(), "pinned_for_vgpu")
+    return tensor.device.type == "cpu" and is_marked_as_pinned(tensor)
 
 
 def pin_memory(tensor: Tensor, device: torch.device | str | int | None = None) -> Tensor:
@@ -52,12 +56,7 @@ def pin_memory(tensor: Tensor, device: torch.device | str | int | None = None) -
         )
     if is_pinned(tensor):
         return tensor
-    return _marked(tensor.clone())
-
-
-def _marked(tensor: Tensor) -> Tensor:
-    tensor.untyped_storage().pinned_for_vgpu = True
-    return tensor
+    return mark_as_pinned(tensor.clone())
 
 
 # Cached, because torch.jit knows a function by its id, which must not become another one's.
@@ -65,7 +64,8 @@ def _marked(tensor: Tensor) -> Tensor:
 def pinning(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """One of FACTORIES, whose `pin_memory=True` needs no accelerator's allocator.
 
-    It raises torch's RuntimeError for pinned memory on another device than the CPU.
+    It raises torch's RuntimeError for pinned memory on another device than the CPU, and for
+    random numbers of the host from a virtual GPU's generator.
     """
     # torch makes both sets of its functions at the first use, which must find the originals.
     _device._device_constructors()
@@ -74,11 +74,15 @@ def pinning(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @wraps(original)
     def factory(*args: Any, pin_memory: bool | None = False, **kwargs: Any) -> Tensor:
         made = original(*args, **kwargs)
+        generator = kwargs.get("generator")
+        if type(generator) is VirtualGenerator:
+            # To torch's kernels of the host, it is a generator of the host.
+            check_generator(generator, made.device)
         if not pin_memory:
             return made
         if made.device.type != "cpu":
             raise RuntimeError("Only dense CPU tensors can be pinned")
-        return _marked(made)
+        return mark_as_pinned(made)
 
     if builtin is not None:
         # torch.jit.script compiles a call of the replacement as a call of the original.

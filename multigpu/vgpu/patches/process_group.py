@@ -26,11 +26,14 @@ from multigpu.vgpu.patches.used_parameters import on_device
 from multigpu.vgpu.patches.work import VirtualWork, Works
 from multigpu.vgpu.sim import machine as _machine
 from multigpu.vgpu.sim.memory import Meter
+from multigpu.vgpu.sim.names import runtime
 from multigpu.vgpu.sim.network import Group, Network, collective_seconds, transfer_seconds
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
 
 NAME = "vgpu"
 DEVICES = ["vgpu", "cpu"]
+# The orders of elements that NCCL takes.
+CONTIGUOUS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 
 # The groups that exist. A group can outlive vgpu.stop(), so the set exists once per process.
 _open: weakref.WeakSet["VirtualGroup"] = weakref.WeakSet()
@@ -272,15 +275,35 @@ class VirtualGroup(dist.ProcessGroup):
         work.schedule = schedule
 
 
-def _method(name: str, move: Move) -> Callable[..., dist.Work]:
+def _method(name: str, move: Move, takes_any_strides: bool) -> Callable[..., dist.Work]:
     def method(self: VirtualGroup, *args: Any) -> dist.Work:
+        if not takes_any_strides:
+            _check_contiguous(args)
         return self.collective(name, move, tuple(on_device(value) for value in args))
 
     return method
 
 
+def _check_contiguous(args: tuple) -> None:
+    """Raise NCCL's ValueError for a virtual tensor that is sparse or not contiguous.
+
+    Tensors in nested lists, such as the outputs of all_gather, can have any strides, because
+    NCCL copies them.
+    """
+    for value in args:
+        for tensor in value if isinstance(value, list) else (value,):
+            if type(tensor) is not VirtualTensor:
+                continue
+            if tensor.layout is not torch.strided:
+                raise ValueError(f"Tensors must be {runtime()} and dense")
+            if not any(tensor.is_contiguous(memory_format=form) for form in CONTIGUOUS):
+                raise ValueError("Tensors must be contiguous")
+
+
 for _torch_name, (_name, _move) in COLLECTIVES.items():
-    setattr(VirtualGroup, _torch_name, _method(_name, _move))
+    # NCCL sends a list of tensors as messages, and refuses no strides there.
+    _takes_any_strides = _torch_name == "alltoall" or "coalesced" in _torch_name
+    setattr(VirtualGroup, _torch_name, _method(_name, _move, _takes_any_strides))
 
 
 def tensors_in(args: Any) -> Iterator[torch.Tensor]:
@@ -306,7 +329,7 @@ def _traffic(name: str, args: tuple, ranks: int) -> int:
     totals = [sum(tensor.nbytes for tensor in tensors_in((value,))) for value in args]
     if name in ("gather", "scatter"):
         # Only the root has the list of all chunks.
-        return ranks * min(total for total in totals if total)
+        return ranks * min((total for total in totals if total), default=0)
     return max(totals)
 
 

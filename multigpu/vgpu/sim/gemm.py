@@ -82,8 +82,12 @@ def product_of(
 
 
 def row_lengths(args: Sequence) -> list[int]:
-    """For each matrix, the elements from one row to the next; if transposed, of one column."""
-    return [max(value.stride()[-2:]) for value in args if isinstance(value, torch.Tensor)]
+    """For each matrix, the elements from one row to the next; if transposed, of one column.
+
+    0 for a number, which can be what a product is added to.
+    """
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    return [max(tensor.stride()[-2:], default=0) for tensor in tensors]
 
 
 def product_seconds(product: Product, gpu: Gpu, peak: float, units: Units) -> float:

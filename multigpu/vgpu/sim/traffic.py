@@ -128,11 +128,16 @@ def _read_again(
         return nbytes(read[0])
     if packet in BATCH_NORM_BACKWARD:
         return _not_kept(read[:2], gpu)
-    if packet in SOFTMAX and read[0].shape[args[1]] > PERSISTENT_ROW:
+    if packet in SOFTMAX and _row(read[0], args[1]) > PERSISTENT_ROW:
         return 2 * nbytes(read[0])
-    if packet in SOFTMAX_BACKWARD and read[0].shape[args[2]] > PERSISTENT_ROW:
+    if packet in SOFTMAX_BACKWARD and _row(read[0], args[2]) > PERSISTENT_ROW:
         return nbytes(read[0]) + nbytes(read[1])
     return 0
+
+
+def _row(tensor: torch.Tensor, dim: int) -> int:
+    """The elements of one row along `dim`; a number is one."""
+    return tensor.shape[dim] if tensor.dim() else 1
 
 
 def _not_kept(tensors: Sequence[torch.Tensor], gpu: Gpu) -> float:

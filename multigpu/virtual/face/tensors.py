@@ -110,6 +110,8 @@ def _make_wrapper_subclass(original: Any) -> staticmethod:
         for name in ("device", "device_for_backend_keys"):
             if kwargs.get(name) is not None:
                 kwargs[name] = inner(kwargs[name])
+        # A nested tensor of the jagged layout passes all its arguments by position.
+        args = tuple(inner(value) if type(value) is Device else value for value in args)
         return function(*args, **kwargs)
 
     return staticmethod(make)
