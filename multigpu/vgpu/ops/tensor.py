@@ -129,8 +129,10 @@ class VirtualTensor(torch.Tensor):
         return text
 
     def __format__(self, spec: str) -> str:
-        if self.dim() == 0 and spec:
-            return format(self.item(), spec)
+        # torch does this for its own class only, and so not for this one.
+        is_plain = self.dim() == 0 and not isinstance(self, torch.nn.Parameter)
+        if is_plain and self._block.meter.alive:
+            return format(self.detach().item(), spec)
         return object.__format__(self, spec)
 
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
