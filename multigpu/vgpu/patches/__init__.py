@@ -15,6 +15,7 @@ from multigpu.vgpu.patches import (
     decisions,
     engine,
     generators,
+    lazy,
     loading,
     moving,
     pinned,
@@ -79,6 +80,7 @@ _COMPILER = "torch.compile would make code for a real device"
 _CURRENT_DEVICE = (
     'for the device "vgpu", torch asks the device guard for the index, and it knows only 0'
 )
+_LAZY = "an uninitialized parameter has a class of its own, and so cannot be on a virtual GPU"
 _PINNED = "torch's own method raises if there is no accelerator with pinned memory"
 
 TABLE = Table(
@@ -98,6 +100,16 @@ TABLE = Table(
             moving.data_property,
             "FSDP1 assigns a tensor of the device to the data of a parameter on the host; "
             "torch refuses another class",
+        ),
+        *(
+            Replacement(f"torch.nn.parameter.{name}", "__new__", lazy.make, _LAZY)
+            for name in ("UninitializedParameter", "UninitializedBuffer")
+        ),
+        Replacement(
+            "torch.nn.parameter.UninitializedTensorMixin",
+            "materialize",
+            lazy.materialize,
+            _LAZY,
         ),
         Replacement(
             "torch.autograd.Variable",

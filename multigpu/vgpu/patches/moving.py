@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import is_fake
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
+from multigpu.vgpu.patches import lazy
 
 # These attributes make a tensor virtual, or make a virtual tensor a parameter. All others
 # belong to the program.
@@ -80,6 +82,12 @@ def moving_apply(original: Callable) -> Callable:
     """torch.nn.Module._apply with `move_in_place`; Module.to and similar methods call it."""
 
     def _apply(self: torch.nn.Module, fn: Callable, recurse: bool = True) -> torch.nn.Module:
+        if isinstance(self, LazyModuleMixin):
+            with lazy.moved(self, fn):
+                return apply(self, fn, recurse)
+        return apply(self, fn, recurse)
+
+    def apply(self: torch.nn.Module, fn: Callable, recurse: bool) -> torch.nn.Module:
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         if isinstance(self, torch.jit.ScriptModule):
             # Its parameters are attributes in C++, to which a swap of Python objects is
