@@ -16,7 +16,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
-from multigpu.vgpu.patches import lazy
+from multigpu.vgpu.patches import lazy, script_modules
 
 # These attributes make a tensor virtual, or make a virtual tensor a parameter. All others
 # belong to the program.
@@ -93,10 +93,12 @@ def moving_apply(original: Callable) -> Callable:
             # Its parameters are attributes in C++, to which a swap of Python objects is
             # unknown. Without the flag, torch gives it new parameters.
             torch.__future__.set_swap_module_params_on_conversion(False)
+            kept = script_modules.keep_parameters(self)
             try:
                 return original(self, fn, recurse)
             finally:
                 torch.__future__.set_swap_module_params_on_conversion(swaps)
+                del kept
         # The program has set the flag itself, or this call is for a child module.
         if swaps:
             return original(self, fn, recurse)
