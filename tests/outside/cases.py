@@ -335,6 +335,74 @@ COURSES = (
     ),
 )
 
+RASBT = "appendix-A/01_main-chapter-code"
+FASRC = "Training/Distributed_GPU_Computing"
+# Two ranks print at the same time: what follows can be another rank's digit.
+TWO_DIGITS = r"Loss: (\d\.\d\d)"
+RASBT_ON_CPU = [(r"\.to\((rank|device)\)", '.to("cpu")')]
+MORE_COURSES = (
+    *(
+        Case(
+            f"makemore_{model}",
+            "makemore",
+            ".",
+            f"{start} --device cuda",
+            gpus=1,
+            reference_command=f"{start} --device cpu",
+            losses=NANO_LOSS,
+        )
+        for model in ("mlp", "gru")
+        for start in [f"makemore.py --type {model} --max-steps 41 --num-workers 1"]
+    ),
+    Case(
+        "llms_from_scratch_ddp_spawn",
+        "LLMs-from-scratch",
+        RASBT,
+        "DDP-script.py",
+        losses=TWO_DIGITS,
+        # It seeds the parent process, but not the ranks that it starts.
+        seeded=False,
+        translated={"DDP-script.py": RASBT_ON_CPU},
+    ),
+    Case(
+        "llms_from_scratch_ddp_torchrun",
+        "LLMs-from-scratch",
+        RASBT,
+        f"{TWO_RANKS} DDP-script-torchrun.py",
+        losses=TWO_DIGITS,
+        translated={"DDP-script-torchrun.py": RASBT_ON_CPU},
+    ),
+    Case(
+        "harvard_mlp_ddp",
+        "User_Codes",
+        f"{FASRC}/Exercise5",
+        "{helpers}/srun.py {gpus} mlp_ddp.py",
+        losses=rf"(?:First|Final|Mean) local loss *: {NUMBER}",
+        translated={
+            "mlp_ddp.py": [
+                (r"\.to\(device", '.to("cpu"'),
+                (r"device_id=torch\.device\(.*\),", ""),
+            ]
+        },
+    ),
+    Case(
+        "harvard_mnist_ddp",
+        "User_Codes",
+        f"{FASRC}/Exercise6",
+        f"{TWO_RANKS} train_mnist_ddp.py --epochs 2 --max-workers 1",
+        data={
+            f"data/{part}_{kind}.gz": f"MNIST/raw/{file}-{kind}-idx{dimensions}-ubyte.gz"
+            for part, file in (("train", "train"), ("test", "t10k"))
+            for kind, dimensions in (("images", 3), ("labels", 1))
+        },
+        losses=rf"loss {NUMBER}",
+        seeded=False,
+        translated={
+            "train_mnist_ddp.py": [(r"device_id=torch\.device\(.*\),", "")],
+        },
+    ),
+)
+
 FABRIC = "train_fabric.py --epochs 1 --log-interval 1 --batch-size 30"
 AUTOENCODER = (
     "autoencoder.py --trainer.max_epochs 1 --trainer.devices 2 --trainer.strategy ddp "
@@ -482,4 +550,4 @@ NOBODYS_LIST = (
     ),
 )
 
-CASES = (*TUTORIALS, *DDP_SERIES, *EXAMPLES, *NANOGPT, *COURSES, *NOBODYS_LIST)
+CASES = (*TUTORIALS, *DDP_SERIES, *EXAMPLES, *NANOGPT, *COURSES, *MORE_COURSES, *NOBODYS_LIST)

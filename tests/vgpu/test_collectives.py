@@ -115,6 +115,13 @@ def gather_to_another_shape():
 
 
 @record
+def gather_to_a_list_of_another_shape():
+    out = [empty(1, 2) for _ in range(ranks)]
+    dist.all_gather(out, full(rank, 2))
+    return out
+
+
+@record
 def scatter_from_another_shape():
     out = empty(2)
     given = torch.arange(2.0 * ranks, device=device).view(2, ranks) + rank
@@ -298,6 +305,8 @@ def test_outputs_and_inputs_of_any_shape(ranks):
     gathered = [[0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]]
     spans = [("allgather", seconds("allgather", 32))]
     check(ranks, "gather_to_another_shape", [[gathered]] * 4, spans)
+    parts = [[[float(sender)] * 2] for sender in range(4)]
+    check(ranks, "gather_to_a_list_of_another_shape", [parts] * 4, spans)
     averages = [[[2 * rank + 1.5, 2 * rank + 2.5]] for rank in range(4)]
     spans = [("reduce_scatter", seconds("reduce_scatter", 32))]
     check(ranks, "scatter_from_another_shape", averages, spans)

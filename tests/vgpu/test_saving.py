@@ -130,3 +130,18 @@ def test_pickle_and_deepcopy(two):
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=False, map_location="cpu")
     assert loaded.weight.device.type == "cpu"
+
+
+def test_a_module_of_torch_jit_is_read_and_moved(two):
+    model = nn.Linear(3, 2)
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(model), file)
+    rows = torch.ones(1, 3)
+    for device, move in ((None, two[1]), (two[1], two[1]), ("cpu", two[0])):
+        file.seek(0)
+        loaded = torch.jit.load(file, map_location=device).to(move)
+        assert loaded.weight.device == move
+        assert torch.equal(loaded(rows.to(move)).cpu(), model(rows))
+    with pytest.raises(RuntimeError, match=r"save module.cpu\(\)"):
+        torch.jit.save(loaded, file)
+    torch.jit.save(loaded.cpu(), io.BytesIO())

@@ -114,6 +114,7 @@ def test_one_number_that_was_not_computed_can_be_printed_but_not_decided_by():
             str(number),
             f"{number:.4f}",
             f"{loss:.2f}",
+            f"{loss}",
             str(1 - number / 3 + 2**number),
         ):
             assert text == "unknown"

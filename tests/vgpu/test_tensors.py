@@ -80,6 +80,11 @@ def test_reading_and_printing(two):
     shown = "tensor([1.5000, 2.0000], device='vgpu:1', requires_grad=True)"
     assert repr(parameter) == f"Parameter containing:\n{shown}"
     assert repr(torch.ones(0, device=two[0])) == "tensor([], device='vgpu:0')"
+    # torch formats a tensor without dimensions as its number, but not a Parameter.
+    third = torch.tensor(1 / 3, dtype=torch.float64, device=two[1])
+    assert f"{third} {third.requires_grad_() * 2}" == f"{1 / 3} {2 / 3}"
+    assert f"{nn.Parameter(third)}".startswith("Parameter containing:")
+    assert f"{x}" == repr(x)
     assert x.is_vgpu
     assert not x.is_cuda
     assert x.get_device() == 1

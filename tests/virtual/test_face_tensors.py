@@ -263,3 +263,20 @@ def test_a_model_is_exported(cuda):
     assert torch.equal(exported(rows), model(rows))
     graph = make_fx(lambda x: torch.autograd.grad((x * x).sum(), x)[0], tracing_mode="fake")
     assert torch.equal(graph(rows.requires_grad_())(rows), rows * 2)
+
+
+def test_the_code_of_a_traced_graph_can_name_a_device(cuda):
+    graph = torch.fx.symbolic_trace(
+        lambda x: torch.ones_like(x, device=torch.device("cuda:1"))
+    )
+    assert "device(type='cuda', index=1)" in graph.code
+    assert graph(torch.zeros(2)).device == cuda[1]
+    assert {torch.device: "found"}[type(cuda[1])] == "found"
+
+
+def test_a_lazy_module_is_made_and_moved(cuda):
+    made = nn.LazyLinear(2, device="cuda:1")
+    moved = nn.LazyLinear(2).cuda()
+    rows = torch.ones(4, 3)
+    assert made(rows.to("cuda:1")).device == cuda[1]
+    assert moved(rows.cuda()).device == moved.weight.device == cuda[0]

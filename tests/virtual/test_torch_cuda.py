@@ -161,6 +161,15 @@ def test_ranges_for_profilers(cuda):
     with torch.cuda.nvtx.range("step"):
         torch.cuda.nvtx.mark("here")
     torch.cuda.nvtx.range_end(torch.cuda.nvtx.range_start("long"))
+    with torch.autograd.profiler.emit_nvtx(record_shapes=True) as emitting:
+        assert torch.ones(2, device="cuda").sum() == 2
+    assert isinstance(emitting, torch.autograd.profiler.emit_nvtx)
+    with torch.autograd.profiler.emit_nvtx(enabled=False) as emitting:
+        assert emitting is None
+
+
+def test_a_memory_snapshot_has_a_trace_for_each_gpu(cuda):
+    assert torch.cuda.memory._snapshot()["device_traces"] == [[], []]
 
 
 def test_graphs_are_refused_with_a_sentence(cuda):

@@ -135,7 +135,9 @@ class VirtualTensor(torch.Tensor):
         return text
 
     def __format__(self, spec: str) -> str:
-        if self.dim() == 0 and not isinstance(self, torch.nn.Parameter):
+        # torch does this for its own class only, and so not for this one.
+        is_plain = self.dim() == 0 and not isinstance(self, torch.nn.Parameter)
+        if is_plain and self._block.meter.alive:
             return format(self.item(), spec)
         return object.__format__(self, spec)
 

@@ -22,6 +22,7 @@ from multigpu.vgpu.patches import (
     loading,
     moving,
     pinned,
+    script_modules,
     streams,
     typed_tensors,
     updates,
@@ -275,6 +276,24 @@ TABLE = Table(
             compiling.run_eagerly,
             _COMPILER,
             when=compiling.compiler_is_loaded,
+        ),
+        *(
+            Replacement(
+                "torch._C",
+                name,
+                script_modules.read,
+                "C++ would read a module of torch.jit to a device of its own",
+            )
+            for name in ("import_ir_module", "import_ir_module_from_buffer")
+        ),
+        *(
+            Replacement(
+                "torch.jit.RecursiveScriptModule",
+                name,
+                script_modules.write,
+                "C++ copies the storages of a module of torch.jit; a virtual GPU has none",
+            )
+            for name in ("save", "save_to_buffer")
         ),
         Registration(
             ("torch.serialization._package_registry",),

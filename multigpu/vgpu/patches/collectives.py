@@ -92,10 +92,22 @@ def reduce(gloo: Gloo, tensors: list[Tensor], options: Any) -> list:
 def all_gather(
     gloo: Gloo, outputs: list[list[Tensor]], inputs: list[Tensor], *options: Any
 ) -> list:
-    """The ranks' tensors can have different sizes, as with NCCL: each rank broadcasts its."""
+    """The outputs can have any shape, as with NCCL.
+
+    The ranks' tensors can have different sizes: each rank then broadcasts its own.
+    """
     (parts,), (own,) = outputs, inputs
-    if all(part.numel() == own.numel() for part in parts):
+    if all(part.shape == own.shape for part in parts):
         return [gloo.allgather(outputs, inputs, *options)]
+    if all(part.numel() == own.numel() for part in parts):
+        gathered = own.new_empty(len(parts), own.numel())
+        work = gloo.allgather([list(gathered)], [own.reshape(-1)], *options)
+
+        def unpack() -> None:
+            for part, row in zip(parts, gathered, strict=True):
+                part.copy_(row.view(part.shape))
+
+        return [Finished(work, unpack)]
     parts[gloo.rank()].copy_(own)
     works = []
     for root, part in enumerate(parts):

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
 from multigpu.vgpu.ops.unknown_tensor import UnknownTensor
+from multigpu.vgpu.patches import script_modules
 from multigpu.vgpu.patches.lazy import moved_apart
 
 # These attributes make a tensor virtual or unknown, or make such a tensor a parameter. All
@@ -93,10 +94,12 @@ def moving_apply(original: Callable) -> Callable:
             # Its parameters are attributes in C++, to which a swap of Python objects is
             # unknown. Without the flag, torch gives it new parameters.
             torch.__future__.set_swap_module_params_on_conversion(False)
+            kept = script_modules.keep_parameters(self)
             try:
                 return original(self, fn, recurse)
             finally:
                 torch.__future__.set_swap_module_params_on_conversion(swaps)
+                del kept
         # The program has set the flag itself, or this call is for a child module.
         if swaps:
             with moved_apart(self, fn):

@@ -6,6 +6,7 @@ below are the rest.
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -147,6 +148,13 @@ def _storage_cuda(original: Callable) -> Callable:
     return cuda
 
 
+class _EmitNvtx(nullcontext):
+    """torch.autograd.profiler.emit_nvtx, which marks nothing: no profiler of NVIDIA runs."""
+
+    def __init__(self, enabled: bool = True, record_shapes: bool = False):
+        super().__init__(self if enabled else None)
+
+
 _AT_IMPORT = "torch looks for CUDA when it is imported"
 _NO_LIBRARY = "torch would ask a library of NVIDIA's driver"
 _NO_GRAPHS = "a graph replays kernels, and a virtual GPU has none"
@@ -226,6 +234,12 @@ ROWS: tuple[Row, ...] = (
             nvtx.range_push,
             nvtx.range_start,
         )
+    ),
+    Replacement(
+        "torch.autograd.profiler",
+        "emit_nvtx",
+        _becomes(_EmitNvtx),
+        "a CPU build has no NVTX; the operations are in the simulated timeline",
     ),
     _row("torch.version", "cuda", _becomes(CUDA), "a CPU build has no CUDA version"),
     _row("torch.backends.cuda", "is_built", _becomes(lambda: True), _AT_IMPORT),

@@ -221,7 +221,8 @@ def memory_snapshot(*arguments: Any) -> dict[str, Any]:
         for meter in machine.current().meters
         for size in meter.sizes()
     ]
-    return {"segments": segments, "device_traces": [], "allocator_settings": {}}
+    traces = [[] for _ in machine.current().meters]
+    return {"segments": segments, "device_traces": traces, "allocator_settings": {}}
 
 
 def _nothing(*arguments: Any, **more: Any) -> None:

@@ -120,7 +120,8 @@ def _make_wrapper_subclass(original: Any) -> staticmethod:
 def _device_class(original: type) -> type:
     """torch.device(1) is cuda:1: torch would make it a device of its accelerator, vgpu:1.
 
-    A call makes torch's own devices. The class has no instances.
+    A call makes torch's own devices. The class has no instances. It equals torch's own class,
+    as which type(device) and the code that torch.fx writes know it.
     """
 
     class Devices(type):
@@ -134,6 +135,12 @@ def _device_class(original: type) -> type:
 
         def __subclasscheck__(cls, other: type) -> bool:
             return issubclass(other, original)
+
+        def __eq__(cls, other: object) -> bool:
+            return other is cls or other is original
+
+        def __hash__(cls) -> int:
+            return hash(original)
 
     return Devices("device", (), {"__module__": "torch", "__doc__": original.__doc__})
 
