@@ -178,7 +178,7 @@ def _verdict(rows: dict[str, dict], args: argparse.Namespace) -> dict[str, Any] 
         if len(differences) > 1:
             print(f"compared with serial: {', '.join(differences)}")
             claim = f"these {len(differences)} equal one process after {epochs}"
-        return proof.verdict(claim, max(differences.values()), 1e-5)
+        return proof.verdict(claim, proof.largest(differences.values()), 1e-5)
     if args.prove:
         print("proof: none of these strategies equals one process: see 'from serial' above")
     return None
