@@ -106,8 +106,10 @@ def run(args: argparse.Namespace, script: str) -> None:
             rows, records, fresh, train_set, args, batch_size=batch.global_size
         )
     if args.measure_link:
-        size = ("--hidden", args.hidden, "--batch-size", batch.global_size)
-        measure_link(rows, script, spawned, ("--epochs", 1, *size), args.link)
+        same = ["--epochs", 1, "--hidden", args.hidden, "--batch-size", batch.global_size]
+        if args.data:
+            same += ["--data", args.data]
+        measure_link(rows, script, spawned, same, args.link)
     report(rows, args, world, ranks=ranks, batch_size=batch.global_size)
 
 
