@@ -119,7 +119,9 @@ def split_batch(
         near = max(1, round(size / parts)) * parts
         over = pluralize(ranks, who)
         if micro_batches > 1:
-            over += f" × {micro_batches} micro-batches"
+            # A pipeline has several ranks, but does not split the batch over them.
+            over = f"{over} × " if ranks > 1 else ""
+            over += f"{micro_batches} micro-batches"
         raise UserError(
             f"--batch-size {size} cannot be split evenly over {over}: "
             f"give {near}, or another multiple of {parts}."
