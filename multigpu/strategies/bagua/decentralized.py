@@ -75,6 +75,9 @@ class Decentralized(Algorithm):
     def _attach(self, target: Target) -> nn.Module:
         """Raises UserError for "shift_one" with an odd number of ranks, or of nodes."""
         model = target.model
+        # As in a new object: the first step after an earlier run exchanges.
+        self.steps_begun = 0
+        self.exchanges = 0
         size = num_ranks(target.group)
         if size == 1:
             return model
