@@ -46,9 +46,10 @@ class Decentralized(Algorithm):
     weights. There is one exchange every `communication_interval` steps. Buffers, such
     as a batch norm's running means, are not averaged; all ranks start from rank 0's buffers.
     With hierarchical=True the ranks of a node average first, and "all" or "shift_one" is among
-    one rank per node (see hierarchy.py); in Bagua this is the default. All ranks must make the
-    same number of steps. A rank that skips a step still makes the
-    exchange of that step (see StepHooks).
+    one rank per node (see hierarchy.py); in Bagua this is the default. If there are several
+    optimizers, each call of an optimizer's `step` is a step with its own exchange. All ranks
+    must make the same number of steps. A rank that skips a step still makes the exchange of
+    that step (see StepHooks).
     """
 
     def __init__(
