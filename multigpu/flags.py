@@ -10,6 +10,10 @@ from multigpu.data import Batch
 from multigpu.errors import UserError, pluralize, wait_for_launcher
 from multigpu.launch.world import is_rank_zero
 
+# Larger numbers are typing errors, and overflow inside torch.
+MOST = 2**31 - 1
+MOST_SEED = 2**32 - 1
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that prints errors on rank 0 only, because all ranks get the same flags."""
@@ -60,7 +64,7 @@ def parser(
     flag("--lr", type=positive_float, default=0.05, help="learning rate (default: 0.05)")
     flag(
         "--seed",
-        type=int,
+        type=seed,
         default=0,
         help="seed of the weights and of the order of the images (default: 0)",
     )
@@ -79,17 +83,32 @@ def parser(
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 up."""
-    number = int(text) if text.isdecimal() else 0
+    """A whole number from 1 to MOST."""
+    number = count(text) if text.isdecimal() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return number
 
 
 def count(text: str) -> int:
-    """A whole number from 0 up."""
+    """A whole number from 0 to MOST."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return _at_most(MOST, text)
+
+
+def seed(text: str) -> int:
+    """A whole number from −MOST_SEED to MOST_SEED."""
+    if not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return _at_most(MOST_SEED, text)
+
+
+def _at_most(most: int, text: str) -> int:
+    # Python refuses to convert thousands of digits.
+    if len(text) > 20 or abs(int(text)) > most:
+        shown = text if len(text) <= 20 else f"{text[:20]}…"
+        raise argparse.ArgumentTypeError(f"{shown!r} is too large: give at most {most}")
     return int(text)
 
 
@@ -119,7 +138,9 @@ def split_batch(
         near = max(1, round(size / parts)) * parts
         over = pluralize(ranks, who)
         if micro_batches > 1:
-            over += f" × {micro_batches} micro-batches"
+            # A pipeline has several ranks, but does not split the batch over them.
+            over = f"{over} × " if ranks > 1 else ""
+            over += f"{micro_batches} micro-batches"
         raise UserError(
             f"--batch-size {size} cannot be split evenly over {over}: "
             f"give {near}, or another multiple of {parts}."

@@ -1,7 +1,7 @@
 """Compare a parallel run with a serial one: the serial training loop, and the verdict."""
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +52,12 @@ def train_serially(
 def difference(one: nn.Module, other: nn.Module) -> float:
     """The largest absolute difference between the parameters of two models."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return max((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in pairs)
+    return largest((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in pairs)
+
+
+def largest(differences: Iterable[float]) -> float:
+    """The largest difference; NaN if one of them is NaN. Python's max([0, nan]) is 0."""
+    return torch.tensor(list(differences), dtype=torch.float64).max().item()
 
 
 def compare_with_serial(
@@ -126,7 +131,7 @@ def compare_metrics_with_serial(
         seed=args.seed,
         after_step=evaluate,
     )
-    loss_difference = max(
+    loss_difference = largest(
         abs(row["test_loss"] - loss) for row, loss in zip(rows, losses, strict=True)
     )
     accuracy_difference = abs(rows[-1]["test_accuracy"] - accuracies[-1])

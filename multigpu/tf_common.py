@@ -290,7 +290,7 @@ def train_serially(
 def difference(one: "tf.keras.Model", other: "tf.keras.Model") -> float:
     """The largest absolute difference between the weights of two Keras models."""
     pairs = zip(one.get_weights(), other.get_weights(), strict=True)
-    return max(float(np.abs(a - b).max()) for a, b in pairs)
+    return proof.largest(float(np.abs(a - b).max()) for a, b in pairs)
 
 
 def compare_with_serial(

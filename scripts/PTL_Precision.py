@@ -210,9 +210,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # ## The script: a module that does not mention precision
 # A module has the methods that the Trainer calls (lesson 09). A step's loss is the mean over
 # the images of all ranks, as in lesson 05. In `dp` each replica calls `training_step` with its
-# shard of the batch, so the method returns a loss for each image, and `training_step_end` adds
-# up those of all replicas. The folded cell after the module prints the table of epochs, and
-# gives the flags to the Trainer.
+# shard of the batch, so the method returns a loss for each image, and `training_step_end` gets
+# those of all replicas, and adds them up. The folded cell after the module prints the table of
+# epochs, and gives the flags to the Trainer.
 
 
 # %%
@@ -243,21 +243,23 @@ class LitCNN(LightningModule):
             generator=torch.Generator(),
         )
 
-    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+    def on_train_batch_start(self, batch: list[torch.Tensor], index: int) -> None:
+        self.index = index
+
+    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
         images, labels = batch
+        return F.cross_entropy(self.cnn(images), labels, reduction="none")
+
+    def training_step_end(self, losses: torch.Tensor) -> torch.Tensor:
         total = len(self.images)
         rank = self.trainer.global_rank
         # The images that the sampler repeats have weight 0.
-        real = data.real_rows(total, self.batch, rank, index, len(labels), labels.device)
-        losses = F.cross_entropy(self.cnn(images), labels, reduction="none") * real
-        mean = losses.sum() / total
-        self.log("loss", mean, on_step=False, on_epoch=True, reduce_fx="sum")
+        real = data.real_rows(total, self.batch, rank, self.index, len(losses), losses.device)
+        loss = (losses * real).sum()
+        self.log("loss", loss / total, on_step=False, on_epoch=True, reduce_fx="sum")
 
-        in_step = self.batch.images_in_step(index, total)
-        return losses * self.args.loss_weight * self.batch.ranks / in_step
-
-    def training_step_end(self, losses: torch.Tensor) -> torch.Tensor:
-        return losses.sum()
+        in_step = self.batch.images_in_step(self.index, total)
+        return loss * self.args.loss_weight * self.batch.ranks / in_step
 
     def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
         images, labels = batch

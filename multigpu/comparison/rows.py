@@ -93,6 +93,8 @@ def _from_serial_text(row: dict[str, Any]) -> str:
         return ""
     if difference <= 1e-5:
         return "within 1e-5"
+    if not math.isfinite(difference):
+        return f"{difference}"
     # Rounding magnifies the last bits, which differ between CPUs: the nearest power of ten.
     return f"about {10.0 ** round(math.log10(difference)):.0e}"
 

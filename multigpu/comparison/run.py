@@ -106,8 +106,10 @@ def run(args: argparse.Namespace, script: str) -> None:
             rows, records, fresh, train_set, args, batch_size=batch.global_size
         )
     if args.measure_link:
-        size = ("--hidden", args.hidden, "--batch-size", batch.global_size)
-        measure_link(rows, script, spawned, ("--epochs", 1, *size), args.link)
+        same = ["--epochs", 1, "--hidden", args.hidden, "--batch-size", batch.global_size]
+        if args.data:
+            same += ["--data", args.data]
+        measure_link(rows, script, spawned, same, args.link)
     report(rows, args, world, ranks=ranks, batch_size=batch.global_size)
 
 
@@ -178,7 +180,7 @@ def _verdict(rows: dict[str, dict], args: argparse.Namespace) -> dict[str, Any] 
         if len(differences) > 1:
             print(f"compared with serial: {', '.join(differences)}")
             claim = f"these {len(differences)} equal one process after {epochs}"
-        return proof.verdict(claim, max(differences.values()), 1e-5)
+        return proof.verdict(claim, proof.largest(differences.values()), 1e-5)
     if args.prove:
         print("proof: none of these strategies equals one process: see 'from serial' above")
     return None

@@ -21,10 +21,11 @@ class PipelineStrategy(Strategy):
     """Stage i of `module.pipeline_stages()`, a list of submodules, is on device i.
 
     micro_batches   the number of micro-batches into which a batch is cut on dimension 0; 1 is
-                    naive model parallelism. Each micro-batch's loss is weighted by its rows,
-                    so the gradients are those of the whole batch if `training_step` returns a
-                    mean over rows. Outputs with one value per row are concatenated for
-                    `training_step_end`, as in dp.
+                    naive model parallelism. A batch with fewer rows, such as an epoch's last
+                    one, is cut into single rows. Each micro-batch's loss is weighted by its
+                    rows, so the gradients are those of the whole batch if `training_step`
+                    returns a mean over rows. Outputs with one value per row are concatenated
+                    for `training_step_end`, as in dp.
 
     A stage's inputs are moved to its device; autograd moves the gradients back. The rest of
     the module is on the first device. The last stage's output stays on the last device, so
@@ -106,19 +107,19 @@ class PipelineStrategy(Strategy):
     def split(self, batch: Any) -> list[tuple[Any, float]]:
         """The micro-batches, each with its fraction of the batch's rows.
 
-        Raises UserError if the batch has too few rows.
+        Raises UserError if the batch has no rows.
         """
         if self.micro_batches == 1:
             return [(batch, 1.0)]
         rows = _rows(batch)
-        if rows is None or rows < self.micro_batches:
+        if not rows:
             raise UserError(
-                f"a batch of {rows or 'no'} rows cannot be cut into {self.micro_batches} "
-                f"micro-batches: give a larger batch, "
-                f"or PipelineStrategy(micro_batches={rows or 1})."
+                f"a batch without rows cannot be cut into {self.micro_batches} micro-batches: "
+                f"give a batch with a tensor of shape (rows, …), "
+                f"or PipelineStrategy(micro_batches=1)."
             )
         weighted = []
-        for indices in torch.arange(rows).tensor_split(self.micro_batches):
+        for indices in torch.arange(rows).tensor_split(min(rows, self.micro_batches)):
             span = slice(int(indices[0]), int(indices[-1]) + 1)
             # A tensor without dimensions, for instance a weight, is the same for all rows.
             micro_batch = map_tensors(

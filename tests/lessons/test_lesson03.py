@@ -404,7 +404,7 @@ def test_the_messages_say_what_they_carry(pipelines, order):
 @pytest.mark.parametrize(
     ("script", "flags", "words"),
     [
-        (SCRIPT, ("--micro-batches", 3), "over 1 rank × 3 micro-batches"),
+        (SCRIPT, ("--micro-batches", 3), "split evenly over 3 micro-batches"),
         (SCRIPT, ("--micro-batches", 0), "from 1 up"),
         (SCRIPT, ("--lr", "3e38"), "lower --lr"),
         (PIPELINE, (), "2, 3 or 4 stages, not 1"),

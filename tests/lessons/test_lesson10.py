@@ -263,6 +263,21 @@ def test_a_mistake_is_one_sentence(tmp_path, npz, flags, words):
     assert "Traceback" not in done.stdout and not (out / "metrics.json").exists()
 
 
+def test_the_link_is_measured_with_the_same_model_and_data(tmp_path, npz, monkeypatch):
+    """The shape of the images decides the number of weights, so the bytes and the time."""
+    measured = []
+    monkeypatch.setattr(
+        sys.modules["multigpu.comparison.run"],
+        "measure_link",
+        lambda rows, script, names, flags, megabits: measured.append(list(map(str, flags))),
+    )
+    settings = ("--data", npz(), "--epochs", 2, "--batch-size", 8, "--hidden", 16)
+    flags = ("--strategy", "dp", "--measure-link", *settings, "--out", tmp_path / "o")
+    exact.main(exact.parse([str(flag) for flag in flags]))
+    again = compressed.parse(measured[0])
+    assert again.data == str(npz()) and (again.hidden, again.batch_size) == (16, 8)
+
+
 @pytest.mark.parametrize(("nodes", "each"), [(2, 2), (1, 3)])
 def test_ddp2_learns_from_the_nodes_batches(tmp_path, npz, nodes, each):
     settings = ("--data", npz(), "--epochs", 2, "--batch-size", 12)

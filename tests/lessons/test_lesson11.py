@@ -3,13 +3,14 @@
 import json
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import ROOT, planted, run_script
+from commands import ROOT, free_ports, planted, run_script
 from torch import nn
 
 from multigpu import launch, vgpu
@@ -103,6 +104,27 @@ def test_with_a_fault_the_proof_fails(tmp_path, npz, fault):
         tmp_path / "o",
     )
     assert done.returncode == 1 and "fails" in done.stdout, done.stdout
+
+
+def test_ddp2_gives_a_repeated_image_weight_0(tmp_path, npz):
+    """A node's batch is cut into chunks, and the repeated image is in the last one."""
+    flags = (*VGPU, "32", "--strategy", "ddp2", "--devices", 2, "--batch-size", 8, *SHORT)
+    node = {
+        "WORLD_SIZE": 2,
+        "LOCAL_RANK": 0,
+        "LOCAL_WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_ports(1)[0],
+    }
+
+    def run_node(rank: int):
+        out = ("--data", npz(), "--out", tmp_path / "o")
+        return run_script(SCRIPT, *flags, *out, RANK=rank, **node)
+
+    with ThreadPoolExecutor(2) as nodes:
+        first, second = nodes.map(run_node, (0, 1))
+    assert first.returncode == 0 and "limit 1e-05: holds" in first.stdout, first.stdout
+    assert second.returncode == 0, second.stdout
 
 
 def test_weights_in_bfloat16_lose_small_steps_and_the_proof_says_so(tmp_path):

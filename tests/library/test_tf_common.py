@@ -1,6 +1,7 @@
 """TensorFlow's part of the library: PyTorch's model and order, devices, refused input."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,6 +42,15 @@ def test_the_keras_model_is_the_torch_model(shape):
     in_keras = tf_common.cnn(shape, classes=7, seed=3)
     logits = in_keras(images.permute(0, 2, 3, 1).numpy()).numpy()
     assert np.abs(logits - expected).max() < 1e-6
+
+
+def test_a_nan_in_a_later_weight_is_a_difference():
+    """Python's max([0, nan]) is 0: the proof would hold."""
+    weights = [np.zeros(3), np.zeros(2)]
+    finite = SimpleNamespace(get_weights=lambda: weights)
+    broken = SimpleNamespace(get_weights=lambda: [weights[0], np.array([0, np.nan])])
+    assert tf_common.difference(finite, finite) == 0
+    assert np.isnan(tf_common.difference(finite, broken))
 
 
 def test_the_first_losses_are_those_of_torch():

@@ -101,6 +101,13 @@ def decentralized(report: dict, mode: str, rank: int, ranks: int) -> None:
         train(model, optimizer, range(step, step + 1))
         report["differences"].append(rank_difference(model))
 
+    algorithm = Decentralized(peer_selection_mode=mode, communication_interval=3)
+    for _ in range(2):
+        model, optimizer = attached(algorithm)
+        train(model, optimizer, range(2))
+        report["exchanges in two steps"] = algorithm.exchanges
+        algorithm.close()
+
 
 def low_precision(report: dict, rank: int, ranks: int) -> None:
     """Each rank's knowledge of its neighbours, the rounding, and the bytes."""
@@ -233,6 +240,12 @@ def test_with_an_interval_of_3_every_third_step_averages(reports):
         else:
             # Two pairs, then the two other pairs: then all are equal.
             assert differences[0] == differences[2] > 1 and max(differences[3:]) < 1e-6
+
+
+def test_a_second_run_with_the_same_object_begins_with_an_exchange(reports):
+    for report in reports:
+        assert report["all"]["exchanges in two steps"] == 1
+        assert report["shift_one"]["exchanges in two steps"] == 1
 
 
 def test_each_rank_exchanges_with_the_whole_other_half():

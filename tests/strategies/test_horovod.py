@@ -381,6 +381,17 @@ def test_mistakes_raise_errors_that_name_the_remedy(reports):
         assert mistaken["difference"] == 0
 
 
+def test_shutdown_leaves_a_process_group_that_it_did_not_start(no_process_group):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    hvd.init()
+    hvd.shutdown()
+    assert dist.is_initialized() and not hvd.is_initialized()
+    dist.destroy_process_group()
+    hvd.init()
+    hvd.shutdown()
+    assert not dist.is_initialized()
+
+
 def test_one_process_alone_and_wrong_names():
     hvd.init()
     try:

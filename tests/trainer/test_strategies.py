@@ -94,19 +94,18 @@ def test_pipeline_leaves_a_tensor_without_dimensions_whole():
     assert [batch[1].item() for batch, _ in micro_batches] == [3, 3]
 
 
-def test_pipeline_refuses_a_batch_that_it_cannot_cut(tmp_path):
-    with (
-        vgpu.running(count=2),
-        pytest.raises(UserError, match=r"3 rows .* 4 micro-batches"),
-    ):
-        fitted(
-            tmp_path,
-            Classes(gathered=False),
-            batch=3,
-            strategy="pipeline",
-            accelerator="vgpu",
-            devices=2,
-        )
+def test_pipeline_cuts_a_batch_of_few_rows_into_single_rows():
+    """An epoch's last batch can have fewer rows than there are micro-batches."""
+    strategy = PipelineStrategy(micro_batches=4)
+    rows = [(batch.tolist(), weight) for batch, weight in strategy.split(torch.arange(3.0))]
+    assert rows == [([0], 1 / 3), ([1], 1 / 3), ([2], 1 / 3)]
+    assert [len(batch) for batch, _ in strategy.split(torch.arange(5.0))] == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(0, 3), torch.tensor(1.0), "text"])
+def test_pipeline_refuses_a_batch_without_rows(batch):
+    with pytest.raises(UserError, match=r"without rows .* 4 micro-batches"):
+        PipelineStrategy(micro_batches=4).split(batch)
 
 
 def test_pipeline_wants_a_device_for_each_stage(tmp_path):

@@ -46,9 +46,10 @@ class Decentralized(Algorithm):
     weights. There is one exchange every `communication_interval` steps. Buffers, such
     as a batch norm's running means, are not averaged; all ranks start from rank 0's buffers.
     With hierarchical=True the ranks of a node average first, and "all" or "shift_one" is among
-    one rank per node (see hierarchy.py); in Bagua this is the default. All ranks must make the
-    same number of steps. A rank that skips a step still makes the
-    exchange of that step (see StepHooks).
+    one rank per node (see hierarchy.py); in Bagua this is the default. If there are several
+    optimizers, each call of an optimizer's `step` is a step with its own exchange. All ranks
+    must make the same number of steps. A rank that skips a step still makes the exchange of
+    that step (see StepHooks).
     """
 
     def __init__(
@@ -75,6 +76,9 @@ class Decentralized(Algorithm):
     def _attach(self, target: Target) -> nn.Module:
         """Raises UserError for "shift_one" with an odd number of ranks, or of nodes."""
         model = target.model
+        # As in a new object: the first step after an earlier run exchanges.
+        self.steps_begun = 0
+        self.exchanges = 0
         size = num_ranks(target.group)
         if size == 1:
             return model

@@ -16,6 +16,7 @@ class Process:
 
     def __init__(self) -> None:
         self._world: World | None = None
+        self._started_group = False
 
     @property
     def world(self) -> World:
@@ -38,13 +39,15 @@ class Process:
             dist.init_process_group(
                 devices.backend(device), store=store, rank=world.rank, world_size=world.size
             )
+            self._started_group = True
             atexit.register(self.end)
         self._world = world
 
     def end(self) -> None:
-        """Destroy the process group."""
-        if dist.is_initialized():
+        """Destroy the process group if `start` started it: others use one that ran before."""
+        if self._started_group and dist.is_initialized():
             dist.destroy_process_group()
+        self._started_group = False
         self._world = None
 
 
