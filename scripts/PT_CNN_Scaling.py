@@ -507,6 +507,8 @@ def main(args: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
     sampler = DistributedSampler(train, world.size, world.rank, seed=args.seed)
 
+    # In a step that is measured: with fewer images than a batch there is only a smaller one.
+    images_in_step = batch.images_in_step(0, len(train))
     history = []
     measured = []
     for epoch in range(args.epochs):
@@ -518,7 +520,7 @@ def main(args: argparse.Namespace) -> None:
             "epoch": epoch + 1,
             "loss": metrics.check_loss(loss, epoch, world),
             "test_accuracy": evaluate(model, test, world),
-            "images_per_s": batch.global_size / statistics.median(seconds),
+            "images_per_s": images_in_step / statistics.median(seconds),
         }
         history.append(row)
         if world.rank == 0:
@@ -545,7 +547,7 @@ def main(args: argparse.Namespace) -> None:
             batch_size=batch.global_size,
             scaling=kind,
             step_seconds=measured,
-            images_per_s=batch.global_size / middle,
+            images_per_s=images_in_step / middle,
         )
         if args.gather:
             gather(args.out.parent)

@@ -77,6 +77,16 @@ def test_bad_flags_are_one_sentence(tmp_path, npz, flags, words):
     assert words in done.stdout and "Traceback" not in done.stdout
 
 
+def test_a_batch_larger_than_the_data_counts_the_images_that_there_are(tmp_path, npz):
+    flags = ("--data", npz(), "--epochs", 2, "--batch-size", 64)
+    done = run_script(SCRIPT, *flags, "--out", tmp_path / "o")
+    assert done.returncode == 0, done.stdout
+    found = json.loads((tmp_path / "o" / "metrics.json").read_text())
+    (step,) = found["step_seconds"]
+    assert found["images_per_s"] * step == pytest.approx(35)
+    assert found["epochs"][1]["images_per_s"] == pytest.approx(found["images_per_s"])
+
+
 # ---- points of a sweep ----------------------------------------------------------------------
 
 
