@@ -21,6 +21,7 @@ REDUCTIONS = {
 }
 COLLECTIVES = (
     "all_reduce",
+    "reduce",
     "broadcast",
     "barrier",
     "all_gather",
@@ -214,6 +215,8 @@ class Hub:
             totals = [total / size for total in totals]
         if kind == "all_reduce":
             return [totals] * size
+        if kind == "reduce":
+            return [totals if rank == request["root"] else [] for rank in range(size)]
         if kind == "reduce_scatter":
             return [[total] for total in totals]
         raise Mismatch(f"{kind} is not known here")
@@ -248,10 +251,10 @@ def _checked(request: dict) -> tuple[list[torch.Tensor], dict[str, Any]]:
     if type(tensors) is not list or not all(isinstance(t, torch.Tensor) for t in tensors):
         raise ValueError(f"{kind} with something that is no tensor")
     texts = {"gate": ["name"], "send": [], "recv": []}.get(kind, ["group"])
-    if kind in ("all_reduce", "reduce_scatter"):
+    if kind in ("all_reduce", "reduce", "reduce_scatter"):
         texts.append("operation")
     numbers = {"send": ["peer", "tag"], "recv": ["peer", "tag"]}.get(kind, [])
-    if kind in ("broadcast", "gather", "scatter"):
+    if kind in ("reduce", "broadcast", "gather", "scatter"):
         numbers = ["root"]
     for name, expected in [(n, str) for n in texts] + [(n, int) for n in numbers]:
         value = request.get(name)

@@ -57,9 +57,11 @@ def test_the_other_collectives():
         rank.ask("scatter", *([own, own + 5] if rank.rank == 0 else []), root=0)
         rank.ask("reduce_scatter", own, own + 1, operation="sum")
         rank.ask("barrier")
+        rank.ask("reduce", own + 1, operation="sum", root=1)
 
-    assert ranks[0].values == [[[1.0]], [[0.0], [1.0]], [[0.0], [1.0]], [[0.0]], [[1.0]], []]
-    assert ranks[1].values == [[[1.0]], [[0.0], [1.0]], [], [[5.0]], [[3.0]], []]
+    gathered = [[0.0], [1.0]]
+    assert ranks[0].values == [[[1.0]], gathered, gathered, [[0.0]], [[1.0]], [], []]
+    assert ranks[1].values == [[[1.0]], gathered, [], [[5.0]], [[3.0]], [], [[3.0]]]
 
 
 def test_sends_arrive_in_order_whoever_comes_first():
