@@ -32,6 +32,7 @@ COLLECTIVES = (
 MAX_BYTES = 256 << 20  # of all that is recorded
 MAX_REQUESTS = 20_000  # of a rank
 MAX_NAME = 200  # characters
+LOCK_SECONDS = 1.0
 SAME_ON_ALL_RANKS = ("kind", "group", "operation", "root")
 
 
@@ -133,14 +134,21 @@ class Hub:
                         receivers.pop(0)(_nothing_more(rank, why))
 
     def unanswered(self) -> str:
-        """The calls that wait for other ranks, such as "rank 0 waits in recv from rank 1"."""
+        """The calls that wait for other ranks, such as "rank 0 waits in recv from rank 1".
+
+        "" while an answer is being sent to a rank that does not read it.
+        """
         waits = []
-        with self.lock:
+        if not self.lock.acquire(timeout=LOCK_SECONDS):
+            return ""
+        try:
             for (source, rank, _), receivers in self.receivers.items():
                 waits += [(rank, f"recv from rank {source}")] * len(receivers)
             for queues in self.waiting.values():
                 for rank, queue in enumerate(queues):
                     waits += [(rank, request["kind"]) for request, _ in queue]
+        finally:
+            self.lock.release()
         return ", ".join(f"rank {rank} waits in {what}" for rank, what in sorted(waits))
 
     def _fail(self, queues: list[list[tuple[dict, Any]]]) -> None:

@@ -106,7 +106,7 @@ def verdict_of_guess(answer, capsys, **how):
     return capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("answer", ["11", "12.5", "13", "11 + True"])
+@pytest.mark.parametrize("answer", ["11", "12.5", "13", "11 + True", "torch.tensor(12)"])
 def test_a_guess_within_the_distance_is_right(capsys, answer):
     assert verdict_of_guess(answer, capsys) == "right: this is the size"
 
@@ -122,6 +122,10 @@ def test_a_wrong_guess_gets_the_hint_and_not_the_number(capsys, answer):
 def test_a_guess_that_is_no_number_is_asked_for_one(capsys, answer, unit, asked):
     said = verdict_of_guess(answer, capsys, unit=unit)
     assert said == f"wrong: this is the size: guess must be {asked} it is {answer}"
+
+
+def test_a_guess_that_is_a_long_text_is_cut(capsys):
+    assert len(verdict_of_guess("'x' * 900_000", capsys)) < 300
 
 
 def test_a_share_in_place_of_percent_has_a_hint_of_its_own(capsys):

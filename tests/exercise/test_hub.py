@@ -1,6 +1,7 @@
 """The network that the checks play: results, records, and calls that would hang."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -142,6 +143,18 @@ def test_calls_that_wait_are_listed():
     for rank in (0, 2):
         ranks[rank].ask("barrier")
     assert hub.unanswered() == ""
+
+
+def test_the_time_limit_does_not_wait_for_a_rank_that_does_not_read(monkeypatch):
+    monkeypatch.setattr(module, "LOCK_SECONDS", 0.1)
+    hub, _ = world(2)
+    found: list[str] = []
+    with hub.lock:  # as while an answer is being sent
+        thread = threading.Thread(target=lambda: found.append(hub.unanswered()), daemon=True)
+        thread.start()
+        thread.join(5)
+
+        assert found == [""]
 
 
 def test_a_message_that_never_comes_would_hang():
