@@ -66,6 +66,11 @@ def gradients_of_all(weights, batches, factors, unused=()):
     return [sum(parts) for parts in zip(*of_ranks, strict=True)]
 
 
+def numbers(rows):
+    """A list of numbers, also for a tensor and for a list of tensors."""
+    return torch.as_tensor(rows).tolist()
+
+
 def log(events):
     """A rank's events from the beginning of its backward on, as text."""
     lines = []
@@ -167,7 +172,8 @@ def shard(n: int, ranks: int, rank: int, epoch: int) -> list[int]:
 
 # %%
 with exercise.check("shard", "50 rows on 4 ranks", points=1) as student:
-    shards = student.ranks("shard", [[50, 4, rank, 0] for rank in range(4)]).values
+    run = student.ranks("shard", [[50, 4, rank, 0] for rank in range(4)])
+    shards = [numbers(rows) for rows in run.values]
     student.equal([len(rows) for rows in shards], [13] * 4, "each rank reads 13 rows")
     missing = 50 - len({*chain(*shards)} & {*range(50)})
     student.expect(
@@ -180,7 +186,7 @@ with exercise.check("shard", "50 rows on 4 ranks", points=1) as student:
 
 # %%
 with exercise.check("shard", "another epoch", points=1) as student:
-    epochs = [student.call("shard", 100, 4, 1, epoch) for epoch in range(3)]
+    epochs = [numbers(student.call("shard", 100, 4, 1, epoch)) for epoch in range(3)]
     student.expect(
         all(rows != sorted(rows) for rows in epochs),
         "the rows are shuffled",
@@ -198,7 +204,7 @@ with exercise.check("shard", "other numbers of rows", points=2, hidden=True) as 
     for n in (student.random.randint(1, 2), 3 * ranks, student.random.randint(20, 40)):
         epoch = student.random.randint(1, 1000)
         calls = [[n, ranks, rank, epoch] for rank in range(ranks)]
-        shards = student.ranks("shard", calls).values
+        shards = [numbers(rows) for rows in student.ranks("shard", calls).values]
         size = -(-n // ranks)
         student.expect(
             [len(rows) for rows in shards] == [size] * ranks,
@@ -628,6 +634,20 @@ def test_set(count, generator):
     return weights, rows, labels
 
 
+def rows_for_two(count, generator):
+    """Weights, the rows of two ranks, and labels, which rank 1's rows are never taken for.
+
+    So the number of hits says how many of the rows rank 0 has computed.
+    """
+    weights, rows, _ = test_set(1000, generator)
+    model = new_model()
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        classes = model.eval()(rows).argmax(1)
+    others = [rows[classes != label][0] for label in classes[:count]]
+    return weights, [rows[:count], torch.stack(others)], classes[:count]
+
+
 # %%
 with exercise.check("finish_epoch", "the loss", points=1) as student:
     test = test_set(4, student.generator)
@@ -644,6 +664,14 @@ with exercise.check("finish_epoch", "the accuracy", points=1) as student:
     run = student.ranks("end_of_epoch", [[weights, losses, rows, labels]] * 3)
     found = [report["accuracy"] for report in run.values]
     student.close_to(found, [6 / 7] * 3, "three ranks report 6 hits of 7 test images")
+    weights, of_ranks, labels = rows_for_two(7, student.generator)
+    arguments = [[weights, losses, rows, labels] for rows in of_ranks]
+    found = [report["accuracy"] for report in student.ranks("end_of_epoch", arguments).values]
+    student.expect(
+        found[0] == found[1] and any(abs(found[0] - hits / 7) < 1e-6 for hits in range(1, 7)),
+        "each rank computes its part of the test images",
+        "a rank computes all of them, or none",
+    )
 
 # %%
 with exercise.check("finish_epoch", "fewer test images than ranks", points=1) as student:

@@ -11,7 +11,7 @@ import torch
 
 from multigpu.exercise.hub import Call, Hub
 from multigpu.exercise.session import Session, StudentError
-from multigpu.exercise.verdicts import difference
+from multigpu.exercise.verdicts import difference, shown
 
 MAX_MESSAGE = 400
 UNANSWERED = "NotImplementedError"  # what the released answer raises
@@ -174,9 +174,11 @@ class Check:
         unit     of the number, such as MiB; for "percent", 0.75 gets a hint
         """
         guess = self.value(name)
+        if isinstance(guess, torch.Tensor) and guess.ndim == 0:
+            guess = guess.item()
         if isinstance(guess, bool) or not isinstance(guess, Real):
             a_number = f"a number, in {unit}" if unit else "a number"
-            return self.expect(False, what, f"{name} must be {a_number}; it is {guess!r}")
+            return self.expect(False, what, f"{name} must be {a_number}; it is {shown(guess)}")
         if unit == "percent" and 0 < guess <= 1:
             hint = f"write {name} in percent: 75, not 0.75"
         return self.expect(abs(guess - result) <= within, what, hint)

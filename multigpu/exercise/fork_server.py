@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from multigpu import sandbox
 from multigpu.exercise import seccomp
 from multigpu.exercise.channel import Channel
 from multigpu.exercise.student import serve
@@ -211,13 +212,21 @@ def _own_tmp(libc: ctypes.CDLL, size: int) -> None:
 
     The kernel's memory for an empty file is about 1 KiB, which `size` does not limit. Shared
     memory that comes from /dev/zero is seen in no process once it is not mapped; see seccomp.
+    What of Python and this library lies in /tmp stays there.
     """
     os.chdir("/")
+    in_tmp = [path for path in sandbox.shown() if path.is_relative_to("/tmp")]
+    handles = [os.open(path, os.O_PATH) for path in in_tmp]
     # /dev/pts becomes empty: a machine has 4,096 pseudo-terminals for all its users.
     for folder, most in ((b"/tmp", size), (b"/dev/shm", size), (b"/dev/pts", 4096)):
         options = f"size={most},nr_inodes={MAX_FILES},mode=1777".encode()
         # 6: no set-uid files, no devices
         _check(libc.mount(b"tmpfs", folder, b"tmpfs", 6, options), f"mount {folder.decode()}")
+    for path, handle in zip(in_tmp, handles, strict=True):
+        path.mkdir(parents=True, exist_ok=True)
+        held = f"/proc/self/fd/{handle}".encode()
+        _check(libc.mount(held, bytes(path), None, MS_BIND, None), f"mount {path}")
+        os.close(handle)
     _check(libc.mount(b"/dev/null", b"/dev/zero", None, MS_BIND, None), "mount /dev/zero")
     libc.mount(b"proc", b"/proc", b"proc", 14, None)  # refused where /proc has covers
     os.chdir("/tmp")

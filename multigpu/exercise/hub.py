@@ -21,6 +21,7 @@ REDUCTIONS = {
 }
 COLLECTIVES = (
     "all_reduce",
+    "reduce",
     "broadcast",
     "barrier",
     "all_gather",
@@ -31,6 +32,7 @@ COLLECTIVES = (
 MAX_BYTES = 256 << 20  # of all that is recorded
 MAX_REQUESTS = 20_000  # of a rank
 MAX_NAME = 200  # characters
+LOCK_SECONDS = 1.0
 SAME_ON_ALL_RANKS = ("kind", "group", "operation", "root")
 
 
@@ -132,14 +134,21 @@ class Hub:
                         receivers.pop(0)(_nothing_more(rank, why))
 
     def unanswered(self) -> str:
-        """The calls that wait for other ranks, such as "rank 0 waits in recv from rank 1"."""
+        """The calls that wait for other ranks, such as "rank 0 waits in recv from rank 1".
+
+        "" while an answer is being sent to a rank that does not read it.
+        """
         waits = []
-        with self.lock:
+        if not self.lock.acquire(timeout=LOCK_SECONDS):
+            return ""
+        try:
             for (source, rank, _), receivers in self.receivers.items():
                 waits += [(rank, f"recv from rank {source}")] * len(receivers)
             for queues in self.waiting.values():
                 for rank, queue in enumerate(queues):
                     waits += [(rank, request["kind"]) for request, _ in queue]
+        finally:
+            self.lock.release()
         return ", ".join(f"rank {rank} waits in {what}" for rank, what in sorted(waits))
 
     def _fail(self, queues: list[list[tuple[dict, Any]]]) -> None:
@@ -214,6 +223,8 @@ class Hub:
             totals = [total / size for total in totals]
         if kind == "all_reduce":
             return [totals] * size
+        if kind == "reduce":
+            return [totals if rank == request["root"] else [] for rank in range(size)]
         if kind == "reduce_scatter":
             return [[total] for total in totals]
         raise Mismatch(f"{kind} is not known here")
@@ -248,10 +259,10 @@ def _checked(request: dict) -> tuple[list[torch.Tensor], dict[str, Any]]:
     if type(tensors) is not list or not all(isinstance(t, torch.Tensor) for t in tensors):
         raise ValueError(f"{kind} with something that is no tensor")
     texts = {"gate": ["name"], "send": [], "recv": []}.get(kind, ["group"])
-    if kind in ("all_reduce", "reduce_scatter"):
+    if kind in ("all_reduce", "reduce", "reduce_scatter"):
         texts.append("operation")
     numbers = {"send": ["peer", "tag"], "recv": ["peer", "tag"]}.get(kind, [])
-    if kind in ("broadcast", "gather", "scatter"):
+    if kind in ("reduce", "broadcast", "gather", "scatter"):
         numbers = ["root"]
     for name, expected in [(n, str) for n in texts] + [(n, int) for n in numbers]:
         value = request.get(name)

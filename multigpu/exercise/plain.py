@@ -53,17 +53,25 @@ def encode(value: Any) -> tuple[bytes, bytes]:
             return {"dict": pairs}
         if isinstance(value, np.ndarray):
             try:
-                value = torch.from_numpy(np.ascontiguousarray(value))
+                # ascontiguousarray would make the shape () to (1,).
+                native = value.dtype.newbyteorder("=")
+                value = torch.from_numpy(np.array(value, native, order="C"))
             except TypeError:
                 raise NotPlain(f"an array of {value.dtype} is not plain data") from None
         if isinstance(value, np.generic):
-            return value.item()
+            return pack(value.item(), depth + 1)
         if isinstance(value, torch.Tensor):
             name = str(value.dtype).removeprefix("torch.")
             if name not in DTYPES:
                 raise NotPlain(f"a tensor of {name} is not plain data")
-            tensor = value.detach().cpu().contiguous()
-            data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+            try:
+                # contiguous() keeps the stride of a single element, such as column[:1].
+                contiguous = torch.contiguous_format
+                tensor = value.detach().cpu().clone(memory_format=contiguous).resolve_neg()
+                data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+            except RuntimeError as error:
+                where = f"a tensor on {value.device} of layout {value.layout}"
+                raise NotPlain(f"{where} is not plain data: {error}") from None
             packed = {"tensor": [name, list(tensor.shape), position, len(data)]}
             buffers.append(data)
             position += len(data)
@@ -73,7 +81,11 @@ def encode(value: Any) -> tuple[bytes, bytes]:
             f"tensors"
         )
 
-    return json.dumps(pack(value, 0)).encode(), b"".join(buffers)
+    packed = pack(value, 0)
+    try:
+        return json.dumps(packed).encode(), b"".join(buffers)
+    except ValueError as error:
+        raise NotPlain(f"an integer of so many digits is not plain data: {error}") from None
 
 
 def decode(header: bytes, body: bytes) -> Any:

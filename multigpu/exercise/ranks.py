@@ -93,6 +93,12 @@ class CheckedGroup(dist.ProcessGroup):
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         return self.allreduce(tensors, opts)
 
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        # On other ranks the tensor stays: torch does not say what it is then.
+        root = opts.rootRank
+        outputs = tensors if self.rank() == root else []
+        return self._ask("reduce", tensors, outputs, operation=operation_of(opts), root=root)
+
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         root = opts.rootRank if opts is not None else 0
         return self._ask("broadcast", tensors, tensors, root=root)
@@ -131,6 +137,11 @@ class CheckedGroup(dist.ProcessGroup):
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> dist.Work:
         return self._ask("scatter", inputs[0] if inputs else [], outputs, root=opts.rootRank)
+
+    def alltoall(self, *_: Any) -> dist.Work:
+        raise ValueError("all-to-all is not known here: use send and recv, or all_gather")
+
+    alltoall_base = alltoall
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> dist.Work:
         return self._ask("send", tensors, [], peer=rank, tag=tag)
@@ -181,7 +192,14 @@ def join_world(rank: int, size: int, requests: Requests) -> None:
     global _world
     _world = requests
 
+    all_ranks = size
+
     def make(store: dist.Store, rank: int, size: int, timeout: Any) -> CheckedGroup:
+        if size < all_ranks:
+            raise ValueError(
+                f"a group of {size} of the {all_ranks} ranks is not known here: use one of "
+                f"all ranks"
+            )
         return CheckedGroup(rank, size, requests, f"group {next(groups)}")
 
     groups = itertools.count()

@@ -54,11 +54,10 @@ def serve(channel: Channel) -> None:
         sys.stderr.flush()
         try:
             channel.send({"reply": reply})
-        except NotPlain as error:
-            kind = {"type": "NotPlain", "text": str(error), "lines": []}
-            channel.send({"reply": {"error": kind}})
         except Closed:
             return
+        except Exception as error:  # NotPlain, or one of a class of the answer's own
+            channel.send({"reply": {"error": _describe(error)}})
 
 
 def _do(message: dict, module: types.ModuleType, requests: Requests) -> dict[str, Any]:
@@ -98,4 +97,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
     if isinstance(error, SyntaxError) and error.filename and error.filename.startswith("<"):
         text = (error.text or "").strip()
         lines.append(f"{error.filename[1:-1]}, line {error.lineno}: {text}")
-    return {"type": type(error).__name__, "text": str(error)[:2000], "lines": lines[-5:]}
+    try:
+        text = str(error)[:2000]
+    except Exception as problem:
+        text = f"its __str__ raised {type(problem).__name__}"
+    return {"type": type(error).__name__, "text": text, "lines": lines[-5:]}

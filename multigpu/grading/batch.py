@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from multigpu import sandbox
 from multigpu.course import LESSONS
 from multigpu.errors import UserError
 from multigpu.files import atomic
@@ -79,6 +80,7 @@ def run(options: Options, progress: Callable[[int, int], None]) -> list[str]:
     folder = options.output
     solution = find(options.lesson, options.solutions)
     _check_folder(folder, solution.lesson)
+    _check_hidden(options)
     rule = _rule(options)
     before = _before(options)
     found = submissions.find(options.handed_in, solution.lesson)
@@ -138,6 +140,16 @@ def _check_folder(folder: Path, lesson: str) -> None:
             f"{folder} holds the results of {other}: give another folder for "
             f"{lesson}, such as -o {folder.parent / lesson}."
         )
+
+
+def _check_hidden(options: Options) -> None:
+    """Raise UserError if students' code could read the submissions or your own solutions."""
+    for path in filter(None, (options.handed_in, options.solutions)):
+        if options.sandbox and sandbox.shows(path):
+            raise UserError(
+                f"students' code could read {path}, which is in a folder of Python's: copy it "
+                f"to another folder."
+            )
 
 
 def _give_times(options: Options, handed_in: list[Submission]) -> list[str]:

@@ -190,12 +190,14 @@ class Runner:
 
 
 def read_secret(folder: Path) -> str:
-    """The text of DIR/secret.txt, which is made at random if there is none."""
+    """The text of DIR/secret.txt, which is made at random if there is none.
+
+    A new folder can be read by its owner alone: students may be users of this machine.
+    """
     path = folder / SECRET
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic(path) as temporary:
-            temporary.touch(mode=0o600)
             temporary.write_text(secrets.token_hex(16) + "\n")
     return path.read_text().strip()
 

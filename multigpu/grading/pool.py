@@ -103,10 +103,12 @@ class Pool:
     ) -> Iterator[tuple[str, list[dict] | None]]:
         """Run notebooks; yield (id, outcome of the cells) as they end, in any order.
 
-        The outcome is None if the job ended or hung; it is replaced.
+        The outcome is None if the job ended or hung; it is replaced. Raises UserError if a job
+        cannot be started.
         """
         waiting: queue.SimpleQueue[tuple[str, Path]] = queue.SimpleQueue()
-        ended: queue.SimpleQueue[tuple[str, list[dict] | None]] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[tuple[str, list[dict] | None] | UserError]
+        ended = queue.SimpleQueue()
         for task in tasks:
             waiting.put(task)
 
@@ -118,7 +120,11 @@ class Pool:
                 except queue.Empty:
                     break
                 if job is None:
-                    job = Job(self.seconds_per_check)
+                    try:
+                        job = Job(self.seconds_per_check)
+                    except OSError as error:
+                        ended.put(_no_job(error))
+                        break
                     self._all.append(job)
                 cells = job.run(id, notebook)
                 if cells is None:
@@ -132,9 +138,19 @@ class Pool:
             threading.Thread(target=work, daemon=True).start()
         try:
             for _ in tasks:
-                yield ended.get()
+                found = ended.get()
+                if isinstance(found, UserError):
+                    raise found
+                yield found
         finally:
             # Who stops to ask for outcomes wants no further tasks to begin.
             while not waiting.empty():
                 with suppress(queue.Empty):
                     waiting.get_nowait()
+
+
+def _no_job(error: OSError) -> UserError:
+    return UserError(
+        f"a process for the checks cannot be started ({error.strerror}): free memory and disk,"
+        f" or give fewer --jobs; the same command goes on where it stopped."
+    )

@@ -7,7 +7,7 @@ import torch
 from multigpu.errors import UserError
 from multigpu.vgpu.sim.presets import size_in_bytes
 from multigpu.virtual import face
-from multigpu.virtual.options import Options
+from multigpu.virtual.options import CLOCKS, Options
 
 
 class Devices(list[torch.device]):
@@ -48,6 +48,8 @@ def virtual_cuda(
             "this machine has real GPUs, which torch.cuda shows: use them, or multigpu.gpus() "
             "for virtual GPUs beside them."
         )
+    if clock not in CLOCKS:
+        raise UserError(f"clock is {clock!r}: give 'real' or 'simulated'.")
     options = Options(
         gpus,
         gpu,

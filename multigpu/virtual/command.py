@@ -1,5 +1,6 @@
 """Run a command on virtual GPUs: its processes, its signals, its exit code."""
 
+import math
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -21,8 +23,12 @@ from multigpu.virtual.options import JOINING, Options
 SITE = Path(__file__).parent / "site"
 # What this process passes on to the program.
 PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+# torchrun, and the modules that do the same.
+TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 # Seconds between two looks at several processes.
 POLL_SECONDS = 0.05
+# Seconds in which the other ranks can write their records after one has failed.
+SECONDS_TO_END = 5.0
 # What a terminal sends to the program, too: Ctrl-C and Ctrl-\.
 FROM_TERMINAL = ("SIGINT", "SIGQUIT")
 
@@ -36,7 +42,7 @@ def run(words: Sequence[str], options: Options, records: Path, quiet: bool = Fal
     fails, the others are ended. Raises UserError if there is no such command.
     """
     command = command_line(words)
-    if options.world is not None and "torch.distributed.run" in command:
+    if options.world is not None and _starts_ranks(command):
         raise UserError(
             "with --world the command is one rank, but torchrun starts several: leave torchrun"
             " and its flags out, and give the script."
@@ -91,22 +97,34 @@ def run(words: Sequence[str], options: Options, records: Path, quiet: bool = Fal
         return _wait(processes)
 
 
+def _starts_ranks(command: Sequence[str]) -> bool:
+    """Whether the command is torchrun, by any of its names."""
+    before_script = takewhile(lambda word: not word.endswith(".py"), command)
+    return any(Path(word).name in TORCHRUN for word in before_script)
+
+
 def _wait(processes: list[subprocess.Popen]) -> int:
     """Wait for all processes; return the exit code of the first one that fails, else 0.
 
-    If one fails, the others are ended, because they would wait for its messages.
+    If one fails, the others are ended, because they would wait for its messages: by SIGTERM,
+    and SECONDS_TO_END later by SIGKILL.
     """
     if len(processes) == 1:
         return processes[0].wait()
     code = 0
+    kill_at = math.inf
     waiting = list(processes)
     while waiting:
         for process in [one for one in waiting if one.poll() is not None]:
             waiting.remove(process)
             if process.returncode and not code:
                 code = process.returncode
+                kill_at = time.monotonic() + SECONDS_TO_END
                 for other in waiting:
                     other.terminate()
+        if time.monotonic() > kill_at:
+            for other in waiting:
+                other.kill()
         time.sleep(POLL_SECONDS)
     return code
 
@@ -132,11 +150,12 @@ def _rank(options: Options, rank: int, records: Path) -> dict[str, str]:
 def command_line(words: Sequence[str]) -> list[str]:
     """The program and the arguments that `words` mean.
 
-    `script.py …` and `-m module …` run with this Python, and so do `python …` and
-    `torchrun …`. Another word is a program. Raises UserError if there is no such file.
+    `script.py …`, `-m module …` and `-`, the standard input, run with this Python, and so do
+    `python …` and `torchrun …`. Another word is a program. Raises UserError if there is no
+    such file.
     """
     first, *rest = words
-    if first in ("-m", "-c"):
+    if first in ("-m", "-c", "-"):
         return [sys.executable, *words]
     if re.fullmatch(r"python[\d.]*", first):
         return [sys.executable, *rest]

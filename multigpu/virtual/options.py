@@ -103,6 +103,9 @@ def check(options: Options) -> None:
         if number is not None and number < 1:
             name = flag.replace("_", "-")
             raise UserError(f"--{name} is {number}: give a number from 1 up.")
+    per_node = options.gpus_per_node
+    if per_node is not None and per_node < 1:
+        raise UserError(f"--gpus-per-node is {per_node}: give a number from 1 up.")
     if options.world is not None:
         _check_world(options)
     if not 1 <= options.gpus <= MOST_GPUS:
@@ -113,13 +116,10 @@ def check(options: Options) -> None:
         _check_name("--between-nodes", options.between_nodes, NETWORKS)
     if options.clock not in CLOCKS:
         raise UserError(f"--clock is {options.clock!r}: give real or simulated.")
-    per_node = options.gpus_per_node
     if (per_node is None) != (options.between_nodes is None):
         raise UserError(
             "--gpus-per-node and --between-nodes belong together: give both, or neither."
         )
-    if per_node is not None and per_node < 1:
-        raise UserError(f"--gpus-per-node is {per_node}: give a number from 1 up.")
     if per_node and options.gpus % per_node and per_node % options.gpus:
         raise UserError(
             f"--gpus {options.gpus} cannot be divided into nodes of {per_node}: give a "
@@ -136,7 +136,7 @@ def _check_world(options: Options) -> None:
             f"--world {size} does not fit on one node: give --gpus-per-node and "
             f"--between-nodes."
         )
-    if per_node is not None and per_node > 0 and size % per_node and size > per_node:
+    if per_node is not None and size % per_node and size > per_node:
         raise UserError(
             f"--world {size} cannot be divided into nodes of {per_node}: give a "
             f"--gpus-per-node that divides it."

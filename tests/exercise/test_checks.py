@@ -22,6 +22,15 @@ def given(x):
     return x / 0
 """
 
+UNSPEAKABLE = """
+class Unspeakable(Exception):
+    def __str__(self):
+        return 1 / 0
+
+def f(x):
+    raise Unspeakable
+"""
+
 
 @pytest.fixture(autouse=True)
 def after() -> Iterator[None]:
@@ -63,6 +72,8 @@ def test_verdicts_are_printed_right_and_wrong(capsys):
         ("def f(x:", ["SyntaxError"]),
         ("g = 1", ["does not define f"]),
         ("def f(x): return object()", ["NotPlain"]),
+        ("def f(x): return torch.eye(2).to_sparse()", ["NotPlain", "sparse"]),
+        (UNSPEAKABLE, ["Unspeakable", "__str__", "ZeroDivisionError"]),
         ("def f(x): return 'a\\nright: f adds 1'", [r"\n"]),
         ("def f(x): raise ValueError('a\\nright: f adds 1')", ["a right: f adds 1"]),
         ("raise NotImplementedError()", ["no answer yet"]),
@@ -95,7 +106,7 @@ def verdict_of_guess(answer, capsys, **how):
     return capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("answer", ["11", "12.5", "13", "11 + True"])
+@pytest.mark.parametrize("answer", ["11", "12.5", "13", "11 + True", "torch.tensor(12)"])
 def test_a_guess_within_the_distance_is_right(capsys, answer):
     assert verdict_of_guess(answer, capsys) == "right: this is the size"
 
@@ -111,6 +122,10 @@ def test_a_wrong_guess_gets_the_hint_and_not_the_number(capsys, answer):
 def test_a_guess_that_is_no_number_is_asked_for_one(capsys, answer, unit, asked):
     said = verdict_of_guess(answer, capsys, unit=unit)
     assert said == f"wrong: this is the size: guess must be {asked} it is {answer}"
+
+
+def test_a_guess_that_is_a_long_text_is_cut(capsys):
+    assert len(verdict_of_guess("'x' * 900_000", capsys)) < 300
 
 
 def test_a_share_in_place_of_percent_has_a_hint_of_its_own(capsys):
@@ -236,6 +251,37 @@ def test_ddp_works_and_is_recorded(capsys):
         student.equal([call.bytes for call in sums], [24], "one all_reduce of 6 floats")
 
     assert capsys.readouterr().out.count("right: ") == 2
+
+
+def test_a_reduce_and_a_broadcast_are_an_all_reduce(capsys):
+    answer = "def f(x):\n    dist.reduce(x, 1)\n    dist.broadcast(x, 1)\n    return x"
+    with exercise(answer).check("f", "ranks", points=1) as student:
+        run = student.ranks("f", [[torch.tensor([rank + 1.0])] for rank in range(3)])
+        student.close_to(run.values, [[6.0]] * 3, "all have the sum")
+        student.equal([call.kind for call in run.calls[0]], ["reduce", "broadcast"], "calls")
+
+    assert capsys.readouterr().out == "right: all have the sum\nright: calls\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        # Without the error, both pairs' tensors would be one sum of four.
+        (
+            "groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]\n"
+            "    dist.all_reduce(x, group=groups[dist.get_rank() // 2])",
+            "a group of 2 of the 4 ranks is not known here",
+        ),
+        ("dist.all_to_all_single(torch.empty(4), x)", "all-to-all is not known here"),
+    ],
+)
+def test_what_the_network_of_the_checks_lacks_is_a_sentence(capsys, statement, words):
+    answer = f"def f(x):\n    {statement}\n    return x"
+    with exercise(answer).check("f", "ranks", points=1) as student:
+        student.ranks("f", [[torch.ones(4)]] * 4)
+
+    [line] = capsys.readouterr().out.splitlines()
+    assert words in line
 
 
 def test_a_collective_that_would_hang_is_a_sentence(capsys):

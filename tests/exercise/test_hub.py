@@ -1,6 +1,7 @@
 """The network that the checks play: results, records, and calls that would hang."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -57,9 +58,11 @@ def test_the_other_collectives():
         rank.ask("scatter", *([own, own + 5] if rank.rank == 0 else []), root=0)
         rank.ask("reduce_scatter", own, own + 1, operation="sum")
         rank.ask("barrier")
+        rank.ask("reduce", own + 1, operation="sum", root=1)
 
-    assert ranks[0].values == [[[1.0]], [[0.0], [1.0]], [[0.0], [1.0]], [[0.0]], [[1.0]], []]
-    assert ranks[1].values == [[[1.0]], [[0.0], [1.0]], [], [[5.0]], [[3.0]], []]
+    gathered = [[0.0], [1.0]]
+    assert ranks[0].values == [[[1.0]], gathered, gathered, [[0.0]], [[1.0]], [], []]
+    assert ranks[1].values == [[[1.0]], gathered, [], [[5.0]], [[3.0]], [], [[3.0]]]
 
 
 def test_sends_arrive_in_order_whoever_comes_first():
@@ -140,6 +143,18 @@ def test_calls_that_wait_are_listed():
     for rank in (0, 2):
         ranks[rank].ask("barrier")
     assert hub.unanswered() == ""
+
+
+def test_the_time_limit_does_not_wait_for_a_rank_that_does_not_read(monkeypatch):
+    monkeypatch.setattr(module, "LOCK_SECONDS", 0.1)
+    hub, _ = world(2)
+    found: list[str] = []
+    with hub.lock:  # as while an answer is being sent
+        thread = threading.Thread(target=lambda: found.append(hub.unanswered()), daemon=True)
+        thread.start()
+        thread.join(5)
+
+        assert found == [""]
 
 
 def test_a_message_that_never_comes_would_hang():

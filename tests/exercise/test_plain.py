@@ -52,6 +52,35 @@ def test_views_parameters_and_numpy_become_tensors():
     assert number == 2.5
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        torch.tensor(2.5).numpy(),
+        np.array([1.5, 2.5], ">f4"),
+        np.arange(6.0).reshape(2, 3)[::-1, ::2],
+    ],
+    ids=["no dimension", "big-endian", "strides"],
+)
+def test_an_array_of_any_layout_keeps_its_shape_and_values(array):
+    back = decode(*encode(array))
+
+    assert back.shape == array.shape
+    assert back.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        torch.tensor([1 + 2j, 3j]).conj().imag,
+        torch.arange(6.0).reshape(3, 2)[:1, 1],
+        torch.ones(1).expand(3),
+    ],
+    ids=["negated", "one element of a column", "expanded"],
+)
+def test_a_view_arrives(view):
+    assert decode(*encode(view)).tolist() == view.tolist()
+
+
 def test_a_state_dict_becomes_a_dict():
     state = torch.nn.Linear(2, 1).state_dict()
 
@@ -82,6 +111,11 @@ class ListOfLies(list):
         lambda: 1,
         1j,
         np.array(["a"], object),
+        np.datetime64("2026-11-24"),
+        np.complex64(1j),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, device="meta"),
+        pytest.param(10**5000, id="a huge integer"),
     ],
 )
 def test_what_is_not_plain_is_refused(value):

@@ -1,13 +1,19 @@
 """A student's process in the sandbox: what it may use, what it sees, and how it ends."""
 
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+import multigpu
 from multigpu import sandbox
 from multigpu.exercise.session import Limits, Session, StudentError
 from multigpu.exercise.worker import Worker
@@ -92,10 +98,38 @@ def test_it_sees_neither_files_nor_processes_of_others(worker, session, tmp_path
 
     assert home == []
     assert secret is False
-    assert temporary == []
+    in_tmp = [path for path in sandbox.shown() if path.is_relative_to("/tmp")]
+    assert set(temporary) == {path.parts[2] for path in in_tmp}
     threads = call(session, "import threading\nreturn threading.active_count()")
     assert len(signalled) == threads, "a thread has a number as a process has"
     other.close()
+
+
+FROM_TMP = """
+from multigpu import sandbox
+from multigpu.exercise.worker import Worker
+
+worker = Worker(sandbox.probe().program)
+session = worker.session()
+session.run("answer", "import os, multigpu.vgpu")
+session.run("answer", "found = [multigpu.__file__, os.access(multigpu.__file__, os.W_OK)]")
+print(session.value("found"))
+worker.close()
+"""
+
+
+def test_a_library_in_tmp_can_still_be_imported():
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        package = Path(multigpu.__file__).parent
+        shutil.copytree(package, Path(folder, "multigpu"))
+        done = subprocess.run(
+            [sys.executable, "-c", FROM_TMP],
+            env=os.environ | {"PYTHONPATH": folder},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+    assert done.stdout.strip() == f"['{folder}/multigpu/__init__.py', False]", done.stderr
 
 
 def test_it_is_an_ordinary_user_without_network(session):

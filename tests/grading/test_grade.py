@@ -1,6 +1,9 @@
 """Grading through nbval: scores, order, jobs, interruptions, and refusals."""
 
+import errno
 import json
+import stat
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -146,6 +149,24 @@ def test_what_the_machine_could_not_grade_is_blocked_not_zero(small, tmp_path, m
     assert not list((tmp_path / "out").glob("outcomes/*")), "it is tried again next time"
 
 
+def test_a_job_that_cannot_be_started_ends_the_run(tmp_path, monkeypatch):
+    def no_space(seconds):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("multigpu.grading.pool.Job", no_space)
+    said: list[str] = []
+
+    def work() -> None:
+        with Pool(2, 5) as jobs, pytest.raises(UserError) as caught:
+            list(jobs.run([(name, tmp_path / name) for name in "abc"]))
+        said.append(str(caught.value))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert "No space left on device" in "".join(said)
+
+
 def test_a_stored_outcome_that_is_damaged_is_made_again(small, tmp_path, pool):
     found = Outcome({("mean", "two ranks"): ("right", ["right: x"])}, {"mean": "text"})
     assert Outcome.from_json(json.loads(json.dumps(found.to_json()))) == found
@@ -225,6 +246,24 @@ def test_all_reports_and_a_regrading(class_of_three, tmp_path, small, run):
     assert "ben" in names
     assert "ben" not in (given.output / "results.json").read_text()
     assert sorted(totals(given.output).values()) == ["8", "9", "9"]
+
+
+def test_only_the_owner_can_read_the_results(class_of_three, tmp_path, run):
+    given = options(class_of_three, tmp_path)
+    run(given)
+
+    assert stat.S_IMODE(given.output.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["handed_in", "solutions"])
+def test_what_the_sandbox_shows_is_refused(class_of_three, tmp_path, run, monkeypatch, name):
+    given = options(class_of_three, tmp_path)
+    path = getattr(given, name)
+    monkeypatch.setattr(sandbox, "shown", lambda: [path])
+
+    with pytest.raises(UserError, match="students' code could read"):
+        run(given)
+    assert not given.output.exists()
 
 
 def test_bad_input_changes_nothing(class_of_three, tmp_path, run):

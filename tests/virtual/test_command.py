@@ -128,6 +128,7 @@ def test_a_command_by_its_words(tmp_path, monkeypatch):
         "torch.distributed.run",
         "p.py",
     ]
+    assert line(["-", "1"]) == [sys.executable, "-", "1"]
     assert line(["./tool", "1"]) == ["./tool", "1"]
     assert line(["sh", "-c", "true"]) == ["sh", "-c", "true"]
 

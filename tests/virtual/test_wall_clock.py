@@ -4,9 +4,12 @@ import threading
 import time
 import timeit
 
+import pytest
 import torch
 
 import multigpu
+from multigpu.errors import UserError
+from multigpu.virtual import face
 
 
 def gpu_second() -> None:
@@ -82,3 +85,9 @@ def test_events_have_simulated_time_with_either_clock():
             end.record()
             end.synchronize()
             assert 1000 <= start.elapsed_time(end) < 1001
+
+
+def test_another_clock_is_refused():
+    with pytest.raises(UserError, match="clock is 'fast': give 'real' or 'simulated'"):
+        multigpu.virtual_cuda(clock="fast")
+    assert not face.is_on()

@@ -4,6 +4,9 @@ A world whose ranks all run, under torchrun, has the same simulated times.
 """
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +17,10 @@ from multigpu.errors import UserError
 from multigpu.vgpu import GPUS, LINKS, NETWORKS
 from multigpu.vgpu.sim.network import Network, collective_seconds, transfer_seconds
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD
+from multigpu.virtual import command
+
+LAUNCH = "torch.distributed.launch"
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
 BEGIN = """
 import os, sys
@@ -351,6 +358,18 @@ dist.recv(x, 1)
     assert done.returncode in (1, 7)
 
 
+def test_a_rank_that_ignores_sigterm_ends_when_another_fails(monkeypatch):
+    monkeypatch.setattr(command, "SECONDS_TO_END", 0.1)
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(60)"
+    first = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    first.stdout.readline()
+    second = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
+
+    assert command._wait([first, second]) == 7
+    assert first.returncode == -9
+    first.stdout.close()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -364,7 +383,10 @@ dist.recv(x, 1)
         (["--world", "8", "--as-rank", "1,1", "p.py"], "--as-rank names a rank twice"),
         (["--world", "8", "--steps", "0", "p.py"], "--steps is 0: give a number from 1 up"),
         (["--world", "8", "--tokens-per-step", "-1", "p.py"], "--tokens-per-step is -1"),
+        (["--world", "8", "--gpus-per-node", "-4", "p.py"], "--gpus-per-node is -4"),
         (["--world", "8", "torchrun", "p.py"], "leave torchrun and its flags out"),
+        (["--world", "8", sys.executable, "-m", LAUNCH, "p.py"], "leave torchrun and its"),
+        (["--world", "8", TORCHRUN, "p.py"], "leave torchrun and its flags out"),
     ],
 )
 def test_what_is_refused_before_the_start(tmp_path, monkeypatch, words, sentence):

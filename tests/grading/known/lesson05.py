@@ -60,11 +60,25 @@ DROPPED = changed(SHARD, ("(n + ranks - 1) // ranks", "n // ranks"))
 RANKS_SEED = changed(SHARD, ('f"epoch {epoch}"', "epoch + rank"))
 UNSEEDED = changed(SHARD, ('random.Random(f"epoch {epoch}")', "random"))
 ONCE_MORE = changed(SHARD, ("(rows * ranks)[: size * ranks]", "rows + rows[: -n % ranks]"))
+NUMPY = """# answer: shard
+import numpy as np
+
+def shard(n, ranks, rank, epoch):
+    order = np.random.default_rng(epoch).permutation(n)
+    return np.resize(order, -(-n // ranks) * ranks)[rank::ranks]
+"""
+TENSORS = """# answer: shard
+def shard(n, ranks, rank, epoch):
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(epoch))
+    return [order[place % n] for place in range(rank, -(-n // ranks) * ranks, ranks)]
+"""
 TOO_MANY = changed(SHARD, ("(n + ranks - 1) // ranks", "n // ranks + 1"))
 
 SHARDS = [
     Known("shard: contiguous parts of one order", "shard", SHARD),
     Known("shard: with torch's sampler", "shard", SAMPLER),
+    Known("shard: an array", "shard", NUMPY),
+    Known("shard: a list of tensors", "shard", TENSORS),
     Known("shard: no set_epoch", "shard", NO_SET_EPOCH, (EPOCH,)),
     Known("shard: no shuffle", "shard", changed(SHARD, (SHUFFLE, "")), (EPOCH,)),
     Known("shard: each rank shuffles the same rows again", "shard", OWN_ROWS, (EPOCH,)),
@@ -256,7 +270,21 @@ MODULE = changed(FINISH, ("net.state_dict()", "ddp.state_dict()"))
 STAYS_IN_EVAL = changed(FINISH, ("    net.train()\n", ""))
 DRIFT = changed(FINISH, ("ddp.module.eval()", "ddp.module"))
 
+PART = "list(range(len(rows)))[rank :: dist.get_world_size()]"
+EACH_ALL = changed(
+    FINISH, (PART, "list(range(len(rows)))"), ("    dist.all_reduce(hits)\n", "")
+)
+ALL_SUMMED = changed(
+    FINISH,
+    (PART, "list(range(len(rows)))"),
+    ("count = len(rows)", "count = len(rows) * dist.get_world_size()"),
+)
+ARRAYS = changed(FINISH, ("hits.item() / count", "(hits / count).numpy()"))
+
 REPORTS = [
+    Known("finish: an array of shape ()", "finish_epoch", ARRAYS),
+    Known("finish: each rank computes all images", "finish_epoch", EACH_ALL, (ACCURACY,)),
+    Known("finish: all images, summed", "finish_epoch", ALL_SUMMED, (ACCURACY,)),
     Known("finish: two all-reduces, no batches", "finish_epoch", FINISH),
     Known("finish: the broken program", "finish_epoch", BROKEN, ALL),
     Known("finish: a collective on rank 0 only", "finish_epoch", RANK_0_ONLY, ALL),
