@@ -569,10 +569,15 @@ def prove(run: Run, again: Run, train: TensorDataset, test: TensorDataset) -> di
     starts = pluralize(run.position.starts, "start")
     if sizes == [run.world.size]:
         train_to_end(again, train, test)
+        # All compare with rank 0: ranks that have trained apart would each repeat themselves.
+        for tensor in again.model.state_dict().values():
+            dist.broadcast(tensor, 0)
+        differences = [0.0] * run.world.size
+        dist.all_gather_object(differences, proof.difference(run.model, again.model))
         if run.world.rank != 0:
             return None
         claim = f"{pluralize(run.world.size, 'rank')}, {starts}, equal a run without a stop"
-        verdict = proof.verdict(claim, proof.difference(run.model, again.model), 0.0)
+        verdict = proof.verdict(claim, proof.largest(differences), 0.0)
         return {**verdict, "curve": again.position.curve}
     if run.world.rank != 0:
         return None

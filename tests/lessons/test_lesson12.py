@@ -173,6 +173,7 @@ def test_the_help_says_what_this_script_does(capsys):
 
 
 # A fault that changes every run is seen if the world changes, and one process trains the same.
+# In the same world, only a fault that makes the ranks differ is seen.
 ALWAYS = {
     "the gradients are not averaged": SILENT_DDP,
     "padding counts": (
@@ -215,6 +216,17 @@ def test_with_a_fault_the_ranks_do_not_equal_one_process(tmp_path, npz, name):
     assert done.returncode == 1
     assert "1 and 3 ranks, 2 starts, equal one process" in done.stdout
     assert "limit 1e-05: fails" in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_without_the_average_the_same_ranks_are_not_equal(tmp_path, npz):
+    """Rank 0 alone would have the same weights in both runs."""
+    path = planted(tmp_path, "PT_CNN_Elastic", SILENT_DDP)
+    flags = ("--data", npz(), *FLAGS, "--out", tmp_path / "out", "--epochs", 1, "--prove")
+    done = torchrun(2, path, *flags)
+    assert done.returncode == 1
+    assert "2 ranks, 1 start, equal a run without a stop" in done.stdout
+    assert "limit 0e+00: fails" in done.stdout, done.stdout
 
 
 @pytest.mark.slow
