@@ -110,12 +110,13 @@ def execute(
     meter. Returns the result as virtual tensors.
     """
     machine = meter.machine
+    clock = machine.clock
     if not meter.alive:
         raise stopped_error(tensors[0])
-    if machine.clock.pending:
-        machine.clock.wait_for_collectives(tensors)
-    if machine.clock.num_backwards:
-        machine.clock.wait_for_gradients(tensors)
+    if clock.pending:
+        clock.wait_for_collectives(tensors)
+    if clock.num_backwards:
+        clock.wait_for_gradients(tensors)
     if meter.shrunk and func.overloadpacket not in RESIZERS:
         check_storages(tensors)
     if not machine.compute:
@@ -156,9 +157,9 @@ def execute(
     # writes new or existing memory.
     if not info.empty and (allocations_before != meter.num_allocations or info.writes):
         costs = machine.costs.seconds(func, payloads, kwargs, tensors, out)
-        machine.clock.compute(meter.index, info.name, *costs)
-        if machine.clock.num_backwards:
-            machine.clock.note_gradients(_virtual_tensors(result))
+        clock.compute(meter.index, info.name, *costs)
+        if clock.num_backwards:
+            clock.note_gradients(_virtual_tensors(result))
     return result
 
 
