@@ -150,6 +150,16 @@ def test_autocast_casts_a_weight_once(two, is_kept):
     assert names.count("_to_copy") == 1 + (1 if is_kept else 3) + 1
 
 
+def test_a_loss_that_overflows_in_16_bit_is_refused(two):
+    """As on CUDA, with the loss that computes from logits in its place."""
+    logits = torch.zeros(3, device=two[0])
+    with torch.autocast("vgpu", dtype=torch.float16):
+        with pytest.raises(RuntimeError, match="BCELoss are unsafe to autocast"):
+            nn.functional.binary_cross_entropy(logits.sigmoid(), logits)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, logits)
+    assert loss.dtype == torch.float32
+
+
 def test_autocasts_copies_of_weights_go_at_the_end_of_the_block(two):
     layer = nn.Linear(256, 256, bias=False).to(two[0])
     rows = torch.randn(4, 256, device=two[0])
