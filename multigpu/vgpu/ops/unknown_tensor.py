@@ -10,12 +10,18 @@ import torch
 
 from multigpu.vgpu.ops.dispatch import info_of
 from multigpu.vgpu.ops.errors import no_numbers_error
-from multigpu.vgpu.ops.tensor import VirtualTensor
+from multigpu.vgpu.ops.tensor import (
+    VirtualTensor,
+    deep_copy,
+    format_number,
+    reduce_without_storage,
+)
 from multigpu.vgpu.ops.unknown import Unknown
 
 OpOverload = torch._ops.OpOverload
 HOST = torch.device("cpu")
 META = torch.device("meta")
+_data = torch.Tensor.data
 
 
 class UnknownTensor(torch.Tensor):
@@ -37,6 +43,20 @@ class UnknownTensor(torch.Tensor):
             return NotImplemented
         return _execute(func, args, kwargs or {})
 
+    @property
+    def data(self) -> torch.Tensor:
+        return _data.__get__(self)
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        if type(new) is not UnknownTensor:
+            # moving.data_property, while virtual GPUs run.
+            torch.Tensor.data.__set__(self, new)
+            return
+        # torch replaces the wrapper's shape and dtype only.
+        _data.__set__(self, new)
+        self._unknown_shape = new._unknown_shape.detach()
+
     def item(self) -> Any:
         return Unknown() if self.numel() == 1 else torch.Tensor.item(self)
 
@@ -47,7 +67,7 @@ class UnknownTensor(torch.Tensor):
         return f"tensor(unknown, size={tuple(self.shape)}, dtype={self.dtype})"
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if self.dim() == 0 else repr(self)
+        return format_number(self, spec)
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         raise no_numbers_error("numpy()")
@@ -55,16 +75,26 @@ class UnknownTensor(torch.Tensor):
     def __array__(self, *ignored: object, **options: object) -> NoReturn:
         raise no_numbers_error("a numpy array")
 
+    def __dlpack__(self, **options: object) -> NoReturn:
+        raise no_numbers_error("DLPack")
+
+    def share_memory_(self) -> "UnknownTensor":
+        # There is nothing to share: another process gets the shape.
+        return self
+
     def tolist(self) -> Any:
         if self.dim() == 0:
             return self.item()
         raise no_numbers_error("tolist()")
 
-    def __deepcopy__(self, memo: dict) -> "UnknownTensor":
-        return memo.setdefault(id(self), self.detach().clone())
+    def __deepcopy__(self, memo: dict) -> torch.Tensor:
+        return deep_copy(self, memo)
 
     def __reduce_ex__(self, protocol: int) -> tuple:
-        return unknown_tensor, (self._unknown_shape.requires_grad_(self.requires_grad),)
+        if isinstance(self, torch.nn.Parameter):
+            return reduce_without_storage(self)
+        shape = self._unknown_shape.detach().requires_grad_(self.requires_grad)
+        return unknown_tensor, (shape,)
 
 
 def unknown_tensor(shape: torch.Tensor) -> UnknownTensor:
@@ -105,8 +135,8 @@ def _execute(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     shapes = {id(tensor): tensor._unknown_shape for tensor in unknowns}
     if not is_virtual:
         shapes |= {id(tensor): tensor.to(META) for tensor in others if tensor.dim()}
-    if torch.device(kwargs.get("device") or HOST) == HOST:
-        kwargs = {**kwargs, **({"device": META} if "device" in kwargs else {})}
+    if "device" in kwargs and torch.device(kwargs["device"] or HOST) == HOST:
+        kwargs = {**kwargs, "device": META}
     out = func(
         *[_replace(value, shapes) for value in args],
         **{name: _replace(value, shapes) for name, value in kwargs.items()},
@@ -138,5 +168,8 @@ def _wrap(out: Any, unknowns: list[UnknownTensor]) -> Any:
         return out
     for tensor in unknowns:
         if tensor._unknown_shape is out:
+            if (tensor.shape, tensor.stride()) != (out.shape, out.stride()):
+                # The operation has changed them in place, as t_ does.
+                _data.__set__(tensor, unknown_tensor(out))
             return tensor
     return unknown_tensor(out)
