@@ -105,7 +105,8 @@ def add_to_parser(parser: ArgumentParser, trainer: "type[Trainer]") -> ArgumentP
 def from_parsed(args: Namespace, trainer: "type[Trainer]") -> dict[str, Any]:
     """The Trainer's arguments among the parsed ones, except those that have their default.
 
-    Unsupported ones that are not None are included, so that the Trainer raises its sentence.
+    Old and unsupported ones are included unless they are off (None, False or 0), so that the
+    Trainer translates them, or raises its sentence.
     """
     known = _of_trainer(trainer)
     return {
@@ -126,21 +127,26 @@ def _of_trainer(trainer: "type[Trainer]") -> dict[str, inspect.Parameter]:
 
 
 def translate_old_names(
-    old: dict[str, Any], accelerator: str, devices: Any, known: Iterable[str]
+    old: dict[str, Any],
+    accelerator: str,
+    strategy: str | Strategy,
+    devices: Any,
+    known: Iterable[str],
 ) -> dict[str, Any]:
     """Return today's arguments for old ones, such as gpus=2, and print a hint with both.
 
     old      the arguments whose names are not today's; accelerator can also be an old value
     known    today's names
 
-    Raises UserError for an unsupported or unknown name, and for a `gpus` that contradicts
-    accelerator or devices.
+    Raises UserError for an unsupported or unknown name, for a `gpus` that contradicts
+    accelerator or devices, and for two strategies.
     """
     translated: dict[str, Any] = {}
     if accelerator in OLD_ACCELERATORS:
         old = {"accelerator": accelerator, **old}
         translated |= OLD_ACCELERATORS[accelerator]
         accelerator = translated["accelerator"]
+    _check_one_strategy(old.get("distributed_backend"), translated.get("strategy"), strategy)
     for name, value in old.items():
         if name == "accelerator":
             continue
@@ -152,7 +158,8 @@ def translate_old_names(
             if value not in (None, 0):
                 translated |= {"accelerator": "gpu", "devices": value}
         elif name == "distributed_backend":
-            translated["strategy"] = value
+            if value is not None:
+                translated["strategy"] = value
         elif name in RENAMED:
             translated[RENAMED[name]] = value
         elif name in UNSUPPORTED:
@@ -174,6 +181,22 @@ def translate_old_names(
     if virtual:
         translated["accelerator"] = "vgpu"
     return translated
+
+
+def _check_one_strategy(
+    backend: str | None, accelerator: str | None, strategy: str | Strategy
+) -> None:
+    """Raise UserError if arguments name different strategies: one would be left out."""
+    given = {
+        "distributed_backend": backend,
+        "accelerator": accelerator,
+        "strategy": None if strategy == "auto" else strategy,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(set(given.values())) > 1:
+        raise UserError(
+            f"{' and '.join(given)} name different strategies: give strategy only."
+        )
 
 
 def _gpu_count() -> int:
