@@ -141,6 +141,7 @@ def test_names_that_programs_read_of_the_package_and_the_module(monkeypatch):
     assert L.__version__ == lightnings.package().__version__
     net = Net()
     assert not net.on_gpu and L.utilities.rank_zero_only.rank == 0
+    assert not Net().to("meta").on_gpu
     with L.utilities.isolate_rng():
         drawn = torch.rand(1)
     assert torch.equal(drawn, torch.rand(1))
