@@ -6,6 +6,7 @@ import io
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from multigpu import vgpu
@@ -138,6 +139,24 @@ def test_memory_that_a_tensor_without_numbers_does_not_have(shapes):
     for read in (torch.from_dlpack, torch.utils.dlpack.to_dlpack):
         with pytest.raises(RuntimeError, match="DLPack needs numbers"):
             read(weight)
+
+
+@pytest.mark.parametrize("backend", ["vgpu", "gloo"])
+def test_gloo_cannot_send_a_tensor_without_numbers(shapes, backend, no_process_group):
+    """With "vgpu", all_gather ended the process; with "gloo", it changed nothing."""
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    unknown = torch.ones(3, device=shapes[0]).cpu()
+    for call in (
+        lambda: dist.all_gather([torch.zeros(3)], unknown),
+        lambda: dist.all_reduce(unknown),
+        lambda: dist.broadcast(unknown, 0),
+    ):
+        with pytest.raises(RuntimeError, match="a collective of tensors of the host needs"):
+            call()
+    everyones = [None]
+    dist.all_gather_object(everyones, unknown)
+    assert everyones[0].shape == (3,)
+    dist.destroy_process_group()
 
 
 def test_what_needs_numbers_on_the_host(shapes):

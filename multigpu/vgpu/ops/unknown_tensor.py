@@ -21,6 +21,8 @@ from multigpu.vgpu.ops.unknown import Unknown
 OpOverload = torch._ops.OpOverload
 HOST = torch.device("cpu")
 META = torch.device("meta")
+# What cannot send or receive an UnknownTensor, for its error.
+COLLECTIVE = "a collective of tensors of the host"
 _data = torch.Tensor.data
 
 
@@ -124,6 +126,8 @@ def _execute(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     info = info_of(func)
     if info.host_waits:
         raise no_numbers_error("a decision")
+    if func.namespace == "c10d":
+        raise no_numbers_error(COLLECTIVE)
     unknowns: list[UnknownTensor] = []
     others: list[torch.Tensor] = []
     for value in (*args, *kwargs.values()):
