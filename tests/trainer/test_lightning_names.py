@@ -152,6 +152,9 @@ def test_names_that_programs_read_of_the_package_and_the_module(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert L.utilities.rank_zero_only.rank == 1
     assert L.utilities.rank_zero_only(lambda: "ran")() is None
+    monkeypatch.setattr(L.utilities.rank_zero_only, "_given", None)
+    L.utilities.rank_zero_only.rank = 0
+    assert L.utilities.rank_zero_only(lambda: "ran")() == "ran"
 
 
 def test_what_a_module_cannot_do_names_the_alternative():
