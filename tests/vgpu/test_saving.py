@@ -142,6 +142,8 @@ def test_a_module_of_torch_jit_is_read_and_moved(two):
         loaded = torch.jit.load(file, map_location=device).to(move)
         assert loaded.weight.device == move
         assert torch.equal(loaded(rows.to(move)).cpu(), model(rows))
-    with pytest.raises(RuntimeError, match=r"save module.cpu\(\)"):
-        torch.jit.save(loaded, file)
+    traced = torch.jit.trace(nn.Linear(3, 2).to(two[0]), rows.to(two[0]))
+    for module in (loaded, traced):
+        with pytest.raises(RuntimeError, match=r"save module.cpu\(\)"):
+            torch.jit.save(module, file)
     torch.jit.save(loaded.cpu(), io.BytesIO())
