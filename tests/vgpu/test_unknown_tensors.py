@@ -90,6 +90,7 @@ def test_the_host_computes_with_shapes(shapes):
     assert weight.add_(torch.ones(64)) is weight
     assert [part.shape for part in weight.split(16)] == [(16, 64), (16, 64)]
     assert copy.deepcopy(weight).shape == (32, 64)
+    assert weight[torch.tensor([1, 5])].shape == (2, 64)
     assert repr(weight) == "tensor(unknown, size=(32, 64), dtype=torch.float32)"
     mean = weight.mean()
     assert f"{mean:.3f}" == str(mean.item()) == str(mean.tolist()) == "unknown"
@@ -157,6 +158,12 @@ def test_gloo_cannot_send_a_tensor_without_numbers(shapes, backend, no_process_g
     dist.all_gather_object(everyones, unknown)
     assert everyones[0].shape == (3,)
     dist.destroy_process_group()
+
+
+def test_a_gpu_does_not_compute_with_a_tensor_of_the_host(shapes):
+    on_device = torch.ones(2, 2, device=shapes[0])
+    with pytest.raises(RuntimeError, match="two devices, vgpu:0 and cpu!"):
+        on_device + on_device.cpu()
 
 
 def test_what_needs_numbers_on_the_host(shapes):

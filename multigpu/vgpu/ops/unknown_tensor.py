@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from multigpu.vgpu.ops.dispatch import info_of
+from multigpu import nested
+from multigpu.vgpu.ops.dispatch import has_known_shape, info_of
 from multigpu.vgpu.ops.errors import no_numbers_error
 from multigpu.vgpu.ops.tensor import (
     VirtualTensor,
@@ -123,15 +124,14 @@ def _execute(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     An operation that also has a virtual tensor is the virtual GPU's: a copy to it. Raises
     RuntimeError if the host needs a number, or if numbers of the host would be overwritten.
     """
-    info = info_of(func)
-    if info.host_waits:
-        raise no_numbers_error("a decision")
     if func.namespace == "c10d":
         raise no_numbers_error(COLLECTIVE)
-    unknowns: list[UnknownTensor] = []
-    others: list[torch.Tensor] = []
-    for value in (*args, *kwargs.values()):
-        _collect(value, unknowns, others)
+    info = info_of(func)
+    tensors = list(nested.tensors((*args, *kwargs.values())))
+    if info.host_waits and not has_known_shape(func, tensors):
+        raise no_numbers_error("a decision")
+    unknowns = [tensor for tensor in tensors if type(tensor) is UnknownTensor]
+    others = [tensor for tensor in tensors if type(tensor) is not UnknownTensor]
     is_virtual = any(type(tensor) is VirtualTensor for tensor in others)
     written = info.written_ids(list(args), kwargs) if info.mutable else set()
     if not is_virtual and any(id(tensor) in written for tensor in others):
@@ -141,21 +141,17 @@ def _execute(func: OpOverload, args: tuple, kwargs: dict) -> Any:
         shapes |= {id(tensor): tensor.to(META) for tensor in others if tensor.dim()}
     if "device" in kwargs and torch.device(kwargs["device"] or HOST) == HOST:
         kwargs = {**kwargs, "device": META}
-    out = func(
-        *[_replace(value, shapes) for value in args],
-        **{name: _replace(value, shapes) for name, value in kwargs.items()},
-    )
+    try:
+        out = func(
+            *[_replace(value, shapes) for value in args],
+            **{name: _replace(value, shapes) for name, value in kwargs.items()},
+        )
+    except RuntimeError as error:
+        # An error about two devices names that of the shape.
+        two = (f" and {META}!", f" and {HOST}!")
+        error.args = tuple(str(part).replace(*two) for part in error.args)
+        raise
     return _wrap(out, unknowns)
-
-
-def _collect(value: Any, unknowns: list[UnknownTensor], others: list[torch.Tensor]) -> None:
-    if type(value) is UnknownTensor:
-        unknowns.append(value)
-    elif isinstance(value, torch.Tensor):
-        others.append(value)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            _collect(part, unknowns, others)
 
 
 def _replace(value: Any, shapes: dict[int, torch.Tensor]) -> Any:
