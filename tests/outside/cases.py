@@ -97,6 +97,7 @@ IMAGENET = [
 METER = rf"Loss {NUMBER} \({NUMBER}\)"
 TWO_RANKS = "torchrun --standalone --nproc_per_node=2"
 FOUR_RANKS = "torchrun --standalone --nproc_per_node=4"
+HOGWILD = "main.py --num-processes 1 --epochs 1 --log-interval 1 --batch-size 60"
 EXAMPLES = (
     Case(
         "mnist",
@@ -490,6 +491,17 @@ NOBODYS_LIST = (
         data={"../data": "."},
         losses=LOSS,
         unproven="its processes share weights without a lock: no two runs are equal",
+    ),
+    Case(
+        # The average loss is that of the weights that the other process has trained.
+        "mnist_hogwild_one_process",
+        "examples",
+        "mnist_hogwild",
+        f"{HOGWILD} --cuda",
+        gpus=1,
+        data={"../data": "."},
+        losses=rf"(?:Loss|Average loss): {NUMBER}",
+        reference_command=HOGWILD,
     ),
     Case(
         "minGPT_adder",

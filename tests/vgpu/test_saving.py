@@ -47,11 +47,16 @@ def test_tied_tensors_stay_tied_in_a_file(two, tmp_path):
     assert unpickled["out"].weight is unpickled["embed"].weight
     assert unpickled["out"].weight.device == two[1]
     # As between processes.
+    before = allocated("vgpu:1")
     sent = pickle.loads(ForkingPickler.dumps([model["out"].weight, view]))
+    assert allocated("vgpu:1") - before == nbytes, "one block for both"
     assert [tensor.device for tensor in sent] == [two[1], two[1]]
-    assert not any(tensor._payload.is_shared() for tensor in sent)
-    assert sent[0].requires_grad
-    assert not model["out"].weight._payload.is_shared()
+    assert isinstance(sent[0], nn.Parameter) and sent[0].requires_grad
+    with torch.no_grad():
+        sent[0].fill_(3)
+    assert (sent[1] == 3).all() and (view == 3).all(), "all share their memory"
+    with pytest.raises(RuntimeError, match="not a leaf cannot go to another process"):
+        ForkingPickler.dumps(model["out"].weight * 2)
     vgpu.stop()
     with pytest.raises(RuntimeError, match=r"vgpu:1.*stopped.*vgpu\.start\(\)"):
         torch.save(state, file)

@@ -165,6 +165,16 @@ def test_a_weight_that_was_cast_without_gradients_gets_one(two, mode):
     assert torch.equal(on_device.weight.grad.cpu(), on_cpu.weight.grad)
 
 
+def test_a_loss_that_overflows_in_16_bit_is_refused(two):
+    """As on CUDA, with the loss that computes from logits in its place."""
+    logits = torch.zeros(3, device=two[0])
+    with torch.autocast("vgpu", dtype=torch.float16):
+        with pytest.raises(RuntimeError, match="BCELoss are unsafe to autocast"):
+            nn.functional.binary_cross_entropy(logits.sigmoid(), logits)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, logits)
+    assert loss.dtype == torch.float32
+
+
 def test_autocasts_copies_of_weights_go_at_the_end_of_the_block(two):
     layer = nn.Linear(256, 256, bias=False).to(two[0])
     rows = torch.randn(4, 256, device=two[0])

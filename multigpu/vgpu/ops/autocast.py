@@ -156,6 +156,21 @@ def register(everything: torch.library.Library, aten: torch.library.Library) -> 
             packet, _, overload = name.partition(".")
             func = getattr(getattr(torch.ops.aten, packet), overload or "default")
             aten.impl(name, _with_casts(func, choose_dtype), "AutocastPrivateUse1")
+    aten.impl("binary_cross_entropy", _refuse, "AutocastPrivateUse1")
+
+
+def _refuse(*args: Any, **kwargs: Any) -> None:
+    """Raise RuntimeError, in torch's wording: the logarithms would overflow in float16."""
+    raise RuntimeError(
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
+        "autocast.\n"
+        "Many models use a sigmoid layer right before the binary cross entropy layer.\n"
+        "In this case, combine the two layers using "
+        "torch.nn.functional.binary_cross_entropy_with_logits\n"
+        "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and "
+        "BCEWithLogits are\n"
+        "safe to autocast."
+    )
 
 
 def _with_casts(func: torch._ops.OpOverload, choose_dtype: ChooseDtype) -> Callable:

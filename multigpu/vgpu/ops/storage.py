@@ -29,7 +29,7 @@ class VirtualStorage(torch.UntypedStorage):
         return self.block.address() if self.nbytes() else 0
 
     def is_shared(self) -> bool:
-        """True, which torch says of every GPU's storage; another process gets a copy."""
+        """True, which torch says of every GPU's storage: other processes can use it."""
         return True
 
     def resize_(self, nbytes: int) -> "VirtualStorage":

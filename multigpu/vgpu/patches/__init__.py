@@ -23,6 +23,7 @@ from multigpu.vgpu.patches import (
     moving,
     pinned,
     script_modules,
+    sharing,
     streams,
     typed_tensors,
     updates,
@@ -311,8 +312,8 @@ TABLE = Table(
         # A tensor that outlives vgpu.stop() does not need this: it cannot be pickled any more.
         Registration(
             ("multiprocessing.reduction.ForkingPickler._extra_reducers",),
-            loading.register_reduction,
-            "another process would get a storage as shared memory, without its device",
+            sharing.register_reduction,
+            "another process would get a storage without its device",
         ),
         Registration(
             ("torch.optim.optimizer._foreach_supported_types",),

@@ -6,13 +6,11 @@ virtual GPU. torch then makes a tensor on that device, whose payload uses the st
 """
 
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 
 from multigpu.vgpu.ops.storage import locate
-from multigpu.vgpu.ops.tensor import VirtualTensor, reduce_without_storage
 from multigpu.vgpu.ops.unknown_tensor import unknown_tensor
 from multigpu.vgpu.sim import names
 
@@ -33,11 +31,6 @@ def reading_shapes(original: Callable[[], dict[str, Any]]) -> Callable[[], dict[
         return {**original(), name: unknown_tensor}
 
     return _get_user_allowed_globals
-
-
-def register_reduction() -> None:
-    """Register how a tensor is sent to another process: without its storage."""
-    ForkingPickler.register(VirtualTensor, reduce_without_storage)
 
 
 def _location(storage: torch.UntypedStorage) -> str | None:

@@ -1,7 +1,7 @@
 """DataParallel's copies by the names of CUDA: torch.cuda.comm.
 
 What processes need is elsewhere: a fork before the first use (sim/machine.py), shared memory
-(ops/storage.py), and tensors that are sent to another process (vgpu/patches/loading.py).
+(ops/storage.py), and tensors that are sent to another process (vgpu/patches/sharing.py).
 """
 
 from multigpu.vgpu.patches import comm
