@@ -137,6 +137,7 @@ def test_pickle_and_deepcopy(two):
     assert loaded.weight.device.type == "cpu"
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_module_of_torch_jit_is_read_and_moved(two):
     model = nn.Linear(3, 2)
     file = io.BytesIO()
