@@ -105,15 +105,16 @@ def add_to_parser(parser: ArgumentParser, trainer: "type[Trainer]") -> ArgumentP
 def from_parsed(args: Namespace, trainer: "type[Trainer]") -> dict[str, Any]:
     """The Trainer's arguments among the parsed ones, except those that have their default.
 
-    Old and unsupported ones are included unless they are off (None, False or 0), so that the
-    Trainer translates them, or raises its sentence.
+    Old ones that are not None are included, and unsupported ones that are not off (None,
+    False), so that the Trainer translates them, or raises its sentence.
     """
     known = _of_trainer(trainer)
     return {
         name: value
         for name, value in vars(args).items()
         if (name in known and value != known[name].default)
-        or (name in (*OLD, *UNSUPPORTED) and value not in (None, False))
+        or (name in OLD and value is not None)
+        or (name in UNSUPPORTED and value is not None and value is not False)
     }
 
 
@@ -151,12 +152,16 @@ def translate_old_names(
         if name == "accelerator":
             continue
         if name == "gpus":
-            if accelerator not in ("auto", "gpu", "cuda") or devices != "auto":
+            if value is None:
+                continue
+            fitting = ("auto", "gpu", "cuda") if value else ("auto", "cpu")
+            if accelerator not in fitting or devices != "auto":
                 raise UserError(
                     f"gpus={value!r} contradicts accelerator or devices: leave gpus out."
                 )
-            if value not in (None, 0):
-                translated |= {"accelerator": "gpu", "devices": value}
+            translated["accelerator"] = "gpu" if value else "cpu"
+            if value:
+                translated["devices"] = value
         elif name == "distributed_backend":
             if value is not None:
                 translated["strategy"] = value

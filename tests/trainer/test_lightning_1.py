@@ -218,6 +218,9 @@ def test_a_trainer_of_the_command_line(capsys):
     args = parser.parse_args(["--gpus", "2", "--distributed_backend", "dp"])
     assert L.Trainer.from_argparse_args(args).strategy.name == "dp"
     assert "devices=2" in capsys.readouterr().out
+    args = parser.parse_args(["--gpus", "0", "--replace_sampler_ddp", "False"])
+    assert not L.Trainer.from_argparse_args(args).use_distributed_sampler
+    assert "accelerator='cpu'" in capsys.readouterr().out
     args.amp_backend = "apex"  # of a parser of the user's own
     names(lambda: L.Trainer.from_argparse_args(args), "amp_backend", "16-mixed")
 

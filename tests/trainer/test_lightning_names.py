@@ -46,6 +46,10 @@ def test_old_names_are_translated_with_a_hint(capsys, monkeypatch):
     assert "Trainer(num_processes=2)" in hint and "Trainer(devices=2)" in hint
     assert not L.Trainer(replace_sampler_ddp=False).use_distributed_sampler
     assert L.Trainer(gpus=0).num_devices == 1
+    # On a machine with a GPU, "auto" would take it.
+    assert "write Trainer(accelerator='cpu')" in capsys.readouterr().out
+    assert L.Trainer(gpus=None, accelerator="cpu").num_devices == 1
+    names(lambda: L.Trainer(gpus=0, accelerator="gpu"), "gpus=0 contradicts accelerator")
 
 
 # ---- attributes and modules -----------------------------------------------------------------
