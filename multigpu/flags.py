@@ -105,10 +105,14 @@ def seed(text: str) -> int:
 
 
 def _at_most(most: int, text: str) -> int:
+    """A whole number from −most to most. Raises ArgumentTypeError for another one."""
     # Python refuses to convert thousands of digits.
     if len(text) > 20 or abs(int(text)) > most:
         shown = text if len(text) <= 20 else f"{text[:20]}…"
-        raise argparse.ArgumentTypeError(f"{shown!r} is too large: give at most {most}")
+        hint = f"too large: give at most {most}"
+        if text.startswith("-"):
+            hint = f"too small: give at least {-most}"
+        raise argparse.ArgumentTypeError(f"{shown!r} is {hint}")
     return int(text)
 
 

@@ -105,14 +105,16 @@ def add_to_parser(parser: ArgumentParser, trainer: "type[Trainer]") -> ArgumentP
 def from_parsed(args: Namespace, trainer: "type[Trainer]") -> dict[str, Any]:
     """The Trainer's arguments among the parsed ones, except those that have their default.
 
-    Unsupported ones that are not None are included, so that the Trainer raises its sentence.
+    Old ones that are not None are included, and unsupported ones that are not off (None,
+    False), so that the Trainer translates them, or raises its sentence.
     """
     known = _of_trainer(trainer)
     return {
         name: value
         for name, value in vars(args).items()
         if (name in known and value != known[name].default)
-        or (name in (*OLD, *UNSUPPORTED) and value not in (None, False))
+        or (name in OLD and value is not None)
+        or (name in UNSUPPORTED and value is not None and value is not False)
     }
 
 
@@ -126,33 +128,43 @@ def _of_trainer(trainer: "type[Trainer]") -> dict[str, inspect.Parameter]:
 
 
 def translate_old_names(
-    old: dict[str, Any], accelerator: str, devices: Any, known: Iterable[str]
+    old: dict[str, Any],
+    accelerator: str,
+    strategy: str | Strategy,
+    devices: Any,
+    known: Iterable[str],
 ) -> dict[str, Any]:
     """Return today's arguments for old ones, such as gpus=2, and print a hint with both.
 
     old      the arguments whose names are not today's; accelerator can also be an old value
     known    today's names
 
-    Raises UserError for an unsupported or unknown name, and for a `gpus` that contradicts
-    accelerator or devices.
+    Raises UserError for an unsupported or unknown name, for a `gpus` that contradicts
+    accelerator or devices, and for two strategies.
     """
     translated: dict[str, Any] = {}
     if accelerator in OLD_ACCELERATORS:
         old = {"accelerator": accelerator, **old}
         translated |= OLD_ACCELERATORS[accelerator]
         accelerator = translated["accelerator"]
+    _check_one_strategy(old.get("distributed_backend"), translated.get("strategy"), strategy)
     for name, value in old.items():
         if name == "accelerator":
             continue
         if name == "gpus":
-            if accelerator not in ("auto", "gpu", "cuda") or devices != "auto":
+            if value is None:
+                continue
+            fitting = ("auto", "gpu", "cuda") if value else ("auto", "cpu")
+            if accelerator not in fitting or devices != "auto":
                 raise UserError(
                     f"gpus={value!r} contradicts accelerator or devices: leave gpus out."
                 )
-            if value not in (None, 0):
-                translated |= {"accelerator": "gpu", "devices": value}
+            translated["accelerator"] = "gpu" if value else "cpu"
+            if value:
+                translated["devices"] = value
         elif name == "distributed_backend":
-            translated["strategy"] = value
+            if value is not None:
+                translated["strategy"] = value
         elif name in RENAMED:
             translated[RENAMED[name]] = value
         elif name in UNSUPPORTED:
@@ -174,6 +186,22 @@ def translate_old_names(
     if virtual:
         translated["accelerator"] = "vgpu"
     return translated
+
+
+def _check_one_strategy(
+    backend: str | None, accelerator: str | None, strategy: str | Strategy
+) -> None:
+    """Raise UserError if arguments name different strategies: one would be left out."""
+    given = {
+        "distributed_backend": backend,
+        "accelerator": accelerator,
+        "strategy": None if strategy == "auto" else strategy,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(set(given.values())) > 1:
+        raise UserError(
+            f"{' and '.join(given)} name different strategies: give strategy only."
+        )
 
 
 def _gpu_count() -> int:

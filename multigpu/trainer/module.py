@@ -386,7 +386,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     @property
     def on_gpu(self) -> bool:
         """Whether the module is on a GPU, or on a virtual one."""
-        return self.device.type != "cpu"
+        return self.device.type in ("cuda", "vgpu")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -105,7 +105,7 @@ class Trainer:
     ):
         report_user_errors()
         known = inspect.signature(Trainer.__init__).parameters
-        translated = arguments.translate_old_names(old, accelerator, devices, known)
+        translated = arguments.translate_old_names(old, accelerator, strategy, devices, known)
         self.strategy, self.accelerator = arguments.choose(
             translated.get("strategy", strategy),
             translated.get("accelerator", accelerator),

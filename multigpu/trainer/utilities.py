@@ -45,10 +45,17 @@ R = TypeVar("R")
 class RankZeroOnly:
     """The decorator `rank_zero_only`: a function runs on rank 0; elsewhere it returns None."""
 
+    def __init__(self) -> None:
+        self._given: int | None = None
+
     @property
     def rank(self) -> int:
-        """This process's rank: code for Lightning reads `rank_zero_only.rank`."""
-        return find_world().rank
+        """This process's rank; code for Lightning reads `rank_zero_only.rank`, or sets it."""
+        return find_world().rank if self._given is None else self._given
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self._given = rank
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
         @wraps(function)

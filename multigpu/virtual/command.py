@@ -47,6 +47,11 @@ def run(words: Sequence[str], options: Options, records: Path, quiet: bool = Fal
             "with --world the command is one rank, but torchrun starts several: leave torchrun"
             " and its flags out, and give the script."
         )
+    if options.world is not None and words[0] == "-":
+        raise UserError(
+            "with --world the program runs several times, but the standard input can be read "
+            "once: give the file of a script."
+        )
     path = os.environ.get("PYTHONPATH")
     environment = os.environ | {
         _options.VARIABLE: options.to_json(),

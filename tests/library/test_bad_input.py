@@ -40,6 +40,7 @@ def refused(done, *words: str) -> None:
         (("--batch-size", 10**20), ("--batch-size", "at most 2147483647")),
         (("--epochs", "1" + 5000 * "0"), ("--epochs", "at most 2147483647")),
         (("--seed", 10**20), ("--seed", "at most 4294967295")),
+        (("--seed", -(10**20)), ("--seed", "too small: give at least -4294967295")),
         (("--seed", "x"), ("--seed", "'x' is not a whole number")),
         (("--lr", -1), ("--lr", "greater than 0")),
         (("--spawn", 2, "--data", "nowhere.npz"), ("no data file nowhere.npz",)),

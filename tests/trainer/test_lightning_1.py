@@ -1,5 +1,6 @@
 """Code for Lightning 1.x: its hooks run with its meaning, or a message names today's hook."""
 
+import sys
 import warnings
 from argparse import ArgumentParser
 
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import multigpu.trainer as L
 from multigpu import launch
+from multigpu.strategies import DDPStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -216,6 +218,9 @@ def test_a_trainer_of_the_command_line(capsys):
     args = parser.parse_args(["--gpus", "2", "--distributed_backend", "dp"])
     assert L.Trainer.from_argparse_args(args).strategy.name == "dp"
     assert "devices=2" in capsys.readouterr().out
+    args = parser.parse_args(["--gpus", "0", "--replace_sampler_ddp", "False"])
+    assert not L.Trainer.from_argparse_args(args).use_distributed_sampler
+    assert "accelerator='cpu'" in capsys.readouterr().out
     args.amp_backend = "apex"  # of a parser of the user's own
     names(lambda: L.Trainer.from_argparse_args(args), "amp_backend", "16-mixed")
 
@@ -235,6 +240,28 @@ def test_an_accelerator_that_was_a_strategy(old, strategy, device, capsys):
     assert made.num_devices == 2
     hint = capsys.readouterr().out
     assert f"accelerator='{old['accelerator']}'" in hint and f"strategy='{strategy}'" in hint
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"accelerator": "ddp", "strategy": "dp"},
+        {"accelerator": "ddp", "strategy": DDPStrategy()},
+        {"accelerator": "ddp", "distributed_backend": "dp"},
+        {"distributed_backend": "ddp", "strategy": "dp"},
+    ],
+)
+def test_two_strategies_are_refused(given):
+    """One of them was left out silently."""
+    names(lambda: L.Trainer(**given), *given, "different strategies: give strategy only")
+
+
+def test_the_same_strategy_twice_and_no_backend_are_accepted(monkeypatch):
+    # One of pytest's plugins imports it, so that the Trainer would see a notebook.
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    made = L.Trainer(accelerator="ddp", strategy="ddp", distributed_backend="ddp", devices=2)
+    assert made.strategy.name == "ddp"
+    assert L.Trainer(distributed_backend=None, accelerator="cpu").num_devices == 1
 
 
 def test_a_data_module_of_the_command_line_and_no_limit_of_steps():

@@ -46,6 +46,10 @@ def test_old_names_are_translated_with_a_hint(capsys, monkeypatch):
     assert "Trainer(num_processes=2)" in hint and "Trainer(devices=2)" in hint
     assert not L.Trainer(replace_sampler_ddp=False).use_distributed_sampler
     assert L.Trainer(gpus=0).num_devices == 1
+    # On a machine with a GPU, "auto" would take it.
+    assert "write Trainer(accelerator='cpu')" in capsys.readouterr().out
+    assert L.Trainer(gpus=None, accelerator="cpu").num_devices == 1
+    names(lambda: L.Trainer(gpus=0, accelerator="gpu"), "gpus=0 contradicts accelerator")
 
 
 # ---- attributes and modules -----------------------------------------------------------------
@@ -141,6 +145,7 @@ def test_names_that_programs_read_of_the_package_and_the_module(monkeypatch):
     assert L.__version__ == lightnings.package().__version__
     net = Net()
     assert not net.on_gpu and L.utilities.rank_zero_only.rank == 0
+    assert not Net().to("meta").on_gpu
     with L.utilities.isolate_rng():
         drawn = torch.rand(1)
     assert torch.equal(drawn, torch.rand(1))
@@ -151,6 +156,9 @@ def test_names_that_programs_read_of_the_package_and_the_module(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert L.utilities.rank_zero_only.rank == 1
     assert L.utilities.rank_zero_only(lambda: "ran")() is None
+    monkeypatch.setattr(L.utilities.rank_zero_only, "_given", None)
+    L.utilities.rank_zero_only.rank = 0
+    assert L.utilities.rank_zero_only(lambda: "ran")() == "ran"
 
 
 def test_what_a_module_cannot_do_names_the_alternative():

@@ -41,24 +41,6 @@ def test_a_moved_module_keeps_what_a_program_has_put_on_its_parameters(two):
     assert nn.Linear(2, 2).to("meta").to_empty(device=two[1]).weight.device == two[1]
 
 
-def test_a_lazy_module_gets_its_shape_on_the_device_that_it_has_moved_to(two):
-    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.LazyLinear(2))
-    parameters = list(model.parameters())
-    assert model.to(two[1]).double() is model
-    rows = torch.ones(4, 5, device=two[1], dtype=torch.float64)
-    model(rows).sum().backward()
-    assert [type(module) for module in model] == [nn.Linear, nn.BatchNorm1d, nn.Linear]
-    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
-    for tensor in (*model.parameters(), model[1].running_mean):
-        assert tensor.device == two[1] and tensor.dtype == torch.float64
-    assert model[0].weight.grad.shape == (3, 5)
-    made = nn.LazyLinear(2, device=two[0])
-    assert made(torch.ones(1, 3, device=two[0])).device == two[0]
-    on_host = nn.LazyLinear(2)
-    assert str(on_host(torch.ones(1, 3)).device) == "cpu"
-    assert type(on_host.weight) is nn.Parameter and not vars(on_host.weight)
-
-
 def test_load_state_dict_copies_into_the_parameter(two):
     """As without virtual GPUs: the parameter keeps its storage."""
     model = nn.Linear(2, 2)
@@ -206,6 +188,22 @@ def test_lazy_modules_get_their_memory_on_the_device(two, how):
     assert torch.equal(outputs[0], outputs[1].cpu())
     optimizer.step()
     assert not torch.equal(weight.cpu(), on_cpu[0].weight)
+
+
+def test_a_lazy_module_gets_its_shape_on_the_device_that_it_has_moved_to(two):
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.LazyLinear(2))
+    parameters = list(model.parameters())
+    assert model.to(two[1]).double() is model
+    rows = torch.ones(4, 5, device=two[1], dtype=torch.float64)
+    model(rows).sum().backward()
+    assert [type(module) for module in model] == [nn.Linear, nn.BatchNorm1d, nn.Linear]
+    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+    for tensor in (*model.parameters(), model[1].running_mean):
+        assert tensor.device == two[1] and tensor.dtype == torch.float64
+    assert model[0].weight.grad.shape == (3, 5)
+    on_host = nn.LazyLinear(2)
+    assert str(on_host(torch.ones(1, 3)).device) == "cpu"
+    assert type(on_host.weight) is nn.Parameter and not vars(on_host.weight)
 
 
 def test_a_copy_of_a_lazy_module_is_on_its_device(two):

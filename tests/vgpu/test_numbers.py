@@ -224,6 +224,9 @@ def test_one_hot(two, mode, options):
         for device in ("cpu", two[0]):
             with pytest.raises(RuntimeError, match="only applicable to index tensor"):
                 F.one_hot(classes.int().to(device))
+            with pytest.raises(RuntimeError, match="Can not infer total number of classes"):
+                F.one_hot(classes[:0].to(device))
+            assert F.one_hot(classes[:0].to(device), 5).shape == (0, 2, 5)
 
 
 def assert_same_as_on_the_cpu(

@@ -137,6 +137,7 @@ def test_pickle_and_deepcopy(two):
     assert loaded.weight.device.type == "cpu"
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_module_of_torch_jit_is_read_and_moved(two):
     model = nn.Linear(3, 2)
     file = io.BytesIO()
@@ -147,6 +148,8 @@ def test_a_module_of_torch_jit_is_read_and_moved(two):
         loaded = torch.jit.load(file, map_location=device).to(move)
         assert loaded.weight.device == move
         assert torch.equal(loaded(rows.to(move)).cpu(), model(rows))
-    with pytest.raises(RuntimeError, match=r"save module.cpu\(\)"):
-        torch.jit.save(loaded, file)
+    traced = torch.jit.trace(nn.Linear(3, 2).to(two[0]), rows.to(two[0]))
+    for module in (loaded, traced):
+        with pytest.raises(RuntimeError, match=r"save module.cpu\(\)"):
+            torch.jit.save(module, file)
     torch.jit.save(loaded.cpu(), io.BytesIO())

@@ -150,6 +150,21 @@ def test_autocast_casts_a_weight_once(two, is_kept):
     assert names.count("_to_copy") == 1 + (1 if is_kept else 3) + 1
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_weight_that_was_cast_without_gradients_gets_one(two, mode):
+    """As with a teacher's forward in the block: the copy that is kept has its graph."""
+    torch.manual_seed(0)
+    on_cpu = nn.Linear(16, 16, bias=False)
+    on_device = copy.deepcopy(on_cpu).to(two[1])
+    rows = torch.randn(4, 16)
+    for layer, place in ((on_cpu, "cpu"), (on_device, two[1])):
+        with torch.autocast(torch.device(place).type, dtype=torch.bfloat16):
+            with mode():
+                assert not layer(rows.to(place)).requires_grad
+            layer(rows.to(place)).float().sum().backward()
+    assert torch.equal(on_device.weight.grad.cpu(), on_cpu.weight.grad)
+
+
 def test_a_loss_that_overflows_in_16_bit_is_refused(two):
     """As on CUDA, with the loss that computes from logits in its place."""
     logits = torch.zeros(3, device=two[0])

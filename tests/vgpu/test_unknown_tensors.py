@@ -6,6 +6,7 @@ import io
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from multigpu import vgpu
@@ -89,10 +90,80 @@ def test_the_host_computes_with_shapes(shapes):
     assert weight.add_(torch.ones(64)) is weight
     assert [part.shape for part in weight.split(16)] == [(16, 64), (16, 64)]
     assert copy.deepcopy(weight).shape == (32, 64)
+    assert weight[torch.tensor([1, 5])].shape == (2, 64)
     assert repr(weight) == "tensor(unknown, size=(32, 64), dtype=torch.float32)"
     mean = weight.mean()
     assert f"{mean:.3f}" == str(mean.item()) == str(mean.tolist()) == "unknown"
+    assert f"{weight}" == repr(weight)
+    with pytest.raises(TypeError, match="unsupported format string"):
+        f"{weight:.3f}"
     assert float(mean) != float(mean), "NaN"
+
+
+def test_copies_of_a_module_on_the_host_have_parameters(shapes):
+    """With deepcopy and pickle their weights were no parameters, and needed no gradient."""
+    model, _ = trained(shapes[0])
+    model[1].weight.requires_grad_(False)
+    model.cpu()
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert other[0].weight is not model[0].weight
+        for one, weight in zip(model.parameters(), other.parameters(), strict=True):
+            assert isinstance(weight, nn.Parameter)
+            assert (weight.shape, weight.requires_grad) == (one.shape, one.requires_grad)
+            assert weight.device == torch.device("cpu")
+    leaf = torch.ones(2, device=shapes[0]).cpu().requires_grad_()
+    assert copy.deepcopy(leaf).requires_grad
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(leaf * 2)
+
+
+def test_a_shape_that_changes_in_place(shapes):
+    unknown = torch.ones(2, 3, device=shapes[0]).cpu()
+    assert unknown.t_() is unknown
+    assert unknown.shape == (unknown + 1).shape == (3, 2)
+    assert unknown.resize_(4, 4).shape == (unknown + 1).shape == (4, 4)
+    for new in (torch.ones(5, device=shapes[0]).cpu(), torch.ones(6), unknown.clone()):
+        unknown.data = new
+        assert unknown.shape == (unknown + 1).shape == new.shape
+        assert type(unknown) is type(new)
+
+
+def test_memory_that_a_tensor_without_numbers_does_not_have(shapes):
+    """Each of these ended the process by a segmentation fault."""
+    model, _ = trained(shapes[0])
+    model.cpu().share_memory()
+    weight = model[0].weight.detach()
+    assert weight.share_memory_() is weight
+    for read in (torch.from_dlpack, torch.utils.dlpack.to_dlpack):
+        with pytest.raises(RuntimeError, match="DLPack needs numbers"):
+            read(weight)
+
+
+@pytest.mark.parametrize("backend", ["vgpu", "gloo"])
+def test_gloo_cannot_send_a_tensor_without_numbers(shapes, backend, no_process_group):
+    """With "vgpu", all_gather ended the process; with "gloo", it changed nothing."""
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    unknown = torch.ones(3, device=shapes[0]).cpu()
+    for call in (
+        lambda: dist.all_gather([torch.zeros(3)], unknown),
+        lambda: dist.all_reduce(unknown),
+        lambda: dist.broadcast(unknown, 0),
+    ):
+        with pytest.raises(RuntimeError, match="a collective of tensors of the host needs"):
+            call()
+    everyones = [None]
+    dist.all_gather_object(everyones, unknown)
+    assert everyones[0].shape == (3,)
+    dist.destroy_process_group()
+
+
+def test_a_gpu_does_not_compute_with_a_tensor_of_the_host(shapes):
+    on_device = torch.ones(2, 2, device=shapes[0])
+    with pytest.raises(RuntimeError, match="two devices, vgpu:0 and cpu!"):
+        on_device + on_device.cpu()
 
 
 def test_what_needs_numbers_on_the_host(shapes):

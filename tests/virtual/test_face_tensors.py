@@ -120,7 +120,6 @@ def test_other_wrappers_show_the_device(cuda):
     assert type(both.grad) is TwoTensor and both.grad.device == torch.device("cuda:1")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_nested_tensor_goes_through_a_layer(cuda):
     """Autograd asked for CUDA's device guard here, and the process aborted."""
     rows = [torch.randn(2, 3), torch.randn(4, 3)]
@@ -134,6 +133,7 @@ def test_a_nested_tensor_goes_through_a_layer(cuda):
     assert layer.bias.grad.tolist() == [6, 6]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_torch_jit_compiles_calls_of_torch_tensor(cuda):
     def with_constant(x: torch.Tensor) -> torch.Tensor:
         return x + torch.tensor([1.0]).to(x.device)

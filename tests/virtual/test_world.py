@@ -387,6 +387,7 @@ def test_a_rank_that_ignores_sigterm_ends_when_another_fails(monkeypatch):
         (["--world", "8", "torchrun", "p.py"], "leave torchrun and its flags out"),
         (["--world", "8", sys.executable, "-m", LAUNCH, "p.py"], "leave torchrun and its"),
         (["--world", "8", TORCHRUN, "p.py"], "leave torchrun and its flags out"),
+        (["--world", "8", "-"], "the standard input can be read once: give the file"),
     ],
 )
 def test_what_is_refused_before_the_start(tmp_path, monkeypatch, words, sentence):

@@ -229,13 +229,16 @@ def _is_weight(value: Tensor, dtype: torch.dtype) -> bool:
         and not value._is_view()
         and dtype is torch.get_autocast_dtype("vgpu")
         and torch.is_autocast_cache_enabled()
+        and not torch.is_inference_mode_enabled()
     )
 
 
 def _cast_once(weight: Tensor, dtype: torch.dtype) -> Tensor:
     reference, copy = _copies.get(id(weight), (lambda: None, None))
     if reference() is not weight:
-        copy = weight.to(dtype)
+        # With its graph also under no_grad: a later use in the block can need the gradient.
+        with torch.enable_grad():
+            copy = weight.to(dtype)
         _copies[id(weight)] = (weakref.ref(weight), copy)
     return copy
 

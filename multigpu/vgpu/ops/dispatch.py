@@ -248,7 +248,7 @@ def _run_special(
     If the kernel raises, the arguments are restored, because a GPU would run out of memory
     before it changed them.
     """
-    if info.host_waits and not _has_known_shape(func, tensors):
+    if info.host_waits and not has_known_shape(func, tensors):
         check_has_numbers(info, tensors)
         meter.machine.clock.synchronize_stream(meter.index)
     restore = []
@@ -283,8 +283,11 @@ def _run_special(
     return out
 
 
-def _has_known_shape(func: OpOverload, tensors: list[VirtualTensor]) -> bool:
-    """Whether the host knows the result's shape: True only for indexing without a mask."""
+def has_known_shape(func: OpOverload, tensors: Sequence[Tensor]) -> bool:
+    """Whether the host knows the result's shape: True only for indexing without a mask.
+
+    `tensors` are those among the arguments, in their order.
+    """
     return func.overloadpacket is aten.index and all(
         tensor.dtype not in MASK_TYPES for tensor in tensors[1:]
     )

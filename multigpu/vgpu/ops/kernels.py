@@ -179,7 +179,9 @@ def one_hot(indices: Tensor, num_classes: int = -1) -> Tensor:
     if indices.dtype is not torch.int64:
         # torch's wording, and below.
         raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
-    if num_classes == -1 and indices.numel():
+    if num_classes < 1 and not indices.numel():
+        raise RuntimeError("Can not infer total number of classes from empty tensor.")
+    if num_classes == -1:
         num_classes = indices.max().item() + 1
     if num_classes < 1:
         raise RuntimeError("num_classes should be positive")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 DeviceLike = torch.device | str | int | None
+# These attributes make a tensor virtual, or unknown (unknown_tensor.py), or make such a tensor
+# a parameter. All others belong to the program.
+INTERNAL = ("_payload", "_block", "_unknown_shape", "_is_param")
 _make = torch.Tensor._make_wrapper_subclass
 _data = torch.Tensor.data
 
@@ -135,36 +138,12 @@ class VirtualTensor(torch.Tensor):
         return text
 
     def __format__(self, spec: str) -> str:
-        # torch does this for its own class only, and so not for this one.
-        is_plain = self.dim() == 0 and not isinstance(self, torch.nn.Parameter)
-        if is_plain and self._block.meter.alive:
-            return format(self.item(), spec)
-        return object.__format__(self, spec)
+        if not self._block.meter.alive:
+            return object.__format__(self, spec)
+        return format_number(self, spec)
 
     def __deepcopy__(self, memo: dict) -> torch.Tensor:
-        if isinstance(self, torch.nn.Parameter):
-            # torch copies neither a parameter's gradient nor a program's attributes.
-            if id(self) not in memo:
-                memo[id(self)] = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
-            return memo[id(self)]
-        if not self.is_leaf:
-            # torch's wording.
-            raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the "
-                "deepcopy protocol at the moment."
-            )
-        if id(self) in memo:
-            return memo[id(self)]
-        with torch.no_grad():
-            new = self.clone()
-        new.requires_grad_(self.requires_grad)
-        for name, value in self.__dict__.items():
-            if name not in ("_payload", "_block"):
-                new.__dict__[name] = copy.deepcopy(value, memo)
-        if self.grad is not None:
-            new.grad = copy.deepcopy(self.grad, memo)
-        memo[id(self)] = new
-        return new
+        return deep_copy(self, memo)
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         meter = self._block.meter
@@ -186,6 +165,44 @@ class VirtualTensor(torch.Tensor):
         return payload.__reduce_ex__(protocol)
 
 
+def format_number(tensor: torch.Tensor, spec: str) -> str:
+    """Format a tensor without dimensions as its number, and others as text.
+
+    torch does this for its own class only, and so not for a Parameter.
+    """
+    if tensor.dim() == 0 and not isinstance(tensor, torch.nn.Parameter):
+        return format(tensor.item(), spec)
+    return object.__format__(tensor, spec)
+
+
+def deep_copy(tensor: torch.Tensor, memo: dict) -> torch.Tensor:
+    """What copy.deepcopy returns, as for torch's own class. Raises RuntimeError in a graph."""
+    if isinstance(tensor, torch.nn.Parameter):
+        # torch copies neither a parameter's gradient nor a program's attributes.
+        if id(tensor) not in memo:
+            new = tensor.detach().clone()
+            memo[id(tensor)] = torch.nn.Parameter(new, tensor.requires_grad)
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        # torch's wording.
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the "
+            "deepcopy protocol at the moment."
+        )
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    with torch.no_grad():
+        new = tensor.clone()
+    new.requires_grad_(tensor.requires_grad)
+    for name, value in vars(tensor).items():
+        if name not in INTERNAL:
+            vars(new)[name] = copy.deepcopy(value, memo)
+    if tensor.grad is not None:
+        new.grad = copy.deepcopy(tensor.grad, memo)
+    memo[id(tensor)] = new
+    return new
+
+
 def refresh_payload(tensor: VirtualTensor) -> None:
     """Make the payload a shape if shapes.drop_numbers has dropped its storage's numbers."""
     payload = tensor._payload
@@ -197,7 +214,7 @@ def refresh_payload(tensor: VirtualTensor) -> None:
             tensor._payload = shape.set_(storage, *geometry)
 
 
-def reduce_without_storage(tensor: VirtualTensor) -> tuple:
+def reduce_without_storage(tensor: torch.Tensor) -> tuple:
     """Return (function, its arguments), with which pickle rebuilds a tensor without a storage.
 
     torch does the same for devices that have no storages. Raises RuntimeError for a tensor

@@ -8,14 +8,23 @@ from typing import Any, NoReturn
 
 import torch
 
-from multigpu.vgpu.ops.dispatch import info_of
+from multigpu import nested
+from multigpu.vgpu.ops.dispatch import has_known_shape, info_of
 from multigpu.vgpu.ops.errors import no_numbers_error
-from multigpu.vgpu.ops.tensor import VirtualTensor
+from multigpu.vgpu.ops.tensor import (
+    VirtualTensor,
+    deep_copy,
+    format_number,
+    reduce_without_storage,
+)
 from multigpu.vgpu.ops.unknown import Unknown
 
 OpOverload = torch._ops.OpOverload
 HOST = torch.device("cpu")
 META = torch.device("meta")
+# What cannot send or receive an UnknownTensor, for its error.
+COLLECTIVE = "a collective of tensors of the host"
+_data = torch.Tensor.data
 
 
 class UnknownTensor(torch.Tensor):
@@ -37,6 +46,20 @@ class UnknownTensor(torch.Tensor):
             return NotImplemented
         return _execute(func, args, kwargs or {})
 
+    @property
+    def data(self) -> torch.Tensor:
+        return _data.__get__(self)
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        if type(new) is not UnknownTensor:
+            # moving.data_property, while virtual GPUs run.
+            torch.Tensor.data.__set__(self, new)
+            return
+        # torch replaces the wrapper's shape and dtype only.
+        _data.__set__(self, new)
+        self._unknown_shape = new._unknown_shape.detach()
+
     def item(self) -> Any:
         return Unknown() if self.numel() == 1 else torch.Tensor.item(self)
 
@@ -47,7 +70,7 @@ class UnknownTensor(torch.Tensor):
         return f"tensor(unknown, size={tuple(self.shape)}, dtype={self.dtype})"
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if self.dim() == 0 else repr(self)
+        return format_number(self, spec)
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         raise no_numbers_error("numpy()")
@@ -55,16 +78,26 @@ class UnknownTensor(torch.Tensor):
     def __array__(self, *ignored: object, **options: object) -> NoReturn:
         raise no_numbers_error("a numpy array")
 
+    def __dlpack__(self, **options: object) -> NoReturn:
+        raise no_numbers_error("DLPack")
+
+    def share_memory_(self) -> "UnknownTensor":
+        # There is nothing to share: another process gets the shape.
+        return self
+
     def tolist(self) -> Any:
         if self.dim() == 0:
             return self.item()
         raise no_numbers_error("tolist()")
 
-    def __deepcopy__(self, memo: dict) -> "UnknownTensor":
-        return memo.setdefault(id(self), self.detach().clone())
+    def __deepcopy__(self, memo: dict) -> torch.Tensor:
+        return deep_copy(self, memo)
 
     def __reduce_ex__(self, protocol: int) -> tuple:
-        return unknown_tensor, (self._unknown_shape.requires_grad_(self.requires_grad),)
+        if isinstance(self, torch.nn.Parameter):
+            return reduce_without_storage(self)
+        shape = self._unknown_shape.detach().requires_grad_(self.requires_grad)
+        return unknown_tensor, (shape,)
 
 
 def unknown_tensor(shape: torch.Tensor) -> UnknownTensor:
@@ -91,13 +124,14 @@ def _execute(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     An operation that also has a virtual tensor is the virtual GPU's: a copy to it. Raises
     RuntimeError if the host needs a number, or if numbers of the host would be overwritten.
     """
+    if func.namespace == "c10d":
+        raise no_numbers_error(COLLECTIVE)
     info = info_of(func)
-    if info.host_waits:
+    tensors = list(nested.tensors((*args, *kwargs.values())))
+    if info.host_waits and not has_known_shape(func, tensors):
         raise no_numbers_error("a decision")
-    unknowns: list[UnknownTensor] = []
-    others: list[torch.Tensor] = []
-    for value in (*args, *kwargs.values()):
-        _collect(value, unknowns, others)
+    unknowns = [tensor for tensor in tensors if type(tensor) is UnknownTensor]
+    others = [tensor for tensor in tensors if type(tensor) is not UnknownTensor]
     is_virtual = any(type(tensor) is VirtualTensor for tensor in others)
     written = info.written_ids(list(args), kwargs) if info.mutable else set()
     if not is_virtual and any(id(tensor) in written for tensor in others):
@@ -105,23 +139,19 @@ def _execute(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     shapes = {id(tensor): tensor._unknown_shape for tensor in unknowns}
     if not is_virtual:
         shapes |= {id(tensor): tensor.to(META) for tensor in others if tensor.dim()}
-    if torch.device(kwargs.get("device") or HOST) == HOST:
-        kwargs = {**kwargs, **({"device": META} if "device" in kwargs else {})}
-    out = func(
-        *[_replace(value, shapes) for value in args],
-        **{name: _replace(value, shapes) for name, value in kwargs.items()},
-    )
+    if "device" in kwargs and torch.device(kwargs["device"] or HOST) == HOST:
+        kwargs = {**kwargs, "device": META}
+    try:
+        out = func(
+            *[_replace(value, shapes) for value in args],
+            **{name: _replace(value, shapes) for name, value in kwargs.items()},
+        )
+    except RuntimeError as error:
+        # An error about two devices names that of the shape.
+        two = (f" and {META}!", f" and {HOST}!")
+        error.args = tuple(str(part).replace(*two) for part in error.args)
+        raise
     return _wrap(out, unknowns)
-
-
-def _collect(value: Any, unknowns: list[UnknownTensor], others: list[torch.Tensor]) -> None:
-    if type(value) is UnknownTensor:
-        unknowns.append(value)
-    elif isinstance(value, torch.Tensor):
-        others.append(value)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            _collect(part, unknowns, others)
 
 
 def _replace(value: Any, shapes: dict[int, torch.Tensor]) -> Any:
@@ -138,5 +168,8 @@ def _wrap(out: Any, unknowns: list[UnknownTensor]) -> Any:
         return out
     for tensor in unknowns:
         if tensor._unknown_shape is out:
+            if (tensor.shape, tensor.stride()) != (out.shape, out.stride()):
+                # The operation has changed them in place, as t_ does.
+                _data.__set__(tensor, unknown_tensor(out))
             return tensor
     return unknown_tensor(out)

@@ -287,13 +287,15 @@ TABLE = Table(
             )
             for name in ("import_ir_module", "import_ir_module_from_buffer")
         ),
+        # torch copies the methods of scripted modules to traced ones, whose class is another.
         *(
             Replacement(
-                "torch.jit.RecursiveScriptModule",
+                f"torch.jit.{owner}",
                 name,
                 script_modules.write,
                 "C++ copies the storages of a module of torch.jit; a virtual GPU has none",
             )
+            for owner in ("RecursiveScriptModule", "ScriptModule")
             for name in ("save", "save_to_buffer")
         ),
         Registration(

@@ -14,14 +14,10 @@ import torch
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from multigpu.vgpu.ops.tensor import VirtualTensor
+from multigpu.vgpu.ops.tensor import INTERNAL, VirtualTensor
 from multigpu.vgpu.ops.unknown_tensor import UnknownTensor
 from multigpu.vgpu.patches import script_modules
 from multigpu.vgpu.patches.lazy import moved_apart
-
-# These attributes make a tensor virtual or unknown, or make such a tensor a parameter. All
-# others belong to the program.
-INTERNAL = ("_payload", "_block", "_unknown_shape", "_is_param")
 
 # torch's own, because moving_apply replaces it.
 _swap_tensors = torch.utils.swap_tensors
@@ -37,9 +33,9 @@ def move_in_place(parameter: torch.Tensor, moved: torch.Tensor) -> None:
         # A wrapper around other tensors, such as DTensor, or a FakeTensor: torch swaps these.
         _swap_tensors(parameter, moved)
         return
-    virtual = type(parameter) is VirtualTensor
-    if virtual is (type(moved) is VirtualTensor) and (
-        virtual or _can_share_numbers(parameter, moved)
+    kind = _own_class(parameter)
+    if kind is _own_class(moved) and (
+        kind or torch._has_compatible_shallow_copy_type(parameter, moved)
     ):
         parameter.data = moved
         return
@@ -67,10 +63,9 @@ def move_in_place(parameter: torch.Tensor, moved: torch.Tensor) -> None:
         parameter._post_accumulate_grad_hooks = accumulate_hooks
 
 
-def _can_share_numbers(parameter: torch.Tensor, moved: torch.Tensor) -> bool:
-    """Whether a parameter of the host can take the numbers of `moved`."""
-    unknown = UnknownTensor in (type(parameter), type(moved))
-    return not unknown and torch._has_compatible_shallow_copy_type(parameter, moved)
+def _own_class(tensor: torch.Tensor) -> type | None:
+    """VirtualTensor or UnknownTensor; None for a tensor of another class."""
+    return type(tensor) if type(tensor) in (VirtualTensor, UnknownTensor) else None
 
 
 def _pop_internal(tensor: torch.Tensor) -> dict[str, Any]:
@@ -127,7 +122,7 @@ def data_property(original: Any) -> property:
         return original.__get__(self)
 
     def set_data(self: torch.Tensor, new: torch.Tensor) -> None:
-        if (type(self) is VirtualTensor) is (type(new) is VirtualTensor):
+        if _own_class(self) is _own_class(new):
             original.__set__(self, new)
             return
         other = new.detach()

@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 
-from multigpu.vgpu.ops.errors import stopped_error
+from multigpu.vgpu.ops.errors import no_numbers_error, stopped_error
 from multigpu.vgpu.ops.shapes import drop_numbers
 from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload
+from multigpu.vgpu.ops.unknown_tensor import COLLECTIVE, UnknownTensor
 from multigpu.vgpu.patches.collectives import COLLECTIVES, Gloo, Move
 from multigpu.vgpu.patches.used_parameters import on_device
 from multigpu.vgpu.patches.work import VirtualWork, Works
@@ -209,11 +210,15 @@ class VirtualGroup(dist.ProcessGroup):
     ) -> VirtualWork | None:
         """Start to move the payloads; return None if no argument is a virtual tensor.
 
-        `call` takes `args` with payloads, and returns gloo's works.
+        `call` takes `args` with payloads, and returns gloo's works. Raises RuntimeError for a
+        tensor of the host without numbers.
         """
         tensors = list(tensors_in(args))
         virtual = [tensor for tensor in tensors if type(tensor) is VirtualTensor]
         if not virtual:
+            # gloo would read and write memory that an UnknownTensor does not have.
+            if isinstance(self.gloo, Gloo) and any(type(t) is UnknownTensor for t in tensors):
+                raise no_numbers_error(COLLECTIVE)
             return None
         meter = virtual[0]._block.meter
         if not meter.alive:

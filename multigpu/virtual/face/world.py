@@ -149,8 +149,9 @@ def _same_objects(original: Callable) -> Callable:
                 f"all ranks, but of {_Wanted.options.world:,} only rank {own_rank():,} runs: "
                 f"leave it out here, or save with torch.save."
             )
-        given = signature(original).bind(*arguments, **options).arguments
-        _Gathered.pickled = pickle.dumps(given["obj"])
+        if _Wanted.options.shapes_only:
+            given = signature(original).bind(*arguments, **options).arguments
+            _Gathered.pickled = pickle.dumps(given["obj"])
         try:
             return original(*arguments, **options)
         finally:
