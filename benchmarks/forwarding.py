@@ -54,10 +54,10 @@ def _wrap_result(out: Any, wrappers: list[ForwardingTensor]) -> Any:
     for wrapper in wrappers:
         if wrapper._inner is out:
             return wrapper
-    return forwarding(out, wrappers[0].device)
+    return wrap(out, wrappers[0].device)
 
 
-def forwarding(inner: torch.Tensor, device: torch.device) -> ForwardingTensor:
+def wrap(inner: torch.Tensor, device: torch.device) -> ForwardingTensor:
     """A wrapper around `inner` that says it is on `device`."""
     if inner.is_contiguous() and not inner.storage_offset():
         tensor = _make(ForwardingTensor, inner.shape, dtype=inner.dtype, device=device)
@@ -74,11 +74,11 @@ def forwarding(inner: torch.Tensor, device: torch.device) -> ForwardingTensor:
     return tensor
 
 
-def forward_parameters(model: nn.Module, device: torch.device) -> nn.Module:
+def wrap_parameters(model: nn.Module, device: torch.device) -> nn.Module:
     """Wrap the parameters of a model on the CPU, in place, and return the model."""
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
-                wrapped = forwarding(parameter.detach(), device)
+                wrapped = wrap(parameter.detach(), device)
                 module._parameters[name] = nn.Parameter(wrapped)
     return model

@@ -11,8 +11,8 @@ The runs alternate, so a change of the machine's speed affects both equally. The
 and 2 are in two processes, because vgpu.start lets the allocator keep freed memory, which
 would make a plain CPU step in the same process faster too. Another row has both runs in one
 process: it shows the cost of the wrappers alone. Beside it is the same step with a tensor
-subclass that only passes its operations on (forwarding.py): no virtual GPU can cost less. It
-writes benchmarks/vgpu_speed.json.
+subclass that only passes its operations on (forwarding.py): no virtual GPU whose tensors are a
+subclass in Python can cost less. It writes benchmarks/vgpu_speed.json.
 """
 
 import statistics
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 from alternating import seconds_in_turn, spread
-from forwarding import forward_parameters, forwarding
+from forwarding import wrap, wrap_parameters
 from torch.nn.functional import cross_entropy
 
 from multigpu import vgpu
@@ -37,25 +37,25 @@ HERE = Path(__file__).parent
 ROUNDS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdecimal() else 60
 
 
-def cnn_step(device: torch.device, only_forward: bool = False) -> Callable[[], None]:
+def cnn_step(device: torch.device, bare: bool = False) -> Callable[[], None]:
     """A training step of the CNN, ready to run.
 
-    With `only_forward`, its tensors only pass the operations on to the CPU.
+    With `bare`, its tensors only pass the operations on to the CPU (forwarding.py).
     """
     torch.manual_seed(0)
     model = CNN()
     images = torch.randn(256, 1, 8, 8)
     labels = torch.randint(0, 10, (256,))
-    if only_forward:
-        model = forward_parameters(model, device)
-        images = forwarding(images, device)
-        labels = forwarding(labels, device)
+    if bare:
+        model = wrap_parameters(model, device)
+        images = wrap(images, device)
+        labels = wrap(labels, device)
     else:
         model = model.to(device)
         images = images.to(device)
         labels = labels.to(device)
     # A virtual GPU's optimizer takes the foreach kernels by itself, as CUDA's does.
-    foreach = True if only_forward else None
+    foreach = True if bare else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=foreach)
 
     def step() -> None:
@@ -151,7 +151,7 @@ def least_cost() -> dict:
     """The CNN's step in one process, with tensors that only pass their operations on."""
     with vgpu.running(count=1) as (device,):
         plain = cnn_step(torch.device("cpu"))
-        forwarded = cnn_step(device, only_forward=True)
+        forwarded = cnn_step(device, bare=True)
         ratios = [1 / seconds(plain, 3) * seconds(forwarded, 3) for _ in range(ROUNDS)]
     what = "CNN step within one process, a tensor subclass that only passes operations on"
     return {

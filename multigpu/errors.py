@@ -4,7 +4,7 @@ import difflib
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import NoReturn, Protocol
 
@@ -40,6 +40,21 @@ def unsupported(name: str, text: str) -> type:
         raise UserError(text)
 
     return type(name, (), {"__new__": refuse, "__doc__": text})
+
+
+def unsupported_names(module: str, alternatives: Mapping[str, str]) -> Callable[[str], type]:
+    """The __getattr__ of a module that lacks names of Lightning: `unsupported` classes.
+
+    `alternatives` says for each name what to do instead.
+    """
+
+    def __getattr__(name: str) -> type:
+        if name in alternatives:
+            text = f"{module} does not support Lightning's {name}: {alternatives[name]}."
+            return unsupported(name, text)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return __getattr__
 
 
 class Interrupted(KeyboardInterrupt):

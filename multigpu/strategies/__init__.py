@@ -3,7 +3,7 @@
 They differ in what the ranks send to each other, and when.
 """
 
-from multigpu.errors import unsupported
+from multigpu.errors import unsupported_names
 from multigpu.strategies.bagua import ALGORITHMS, BaguaStrategy, QAdamOptimizer
 from multigpu.strategies.base import Strategy
 from multigpu.strategies.ddp import DDPStrategy
@@ -42,11 +42,6 @@ UNSUPPORTED = {
 }
 
 
-def __getattr__(name: str) -> type:
-    if name in UNSUPPORTED:
-        return unsupported(
-            name,
-            f"multigpu.strategies does not support Lightning's {name}: "
-            f"{ALTERNATIVES[UNSUPPORTED[name]]}.",
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = unsupported_names(
+    __name__, {name: ALTERNATIVES[alternative] for name, alternative in UNSUPPORTED.items()}
+)

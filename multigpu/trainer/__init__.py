@@ -17,7 +17,7 @@ The loops also call callbacks/, loggers/, checkpointing/ and profiler.py.
 import sys
 
 from multigpu import strategies
-from multigpu.errors import unsupported
+from multigpu.errors import unsupported_names
 from multigpu.trainer import callbacks, lightning_paths, loggers, utilities
 from multigpu.trainer.callbacks import Callback
 from multigpu.trainer.checkpointing.contents import LIGHTNING_VERSION
@@ -47,12 +47,7 @@ ALTERNATIVES = {
 }
 
 
-def __getattr__(name: str) -> type:
-    if name in ALTERNATIVES:
-        text = f"multigpu.trainer does not support Lightning's {name}: {ALTERNATIVES[name]}."
-        return unsupported(name, text)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+__getattr__ = unsupported_names(__name__, ALTERNATIVES)
 
 pytorch = sys.modules[__name__]  # L.pytorch.callbacks, as in Lightning
 # This makes `from multigpu.trainer.strategies import DDPStrategy` work.

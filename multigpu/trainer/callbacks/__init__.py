@@ -1,6 +1,6 @@
 """The callbacks. Import them from here, as from `lightning.pytorch.callbacks`."""
 
-from multigpu.errors import unsupported
+from multigpu.errors import unsupported_names
 from multigpu.trainer.callbacks.accumulation import GradientAccumulationScheduler
 from multigpu.trainer.callbacks.callback import Callback
 from multigpu.trainer.callbacks.early_stopping import EarlyStopping
@@ -51,11 +51,4 @@ ALTERNATIVES = {
 }
 
 
-def __getattr__(name: str) -> type:
-    if name in ALTERNATIVES:
-        return unsupported(
-            name,
-            f"multigpu.trainer.callbacks does not support Lightning's {name}: "
-            f"{ALTERNATIVES[name]}.",
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = unsupported_names(__name__, ALTERNATIVES)

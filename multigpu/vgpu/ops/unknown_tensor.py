@@ -142,29 +142,19 @@ def _execute(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     if "device" in kwargs and torch.device(kwargs["device"] or HOST) == HOST:
         kwargs = {**kwargs, "device": META}
     try:
-        out = func(
-            *[_replace(value, shapes) for value in args],
-            **{name: _replace(value, shapes) for name, value in kwargs.items()},
-        )
+        args, kwargs = nested.map_tensors((args, kwargs), lambda t: shapes.get(id(t), t))
+        out = func(*args, **kwargs)
     except RuntimeError as error:
         # An error about two devices names that of the shape.
         two = (f" and {META}!", f" and {HOST}!")
         error.args = tuple(str(part).replace(*two) for part in error.args)
         raise
-    return _wrap(out, unknowns)
+    return nested.map_tensors(out, lambda tensor: _wrap(tensor, unknowns))
 
 
-def _replace(value: Any, shapes: dict[int, torch.Tensor]) -> Any:
-    if isinstance(value, (list, tuple)) and type(value) is not torch.Size:
-        return type(value)([_replace(part, shapes) for part in value])
-    return shapes.get(id(value), value)
-
-
-def _wrap(out: Any, unknowns: list[UnknownTensor]) -> Any:
-    """The result with an UnknownTensor for each tensor on "meta"."""
-    if isinstance(out, (list, tuple)):
-        return type(out)([_wrap(part, unknowns) for part in out])
-    if not isinstance(out, torch.Tensor) or not out.is_meta:
+def _wrap(out: torch.Tensor, unknowns: list[UnknownTensor]) -> torch.Tensor:
+    """The UnknownTensor of a result on "meta"; another result as it is."""
+    if not out.is_meta:
         return out
     for tensor in unknowns:
         if tensor._unknown_shape is out:
