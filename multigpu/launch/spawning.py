@@ -22,6 +22,7 @@ from multigpu.launch.exit import (
     keep_groups_alive,
     user_error_text,
 )
+from multigpu.launch.prefork import sigint_blocked, start_method
 from multigpu.launch.processes import GRACE_AFTER_SIGTERM
 from multigpu.launch.room import check_memory, warn_about_cores
 from multigpu.launch.world import LAUNCHERS, World, find_world, integer, started_by_srun
@@ -52,7 +53,8 @@ def call(
 
     The processes have torchrun's variables. `function`, its arguments and the results are
     pickled by value, so `function` can be defined in a cell of a notebook. The notebook's
-    variables that it uses are pickled too, so it should use few.
+    variables that it uses are pickled too, so it should use few. In a lesson's notebook the
+    processes are forks of a server that has imported torch (see `prefork`).
 
     Raises RuntimeError with the traceback of a failed rank, but a rank's UserError is raised
     as a UserError. Raises UserError if a rank failed without an exception, and TypeError if
@@ -69,7 +71,7 @@ def call(
         )
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "call").write_bytes(cloudpickle.dumps((function, args, keywords)))
-        code, reason = _spawn(_call_by_value, processes, (folder,))
+        code, reason = _spawn(_call_by_value, processes, (folder,), start_method())
         if code:
             raise _call_error(code, reason)
         return [
@@ -104,8 +106,13 @@ def _cloudpickle() -> ModuleType:
     return cloudpickle
 
 
-def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[int, str]:
-    """The exit code, and the text to print about a failure that no rank has printed, or ""."""
+def _spawn(
+    function: Callable[..., None], processes: int, args: tuple, method: str = "spawn"
+) -> tuple[int, str]:
+    """The exit code, and the text to print about a failure that no rank has printed, or "".
+
+    `method` is multiprocessing's: "spawn", or "forkserver" if `prefork` has started a server.
+    """
     import torch.distributed as dist
     import torch.multiprocessing as mp
 
@@ -135,11 +142,10 @@ def _spawn(function: Callable[..., None], processes: int, args: tuple) -> tuple[
     try:
         # A rank that Ctrl-C interrupts before it has imported torch would print a traceback:
         # it receives Ctrl-C when it calls `_run_child`.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            context = mp.spawn(_run_child, child_args, processes, join=False)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with sigint_blocked():
+            context = mp.start_processes(
+                _run_child, child_args, processes, join=False, start_method=method
+            )
         while not context.join(grace_period=1):
             pass
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from multigpu.course import find_root
 from multigpu.errors import Interrupted, UserError, did_you_mean
+from multigpu.launch import prefork
 from multigpu.launch.spawning import end_processes
 from multigpu.lesson.guesses import GuessNeeded
 from multigpu.lesson.interrupts import deferred
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 
-def setup(slug: str) -> None:
+def setup(slug: str, *, ranks: bool = False) -> None:
     """Prepare this process for the lesson in lessons/SLUG, in the notebook's first cell.
 
     `from experiments import …` then imports lessons/SLUG/experiments.py. In IPython a
     `!command` that fails raises an error, so that the cells below do not run; an interrupted
     one ends with all processes that it started; and a NameError, or a missing file whose path
-    is relative, says that a cell above may not have run. Outside IPython only the import is
-    prepared. A second call changes nothing.
+    is relative, says that a cell above may not have run. With `ranks`, for a notebook that
+    uses `launch.call`, a server is started whose forks are the ranks, so that they start
+    faster. Outside IPython only the import is prepared. A second call changes nothing.
 
     Raises UserError if there is no such lesson.
     """
@@ -44,6 +46,8 @@ def setup(slug: str) -> None:
 
         if shell := get_ipython():
             _prepare(shell)
+            if ranks:
+                prefork.start_server()
 
 
 def _prepare(shell: "InteractiveShell") -> None:

@@ -30,6 +30,15 @@ def notebook(tmp_path_factory):
         yield started
 
 
+@pytest.fixture(scope="module")
+def prepared():
+    """A kernel whose ranks are forks of a server."""
+    with kernel(ROOT / "notebooks") as started:
+        setup = "from multigpu import launch, lesson; lesson.setup('04-ddp-spawn', ranks=True)"
+        assert not started.run(setup).error
+        yield started
+
+
 def one_sentence(cell, *facts: str) -> None:
     """The error is shown without a traceback, in lines that fit, and names the facts."""
     text = " ".join(cell.shown)
@@ -169,7 +178,55 @@ def test_an_import_is_not_left_half_done(notebook, tmp_path):
 # ---- ranks that a cell starts ---------------------------------------------------------------
 
 
-def test_launch_call_interrupted(notebook):
+def test_the_servers_import_is_interrupted(prepared):
+    """The first test with `prepared`: the server still imports, and goes on."""
+    source = "print('starting')\nlaunch.call(print, 2)\nlaunch.call(print, 2)"
+    cell = prepared.run(source, interrupt_at="starting")
+    one_sentence(cell, "Interrupted")
+    assert "Traceback" not in cell.printed
+    cell = prepared.run("import os\nprint(launch.call(os.getppid, 2), os.getpid())")
+    (first, second), kernels = eval(cell.printed.replace("] ", "], "))
+    assert first == second != kernels, "the ranks' parent is the server"
+
+
+def test_forked_ranks_draw_different_numbers(prepared):
+    source = """\
+def draw():
+    import random, numpy
+    return random.random(), numpy.random.rand()
+(a, b), (c, d) = launch.call(draw, 2)
+print(a != c, b != d)
+"""
+    assert prepared.run(source).printed.strip() == "True True"
+
+
+def test_forked_ranks_have_this_folder_and_path(prepared, tmp_path):
+    (tmp_path / "only_here.py").write_text("answer = 42\n")
+    source = f"""\
+import os, sys
+sys.path.insert(0, {str(tmp_path)!r})
+os.chdir({str(tmp_path)!r})
+def found():
+    import only_here
+    return only_here.answer, os.getcwd()
+print(launch.call(found, 1))
+"""
+    assert prepared.run(source).printed.strip() == f"[(42, {str(tmp_path)!r})]"
+
+
+def test_a_changed_variable_reaches_the_ranks(prepared):
+    source = """\
+import torch
+os.environ["OMP_NUM_THREADS"] = "1"
+print(launch.call(torch.get_num_threads, 2))
+del os.environ["OMP_NUM_THREADS"]
+"""
+    assert prepared.run(source).printed.strip() == "[1, 1]"
+
+
+@pytest.mark.parametrize("which", ["notebook", "prepared"])
+def test_launch_call_interrupted(which, request):
+    notebook = request.getfixturevalue(which)
     source = f"def wait():\n{indent(RANK, '    ')}\nlaunch.call(wait, 2)"
     assert not notebook.run("from multigpu import launch").error
     cell = notebook.run(source, interrupt_at="all ranks run")
@@ -203,6 +260,17 @@ def test_ranks_interrupted_while_they_start(notebook):
     one_sentence(cell, "Interrupted")
     assert "Traceback" not in cell.printed
     assert wait_until(lambda: not notebook.descendants(), 2)
+
+
+def test_the_first_ranks_of_a_kernel_interrupted():
+    """multiprocessing then starts its resource tracker, too, which unblocks SIGINT."""
+    source = "import threading, torch\nfrom multigpu import launch, lesson\n"
+    source += "lesson.setup('02-data-parallel')\n"
+    source += "threading.Timer(0.5, print, ['starting']).start()\nlaunch.call(print, 2)"
+    with kernel(ROOT / "notebooks") as started:
+        cell = started.run(source, interrupt_at="starting")
+        one_sentence(cell, "Interrupted")
+        assert "Traceback" not in cell.printed
 
 
 def test_virtual_gpus_in_an_interrupted_cell(notebook):
