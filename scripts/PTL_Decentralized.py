@@ -36,7 +36,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # from multigpu import lesson
 #
-# lesson.setup("10-strategies")
+# lesson.setup("10-strategies", ranks=True)
 # from experiments import epoch_seconds, slow_rank, slow_rank_picture, step_seconds
 
 # %% [markdown]

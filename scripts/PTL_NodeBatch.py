@@ -52,7 +52,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu.strategies import DDPStrategy, HorovodStrategy
 # from multigpu.strategies.dp import wrap_in_data_parallel
 #
-# lesson.setup("10-strategies")
+# lesson.setup("10-strategies", ranks=True)
 
 # %% [markdown]
 # ## Predict first

@@ -37,7 +37,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson, metrics, plots
 # from multigpu.strategies.costs import predicted_bytes
 #
-# lesson.setup("10-strategies")
+# lesson.setup("10-strategies", ranks=True)
 
 # %% [markdown]
 # ## Predict first
@@ -58,7 +58,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # ![A ring of three ranks, hop by hop](../lessons/10-strategies/ring.png)
 #
-# The second cell tries it with 2 and with 4 ranks, in about 10 seconds.
+# The second cell tries it with 2 and with 4 ranks.
 
 
 # %%

@@ -86,7 +86,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # from multigpu import lesson, plots
 #
-# lesson.setup("09-lightning")
+# lesson.setup("09-lightning", ranks=True)
 # from experiments import compare, show
 # from what_moved import statements, table
 #

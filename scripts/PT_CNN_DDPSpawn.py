@@ -52,7 +52,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # from multigpu import lesson, plots
 #
-# lesson.setup("04-ddp-spawn")
+# lesson.setup("04-ddp-spawn", ranks=True)
 # from experiments import set_to_zero
 
 # %% [markdown]
@@ -113,8 +113,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # process. A page of traceback follows. It ends with `ProcessExitedException`, which does not
 # name the cause: scroll up to the AttributeError.) So `mp.spawn` needs a function of a file.
 # `launch.call` is this course's way for notebooks: it sends the function itself (its code and
-# the variables that it uses) by *cloudpickle*, and returns what the ranks return. (It starts
-# two processes: some seconds.)
+# the variables that it uses) by *cloudpickle*, and returns what the ranks return. On Linux it
+# does not start a new Python: the first cell has started a process that imports torch, and the
+# ranks are *forks* (copies) of that process, so they start in a fraction of a second.
 
 # %% tags=["active-ipynb"]
 # launch.call(hello, 2)
@@ -146,7 +147,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # Two processes get a tensor as an argument and set it to zero. A process has its own memory,
 # so the tensor of this program stays as it was. Or does it? `set_to_zero(rank, tensor)` is a
 # function of a file, `experiments.py`. `launch.call` gives no rank, so the cell writes 0.
-# (Four processes start: some seconds.)
+# (`mp.spawn` starts two processes: some seconds.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_ones)
@@ -167,8 +168,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # differ. The cell tries one seed for all ranks, and a seed per rank, the rank's number. (With
 # these fixed seeds the cell prints the same numbers each time.) Each rank computes gradients
 # from its own random rows. They are averaged by DDP, by an all-reduce by hand, or not at all.
-# How far are the ranks' weights apart, before and after 50 steps? (Two processes start: some
-# seconds.)
+# How far are the ranks' weights apart, before and after 50 steps?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_apart, choices=("closer", "same", "farther"))

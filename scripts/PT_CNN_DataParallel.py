@@ -42,7 +42,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
 # from multigpu import lesson, plots, vgpu
 #
-# lesson.setup("02-data-parallel")
+# lesson.setup("02-data-parallel", ranks=True)
 # from experiments import break_even, breakdown, speedup
 #
 # first, second = multigpu.gpus(2)
@@ -113,7 +113,7 @@ def by_hand(
 #         (weight.grad.cpu() - expected.grad).abs().max().item()
 #         for weight, expected in zip(model.parameters(), serial.parameters())
 #     ]
-#     equal = max(differences) < 1e-7
+#     equal = proof.largest(differences) < 1e-7
 #     print(f"{name}: gradients on {places}, equal to the serial ones within 1e-7: {equal}")
 #
 #
@@ -407,7 +407,7 @@ if __name__ == "__main__":
 # machine. It has one process per GPU, so no lock is shared. Each process keeps the weights and
 # the optimizer's state on its own GPU. In backward the processes average their gradients: that
 # is an *all-reduce*, the only thing that they send in a step. Lessons 04 and 05 build it; here
-# is its timeline. (Two processes start: some seconds.)
+# is its timeline.
 
 # %% tags=["active-ipynb"]
 # def ddp():

@@ -98,7 +98,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # from multigpu import lesson
 #
-# lesson.setup("12-elastic")
+# lesson.setup("12-elastic", ranks=True)
 # from experiments import (
 #     after_four_ranks_became_eight,
 #     checkpoint_of_step,
@@ -742,8 +742,7 @@ if __name__ == "__main__":
 # ## A rank that hangs
 # A killed rank closes its connections, and the others notice at once. A rank that hangs does
 # not: the others wait for it in their next collective, by default for 30 minutes with gloo.
-# `--timeout` sets the limit. Here rank 1 never joins the all-reduce. (Two processes start:
-# some seconds.)
+# `--timeout` sets the limit. Here rank 1 never joins the all-reduce.
 
 # %% tags=["active-ipynb"]
 # sentence, _ = launch.call(hang, 2, timeout=1)

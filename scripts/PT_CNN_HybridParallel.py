@@ -50,7 +50,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # from multigpu import lesson, plots, vgpu
 #
-# lesson.setup("06-hybrid-parallel")
+# lesson.setup("06-hybrid-parallel", ranks=True)
 # from experiments import IMAGES, LARGE, joined, layout_steps, one_process
 
 # %% [markdown]
@@ -180,8 +180,8 @@ def average_twins(replicas: list[Halves]) -> None:
 #     differences = {}  # the largest of each stage, on both of its GPUs
 #     for twins, expected in zip(pairs, serial.parameters()):
 #         stage = " and ".join(str(twin.device) for twin in twins)
-#         difference = max((t.grad.cpu() - expected.grad).abs().max().item() for t in twins)
-#         differences[stage] = max(difference, differences.get(stage, 0))
+#         found = [(twin.grad.cpu() - expected.grad).abs().max().item() for twin in twins]
+#         differences[stage] = proof.largest([*found, differences.get(stage, 0)])
 #     for stage, difference in differences.items():
 #         print(f"{stage}: all gradients equal to the serial ones: {difference < 1e-7}")
 
@@ -211,7 +211,7 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 
 
 # %% [markdown]
-# The one new line is `DDP(…)` (five seconds: two processes start):
+# The one new line is `DDP(…)`:
 
 # %% tags=["active-ipynb"]
 # def ddp_gradients(halves, batches, classes):
@@ -230,7 +230,7 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # by_ddp = launch.call(ddp_gradients, 2, Halves, images.chunk(2), labels.chunk(2))
 # for rank, own_gradients in enumerate(by_ddp):
 #     pairs = zip(own_gradients, serial.parameters())
-#     difference = max((own - weight.grad).abs().max().item() for own, weight in pairs)
+#     difference = proof.largest((own - weight.grad).abs().max() for own, weight in pairs)
 #     print(f"rank {rank}: all gradients equal to the serial ones: {difference < 1e-7}")
 
 # %% [markdown]
@@ -246,7 +246,7 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # guess_two_nodes = 2  # stages inside, both nodes: times as fast as the one node of step 2
 
 # %% [markdown]
-# Two ranks simulate both layouts with four networks (ten seconds): Ethernet with 10 and 25
+# Two ranks simulate both layouts with four networks: Ethernet with 10 and 25
 # Gb/s; RoCE100, 100 Gb/s Ethernet that GPUs write to directly; HDR200, InfiniBand with 200
 # Gb/s for each GPU.
 

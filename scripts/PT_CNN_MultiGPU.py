@@ -89,7 +89,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # from multigpu import lesson, plots, vgpu
 #
-# lesson.setup("05-ddp-cluster")
+# lesson.setup("05-ddp-cluster", ranks=True)
 # from experiments import (
 #     SyncedBatchNorm,
 #     all_reduces,
@@ -156,7 +156,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # def difference_from_one_gpu(path):
 #     one_gpu = torch.load("results/one_gpu.pt", map_location="cpu")
 #     several = torch.load(path, map_location="cpu")
-#     return max((one_gpu[name] - several[name]).abs().max().item() for name in one_gpu)
+#     return proof.largest((one_gpu[name] - several[name]).abs().max() for name in one_gpu)
 #
 #
 # equal = "yes" if difference_from_one_gpu("results/ddp.pt") < 1e-6 else "no"
@@ -201,7 +201,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # Two GPUs, simulated, train the CNN with 256 images of 28×28 each. First one bucket holds all
 # gradients. Then a bucket is full at 1 MiB: the two linear layers are in the first bucket, the
-# two convolutions in the second. (Two processes start: some seconds.)
+# two convolutions in the second.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_hidden = 50  # two buckets: % of the all-reduces' time in which the GPU also computes
@@ -347,8 +347,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # **BatchNorm** normalises by the mean and the variance of the rows that it sees. Here one
 # process sees 64 images; then two ranks share them, with DDP. `SyncedBatchNorm` in
-# `experiments.py`, 15 lines, adds up the sums of both ranks by an all-reduce. (Two processes
-# start: some seconds.)
+# `experiments.py`, 15 lines, adds up the sums of both ranks by an all-reduce.
 
 # %% tags=["active-ipynb", "guess"]
 # # BatchNorm1d, one forward of 32 images on each rank: is rank 0's running mean the same as
@@ -388,8 +387,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # **Clipping** scales a gradient down if its norm is above a limit. Two ranks have 6 and 5 of
 # 11 images, and the limit is 0.5. Each rank clips the average, which it has after
-# `backward()`; or it clips its own gradient, and an all-reduce computes the average. (Two
-# processes start: some seconds.)
+# `backward()`; or it clips its own gradient, and an all-reduce computes the average.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_before = "yes"  # does clipping before the average give the same? "yes" or "no"

@@ -62,7 +62,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # from multigpu import lesson, plots
 #
-# lesson.setup("03-model-parallel")
+# lesson.setup("03-model-parallel", ranks=True)
 # from experiments import FREE_LINK, draw_peaks, equal_stages
 # from experiments import joined, phases, pipelined_steps, shares
 
@@ -191,7 +191,7 @@ def last_stage(
 #     serial = CNN()
 #     F.cross_entropy(serial(images), labels).backward()
 #     pairs = zip(gradients, serial.parameters(), strict=True)
-#     difference = max((own - weight.grad).abs().max().item() for own, weight in pairs)
+#     difference = proof.largest((own - weight.grad).abs().max() for own, weight in pairs)
 #     print(f"gradients equal to one process's within 1e-7: {difference < 1e-7}")
 #     return [held for _, held in ranks]
 #
