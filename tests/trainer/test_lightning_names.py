@@ -179,6 +179,16 @@ def test_what_a_module_cannot_do_names_the_alternative():
     names(lambda: L.callbacks.RichProgressBar(theme={}), "theme", "leave theme out")
 
 
+def test_a_trained_module_can_be_scripted():
+    class Scripted(Net):
+        def forward(self, x):
+            return self.layer(x)
+
+    net = Scripted()
+    trainer().fit(net, DataLoader(rows(), 4))
+    assert torch.equal(torch.jit.script(net)(rows()), net(rows()))
+
+
 def test_a_group_of_ranks_to_reduce_over_is_refused():
     class Groups(Net):
         def training_step(self, batch, batch_idx):
