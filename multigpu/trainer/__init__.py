@@ -50,6 +50,13 @@ ALTERNATIVES = {
 __getattr__ = unsupported_names(__name__, ALTERNATIVES)
 
 pytorch = sys.modules[__name__]  # L.pytorch.callbacks, as in Lightning
-# This makes `from multigpu.trainer.strategies import DDPStrategy` work.
-sys.modules[f"{__name__}.strategies"] = strategies
+# This makes `from multigpu.trainer.strategies import DDPStrategy` work. Without an entry for
+# `multigpu.trainer.strategies.ddp`, Python would load that file again, with other classes.
+sys.modules.update(
+    {
+        path.replace("multigpu", __name__, 1): module
+        for path, module in sys.modules.items()
+        if f"{path}.".startswith("multigpu.strategies.")
+    }
+)
 lightning_paths.register(__name__)

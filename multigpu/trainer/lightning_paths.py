@@ -11,12 +11,15 @@ from types import ModuleType
 from typing import Any
 
 from multigpu.errors import unsupported
+from multigpu.strategies.registry import ALTERNATIVES
 from multigpu.trainer import callbacks
 
 COMMAND_LINE = "write the program with argparse or typer; `multigpu.flags` is an example"
+METRICS = "install torchmetrics, and import it"
+PRECISION = "give Trainer(precision=…), and strategy='ddp' or a DDPStrategy"
 LOGGERS = "use CSVLogger or TensorBoardLogger, or write a Logger"
 # Path below lightning.pytorch → the module here (below multigpu.trainer, unless it begins with
-# multigpu), and its names.
+# multigpu), and its names. {}: callbacks.ALTERNATIVES has the sentence about its callback.
 TABLE: dict[str, dict[str, tuple[str, ...]]] = {
     "accelerators": {
         "multigpu.strategies.accelerators": (
@@ -28,11 +31,14 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
     "callbacks.gradient_accumulation_scheduler": {
         "callbacks.accumulation": ("GradientAccumulationScheduler",),
     },
+    "callbacks.device_stats_monitor": {},
     "callbacks.progress": {"callbacks.rich_progress": ("RichProgressBar",)},
     "callbacks.progress.progress_bar": {"callbacks.progress": ("ProgressBar",)},
     "callbacks.progress.rich_progress": {"callbacks.rich_progress": ("RichProgressBar",)},
     "callbacks.progress.tqdm_progress": {"callbacks.progress": ("TQDMProgressBar",)},
     "callbacks.lambda_function": {"callbacks.lambda_callback": ("LambdaCallback",)},
+    "callbacks.rich_model_summary": {},
+    "callbacks.stochastic_weight_avg": {},
     "core": {
         "datamodule": ("LightningDataModule",),
         "module": ("LightningModule",),
@@ -47,6 +53,11 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
         "profiler": ("PassThroughProfiler", "Profiler", "SimpleProfiler"),
         "torch_profiler": ("PyTorchProfiler",),
     },
+    "profilers.profiler": {"profiler": ("Profiler",)},
+    "profilers.pytorch": {"torch_profiler": ("PyTorchProfiler",)},
+    "profilers.simple": {"profiler": ("SimpleProfiler",)},
+    "strategies.single_device": {"multigpu.strategies.single": ("SingleDeviceStrategy",)},
+    "strategies.strategy": {"multigpu.strategies.base": ("Strategy",)},
     "trainer.states": {"states": ("RunningStage", "TrainerFn", "TrainerStatus")},
     "trainer.trainer": {"trainer": ("Trainer",)},
     "utilities.exceptions": {"utilities": ("MisconfigurationException",)},
@@ -73,6 +84,8 @@ OLD: dict[str, dict[str, tuple[str, ...]]] = {
     "callbacks.base": {"callbacks.callback": ("Callback",)},
     "core.lightning": {"module": ("LightningModule",)},
     "profiler": {"torch_profiler": ("PyTorchProfiler",)},
+    "strategies.ddp_spawn": {"multigpu.strategies.spawn": ("DDPSpawnStrategy",)},
+    "trainer.supporters": {"combined_loader": ("CombinedLoader",)},
     "utilities.distributed": {
         "utilities": ("rank_zero_info", "rank_zero_only", "rank_zero_warn")
     },
@@ -83,13 +96,18 @@ OLD: dict[str, dict[str, tuple[str, ...]]] = {
 UNSUPPORTED = {
     "cli": COMMAND_LINE,
     "utilities.cli": COMMAND_LINE,
-    "metrics": "install torchmetrics, and import it",
-    "plugins": "give Trainer(precision=…), and strategy='ddp' or a DDPStrategy",
+    "metrics": METRICS,
+    "metrics.functional": METRICS,
+    "plugins": PRECISION,
     "plugins.environments": "torchrun, srun, mpirun and multigpu horovodrun need no plugin",
+    "plugins.precision": PRECISION,
+    "plugins.training_type": PRECISION,
     "loggers.wandb": LOGGERS,
     "loggers.mlflow": LOGGERS,
     "loggers.comet": LOGGERS,
     "loggers.neptune": LOGGERS,
+    "strategies.deepspeed": ALTERNATIVES["deepspeed"],
+    "strategies.fsdp": ALTERNATIVES["fsdp"],
     "tuner": "compare several learning rates or batch sizes yourself",
     "utilities.deepspeed": "give strategy='ddp'",
 }

@@ -1,5 +1,6 @@
 """LightningModule: the user's model, steps and optimizers, without devices, ranks or loops."""
 
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
 
     CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
     CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
+    __jit_unused_properties__: list[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -442,6 +444,12 @@ class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """The state without the Trainer: a copy in another process has its own Trainer."""
         return {**self.__dict__, "_trainer": None, "_log_context": None}
+
+
+# torch.jit.script would compile these properties, too.
+LightningModule.__jit_unused_properties__ = [
+    name for name, value in inspect.getmembers(LightningModule) if isinstance(value, property)
+]
 
 
 def _not_exported(name: str, instead: str) -> UserError:

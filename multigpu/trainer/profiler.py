@@ -1,11 +1,11 @@
 """Profilers measure how long the Trainer's actions take, by name."""
 
+import math
 import os
 import re
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 
 from multigpu.errors import UserError
 
@@ -67,16 +67,10 @@ class PassThroughProfiler:
 Profiler = PassThroughProfiler
 
 
-@dataclass
-class Total:
-    """The number of calls of one action, and their total seconds."""
-
-    calls: int = 0
-    seconds: float = 0.0
-
-
 class SimpleProfiler(PassThroughProfiler):
-    """Count the calls and seconds of each action. extended=False makes a shorter table.
+    """Record the seconds of each call of an action. extended=False makes a shorter table.
+
+    recorded_durations   action → the seconds of each call
 
     100 % is the time since the profiler was created. If an action runs inside another, its
     time counts for both. GPUs run asynchronously: an action's time is how long the Python call
@@ -92,7 +86,7 @@ class SimpleProfiler(PassThroughProfiler):
         super().__init__(dirpath, filename)
         self.extended = extended
         self.current_actions: dict[str, float] = {}
-        self.totals: dict[str, Total] = {}
+        self.recorded_durations: dict[str, list[float]] = {}
         self.start_time = time.perf_counter()
 
     def start(self, action_name: str) -> None:
@@ -110,9 +104,8 @@ class SimpleProfiler(PassThroughProfiler):
             raise UserError(
                 f"the profiler's action {action_name!r} has not started: start it first."
             )
-        total = self.totals.setdefault(action_name, Total())
-        total.calls += 1
-        total.seconds += end - self.current_actions.pop(action_name)
+        seconds = end - self.current_actions.pop(action_name)
+        self.recorded_durations.setdefault(action_name, []).append(seconds)
 
     @contextmanager
     def profile(self, action_name: str) -> Iterator[str]:
@@ -125,7 +118,7 @@ class SimpleProfiler(PassThroughProfiler):
     def summary(self) -> str:
         """The report as a table, sorted by total time, longest first."""
         title = f"{self._stage.upper()} Profiler Report" if self._stage else "Profiler Report"
-        if not self.totals:
+        if not self.recorded_durations:
             return f"{title}: no action was measured\n"
         header, *rows = self._extended_rows() if self.extended else self._short_rows()
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
@@ -134,27 +127,32 @@ class SimpleProfiler(PassThroughProfiler):
         lines += [_table_line(row, widths) for row in rows]
         return "\n".join([*lines, rule]) + "\n"
 
-    def _sorted_totals(self) -> list[tuple[str, Total]]:
-        return sorted(self.totals.items(), key=lambda item: item[1].seconds, reverse=True)
+    def _totals(self) -> list[tuple[str, int, float]]:
+        """(action, calls, total seconds), the longest total first."""
+        totals = [
+            (name, len(durations), math.fsum(durations))
+            for name, durations in self.recorded_durations.items()
+        ]
+        return sorted(totals, key=lambda total: total[2], reverse=True)
 
     def _extended_rows(self) -> list[tuple[str, ...]]:
         whole = time.perf_counter() - self.start_time
-        calls = sum(total.calls for total in self.totals.values())
+        totals = self._totals()
+        calls = sum(calls for _, calls, _ in totals)
         rows = [
             ("Action", "Mean duration (s)", "Num calls", "Total time (s)", "Percentage %"),
             ("Total", "-", f"{calls}", f"{whole:.5g}", "100 %"),
         ]
-        for name, total in self._sorted_totals():
-            mean = f"{total.seconds / total.calls:.5g}"
-            percentage = f"{100 * total.seconds / whole:.5g}"
-            rows.append((name, mean, f"{total.calls}", f"{total.seconds:.5g}", percentage))
+        for name, calls, seconds in totals:
+            mean = f"{seconds / calls:.5g}"
+            percentage = f"{100 * seconds / whole:.5g}"
+            rows.append((name, mean, f"{calls}", f"{seconds:.5g}", percentage))
         return rows
 
     def _short_rows(self) -> list[tuple[str, ...]]:
         rows = [("Action", "Mean duration (s)", "Total time (s)")]
-        for name, total in self._sorted_totals():
-            mean = f"{total.seconds / total.calls:.5g}"
-            rows.append((name, mean, f"{total.seconds:.5g}"))
+        for name, calls, seconds in self._totals():
+            rows.append((name, f"{seconds / calls:.5g}", f"{seconds:.5g}"))
         return rows
 
 

@@ -39,21 +39,34 @@ def test_skips(): ...
 """
 
 
+def count(folder, content, workers):
+    """Run run.py on a checkout whose only tests are `content`: (the process, its report)."""
+    tests = folder / "tests" / "tests_pytorch"
+    tests.mkdir(parents=True)
+    (tests / "conftest.py").write_text("")
+    (tests / "test_one.py").write_text(content)
+    report = folder / "report.json"
+    command = [sys.executable, RUN, folder, "test_one.py", "--report", report]
+    return run(*map(str, command), "--workers", workers, cwd=folder), report
+
+
 @pytest.mark.slow
 def test_each_outcome_is_counted_once(tmp_path):
-    folder = tmp_path / "tests" / "tests_pytorch"
-    folder.mkdir(parents=True)
-    (folder / "conftest.py").write_text("")
-    (folder / "test_one.py").write_text(STAND_IN)
-    found = tmp_path / "report.json"
-    command = [sys.executable, RUN, tmp_path, "test_one.py", "--report", found]
-    done = run(*map(str, command), "--workers", "0", cwd=tmp_path)
+    done, found = count(tmp_path, STAND_IN, "0")
     assert done.returncode == 0, done.stdout
     report = json.loads(found.read_text())
     # The private and the differing test fail with Lightning itself, too.
     counts = {name: number for name, number in report["counts"].items() if number}
     assert counts == {"passed": 1, "wording": 1, "environment": 2, "skipped": 1}
     assert report["passed_of_public"] == 1.0
+
+
+@pytest.mark.slow
+def test_a_checkout_of_another_version_is_refused(tmp_path):
+    """Its tests import names that the installed Lightning lacks."""
+    done, report = count(tmp_path, "from lightning.pytorch import NotYet", "1")
+    assert done.returncode == 1 and not report.exists()
+    assert "test_one.py cannot be imported" in done.stdout.splitlines()[-1]
 
 
 def test_a_folder_without_the_peers_tests_is_named(tmp_path):

@@ -42,6 +42,11 @@ def test_a_path_is_also_an_attribute(path):
     assert reduce(getattr, path.split("."), L) is module
 
 
+def test_a_strategys_path_is_that_of_the_same_class():
+    path = importlib.import_module("multigpu.trainer.strategies.ddp")
+    assert path.DDPStrategy is L.strategies.DDPStrategy
+
+
 def test_a_callback_that_is_not_here_says_what_is_also_below_its_own_path():
     path = importlib.import_module("multigpu.trainer.callbacks.progress.rich_progress")
     with pytest.raises(UserError, match="RichProgressBarTheme: leave out theme"):

@@ -161,10 +161,32 @@ def test_names_that_programs_read_of_the_package_and_the_module(monkeypatch):
     assert L.utilities.rank_zero_only(lambda: "ran")() == "ran"
 
 
+@pytest.mark.parametrize(("include_cuda", "restored"), [(True, ["state"]), (False, [])])
+def test_isolate_rng_can_leave_the_gpus_random_state(monkeypatch, include_cuda, restored):
+    written = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: "state")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", written.append)
+    with L.utilities.isolate_rng(include_cuda=include_cuda):
+        drawn = torch.rand(1)
+    assert written == restored and torch.equal(drawn, torch.rand(1))
+
+
 def test_what_a_module_cannot_do_names_the_alternative():
     names(Net().to_torchscript, "to_torchscript", "torch.export.export")
     names(lambda: Net().to_onnx("net.onnx"), "to_onnx", "torch.onnx.export")
     names(lambda: L.callbacks.RichProgressBar(theme={}), "theme", "leave theme out")
+
+
+def test_a_trained_module_can_be_scripted():
+    class Scripted(Net):
+        def forward(self, x):
+            return self.layer(x)
+
+    net = Scripted()
+    trainer().fit(net, DataLoader(rows(), 4))
+    assert torch.equal(torch.jit.script(net)(rows()), net(rows()))
 
 
 def test_a_group_of_ranks_to_reduce_over_is_refused():

@@ -8,7 +8,7 @@ from numbered_rows import Net, fit
 from refusals import names
 
 import multigpu.trainer as L
-from multigpu.strategies import BaguaStrategy, PipelineStrategy
+from multigpu.strategies import BaguaStrategy, PipelineStrategy, SingleDeviceStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -114,6 +114,10 @@ def test_more_gpus_than_there_are(monkeypatch):
 # case → (a call, what the error names)
 STRATEGIES = {
     "algorithm": (lambda: BaguaStrategy(algorithm="bytgrad"), ("'bytgrad'", "'bytegrad'")),
+    "a device": (
+        lambda: SingleDeviceStrategy(device=torch.device("cuda:1")),
+        ("SingleDeviceStrategy(device='cuda:1')", "devices=[1]"),
+    ),
     "its argument": (lambda: BaguaStrategy(algorithm="async", speed=3), ("async", "argument")),
     "micro_batches": (lambda: PipelineStrategy(micro_batches=0), ("micro_batches is 0",)),
     "horovod": (

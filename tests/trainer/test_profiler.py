@@ -6,7 +6,7 @@ from numbered_rows import Rows, changed, trainer
 from torch.utils.data import DataLoader
 
 from multigpu.errors import UserError
-from multigpu.trainer.profiler import PassThroughProfiler, SimpleProfiler, Total
+from multigpu.trainer.profiler import PassThroughProfiler, SimpleProfiler
 
 
 def table(text):
@@ -27,7 +27,9 @@ def test_the_profilers_table(capsys):
             pass
     with pytest.raises(ZeroDivisionError), profiler.profile("fails"):
         raise ZeroDivisionError
-    profiler.totals["long"] = Total(calls=2, seconds=50.0)
+    assert len(profiler.recorded_durations["short"]) == 3
+    assert min(profiler.recorded_durations["short"]) > 0
+    profiler.recorded_durations["long"] = [20.0, 30.0]
     profiler.start_time -= 100
     profiler.describe()
     title, rows = table(capsys.readouterr().out)
@@ -48,7 +50,7 @@ def test_the_profilers_table(capsys):
 
 def test_the_short_table_has_means_and_totals_only():
     profiler = SimpleProfiler(extended=False)
-    profiler.totals = {"a": Total(calls=2, seconds=1.0)}
+    profiler.recorded_durations = {"a": [0.25, 0.75]}
     _, rows = table(profiler.summary())
     assert rows == [["Action", "Mean duration (s)", "Total time (s)"], ["a", "0.5", "1"]]
 

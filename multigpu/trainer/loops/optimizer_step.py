@@ -157,6 +157,10 @@ class LightningOptimizer:
         with exchange, state.lightning_module.toggled_optimizer(self.optimizer):
             yield
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Called by copy and pickle: the copy is one of the optimizer, with its own `step`."""
+        return self.optimizer.__reduce_ex__(protocol)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.optimizer, name)
 
