@@ -148,13 +148,32 @@ def _profile(original: Callable) -> Callable:
     def __init__(self: Any, enabled: bool = True, **options: Any) -> None:
         if options.get("use_device") == "cuda" or options.get("use_cuda"):
             say_once(PROFILER)
-            options = {**options, "use_device": None, "use_cuda": False}
+            # With ProfilerActivity.CUDA alone, torch would have nothing to measure.
+            options = {**options, "use_device": None, "use_cuda": False, "use_cpu": True}
         original(self, enabled, **options)
 
     return __init__
 
 
+class _AllocatorState:
+    """The state of CUDA's memory that a CUDA graph keeps, of which there are none."""
+
+
 ROWS: tuple[Row, ...] = (
+    # torch.compiler.reset() imports the module that has these two names.
+    *(
+        Replacement(
+            "torch._C",
+            name,
+            lambda original, value=value: original or value,
+            "torch imports them if there is CUDA; a CPU build has none",
+            optional=True,
+        )
+        for name, value in (
+            ("_cuda_CUDAAllocator_AllocatorState", _AllocatorState),
+            ("_set_cached_tensors_enabled", lambda enabled: None),
+        )
+    ),
     Setting(
         "the imports of packages and extensions with CUDA kernels",
         _watch_imports,
