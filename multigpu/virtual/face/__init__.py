@@ -23,6 +23,7 @@ from multigpu.virtual.face import (
     kernels,
     nccl,
     random_state,
+    staging,
     streams,
     tensors,
     wall_clock,
@@ -48,6 +49,7 @@ TABLE = Table(
         *nccl.ROWS,
         *comm.ROWS,
         *cuda_only.ROWS,
+        *staging.ROWS,
         *wall_clock.ROWS,
         *world.ROWS,
     )
