@@ -278,3 +278,16 @@ def test_an_asynchronous_checkpoint(cuda, no_process_group, tmp_path):
     dcp.load(loaded, checkpoint_id=tmp_path)
     assert loaded["plain"].tolist() == [0, 1, 2, 3]
     assert loaded["sharded"].tolist() == [0, 2, 4, 6]
+
+
+def test_weights_that_fsdp1_keeps_on_the_host(cuda, no_process_group):
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    dist.init_process_group("nccl", init_method=address, rank=0, world_size=1)
+    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(
+        torch.nn.Linear(4, 2), device_id=0, cpu_offload=CPUOffload(offload_params=True)
+    )
+    loss = model(torch.ones(3, 4, device="cuda")).sum()
+    with pytest.raises(RuntimeError, match=r"use fully_shard\(module, offload_policy=CPUOff"):
+        loss.backward()
