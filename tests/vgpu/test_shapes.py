@@ -1,9 +1,12 @@
 """With compute=False a model of any size is placed, metered and timed without numbers."""
 
+import copy
+import io
 import math
 import pickle
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -122,7 +125,7 @@ def test_one_number_that_was_not_computed_can_be_printed_but_not_decided_by():
         assert str(sum([number, number])) == "unknown"
         assert repr(pickle.loads(pickle.dumps(number))) == "unknown"
         assert (loss > 2).item() is not True
-        for value in (float(loss), loss.detach().cpu().item(), torch.tensor([number]).item()):
+        for value in (float(loss), float(loss.cpu()), torch.tensor([number]).item()):
             assert value != value, "NaN on the host"
         assert torch.equal(torch.ones(2) * number, torch.full((2,), torch.nan)) is False
         waited = vgpu.elapsed()
@@ -142,6 +145,34 @@ def test_one_number_that_was_not_computed_can_be_printed_but_not_decided_by():
             with pytest.raises(RuntimeError, match=r"^test_shapes.py, line \d+: .* needs num"):
                 decide()
     assert math.isnan(number) and math.isfinite(1.0), "math is restored"
+
+
+def test_a_copy_of_one_unknown_number_is_unknown():
+    with vgpu.running(count=1, compute=False) as (device,):
+        loss = torch.ones(3, device=device, requires_grad=True).sum().cpu()
+        total = torch.zeros(())
+        total += loss.detach()
+        mean = torch.stack([loss.detach(), total]).mean()
+        for number in (loss, mean, copy.deepcopy(mean)):
+            assert f"{number:.3f}" == f"{number.item()}" == "unknown"
+            assert "unknown" in repr(number) and f"{number.tolist()}" == "unknown"
+            assert np.isnan(number.detach().numpy())
+        file = io.BytesIO()
+        torch.save({"loss": mean}, file)
+        file.seek(0)
+        assert torch.load(file)["loss"].isnan()
+        loss.backward()
+        for decide in (
+            lambda: bool(loss < 1),
+            lambda: bool(total > mean),
+            lambda: bool(torch.isnan(mean).any()),
+            lambda: int(mean),
+            lambda: range(3)[mean],
+            lambda: torch.equal(mean, torch.zeros(())),
+            lambda: mean.item() < 1,
+        ):
+            with pytest.raises(RuntimeError, match=r"^test_shapes.py, line \d+: .* needs num"):
+                decide()
 
 
 def test_truncated_normal_numbers_need_no_decision():

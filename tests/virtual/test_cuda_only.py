@@ -86,3 +86,31 @@ def test_the_profiler_measures_the_host(cuda, capfd, monkeypatch):
     said = capfd.readouterr().err
     assert said.count("torch.profiler measures the host alone") == 1
     assert "Failed to record CUDA event" not in said
+
+
+def test_the_profiler_of_the_gpu_alone(cuda, monkeypatch):
+    monkeypatch.setattr(cuda_only, "notes", [])
+    matrix = torch.ones(4, 4, device="cuda")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        matrix @ matrix
+    assert "aten::mm" in profile.key_averages().table()
+
+
+def test_what_the_compiler_keeps_is_forgotten(cuda):
+    torch.compiler.reset()
+    torch.compiler.cudagraph_mark_step_begin()
+
+
+@torch.library.custom_op("virtual_tests::double", mutates_args=(), device_types="cuda")
+def double(x: torch.Tensor) -> torch.Tensor:
+    assert x.is_cuda
+    return x * 2
+
+
+def test_a_custom_operation_of_a_program_for_cuda(cuda):
+    library = torch.library.Library("virtual_tests_more", "DEF")
+    library.define("triple(Tensor x) -> Tensor")
+    library.impl("triple", lambda x: x * 3, "CUDA")
+    ones = torch.ones(2, device="cuda:1")
+    for result, number in ((double(ones), 2), (torch.ops.virtual_tests_more.triple(ones), 3)):
+        assert result.device == torch.device("cuda:1") and result.tolist() == [number] * 2

@@ -280,3 +280,24 @@ def test_a_lazy_module_is_made_and_moved(cuda):
     rows = torch.ones(4, 3)
     assert made(rows.to("cuda:1")).device == cuda[1]
     assert moved(rows.cuda()).device == moved.weight.device == cuda[0]
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(4, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows)[0]
+
+
+def test_a_recurrent_layer_on_another_device_than_its_rows(cuda):
+    rows = torch.ones(2, 1, 4)
+    for kind in (nn.LSTM, nn.GRU, nn.RNN):
+        layer = kind(4, 3).to("cuda:1")
+        with pytest.raises(RuntimeError, match=r"found input tensor at cpu .* at cuda:1$"):
+            layer(rows)
+        with pytest.raises(RuntimeError, match=r"found input tensor at cuda:0 .* at cuda:1$"):
+            layer(rows.cuda())
+    model = Recurrent().to("cuda:1")
+    assert torch.equal(torch.jit.script(model)(rows.to("cuda:1")), model(rows.to("cuda:1")))

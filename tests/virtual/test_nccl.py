@@ -258,3 +258,36 @@ def test_one_rank_with_options(cuda, no_process_group):
         assert out.tolist() == [1, 1]
     finally:
         dist.destroy_process_group()
+
+
+def test_an_asynchronous_checkpoint(cuda, no_process_group, tmp_path):
+    port = free_ports(1)[0]
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=address, rank=0, world_size=1)
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = dist.device_mesh.init_device_mesh("cuda", (1,))
+    weights = torch.arange(4.0, device="cuda")
+    weights.note = "kept"
+    saved = {"plain": weights, "sharded": distribute_tensor(weights * 2, mesh, [Shard(0)])}
+    pending = dcp.async_save(saved, checkpoint_id=tmp_path)
+    weights.zero_()
+    pending.result()
+    loaded = {"plain": torch.zeros(4), "sharded": torch.zeros(4)}
+    dcp.load(loaded, checkpoint_id=tmp_path)
+    assert loaded["plain"].tolist() == [0, 1, 2, 3]
+    assert loaded["sharded"].tolist() == [0, 2, 4, 6]
+
+
+def test_weights_that_fsdp1_keeps_on_the_host(cuda, no_process_group):
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    dist.init_process_group("nccl", init_method=address, rank=0, world_size=1)
+    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(
+        torch.nn.Linear(4, 2), device_id=0, cpu_offload=CPUOffload(offload_params=True)
+    )
+    loss = model(torch.ones(3, 4, device="cuda")).sum()
+    with pytest.raises(RuntimeError, match=r"use fully_shard\(module, offload_policy=CPUOff"):
+        loss.backward()

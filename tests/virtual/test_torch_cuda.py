@@ -226,3 +226,35 @@ def test_copies_of_data_parallel_have_two_names(cuda):
         assert total.tolist() == [0, 2, 4, 6] and total.device == torch.device("cuda:0")
     # A tensor of the host is scattered, too.
     assert comm.scatter(torch.ones(2), [0, 1])[1].device == torch.device("cuda:1")
+
+
+def test_accumulated_counters_are_reset(cuda):
+    torch.cuda.synchronize()
+    kept = torch.ones(1000, device="cuda")
+    torch.cuda.reset_accumulated_memory_stats()
+    stats = torch.cuda.memory_stats()
+    assert stats["allocated_bytes.all.current"] >= kept.nbytes
+    for name in ("allocation", "allocated_bytes"):
+        assert stats[f"{name}.all.allocated"] == stats[f"{name}.all.freed"] == 0
+    del kept
+    torch.ones(100, device="cuda")
+    stats = torch.cuda.memory_stats()
+    assert (stats["allocation.all.allocated"], stats["allocation.all.freed"]) == (1, 2)
+    assert stats["allocated_bytes.all.allocated"] == 512
+    assert stats["allocated_bytes.all.freed"] == 4096 + 512
+
+
+def test_what_a_virtual_gpu_has_one_of(cuda):
+    pool = torch.cuda.MemPool()
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.use_mem_pool(pool, device=0):
+        kept = torch.ones(128, device="cuda")
+    assert torch.cuda.memory_allocated() == before + kept.nbytes
+    with pytest.raises(UserError, match="leave MemPool's argument allocator out"):
+        torch.cuda.MemPool(allocator=object())
+    stream = torch.cuda.Stream()
+    assert torch.cuda.ExternalStream(stream.cuda_stream) == stream
+    torch.backends.cuda.preferred_linalg_library("cusolver")
+    torch.backends.cuda.cufft_plan_cache[0].max_size = 16
+    torch.backends.cuda.cufft_plan_cache.clear()
+    assert torch.cuda.cudart().cudaHostRegister(0, 16, 0) == 0

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from multigpu.vgpu.sim import names
+
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
 # Runs an operation instead of dispatch's own steps: handler(func, args, kwargs).
@@ -34,6 +36,7 @@ TAKES_HOST_NUMBERS = {
 RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 PRIVATE = torch._C.DispatchKey.PrivateUse1
+CUDA = torch._C.DispatchKey.CUDA
 # The keys of a custom operation's kernel for virtual GPUs: for this device type, or for all.
 CUSTOM_KERNELS = (PRIVATE, torch._C.DispatchKey.CompositeExplicitAutograd)
 
@@ -98,6 +101,8 @@ class OpInfo:
         if self.handler is None and packet not in KERNELS:
             if _has_custom_kernel(func):
                 self.handler = run_custom
+            elif _has_python_kernel_of_cuda(func):
+                self.handler = run_custom_of_cuda
             elif func.has_kernel_for_dispatch_key(COMPOSITE):
                 self.handler = decompose
             elif len(aliases) == 1 and aliases[0] and not aliases[0].is_write:
@@ -154,3 +159,22 @@ def run_custom(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     The operations that the kernel calls are then executed and timed as usual.
     """
     return func.redispatch(torch._C.DispatchKeySet(PRIVATE), *args, **kwargs)
+
+
+def _has_python_kernel_of_cuda(func: torch._ops.OpOverload) -> bool:
+    """Whether programs see CUDA, and this program has given the operation a kernel for it.
+
+    A kernel in C++ does not count: it would look for a real GPU's memory.
+    """
+    name = func._schema.name.partition("::")[2]
+    if overload := func._schema.overload_name:
+        name = f"{name}.{overload}"
+    return (
+        names.shown_type() == "cuda"
+        and f"{func.namespace}/{name}/CUDA" in torch.library._impls
+    )
+
+
+def run_custom_of_cuda(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
+    """The same as run_custom, for a kernel that is registered for CUDA."""
+    return func.redispatch(torch._C.DispatchKeySet(CUDA), *args, **kwargs)

@@ -41,8 +41,7 @@ class VirtualStorage(torch.UntypedStorage):
         block = self.block
         if block is not None:
             meter = block.meter
-            unfinished = meter.machine.clock.pending.get(id(block))
-            if unfinished is not None:
+            for unfinished in tuple(meter.machine.clock.pending.get(id(block), ())):
                 unfinished.wait()
             shrinks = nbytes < self.nbytes()
             block.resize(nbytes)

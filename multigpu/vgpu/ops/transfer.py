@@ -11,6 +11,7 @@ from multigpu.vgpu.ops.shapes import drop_numbers, payload_device
 from multigpu.vgpu.ops.storage import mark_as_pinned
 from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload, wrap_new
 from multigpu.vgpu.ops.unknown import Unknown
+from multigpu.vgpu.ops.unknown_number import unknown_number
 from multigpu.vgpu.ops.unknown_tensor import unknown_tensor
 from multigpu.vgpu.sim import names
 from multigpu.vgpu.sim.event import HOST
@@ -94,8 +95,9 @@ def to_copy(func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         return execute(info_of(func), func, [source._payload], options, [source], origin)
     if to is None and _is_unknown(source):
         # On the host an unknown number is NaN: a program can still print and log it.
-        dtype = options.get("dtype") or source.dtype
-        moved = torch.full(source.shape, torch.nan, dtype=dtype, device=device)
+        moved = unknown_number(source.shape, options.get("dtype") or source.dtype)
+        if isinstance(source, torch.nn.Parameter):
+            moved = moved.as_subclass(torch.Tensor)
     elif to is None and source._payload.is_meta:
         moved = unknown_tensor(func(source._payload, **options))
     elif to is None:

@@ -147,8 +147,8 @@ reset_max_memory_allocated = reset_peak_memory_stats
 
 
 def reset_accumulated_memory_stats(device: Device = None) -> None:
-    """Reset the bytes that were freed so far, which memory_stats counts."""
-    _meter(device).freed_bytes = 0
+    """Reset what was allocated and freed so far, which memory_stats counts."""
+    _meter(device).reset_accumulated()
 
 
 def memory_reserved(device: Device = None) -> int:

@@ -10,17 +10,17 @@ def memory_stats(device: Device = None) -> dict[str, int]:
     reserved, active and allocated memory are the same, and the keys of pools are missing.
     """
     meter = meter_of(device)
+    so_far = meter.accumulated()
     nbytes = {
         "current": meter.allocated,
         "peak": meter.peak,
-        "allocated": meter.allocated + meter.freed_bytes,
-        "freed": meter.freed_bytes,
+        "allocated": so_far["bytes allocated"],
+        "freed": so_far["bytes freed"],
     }
-    num_live = len(meter.sizes())
     numbers = {
-        "current": num_live,
-        "allocated": meter.num_allocations,
-        "freed": meter.num_allocations - num_live,
+        "current": len(meter.sizes()),
+        "allocated": so_far["allocations"],
+        "freed": so_far["frees"],
     }
     stats = {"num_alloc_retries": 0, "num_ooms": meter.num_ooms}
     for name in ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes"):

@@ -44,7 +44,7 @@ def move_in_place(parameter: torch.Tensor, moved: torch.Tensor) -> None:
     if parameter.requires_grad and parameter.is_leaf and has_node:
         # A graph from before the move would send its gradient to the old device.
         torch.autograd.graph.get_gradient_edge(parameter).node.register_prehook(
-            _moved_too_late
+            _offloaded if hasattr(parameter, "_is_flat_param") else _moved_too_late
         )
     backward_hooks = parameter._backward_hooks
     accumulate_hooks = parameter._post_accumulate_grad_hooks
@@ -77,6 +77,14 @@ def _moved_too_late(grads: tuple[torch.Tensor, ...]) -> None:
     raise RuntimeError(
         "A module was moved between forward and backward, so its gradients would be on the "
         "old device. Move it before forward, or after backward."
+    )
+
+
+def _offloaded(grads: tuple[torch.Tensor, ...]) -> None:
+    raise RuntimeError(
+        "FullyShardedDataParallel with CPUOffload(offload_params=True) does not train on "
+        "virtual GPUs, because it moves the weights between forward and backward: use "
+        "fully_shard(module, offload_policy=CPUOffloadPolicy()) of torch.distributed.fsdp."
     )
 
 

@@ -1,5 +1,6 @@
 """A collective or a message between virtual GPUs, from its start until it is done."""
 
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -46,11 +47,21 @@ class VirtualWork(dist.Work):
         self.schedule: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         self.end: float | None = None
         self._result = result
-        # An operation that uses one of these blocks waits for this work. A send has none,
+        # An operation that uses some of these bytes waits for this work. A send has none,
         # because it sends a copy.
-        self._blocks = [] if name == "send" else [tensor._block for tensor in tensors]
-        self._keys = [id(block) for block in self._blocks] or [id(self)]
-        clock.pending.update(dict.fromkeys(self._keys, self))
+        used = [] if name == "send" else tensors
+        self._bytes = [(tensor._block, *_bytes_of(tensor)) for tensor in used]
+        self._keys = {id(block) for block, *_ in self._bytes} or {id(self)}
+        for key in self._keys:
+            clock.pending.setdefault(key, []).append(self)
+
+    def uses(self, tensor: VirtualTensor) -> bool:
+        """Whether this work, before its end, uses bytes of the tensor's memory."""
+        first, end = _bytes_of(tensor)
+        return any(
+            block is tensor._block and first < own_end and own_first < end
+            for block, own_first, own_end in self._bytes
+        )
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self.finish()
@@ -69,10 +80,12 @@ class VirtualWork(dist.Work):
             span = (start, self.end)
             clock.log += (device, kind, self.phase, self.name, *span, None, self.stream)
             for key in self._keys:
-                if clock.pending.get(key) is self:
+                works = clock.pending[key]
+                works.remove(self)
+                if not works:
                     del clock.pending[key]
             # The group keeps this object for a while, but must not keep the tensors' memory.
-            self._blocks = []
+            self._bytes = []
             self.works = []
             result, self._result = self._result, _weak(self._result)
             if _get_work_registry_size():
@@ -117,6 +130,24 @@ class Works(dist.Work):
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self.works)
+
+
+def _bytes_of(tensor: VirtualTensor) -> tuple[int, int]:
+    """The first byte of its block that the tensor uses, and the byte after the last one.
+
+    A tensor with gaps counts as all bytes between its first and its last one.
+    """
+    payload = tensor._payload
+    if payload.layout is not torch.strided:
+        return 0, sys.maxsize
+    if not payload.numel():
+        return 0, 0
+    first = payload.storage_offset()
+    last = first + sum(
+        (size - 1) * stride
+        for size, stride in zip(payload.shape, payload.stride(), strict=True)
+    )
+    return first * payload.itemsize, (last + 1) * payload.itemsize
 
 
 def _leave_registry(value: Any) -> None:

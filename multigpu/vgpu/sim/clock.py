@@ -70,9 +70,9 @@ class Clock:
         # The texts that notes.py adds to events, by the number of the event.
         self.marks: list[tuple[int, str]] = [(0, "")]
         self.contents: dict[int, str] = {}
-        # Unfinished collectives and messages (VirtualWork), by the id of each block that they
-        # use. A send uses no block and is listed under its own id.
-        self.pending: dict[int, Any] = {}
+        # Unfinished collectives and messages (VirtualWork), by the id of each block of which
+        # they use bytes. A send uses no block and is listed under its own id.
+        self.pending: dict[int, list[Any]] = {}
         # True inside an optimizer's step.
         self.updating = False
         # The number of replica threads that share the GIL.
@@ -298,7 +298,7 @@ class Clock:
 
     def synchronize(self, *devices: int) -> float:
         """Let the host wait for the devices' work (default: all devices); return its time."""
-        for work in list(self.pending.values()):
+        for work in [work for works in self.pending.values() for work in works]:
             if not devices or work.meter.index in devices:
                 work.wait()
         host = self.host_thread()
@@ -328,14 +328,14 @@ class Clock:
         return max(launched, host.stream(device).free_at)
 
     def wait_for_collectives(self, tensors: list) -> None:
-        """Wait for the unfinished collectives that use one of the virtual tensors.
+        """Wait for the unfinished collectives that use bytes of the virtual tensors.
 
         Call this before an operation uses the tensors.
         """
         for tensor in tensors:
-            work = self.pending.get(id(tensor._block))
-            if work is not None:
-                work.wait()
+            for work in tuple(self.pending.get(id(tensor._block), ())):
+                if work.uses(tensor):
+                    work.wait()
 
     def wait_host(self, until: float) -> None:
         """Let the calling host thread wait until the time `until`."""

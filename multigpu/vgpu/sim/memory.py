@@ -28,6 +28,8 @@ LARGE = 64 * 2**20
 # Bytes. CUDA's caching allocator has a pool of its own for requests below this size
 # (kSmallSize in the same file).
 LARGE_POOL = 2**20
+# What a meter counts since the start, or since a program has reset it.
+ACCUMULATED = ("bytes allocated", "bytes freed", "allocations", "frees")
 
 
 class Meter:
@@ -58,8 +60,10 @@ class Meter:
         self.num_allocations = 0
         # The number of requests that did not fit.
         self.num_ooms = 0
-        # Bytes that were freed so far, or since a program has reset this number.
-        self.freed_bytes = 0
+        # Bytes that were freed so far.
+        self._freed_bytes = 0
+        # accumulated() at the last reset_accumulated.
+        self._before_reset = dict.fromkeys(ACCUMULATED, 0)
         # The ids of the blocks whose storages a program has made smaller, as FSDP does. Some
         # can be of blocks that no longer exist.
         self.shrunk: set[int] = set()
@@ -83,6 +87,22 @@ class Meter:
         """Let `peak` be the most bytes allocated from now on."""
         self._highest = self.highest
         self.peak = self.allocated
+
+    def accumulated(self) -> dict[str, int]:
+        """What was allocated and freed since the start, or since reset_accumulated."""
+        return {
+            name: total - self._before_reset[name] for name, total in self._totals().items()
+        }
+
+    def reset_accumulated(self) -> None:
+        """Let `accumulated` begin at zero."""
+        self._before_reset = self._totals()
+
+    def _totals(self) -> dict[str, int]:
+        nbytes, num_live = self.allocated, len(self._allocations)
+        freed = (self._freed_bytes, self.num_allocations - num_live)
+        totals = (nbytes + freed[0], freed[0], self.num_allocations, freed[1])
+        return dict(zip(ACCUMULATED, totals, strict=True))
 
     def sizes(self) -> list[int]:
         """The bytes of each allocation that exists now."""
@@ -109,7 +129,7 @@ class Meter:
                 return
             self._allocations.discard(allocation)
             self._allocated -= allocation.nbytes
-            self.freed_bytes += allocation.nbytes
+            self._freed_bytes += allocation.nbytes
 
     def check_capacity(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device."""

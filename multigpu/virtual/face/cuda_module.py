@@ -13,7 +13,7 @@ import torch
 
 from multigpu.errors import UserError
 from multigpu.vgpu.ops.storage import locate
-from multigpu.vgpu.patches import nvtx, properties
+from multigpu.vgpu.patches import nvtx, properties, streams
 from multigpu.vgpu.patches.replacing import Replacement, Row
 from multigpu.virtual.face import driver
 from multigpu.virtual.face.devices import inner
@@ -60,6 +60,15 @@ class _Cudart:
         return 0
 
     @staticmethod
+    def cudaHostRegister(address: int, nbytes: int, flags: int) -> int:
+        # The memory stays pageable: the host waits for copies from it.
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> int:
+        return 0
+
+    @staticmethod
     def cudaProfilerStart() -> int:
         return 0
 
@@ -77,6 +86,49 @@ class CUDAGraph:
 
 def _refuse_graphs(*arguments: Any, **more: Any) -> None:
     raise UserError(GRAPHS)
+
+
+class MemPool:
+    """torch.cuda.MemPool: a virtual GPU has one pool of memory, so it changes nothing."""
+
+    def __init__(
+        self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False
+    ):
+        if allocator is not None:
+            raise UserError(
+                "A virtual GPU does not call an allocator of the program, because it has no "
+                "memory at addresses: leave MemPool's argument allocator out."
+            )
+        self.id = (0, id(self))
+
+    def use_count(self) -> int:
+        return 1
+
+    def snapshot(self, include_traces: bool = True) -> list:
+        return []
+
+
+def _use_mem_pool(pool: MemPool, device: Any = None) -> nullcontext:
+    return nullcontext()
+
+
+def _external_stream(stream_ptr: int, device: Any = None, **more: Any) -> streams.Stream:
+    """The stream whose cuda_stream is `stream_ptr`: a program's other library has none."""
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    return streams.Stream(stream_id=stream_ptr, device_index=index)
+
+
+class _PlanCache:
+    """torch.backends.cuda.cufft_plan_cache, and that of each device: it keeps no plans."""
+
+    size = 0
+    max_size = 4096
+
+    def __getitem__(self, device: Any) -> "_PlanCache":
+        return self
+
+    def clear(self) -> None:
+        pass
 
 
 def _call_now(original: Callable) -> Callable:
@@ -223,6 +275,22 @@ ROWS: tuple[Row, ...] = (
             ("make_graphed_callables", _refuse_graphs),
             ("is_current_stream_capturing", lambda: False),
         )
+    ),
+    *(
+        _row(owner, name, _becomes(value), "a virtual GPU has one pool of memory")
+        for owner in ("torch.cuda", "torch.cuda.memory")
+        for name, value in (("MemPool", MemPool), ("use_mem_pool", _use_mem_pool))
+    ),
+    *(
+        _row(owner, "ExternalStream", _becomes(_external_stream), _AT_IMPORT)
+        for owner in ("torch.cuda", "torch.cuda.streams")
+    ),
+    _row("torch.backends.cuda", "cufft_plan_cache", _becomes(_PlanCache()), _NO_LIBRARY),
+    _row(
+        "torch._C",
+        "_set_linalg_preferred_backend",
+        _becomes(lambda backend: None),
+        "it asks for libraries of NVIDIA; the CPU computes the numbers",
     ),
     *(
         _row("torch.cuda.nvtx", function.__name__, _becomes(function), _AT_IMPORT)

@@ -4,17 +4,15 @@ A package that cannot run (packages.py) raises ImportError. torch.compile and th
 of torch's profiler are left out, which is said once. `notes` has what was left out.
 """
 
-import importlib.abc
-import importlib.machinery
 import os
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from multigpu.errors import UserError
 from multigpu.vgpu.patches.replacing import Replacement, Row, Setting, Table
 from multigpu.virtual import packages
+from multigpu.virtual.face.late import when_imported
 
 EXTENSIONS = "torch.utils.cpp_extension"
 COMPILE = "torch.compile is left out: a virtual GPU runs each operation by itself."
@@ -33,38 +31,6 @@ def say_once(sentence: str) -> None:
     notes.append(sentence)
     if os.environ.get("RANK", "0") == "0":
         print(f"multigpu: {sentence}", file=sys.stderr)
-
-
-class _Patching(importlib.abc.Loader):
-    """Loads torch.utils.cpp_extension, and then applies its rows."""
-
-    def __init__(self, loader: importlib.abc.Loader, patch: Callable[[], None]):
-        self.loader = loader
-        self.patch = patch
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        self.patch()
-
-
-class _ExtensionsFinder(importlib.abc.MetaPathFinder):
-    """Finds torch.utils.cpp_extension, whose import takes long, and lets `patch` change it."""
-
-    def __init__(self, patch: Callable[[], None]):
-        self.patch = patch
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != EXTENSIONS:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is not None:
-            spec.loader = _Patching(spec.loader, self.patch)
-        return spec
 
 
 # ---- extensions in CUDA --------------------------------------------------------------------
@@ -115,20 +81,16 @@ _EXTENSIONS = Table(
 )
 
 
-def _watch_imports() -> Callable[[], None]:
-    """Watch the imports of packages and of torch's extensions."""
+def _watch_packages() -> Callable[[], None]:
+    """Watch the imports of packages."""
     notes.clear()
-    finders = [packages.Finder(), _ExtensionsFinder(_EXTENSIONS.apply)]
-    sys.meta_path[:0] = finders
-    if EXTENSIONS in sys.modules:
-        _EXTENSIONS.apply()
+    finder = packages.Finder()
+    sys.meta_path.insert(0, finder)
 
     def restore() -> None:
-        for finder in finders:
-            # Python's end has no list any more.
-            if finder in (sys.meta_path or ()):
-                sys.meta_path.remove(finder)
-        _EXTENSIONS.undo()
+        # Python's end has no list any more.
+        if finder in (sys.meta_path or ()):
+            sys.meta_path.remove(finder)
 
     return restore
 
@@ -148,16 +110,40 @@ def _profile(original: Callable) -> Callable:
     def __init__(self: Any, enabled: bool = True, **options: Any) -> None:
         if options.get("use_device") == "cuda" or options.get("use_cuda"):
             say_once(PROFILER)
-            options = {**options, "use_device": None, "use_cuda": False}
+            # With ProfilerActivity.CUDA alone, torch would have nothing to measure.
+            options = {**options, "use_device": None, "use_cuda": False, "use_cpu": True}
         original(self, enabled, **options)
 
     return __init__
 
 
+class _AllocatorState:
+    """The state of CUDA's memory that a CUDA graph keeps, of which there are none."""
+
+
 ROWS: tuple[Row, ...] = (
+    # torch.compiler.reset() imports the module that has these two names.
+    *(
+        Replacement(
+            "torch._C",
+            name,
+            lambda original, value=value: original or value,
+            "torch imports them if there is CUDA; a CPU build has none",
+            optional=True,
+        )
+        for name, value in (
+            ("_cuda_CUDAAllocator_AllocatorState", _AllocatorState),
+            ("_set_cached_tensors_enabled", lambda enabled: None),
+        )
+    ),
     Setting(
-        "the imports of packages and extensions with CUDA kernels",
-        _watch_imports,
+        "the imports of packages with CUDA kernels",
+        _watch_packages,
+        "their kernels cannot run, and their own errors do not say why",
+    ),
+    Setting(
+        "extensions with CUDA kernels",
+        when_imported(EXTENSIONS, _EXTENSIONS),
         "their kernels cannot run, and their own errors do not say why",
     ),
     Replacement("torch", "compile", _compile, "inductor has no code for virtual GPUs"),

@@ -140,10 +140,11 @@ def memory_stats(index: int) -> dict[str, Any]:
         "large_pool": [size for size in sizes if size >= LARGE_POOL],
     }
     nbytes = {name: _counter(sum(pool)) for name, pool in pools.items()}
+    so_far = meter.accumulated()
     nbytes["all"]["peak"] = meter.peak
+    nbytes["all"] |= {"allocated": so_far["bytes allocated"], "freed": so_far["bytes freed"]}
     counts = {name: _counter(len(pool)) for name, pool in pools.items()}
-    counts["all"]["allocated"] = meter.num_allocations
-    counts["all"]["freed"] = meter.num_allocations - len(sizes)
+    counts["all"] |= {"allocated": so_far["allocations"], "freed": so_far["frees"]}
     none = {name: _counter(0) for name in pools}
     in_bytes = dict.fromkeys(
         ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes"), nbytes
@@ -173,6 +174,11 @@ def reset_peak_memory_stats(index: int) -> None:
     """The peak of cuda:index becomes the memory that is allocated now."""
     meter = meter_at(index)
     meter.reset_peak()
+
+
+def reset_accumulated_memory_stats(index: int) -> None:
+    """What was allocated and freed on cuda:index so far becomes zero."""
+    meter_at(index).reset_accumulated()
 
 
 def memory_info(index: int) -> tuple[int, int]:
@@ -251,7 +257,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_get_sync_debug_mode": get_sync_debug_mode,
     "_cuda_memoryStats": memory_stats,
     "_cuda_resetPeakMemoryStats": reset_peak_memory_stats,
-    "_cuda_resetAccumulatedMemoryStats": _nothing,
+    "_cuda_resetAccumulatedMemoryStats": reset_accumulated_memory_stats,
     "_cuda_hostMemoryStats": _always({}),
     "_cuda_resetPeakHostMemoryStats": _nothing,
     "_cuda_resetAccumulatedHostMemoryStats": _nothing,
