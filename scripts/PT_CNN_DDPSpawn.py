@@ -77,7 +77,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #   a tensor, and each rank gets the sum.
 #
 # ## Predict first
-# Write your answers, then run the cell. The cells below compare them with what happens.
+# Write your answers, then run the cell. The cells below compare them with what happens. (The
+# third question is about an all-reduce that averages the gradients, without DDP.)
 
 # %% tags=["active-ipynb", "guess"]
 # guess_cell = "yes"  # can mp.spawn call a function that a cell defines? "yes" or "no"
@@ -139,8 +140,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #             print(f"{name}, {pickler.__name__}: no")
 
 # %% [markdown]
-# A lock, an open file or a generator belongs to one process. Send what the rank needs to make
-# its own, for example the file's path.
+# A lock works in one process only, and nothing can write down where a generator is. Send what
+# the rank needs to make its own: for example a file's path instead of the open file.
 
 # %% [markdown]
 # ## Whose model is it?
@@ -247,7 +248,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # parent but the arguments: it sets up its rank, its device, its model and its data itself.
 # Four lines make it a run of several ranks: those with `TCPStore`, `init_process_group`,
 # `DistributedSampler` and `DDP`, which does one all-reduce of the gradients in each step,
-# during `backward()`. The rest trains, and collects the history.
+# during `backward()`. To be exact for every batch it also needs `set_epoch`, the weights of
+# `real`, and the loss's division by the images of all ranks: lesson 05 tries each of them. The
+# rest trains, and collects the history.
 
 
 # %%
@@ -401,8 +404,12 @@ if __name__ == "__main__":
 # **Can a script, or a notebook, start these processes itself?** A script can, by `mp.spawn`:
 # the function is in a file, `if __name__ == "__main__":` guards the start, and the result
 # comes back in a file. A notebook can start such a script, or send a cell's function by
-# `launch.call`. Both start processes on one machine only. `torchrun` and `srun` start ranks on
-# many nodes: that is lesson 05.
+# `launch.call`. (Without this course: write the function into a file by `%%writefile`, and
+# give `mp.spawn` the function of that file.) Both start processes on one machine only.
+# `torchrun` and `srun` start ranks on many nodes: that is lesson 05.
+#
+# Two ranks on the CPU can be slower than the one process of lesson 01: they share the cores
+# that it had alone, and send gradients in each step. A second GPU brings cores of its own.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("04 DDP by mp.spawn", "results/04"))  # for the table of all routes

@@ -406,8 +406,8 @@ if __name__ == "__main__":
 # PyTorch's documentation recommends `DistributedDataParallel` (DDP) instead, also on one
 # machine. It has one process per GPU, so no lock is shared. Each process keeps the weights and
 # the optimizer's state on its own GPU. In backward the processes average their gradients: that
-# is an *all-reduce*, the only thing that they send in a step. Lessons 04 and 05 build it; here
-# is its timeline.
+# is an *all-reduce*. This model has no buffers, so they send nothing else in a step. Lessons
+# 04 and 05 build it; here is its timeline.
 
 # %% tags=["active-ipynb"]
 # def ddp():
@@ -433,8 +433,9 @@ if __name__ == "__main__":
 #
 # **Is one line enough?** For this model it is enough to be right, because the loss is outside
 # `forward`, and `forward` sets no state. It is not enough to be fast: below about 850 images
-# in a batch (two V100s, NVLink), two GPUs are slower than one. DDP takes more lines, and
-# lessons 04 and 05 write them.
+# in a batch (two V100s, NVLink, simulated), two GPUs are slower than one. The simulation is
+# least exact for small batches, so on real GPUs the limit will be another. DDP takes more
+# lines, and lessons 04 and 05 write them.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("02 DataParallel", "results/02"))  # for the table of all routes

@@ -442,7 +442,9 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # %% [markdown]
 # With FSDP there are no stages, so there is no bubble. But the weights are sent, too. Over
 # four GPUs they cross the Ethernet: 8.0 s of messages, against 3.5 s for the gradients of
-# 2 × 2. With a fast network this matters less than the bubble, and FSDP is faster.
+# 2 × 2. With a fast network this matters less than the bubble, and FSDP is faster. (Here 2 × 2
+# has 4 micro-batches in GPipe's order. With more micro-batches its bubble is shorter: lesson
+# 03.)
 #
 # Inside nodes the weights are sent by NVLink, and only the gradients cross the slow network,
 # as with 2 × 2: FSDP is faster with all four networks. It needs 14.3 of the 16 GiB. Over four
@@ -586,9 +588,10 @@ if __name__ == "__main__":
 # %% [markdown]
 # **The answer.** All four GPUs train the large model as two replicas of two stages, or with
 # FSDP. For 8,192 images, stages inside a node are faster than stages across, and FSDP inside
-# nodes is faster than both. Compute the time of the messages and the memory before you choose.
-# Two nodes are worth it if the network between them is fast enough (the pictures of the
-# speeds). With 10 Gb/s Ethernet, use one node.
+# nodes is faster than both; with the fastest network, FSDP over all four GPUs is the fastest.
+# Compute the time of the messages and the memory before you choose. Two nodes are worth it if
+# the network between them is fast enough (the pictures of the speeds). With 10 Gb/s Ethernet,
+# use one node.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("06 model and data parallel", "results/06"))

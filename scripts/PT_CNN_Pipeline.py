@@ -235,8 +235,9 @@ def last_stage(
 # `torch.distributed.pipelining` has both orders, for any number of stages. It is also safe
 # with [NCCL](../lessons/README.md#nccl), and the functions above are not: NCCL executes the
 # messages between two ranks one after the other, and each message waits until both ranks take
-# part in it. In 1F1B both ranks send before they receive, so they can wait for ever. The tool
-# gives NCCL the send and the receive in one batch.
+# part in it. In 1F1B both ranks send before they receive, so by these rules they can wait for
+# ever. (NCCL needs GPUs: this was not tried.) The tool gives NCCL the send and the receive in
+# one batch.
 
 
 # %%

@@ -308,12 +308,15 @@ def loader_of(
 
 # %% [markdown]
 # Backward takes longer than forward, but not by the ratio of the multiplications: a step also
-# computes tanh, copies memory, and has a fixed cost per operation. Because of the fixed cost,
-# 32 images take more than half the time of 64, and an image costs most in a small batch.
+# computes tanh, copies memory, and has a fixed cost per operation. (The profiler, below, lists
+# the operations.) Because of the fixed cost, 32 images take more than half the time of 64, and
+# an image costs most in a small batch.
 #
 # ## How much faster could two GPUs be?
 # With two GPUs, each goes forward and backward with half of the batch. The rest stays as it
-# is: one process reads all images, and each GPU updates all weights. *Amdahl's law*: if a
+# is, if one process reads all images, as in lessons 02 and 07, and each GPU updates all
+# weights. (With one process per GPU, as in lessons 04 and 05, each process reads its own half:
+# then only the update stays.) *Amdahl's law*: if a
 # fraction *s* of the time stays and the rest is divided by *n*, the time becomes *s* + (1 −
 # *s*)/*n*. So the training is at most 1 / (*s* + (1 − *s*)/*n*) times as fast. With any
 # number of GPUs it stays below 1/*s*: with *s* = 20%, below 5 times.
