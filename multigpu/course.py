@@ -58,7 +58,7 @@ LESSONS = (
     Lesson(
         "03-model-parallel",
         "Model parallelism on two GPUs: naive, then pipelined",
-        60,
+        75,
         (
             Notebook("PT_CNN_ModelParallel", "Model parallelism"),
             Notebook("PT_CNN_Pipeline", "Pipeline", "one process per GPU"),
@@ -85,7 +85,7 @@ LESSONS = (
     Lesson(
         "07-mirrored-strategy",
         "TensorFlow: MirroredStrategy",
-        45,
+        60,
         (
             Notebook("TF_CNN_MultiGPU", "MirroredStrategy"),
             Notebook("TF_CNN_CustomLoop", "MirroredStrategy by hand", "the loop by hand"),

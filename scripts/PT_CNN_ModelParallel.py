@@ -365,19 +365,22 @@ class Halves(CNN):
 # the pace. GPU 0 computes for about 6 ms per step, GPU 1 for about 4. So with 8 and with 16
 # micro-batches GPU 1 still waits for nearly a third of the time: more than a sixth, on average
 # over both. Cut a model so that its stages take the same time. With 32, launches set the pace
-# on both GPUs: each also waits for work of the other that is launched late, and the bubble
-# grows to 20%.
+# on both GPUs. A GPU then also waits because the other one's work was launched late, and the
+# bubble grows to 20%.
 #
 # There is a best number, because each micro-batch has a fixed cost. The host launches all
 # operations again for each micro-batch: with 32, a GPU computes for less than half of the
-# step, and waits for launches in much of the rest. The GPUs also compute for longer, because
-# backward adds to all gradients once per micro-batch.
+# step, and waits for launches in much of the rest. The GPUs also compute for longer: for each
+# micro-batch backward reads all weights and adds to all gradients once more.
 #
 # PyTorch's tutorial found a best number, too (published, a ResNet-50): 10 micro-batches of 12
 # images, 3.75 s / 2.43 s = 1.54 times as fast as one GPU.
 #
 # Over PCIe (the second line of the output) the transfers of the activations take longer than
-# the computing. There, use a second GPU only if the model does not fit on one.
+# the computing. There, use a second GPU only if the model does not fit on one. If most of the
+# memory is activations, first try *activation checkpointing* (`torch.utils.checkpoint`): it
+# keeps fewer activations, and computes the others again in backward. (This course does not try
+# it.)
 #
 # An H100 computes so fast that it waits for launches already with 8 micro-batches. Exercise 3
 # gives it more to compute.

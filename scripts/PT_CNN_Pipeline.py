@@ -237,7 +237,9 @@ def last_stage(
 # messages between two ranks one after the other, and each message waits until both ranks take
 # part in it. In 1F1B both ranks send before they receive, so by these rules they can wait for
 # ever. (NCCL needs GPUs: this was not tried.) The tool gives NCCL the send and the receive in
-# one batch.
+# one batch. It also has orders with a shorter bubble, which this lesson does not try:
+# interleaved ones, with several stages on each rank, and zero-bubble ones, which divide
+# backward into two parts.
 
 
 # %%
