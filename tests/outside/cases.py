@@ -562,4 +562,245 @@ NOBODYS_LIST = (
     ),
 )
 
-CASES = (*TUTORIALS, *DDP_SERIES, *EXAMPLES, *NANOGPT, *COURSES, *MORE_COURSES, *NOBODYS_LIST)
+LLAMA2C = (
+    "train.py --compile=False --dtype=float32 --vocab_source=custom --vocab_size=64 "
+    "--max_seq_len=16 --batch_size=4 --dim=32 --n_layers=2 --n_heads=4 --n_kv_heads=2 "
+    "--max_iters=10 --eval_interval=5 --eval_iters=2 --warmup_iters=2 "
+    "--gradient_accumulation_steps=2"
+)
+UNET = "--num_epochs 2 --num_samples 16 --num_variables 1 --num_levels 2 --lat 32 --lon 32"
+# For each script of the course: its arguments, its GPUs, what is smaller.
+NCAR = {
+    "01_data_parallel_ddp/multinode_ddp_basic": ("--total_epochs 2 --save_every 1", 2, []),
+    "01_data_parallel_ddp/multinode_ddp_unet": (UNET, 2, [("base_dim=64", "base_dim=4")]),
+    "02_fully_sharded_fsdp/multinode_fsdp_unet": (UNET, 2, [("base_dim=64", "base_dim=4")]),
+    "02_fully_sharded_fsdp/resnet_fsdp_training": ("--epochs 2 --batch-size 16", 2, []),
+    "03_tensor_parallel_tp/01_device_mesh_basics": ("", 4, []),
+    "03_tensor_parallel_tp/02_basic_tensor_parallel": ("", 4, []),
+    "03_tensor_parallel_tp/tensor_parallel_vit": (
+        "--num_epochs 2 --num_samples 8 --num_variables 1 --num_levels 2 --lat 16 --lon 16 "
+        "--embed_dim 32 --depth 2 --num_heads 4",
+        2,
+        [],
+    ),
+    "04_pipeline_parallel_pp/01_manual_model_split": ("", 4, []),
+    "04_pipeline_parallel_pp/02_pipeline_schedules": ("", 4, [("dim = 512", "dim = 32")]),
+    "06_hybrid_parallelism/01_fsdp_tp_hybrid": (
+        "",
+        4,
+        [
+            ("dim=256", "dim=64"),
+            ("n_heads=16", "n_heads=4"),
+            ("vocab_size=32000", "vocab_size=320"),
+            ("randint(32000, (batch_size, 256)", "randint(320, (batch_size, 32)"),
+            ("num_iterations = 10", "num_iterations = 3"),
+        ],
+    ),
+}
+NCAR_WITHOUT_LOSSES = {
+    "01_data_parallel_ddp/multinode_ddp_basic",
+    "03_tensor_parallel_tp/01_device_mesh_basics",
+    "04_pipeline_parallel_pp/01_manual_model_split",
+    "04_pipeline_parallel_pp/02_pipeline_schedules",
+}
+NCAR_ON_CPU = {
+    "01_data_parallel_ddp/multinode_ddp_basic": [
+        (r"torch\.cuda\.nccl\.version\(\)", "None"),
+        (r"\.to\(self\.local_rank\)", '.to("cpu")'),
+    ],
+    "01_data_parallel_ddp/multinode_ddp_unet": [(r", output_device=LOCAL_RANK", "")],
+    "02_fully_sharded_fsdp/multinode_fsdp_unet": [
+        (r"device_id=LOCAL_RANK", 'device_id=torch.device("cpu")')
+    ],
+    "02_fully_sharded_fsdp/resnet_fsdp_training": [
+        (r"device_id=local_rank", 'device_id=torch.device("cpu")'),
+        (r"\.to\(local_rank\)", '.to("cpu")'),
+    ],
+}
+COMPLETE_CV = (
+    f"{TWO_RANKS} complete_cv_example.py --data_dir pets --checkpointing_steps epoch "
+    "--output_dir out"
+)
+CIFAR = {"data/cifar-10-batches-py": "cifar-10-batches-py"}
+MORE = (
+    *(
+        Case(
+            f"llama2.c_{name}",
+            "llama2.c",
+            ".",
+            f"{start} {LLAMA2C}",
+            gpus=gpus,
+            data={"data/tok64": "tok64"},
+            losses=rf"loss {NUMBER}",
+        )
+        for name, start, gpus in (("one_gpu", "", 1), ("ddp", TWO_RANKS, 2))
+    ),
+    Case(
+        "ml_engineering_gpu_test",
+        "ml-engineering",
+        "debug",
+        f"{TWO_RANKS} torch-distributed-gpu-test.py",
+    ),
+    Case(
+        "ml_engineering_all_reduce_bench",
+        "ml-engineering",
+        "network/benchmarks",
+        f"{TWO_RANKS} all_reduce_bench.py --num_iterations 2 --num_warmup_iterations 1",
+        smaller={"all_reduce_bench.py": [("upper_limit = 34", "upper_limit = 20")]},
+    ),
+    Case(
+        "ml_engineering_latency",
+        "ml-engineering",
+        "network/benchmarks",
+        f"{TWO_RANKS} all_reduce_latency_comp.py",
+        smaller={
+            "all_reduce_latency_comp.py": [
+                ("N = 500000", "N = 1000"),
+                ("chunks = 1000", "chunks = 10"),
+            ]
+        },
+    ),
+    Case(
+        "ml_engineering_all_gather_object",
+        "ml-engineering",
+        "network/benchmarks",
+        f"{TWO_RANKS} all_gather_object_vs_all_reduce.py",
+        smaller={"all_gather_object_vs_all_reduce.py": [("number=1000", "number=10")]},
+    ),
+    Case(
+        "ai_summer_ddp",
+        "pytorch-ddp",
+        ".",
+        f"{TWO_RANKS} train_ddp.py",
+        data=CIFAR,
+        smaller={
+            "train_ddp.py": [
+                ("resnet50(False)", "resnet18(False)"),
+                ("batch_size = 256", "batch_size = 32"),
+                ("num_workers=16", "num_workers=1"),
+            ]
+        },
+        unproven="SyncBatchNorm takes modules on GPUs alone",
+        seeded=False,
+    ),
+    *(
+        Case(
+            f"ncar_{path.partition('/')[2]}",
+            "distributed-pytorch-hpc",
+            ".",
+            f"torchrun --standalone --nproc_per_node={gpus} scripts/{path}.py {flags}".strip(),
+            gpus=gpus,
+            smaller={f"scripts/{path}.py": smaller},
+            data=CIFAR,
+            losses="" if path in NCAR_WITHOUT_LOSSES else rf"[Ll]oss[=:]? *{NUMBER}",
+            weights="snapshot.pt" if path.endswith("ddp_basic") else "",
+            seeded=False,
+            translated={f"scripts/{path}.py": NCAR_ON_CPU.get(path, [])},
+        )
+        for path, (flags, gpus, smaller) in NCAR.items()
+    ),
+    *(
+        Case(
+            f"nersc_vit_{name}",
+            "dl-at-scale-training",
+            ".",
+            "{helpers}/srun.py {gpus} {helpers}/ddp_vars.py train.py --config=short "
+            f"--num_iters 8 --local_batch_size 2 {flags}".strip(),
+            data={"data": "era5"},
+            smaller={
+                "config/ViT.yaml": [
+                    ("'/data/", "'data/"),
+                    ("expdir: '/logs'", "expdir: 'logs'"),
+                    ("img_size: [360, 720]", "img_size: [16, 32]"),
+                    ("embed_dim: 384", "embed_dim: 32"),
+                    ("depth: 12", "depth: 2"),
+                    ("num_heads: 8", "num_heads: 4"),
+                    ("limit_nsamples: 512", "limit_nsamples: 16"),
+                    ("limit_nsamples_val: 128", "limit_nsamples_val: 8"),
+                ]
+            },
+            losses=rf"loss={NUMBER}",
+            seeded=False,
+            **more,
+        )
+        for name, flags, more in (
+            # Dropping paths is switched off; the runner's torch.rand cannot be scripted.
+            (
+                "fp32",
+                "",
+                {
+                    "translated": {
+                        "train.py": [
+                            (r'"cuda:%d" % local_rank', '"cpu"'),
+                            (r"torch\.cuda\.nvtx\.\w+\(.*\)", "None"),
+                        ],
+                        "networks/helpers.py": [(r"@torch\.jit\.script\n", "")],
+                    }
+                },
+            ),
+            (
+                "bf16",
+                "--amp_mode bf16 --enable_fused",
+                {
+                    "reference": "vgpu",
+                    "translated": {"train.py": [(r'"cuda:%d"', '"vgpu:%d"')]},
+                },
+            ),
+        )
+    ),
+    Case(
+        "accelerate_cv",
+        "accelerate",
+        "examples",
+        f"{TWO_RANKS} cv_example.py --data_dir pets",
+        reference_command=f"{TWO_RANKS} cv_example.py --data_dir pets --cpu",
+        data={"pets": "pets"},
+        smaller={
+            "cv_example.py": [
+                ("pretrained=True", "pretrained=False"),
+                ("resnet50d", "resnet18d"),
+                ("num_workers=4", "num_workers=1"),
+                ('"batch_size": 64, "image_size": 224', '"batch_size": 4, "image_size": 64'),
+            ]
+        },
+        losses=rf"epoch \d+: {NUMBER}",
+    ),
+    Case(
+        "accelerate_complete_cv",
+        "accelerate",
+        "examples",
+        COMPLETE_CV,
+        reference_command=f"{COMPLETE_CV} --cpu",
+        data={"pets": "pets"},
+        smaller={
+            "complete_cv_example.py": [
+                ("pretrained=True", "pretrained=False"),
+                ("resnet50d", "resnet18d"),
+                ("num_workers=4", "num_workers=1"),
+                ('"batch_size": 64, "image_size": 224', '"batch_size": 4, "image_size": 64'),
+            ]
+        },
+        losses=rf"epoch \d+: {NUMBER}",
+    ),
+    Case(
+        "mnist_forward_forward",
+        "examples",
+        "mnist_forward_forward",
+        "main.py --epochs 2 --train_size 60 --test_size 20 --save_model",
+        gpus=1,
+        data={"data": "."},
+        losses=rf"(?:Loss|error): +{NUMBER}",
+        seeded=False,
+    ),
+)
+
+CASES = (
+    *TUTORIALS,
+    *DDP_SERIES,
+    *EXAMPLES,
+    *NANOGPT,
+    *COURSES,
+    *MORE_COURSES,
+    *NOBODYS_LIST,
+    *MORE,
+)

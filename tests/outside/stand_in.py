@@ -6,6 +6,7 @@ import random
 import struct
 from pathlib import Path
 
+import h5py
 import numpy
 from PIL import Image
 
@@ -56,6 +57,9 @@ def make(folder: Path) -> None:
         path.write_text(_text(lines, words))
     (folder / "input.txt").write_text(_text(900, words))
     _characters(folder / "shakespeare_char", _text(1500, words))
+    _tokens(folder / "tok64", numbers)
+    _weather(folder / "era5", numbers)
+    _pets(folder / "pets", numbers)
 
 
 def _digits(folder: Path, part: str, count: int, numbers: numpy.random.Generator) -> None:
@@ -91,6 +95,37 @@ def _images(folder: Path, count: int, numbers: numpy.random.Generator, size: int
     for number in range(count):
         pixels = numbers.integers(0, 255, (size, size, 3)).astype("uint8")
         Image.fromarray(pixels).save(folder / f"{number}.jpg")
+
+
+def _pets(folder: Path, numbers: numpy.random.Generator) -> None:
+    """Images in one folder, with the class in the file's name: of cats red, of dogs blue."""
+    folder.mkdir()
+    for number in range(20):
+        for channel, name in ((0, "cat"), (2, "dog")):
+            pixels = numbers.integers(0, 120, (80, 80, 3)).astype("uint8")
+            pixels[:, :, channel] += 100
+            Image.fromarray(pixels).save(folder / f"{name}_{number}.jpg")
+
+
+def _tokens(folder: Path, numbers: numpy.random.Generator) -> None:
+    """Shards of tokens of a vocabulary of 64, of which each is the last one plus 0, 1 or 2."""
+    folder.mkdir()
+    for shard in range(2):
+        steps = numbers.integers(0, 3, 2000)
+        (steps.cumsum() % 64).astype("uint16").tofile(folder / f"data{shard:02}.bin")
+
+
+def _weather(folder: Path, numbers: numpy.random.Generator) -> None:
+    """Fields (12 times, 20 channels, 16, 32) of two years, and their statistics."""
+    for part, year in (("train", 1990), ("valid", 2000)):
+        (folder / part).mkdir(parents=True)
+        with h5py.File(folder / part / f"{year}.h5", "w") as file:
+            fields = numbers.normal(size=(12, 20, 16, 32)).cumsum(0)
+            file["fields"] = fields.astype("float32")
+    (folder / "stats").mkdir()
+    for name, value in (("global_means", 0.0), ("global_stds", 1.0), ("time_means", 0.0)):
+        shape = (1, 20, 16, 32) if name == "time_means" else (1, 20, 1, 1)
+        numpy.save(folder / "stats" / f"{name}.npy", numpy.full(shape, value, "float32"))
 
 
 def _text(lines: int, words: random.Random) -> str:
