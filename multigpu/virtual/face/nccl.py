@@ -205,12 +205,16 @@ ROWS: tuple[Row, ...] = (
         )
         for owner in (_C10D, "torch.distributed", "torch._C._distributed_c10d")
     ),
-    Replacement(
-        _C10D,
-        "ProcessGroupGloo",
-        _class_of(1),
-        "gloo of a CPU build takes no tensors of a GPU",
-        when=dist.is_available,
+    *(
+        Replacement(
+            module,
+            "ProcessGroupGloo",
+            _class_of(1),
+            "gloo of a CPU build takes no tensors of a GPU",
+            when=dist.is_available,
+        )
+        # torch.distributed.rpc takes the second one.
+        for module in (_C10D, "torch.distributed")
     ),
     Replacement(
         _C10D, "_NCCL_AVAILABLE", lambda original: True, _NCCL, when=dist.is_available
