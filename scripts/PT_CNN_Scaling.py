@@ -78,7 +78,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # ## Predict first
 # A step of the CNN has 256 images of 28×28: strong scaling. The last answer is one of 8, 16,
-# 32, 64, 128, 256 and 1,024 GPUs. Write your answers, then run the cell.
+# 32, 64, 128, 256 and 1,024 GPUs. Write your answers, then run the cell. (`guess_vgg` and
+# `guess_bend` can wait: "Predicted to 1,024 GPUs" lists what a step costs. Then come back.)
 
 # %% tags=["active-ipynb", "guess"]
 # guess_two = 1.8  # times as fast: 2 processes instead of 1, the same 256 images
