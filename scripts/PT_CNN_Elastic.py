@@ -350,8 +350,9 @@ def warm_up(run: Run, train: TensorDataset) -> None:
 # ### Step 4 · Save, and load the newest good checkpoint
 # The weights are the same on all ranks, so rank 0 alone saves. It copies them to main memory,
 # and a thread writes the copy while training goes on. The file gets its name, with the step
-# and a checksum, when it is complete and on the disk. The newest two are kept: if the newest
-# is damaged, the one before it is used.
+# and a checksum, when it is complete and on the disk. A new name is on the disk only when
+# its folder is synced. So `multigpu/elastic/folder.py` does that before it removes an older
+# checkpoint. The newest two are kept: if the newest is damaged, the one before it is used.
 
 
 # %%
@@ -602,6 +603,9 @@ if __name__ == "__main__":
 # the machine has no memory left. A checkpoint is saved every ten steps, and after each epoch.
 # `--max-restarts=1` lets `torchrun` start all ranks again, once. The first line removes the
 # checkpoints of an earlier run: without it, the command would go on from them.
+#
+# Steps are numbered from 0. So a kill in step 37 comes when 37 steps are done, and a
+# checkpoint "of step 10" holds ten steps, 0 to 9.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_again = 0  # how many steps are made twice?
@@ -627,10 +631,10 @@ if __name__ == "__main__":
 # lesson.compare("the same to the bit", guess_bits, same)
 
 # %% [markdown]
-# `torchrun` sees that rank 1 is dead. Rank 0 sees it, too: its all-reduce fails, because the
-# connection is closed. It ends, and `torchrun` starts both again. They load step 30 and make
-# the steps 30 to 36 once more, with the same images, in the same order. The line `proof:`
-# compares their weights with those of the same ranks that train without a stop.
+# `torchrun` sees that rank 1 is dead. Rank 0 sees it, too: its all-reduce (gloo's, on a CPU)
+# fails, because the connection is closed. It ends, and `torchrun` starts both again. They load
+# step 30 and make the steps 30 to 36 once more, with the same images, in the same order. The
+# line `proof:` compares their weights with those of the same ranks that train without a stop.
 #
 # The picture has a line for the run without a stop, and a dot for each step in the record of
 # the run above. The seven lost steps have no dot of start 1: the record is part of the
@@ -735,14 +739,17 @@ if __name__ == "__main__":
 # draw_losses(losses, since=2, title=title)
 
 # %% [markdown]
-# Twice the batch means half the steps, so the loss falls more slowly. Twice the learning rate
-# makes up for it here, roughly; it is still another run, and with a large rate it can diverge.
+# Twice the batch means half the steps, so the loss falls more slowly (tried with one seed).
+# Twice the learning rate makes up for it here, roughly; it is still another run, and with a
+# large rate it can diverge.
 # With a fixed global batch there is nothing to decide.
 #
 # ## A rank that hangs
-# A killed rank closes its connections, and the others notice at once. A rank that hangs does
-# not: the others wait for it in their next collective, by default for 30 minutes with gloo.
-# `--timeout` sets the limit. Here rank 1 never joins the all-reduce.
+# When a rank is killed, its connections are closed, and with gloo the others notice at once. A
+# rank that hangs keeps them open: the others wait for it in their next collective, by default
+# for 30 minutes with gloo. `--timeout` sets the limit. (With NCCL, which was not tried, a rank
+# may wait for the limit in both cases, unless `torchrun` ends it first.) Here, with gloo, rank
+# 1 never joins the all-reduce.
 
 # %% tags=["active-ipynb"]
 # sentence, _ = launch.call(hang, 2, timeout=1)
@@ -789,7 +796,8 @@ if __name__ == "__main__":
 # 5. Limit how long a rank waits for another one.
 #
 # **How do you know that the result is right?** Compare it with a run that nothing has stopped:
-# equal to the bit on the same ranks, and within rounding on another number of ranks.
+# equal to the bit on the same ranks (tried on the CPU; a GPU needs deterministic kernels), and
+# within rounding on another number of ranks.
 #
 # ## The line for the table of all routes
 

@@ -278,7 +278,8 @@ with exercise.check("shards", "other worlds", points=2, hidden=True) as student:
 # | `("remove", name)` | Removes the file at once. |
 #
 # The power can be cut between any two operations. When it is back, half of a file's text is
-# missing, unless there was a `sync` after its last `write`. A rename is no `sync`.
+# missing, unless there was a `sync` after its last `write`. A rename is no `sync`. (On a real
+# disk a new name can be lost, too, until the folder is synced. Leave that out here.)
 #
 # `load(files)` gets the texts of all files, by name. It returns the step, the model and the
 # optimizer of the newest checkpoint, or `None` if there is none.

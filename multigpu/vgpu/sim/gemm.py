@@ -12,7 +12,7 @@ a product needs ceil(tiles / SMs) waves, and each wave takes as long as a full t
 The library's choice among tile sizes and splits is taken to be the fastest one.
 
 Source: NVIDIA, "Matrix Multiplication Background User's Guide" (DU-09799-001, 2023), sections
-2.1 to 3.2: the tile sizes, both quantizations, and the requirement of 16 bytes.
+2.1 to 3.2: the tile sizes, both quantizations, and rows of a multiple of 16 bytes.
 """
 
 from collections.abc import Sequence
