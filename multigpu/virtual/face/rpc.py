@@ -9,8 +9,8 @@ from multigpu.errors import UserError
 from multigpu.vgpu.patches.replacing import Replacement, Row
 
 DEVICE_MAP = (
-    "RPC with a device map sends from GPU to GPU in C++, which virtual GPUs do not have: leave "
-    "the map out. A tensor then arrives on the device with the same number."
+    "RPC with a device map sends from GPU to GPU in C++, which virtual GPUs do not have: "
+    "leave the map out. A tensor then arrives on the device with the same number."
 )
 
 
