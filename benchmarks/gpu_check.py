@@ -320,7 +320,10 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     try:
-        with tempfile.TemporaryDirectory(prefix="gpu-check-") as work:
+        # After a signal, processes that are ending may still write there.
+        with tempfile.TemporaryDirectory(
+            prefix="gpu-check-", ignore_cleanup_errors=True
+        ) as work:
             return run_all(args, Path(work))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
