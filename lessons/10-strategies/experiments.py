@@ -149,6 +149,11 @@ def step_seconds(steps: list[list[tuple[str, float, float]]]) -> float:
     return median(step[-1][2] - step[0][1] for step in steps[1:])
 
 
+def rank_seconds(steps: list[list[tuple[str, float, float]]]) -> float:
+    """The seconds from the begin of a rank's first step to the end of its last one."""
+    return steps[-1][-1][2] - steps[0][0][1]
+
+
 def epoch_seconds(run: list[list[list[tuple[str, float, float]]]]) -> float:
     """The seconds from the first rank's first step to the end of the last rank's last step."""
     begin = min(steps[0][0][1] for steps in run)
