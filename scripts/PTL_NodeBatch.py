@@ -294,7 +294,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # After **one step** with learning rate 1, the weights have changed by the gradient. Of 64
 # images, two nodes compare 32 each, and four ranks 16 each. Which strategy has the gradient of
-# the nodes' batches? The cell takes about 10 seconds.
+# the nodes' batches? The cell takes some seconds, longer on a busy machine.
 
 # %% tags=["active-ipynb"]
 # args = parse(["--epochs", "1", "--lr", "1"])
@@ -349,7 +349,7 @@ if __name__ == "__main__":
 # guess_rate = "equal"  # horovod and ddp, both with lr 0.1: weights "equal" or "apart"?
 
 # %% [markdown]
-# The next cell takes about 10 seconds.
+# The next cell takes some seconds, too.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_rate, choices=("equal", "apart"))
