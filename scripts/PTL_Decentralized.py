@@ -39,7 +39,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.setup("10-strategies", ranks=True)
 # from experiments import (
 #     epoch_seconds,
-#     rank_seconds,
+#     loop_seconds,
 #     slow_rank,
 #     slow_rank_picture,
 #     step_seconds,
@@ -185,21 +185,22 @@ if __name__ == "__main__":
 # So async saves time if different ranks are slow at different times.
 #
 # What if a rank waits for fewer? With four ranks and `shift_one`, rank 0 meets rank 2 in one
-# step and rank 3 in the next. Now rank 3 sleeps 0.2 s in each step. The cell takes about 20
-# seconds:
+# step and rank 3 in the next. Rank 3 sleeps 0.2 s in each step; then the ranks sleep in turn.
+# `loop_seconds` is a loop without the Trainer, whose ranks agree after each batch in all
+# strategies but async. It takes about 15 seconds:
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_peer)
-# names = ["ddp", "bagua:decentralized:shift_one", "bagua:async"]
-# of_four, _ = slow_rank(names, steps=12, pause=0.2, ranks=4)
-# seconds = {name: rank_seconds(run[0]) for name, run in of_four.items()}
-# for name in names:
-#     print(f"{name}: rank 0's 12 steps take {seconds[name]:.2f} s")
-# lesson.compare("shift_one, rank 0", guess_peer, seconds[names[1]], unit="s", digits=1)
+# for name in ("ddp", "bagua:decentralized:shift_one"):
+#     always = launch.call(loop_seconds, 4, name, steps=12, pause=0.2)[0]
+#     turns = launch.call(loop_seconds, 4, name, steps=12, pause=0.2, in_turn=True)[0]
+#     print(f"{name}: rank 0's 12 steps take {always:.2f} s, {turns:.2f} s with pauses in turn")
+# lesson.compare("shift_one, rank 0", guess_peer, always, unit="s", digits=1)
 
 # %% [markdown]
 # To wait for one peer does not help if one rank is always slow. Rank 3's pauses last 2.4 s.
-# In every second step rank 0 waits for rank 3, which has paused twice since they last met.
+# In every second step rank 0 waits for rank 3, which has paused twice since they last met. If
+# the ranks pause in turn, it helps: two ranks that do not meet can pause at the same time.
 #
 # What does async cost? Async's result depends on the timing, so no two runs are equal:
 

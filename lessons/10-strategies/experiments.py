@@ -149,11 +149,6 @@ def step_seconds(steps: list[list[tuple[str, float, float]]]) -> float:
     return median(step[-1][2] - step[0][1] for step in steps[1:])
 
 
-def rank_seconds(steps: list[list[tuple[str, float, float]]]) -> float:
-    """The seconds from the begin of a rank's first step to the end of its last one."""
-    return steps[-1][-1][2] - steps[0][0][1]
-
-
 def epoch_seconds(run: list[list[list[tuple[str, float, float]]]]) -> float:
     """The seconds from the first rank's first step to the end of the last rank's last step."""
     begin = min(steps[0][0][1] for steps in run)
@@ -215,6 +210,35 @@ def slow_rank_picture(runs: dict[str, list]) -> "Figure":
         handlelength=1,
     )
     return fig
+
+
+def loop_seconds(name: str, steps: int, pause: float, in_turn: bool = False) -> float:
+    """The seconds of this rank's steps in a loop without the Trainer; for `launch.call`.
+
+    The Trainer's ranks agree after each batch, in all strategies but async. In this loop a
+    rank waits only for those for which the strategy waits. The last rank pauses in each step,
+    or, with `in_turn`, each one in turn.
+    """
+    torch.set_num_threads(1)
+    strategy = strategy_by_name(name)
+    strategy.connect()
+    rank, ranks = strategy.world.rank, strategy.world.size
+    torch.manual_seed(0)
+    model = CNN((1, 8, 8))
+    model, optimizer = strategy.setup(model, torch.optim.SGD(model.parameters(), 0.05))
+    images, labels = torch.randn(16, 1, 8, 8), torch.arange(16) % 10
+    strategy.barrier()
+    began = time.perf_counter()
+    for step in range(steps):
+        if rank == (step % ranks if in_turn else ranks - 1):
+            time.sleep(pause)
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    seconds = time.perf_counter() - began
+    strategy.barrier()
+    strategy.close()
+    return seconds
 
 
 # ---- sitting 2: what makes qadam differ from Adam -------------------------------------------

@@ -7,6 +7,8 @@ import cloudpickle
 import pytest
 from commands import ROOT
 
+from multigpu import launch
+
 pytestmark = pytest.mark.slow
 
 # Not as `experiments`, because lesson 11's file has this name, too.
@@ -54,14 +56,19 @@ def test_in_async_the_fast_rank_has_ended_before_the_slow_ranks_last_step(runs):
 
 
 def test_with_one_peer_each_a_rank_still_waits_for_the_slow_one():
-    """Rank 0 meets rank 3 in steps 1, 3 and 5: it waits until rank 3 has begun that step."""
-    names = ("bagua:decentralized:shift_one", "bagua:async")
-    runs, _ = experiments.slow_rank(names, steps=6, pause=0.2, ranks=4)
-    first, *_, slow = runs["bagua:decentralized:shift_one"]
-    assert end(first[-1]) >= begin(slow[-1]) >= 5 * 0.2, "after five of rank 3's pauses"
-    assert [step[0][0] == experiments.PAUSE for step in slow] == [True] * 6
-    waited = experiments.rank_seconds(first)
-    assert waited > experiments.rank_seconds(runs["bagua:async"][0])
+    """Rank 0 meets rank 3 in every second step; rank 3 has paused 11 times before the last."""
+    name = "bagua:decentralized:shift_one"
+    seconds = launch.call(experiments.loop_seconds, 4, name, 12, 0.1)
+    assert seconds[0] >= 11 * 0.1
+
+
+def test_with_one_peer_each_pauses_in_turn_overlap():
+    """In ddp the pauses add up. With a peer each, two ranks can pause at the same time."""
+    seconds = {
+        name: launch.call(experiments.loop_seconds, 4, name, 12, 0.3, in_turn=True)[0]
+        for name in ("ddp", "bagua:decentralized:shift_one")
+    }
+    assert seconds["ddp"] >= 12 * 0.3 > seconds["bagua:decentralized:shift_one"]
 
 
 def test_the_picture_has_a_panel_for_each_and_both_ranks(runs):
