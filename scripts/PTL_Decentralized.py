@@ -194,7 +194,7 @@ if __name__ == "__main__":
 # for name in ("ddp", "bagua:decentralized:shift_one"):
 #     always = launch.call(loop_seconds, 4, name, steps=12, pause=0.2)[0]
 #     turns = launch.call(loop_seconds, 4, name, steps=12, pause=0.2, in_turn=True)[0]
-#     print(f"{name}: rank 0's 12 steps take {always:.2f} s, {turns:.2f} s with pauses in turn")
+#     print(f"{name}: rank 0's 12 steps take {always:.2f} s, {turns:.2f} s with turns")
 # lesson.compare("shift_one, rank 0", guess_peer, always, unit="s", digits=1)
 
 # %% [markdown]
