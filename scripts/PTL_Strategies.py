@@ -47,7 +47,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # guess_two = 153_128  # bytes that a rank sends to average the gradients of 2 ranks
 # guess_four = 459_384  # the same, with 4 ranks
 # guess_exact = 3  # how many of the seven learn what one process learns, up to rounding?
-# guess_most = "dp"  # which sends most through the network: "dp", "ddp" or "horovod"?
 
 # %% [markdown]
 # ## Step 1 · An all-reduce by hand
@@ -130,8 +129,9 @@ def count_ring(numbers: int) -> tuple[int, int, bool]:
 #
 # - `dp` and `pipeline` (lessons 02 and 03) use two virtual GPUs in one process.
 # - `ddp` (lesson 05) has one process per device. `ddp_spawn` (lesson 04) also starts them.
-# - `horovod` averages each gradient as soon as it is computed, as the library
-#   [Horovod](https://horovod.readthedocs.io/en/stable) does for TensorFlow and PyTorch.
+# - `horovod` averages each gradient as soon as it is computed. The library
+#   [Horovod](https://horovod.readthedocs.io/en/stable), for TensorFlow and PyTorch, packs
+#   small gradients together first; this rewrite does not.
 # - `bagua:gradient_allreduce` is the exact algorithm of the library
 #   [Bagua](https://tutorials.baguasys.com). Its other algorithms send less, or wait less: they
 #   are the next two notebooks. Both libraries are rewritten here, on `torch.distributed`.
@@ -156,7 +156,6 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_exact)
-# lesson.need(guess_most, choices=("dp", "ddp", "horovod"))
 # !OMP_NUM_THREADS=1 python ../scripts/PTL_Strategies.py --epochs 3 --prove --out results/10
 
 # %% tags=["active-ipynb"]
@@ -164,10 +163,8 @@ if __name__ == "__main__":
 # exact = [name for name, row in rows.items() if row["difference_from_serial"] <= 1e-5]
 # lesson.compare("strategies equal to one process", guess_exact, len(exact), digits=0)
 #
-# sent = {name: rows[name]["bytes_counted"] for name in ("dp", "ddp", "horovod")}
-# lesson.compare("sends most", guess_most, max(sent, key=sent.get), choices=tuple(sent))
 # for name in ("ddp", "horovod"):
-#     headers = sent[name] - predicted_bytes(name, N, 2)
+#     headers = rows[name]["bytes_counted"] - predicted_bytes(name, N, 2)
 #     print(f"{name}: {headers:,.0f} bytes of headers per step")
 # comparison.bytes_picture(rows)
 
@@ -191,7 +188,8 @@ if __name__ == "__main__":
 #
 # Both begin to send during backward. On this link the all-reduce is longer than what is left
 # of backward, so it ends after it. ddp's two thin stripes of backward near the end copy the
-# means of its two buckets into the gradients.
+# means of its two buckets into the gradients. The percentages on the right add up to 100:
+# "collective" is only the part of the green bar in which the GPU computes nothing.
 #
 # Horovod's learning rate is a trap: Lightning's strategy multiplies it by the number of ranks.
 # So `Digits` divides it by this number first, and `horovod` is exact in the table.

@@ -212,6 +212,35 @@ def slow_rank_picture(runs: dict[str, list]) -> "Figure":
     return fig
 
 
+def loop_seconds(name: str, steps: int, pause: float, in_turn: bool = False) -> float:
+    """The seconds of this rank's steps in a loop without the Trainer; for `launch.call`.
+
+    The Trainer's ranks agree after each batch, in all strategies but async. In this loop a
+    rank waits only for those for which the strategy waits. The last rank pauses in each step,
+    or, with `in_turn`, each one in turn.
+    """
+    torch.set_num_threads(1)
+    strategy = strategy_by_name(name)
+    strategy.connect()
+    rank, ranks = strategy.world.rank, strategy.world.size
+    torch.manual_seed(0)
+    model = CNN((1, 8, 8))
+    model, optimizer = strategy.setup(model, torch.optim.SGD(model.parameters(), 0.05))
+    images, labels = torch.randn(16, 1, 8, 8), torch.arange(16) % 10
+    strategy.barrier()
+    began = time.perf_counter()
+    for step in range(steps):
+        if rank == (step % ranks if in_turn else ranks - 1):
+            time.sleep(pause)
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    seconds = time.perf_counter() - began
+    strategy.barrier()
+    strategy.close()
+    return seconds
+
+
 # ---- sitting 2: what makes qadam differ from Adam -------------------------------------------
 
 

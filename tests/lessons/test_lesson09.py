@@ -242,6 +242,10 @@ def test_what_moved_is_counted_in_the_scripts():
         )
         for words, _ in what_moved.SUBJECTS.values()
     ), "each row finds something in lesson 05"
+    callback = what_moved.statements_in(what_moved.CALLBACK)
+    assert "class Table(Callback):" in callback
+    last = what_moved.table().splitlines()[-1]
+    assert int(last.split()[-1]) == len(lines) + len(callback)
     words, _ = what_moved.SUBJECTS["the table of epochs"]
     others = ("files.writable_folder(args.out)", "real = data.real_rows(total)")
     assert what_moved.count(list(others), words) == 0

@@ -7,6 +7,8 @@ import cloudpickle
 import pytest
 from commands import ROOT
 
+from multigpu import launch
+
 pytestmark = pytest.mark.slow
 
 # Not as `experiments`, because lesson 11's file has this name, too.
@@ -51,6 +53,22 @@ def test_in_async_the_fast_rank_has_ended_before_the_slow_ranks_last_step(runs):
     assert len(fast) == len(slow) == 6
     assert end(fast[-1]) < begin(slow[-1])
     assert experiments.step_seconds(fast) < 0.5 * experiments.step_seconds(slow)
+
+
+def test_with_one_peer_each_a_rank_still_waits_for_the_slow_one():
+    """Rank 0 meets rank 3 in every second step; rank 3 has paused 11 times before the last."""
+    name = "bagua:decentralized:shift_one"
+    seconds = launch.call(experiments.loop_seconds, 4, name, 12, 0.1)
+    assert seconds[0] >= 11 * 0.1
+
+
+def test_with_one_peer_each_pauses_in_turn_overlap():
+    """In ddp the pauses add up. With a peer each, two ranks can pause at the same time."""
+    seconds = {
+        name: launch.call(experiments.loop_seconds, 4, name, 12, 0.3, in_turn=True)[0]
+        for name in ("ddp", "bagua:decentralized:shift_one")
+    }
+    assert seconds["ddp"] >= 12 * 0.3 > seconds["bagua:decentralized:shift_one"]
 
 
 def test_the_picture_has_a_panel_for_each_and_both_ranks(runs):
