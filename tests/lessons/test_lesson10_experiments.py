@@ -68,7 +68,8 @@ def test_with_one_peer_each_pauses_in_turn_overlap():
         name: launch.call(experiments.loop_seconds, 4, name, 12, 0.3, in_turn=True)[0]
         for name in ("ddp", "bagua:decentralized:shift_one")
     }
-    assert seconds["ddp"] >= 12 * 0.3 > seconds["bagua:decentralized:shift_one"]
+    assert seconds["ddp"] >= 12 * 0.3
+    assert seconds["bagua:decentralized:shift_one"] < seconds["ddp"]
 
 
 def test_the_picture_has_a_panel_for_each_and_both_ranks(runs):
