@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 Tensor = torch.Tensor
-Gloo = dist.ProcessGroupGloo
+# torch's own class: under the face of CUDA, torch.distributed has another one by this name.
+Gloo = torch._C._distributed_c10d.ProcessGroupGloo
 # A function of gloo's group and of a method's arguments: it returns objects with `wait`.
 Move = Callable[..., list]
 

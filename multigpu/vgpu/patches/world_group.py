@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from multigpu.errors import UserError
+from multigpu.vgpu.patches.collectives import Gloo
 from multigpu.vgpu.patches.process_group import DEVICES, VirtualGroup
 from multigpu.vgpu.patches.same_ranks import SameRanks
 from multigpu.vgpu.sim.memory import Meter
@@ -37,7 +38,7 @@ class Messenger:
 
     def __init__(self, store: dist.Store, ranks: Sequence[int], own: int):
         self.ranks = tuple(ranks)
-        self.gloo = dist.ProcessGroupGloo(store, self.ranks.index(own), len(self.ranks))
+        self.gloo = Gloo(store, self.ranks.index(own), len(self.ranks))
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> dist.Work:
         """Send to rank `rank` of the world."""
