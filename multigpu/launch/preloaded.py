@@ -6,17 +6,8 @@ import os
 
 import numpy as np
 
-MODULES = (
-    "torch",
-    "torch._dynamo",  # DDP and optimizers import it, which takes a second
-    "torch.distributed",
-    "torch.nn.parallel",
-    "multigpu.data",
-    "multigpu.launch.spawning",
-    "multigpu.models",
-)
-
-for name in MODULES:
+# torch._dynamo: DDP and optimizers import it, which takes a second.
+for name in ("torch._dynamo", "multigpu.data", "multigpu.models"):
     importlib.import_module(name)
 # Without this, all forks would draw the same numbers from NumPy's global generator. Python's
 # `random` has the same rule of its own. torch starts with the same seed in each new process.

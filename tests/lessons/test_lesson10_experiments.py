@@ -69,7 +69,7 @@ def test_with_one_peer_each_pauses_in_turn_overlap():
         for name in ("ddp", "bagua:decentralized:shift_one")
     }
     assert seconds["ddp"] >= 12 * 0.3
-    assert seconds["bagua:decentralized:shift_one"] < seconds["ddp"]
+    assert seconds["bagua:decentralized:shift_one"] < 0.8 * seconds["ddp"]
 
 
 def test_the_picture_has_a_panel_for_each_and_both_ranks(runs):

@@ -617,6 +617,12 @@ NCAR_ON_CPU = {
         (r"\.to\(local_rank\)", '.to("cpu")'),
     ],
 }
+SMALLER_CV = [
+    ("pretrained=True", "pretrained=False"),
+    ("resnet50d", "resnet18d"),
+    ("num_workers=4", "num_workers=1"),
+    ('"batch_size": 64, "image_size": 224', '"batch_size": 4, "image_size": 64'),
+]
 COMPLETE_CV = (
     f"{TWO_RANKS} complete_cv_example.py --data_dir pets --checkpointing_steps epoch "
     "--output_dir out"
@@ -755,14 +761,7 @@ MORE = (
         f"{TWO_RANKS} cv_example.py --data_dir pets",
         reference_command=f"{TWO_RANKS} cv_example.py --data_dir pets --cpu",
         data={"pets": "pets"},
-        smaller={
-            "cv_example.py": [
-                ("pretrained=True", "pretrained=False"),
-                ("resnet50d", "resnet18d"),
-                ("num_workers=4", "num_workers=1"),
-                ('"batch_size": 64, "image_size": 224', '"batch_size": 4, "image_size": 64'),
-            ]
-        },
+        smaller={"cv_example.py": SMALLER_CV},
         losses=rf"epoch \d+: {NUMBER}",
     ),
     Case(
@@ -772,14 +771,7 @@ MORE = (
         COMPLETE_CV,
         reference_command=f"{COMPLETE_CV} --cpu",
         data={"pets": "pets"},
-        smaller={
-            "complete_cv_example.py": [
-                ("pretrained=True", "pretrained=False"),
-                ("resnet50d", "resnet18d"),
-                ("num_workers=4", "num_workers=1"),
-                ('"batch_size": 64, "image_size": 224', '"batch_size": 4, "image_size": 64'),
-            ]
-        },
+        smaller={"complete_cv_example.py": SMALLER_CV},
         losses=rf"epoch \d+: {NUMBER}",
     ),
     Case(

@@ -178,15 +178,10 @@ def test_an_import_is_not_left_half_done(notebook, tmp_path):
 # ---- ranks that a cell starts ---------------------------------------------------------------
 
 
-def test_the_servers_import_is_interrupted(prepared):
-    """The first test with `prepared`: the server still imports, and goes on."""
-    source = "print('starting')\nlaunch.call(print, 2)\nlaunch.call(print, 2)"
-    cell = prepared.run(source, interrupt_at="starting")
-    one_sentence(cell, "Interrupted")
-    assert "Traceback" not in cell.printed
+def test_with_ranks_their_parent_is_the_server(prepared):
     cell = prepared.run("import os\nprint(launch.call(os.getppid, 2), os.getpid())")
     (first, second), kernels = eval(cell.printed.replace("] ", "], "))
-    assert first == second != kernels, "the ranks' parent is the server"
+    assert first == second != kernels
 
 
 def test_forked_ranks_draw_different_numbers(prepared):
@@ -252,25 +247,26 @@ def test_mp_spawn_interrupted(notebook, tmp_path):
     assert ended(cell.printed)
 
 
-def test_ranks_interrupted_while_they_start(notebook):
-    """They import torch, and print nothing about the interrupt."""
-    assert not notebook.run("import threading, torch\nfrom multigpu import launch").error
-    source = "threading.Timer(0.5, print, ['starting']).start()\nlaunch.call(print, 2)"
-    cell = notebook.run(source, interrupt_at="starting")
-    one_sentence(cell, "Interrupted")
-    assert "Traceback" not in cell.printed
-    assert wait_until(lambda: not notebook.descendants(), 2)
+@pytest.mark.parametrize("ranks", [False, True])
+def test_the_first_ranks_of_a_kernel_interrupted(ranks):
+    """They, or their server, import torch, and print nothing about the interrupt.
 
-
-def test_the_first_ranks_of_a_kernel_interrupted():
-    """multiprocessing then starts its resource tracker, too, which unblocks SIGINT."""
-    source = "import threading, torch\nfrom multigpu import launch, lesson\n"
-    source += "lesson.setup('02-data-parallel')\n"
-    source += "threading.Timer(0.5, print, ['starting']).start()\nlaunch.call(print, 2)"
+    multiprocessing also starts its resource tracker, and then unblocks SIGINT.
+    """
+    source = f"""\
+import threading, torch
+from multigpu import launch, lesson
+lesson.setup("04-ddp-spawn", ranks={ranks})
+threading.Timer(0.5, print, ["starting"]).start()
+launch.call(print, 2)
+"""
     with kernel(ROOT / "notebooks") as started:
         cell = started.run(source, interrupt_at="starting")
         one_sentence(cell, "Interrupted")
         assert "Traceback" not in cell.printed
+        assert wait_until(lambda: len(started.descendants()) == ranks, 2), "the server alone"
+        again = started.run("print(launch.call(lambda: launch.find_world().rank, 2))")
+        assert again.printed.strip() == "[0, 1]"
 
 
 def test_virtual_gpus_in_an_interrupted_cell(notebook):
