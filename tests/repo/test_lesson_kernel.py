@@ -251,8 +251,8 @@ def test_mp_spawn_interrupted(notebook, tmp_path):
 def test_the_first_ranks_of_a_kernel_interrupted(ranks):
     """They, or their server, import torch, and print nothing about the interrupt.
 
-    multiprocessing also starts its resource tracker, and then unblocks SIGINT: the server would
-    end. (Ranks without a server are ended so soon that they seldom print, blocked or not.)
+    multiprocessing also starts its resource tracker, and then unblocks SIGINT: the
+    server would end. (Ranks without a server end so soon that they seldom print anyway.)
     """
     source = f"""\
 import threading, torch
