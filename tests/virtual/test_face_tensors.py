@@ -150,6 +150,27 @@ def test_torch_jit_compiles_calls_of_torch_device(cuda):
     assert result.device == torch.device("cuda:1") and result.item() == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_torch_jit_compiles_what_a_source_says_of_cuda(cuda):
+    def places(x: torch.Tensor) -> list[bool]:
+        first = torch.device("cuda:0")
+        return [x.is_cuda, x.device.type == "cuda", x.device == first, x.cuda().is_cuda]
+
+    class Flagged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.is_cuda = 3
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.is_cuda
+
+    scripted = torch.jit.script(places)
+    assert scripted(torch.ones(1, device="cuda:0")) == [True, True, True, True]
+    assert scripted(torch.ones(1, device="cuda:1")) == [True, True, False, True]
+    assert scripted(torch.ones(1)) == [False, False, False, True]
+    assert torch.jit.script(Flagged())(torch.ones(1, device="cuda:1")).item() == 4
+
+
 def test_files_have_cudas_devices(cuda):
     file = io.BytesIO()
     torch.save({"weight": torch.ones(2, device="cuda:1")}, file)
