@@ -96,6 +96,19 @@ def test_the_profiler_of_the_gpu_alone(cuda, monkeypatch):
     assert "aten::mm" in profile.key_averages().table()
 
 
+@pytest.mark.filterwarnings("ignore:.*export_memory_timeline")
+def test_the_profiler_has_a_memory_timeline_of_the_host_alone(cuda, tmp_path, monkeypatch):
+    monkeypatch.setattr(cuda_only, "notes", [])
+    measured = {"record_shapes": True, "profile_memory": True, "with_stack": True}
+    with torch.profiler.profile(**measured) as profile:
+        nn.Linear(8, 8)(torch.ones(4, 8)).sum().backward()
+    for device in ({}, {"device": "cuda:0"}):
+        with pytest.raises(UserError, match="pass device='cpu'"):
+            profile.export_memory_timeline(str(tmp_path / "memory.json"), **device)
+    profile.export_memory_timeline(str(tmp_path / "memory.json"), device="cpu")
+    assert (tmp_path / "memory.json").stat().st_size > 0
+
+
 def test_what_the_compiler_keeps_is_forgotten(cuda):
     torch.compiler.reset()
     torch.compiler.cudagraph_mark_step_begin()

@@ -86,6 +86,18 @@ def test_memory(cuda):
     assert "GPU:1" in torch.cuda.list_gpu_processes(1)
 
 
+def test_memory_without_a_tensor(cuda):
+    before = torch.cuda.memory_allocated(1)
+    address = torch.cuda.caching_allocator_alloc(8 * MIB, device=1)
+    assert torch.cuda.memory_allocated(1) - before == 8 * MIB
+    torch.cuda.caching_allocator_delete(address)
+    assert torch.cuda.memory_allocated(1) == before
+    with pytest.raises(UserError, match="deleted already"):
+        torch.cuda.caching_allocator_delete(address)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.cuda.caching_allocator_alloc(20 * 2**30)
+
+
 def test_a_share_of_the_memory(cuda):
     torch.cuda.set_per_process_memory_fraction(0.25, 1)
     try:

@@ -7,6 +7,7 @@ of torch's profiler are left out, which is said once. `notes` has what was left 
 import os
 import sys
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NoReturn
 
 from multigpu.errors import UserError
@@ -117,6 +118,20 @@ def _profile(original: Callable) -> Callable:
     return __init__
 
 
+def _export_memory_timeline(original: Callable) -> Callable:
+    @wraps(original)
+    def export_memory_timeline(self: Any, path: str, device: str | None = None) -> None:
+        # torch's default is the GPU, if there is one.
+        if not str(device).startswith("cpu"):
+            raise UserError(
+                "torch.profiler measures the host alone, so it has no memory timeline of a "
+                "virtual GPU: pass device='cpu', or read torch.cuda.max_memory_allocated()."
+            )
+        original(self, path, device)
+
+    return export_memory_timeline
+
+
 class _AllocatorState:
     """The state of CUDA's memory that a CUDA graph keeps, of which there are none."""
 
@@ -148,4 +163,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Replacement("torch", "compile", _compile, "inductor has no code for virtual GPUs"),
     Replacement("torch.autograd.profiler.profile", "__init__", _profile, PROFILER),
+    Replacement(
+        "torch.profiler.profile", "export_memory_timeline", _export_memory_timeline, PROFILER
+    ),
 )
