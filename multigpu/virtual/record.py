@@ -70,6 +70,7 @@ class Summary:
     """What a process did until now.
 
     rank       its rank, if it is one
+    start      of a rank: a text that the ranks of one start of a launcher share
     started    when it started, in seconds of the real clock, to order the processes
     label      the simulated machine: "simulated: 2 × V100-16GB, NVLink2"
     seconds    the simulated time that it has reached
@@ -86,6 +87,7 @@ class Summary:
     started: float
     label: str
     seconds: float
+    start: str = ""
     events: int = 0
     whole_until: float | None = None
     ended: bool = False
@@ -120,7 +122,10 @@ def append_events(path: Path, fields: list[Any], notes: dict[int, str]) -> None:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The records of all processes in the folder: by rank, then by start."""
+    """The records of all processes in the folder.
+
+    The ranks come first: by start, in the order of their first processes, then by rank.
+    """
     records = []
     for path in folder.glob("*.json"):
         values = json.loads(path.read_text())
@@ -133,12 +138,18 @@ def read_records(folder: Path) -> list[Record]:
             if note:
                 notes[event] = note
         records.append(Record(summary, events, notes))
-    return sorted(records, key=_place)
+    first: dict[str, float] = {}
+    for record in records:
+        start, time = record.summary.start, record.summary.started
+        first[start] = min(time, first.get(start, time))
 
+    def place(record: Record) -> tuple[bool, float, int, float]:
+        summary = record.summary
+        if summary.rank is None:
+            return True, 0.0, 0, summary.started
+        return False, first[summary.start], summary.rank, summary.started
 
-def _place(record: Record) -> tuple[bool, int, float]:
-    rank = record.summary.rank
-    return rank is None, rank or 0, record.summary.started
+    return sorted(records, key=place)
 
 
 def _read_events(path: Path) -> Iterator[tuple[Event, str]]:

@@ -39,6 +39,15 @@ INTERVAL = 0.2
 # The last steps that are kept; each write of the record writes them.
 MOST_STEPS = 1000
 KINDS = ("compute", "transfer", "collective")
+# Variables that are equal in all ranks of one start: Slurm's, torchrun's, Open MPI's.
+OF_A_START = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "PMIX_NAMESPACE",
+    "MASTER_PORT",
+)
 
 
 class Recorder:
@@ -56,6 +65,7 @@ class Recorder:
         self.events_path = folder / f"{name}.events"
         self.started = time.time()
         self.rank: int | None = None
+        self.start = ""
         self.num_events = 0
         self.num_written = 0
         self.whole_until: float | None = None
@@ -87,6 +97,7 @@ class Recorder:
             summary = Summary(
                 pid=os.getpid(),
                 rank=self.rank,
+                start=self.start,
                 started=self.started,
                 label=machine.label(),
                 seconds=machine.clock.reached(),
@@ -187,6 +198,8 @@ class Recorder:
                 self.rank = dist.get_rank()
             elif self.rank is None:
                 self.rank = int(os.environ["RANK"]) if "RANK" in os.environ else None
+        if self.rank is not None and not self.start:
+            self.start = " ".join(os.environ.get(name, "-") for name in OF_A_START)
 
 
 # This process's recorder; None outside of `multigpu virtual`.

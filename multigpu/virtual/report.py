@@ -208,10 +208,23 @@ class Report:
         return f"{seconds / self.seconds:.1%}" if self.seconds else "-"
 
     def _process(self, record: Record) -> str:
-        """A process's name: its rank, else its number among those that used a GPU."""
-        if record.summary.rank is not None:
-            return f"rank {record.summary.rank}"
+        """A process's name: its rank, else its number among those that used a GPU.
+
+        A job array, a restart by torchrun and a second torchrun have a rank 0 each: their
+        starts have numbers.
+        """
+        rank = record.summary.rank
+        if rank is not None:
+            starts = self._starts()
+            if len(starts) == 1:
+                return f"rank {rank}"
+            return f"start {starts.index(record.summary.start) + 1}, rank {rank}"
         return f"process {self.records.index(record)}"
+
+    def _starts(self) -> list[str]:
+        """The starts of ranks, in their order."""
+        ranks = (one.summary for one in self.records if one.summary.rank is not None)
+        return list(dict.fromkeys(summary.start for summary in ranks))
 
     def _lane(self, record: Record, device: Device) -> str:
         name = f"cuda:{device.shown}"

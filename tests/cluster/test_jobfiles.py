@@ -219,6 +219,23 @@ def test_the_other_jobs_on_virtual_gpus(cluster, tmp_path: Path, stem: str, word
     assert "V100-16GB" in report and "cuda:0" in report, report
 
 
+@pytest.mark.skipif("ALL_JOBS" not in os.environ, reason="make test-jobs runs it")
+def test_an_array_on_virtual_gpus(cluster, root: Path, npz):
+    """The report has each task of the array as a start of its own."""
+    shutil.copy(ROOT / "scripts/PT_CNN_Scaling.py", root / "scripts")
+    flags = ("--gpus", 2, "--gpus-per-node", 2, "--between-nodes", "Ethernet25")
+    sbatch = ("sbatch", "--wait", "--output=log-%a", "slurm/PT_CNN_Scaling.slurm")
+    more = ("--data", npz(), "--epochs", 1, "--batch-size", 8, "--prove")
+    done = cluster.run("multigpu", "virtual", *flags, *sbatch, *more, cwd=root, timeout=300)
+    logs = [log.read_text() for log in sorted(root.glob("log-*"))]
+    assert done.returncode == 0 and len(logs) == 3, logs
+    for log, ranks_of_task in zip(logs, (1, 2, 4), strict=True):
+        assert f"device: {ranks_of_task} × V100-16GB (virtual), nccl" in log
+        assert "limit 1e-05: holds" in log
+    lanes = set(re.findall(r"^(start \d, rank \d), cuda", done.stderr, re.MULTILINE))
+    assert len(lanes) == 1 + 2 + 4, done.stderr
+
+
 @pytest.mark.parametrize(
     ("stem", "words"),
     [

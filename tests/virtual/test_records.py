@@ -135,8 +135,8 @@ def test_what_was_left_out_is_said(tmp_path, monkeypatch, a_recorder):
     ]
 
 
-def a_record(folder, name, rank, seconds, devices, events):
-    summary = Summary(1, rank, 0.0, "label", seconds, ended=True)
+def a_record(folder, name, rank, seconds, devices, events, start="", started=0.0):
+    summary = Summary(1, rank, started, "label", seconds, start, ended=True)
     summary.devices = [Device(number, number, 1024, 2048, compute=1.0) for number in devices]
     write_summary(folder / f"{name}.json", summary)
     append_events(
@@ -168,6 +168,39 @@ def test_ranks_are_joined_in_one_timeline(tmp_path):
     assert lines[1] == "simulated time: 4.00 s"
     row = next(line for line in lines if line.startswith("rank 1, cuda:1"))
     assert row.split()[3:] == ["1.00", "KiB", "2.00", "KiB", "25.0%", "0.0%", "0.0%", "100.0%"]
+
+
+def test_two_starts_of_the_same_ranks(tmp_path):
+    for name, rank, start, started in (
+        ("a", 0, "second", 3.0),
+        ("b", 1, "second", 2.5),
+        ("c", 1, "first", 1.0),
+        ("d", 0, "first", 2.0),
+        ("e", None, "", 0.0),
+    ):
+        a_record(tmp_path, name, rank, 1.0, [rank or 0], [], start, started)
+    assert Report(tmp_path, Options(gpus=2)).timeline().lanes == [
+        "start 1, rank 0, cuda:0",
+        "start 1, rank 1, cuda:1",
+        "start 2, rank 0, cuda:0",
+        "start 2, rank 1, cuda:1",
+        "process 4, cuda:0",
+    ]
+
+
+def test_what_tells_the_starts_apart(tmp_path, monkeypatch, a_recorder):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    starts = []
+    for restarts in ("0", "0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        a_recorder.start = ""
+        work()
+        a_recorder.write()
+        (record,) = read_records(tmp_path)
+        assert record.summary.rank == 1
+        starts.append(record.summary.start)
+    assert starts[0] == starts[1] != starts[2]
 
 
 def test_a_timeline_as_text():
