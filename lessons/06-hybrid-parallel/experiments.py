@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from multigpu import launch, vgpu
 from multigpu.models import CNN
+from multigpu.models.transformer import Block
 
 GIB = 2**30
 # The course's CNN with a wide hidden layer and many classes: fc1 has 564 million weights, fc2
