@@ -507,10 +507,10 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # %% [markdown]
 # With HDR200, FSDP over four GPUs is the fastest.
 #
-# Is the comparison fair? 2 × 2 had 4 micro-batches, and in a pipeline of two stages the bubble
-# is then 1/5 of the computing (lesson 03). With more micro-batches it is shorter. But each one
-# reads all weights, and adds to all gradients. Which number is the fastest? The V100s of this
-# sweep have 32 GiB, because 8 micro-batches need a little more than 16.
+# Is the comparison fair? 2 × 2 had 4 micro-batches. In a pipeline of two stages the bubble is
+# then 1/5 of the time of forward and backward (lesson 03). With more micro-batches it is
+# shorter. But each one reads all weights, and adds to all gradients. Which number is the
+# fastest? The V100s of this sweep have 32 GiB, because more than 4 do not fit into 16.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_best = 16  # with 2, 4, 8 or 16 micro-batches 2 × 2 is the fastest?
