@@ -88,7 +88,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # lesson.setup("09-lightning", ranks=True)
 # from experiments import compare, show
-# from what_moved import statements, table
+# from what_moved import CALLBACK, bars, statements, statements_in
 #
 # train, _ = data.load(data.fetch(None))
 # QUIET = {
@@ -506,18 +506,21 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## What has moved
-# The next cell counts the statements of lesson 05's script and of this one, by subject. The
-# library's statements are not counted. The last row adds those of the callback `Table`: it is
-# in the library, but prints the table that lesson 05's script prints itself.
+# The next cell counts the statements of lesson 05's script and of this one. The library's
+# statements are not counted. A second count adds those of the callback `Table`: it is in the
+# library, but prints the table that lesson 05's script prints itself.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_left = 50  # % of lesson 05's statements that this lesson's script needs
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_left)
-# print(table())
-# percentage = 100 * len(statements("PTL_multiGPU")) / len(statements("PT_CNN_MultiGPU"))
+# before, after = (len(statements(stem)) for stem in ("PT_CNN_MultiGPU", "PTL_multiGPU"))
+# with_table = after + len(statements_in(CALLBACK))
+# print(f"statements: lesson 05 {before}, lesson 09 {after}, with Table {with_table}")
+# percentage = 100 * after / before
 # lesson.compare("of lesson 05's statements", guess_left, percentage, unit="%", digits=0)
+# bars()
 
 # %% [markdown]
 # Fewer than a third of the statements are gone. Most of what is left is the model, the data
@@ -561,9 +564,7 @@ if __name__ == "__main__":
 #   rank 0 logs falls by 2 in each epoch, what rank 1 logs rises by 1. So the mean falls.
 # - In another run, each rank logs its own rank number, 0 or 1, once per epoch.
 #
-# The second cell below runs for about half a minute before it prints anything. Your guesses
-# are about its rows "test images counted" and "epochs until EarlyStopping"; the text below it
-# explains these first, and then the others.
+# The second cell below runs for about half a minute before it prints anything.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_counted = 7  # how many of the seven test images does Lightning count?
@@ -573,7 +574,7 @@ if __name__ == "__main__":
 # lesson.need(guess_counted)
 # lesson.need(guess_stop, choices=("yes", "no"))
 # this, lightning = compare()
-# show(this, lightning)
+# show(this, lightning, "test images", "mean error", "epochs until", "these epochs")
 # lesson.compare("images counted by Lightning", guess_counted, lightning[0]["rows"], digits=0)
 # stops = "yes" if lightning[0]["epochs"] < 9 else "no"
 # lesson.compare("Lightning's EarlyStopping stops", guess_stop, stops)
@@ -585,7 +586,15 @@ if __name__ == "__main__":
 # stop, all stop: rank 1's rising number ended the training. With `sync_dist=True` both
 # libraries train equally many epochs.
 #
-# The other rows of the table:
+# The same runs have tried more:
+
+# %% tags=["active-ipynb"]
+# show(this, lightning, "loss of", "steps", "predict", "rank's", "loader", "layer")
+# apart = proof.difference(this[0]["net"], lightning[0]["net"])
+# print(f"weights of the lesson's module equal within 1e-6: {apart <= 1e-6}")
+
+# %% [markdown]
+# The lesson's own module learns the same in both libraries. Of the other rows:
 #
 # - An epoch has 2 steps instead of 4, because each step takes one batch on each rank.
 # - `predict` returns all batches on each rank of this Trainer, and in Lightning a rank's own.
@@ -598,7 +607,7 @@ if __name__ == "__main__":
 # **Can a library own the code about GPUs and ranks?** Most of it: the devices, the start of
 # the ranks, the sampler, the loop, checkpoints. In both libraries two things stay yours: what
 # the batch of your loader means with several ranks, and the mean over an uneven batch. In
-# Lightning more is yours, as the table shows: `sync_dist=True` for numbers by epoch, a sampler
+# Lightning more is yours, as the tables show: `sync_dist=True` for numbers by epoch, a sampler
 # that does not repeat test images, joining what the ranks predict, and unfreezing no layer
 # during the training. **Does the model learn the same?** With the first two done right it
 # does: the proof holds on two ranks.

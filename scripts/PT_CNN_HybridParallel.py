@@ -51,13 +51,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson, plots, vgpu
 #
 # lesson.setup("06-hybrid-parallel", ranks=True)
-# from experiments import IMAGES, LARGE, joined, layout_steps, one_process
+# from experiments import IMAGES, LARGE, TRANSFORMER, joined, layout_steps, one_process
 
 # %% [markdown]
 # ## Step 1 · Does the model fit?
-# The model is the course's CNN with 90,000 hidden units and 6,000 classes. (Its tensors have
-# shapes but no numbers: that is enough for memory and simulated time.) The GPUs are V100s.
-# Predict first: write your answer, then run the cell.
+# The model is the course's CNN with 90,000 hidden units and 6,000 classes. Nearly all weights
+# are in two layers, so you can compute its memory and its messages on paper; step 5 has a
+# transformer, too. (The tensors have shapes but no numbers: that is enough for memory and
+# simulated time.) The GPUs are V100s. Predict first: write your answer, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_memory = 4.4  # GiB that training needs for 1.1 billion weights in fp32 with Adam
@@ -261,9 +262,10 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # speeds = {layout: [] for layout in layouts}
 # for (_, layout, network), step in zip(cases, by_rank[0]):
 #     speeds[layout].append(step.images / step.seconds)
-#     print(f"{network:<10} {layout}: {speeds[layout][-1]:.0f} images/s simulated")
 #
 # inside, across = (speeds[layout][0] for layout in layouts)
+# print(f"Ethernet10, images/s simulated: inside {inside:.0f}, across {across:.0f},", end=" ")
+# print(f"one node {one_node:.0f}")
 # what = "inside, times as fast as across"
 # lesson.compare(what, guess_inside, inside / across, unit="×", digits=1)
 # what = "both nodes, times as fast as one"
@@ -310,7 +312,7 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # %% [markdown]
 # Compute these times before you choose a layout. With 8,192 images the gradients take less
 # time. With fewer images there are fewer activations, but as many gradients. The next cell
-# simulates both layouts with 4,096 images (five seconds):
+# simulates both layouts with 4,096 images:
 
 # %% tags=["active-ipynb"]
 # half = IMAGES // 2
@@ -324,8 +326,35 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 #     print(f"activations {seconds:.1f} s: {faster} is {times:.1f} times as fast")
 
 # %% [markdown]
-# The layout whose messages take less time wins. But is the second node worth it? A faster
-# network changes that answer:
+# The layout whose messages take less time wins.
+#
+# **A transformer** has fewer activations for its weights. Six transformer blocks with a hidden
+# size of 3,840 have 1.1 billion weights, too, but only 3,840 activations per token where they
+# are cut in halves. A step has 8,192 tokens: 8 sequences of 1,024. Compute the time of the
+# messages with 10 Gb/s Ethernet, then predict:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_blocks = 0.8  # the transformer, stages across: times as fast as stages inside
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_blocks)
+# blocks, hidden, _ = TRANSFORMER.values()
+# seconds = [4 * 12 * blocks * hidden**2, 2 * 4 * IMAGES * hidden]  # a block: 12 × hidden²
+# seconds = [size / network.bandwidth for size in seconds]
+# print("transformer: gradients {:.1f} s, activations {:.1f} s".format(*seconds))
+#
+# ethernet = [("transformer", layout, "Ethernet10") for layout in layouts]
+# steps, _ = launch.call(layout_steps, 2, ethernet, Halves)
+# alone = one_process(Halves, model="transformer")
+# of_blocks = [step.images / step.seconds for step in (*steps, alone)]
+# text = "tokens/s simulated: inside {:.0f}, across {:.0f}, one node {:.0f}"
+# print(text.format(*of_blocks))
+# what = "across, times as fast as inside"
+# lesson.compare(what, guess_blocks, of_blocks[1] / of_blocks[0], unit="×", digits=1)
+
+# %% [markdown]
+# So for a transformer stages belong *across* the nodes, and then the second node is worth it
+# also with 10 Gb/s Ethernet. For the CNN it is not. But a faster network changes that:
 
 # %% tags=["active-ipynb"]
 # # Gigabytes per second and node. With HDR200 each GPU has its own adapter.
@@ -339,6 +368,7 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # enough = next(i for i, ratio in enumerate(curves[layouts[0]]) if ratio > 1.05)
 # title = f"Two nodes are faster than one with {networks[enough]}, "
 # title += f"and {max(curves[layouts[0]]):.2f} times as fast with {networks[-1]}"
+# print(f"{networks[-1]}: {layouts[0]} {speeds[layouts[0]][-1]:.0f} images/s simulated")
 # label = "times as fast as one node,\nsimulated"
 # plots.lines(bandwidths, curves, "GB/s between the nodes, per node", label, title)
 
@@ -346,7 +376,7 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # ## A model that fits
 # The same four GPUs, with the best of these networks and a model that needs no stages: lesson
 # 03's CNN with 320 hidden units. Now four replicas can run, one per GPU. Are they faster than
-# 2 × 2, two replicas of two stages? (Five seconds.)
+# 2 × 2, two replicas of two stages?
 
 # %% tags=["active-ipynb", "guess"]
 # guess_replicas = 1  # four replicas: times as fast as 2 × 2
@@ -387,68 +417,129 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 #
 # There are two ways. *Over four GPUs*, each keeps a quarter. *Inside nodes*, each node has a
 # replica, and each of its GPUs keeps a half; an all-reduce between the nodes averages the
-# gradients, as with stages inside. Predict for the large model, 8,192 images in a step and 10
-# Gb/s Ethernet:
-
-# %% tags=["active-ipynb", "guess"]
-# guess_four = 1  # FSDP over four GPUs: times as fast as 2 × 2 (stages inside)
-# guess_nodes = 1  # FSDP inside nodes: times as fast as 2 × 2 (stages inside)
-
-# %% [markdown]
+# gradients, as with stages inside.
+#
 # `fully_shard` is torch's FSDP. A *mesh* numbers the GPUs in one dimension or in two: weights
-# are sharded over the last one. (On real GPUs its first argument is `"cuda"`.) Four ranks
-# simulate both ways with the four networks (20 seconds):
+# are sharded over the last one. First with numbers: four CPU processes, the course's CNN, and
+# the 32 images of step 3. (On GPUs the mesh's device is `"cuda"`.)
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_four, guess_nodes)
 # from torch.distributed.device_mesh import init_device_mesh
 # from torch.distributed.fsdp import fully_shard
 #
+# ways = ("FSDP over four GPUs", "FSDP inside nodes")
 #
-# def shard_weights(model, way):
+#
+# def shard_weights(model, way, device="vgpu"):
 #     if way == "FSDP over four GPUs":
-#         mesh = init_device_mesh("vgpu", (4,), mesh_dim_names=("GPUs",))
+#         mesh = init_device_mesh(device, (4,), mesh_dim_names=("GPUs",))
 #     else:  # 2 nodes × 2 GPUs
-#         mesh = init_device_mesh("vgpu", (2, 2), mesh_dim_names=("nodes", "GPUs"))
+#         mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("nodes", "GPUs"))
 #     for layer in model.children():
 #         fully_shard(layer, mesh=mesh)
 #     fully_shard(model, mesh=mesh)
 #
 #
-# ways = ("FSDP over four GPUs", "FSDP inside nodes")
+# def fsdp_gradients(batches, classes):
+#     """In each rank, for both ways: its shard of fc1's weight, and the whole gradients."""
+#     dist.init_process_group("gloo")
+#     rank = dist.get_rank()
+#     found = []
+#     for way in ways:
+#         torch.manual_seed(0)
+#         model = CNN()
+#         shard_weights(model, way, "cpu")
+#         F.cross_entropy(model(batches[rank]), classes[rank]).backward()
+#         gradients = [weight.grad.full_tensor() for weight in model.parameters()]
+#         found.append((tuple(model.fc1.weight.to_local().shape), gradients))
+#     dist.destroy_process_group()
+#     return found
+#
+#
+# print("fc1's weight:", tuple(serial.fc1.weight.shape))
+# of_rank_0, *_ = launch.call(fsdp_gradients, 4, images.chunk(4), labels.chunk(4))
+# for way, (shard, whole_gradients) in zip(ways, of_rank_0):
+#     pairs = zip(whole_gradients, serial.parameters())
+#     difference = proof.largest((own - weight.grad).abs().max() for own, weight in pairs)
+#     print(f"{way}: a rank keeps {shard}, all gradients equal: {difference < 1e-7}")
+
+# %% [markdown]
+# The gradients are those of one model on the whole batch. Now the large model, with 8,192
+# images in a step and 10 Gb/s Ethernet. How fast is each way?
+
+# %% tags=["active-ipynb", "guess"]
+# guess_four = 1  # FSDP over four GPUs: times as fast as 2 × 2 (stages inside)
+# guess_nodes = 1  # FSDP inside nodes: times as fast as 2 × 2 (stages inside)
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_four, guess_nodes)
 # cases = [("large", way, network) for network in networks for way in ways]
 # steps, *_ = launch.call(layout_steps, 4, cases, Halves, shard=shard_weights)
 # sharded = {way: [] for way in ways}
-# for (_, way, name), step in zip(cases, steps):
+# for (_, way, _), step in zip(cases, steps):
 #     sharded[way].append(step.images / step.seconds)
-#     print(f"{name:<10} {way}: {sharded[way][-1]:.0f} images/s simulated,", end=" ")
-#     print(f"peak {step.peak[0]:.1f} GiB")
 #
-# for way, guess in zip(ways, (guess_four, guess_nodes)):
+# for way, guess, step in zip(ways, (guess_four, guess_nodes), steps):
+#     print(f"{way}: peak {step.peak[0]:.1f} GiB")
 #     ratio = sharded[way][0] / inside
 #     lesson.compare(f"{way} against 2 × 2", guess, ratio, unit="×", digits=1)
 # # Over four GPUs a node sends 3 of 4 shards 3 times: the weights twice, the gradients once.
 # sent = 3 * 3 / 4 * gradients
 # print(f"over four GPUs: {sent / 1e9:.1f} GB from each node:", end=" ")
 # print(f"{sent / network.bandwidth:.1f} s with {network.name}")
-#
-# curves = {f"2 × 2, {layouts[0]}": speeds[layouts[0]]} | sharded
-# curves = {name: [speed / one_node for speed in curve] for name, curve in curves.items()}
-# ratios = [new / old for new, old in zip(sharded[ways[1]], speeds[layouts[0]])]
-# title = f"FSDP inside nodes: {min(ratios):.1f} to {max(ratios):.1f} times as fast as 2 × 2"
-# label = "times as fast as one node\nwith two stages, simulated"
-# plots.lines(bandwidths, curves, "GB/s between the nodes, per node", label, title)
 
 # %% [markdown]
 # With FSDP there are no stages, so there is no bubble. But the weights are sent, too. Over
 # four GPUs they cross the Ethernet: 8.0 s of messages, against 3.5 s for the gradients of
-# 2 × 2. With a fast network this matters less than the bubble, and FSDP is faster. (Here 2 × 2
-# has 4 micro-batches in GPipe's order. With more micro-batches its bubble is shorter: lesson
-# 03.)
+# 2 × 2. Inside nodes the weights are sent by NVLink, and only the gradients cross the slow
+# network, as with 2 × 2. And with the other networks?
+
+# %% tags=["active-ipynb"]
+# curves = {f"2 × 2, {layouts[0]}": speeds[layouts[0]]} | sharded
+# curves = {name: [speed / one_node for speed in curve] for name, curve in curves.items()}
+# ratios = [new / old for new, old in zip(sharded[ways[1]], speeds[layouts[0]])]
+# title = f"FSDP inside nodes: {min(ratios):.1f} to {max(ratios):.1f} times as fast as 2 × 2"
+# print(f"{networks[-1]}, images/s simulated:", end=" ")
+# print(", ".join(f"{way} {sharded[way][-1]:.0f}" for way in ways))
+# label = "times as fast as one node\nwith two stages, simulated"
+# plots.lines(bandwidths, curves, "GB/s between the nodes, per node", label, title)
+
+# %% [markdown]
+# With HDR200, FSDP over four GPUs is the fastest.
 #
-# Inside nodes the weights are sent by NVLink, and only the gradients cross the slow network,
-# as with 2 × 2: FSDP is faster with all four networks. It needs 14.3 of the 16 GiB. Over four
-# GPUs the peak is 10.8 GiB, which leaves room for a larger model.
+# Is the comparison fair? 2 × 2 had 4 micro-batches. In a pipeline of two stages the bubble is
+# then 1/5 of the time of forward and backward (lesson 03). With more micro-batches it is
+# shorter. But each one reads all weights, and adds to all gradients. Which number is the
+# fastest? The V100s of this sweep have 32 GiB, because more than 4 do not fit into 16.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_best = 16  # with 2, 4, 8 or 16 micro-batches 2 × 2 is the fastest?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_best)
+# ends = {name: ("large", layouts[0], name) for name in (networks[0], networks[-1])}
+# counts = (2, 4, 8, 16)
+# by_count = {}
+# for count in counts:
+#     more = {"micro_batches": count, "memory": "32GiB"}
+#     by_count[count], _ = launch.call(layout_steps, 2, list(ends.values()), Halves, **more)
+#
+# curves = {}
+# for place, name in enumerate(ends):
+#     fsdp = sharded[ways[1]][networks.index(name)]
+#     of_name = [by_count[count][place] for count in counts]
+#     curves[name] = [step.images / step.seconds / fsdp for step in of_name]
+# best = max(counts, key=lambda count: curves["HDR200"][counts.index(count)])
+# print(f"{best} micro-batches: peak {max(by_count[best][1].peak):.2f} GiB")
+# lesson.compare("micro-batches, fastest with HDR200", guess_best, best, digits=0)
+# most = max(max(curve) for curve in curves.values())
+# title = f"2 × 2 has at most {most:.2f} of the speed of FSDP inside nodes"
+# label = "speed ÷ FSDP inside nodes,\nsimulated"
+# plots.lines(counts, curves, "micro-batches of 2 × 2", label, title)
+
+# %% [markdown]
+# FSDP inside nodes is faster than 2 × 2 with each of these numbers. It needs 14.3 of the 16
+# GiB. Over four GPUs the peak is 10.8 GiB, which leaves room for a larger model.
 #
 # ## Step 6 · Train and evaluate
 # This is as in lesson 05. Only the lines with `halves.first` and `halves.second` are new:
@@ -578,7 +669,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it
-# Two ranks, four GPUs (ten seconds). On two nodes of a cluster:
+# Two ranks, four GPUs. On two nodes of a cluster:
 # `sbatch slurm/PT_CNN_HybridParallel.slurm`.
 
 # %% tags=["active-ipynb"]
@@ -587,11 +678,15 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # **The answer.** All four GPUs train the large model as two replicas of two stages, or with
-# FSDP. For 8,192 images, stages inside a node are faster than stages across, and FSDP inside
-# nodes is faster than both; with the fastest network, FSDP over all four GPUs is the fastest.
-# Compute the time of the messages and the memory before you choose. Two nodes are worth it if
-# the network between them is fast enough (the pictures of the speeds). With 10 Gb/s Ethernet,
-# use one node.
+# FSDP. Compute two things before you choose: the memory of a GPU, and the time of the messages
+# that cross the slow network.
+#
+# - The CNN has many activations where it is cut. With 8,192 images its stages belong inside a
+#   node, FSDP inside nodes is faster still, and with 10 Gb/s Ethernet the second node is not
+#   worth it.
+# - The transformer has few. Its stages belong across the nodes, and two nodes are faster than
+#   one also with 10 Gb/s Ethernet.
+# - For the CNN, with 200 Gb/s for each GPU, FSDP over all four GPUs is the fastest.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("06 model and data parallel", "results/06"))

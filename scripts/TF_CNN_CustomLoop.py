@@ -104,8 +104,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Design the model, and open the scope
-# The model and the optimizer's state are made in the scope, so they are mirrored. The rest of
-# the loop needs no scope.
+# `tf_common.cnn` makes the first notebook's model, layer by layer the same. The model and the
+# optimizer's state are made in the scope, so they are mirrored. The rest of the loop needs no
+# scope.
 
 
 # %%

@@ -16,9 +16,11 @@
 import argparse
 import time
 
+import torch
 from torch.utils.data import TensorDataset
 
 from multigpu import data, files, flags, launch, metrics, tf_common
+from multigpu.models import CNN
 from multigpu.tf_common import tf  # TensorFlow, without the messages of its start
 
 
@@ -170,9 +172,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #         name: [float(copy) for copy in strategy.experimental_local_results(gradients)]
 #         for name, gradients in all_rules(distributed(numbers), float(size)).items()
 #     }
-#     sums = [f"{name} {sum(both):.1f}" for name, both in found[size].items()]
-#     print(f"{size} numbers: one device {-2 * sum(numbers) / size:.1f}; {', '.join(sums)}")
 #
+# sums = [f"{name} {sum(both):.1f}" for name, both in found[3].items()]
+# print(f"1, 2, 6: one device {-2 * (1 + 2 + 6) / 3:.1f}; {', '.join(sums)}")
 # halved = sum(found[3]["mean ÷ replicas"])
 # lesson.compare("1, 2, 6, mean ÷ replicas", guess_halved, halved, digits=1)
 # gradient_bars(found, right=-6)
@@ -185,10 +187,54 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # the word *weights* means the model's weights.
 #
 # ## Design the model
-# `tf_common.cnn` is the CNN of the other lessons in Keras, with the same first weights. Two
-# things differ, and no error reports them: the channels come last, and `padding="same"` is not
-# PyTorch's padding at a stride of 2.
+# The CNN of the other lessons in Keras, with the same first weights. In Keras the channels
+# come last.
+
+
+# %%
+def cnn(
+    shape: tuple[int, int, int] = (1, 8, 8), classes: int = 10, seed: int = 0
+) -> tf.keras.Sequential:
+    """The CNN, with the weights that PyTorch draws for `seed`."""
+    channels, height, width = shape
+    layers = tf.keras.layers
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((height, width, channels)),
+            layers.Conv2D(16, kernel_size=3, padding="same", activation="tanh"),
+            layers.ZeroPadding2D(1),
+            layers.Conv2D(32, kernel_size=3, strides=2, activation="tanh"),
+            layers.Flatten(),
+            layers.Dense(64, activation="tanh"),
+            layers.Dense(classes, dtype="float32"),  # not in 16 bit, also with --amp
+        ]
+    )
+    torch.manual_seed(seed)
+    # Transposes PyTorch's weights.
+    model.set_weights(tf_common.keras_weights(CNN(shape, classes)))
+    return model
+
+
+# %% [markdown]
+# Why `ZeroPadding2D`? With `padding="same"` at a stride of 2, Keras pads one side only, and
+# PyTorch pads both. The same weights with either padding, compared with PyTorch:
+
+# %% tags=["active-ipynb"]
+# torch.manual_seed(0)
+# with torch.no_grad():
+#     expected = CNN()(train[:64][0]).numpy()
 #
+# first, _, second, *others = cnn().layers
+# same = tf.keras.layers.Conv2D(32, 3, strides=2, padding="same", activation="tanh")
+# variant = tf.keras.Sequential([tf.keras.Input((8, 8, 1)), first, same, *others])
+# same.set_weights(second.get_weights())
+#
+# away = abs(cnn()(images[:64]).numpy() - expected).max()
+# print(f"ZeroPadding2D: outputs within 1e-6 of PyTorch's: {away < 1e-6}")
+# away = abs(variant(images[:64]).numpy() - expected).max()
+# print(f'padding="same": outputs up to {away:.2f} away, and no error')
+
+# %% [markdown]
 # ## Read in the data
 # This `tf.data` pipeline puts the images in order, and makes **global** batches of them. Then
 # `prefetch` reads the next batch while a step is computed. A batch has three parts: images,
@@ -303,7 +349,7 @@ def make(
     """The compiled model, with a copy of each variable on each replica."""
     keras = tf.keras
     with strategy.scope():
-        model = tf_common.cnn(shape, classes, args.seed)
+        model = cnn(shape, classes, args.seed)
         optimizer = keras.optimizers.SGD(args.lr, momentum=0.9)
 
         # The sum of loss × sample weight. Keras divides only a mean by the number of replicas.
@@ -348,7 +394,7 @@ def make(
 # %% tags=["active-ipynb"]
 # lesson.need(guess_outside, choices=("error", "one device", "both"))
 # CrossEntropy = tf.keras.losses.SparseCategoricalCrossentropy
-# forgotten = tf_common.cnn()
+# forgotten = cnn()
 # forgotten.compile("sgd", CrossEntropy(from_logits=True))
 # print("the model's strategy:", type(forgotten.distribute_strategy).__name__)
 # before = forgotten.get_weights()[-1]
@@ -380,14 +426,14 @@ def make(
 # compared with one device. The last batch is uneven.
 
 # %% tags=["active-ipynb"]
-# serial = tf_common.cnn()
+# serial = cnn()
 # tf_common.train_serially(serial, train, epochs=1, batch_size=64, lr=0.05, seed=0)
 #
 #
 # def after_an_epoch(loss, batches):
 #     """The largest difference from the serial run's weights, after one epoch of fit."""
 #     with strategy.scope():
-#         model = tf_common.cnn()
+#         model = cnn()
 #         model.compile(tf.keras.optimizers.SGD(0.05, momentum=0.9), loss)
 #     model.fit(batches, steps_per_epoch=23, shuffle=False, verbose=0)
 #     return tf_common.difference(model, serial)
@@ -409,33 +455,52 @@ def make(
 # optimizer, which then scales the [loss](../lessons/README.md#loss-scaling).
 
 # %% tags=["active-ipynb"]
-# policies = ("float32", "mixed_bfloat16", "mixed_float16")
-# models = {}
-# for policy in policies:
+# for policy in ("float32", "mixed_bfloat16", "mixed_float16"):
 #     tf.keras.mixed_precision.set_global_policy(policy)
-#     models[policy] = model = make(strategy, parse([]), (1, 8, 8), 10)
+#     model = make(strategy, parse([]), (1, 8, 8), 10)
 #     layer = model.layers[0]
 #     types = f"computes in {layer.compute_dtype}, keeps {layer.kernel.dtype}"
 #     print(f"{policy}: {types}, {type(model.optimizer).__name__}")
 # tf.keras.mixed_precision.set_global_policy("float32")  # for the cells below
 
 # %% [markdown]
-# What does it cost, and what does it gain? Three epochs with float32 and with bfloat16, the
-# first one to warm up:
+# If a scaled gradient overflows, `LossScaleOptimizer` must leave out the step: the weight does
+# not change. Here a weight is 1.0, and its gradient is infinite on one of the two replicas,
+# first on replica 0, then on replica 1. When is the step left out?
 
-# %% tags=["active-ipynb", "nbval-ignore-output"]
-# for policy in policies[:2]:
-#     seconds = []
-#     for epoch in range(3):
-#         began = time.perf_counter()
-#         models[policy].fit(batches, steps_per_epoch=23, shuffle=False, verbose=0)
-#         seconds.append(time.perf_counter() - began)
-#     right = (models[policy](images).numpy().argmax(1) == labels).mean()
-#     print(f"{policy}: {min(seconds[1:]):.2f} s per epoch, training accuracy {right:.2f}")
+# %% tags=["active-ipynb", "guess"]
+# guess_overflow = "both"  # overflow on: "both", "replica 0" only, "replica 1" only, "none"
+
+# %% tags=["active-ipynb"]
+# choices = ("both", "replica 0", "replica 1", "none")
+# lesson.need(guess_overflow, choices=choices)
+# left_out = []
+# for overflows in (0, 1):
+#     with strategy.scope():
+#         weight = tf.keras.Variable(1.0)
+#         sgd = tf.keras.optimizers.SGD(0.1)
+#         optimizer = tf.keras.mixed_precision.LossScaleOptimizer(sgd)
+#         optimizer.build([weight])
+#
+#     def step():
+#         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+#         gradient = tf.where(replica == overflows, float("inf"), 1.0)
+#         optimizer.apply_gradients([(gradient, weight)])
+#
+#     tf.function(strategy.run)(step)
+#     after = weight.numpy().item()
+#     print(f"overflow on replica {overflows}: the weight is {after}")
+#     if after == 1:
+#         left_out.append(f"replica {overflows}")
+#
+# result = left_out[0] if len(left_out) == 1 else ("none", "both")[len(left_out) // 2]
+# lesson.compare("the step is left out", guess_overflow, result, choices=choices)
 
 # %% [markdown]
-# The model learns as much. But 16 bit saves time only on a processor that computes faster in
-# 16 bit, as a GPU's tensor cores do. Many CPUs do not: compare the two times above.
+# Keras 3.15.1 asks replica 0 only (`keras/src/optimizers/loss_scale_optimizer.py`, lines 273
+# to 278). Its comment says that the gradients are already added up there; they are not. So
+# `--amp` takes bfloat16, whose range is that of float32: it needs no scaled loss. Whether 16
+# bit saves time depends on the processor: see lesson 11.
 #
 # ## Train, evaluate, display the results
 # `fit` trains, and evaluates after each epoch. The test images are padded so that every
@@ -486,7 +551,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"{tf_common.describe(devices)}\n\n{metrics.header()}", flush=True)
 
     if args.amp:
-        # The lesson's page explains why this is not float16.
+        # Not float16: Keras looks for an overflow on the first replica only.
         tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     strategy = tf.distribute.MirroredStrategy(devices)
     shape = tuple(train[0][0].shape)
@@ -512,7 +577,7 @@ def main(args: argparse.Namespace) -> None:
         verdict = tf_common.compare_with_serial(
             f"fit on {replicas} replicas equals one device",
             model,
-            tf_common.cnn(shape, classes, args.seed),
+            cnn(shape, classes, args.seed),
             train,
             epochs=args.epochs,
             batch_size=batch_size,

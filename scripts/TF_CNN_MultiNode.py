@@ -66,6 +66,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson, plots
 #
 # lesson.setup("08-tf-multi-node")
+# tf.config.set_visible_devices([], "GPU")  # the kernel computes on the CPU, as the workers do
 # from experiments import batch_norm, first_weights, fit_error, images_read, on_worker
 #
 # folder = Path("../lessons/08-tf-multi-node")
@@ -138,16 +139,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # guess_equal = "no"  # the same weights after 10 epochs, within 1e-6? "yes" or "no"
 
 # %% [markdown]
-# One machine, then two workers. On two machines you would type one of the two commands on
-# each. Here all compute on the CPU, because two workers on one machine would both take all its
-# GPUs. TensorFlow starts three times, so it takes about 20 seconds.
+# One machine, then two workers. This notebook's kernel has started TensorFlow, so
+# `one_machine.py` runs in it. Each worker starts its own, in about ten seconds. (On two
+# machines you would type one of the two commands on each. Here all compute on the CPU, because
+# two workers on one machine would both take all its GPUs.)
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_equal, choices=("yes", "no"))
 # !mkdir -p results
-# python = "CUDA_VISIBLE_DEVICES= python"
-# !{python} {folder}/one_machine.py results/one_machine.npz
-# program = f"{python} {folder}/worker.py results/worker.npz"
+# %run {folder}/one_machine.py results/one_machine.npz
+# program = f"CUDA_VISIBLE_DEVICES= python {folder}/worker.py results/worker.npz"
 # worker_0, worker_1 = (f"TF_CONFIG='{config}' {program}" for config in configs)
 # !{worker_1} & {worker_0} && wait
 # one, several = np.load("results/one_machine.npz"), np.load("results/worker.npz")
@@ -362,51 +363,56 @@ def test_step(
 # %% tags=["active-ipynb"]
 # lesson.need(guess_copies, choices=("yes", "no"))
 # (one_device,) = on_worker(batch_norm)
-# kinds = ["BatchNormalization()", "BatchNormalization(synchronized=True)"]
-# for kind, expected, first, second in zip(kinds, one_device, *norms):
-#     print(f"{kind}:")
-#     apart = np.abs(first["weights"] - second["weights"]).max()
-#     print(f"    the workers' weights are {apart:.6f} apart,", end=" ")
-#     apart = np.abs(first["moving mean"] - second["moving mean"]).max()
-#     print(f"their moving means {apart:.2f}")
-#     copies = f"chief's copy {first['accuracy']:.2f}, worker 1's {second['accuracy']:.2f}"
-#     print(f"    test accuracy: {copies}, one device {expected['accuracy']:.2f}")
-#     names = ("weights", "moving mean")
-#     apart = [np.abs(first[name] - expected[name]).max() for name in names]
-#     text = "    chief against one device: weights {:.4f}, moving mean {:.4f} apart"
-#     print(text.format(*apart))
-
-# %% tags=["active-ipynb"]
 # (chief, synced_chief), (worker, _) = norms
+# equal = (chief["weights"] == worker["weights"]).all()
+# apart = np.abs(chief["moving mean"] - worker["moving mean"]).max()
+# print(f"the workers' weights are equal: {equal}; their moving means are {apart:.2f} apart")
+# copies = f"chief's copy {chief['accuracy']:.2f}, worker 1's {worker['accuracy']:.2f}"
+# print(f"test accuracy: {copies}, one device {one_device[0]['accuracy']:.2f}")
 # lesson.compare(
 #     "the copies have the same test accuracy",
 #     guess_copies,
 #     "yes" if chief["accuracy"] == worker["accuracy"] else "no",
 # )
+
+# %% [markdown]
+# The optimizer updates the weights, so these are the same on all workers. It does not update
+# the moving mean and variance: each worker has those of its own images. **It is enough to save
+# the chief's copy only if the model has no such state.** And in training each replica
+# normalises by its own images, so the weights are not those of one device either.
+#
+# `BatchNormalization(synchronized=True)` adds up the statistics of all replicas in each step.
+# The workers have also trained with it:
+
+# %% tags=["active-ipynb"]
+# kinds = ("BatchNormalization()", "synchronized=True")
+# for kind, found, expected in zip(kinds, norms[0], one_device):
+#     names = ("weights", "moving mean")
+#     apart = [np.abs(found[name] - expected[name]).max() for name in names]
+#     text = "{}: chief against one device: weights {:.4f}, moving mean {:.4f} apart"
+#     print(text.format(kind, *apart))
+# copies = [found["accuracy"] for found in (synced_chief, one_device[1])]
+# print("synchronized, test accuracy: chief's copy {:.2f}, one device {:.2f}".format(*copies))
+#
 # means = {
 #     "chief": chief,
 #     "worker 1": worker,
 #     "chief,\nsynchronized": synced_chief,
 #     "one device": one_device[0],
 # }
-# fig = plots.figure(8, 2.8)
+# fig = plots.figure(8, 3)
 # for place, (name, found) in enumerate(means.items()):
 #     axes = fig.add_subplot(1, 4, place + 1)
 #     axes.imshow(found["moving mean"].reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
 #     axes.set(xticks=[], yticks=[], xlabel=name)
 #     axes.spines[:].set_visible(False)
-# fig.suptitle("BatchNorm's moving mean of the pixels")
+# fig.suptitle("The moving mean of a worker's own digits, or of all digits if synchronized")
 # fig
 
 # %% [markdown]
-# The optimizer updates the weights, so these are the same on all workers. It does not update
-# the moving mean and variance: each worker has those of its own images. **It is enough to save
-# the chief's copy only if the model has no such state.** And in training each replica
-# normalises by its own images, so the weights are not those of one device. With
-# `synchronized=True` each step adds up the statistics of all replicas: then the chief's copy
-# has the weights and the moving mean of one device, to the four decimals that are printed
-# above. The model of this course has no BatchNorm, so the script saves
-# the chief's copy.
+# With `synchronized=True` the chief's copy has the weights and the moving mean of one device,
+# to the four decimals that are printed. The model of this course has no BatchNorm, so the
+# script saves the chief's copy.
 #
 # ## On a cluster
 # A launcher (torchrun, srun, mpirun) starts the workers and says which one each is, but it

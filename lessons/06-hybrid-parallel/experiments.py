@@ -12,10 +12,12 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from multigpu import launch, vgpu
 from multigpu.models import CNN
+from multigpu.models.transformer import Block
 
 GIB = 2**30
 # The course's CNN with a wide hidden layer and many classes: fc1 has 564 million weights, fc2
@@ -27,8 +29,12 @@ MODELS = {"large": LARGE, "small": SMALL}
 # The layers on the first of two GPUs. For the large model, a cut between fc1 and fc2 halves
 # the weights and the arithmetic.
 CUTS = {"large": 3, "small": 2}
+# A stack of transformer blocks that has 1.1 billion weights, too. Without an embedding and an
+# output layer its halves are equal.
+TRANSFORMER = {"blocks": 6, "hidden": 3_840, "heads": 30}
+TOKENS = 1_024  # of a sequence
 MICRO_BATCHES = 4
-# Images of one step, over all GPUs. One pipeline alone takes half of them.
+# Images of one step, or tokens, over all GPUs. One pipeline alone takes half of them.
 IMAGES = 8_192
 # The GPUs of a rank, of the four: GPUs 0 and 1 are on the first node, 2 and 3 on the second.
 LAYOUTS = {
@@ -45,7 +51,7 @@ class Step(NamedTuple):
     """One training step of a rank.
 
     seconds   simulated; None if the step did not fit
-    images    the images of the step, over all ranks
+    images    the images of the step, or the transformer's tokens, over all ranks
     peak      the highest GiB on each of the rank's GPUs
     held      the GiB by use on each of them, after backward, without uses below 0.1 GiB
     forward   the GiB of activations on each of them at the end of forward
@@ -64,16 +70,38 @@ class Step(NamedTuple):
     timeline: vgpu.Timeline
 
 
+class TransformerHalves(nn.Module):
+    """A stack of transformer blocks, one half on the GPU `first`, the other on `second`."""
+
+    def __init__(self, first: torch.device, second: torch.device, micro_batches: int):
+        super().__init__()
+        count, hidden, heads = TRANSFORMER.values()
+        blocks = [Block(hidden, heads, causal=True) for _ in range(count)]
+        self.first = nn.Sequential(*blocks[: count // 2]).to(first)
+        self.last = nn.Sequential(*blocks[count // 2 :]).to(second)
+        self.second = second
+        self.micro_batches = micro_batches
+
+    def forward(self, sequences: torch.Tensor) -> torch.Tensor:
+        outputs = []
+        for micro_batch in sequences.chunk(self.micro_batches):
+            outputs.append(self.last(self.first(micro_batch).to(self.second)))
+        return torch.cat(outputs)
+
+
 def one_process(
-    halves: type | None, memory: str | None = None, gpu: str = "V100-16GB"
+    halves: type | None,
+    memory: str | None = None,
+    gpu: str = "V100-16GB",
+    model: str = "large",
 ) -> Step:
-    """The third step with the large model in this process, alone on one node of two GPUs.
+    """The third step with `model` in this process, alone on one node of two GPUs.
 
     `halves` is the lesson's class Halves, which uses both GPUs; None puts the whole model on
     the first GPU. `memory` is each GPU's capacity, by default that of `gpu`.
     """
     with vgpu.running(2, gpu=gpu, memory=memory, compute=False) as gpus:
-        return _third_step("large", halves, gpus if halves else gpus[:1], 1, IMAGES // 2)
+        return _third_step(model, halves, gpus if halves else gpus[:1], 1, IMAGES // 2)
 
 
 def layout_steps(
@@ -81,14 +109,18 @@ def layout_steps(
     halves: type,
     gpu: str = "V100-16GB",
     images: int = IMAGES,
+    micro_batches: int = MICRO_BATCHES,
+    memory: str | None = None,
     shard: Callable | None = None,
 ) -> list[Step]:
     """In each rank: the third step with Adam for each case (a model, a layout, a network).
 
-    A model is a name in MODELS, a layout one in LAYOUTS, and a network between the nodes one
-    in vgpu.NETWORKS. A step has `images` over all ranks. Run it with launch.call, in as many
-    processes as the layouts have ranks: two for stages, otherwise four. A layout of FSDP needs
-    `shard`, the notebook's function shard_weights(model, way), in which `way` is the layout.
+    A model is a name in MODELS or "transformer", a layout a name in LAYOUTS, and a network
+    between the nodes one in vgpu.NETWORKS. A step has `images`, or tokens, over all ranks. A
+    replica of stages divides its part into `micro_batches`. `memory` is each GPU's capacity,
+    by default that of `gpu`. Run it with launch.call, in as many processes as the layouts have
+    ranks: two for stages, otherwise four. A layout of FSDP needs `shard`, the notebook's
+    function shard_weights(model, way), in which `way` is the layout.
     """
     world = launch.find_world()
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -96,7 +128,7 @@ def layout_steps(
     for number, (model, layout, network) in enumerate(cases):
         # Every rank sees all four GPUs and takes its own.
         nodes = {"gpus_per_node": 2, "between_nodes": network}
-        with vgpu.running(4, gpu=gpu, compute=False, **nodes) as gpus:
+        with vgpu.running(4, gpu=gpu, memory=memory, compute=False, **nodes) as gpus:
             dist.init_process_group(
                 "vgpu",
                 store=dist.PrefixStore(str(number), store),
@@ -106,7 +138,8 @@ def layout_steps(
             own = [gpus[index] for index in LAYOUTS[layout](world.rank)]
             torch.vgpu.set_device(own[0])  # the device that FSDP uses
             sharding = partial(shard, way=layout) if layout.startswith("FSDP") else None
-            steps.append(_third_step(model, halves, own, world.size, images, sharding))
+            counts = (world.size, images, micro_batches)
+            steps.append(_third_step(model, halves, own, *counts, sharding))
             dist.destroy_process_group()
     return steps
 
@@ -117,30 +150,26 @@ def _third_step(
     gpus: list[torch.device],
     ranks: int,
     images: int,
-    shard: Callable[[torch.nn.Module], None] | None = None,
+    micro_batches: int = MICRO_BATCHES,
+    shard: Callable[[nn.Module], None] | None = None,
 ) -> Step:
-    first, last = gpus[0], gpus[-1]
     seconds, held, error, began = None, [], "", 0.0
     peak, forward, update = [], [], []
     try:
-        with torch.device("meta"):
-            if len(gpus) == 1:
-                model = CNN(**MODELS[name]).to(first)
-            else:
-                model = halves(first, last, MICRO_BATCHES, **MODELS[name], cut=CUTS[name])
-                vgpu.number_micro_batches(model.conv1, model.fc2, MICRO_BATCHES)
+        if name == "transformer":
+            model, loss_of = _transformer(gpus, images // ranks, micro_batches)
+        else:
+            model, loss_of = _cnn(name, halves, gpus, images // ranks, micro_batches)
         if shard:
             shard(model)
         elif ranks > 1:
             # Without its own copy of the gradients DDP needs less memory.
             model = DDP(model, gradient_as_bucket_view=True)
         optimizer = torch.optim.Adam(model.parameters())
-        inputs = torch.empty(images // ranks, 1, 28, 28, device=first)
-        labels = torch.empty(images // ranks, dtype=torch.long, device=last)
         for _ in range(3):  # the first two warm up
             began = vgpu.elapsed()
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs), labels)
+            loss = loss_of(model)
             after_forward = vgpu.memory_held(model, optimizer)
             loss.backward()
             by_gpu = vgpu.memory_held(model, optimizer)
@@ -160,6 +189,33 @@ def _third_step(
         peak = _peaks(gpus)
     timeline = _only_lanes(vgpu.timeline(since=began), [gpu.index for gpu in gpus])
     return Step(seconds, images, peak, held, forward, update, error, timeline)
+
+
+def _cnn(
+    name: str, halves: type | None, gpus: list[torch.device], images: int, micro_batches: int
+) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:
+    """The CNN `name` on `gpus`, and its loss as a function of the wrapped model."""
+    with torch.device("meta"):
+        if len(gpus) == 1:
+            model = CNN(**MODELS[name]).to(gpus[0])
+        else:
+            model = halves(*gpus, micro_batches, **MODELS[name], cut=CUTS[name])
+            vgpu.number_micro_batches(model.conv1, model.fc2, micro_batches)
+    inputs = torch.empty(images, 1, 28, 28, device=gpus[0])
+    labels = torch.empty(images, dtype=torch.long, device=gpus[-1])
+    return model, lambda wrapped: F.cross_entropy(wrapped(inputs), labels)
+
+
+def _transformer(
+    gpus: list[torch.device], tokens: int, micro_batches: int
+) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:
+    """The same for the transformer, in two stages."""
+    with torch.device("meta"):
+        model = TransformerHalves(*gpus, micro_batches)
+    vgpu.number_micro_batches(model.first, model.last, micro_batches)
+    size = (tokens // TOKENS, TOKENS, TRANSFORMER["hidden"])
+    inputs = torch.empty(size, device=gpus[0])
+    return model, lambda wrapped: wrapped(inputs).square().mean()
 
 
 def _peaks(gpus: list[torch.device]) -> list[float]:

@@ -316,38 +316,45 @@ def run_layout(
     return "", seconds + max(allreduces)
 
 
-def check_layout(student, words: str, case: tuple) -> None:
-    """The verdicts on the student's layout for a case: the arguments of `layout`."""
+VERDICTS = (
+    "each plan is one of the layouts",
+    "no GPU runs out of memory",
+    "no plan has more stages than the memory needs",
+    "no other layout has faster messages",
+)
+
+
+def find_faults(words: str, case: tuple, plan: object) -> dict[str, str]:
+    """What is wrong with the student's plan for a case: a verdict of VERDICTS → the reason."""
     layers = len(case[0])
     cuts = range(1, layers)
     plans = [(REPLICAS, None), *((gpus, cut) for gpus in (INSIDE, ACROSS) for cut in cuts)]
-    plan = student.call("layout", *case)
-    ran = [(len(other[0][0]), *run_layout(other, *case)) for other in plans]
-    fitting = [(stages, seconds) for stages, error, seconds in ran if not error]
-    if not fitting:
-        student.expect(
-            plan is None, f"{words}: nothing fits, and it says so", f"it is {plan!r}"
-        )
-        return
     known = any(plan in (tuple(other), list(other)) for other in plans) or (
         isinstance(plan, tuple | list) and len(plan) == 2 and plan[0] == REPLICAS
     )
-    if not student.expect(known, f"{words}: it is one of the layouts", f"it is {plan!r}"):
-        return
+    if not known:
+        return {VERDICTS[0]: f"{words}: it is {plan!r}"}
     error, seconds = run_layout(plan, *case)
-    if not student.expect(not error, f"{words}: no GPU runs out of memory", error):
-        return
-    stages, least = min(fitting)
-    student.expect(
-        len(plan[0][0]) == stages,
-        f"{words}: it has no more stages than the memory needs",
-        f"with {stages} it fits, too",
-    )
-    student.expect(
-        len(plan[0][0]) != stages or seconds <= 1.001 * least,
-        f"{words}: no other layout has faster messages",
-        f"its messages take {seconds:.3g} s, and {least:.3g} s are possible",
-    )
+    if error:
+        return {VERDICTS[1]: f"{words}: {error}"}
+    ran = [(len(other[0][0]), *run_layout(other, *case)) for other in plans]
+    stages, least = min((stages, seconds) for stages, error, seconds in ran if not error)
+    if len(plan[0][0]) != stages:
+        return {VERDICTS[2]: f"{words}: with {stages} it fits, too"}
+    if seconds > 1.001 * least:
+        text = f"{words}: its messages take {seconds:.3g} s, and {least:.3g} s are possible"
+        return {VERDICTS[3]: text}
+    return {}
+
+
+def check_layouts(student, cases: dict[str, tuple]) -> None:
+    """The verdicts on the student's layouts for some cases: the arguments of `layout`."""
+    plans = {words: student.call("layout", *case) for words, case in cases.items()}
+    faults = [find_faults(words, case, plans[words]) for words, case in cases.items()]
+    for verdict in VERDICTS:
+        reasons = [found[verdict] for found in faults if verdict in found]
+        if not student.expect(not reasons, verdict, "; ".join(reasons)):
+            return
 
 
 # %%
@@ -383,16 +390,19 @@ run_layout(([[0, 1], [2, 3]], 1), 4 * [GIB], 4 * [2 * GIB], 16 * GIB, (150e9, 1.
 # %%
 with exercise.check("layout", "one stage or two", points=2) as student:
     small = ([GIB] * 4, [4 * GIB] * 4)
-    check_layout(student, "24 GiB", (*small, 24 * GIB, (150e9, 1.25e9)))
-    check_layout(student, "18 GiB", (*small, 18 * GIB, (150e9, 1.25e9)))
+    sizes = {f"{size} GiB": (*small, size * GIB, (150e9, 1.25e9)) for size in (24, 18)}
+    check_layouts(student, sizes)
 
 # %%
 with exercise.check("layout", "inside or across", points=2) as student:
     weights = [GIB] * 4
     few = [GIB // 2, GIB // 4, GIB // 2, GIB // 2]
     many = [12 * size for size in few]
-    check_layout(student, "few activations", (weights, few, 14 * GIB, (150e9, 1.25e9)))
-    check_layout(student, "many activations", (weights, many, 18 * GIB, (150e9, 1.25e9)))
+    cases = {
+        "few activations": (weights, few, 14 * GIB, (150e9, 1.25e9)),
+        "many activations": (weights, many, 18 * GIB, (150e9, 1.25e9)),
+    }
+    check_layouts(student, cases)
 
 # %%
 with exercise.check("layout", "other models and networks", points=2, hidden=True) as student:
@@ -401,25 +411,32 @@ with exercise.check("layout", "other models and networks", points=2, hidden=True
     # The gradients decide: equal stages are best, although less is sent at another cut.
     many = [student.random.randint(20, 24) * size // 4 for _ in range(6)]
     many[1] = 4 * size
-    check_layout(student, "many activations", ([size] * 6, many, 31 * size, links))
     # The activations decide: unequal stages are best.
     few = [size, size, size, size, size // 4, size]
-    check_layout(student, "few activations", ([size] * 6, few, 24 * size, links))
+    cases = {
+        "many activations": ([size] * 6, many, 31 * size, links),
+        "few activations": ([size] * 6, few, 24 * size, links),
+    }
+    check_layouts(student, cases)
 
 # %%
 with exercise.check("layout", "unequal stages", points=2, hidden=True) as student:
     size = student.random.randint(4, 8) * GIB // 2
     weights = [size] * 4
     links = (150e9, 3.125e9)
-    sizes = [3 * size, 3 * size, size // 2, size]
-    check_layout(student, "the fullest GPU", (weights, sizes, 15 * size, links))
-    sizes = [size, 4 * size, 4 * size, 2 * size]
-    check_layout(student, "what is received", (weights, sizes, 69 * size // 4, links))
+    early = [3 * size, 3 * size, size // 2, size]
+    late = [size, 4 * size, 4 * size, 2 * size]
+    cases = {
+        "the fullest GPU": (weights, early, 15 * size, links),
+        "what is received": (weights, late, 69 * size // 4, links),
+    }
+    check_layouts(student, cases)
 
 # %%
 with exercise.check("layout", "nothing fits", points=1, hidden=True) as student:
     size = student.random.randint(2, 8) * GIB
-    check_layout(student, "a large model", ([size] * 4, [GIB] * 4, 7 * size, (150e9, 25e9)))
+    plan = student.call("layout", [size] * 4, [GIB] * 4, 7 * size, (150e9, 25e9))
+    student.expect(plan is None, "nothing fits, and it says so", f"it is {plan!r}")
 
 # %%
 exercise.summary()

@@ -227,14 +227,18 @@ with exercise.check("sample_weights", "loss of a replica", points=1) as student:
 # %%
 with exercise.check("sample_weights", "other batches", points=2, hidden=True) as student:
     several = student.random.randint(5, 8)
+    got, expected, counted, equally = [], [], [], []
     for replicas, times in ((3, student.random.randint(2, 9)), (several, 2), (several, 1)):
         batch = replicas * times + 1
         shards = torch.arange(batch).split(-(-batch // replicas))
         sizes = [len(shard) for shard in shards] + [0] * (replicas - len(shards))
         weights = student.call("sample_weights", batch, replicas)
-        student.equal([len(shard) for shard in weights], sizes, "the shards are TensorFlow's")
-        flat = [weight for shard in weights for weight in shard]
-        student.close_to(flat, [1 / batch] * batch, "each image counts equally")
+        got.append([len(shard) for shard in weights])
+        expected.append(sizes)
+        counted += [weight for shard in weights for weight in shard]
+        equally += [1 / batch] * batch
+    student.equal(got, expected, "the shards are TensorFlow's")
+    student.close_to(counted, equally, "each image counts equally")
     losses = torch.rand(6, generator=student.generator).tolist()
     weights = torch.rand(6, generator=student.generator).tolist()
     student.close_to(

@@ -9,13 +9,13 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
+tf.keras.utils.set_random_seed(0)
 digits = load_digits()
 images = digits.images.reshape(-1, 64).astype("float32") / 16
 labels = digits.target
 train = tf.data.Dataset.from_tensor_slices((images[:1440], labels[:1440]))
 batches = train.shuffle(1440, seed=0).batch(120)
 
-tf.keras.utils.set_random_seed(0)
 layers = tf.keras.layers
 model = tf.keras.Sequential(
     [tf.keras.Input((64,)), layers.Dense(64, activation="tanh"), layers.Dense(10)]

@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 strategy = tf.distribute.MultiWorkerMirroredStrategy()  # reads TF_CONFIG, waits for all
 is_chief = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0
 
+tf.keras.utils.set_random_seed(0)
 digits = load_digits()
 images = digits.images.reshape(-1, 64).astype("float32") / 16
 labels = digits.target
@@ -21,7 +22,6 @@ train = tf.data.Dataset.from_tensor_slices((images[:1440], labels[:1440]))
 batches = train.shuffle(1440, seed=0).batch(120)
 batches = strategy.experimental_distribute_dataset(batches)
 
-tf.keras.utils.set_random_seed(0)
 layers = tf.keras.layers
 with strategy.scope():
     model = tf.keras.Sequential(

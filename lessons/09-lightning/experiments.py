@@ -278,11 +278,14 @@ def cells(ranks: list[dict]) -> dict[str, str]:
     }
 
 
-def show(this: list[dict], lightnings: list[dict]) -> None:
-    """Print the table of both libraries."""
+def show(this: list[dict], lightnings: list[dict], *names: str) -> None:
+    """Print the table of both libraries: the rows that contain one of `names`, or all."""
     print(f"{'two ranks':<44}{'this Trainer':>16}{'Lightning':>16}")
     of_lightning = cells(lightnings)
     for name, value in cells(this).items():
-        print(f"{name:<44}{value:>16}{of_lightning[name]:>16}")
+        if not names or any(wanted in name for wanted in names):
+            print(f"{name:<44}{value:>16}{of_lightning[name]:>16}")
+    if names:
+        return
     apart = proof.difference(this[0]["net"], lightnings[0]["net"])
     print(f"weights of the lesson's module equal within 1e-6: {apart <= 1e-6}")

@@ -9,6 +9,12 @@ to lesson 09's, because lesson 05's script prints its table itself.
 
 import ast
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multigpu import plots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[2]
 CALLBACK = ROOT / "multigpu" / "trainer" / "callbacks" / "table.py"
@@ -103,6 +109,29 @@ def table() -> str:
     with_callback = len(after) + len(statements_in(CALLBACK))
     rows.append(f"{'with the callback Table':<44}{len(before):>4}{with_callback:>4}")
     return "\n".join(rows)
+
+
+def bars() -> "Figure":
+    """The counts of both scripts as bars, two for each subject, with what replaces it."""
+    before = statements("PT_CNN_MultiGPU")
+    after = statements("PTL_multiGPU")
+    fig = plots.figure(8, 4.6)
+    axes = fig.add_subplot()
+    sums = [0, 0]
+    for row, (texts, replacement) in enumerate(SUBJECTS.values()):
+        counts = (count(before, texts), count(after, texts))
+        sums = [a + b for a, b in zip(sums, counts, strict=True)]
+        for place, number in enumerate(counts):
+            name = ("lesson 05", "lesson 09")[place] if row == 0 else None
+            style = {"height": 0.36, "color": plots.RANKS[place], "label": name}
+            axes.barh(row + 0.2 * (2 * place - 1), number, edgecolor=plots.EDGE, **style)
+        axes.text(max(counts) + 0.2, row, replacement, va="center", fontsize=8)
+    title = "{} statements about these subjects become {}".format(*sums)
+    axes.set(title=title, xlabel="statements, and what does their work now", xlim=(0, 14))
+    axes.set_yticks(range(len(SUBJECTS)), list(SUBJECTS), fontsize=8)
+    axes.invert_yaxis()
+    axes.legend(fontsize=9, loc="lower right")
+    return fig
 
 
 if __name__ == "__main__":

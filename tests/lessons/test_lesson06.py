@@ -173,7 +173,11 @@ if __name__ == "__main__":
     one = one_process(Halves)
     half = launch.call(layout_steps, 2, cases[:2], Halves, images=4_096)
     timeline = joined([steps[0] for steps in by_rank])
+    blocks = [("transformer", layout, "Ethernet10") for layout in layouts]
+    blocks = [*launch.call(layout_steps, 2, blocks, Halves)[0]]
+    blocks.append(one_process(Halves, model="transformer"))
     print(json.dumps({
+        "transformer": [step.images / step.seconds for step in blocks],
         "speeds": [step.images / step.seconds for step in by_rank[0]],
         "half": [step.images / step.seconds for step in half[0]],
         "peaks": [step.peak for steps in by_rank for step in steps[:4]],
@@ -200,6 +204,9 @@ def test_the_network_decides_whether_a_second_node_and_which_layout_helps(tmp_pa
     assert fast > fast_across
     # The second node helps with HDR200 only.
     assert slow < found["one"] < fast < 2 * found["one"]
+    # A transformer has few activations where it is cut.
+    inside, across, one_node = found["transformer"]
+    assert across > 2.5 * inside and across > 1.5 * one_node > 1.5 * inside
     assert found["replicas"] > 1.3 * small
     assert found["lanes"] == [f"node {node}, GPU {gpu}" for node in (0, 1) for gpu in (0, 1)]
     assert all(share > 0.6 for share in found["all-reduce"])
@@ -227,9 +234,20 @@ if __name__ == "__main__":
     cases = [("large", way, net) for net in ("Ethernet10", "HDR200") for way in ways]
     by_stages = launch.call(layout_steps, 2, stages, Halves)[0]
     by_rank = launch.call(layout_steps, 4, cases, Halves, shard=shard_weights)
+    by_count = {}
+    for count in (2, 4, 8, 16):
+        more = {"micro_batches": count, "memory": "32GiB"}
+        by_count[count] = launch.call(layout_steps, 2, stages, Halves, **more)[0]
+    too_many = launch.call(layout_steps, 2, stages[:1], Halves, micro_batches=8)
     print(json.dumps({
         "stages": [step.images / step.seconds for step in by_stages],
         "sharded": [step.images / step.seconds for step in by_rank[0]],
+        "by count": {
+            count: [step.images / step.seconds for step in steps]
+            for count, steps in by_count.items()
+        },
+        "peak": {count: max(steps[1].peak) for count, steps in by_count.items()},
+        "error": too_many[0][0].error,
         "peaks": [[step.peak[0] for step in steps] for steps in by_rank],
     }))
 """
@@ -246,6 +264,12 @@ def test_fsdp_is_faster_than_stages_unless_weights_cross_a_slow_network(tmp_path
     assert slow_four < 0.7 * slow < slow < slow_nodes / 1.1
     assert min(fast_four, fast_nodes) > 1.2 * fast
     assert fast_four > fast_nodes
+    # Whatever the number of micro-batches. The fastest does not fit into 16 GiB.
+    for slow_count, fast_count in found["by count"].values():
+        assert slow_count < slow_nodes and fast_count < fast_nodes
+    fastest = max(found["by count"], key=lambda count: found["by count"][count][1])
+    assert fastest == "8" and found["peak"]["4"] < 16 < found["peak"]["8"]
+    assert "out of memory" in found["error"]
     # Each GPU keeps a quarter of 16.5 GiB or a half, and in backward the weights and gradients
     # of a layer. No GPU has the whole model.
     for four, nodes, *_ in found["peaks"]:

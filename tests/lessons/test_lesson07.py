@@ -97,6 +97,19 @@ def test_the_images_are_not_copied_into_a_graph(stem, monkeypatch):
     assert graph.ByteSize() < 100_000 < dataset.tensors[0].nbytes
 
 
+def test_the_layers_of_the_notebook_are_those_of_the_library(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    module = importlib.import_module(STEMS[0])
+    shown, library = module.cnn((1, 7, 9), 5, 3), tf_common.cnn((1, 7, 9), 5, 3)
+
+    def layers(model: tf.keras.Model) -> list[dict]:
+        """The settings of its layers, without the numbers in their names."""
+        return [{**layer.get_config(), "name": ""} for layer in model.layers]
+
+    assert layers(shown) == layers(library)
+    assert tf_common.difference(shown, library) == 0
+
+
 def test_fit_leaves_a_log_for_tensorboard_and_keeps_an_older_one(tmp_path, npz):
     old = tmp_path / "o" / "tensorboard" / "20000101-000000"
     old.mkdir(parents=True)

@@ -209,14 +209,38 @@ print(launch.call(found, 1))
     assert prepared.run(source).printed.strip() == f"[(42, {str(tmp_path)!r})]"
 
 
+def test_ranks_are_forks_after_a_step_on_virtual_gpus(prepared):
+    """An optimizer's step there makes torch set a variable, which must not end the forks."""
+    step = """\
+import os, torch
+from multigpu import launch, vgpu
+from multigpu.launch import prefork
+with vgpu.running(1) as (gpu,):
+    weight = torch.ones(2, device=gpu, requires_grad=True)
+    weight.sum().backward()
+    torch.optim.Adam([weight]).step()
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+cache_dir()
+print(prefork.SET_BY_TORCH in os.environ, prefork.start_method())
+"""
+    assert prepared.run(step).printed.split()[-2:] == ["True", "forkserver"]
+    forked = "print(launch.call(lambda: os.getppid(), 2))"
+    first, second = eval(prepared.run(forked).printed)
+    assert first == second == eval(prepared.run(forked).printed)[0]
+
+
 def test_a_changed_variable_reaches_the_ranks(prepared):
     source = """\
-import torch
-os.environ["OMP_NUM_THREADS"] = "1"
+import os, torch
+threads = os.environ.get("OMP_NUM_THREADS")
+os.environ["OMP_NUM_THREADS"] = "2"
 print(launch.call(torch.get_num_threads, 2))
-del os.environ["OMP_NUM_THREADS"]
+if threads is None:
+    del os.environ["OMP_NUM_THREADS"]
+else:
+    os.environ["OMP_NUM_THREADS"] = threads
 """
-    assert prepared.run(source).printed.strip() == "[1, 1]"
+    assert prepared.run(source).printed.strip() == "[2, 2]"
 
 
 @pytest.mark.parametrize("which", ["notebook", "prepared"])
