@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 
+# torch sets it when it first imports its compiler: to the value that a fork would choose, too.
+SET_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
+
 _environment: dict[str, str] | None = None  # the server's; None while there is no server
 
 
@@ -27,7 +30,7 @@ def start_server() -> None:
     # Ctrl-C does not end the server. A rank unblocks SIGINT when its function begins.
     with sigint_blocked():
         forkserver.ensure_running()
-    _environment = dict(os.environ)
+    _environment = _variables()
 
 
 @contextmanager
@@ -47,4 +50,9 @@ def start_method() -> str:
 
     A fork has the server's variables, so it is used only if they have not changed since.
     """
-    return "forkserver" if _environment == dict(os.environ) else "spawn"
+    return "forkserver" if _environment == _variables() else "spawn"
+
+
+def _variables() -> dict[str, str]:
+    """This process's environment, without what torch sets itself."""
+    return {name: value for name, value in os.environ.items() if name != SET_BY_TORCH}
