@@ -184,6 +184,19 @@ def test_with_ranks_their_parent_is_the_server(prepared):
     assert first == second != kernels
 
 
+@pytest.mark.parametrize(("name", "forks"), [("TORCHINDUCTOR_CACHE_DIR", True), ("MY", False)])
+def test_ranks_are_forks_unless_the_environment_changes(prepared, name, forks):
+    """A fork has the server's environment. What torch sets itself does not count."""
+    source = f"""\
+import os
+os.environ["{name}"] = "x"
+parents = launch.call(os.getppid, 2)
+del os.environ["{name}"]
+print(os.getpid() not in parents)
+"""
+    assert prepared.run(source).printed.strip() == str(forks)
+
+
 def test_forked_ranks_draw_different_numbers(prepared):
     source = """\
 def draw():
