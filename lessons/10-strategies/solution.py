@@ -15,7 +15,7 @@
 # %% jupyter={"source_hidden": true}
 # setup
 from multigpu.exercise import Exercise
-from multigpu.exercise.verdicts import difference
+from multigpu.exercise.verdicts import difference, shown
 
 exercise = Exercise("10-strategies", seconds=5)
 
@@ -61,8 +61,8 @@ def wrong_sum(student, ranks, numbers):
     expected = sum(10**rank for rank in range(ranks))
     run = student.ranks("late_ring", [[vector, 0.0] for vector in vectors])
     for rank, found in enumerate(run.values):
-        if len(found) != numbers:
-            return f"{numbers} numbers on {ranks} ranks: rank {rank} returns {len(found)}"
+        if not isinstance(found, torch.Tensor) or found.shape != (numbers,):
+            return f"{numbers} numbers on {ranks} ranks: rank {rank} returns {shown(found)}"
         for place, number in enumerate(found.tolist()):
             if number != expected:
                 return (

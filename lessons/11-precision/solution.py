@@ -56,6 +56,7 @@ def fit_scaled(batches, factor, state, max_norm):
 # setup
 from multigpu import vgpu
 from multigpu.exercise import Exercise
+from multigpu.exercise.verdicts import difference
 from multigpu.trainer.loops.precision import Precision
 
 exercise = Exercise("11-precision")
@@ -128,10 +129,10 @@ def scale_hint(guess):
 
 def expect_bytes(student, got, n, used, what):
     """A verdict about question 3, whose reason is in bytes per weight."""
-    number = isinstance(got, int | float)
-    said = f"your function gives {got / n:.1f}" if number else f"your function gives {got}"
-    right = number and abs(got - used) <= 0.01 * used
-    student.expect(right, what, f"the meter has {used / n:.1f} bytes per weight, {said}")
+    wrong = difference(got, used, rtol=0.01)
+    if wrong and isinstance(got, int | float):
+        wrong = f"the meter has {used / n:.1f} bytes per weight, your function {got / n:.1f}"
+    student.expect(not wrong, what, wrong)
 
 
 def inner_losses(rows, labels, updates, lr):
