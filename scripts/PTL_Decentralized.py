@@ -39,7 +39,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.setup("10-strategies", ranks=True)
 # from experiments import (
 #     epoch_seconds,
-#     loop_seconds,
+#     rank_0_seconds,
 #     slow_rank,
 #     slow_rank_picture,
 #     step_seconds,
@@ -56,9 +56,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # guess_apart = 50
 # guess_bytes = 1.0  # 4 ranks, one peer each: bytes of a step, divided by ddp's
 # guess_async = 50  # rank 1 sleeps 100 ms in each step: rank 0's step in async, in ms
-# # 4 ranks, shift_one, so that rank 0 meets rank 3 in every second step. Rank 3 sleeps 0.2 s
-# # in each of 12 steps:
-# guess_peer = 1.2  # how long do rank 0's 12 steps take, in s?
 
 # %% [markdown]
 # ## Step 1 · One peer at a time, by hand
@@ -184,23 +181,30 @@ if __name__ == "__main__":
 # In ddp the pauses of the two ranks add up. In async each rank has only its own six of 0.1 s.
 # So async saves time if different ranks are slow at different times.
 #
-# What if a rank waits for fewer? With four ranks and `shift_one`, rank 0 meets rank 2 in one
-# step and rank 3 in the next. Rank 3 sleeps 0.2 s in each step; then the ranks sleep in turn.
-# `loop_seconds` is a loop without the Trainer, whose ranks agree after each batch in all
-# strategies but async. It takes about 15 seconds:
+# What if a rank waits for fewer? With four ranks and `shift_one`, rank 0 averages with rank 2
+# in one step and with rank 3 in the next. Rank 3 sleeps 0.1 s in each of 12 steps, 1.2 s in
+# all. *Predict: how long do rank 0's 12 steps take?*
+
+# %% tags=["active-ipynb", "guess"]
+# guess_peer = 0.6  # s: rank 0's 12 steps with shift_one, if rank 3 sleeps in each step
+
+# %% [markdown]
+# The next cell measures that, and then the same with pauses in turn. `rank_0_seconds` runs a
+# loop without the Trainer, whose ranks agree after each batch in all strategies but async. It
+# takes some seconds.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_peer)
-# for name in ("ddp", "bagua:decentralized:shift_one"):
-#     always = launch.call(loop_seconds, 4, name, steps=12, pause=0.2)[0]
-#     turns = launch.call(loop_seconds, 4, name, steps=12, pause=0.2, in_turn=True)[0]
-#     print(f"{name}: rank 0's 12 steps take {always:.2f} s, {turns:.2f} s with turns")
-# lesson.compare("shift_one, rank 0", guess_peer, always, unit="s", digits=1)
+# found = rank_0_seconds(["ddp", "bagua:decentralized:shift_one"], steps=12, pause=0.1)
+# for name, (slow, turns) in found.items():
+#     one_slow = f"{slow:.2f} s with one slow rank"
+#     print(f"{name}, rank 0's 12 steps: {one_slow}, {turns:.2f} s in turn")
+# lesson.compare("shift_one, rank 0", guess_peer, slow, unit="s", digits=1)
 
 # %% [markdown]
-# To wait for one peer does not help if one rank is always slow. Rank 3's pauses last 2.4 s.
-# In every second step rank 0 waits for rank 3, which has paused twice since they last met. If
-# the ranks pause in turn, it helps: two ranks that do not meet can pause at the same time.
+# To wait for one peer does not help if one rank is always slow: in every second step rank 0
+# waits for rank 3, which has paused twice since their last average. If the ranks pause in
+# turn, it helps: two ranks that are not each other's peer can pause at the same time.
 #
 # What does async cost? Async's result depends on the timing, so no two runs are equal:
 

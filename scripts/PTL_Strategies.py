@@ -132,9 +132,9 @@ def count_ring(numbers: int) -> tuple[int, int, bool]:
 # - `horovod` averages each gradient as soon as it is computed. The library
 #   [Horovod](https://horovod.readthedocs.io/en/stable), for TensorFlow and PyTorch, packs
 #   small gradients together first; this rewrite does not.
-# - `bagua:gradient_allreduce` is the exact algorithm of the library
+# - `bagua:gradient_allreduce` is the first algorithm of the library
 #   [Bagua](https://tutorials.baguasys.com). Its other algorithms send less, or wait less: they
-#   are the next two notebooks. Both libraries are rewritten here, on `torch.distributed`.
+#   are in the next two notebooks. Both libraries are rewritten here, on `torch.distributed`.
 # - `ddp2` has one process per node: `dp` within the node, `ddp` between nodes. Here each rank
 #   stands for a node with two virtual GPUs.
 

@@ -120,10 +120,63 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # shown = f"2>&1 | {no_torchrun} | fold -s -w 95"
 
 # %% [markdown]
+# ## A rank is killed
+# The program of this notebook trains the course's CNN on two ranks. Every ten steps, and after
+# each epoch, it saves a *checkpoint*: the weights, and how far the run is. With `--kill 1:37`,
+# rank 1 ends by SIGKILL in step 37, as when the kernel kills a process because the machine has
+# no memory left. `--max-restarts=1` lets `torchrun` start all ranks again, once.
+#
+# Steps are numbered from 0. So a kill in step 37 comes when 37 steps are done, and a
+# checkpoint "of step 10" holds ten steps, 0 to 9. With `--prove`, the program trains once more
+# at the end, without a kill, and compares the weights.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_again = 0  # how many steps are made twice?
+# guess_bits = "no"  # are the weights at the end those of a run without a kill, to the bit?
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# lesson.need(guess_again)
+# lesson.need(guess_bits, choices=("yes", "no"))
+# !rm -rf results/12  # without this, the command would go on from an earlier run
+# program = "../scripts/PT_CNN_Elastic.py"
+# killed_in = 37  # of 92 steps
+# ranks = "--nproc-per-node=2 --max-restarts=1"
+# options = f"--out results/12 --epochs 4 --kill 1:{killed_in} --prove"
+# !{torchrun} {ranks} {program} {options} {shown}
+
+# %% tags=["active-ipynb"]
+# run = finished_run("results/12", epochs=4)
+# killed = run["curve"]
+# done = sum(start == 1 for *_, start in killed)
+# print(f"{run['starts']} starts; the last checkpoint before the kill was of step {done}")
+# lesson.compare("steps that were made twice", guess_again, killed_in - done, digits=0)
+# same = "yes" if run["proof"]["max_difference"] == 0 else "no"
+# lesson.compare("the same to the bit", guess_bits, same)
+
+# %% [markdown]
+# `torchrun` sees that rank 1 is dead. Rank 0 sees it, too: its all-reduce (gloo's, on a CPU)
+# fails, because the connection is closed. It ends, and `torchrun` starts both again. They load
+# step 30 and make the steps 30 to 36 once more, with the same images, in the same order. The
+# line `proof:` compares their weights with those of the same ranks that train without a stop.
+#
+# The picture has a line for the run without a stop, and a dot for each step in the record of
+# the run above. The seven lost steps have no dot of start 1: the record is part of the
+# checkpoint, so it was lost with them.
+
+# %% tags=["active-ipynb"]
+# whole = run["proof"]["curve"]
+# distance = max(abs(one[0] - other[0]) for one, other in zip(whole, killed, strict=True))
+# print(f"largest difference between the losses of {len(whole)} steps: {distance}")
+# title = "After the restart, each step has the loss of the run without a stop"
+# draw_restart(whole, killed, killed_in, title)
+
+# %% [markdown]
+# `torchrun` restores nothing: that is the program's task. How does it do that?
+#
 # ## Is a sampler not enough?
-# A *checkpoint* holds the weights. After a failure the program loads it and goes on in the
-# middle of an epoch. PyTorch has a sampler for that, `ElasticDistributedSampler`. Its argument
-# `start_index` is the number of images that are done.
+# After a failure the program goes on in the middle of an epoch, with the images that are left.
+# PyTorch has a sampler for that, `ElasticDistributedSampler`. Its argument `start_index` is
+# the number of images that are done.
 #
 # Two ranks see 500 of 1,000 images. Then the job starts again, with four ranks. *Predict: how
 # many of the 1,000 images does the epoch never show?*
@@ -209,12 +262,15 @@ def own_shard(batch: torch.Tensor, world: launch.World) -> torch.Tensor:
 # The ranks see the flag at different moments. If one of them stopped, the others would wait
 # for it in their next collective. So each step adds up the flags of all ranks, in the
 # all-reduce that adds up the loss, and all ranks stop after the same step. Evaluation and
-# warm-up do the same: a signal that comes then must not wait for the next epoch.
+# warm-up do the same: a signal that comes then must not wait for the next epoch. (`Run`, in
+# the folded cell, holds what belongs to a run: model, optimizer, position and so on.)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 @dataclass
 class Run:
+    """What belongs to a run."""
+
     args: argparse.Namespace
     world: launch.World
     device: torch.device
@@ -231,6 +287,7 @@ class Run:
         return {"model": self.model.module, "optimizer": self.optimizer}
 
 
+# %%
 class Stop(Exception):
     """All ranks raise it in the same step, when one of them has received a signal."""
 
@@ -262,7 +319,7 @@ def add_up(run: Run, number: torch.Tensor | float) -> tuple[float, signal.Signal
 # %% [markdown]
 # ### Step 3 · Train
 # The position moves on before the flag is looked at. So a stop between two steps loses no
-# step and repeats none.
+# step and repeats none. (The folded cell after it has evaluation and warm-up.)
 
 
 # %%
@@ -316,6 +373,7 @@ def train_epoch(run: Run, train: TensorDataset) -> float:
     return position.loss_sum / len(train)
 
 
+# %% jupyter={"source_hidden": true}
 @torch.no_grad()
 def evaluate(run: Run, test: TensorDataset) -> float:
     """The accuracy on the whole test set. Raises Stop on all ranks after a signal."""
@@ -353,6 +411,7 @@ def warm_up(run: Run, train: TensorDataset) -> None:
 # and a checksum, when it is complete and on the disk. A new name is on the disk only when
 # its folder is synced. So `multigpu/elastic/folder.py` does that before it removes an older
 # checkpoint. The newest two are kept: if the newest is damaged, the one before it is used.
+# (The folded cell after it ends the ranks when a signal has come.)
 
 
 # %%
@@ -393,6 +452,7 @@ def load_newest(run: Run, folder: elastic.CheckpointFolder) -> None:
         run.position = Position(**found[0]["position"])
 
 
+# %% jupyter={"source_hidden": true}
 def leave(run: Run, stop: signal.Signals) -> None:
     """Save, and end all ranks, each with the exit code that its launcher needs.
 
@@ -598,62 +658,13 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
-# ## A rank is killed
-# `--kill 1:37`: in step 37, rank 1 ends by SIGKILL, as when the kernel kills a process because
-# the machine has no memory left. A checkpoint is saved every ten steps, and after each epoch.
-# `--max-restarts=1` lets `torchrun` start all ranks again, once. The first line removes the
-# checkpoints of an earlier run: without it, the command would go on from them.
-#
-# Steps are numbered from 0. So a kill in step 37 comes when 37 steps are done, and a
-# checkpoint "of step 10" holds ten steps, 0 to 9.
-
-# %% tags=["active-ipynb", "guess"]
-# guess_again = 0  # how many steps are made twice?
-# guess_bits = "no"  # are the weights at the end those of a run without a kill, to the bit?
-
-# %% tags=["active-ipynb", "nbval-ignore-output"]
-# lesson.need(guess_again)
-# lesson.need(guess_bits, choices=("yes", "no"))
-# !rm -rf results/12
-# program = "../scripts/PT_CNN_Elastic.py"
-# killed_in = 37  # of 92 steps
-# ranks = "--nproc-per-node=2 --max-restarts=1"
-# options = f"--out results/12 --epochs 4 --kill 1:{killed_in} --prove"
-# !{torchrun} {ranks} {program} {options} {shown}
-
-# %% tags=["active-ipynb"]
-# run = finished_run("results/12", epochs=4)
-# killed = run["curve"]
-# done = sum(start == 1 for *_, start in killed)
-# print(f"{run['starts']} starts; the last checkpoint before the kill was of step {done}")
-# lesson.compare("steps that were made twice", guess_again, killed_in - done, digits=0)
-# same = "yes" if run["proof"]["max_difference"] == 0 else "no"
-# lesson.compare("the same to the bit", guess_bits, same)
-
-# %% [markdown]
-# `torchrun` sees that rank 1 is dead. Rank 0 sees it, too: its all-reduce (gloo's, on a CPU)
-# fails, because the connection is closed. It ends, and `torchrun` starts both again. They load
-# step 30 and make the steps 30 to 36 once more, with the same images, in the same order. The
-# line `proof:` compares their weights with those of the same ranks that train without a stop.
-#
-# The picture has a line for the run without a stop, and a dot for each step in the record of
-# the run above. The seven lost steps have no dot of start 1: the record is part of the
-# checkpoint, so it was lost with them.
-
-# %% tags=["active-ipynb"]
-# whole = run["proof"]["curve"]
-# distance = max(abs(one[0] - other[0]) for one, other in zip(whole, killed, strict=True))
-# print(f"largest difference between the losses of {len(whole)} steps: {distance}")
-# title = "After the restart, each step has the loss of the run without a stop"
-# draw_restart(whole, killed, killed_in, title)
-
-# %% [markdown]
 # ## A checkpoint is cut short, and the number of ranks changes
-# Two ranks have made four epochs, which are 92 steps. Then two things happen at once. A disk
-# breaks, and the newest checkpoint, that of step 92, loses its last byte. And only one rank is
-# left: the script, started without `torchrun`, goes on up to ten epochs. It computes all 64
-# images of a batch in one process, so sums are added in another order, and the last bits
-# differ. A checkpoint was saved every ten steps, and after each epoch.
+# Back to the run with the kill: its two ranks have made four epochs, which are 92 steps. Then
+# two things happen at once. A disk breaks, and the newest checkpoint, that of step 92, loses
+# its last byte. And only one rank is left: the script, started without `torchrun`, goes on up
+# to ten epochs. It computes all 64 images of a batch in one process, so sums are added in
+# another order, and the last bits differ. A checkpoint was saved every ten steps, and after
+# each epoch.
 #
 # *Predict how many steps are made again, and how far the weights are from those of one process
 # that trains all ten epochs.* The largest difference is d · 10ᵉ, with d from 1 to 9: what is

@@ -212,6 +212,24 @@ def slow_rank_picture(runs: dict[str, list]) -> "Figure":
     return fig
 
 
+def rank_0_seconds(
+    names: Sequence[str], steps: int = 12, pause: float = 0.1, ranks: int = 4
+) -> dict[str, tuple[float, float]]:
+    """The seconds of rank 0's steps with each strategy, in a loop without the Trainer.
+
+    First if the last rank pauses in each step, then if the ranks pause in turn. The ranks are
+    started once, for all strategies.
+    """
+    return launch.call(_loops, ranks, names, steps, pause)[0]
+
+
+def _loops(names: Sequence[str], steps: int, pause: float) -> dict[str, tuple[float, float]]:
+    return {
+        name: (loop_seconds(name, steps, pause), loop_seconds(name, steps, pause, True))
+        for name in names
+    }
+
+
 def loop_seconds(name: str, steps: int, pause: float, in_turn: bool = False) -> float:
     """The seconds of this rank's steps in a loop without the Trainer; for `launch.call`.
 

@@ -15,6 +15,7 @@
 # %% jupyter={"source_hidden": true}
 # setup
 from multigpu.exercise import Exercise
+from multigpu.exercise.verdicts import difference, shown
 
 exercise = Exercise("10-strategies", seconds=5)
 
@@ -34,16 +35,53 @@ def ring_in_one_process(vectors):
     return [torch.cat(own) for own in chunks], sent
 
 
+# What a wrong guess of question 1 counts, in bytes, and a hint.
+BYTES_HINTS = {
+    150_000: "that is a number of numbers: each has 4 bytes",
+    300_000: "those are the hops that add up: what do the others do?",
+    400_000: "that is the whole vector once: what does a rank send in each hop?",
+    1_200_000: "that is the whole vector to each other rank: in a hop a rank sends one chunk",
+}
+
+
+def bytes_hint(guess):
+    """A hint that fits the guess of question 1."""
+    for counted, hint in BYTES_HINTS.items():
+        if isinstance(guess, int | float) and abs(guess - counted) < 0.01 * counted:
+            return hint
+    return "the ring sends another number: count its hops, and the bytes of one hop"
+
+
+def wrong_sum(student, ranks, numbers):
+    """What is wrong with the sums, if each number of rank r is 10 to the power r, or "".
+
+    The digits of a sum show which ranks' numbers are in it, and how often.
+    """
+    vectors = [torch.full((numbers,), 10.0**rank) for rank in range(ranks)]
+    expected = sum(10**rank for rank in range(ranks))
+    run = student.ranks("late_ring", [[vector, 0.0] for vector in vectors])
+    for rank, found in enumerate(run.values):
+        if not isinstance(found, torch.Tensor) or found.shape != (numbers,):
+            return f"{numbers} numbers on {ranks} ranks: rank {rank} returns {shown(found)}"
+        for place, number in enumerate(found.tolist()):
+            if number != expected:
+                return (
+                    f"if all numbers are 1 on rank 0, 10 on rank 1, …, then number {place} on "
+                    f"rank {rank} is {number:.0f}, and not {expected}"
+                )
+    return "the sums are right only if no rank comes late: is a chunk used before it is sent?"
+
+
 def run_ring(student, ranks, numbers):
     """Question 2 with random vectors. A verdict about the sums, and one about the calls."""
     vectors = [torch.randn(numbers, generator=student.generator) for _ in range(ranks)]
     arguments = [[vector, 0.2 if rank == 0 else 0.0] for rank, vector in enumerate(vectors)]
     run = student.ranks("late_ring", arguments)
-    student.close_to(
-        run.values,
-        [sum(vectors)] * ranks,
+    right = not difference(run.values, [sum(vectors)] * ranks, 1e-5, 1e-5)
+    student.expect(
+        right,
         "every rank returns the sum of all ranks' vectors",
-        atol=1e-5,
+        "" if right else wrong_sum(student, ranks, numbers),
     )
     kinds = {call.kind for calls in run.calls for call in calls}
     student.expect(
@@ -169,7 +207,7 @@ with exercise.check("guess_bytes", "100,000 numbers on 4 ranks", points=2) as st
         "guess_bytes",
         sent[0],
         "this is what each rank sends",
-        "the ring sends another number: count its hops, and the bytes of one hop",
+        bytes_hint(student.value("guess_bytes")),
         within=0.01 * sent[0],
         unit="bytes",
     )
@@ -308,7 +346,9 @@ def expand(levels: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:  # noqa:
 with exercise.check("compress", "equal numbers", points=1) as student:
     for value in (0.0, 0.3):
         chunk = torch.full((5,), value)
-        student.close_to(restored(student, chunk), chunk, "equal numbers come back")
+        student.close_to(
+            restored(student, chunk), chunk, f"numbers that are all {value} come back"
+        )
 
 # %%
 with exercise.check("compress", "numbers near 1000", points=1) as student:
@@ -322,7 +362,7 @@ with exercise.check("compress", "a NaN", points=1) as student:
         student.close_to(
             restored(student, chunk),
             torch.full((4,), torch.nan),
-            "a chunk with a NaN or an infinity comes back as NaN",
+            f"a chunk with {value} comes back as NaN",
         )
 
 # %%

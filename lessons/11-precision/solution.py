@@ -56,6 +56,7 @@ def fit_scaled(batches, factor, state, max_norm):
 # setup
 from multigpu import vgpu
 from multigpu.exercise import Exercise
+from multigpu.exercise.verdicts import difference
 from multigpu.trainer.loops.precision import Precision
 
 exercise = Exercise("11-precision")
@@ -117,6 +118,23 @@ def metered(width, optimizer, precision):
         return sum(weight.numel() for weight in net.parameters()), used
 
 
+def scale_hint(guess):
+    """A hint that fits the guess of question 1."""
+    if guess == 65_536 / 2**3:
+        return "that is the scale after three overflows: what do nine good steps change?"
+    if isinstance(guess, int | float) and guess >= 65_536:
+        return "it is doubled after four good steps in a row, not after each"
+    return "torch has another scale: write down the scale after each step"
+
+
+def expect_bytes(student, got, n, used, what):
+    """A verdict about question 3, whose reason is in bytes per weight."""
+    wrong = difference(got, used, rtol=0.01)
+    if wrong and isinstance(got, int | float):
+        wrong = f"the meter has {used / n:.1f} bytes per weight, your function {got / n:.1f}"
+    student.expect(not wrong, what, wrong)
+
+
 def inner_losses(rows, labels, updates, lr):
     """Question 4 without autocast: forward casts each weight to bfloat16."""
     net = new_net()
@@ -159,7 +177,7 @@ with exercise.check("guess_scale", "the scale of torch's GradScaler", points=2) 
         "guess_scale",
         found,
         "your scale is that of torch's GradScaler",
-        "torch has another scale: write down the scale after each step",
+        scale_hint(student.value("guess_scale")),
         within=0,
     )
 
@@ -282,13 +300,13 @@ with exercise.check("bytes_needed", "32 bit", points=1) as student:
     for optimizer in ("SGD", "Adam"):
         n, used = metered(512, optimizer, "32-true")
         got = student.call("bytes_needed", n, optimizer, "32-true")
-        student.close_to(got, used, f"32-true, {optimizer}: the meter's bytes", rtol=0.01)
+        expect_bytes(student, got, n, used, f"32-true, {optimizer}: the meter's bytes")
 
 # %%
 with exercise.check("bytes_needed", "mixed precision", points=2) as student:
     n, used = metered(512, "momentum", "bf16-mixed")
     got = student.call("bytes_needed", n, "momentum", "bf16-mixed")
-    student.close_to(got, used, "bf16-mixed, momentum: the meter's bytes", rtol=0.01)
+    expect_bytes(student, got, n, used, "bf16-mixed, momentum: the meter's bytes")
 
 # %%
 with exercise.check("bytes_needed", "other models", points=2, hidden=True) as student:
@@ -303,7 +321,7 @@ with exercise.check("bytes_needed", "other models", points=2, hidden=True) as st
         n, used = metered(student.random.randint(400, 900), optimizer, precision)
         got = student.call("bytes_needed", n, optimizer, precision)
         what = f"{precision}, {optimizer}, other models: the meter's bytes"
-        student.close_to(got, used, what, rtol=0.01)
+        expect_bytes(student, got, n, used, what)
 
 # %% [markdown]
 # ## 4. Find the bug: a loss that stands still (6 points)

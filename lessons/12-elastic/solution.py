@@ -16,7 +16,10 @@ from collections import Counter
 
 from torch.distributed.elastic.utils.data import ElasticDistributedSampler
 
+from multigpu.errors import pluralize
 from multigpu.exercise import Exercise
+from multigpu.exercise.check import UNANSWERED
+from multigpu.exercise.session import StudentError
 
 exercise = Exercise("12-elastic", seconds=5)
 
@@ -32,6 +35,15 @@ def lost_images(images, done):
     return images - len(seen)
 
 
+def lost_hint(guess):
+    """A hint that fits the guess of question 1."""
+    if guess == 0:
+        return "are the images 600 to 799 those that the two ranks have not seen?"
+    if guess == 200:
+        return "200 images are left, but some of them have numbers from 600 on"
+    return "the first 600 images of a shuffled order are not those with the numbers 0 to 599"
+
+
 def all_shards(student, order, done, batch, ranks):
     """What `shards` returns on each rank, as a list of steps for each rank."""
     return [student.call("shards", order, done, batch, rank, ranks) for rank in range(ranks)]
@@ -41,32 +53,68 @@ def real(row):
     return [image for image in row if image != -1]
 
 
-def expect_shards(student, order, done, batch, ranks):
-    """Verdicts about all steps from `done` to the end of the epoch."""
+def wrong_steps(found, done, wanted):
+    """What is wrong with the number of steps, or ""."""
+    for rank, own in enumerate(found):
+        if len(own) != len(wanted):
+            left = sum(len(images) for images in wanted)
+            return (
+                f"{done} images are done and {left} left, that is "
+                f"{pluralize(len(wanted), 'step')}; rank {rank} makes {len(own)}"
+            )
+    return ""
+
+
+def wrong_length(step, images, rows):
+    """What is wrong with the length of a step's rows, or ""."""
+    length = -(-len(images) // len(rows))
+    for rank, row in enumerate(rows):
+        if len(row) != length:
+            return (
+                f"step {step} has {pluralize(len(images), 'image')} for {len(rows)} ranks, so "
+                f"a row has {pluralize(length, 'place')}; that of rank {rank} is {row}"
+            )
+    return ""
+
+
+def wrong_images(step, images, rows, before):
+    """What is wrong with the images of a step, or ""; `before` are those of earlier steps."""
+    at = {}
+    for rank, row in enumerate(rows):
+        for image in real(row):
+            at.setdefault(image, []).append(rank)
+    for image, places in at.items():
+        if image not in images:
+            when = "an earlier batch" if image in before else "a later batch"
+            return f"in step {step}, rank {places[0]} has image {image}, which is of {when}"
+        if len(places) > 1:
+            where = ", ".join(map(str, places))
+            return f"in step {step}, image {image} is on ranks {where}"
+    for image in images:
+        if image not in at:
+            return f"in step {step}, no rank has image {image}"
+    return ""
+
+
+def expect_shards(student, order, done, batch, ranks, case=""):
+    """Verdicts about all steps from `done` to the end of the epoch, which begin with `case`.
+
+    Each names the first mistake. Rows and images are looked at in the steps that all make.
+    """
     found = all_shards(student, order, done, batch, ranks)
     rest = order[done:]
     wanted = [rest[at : at + batch] for at in range(0, len(rest), batch)]
-    where = f"{len(order)} images, {done} done, batch {batch}, {ranks} ranks"
-    steps = [len(own) for own in found]
-    student.expect(
-        steps == [len(wanted)] * ranks,
-        "all ranks make the same number of steps, one for each global batch",
-        f"{where}: the ranks make {steps} steps, and {len(wanted)} batches are left",
-    )
-    uneven = mixed = ""
-    for step, images in enumerate(wanted):
-        rows = [own[step] if step < len(own) else [] for own in found]
-        length = -(-len(images) // ranks)
-        if [len(row) for row in rows] != [length] * ranks:
-            uneven = uneven or f"{where}: in step {step} the ranks' rows are {rows}"
-        if sorted(image for row in rows for image in real(row)) != sorted(images):
-            mixed = mixed or f"{where}: step {step} has {images}, and the ranks see {rows}"
-    student.expect(
-        not uneven,
-        "in each step all ranks have rows of the right length",
-        uneven,
-    )
-    student.expect(not mixed, "in each step the ranks see the images of one batch once", mixed)
+    lengths = images = ""
+    made = min(len(own) for own in found)
+    for step, expected in enumerate(wanted[:made]):
+        rows = [own[step] for own in found]
+        seen = order[: done + step * batch]
+        lengths = lengths or wrong_length(step, expected, rows)
+        images = images or wrong_images(step, expected, rows, seen)
+    steps = wrong_steps(found, done, wanted)
+    student.expect(not steps, f"{case}each rank makes one step for each batch", steps)
+    student.expect(not lengths, f"{case}the rows of a step have the right length", lengths)
+    student.expect(not images, f"{case}each image of a batch is on one rank, once", images)
 
 
 class Disk:
@@ -77,6 +125,8 @@ class Disk:
 
     def run(self, plan):
         for operation, name, *more in plan:
+            if operation != "write" and name not in self.files:
+                raise ValueError(f"{operation} {name!r}: there is no such file then")
             if operation == "write":
                 self.files[name] = [more[0], False]
             elif operation == "sync":
@@ -111,16 +161,42 @@ def checkpoint(student, step):
 
 
 def loaded(student, disk):
-    found = student.call("load", disk.texts())
-    return None if found is None else list(found)
+    """(what load returns for the files of the disk, how it stopped or "")."""
+    try:
+        found = student.call("load", disk.texts())
+    except StudentError as error:
+        if error.kind == UNANSWERED:
+            raise
+        return None, f"load stops with {error}"
+    return None if found is None else list(found), ""
+
+
+def expect_loaded(student, disk, content, what):
+    """A verdict: load returns `content` for this disk."""
+    got, stopped = loaded(student, disk)
+    why = stopped or f"load returns {got}"
+    student.expect(not stopped and got == content, what, f"{why}; files: {disk.texts()}")
+
+
+def plan_of(student, content):
+    """The operations of a save, as the student's save_plan lists them."""
+    return [list(operation) for operation in student.call("save_plan", *content)]
 
 
 def saved(student, disk, content, operations=None):
     """A copy of the disk after the first `operations` of a save, and a power cut."""
-    plan = [list(operation) for operation in student.call("save_plan", *content)]
+    plan = plan_of(student, content)
     after = disk.copy()
     after.run(plan if operations is None else plan[:operations])
     return after.cut()
+
+
+def last_of(student, content, done):
+    """Where the power is cut, for a verdict."""
+    if not done:
+        return "before the first operation"
+    operation, name, *_ = plan_of(student, content)[done - 1]
+    return f"after operation {done}, {operation} {name!r}"
 
 
 def moments(student, content):
@@ -132,18 +208,29 @@ def expect_whole(student, disk, old, new, what):
     """A verdict: if the power is cut in the save of `new`, there is all of it or of `old`."""
     wrong = ""
     for done in moments(student, new):
-        got = loaded(student, saved(student, disk, new, done))
-        if got not in (old, new):
-            wrong = wrong or f"if it is cut after {done} operations, load returns {got}"
+        after = saved(student, disk, new, done)
+        got, stopped = loaded(student, after)
+        if not wrong and (stopped or got not in (old, new)):
+            why = stopped or f"load returns {got}"
+            wrong = f"cut {last_of(student, new, done)}: {why}; files: {after.texts()}"
     student.expect(not wrong, what, wrong)
 
 
 def expect_stop(student, signals, expected):
     """A verdict: all ranks stop in this step, for this signal. A row of `signals` per rank."""
+    names = ("no signal", "USR1", "TERM")
+
+    def said(stop):
+        known = isinstance(stop[1], int) and 0 <= stop[1] < 3
+        return f"makes {stop[0]} steps and stops for {names[stop[1]] if known else stop[1]}"
+
     run = student.ranks("train", [[row] for row in signals])
-    student.equal(
-        run.values, [expected] * len(signals), "all ranks stop in the same step, and know why"
-    )
+    wrong = ""
+    for rank, stop in enumerate(run.values):
+        if not wrong and list(stop) != expected:
+            wrong = f"rank {rank} {said(stop)}; expected: it {said(expected)}"
+    what = "no rank stops" if expected[1] == 0 else f"all ranks stop for {names[expected[1]]}"
+    student.expect(not wrong, f"{what}, after the same step", wrong)
 
 
 # %%
@@ -187,7 +274,7 @@ with exercise.check("guess_lost", "800 images, resumed at 600", points=3) as stu
         "guess_lost",
         lost_images(800, 600),
         "about as many images are lost",
-        "the first 600 images of a shuffled order are not those with the numbers 0 to 599",
+        lost_hint(student.value("guess_lost")),
         within=20,
         unit="images",
     )
@@ -243,14 +330,15 @@ with exercise.check("shards", "the ranks change in the epoch", points=2) as stud
     seen = Counter()
     done = 0
     for ranks, steps in ((2, 2), (3, 1), (4, 99)):
-        expect_shards(student, order, done, 6, ranks)
+        expect_shards(student, order, done, 6, ranks, f"{ranks} ranks: ")
         for own in all_shards(student, order, done, 6, ranks):
             seen.update(image for row in own[:steps] for image in real(row))
         done += 6 * steps
     student.expect(
         sorted(seen.elements()) == list(range(26)),
         "2 ranks, then 3, then 4 see each image of the epoch once",
-        f"seen: {sorted(seen.elements())}",
+        f"never: {[i for i in range(26) if not seen[i]]}, "
+        f"more than once: {[i for i in range(26) if seen[i] > 1]}",
     )
 
 # %%
@@ -334,17 +422,17 @@ def load(files: dict[str, str]) -> tuple[int, str, str] | None:  # noqa: F811
 # %%
 with exercise.check("save_plan", "without a cut", points=1) as student:
     disk = Disk()
-    student.expect(loaded(student, disk) is None, "an empty disk has no checkpoint")
+    expect_loaded(student, disk, None, "an empty disk has no checkpoint")
     for step in (10, 20):
         content = checkpoint(student, step)
-        disk.run(student.call("save_plan", *content))
-        student.equal(loaded(student, disk), content, "load returns what was saved last")
+        disk.run(plan_of(student, content))
+        expect_loaded(student, disk, content, f"load returns step {step} after its save")
 
 # %%
 with exercise.check("save_plan", "a cut after the save", points=1) as student:
     content = checkpoint(student, 10)
     disk = saved(student, Disk(), content)
-    student.equal(loaded(student, disk), content, "a checkpoint that is saved stays")
+    expect_loaded(student, disk, content, "a checkpoint that is saved stays")
 
 # %%
 with exercise.check("save_plan", "a cut at any moment", points=2) as student:
@@ -362,14 +450,18 @@ with exercise.check("save_plan", "two cuts", points=2, hidden=True) as student:
     wrong = ""
     for done in moments(student, second):
         after_one = saved(student, disk, second, done)
-        kept = loaded(student, after_one)
+        kept, first_stop = loaded(student, after_one)
+        cut = f"cut {last_of(student, second, done)}"
+        if first_stop:
+            wrong = wrong or f"{cut}: {first_stop}"
+            continue
         for again in moments(student, third):
-            got = loaded(student, saved(student, after_one, third, again))
-            if got not in (kept, third):
-                where = f"cut after {done}, and in the next save after {again} operations"
-                wrong = wrong or f"{where}, load returns {got} and not {kept}"
-        if loaded(student, saved(student, after_one, third)) != third:
-            wrong = wrong or f"after a cut and a whole save, load does not return {third}"
+            got, stopped = loaded(student, saved(student, after_one, third, again))
+            if not wrong and (stopped or got not in (kept, third)):
+                where = f"{cut}, and in the next save {last_of(student, third, again)}"
+                wrong = f"{where}: {stopped or f'load returns {got} and not {kept}'}"
+        if loaded(student, saved(student, after_one, third))[0] != third:
+            wrong = wrong or f"{cut}, then a whole save: load does not return {third}"
     student.expect(not wrong, "after a second cut, there is all of a checkpoint", wrong)
 
 # %% [markdown]

@@ -211,7 +211,12 @@ class Case:
 
 
 def guide(case: Case) -> tuple[str, str]:
-    """Which lesson's method fits the case, and the computed reason."""
+    """Which lesson's method fits the case, and the computed reason.
+
+    What is computed for FSDP is the part of weights, gradients and Adam's numbers that a GPU
+    keeps. Its activations and the layer that it has gathered come on top. Its time is not
+    computed: `multigpu scaling` models DDP, and `multigpu virtual --world` simulates FSDP.
+    """
     memory = vgpu.GPUS[case.gpu].memory
 
     def on_one(samples: int, precision: str = case.precision) -> Prediction:
@@ -224,9 +229,14 @@ def guide(case: Case) -> tuple[str, str]:
     needed = ADAM_BYTES * weights
     if needed > memory:
         stages = math.ceil(needed / memory)
-        lesson = "06: stages and replicas" if case.gpus > stages else "03: stages"
-        reason = f"{weights / 1e9:.1f}e9 weights × 16 bytes = {needed / GIB:,.0f} GiB"
-        return lesson, f"{reason}; at least {stages} GPUs a replica"
+        state = f"{weights / 1e9:.0f}e9 × 16 bytes = {needed / GIB:,.0f} GiB"
+        if stages > case.gpus:
+            return f"at least {stages} GPUs", f"{state}, more than {case.gpus} GPUs have"
+        # Both only divide the weights: which is faster depends on the network (lesson 06).
+        several = case.gpus // stages > 1
+        other = f"replicas of {stages} stages" if several else f"03: {stages} stages"
+        shard = f"FSDP leaves {needed / case.gpus / GIB:,.1f} GiB a GPU"
+        return f"06: FSDP, or {other}", f"{state}, {shard}"
     held = whole.rows[0].memory
     if held > memory:
         most = per_gpu

@@ -31,6 +31,23 @@ FOUR_BUCKETS = Compute(
 )
 
 
+# Wrong guesses of question 1, in percent, and a hint for each.
+EFFICIENCY_HINTS = {
+    100 * 64 / 124: "that begins after backward: the first bucket is full after 10 ms of it",
+    100 * 64 / 79: "that hides three of four, but each takes 15 ms, and a bucket fills in 10",
+    100.0: "that hides the last one, too: when is the last bucket full?",
+    100 * 60 / 90: "that leaves the update out",
+}
+
+
+def efficiency_hint(guess):
+    """A hint that fits the guess of question 1."""
+    for wrong, hint in EFFICIENCY_HINTS.items():
+        if isinstance(guess, int | float) and abs(guess - wrong) < 0.9:
+            return hint
+    return "the step gives another number: when is each bucket full, and the network free?"
+
+
 def run_of(student, ranks, batch, images_per_s):
     """A run of question 2 whose median step gives `images_per_s`. One step was disturbed."""
     median = batch / images_per_s
@@ -135,7 +152,7 @@ with exercise.check("guess_efficiency", "four buckets", points=2) as student:
         "guess_efficiency",
         100 * FOUR_BUCKETS.alone / step.seconds,
         "this is the efficiency of 64 GPUs",
-        "the step gives another number: when is each bucket full, and the network free?",
+        efficiency_hint(student.value("guess_efficiency")),
         within=1.0,
         unit="percent",
     )

@@ -18,6 +18,7 @@ from multigpu.comparison.pictures import (
 from multigpu.comparison.rows import compare_with_serial, summarize, table
 from multigpu.errors import pluralize
 from multigpu.files import write_json
+from multigpu.launch import prefork
 from multigpu.models import CNN
 
 
@@ -79,6 +80,8 @@ def run(args: argparse.Namespace, script: str) -> None:
         strategy_for_short_run(name)  # reports a wrong name before anything starts
     if world.rank == 0:
         files.writable_folder(args.out)
+    if not launched:
+        prefork.start_server()  # the ranks of all strategies are its forks
     train_set, test_set = data.load(data.fetch(args.data))
 
     spawned = [name for name in names if name not in (*NO_LAUNCHER, "ddp2")]

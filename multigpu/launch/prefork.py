@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 
-# torch sets it when code first asks for the folder; a fork that needs it sets it itself.
+# torch sets it when code first asks for its folder; a fork would choose the same value.
 SET_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
 
 _environment: dict[str, str] | None = None  # the server's; None while there is no server
@@ -54,4 +54,5 @@ def start_method() -> str:
 
 
 def _variables() -> dict[str, str]:
+    """This process's environment, without what torch sets itself."""
     return {name: value for name, value in os.environ.items() if name != SET_BY_TORCH}

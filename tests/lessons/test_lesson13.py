@@ -189,8 +189,9 @@ def test_no_prediction_uses_the_efficiency_that_it_is_compared_with(experiments)
         (("cnn", 64, 8), "larger batch"),
         (("vgg16", 256, 16, "A100-80GB", "NVLink3", "Ethernet10"), "10: send less"),
         (("gpt:8x1024x16", 1024, 8), "--accumulate"),
-        (("gpt:48x6144x48", 64, 64), "06"),
-        (("gpt:48x6144x48", 4, 4), "03"),
+        (("gpt:48x6144x48", 64, 64), "06: FSDP, or replicas of 5 stages"),
+        (("gpt:48x6144x48", 8, 8), "06: FSDP, or 03: 5 stages"),
+        (("gpt:48x6144x48", 4, 4), "at least 5 GPUs"),
         (("vgg16", 1024, 8), "05: DDP"),
     ],
 )
