@@ -297,6 +297,7 @@ class Halves(CNN):
 # same time. With a slow link the step is longer, so the bubble is a smaller fraction of it.
 #
 # How many micro-batches are best, on V100s with NVLink? Write your answers, then run the cell.
+# It compares two GPUs with one GPU of the same kind, also for V100s with PCIe and for H100s.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_best = 32  # the best number of micro-batches, of 1, 2, 4, 8, 16 and 32
@@ -324,7 +325,7 @@ class Halves(CNN):
 # lesson.compare("best number of micro-batches", guess_best, best, digits=0)
 # lesson.compare("times as fast as one GPU", guess_speed, fastest, digits=2)
 # title = f"V100s with NVLink: {best} micro-batches are best, {fastest:.2f} times as fast"
-# unit = "times as fast as one GPU of the same kind, simulated"
+# unit = "times as fast as one GPU, simulated"
 # plots.lines(counts, speedups, "micro-batches, batch 4,096", unit, title)
 
 # %% [markdown]
