@@ -177,8 +177,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # the queue, too. It seems slow, but its time is that of the work before it.
 #
 # So wait for the device before each reading of the clock. Also leave out the first steps,
-# which allocate memory and choose [kernels](../lessons/README.md#kernel) (the GPU's programs),
-# and take the median of many.
+# which allocate memory and choose [kernels](../lessons/README.md#kernel) (the GPU's programs).
+# Then measure in several *rounds*, and take the shortest round, as Python's `timeit` does:
+# other programs can only make a round longer. All times in this lesson are measured so.
 #
 # The batches come from a `DataLoader`. A *sampler* gives it the order of the images, here
 # shuffled; the loader reads them and stacks them. With `num_workers`, other processes do this
@@ -258,10 +259,9 @@ def loader_of(
 
 # %% [markdown]
 # ## Where the time goes
-# All measured times of this lesson are medians of *rounds*, so that a disturbed round does not
-# count. Here nine rounds take about ten seconds. In a round each batch size gets one epoch,
-# and `phases` gives the median of its steps. The second cell also prints the smallest and the
-# largest ratio of a single round: on a busy machine these are far apart.
+# Nine rounds take about ten seconds. In a round each batch size gets one epoch, and `phases`
+# gives the median of its steps. The second cell also prints the smallest and the largest ratio
+# that a single round gives: on a busy machine these are far apart.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_half)
@@ -281,11 +281,11 @@ def loader_of(
 # steps = {}
 # bars = {}
 # for size, parts in rounds[0].items():
-#     steps[size] = {part: median(found[size][part] for found in rounds) for part in parts}
+#     steps[size] = {part: min(found[size][part] for found in rounds) for part in parts}
 #     bars[f"batch {size}"] = {part: 1e6 * time / size for part, time in steps[size].items()}
 # times = sum(bars["batch 16"].values()) / sum(bars["batch 128"].values())
 # title = f"In a batch of 16 an image takes {times:.2f} times as long as in a batch of 128"
-# plots.stacked_bars(bars, "µs per image, measured: medians of nine rounds", title)
+# plots.stacked_bars(bars, "µs per image, measured: the shortest of nine rounds", title)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # def show(what, ratio):
@@ -330,7 +330,8 @@ def loader_of(
 # stays = steps[64]["data"] + steps[64]["update"]
 # s = stays / whole
 # parts = ", ".join(f"{part} {1e3 * seconds:.2f}" for part, seconds in steps[64].items())
-# print(f"batch 64, ms per step: {parts}; {s:.0%} of the time stays")
+# print(f"batch 64, ms per step: {parts}")
+# print(f"{s:.0%} of the time stays")
 # for n in (2, 4, 8, 1000):
 #     print(f"{n:,} GPUs: at most {amdahl(s, n):.2f} times as fast")
 # with_32 = whole / (stays + computing(steps[32]))
@@ -351,8 +352,8 @@ def loader_of(
 
 # %% [markdown]
 # In this experiment, reading an image sleeps for 8 ms, and computing a step sleeps for 60 ms,
-# or for 30 ms with two GPUs. A round is four steps. "On paper" is the result of a formula,
-# which follows. (About ten seconds.)
+# or for 30 ms with two GPUs. The shortest of three rounds of four steps counts. "On paper" is
+# the result of a formula, which follows. (About ten seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_second_gpu, guess_workers)
@@ -405,20 +406,19 @@ def loader_of(
 # read more: on paper both take 64 ms. The formula assumes that each core is free. On a busy
 # machine other programs use the cores, too, and a step can take several times as long.
 #
-# What do workers do for the digits, which are in memory already? A round is an epoch without
-# training.
+# What do workers do for the digits, which are in memory already? The cell reads three epochs
+# without training; the shortest counts.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # for workers in (0, 2):
-#     speeds = []
+#     seconds = []
 #     for epoch in range(3):
 #         began = time.perf_counter()
 #         for images, labels in loader_of(train, 64, epoch, workers):
 #             pass
-#         speeds.append(len(train) / (time.perf_counter() - began))
-#     spread = f"{min(speeds):,.0f} to {max(speeds):,.0f}"
+#         seconds.append(time.perf_counter() - began)
 #     case = pluralize(workers, "worker")
-#     print(f"{case}: {median(speeds):,.0f} images/s ({spread} in single rounds)")
+#     print(f"{case}: {len(train) / min(seconds):,.0f} images/s")
 
 # %% [markdown]
 # The digits need no reading: workers only cost the time to start and to send the batches.

@@ -13,7 +13,7 @@ from multigpu.course import find_root
 from multigpu.notebooks import cells
 
 notebook = nbformat.read(find_root() / "notebooks" / "PT_CNN_SingleGPU.ipynb", as_version=4)
-(line,) = re.findall(r"^batch 64, ms per step: (.*);", cells.printed(notebook), re.MULTILINE)
+(line,) = re.findall(r"^batch 64, ms per step: (.*)", cells.printed(notebook), re.MULTILINE)
 one_gpu = {part: float(number) for part, number in re.findall(r"(\w+) ([\d.]+)", line)}
 halved = {part: one_gpu[part] / 2 for part in ("forward", "backward")}
 bars = {"one GPU": one_gpu, "two GPUs, at best": one_gpu | halved}
