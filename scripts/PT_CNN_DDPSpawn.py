@@ -71,8 +71,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #   *port*, a number, to the processes. They find each other through it: the
 #   [*rendezvous*](../lessons/README.md#rendezvous).
 # - `init_process_group` connects the ranks: now they are a [*process
-#   group*](../lessons/README.md#process-group). `"gloo"` is the library that sends between
-#   CPUs; between GPUs it is `"nccl"`.
+#   group*](../lessons/README.md#process-group). `"gloo"` is the
+#   [*backend*](../lessons/README.md#backend), the library that sends between CPUs; between
+#   GPUs it is `"nccl"`.
 # - `all_reduce` is a *collective*: an operation in which all ranks take part. Each rank gives
 #   a tensor, and each rank gets the sum.
 #
@@ -142,8 +143,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # A lock works in one process only, and nothing can write down where a generator is. Send what
 # the rank needs to make its own: for example a file's path instead of the open file.
-
-# %% [markdown]
+#
 # ## Whose model is it?
 # Two processes get a tensor as an argument and set it to zero. A process has its own memory,
 # so the tensor of this program stays as it was. Or does it? `set_to_zero(rank, tensor)` is a
@@ -248,9 +248,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # parent but the arguments: it sets up its rank, its device, its model and its data itself.
 # Four lines make it a run of several ranks: those with `TCPStore`, `init_process_group`,
 # `DistributedSampler` and `DDP`, which does one all-reduce of the gradients in each step,
-# during `backward()`. To be exact for every batch it also needs `set_epoch`, the weights of
-# `real`, and the loss's division by the images of all ranks: lesson 05 tries each of them. The
-# rest trains, and collects the history.
+# during `backward()`. To be exact for every batch it also needs three things that lesson 05
+# tries: `set_epoch`, the factors `real`, which are 0 for a repeated image, and the loss's
+# division by the images of all ranks. The rest trains, and collects the history. (Of the
+# course's own classes, `Batch` says how a batch is split over the ranks, and `World` which
+# rank of how many this is.)
 
 
 # %%

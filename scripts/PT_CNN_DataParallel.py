@@ -43,7 +43,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson, plots, vgpu
 #
 # lesson.setup("02-data-parallel", ranks=True)
-# from experiments import break_even, breakdown, speedup
+# from experiments import break_even, breakdown, other_gpus, speedup
 #
 # first, second = multigpu.gpus(2)
 # gpus = [first, second]
@@ -189,8 +189,11 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 #     return before, after, began
 #
 #
-# model = nn.DataParallel(CNN((1, 28, 28)).to(first), gpus)
-# before, after, began = train_steps(model, 256, first)
+# def parallel_model():
+#     return nn.DataParallel(CNN((1, 28, 28)).to(first), gpus)
+#
+#
+# before, after, _ = train_steps(parallel_model(), 256, first)
 # bars = {}
 # for gpu in gpus:
 #     for moment, held in (("before", before), ("after", after)):
@@ -220,19 +223,18 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # GPU.
 
 # %% tags=["active-ipynb"]
-# began = train_steps(model, 256, first, steps=2)[2]
+# began = train_steps(parallel_model(), 256, first, steps=2)[2]
 # timeline = vgpu.timeline(since=began)
 # busy = timeline.busy(1)
 #
 #
-# def carried(event):
-#     """What a transfer carries. The model's inputs are the images."""
-#     note = timeline.notes.get(event, "")
-#     return "images" if note == "inputs" else note
+# def carried(step):
+#     """Names what a transfer of the step carries: the model's inputs are the images."""
+#     return lambda event: "images" if step.notes.get(event) == "inputs" else ""
 #
 #
 # title = f"One step, batch 256: {second} computes for {busy:.0%} of the time"
-# timeline.plot(title=title, contents=carried)
+# timeline.plot(title=title, contents=carried(timeline))
 
 # %% [markdown]
 # Each step sends the weights and half of the images to the second GPU. While the first GPU
@@ -241,14 +243,13 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # lets only one of them run Python.
 #
 # ## How much faster?
-# The next cell stops the two virtual GPUs, and starts others for each link. They compute no
-# numbers, because the simulated clock needs only the shapes. `speedup` divides the time of a
-# step on one GPU by the time on both. `breakdown` says what the first GPU's time is used for.
-# To run a cell above again, first run `first, second = gpus = multigpu.gpus(2)`.
+# The next cell starts other virtual GPUs for each link, in the place of the two. They compute
+# no numbers, because the simulated clock needs only the shapes. `speedup` divides the time of
+# a step on one GPU by the time on both. `breakdown` says what the first GPU's time is used
+# for.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_small, guess_large)
-# vgpu.stop()
 # batches = [2**k for k in range(6, 17, 2)]
 # speedups = {}
 # for gpu, link in (
@@ -256,7 +257,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 #     ("V100-16GB", "PCIe3"),
 #     ("H100-80GB", "NVLink4"),
 # ):
-#     with vgpu.running(2, gpu=gpu, link=link, compute=False) as pair:
+#     with other_gpus(2, gpu=gpu, link=link, compute=False) as pair:
 #         name = f"{gpu}, {link}"
 #         speedups[name] = [speedup(pair, batch) for batch in batches]
 #         print(f"{name}: as fast as one GPU at a batch of {break_even(pair):,}")
@@ -265,7 +266,8 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 #         for batch in (64, 65_536):
 #             used = [f"{what} {x:.0%}" for what, x in breakdown(pair, batch).items() if x]
 #             print(f"    first GPU, batch of {batch:,}: {', '.join(used)}")
-#
+
+# %% tags=["active-ipynb"]
 # small = speedups["V100-16GB, NVLink2"][batches.index(64)]
 # large = speedups["V100-16GB, NVLink2"][batches.index(4096)]
 # lesson.compare("speed-up with a batch of 64", guess_small, small, unit="×", digits=2)
@@ -307,7 +309,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 #         return rows.mean().reshape(1)
 #
 #
-# with vgpu.running(4) as four:
+# with other_gpus(4) as four:
 #     rows = torch.arange(10.0, device=four[0]).square()
 #     module = nn.DataParallel(WithLoss().to(four[0]), four)
 #     of_replicas = module(rows).mean().item()
@@ -321,9 +323,8 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # %% [markdown]
 # **A loss inside `forward`** is a mean over each chunk. DataParallel gathers these means, and
 # you average them. The chunks have 3, 3, 3 and 1 rows, so the last row counts three times as
-# much as each other row.
-# Return the outputs, gather them, then compute the loss: that is right, and it is what
-# `train_epoch` does.
+# much as each other row. Return the outputs, gather them, then compute the loss: that is
+# right, and it is what `train_epoch` does.
 #
 # **State that `forward` sets** is set on a replica, which is deleted after the step. A buffer
 # that `forward` changes in place is different: the first GPU's replica shares it with the
@@ -424,7 +425,8 @@ if __name__ == "__main__":
 #     milliseconds = 1e3 * (step.end - step.start)
 #     print(f"{name}, 256 images: {milliseconds:.2f} ms; GPU 1: {', '.join(used)}")
 # busy = ranks.busy(1)
-# ranks.plot(title=f"DDP, one step of 2 × 128 images: GPU 1 computes for {busy:.0%} of it")
+# title = f"DDP, one step of 2 × 128 images: GPU 1 computes for {busy:.0%} of it"
+# ranks.plot(title=title, contents=carried(ranks))
 
 # %% [markdown]
 # DDP's step is shorter: it sends no weights, and no GPU waits for the other's update. More

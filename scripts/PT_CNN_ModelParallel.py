@@ -40,9 +40,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
-# import difflib
-# import inspect
-#
 # from multigpu import lesson, plots, vgpu
 #
 # lesson.setup("03-model-parallel")
@@ -180,21 +177,16 @@ class Halves(CNN):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.conv1(images))
-        x = torch.tanh(self.conv2(x)).to(self.second)
+        x = torch.tanh(self.conv2(x)).to(self.second)  # the one line that differs
         x = torch.tanh(self.fc1(x.flatten(1)))
         return self.fc2(x)
 
 
-# %% tags=["active-ipynb"]
-# before = inspect.getsource(CNN.forward).splitlines()
-# after = inspect.getsource(Halves.forward).splitlines()
-# print(*difflib.unified_diff(before, after, "CNN", "Halves", n=0, lineterm=""), sep="\n")
-
 # %% [markdown]
-# In `forward` one line differs. `__init__` moves each layer to its GPU, and the training loop
-# moves the images to the first GPU and the labels to the second. `.to()` is part of the graph:
-# backward sends the gradient in the other direction. Do the 320 images fit now, on two GPUs
-# with 64 MiB each?
+# In `forward` one line differs from the CNN's. `__init__` moves each layer to its GPU, and the
+# training loop moves the images to the first GPU and the labels to the second. `.to()` is part
+# of the graph: backward sends the gradient in the other direction. Do the 320 images fit now,
+# on two GPUs with 64 MiB each?
 
 # %% tags=["active-ipynb"]
 # with vgpu.running(2, memory="64MiB") as (first, second):
@@ -292,11 +284,11 @@ class Halves(CNN):
 # for link in ("NVLink2", FREE_LINK, "PCIe3"):
 #     seconds, timeline = simulate(4, link=link)
 #     parts = shares(timeline)
-#     idle = 1 - parts["compute"]
+#     idle = 1 - parts.pop("compute")
+#     bubble = 1e3 * seconds * parts["bubble"]
 #     text = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
 #     name = link if isinstance(link, str) else link.name
-#     bubble = 1e3 * seconds * parts["bubble"]
-#     print(f"{name}: {text}; idle {idle:.0%}; bubble {bubble:.2f} ms")
+#     print(f"{name}: idle {idle:.0%} ({text}); the bubble takes {bubble:.2f} ms")
 
 # %% [markdown]
 # The formula is for a free link and equal slots. The link is free in the second line, but the
@@ -304,7 +296,8 @@ class Halves(CNN):
 # waits in each slot, and the bubble is larger than 20%. With each link the bubble takes the
 # same time. With a slow link the step is longer, so the bubble is a smaller fraction of it.
 #
-# How many micro-batches are best? Write your answers, then run the cell.
+# How many micro-batches are best, on V100s with NVLink? Write your answers, then run the cell.
+# It compares two GPUs with one GPU of the same kind, also for V100s with PCIe and for H100s.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_best = 32  # the best number of micro-batches, of 1, 2, 4, 8, 16 and 32
@@ -313,24 +306,6 @@ class Halves(CNN):
 # %% tags=["active-ipynb"]
 # lesson.need(guess_best, guess_speed)
 # counts = [1, 2, 4, 8, 16, 32]
-# sweep = {m: simulate(m) for m in counts}
-# free = [shares(simulate(m, link=FREE_LINK)[1]) for m in counts]
-# idle = {m: 1 - shares(timeline)["compute"] for m, (_, timeline) in sweep.items()}
-# curves = {
-#     "formula: 1/(m + 1)": [1 / (m + 1) for m in counts],
-#     "bubble, free link": [part["bubble"] for part in free],
-#     "idle, NVLink: bubble, transfers, launches": list(idle.values()),
-# }
-# for name, curve in curves.items():
-#     print(f"{name}:", ", ".join(f"{m}: {share:.0%}" for m, share in zip(counts, curve)))
-# title = "With many micro-batches the bubble stops shrinking"
-# plots.lines(counts, curves, "micro-batches", "share, simulated", title, level=None)
-
-# %% [markdown]
-# The speed with a fast and with a slow link between the GPUs, and on H100s, compared with one
-# GPU of the same kind:
-
-# %% tags=["active-ipynb"]
 # speedups = {}
 # for gpu, link in (
 #     ("V100-16GB", "NVLink2"),
@@ -341,42 +316,57 @@ class Halves(CNN):
 #     steps = [simulate(m, gpu=gpu, link=link) for m in counts]
 #     speedup = [one / seconds for seconds, _ in steps]
 #     print(f"{gpu}, {link}: " + ", ".join(f"{m}: {x:.2f}" for m, x in zip(counts, speedup)))
+#     launches = shares(steps[-1][1])["launch"]
+#     print(f"    with {counts[-1]}, launches take {launches:.0%} of the time")
 #     speedups[f"{gpu}, {link}"] = speedup
-#
-# launch = shares(steps[-1][1])["launch"]
-# print(f"{gpu}, {counts[-1]} micro-batches: launches take {launch:.0%} of the time")
 #
 # fastest = max(speedups["V100-16GB, NVLink2"])
 # best = counts[speedups["V100-16GB, NVLink2"].index(fastest)]
 # lesson.compare("best number of micro-batches", guess_best, best, digits=0)
 # lesson.compare("times as fast as one GPU", guess_speed, fastest, digits=2)
-# computing = [
-#     f"{m}: {1e3 * seconds * (timeline.busy(0) + timeline.busy(1)):.1f}"
-#     for m, (seconds, timeline) in sweep.items()
-# ]
-# print("NVLink2, ms of computing, both GPUs:", ", ".join(computing))
-# print(f"NVLink2, idle least with {min(idle, key=idle.get)}, fastest with {best}")
 # title = f"V100s with NVLink: {best} micro-batches are best, {fastest:.2f} times as fast"
 # unit = "times as fast as one GPU, simulated"
 # plots.lines(counts, speedups, "micro-batches, batch 4,096", unit, title)
 
 # %% [markdown]
-# With more micro-batches the formula goes to zero. The bubble does not: the slower stage sets
-# the pace. GPU 0 computes for about 6 ms per step, GPU 1 for about 4. So with 8 and with 16
-# micro-batches GPU 1 still waits for nearly a third of the time: more than a sixth, on average
-# over both. Cut a model so that its stages take the same time. With 32, launches set the pace
-# on both GPUs. A GPU then also waits because the other one's work was launched late, and the
-# bubble grows to 20%.
+# Why is there a best number? The formula's bubble goes to zero. The bubble that we find, on a
+# free link, and all the time in which a GPU does not compute, with NVLink:
+
+# %% tags=["active-ipynb"]
+# sweep = [simulate(m) for m in counts]
+# free = [shares(simulate(m, link=FREE_LINK)[1]) for m in counts]
+# curves = {
+#     "formula: 1/(m + 1)": [1 / (m + 1) for m in counts],
+#     "bubble, free link": [parts["bubble"] for parts in free],
+#     "idle, NVLink: bubble, transfers, launches": [
+#         1 - shares(timeline)["compute"] for _, timeline in sweep
+#     ],
+# }
+# for name, curve in curves.items():
+#     print(f"{name}:", ", ".join(f"{m}: {share:.0%}" for m, share in zip(counts, curve)))
+# for m, (seconds, timeline) in zip(counts, sweep):
+#     if m in (1, 32):
+#         computing = 1e3 * seconds * (timeline.busy(0) + timeline.busy(1))
+#         print(f"with {m} (NVLink), the GPUs compute for {computing:.1f} ms in all")
+# title = "With many micro-batches the bubble stops shrinking"
+# plots.lines(counts, curves, "micro-batches", "share, simulated", title, level=None)
+
+# %% [markdown]
+# The bubble does not go to zero, because the slower stage sets the pace. GPU 0 computes for
+# about 6 ms per step, GPU 1 for about 4. So with 8 and with 16 micro-batches GPU 1 still waits
+# for nearly a third of the time: more than a sixth, on average over both. Cut a model so that
+# its stages take the same time. With 32, launches set the pace on both GPUs. A GPU then also
+# waits because the other one's work was launched late, and the bubble grows to 20%.
 #
-# There is a best number, because each micro-batch has a fixed cost. The host launches all
-# operations again for each micro-batch: with 32, a GPU computes for less than half of the
-# step, and waits for launches in much of the rest. The GPUs also compute for longer: for each
-# micro-batch backward reads all weights and adds to all gradients once more.
+# The best number is where the fixed cost of a micro-batch outweighs the shorter bubble. The
+# host launches all operations again for each micro-batch: with 32, a GPU computes for less
+# than half of the step, and waits for launches in much of the rest. The GPUs also compute for
+# longer: for each micro-batch backward reads all weights and adds to all gradients once more.
 #
 # PyTorch's tutorial found a best number, too (published, a ResNet-50): 10 micro-batches of 12
 # images, 3.75 s / 2.43 s = 1.54 times as fast as one GPU.
 #
-# Over PCIe (the second line of the output) the transfers of the activations take longer than
+# Over PCIe (the second curve) the transfers of the activations take longer than
 # the computing. There, use a second GPU only if the model does not fit on one. If most of the
 # memory is activations, first try *activation checkpointing* (`torch.utils.checkpoint`): it
 # keeps fewer activations, and computes the others again in backward. (This course does not try
@@ -386,6 +376,8 @@ class Halves(CNN):
 # gives it more to compute.
 #
 # ## Step 3 · Train: one process, two GPUs
+# The images go to the first GPU, the labels to the last one, where the loss is computed. The
+# folded cells put all together.
 
 
 # %%
@@ -410,10 +402,6 @@ def accuracy(model: Halves, test: TensorDataset) -> float:
     images, labels = test.tensors
     predictions = model(images.to(model.first)).argmax(1).cpu()
     return (predictions == labels).double().mean().item()
-
-
-# %% [markdown]
-# ## All together
 
 
 # %% jupyter={"source_hidden": true}

@@ -84,7 +84,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
-# import socket
+# import difflib
 # from pathlib import Path
 #
 # from multigpu import lesson, plots, vgpu
@@ -95,6 +95,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     all_reduces,
 #     batch_norm_steps,
 #     clipped_gradients,
+#     free_port,
 #     hidden,
 #     simulated_steps,
 # )
@@ -133,7 +134,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # Five of these lines are text or a workaround for torch 2.13: two of the docstring, the import
 # of `functional`, the comment near the end, and `del ddp`. Of the others:
 #
-# - `LOCAL_RANK` is the rank's number on its node: it chooses the GPU.
+# - `LOCAL_RANK` is the rank's number on its node: it chooses the GPU. `set_device` makes this
+#   GPU the *current* one. Without it, each rank's current GPU is GPU 0.
 # - `init_process_group` connects the ranks: by NCCL between GPUs, by gloo between CPUs.
 # - `DDP` copies rank 0's weights to all ranks, once. In each `backward()` it averages the
 #   gradients. All ranks make the same update to the same weights, so these stay the same.
@@ -144,12 +146,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #   each step.
 # - Only rank 0 prints and saves. `destroy_process_group` closes the connections.
 #
-# The next cell starts both programs, which takes some seconds.
+# The next cell runs `one_gpu.py` in the notebook, by `%run`, and starts `ddp.py`, which takes
+# some seconds.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_equal, choices=("yes", "no"))
 # !mkdir -p results
-# !OMP_NUM_THREADS=1 python {folder}/one_gpu.py results/one_gpu.pt
+# %run {folder}/one_gpu.py results/one_gpu.pt
 # !OMP_NUM_THREADS=1 {torchrun} {folder}/ddp.py results/ddp.pt
 #
 #
@@ -169,32 +172,37 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # (`--master-addr`, `--master-port`). The next cell starts two torchruns on this machine. Each
 # stands for one node, and starts two ranks on the CPU. (Some seconds.)
 #
-# The cell writes the messages of node 1's torchrun to a file. If node 0's torchrun ends first,
-# node 1's reports a lost connection, which is harmless here.
+# The ranks run `two_nodes.py`, a copy of `ddp.py`: change it in the cell if you think that it
+# must change. The messages of node 1's torchrun go to a file, because it reports a lost
+# connection if node 0's torchrun ends first, which is harmless here.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_changed = 4  # how many lines of ddp.py must change for two nodes?
+# guess_changed = 4  # how many lines of ddp.py must change before it trains on two nodes?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_changed)
-# with socket.create_server(("127.0.0.1", 0)) as server:
-#     port = server.getsockname()[1]  # a free port
-# address = f"--local-addr=127.0.0.1 --master-addr=127.0.0.1 --master-port={port}"
+# one_node = (folder / "ddp.py").read_text()
+# two_nodes = one_node  # or one_node.replace("old line", "new line")
+# Path("results/two_nodes.py").write_text(two_nodes)
+#
+# address = f"--local-addr=127.0.0.1 --master-addr=127.0.0.1 --master-port={free_port()}"
 # node = f"torchrun --nnodes=2 --nproc-per-node=2 {address}"
-# program = f"{folder}/ddp.py results/four.pt"
+# program = "results/two_nodes.py results/four.pt"
 # settings = "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES="  # without GPUs: on the CPU
 # second = f"{node} --node-rank=1 {program} 2> results/node-1.log"
 # !{settings}; {second} & {node} --node-rank=0 {program} && wait
+#
 # # The limit is 1e-5, because one_gpu.py may have used a GPU, which rounds differently.
 # equal = "yes" if difference_from_one_gpu("results/four.pt") < 1e-5 else "no"
 # print(f"four ranks on two nodes: the weights of one_gpu.py within 1e-5? {equal}")
-# lesson.compare("lines of ddp.py that change", guess_changed, 0, digits=0)
+# lines = difflib.ndiff(one_node.splitlines(), two_nodes.splitlines())
+# changed = sum(line.startswith("+ ") for line in lines)
+# lesson.compare("lines that differ from ddp.py", guess_changed, changed, digits=0)
 
 # %% [markdown]
 # The program is the same: `torchrun` gives each rank its number among all four, and the number
 # of ranks. On a cluster a job file fills in the options (see "On a cluster" below).
-
-# %% [markdown]
+#
 # ## When are the gradients sent?
 # Backward begins with the last layer. DDP collects gradients in *buckets*. When a bucket is
 # full, its all-reduce begins, while backward goes on with the layers before it.
@@ -412,17 +420,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # directions, so the norm of their average is below 0.5.
 #
 # **Evaluation.** Three ranks share 7 test images: by `DistributedSampler`, or each takes every
-# third image.
-
-# %% tags=["active-ipynb", "guess"]
-# guess_tested = 7  # by DistributedSampler: how many images are counted, with repeats?
+# third image. How many images are counted?
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_tested)
 # padded = [len(DistributedSampler(range(7), 3, rank)) for rank in range(3)]
 # strided = [len(range(rank, 7, 3)) for rank in range(3)]
-# print(f"DistributedSampler: {padded}, every third image: {strided}")
-# lesson.compare("images counted", guess_tested, sum(padded), digits=0)
+# print(f"DistributedSampler: {sum(padded)} images, {padded}")
+# print(f"every third image: {sum(strided)} images, {strided}")
 
 # %% [markdown]
 # `DistributedSampler` repeats test images, which would count twice. With every N-th image,
@@ -668,14 +672,15 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Run it, then resume it
-# Four epochs, then a new start that resumes from the checkpoint. The proof compares its
-# weights with those of one process that never stopped. In the second run each rank has two
-# micro-batches. The global batch stays 64, so the result is the same.
+# One process trains four epochs, without a launcher. Then torchrun starts the ranks, which
+# resume from its checkpoint, each with two micro-batches. The proof compares their weights
+# with those of one process that never stopped. The global batch stays 64, so the result is
+# the same.
 
 # %% tags=["active-ipynb"]
-# program = f"OMP_NUM_THREADS=1 {torchrun} ../scripts/PT_CNN_MultiGPU.py --out results/05"
-# !{program} --epochs 4
-# !{program} --accumulate 2 --resume --prove
+# program = "../scripts/PT_CNN_MultiGPU.py --out results/05"
+# !OMP_NUM_THREADS=1 python {program} --epochs 4
+# !OMP_NUM_THREADS=1 {torchrun} {program} --accumulate 2 --resume --prove
 
 # %% [markdown]
 # ## On a cluster

@@ -63,8 +63,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson, plots
 #
 # lesson.setup("03-model-parallel", ranks=True)
-# from experiments import FREE_LINK, draw_peaks, equal_stages
-# from experiments import joined, phases, pipelined_steps, shares
+# from experiments import FREE_LINK, draw_peaks, equal_stages, phases, shares, simulated
 
 # %% [markdown]
 # ## Two orders
@@ -150,16 +149,15 @@ def last_stage(
 
 
 # %% [markdown]
-# Predict first, for 8 micro-batches: write your answers, then run the cell.
+# Two processes with [gloo](../lessons/README.md#gloo), and 8 micro-batches of 8 images.
+# `launch.call` starts them, runs the function in each, and returns what they return. Are the
+# gradients equal to those of one process with the whole batch?
+#
+# Predict first: write your answers, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_gpipe = 2  # with GPipe: micro-batches whose activations rank 0 holds, at most
 # guess_1f1b = 1  # the same, with 1F1B
-
-# %% [markdown]
-# Two processes with [gloo](../lessons/README.md#gloo), and 8 micro-batches of 8 images.
-# `launch.call` starts them, runs the function in each, and returns what they return. Are the
-# gradients equal to those of one process with the whole batch?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_gpipe)
@@ -265,7 +263,8 @@ def schedule(
 # first notebook's wide CNN: 8 micro-batches of 512 images. Two cases have equal stages
 # instead, with 16 linear layers each. With a free link the messages take no time. With two
 # stages and m micro-batches, the formula for the [bubble](../lessons/README.md#bubble) is
-# 1/(m + 1). Write your answers, then run the cell.
+# 1/(m + 1). The two orders by hand run, too, for the next section. Write your answers, then
+# run the cell.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_equal = 1.5  # 1F1B with equal stages and a free link: times as fast as GPipe
@@ -280,34 +279,30 @@ def schedule(
 #     "1f1b, CNN, free link": (stage, "1f1b", FREE_LINK),
 #     "gpipe, CNN, NVLink": (stage, "gpipe", "NVLink2"),
 #     "1f1b, CNN, NVLink": (stage, "1f1b", "NVLink2"),
-#     "gpipe by hand": (stage, orders["gpipe"], "NVLink2"),
-#     "1f1b by hand": (stage, orders["1f1b"], "NVLink2"),
 # }
-# by_hand_functions = (first_stage, last_stage)
-# by_rank = launch.call(pipelined_steps, 2, list(cases.values()), schedule, by_hand_functions)
-# steps = dict(zip(cases, zip(*by_rank)))
-# timelines = {case: joined(ranks) for case, ranks in steps.items()}
+# by_hand_cases = {
+#     f"{name} by hand": (stage, order, "NVLink2") for name, order in orders.items()
+# }
+# steps, timelines = simulated(cases | by_hand_cases, schedule, (first_stage, last_stage))
 # seconds = {case: timeline.end - timeline.start for case, timeline in timelines.items()}
 #
-# print("simulated, mean of both ranks; the formula gives a bubble of 11%")
-# for case, timeline in timelines.items():
-#     if "by hand" not in case:
-#         parts = shares(timeline)
-#         text = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
-#         print(f"{case}: {1e3 * seconds[case]:.2f} ms: {text}")
-# for name in SCHEDULES:
-#     ratio = seconds[f"{name} by hand"] / seconds[f"{name}, CNN, NVLink"]
-#     print(f"{name}, CNN, NVLink, by hand: {ratio:.2f} times the time of torch's tool")
-# for rank, spent in enumerate(phases(timelines["gpipe, CNN, free link"])):
-#     forward, backward = spent["forward"], spent["backward"]
-#     print(f"CNN, rank {rank}: forward {forward:.2f} ms, backward {backward:.2f} ms")
-#
+# print("simulated; the formula gives a bubble of 11%")
+# for case in cases:
+#     bubble = shares(timelines[case])["bubble"]
+#     print(f"{case}: {1e3 * seconds[case]:.2f} ms, bubble {bubble:.0%}")
 # equal = seconds["gpipe, equal stages, free link"] / seconds["1f1b, equal stages, free link"]
 # nvlink = seconds["gpipe, CNN, NVLink"] / seconds["1f1b, CNN, NVLink"]
 # lesson.compare("speed-up over GPipe, equal stages", guess_equal, equal)
 # lesson.compare("speed-up over GPipe, CNN, NVLink", guess_nvlink, nvlink)
 
+# %% [markdown]
+# How long does each rank of the CNN compute, and when does it wait? A bubble is the mean of
+# both ranks'.
+
 # %% tags=["active-ipynb"]
+# for rank, spent in enumerate(phases(timelines["gpipe, CNN, free link"])):
+#     forward, backward = spent["forward"], spent["backward"]
+#     print(f"CNN, rank {rank}: forward {forward:.2f} ms, backward {backward:.2f} ms")
 # figure = plots.figure(8, 5)
 # drawn = ("gpipe, CNN, NVLink", "1f1b, CNN, NVLink")
 # longer = max(seconds[case] for case in drawn)
@@ -376,7 +371,7 @@ def schedule(
 # must read the data in the same order. The schedule's `step` sends activations to the next
 # rank and gradients back, and calls `backward` for each micro-batch. All micro-batches must
 # have the same shape, so a smaller last batch is padded, with labels of −100, which the loss
-# ignores.
+# ignores. The folded cells put all together.
 
 
 # %%
@@ -446,12 +441,9 @@ def accuracy(
     return hits / len(test.dataset)
 
 
-# %% [markdown]
-# ## All together
-
-
 # %% jupyter={"source_hidden": true}
-def main(args: argparse.Namespace) -> None:
+def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device, data.Batch]:
+    """Connect the ranks, check the flags, and fetch the data once for each node."""
     world = launch.find_world()
     device = devices.pick(world, exact=args.prove)
     store = rendezvous.open_store(world, device)
@@ -478,6 +470,19 @@ def main(args: argparse.Namespace) -> None:
             files.writable_folder(args.out)
         if world.local_rank == 0:
             data.fetch(args.data)
+    return world, device, batch
+
+
+def collect(model: CNN, layers: nn.Module, world: launch.World) -> None:
+    """Copy the weights of all ranks' layers into the model, on every rank."""
+    stages: list = [None] * world.size
+    dist.all_gather_object(stages, layers.cpu().state_dict())
+    for rank, weights in enumerate(stages):
+        stage(model, rank, world.size).load_state_dict(weights)
+
+
+def main(args: argparse.Namespace) -> None:
+    world, device, batch = set_up(args)
     with rendezvous.fail_together(world):
         train, test = data.load(data.fetch(args.data))
     rendezvous.same_everywhere(world, "the training data", data.checksum(train))
@@ -524,11 +529,7 @@ def main(args: argparse.Namespace) -> None:
         if world.rank == 0:
             print(metrics.row(row), flush=True)
 
-    # Collect the weights of all stages in one model.
-    stages: list = [None] * world.size
-    dist.all_gather_object(stages, layers.cpu().state_dict())
-    for rank, weights in enumerate(stages):
-        stage(model, rank, world.size).load_state_dict(weights)
+    collect(model, layers, world)
     dist.destroy_process_group()
 
     if world.rank == 0:

@@ -177,8 +177,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # the queue, too. It seems slow, but its time is that of the work before it.
 #
 # So wait for the device before each reading of the clock. Also leave out the first steps,
-# which allocate memory and choose [kernels](../lessons/README.md#kernel) (the GPU's programs),
-# and take the median of many.
+# which allocate memory and choose [kernels](../lessons/README.md#kernel) (the GPU's programs).
+# Then measure in several *rounds*, and take the shortest round, as Python's `timeit` does:
+# other programs can only make a round longer. All times in this lesson are measured so.
 #
 # The batches come from a `DataLoader`. A *sampler* gives it the order of the images, here
 # shuffled; the loader reads them and stacks them. With `num_workers`, other processes do this
@@ -259,10 +260,8 @@ def loader_of(
 # %% [markdown]
 # ## Where the time goes
 # Nine rounds take about ten seconds. In a round each batch size gets one epoch, and `phases`
-# gives the median of its steps. Other programs can only make a part of a step slower, so the
-# shortest of the nine medians counts, as in Python's `timeit`. The second cell also prints the
-# smallest and the largest ratio in a single round. On a busy machine these are far apart, and
-# the ratio of the shortest times can lie outside them.
+# gives the median of its steps. The second cell also prints the smallest and the largest ratio
+# that a single round gives: on a busy machine these are far apart.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_half)
@@ -285,7 +284,7 @@ def loader_of(
 #     steps[size] = {part: min(found[size][part] for found in rounds) for part in parts}
 #     bars[f"batch {size}"] = {part: 1e6 * time / size for part, time in steps[size].items()}
 # times = sum(bars["batch 16"].values()) / sum(bars["batch 128"].values())
-# title = f"In a batch of 16 an image takes {times:.1f} times as long as in a batch of 128"
+# title = f"In a batch of 16 an image takes {times:.2f} times as long as in a batch of 128"
 # plots.stacked_bars(bars, "µs per image, measured: the shortest of nine rounds", title)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
@@ -316,10 +315,11 @@ def loader_of(
 # With two GPUs, each goes forward and backward with half of the batch. The rest stays as it
 # is, if one process reads all images, as in lessons 02 and 07, and each GPU updates all
 # weights. (With one process per GPU, as in lessons 04 and 05, each process reads its own half:
-# then only the update stays.) *Amdahl's law*: if a
-# fraction *s* of the time stays and the rest is divided by *n*, the time becomes *s* + (1 −
-# *s*)/*n*. So the training is at most 1 / (*s* + (1 − *s*)/*n*) times as fast. With any
-# number of GPUs it stays below 1/*s*: with *s* = 20%, below 5 times.
+# then only the update stays.)
+#
+# *Amdahl's law*: if a fraction *s* of the time stays and the rest is divided by *n*, the time
+# becomes *s* + (1 − *s*)/*n*. So the training is at most 1 / (*s* + (1 − *s*)/*n*) times as
+# fast. With any number of GPUs it stays below 1/*s*: with *s* = 20%, below 5 times.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # def amdahl(s, n):
@@ -329,7 +329,9 @@ def loader_of(
 # whole = sum(steps[64].values())
 # stays = steps[64]["data"] + steps[64]["update"]
 # s = stays / whole
-# print(f"batch 64: {s:.0%} of the time stays")
+# parts = ", ".join(f"{part} {1e3 * seconds:.2f}" for part, seconds in steps[64].items())
+# print(f"batch 64, ms per step: {parts}")
+# print(f"{s:.0%} of the time stays")
 # for n in (2, 4, 8, 1000):
 #     print(f"{n:,} GPUs: at most {amdahl(s, n):.2f} times as fast")
 # with_32 = whole / (stays + computing(steps[32]))
@@ -350,7 +352,8 @@ def loader_of(
 
 # %% [markdown]
 # In this experiment, reading an image sleeps for 8 ms, and computing a step sleeps for 60 ms,
-# or for 30 ms with two GPUs. "On paper" is the result of a formula, which follows.
+# or for 30 ms with two GPUs. The shortest of three rounds of four steps counts. "On paper" is
+# the result of a formula, which follows. (About ten seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_second_gpu, guess_workers)
@@ -384,42 +387,41 @@ def loader_of(
 # guess_two_workers = 64  # ms for a step, if reading computes: 2 workers on this machine
 # guess_four_workers = 60  # ms for a step, if reading computes: 4 workers on this machine
 
-# %% [markdown]
-# The second part of the cell reads the digits, which are in memory already. (About ten
-# seconds.)
-
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_two_workers, guess_four_workers)
 # measured = {}
 # print(f"Reading computes, on {pluralize(available_cores(), 'core')}:")
 # for workers in (0, 2, 4):
 #     paper = 1e3 * seconds_on_paper(workers, read, 0.06, computing=True)
-#     measured[workers] = 1e3 * seconds_measured(workers, read, 0.06, computing=True, steps=16)
+#     measured[workers] = 1e3 * seconds_measured(workers, read, 0.06, computing=True)
 #     case = pluralize(workers, "worker")
 #     print(f"{case}: {paper:.0f} ms per step on paper, {measured[workers]:.0f} ms measured")
 # guesses = {2: guess_two_workers, 4: guess_four_workers}
 # for workers, guess in guesses.items():
 #     what = f"reading computes, {workers} workers"
 #     lesson.compare(what, guess, measured[workers], unit="ms", digits=0)
+
+# %% [markdown]
+# Two workers on two cores read two batches at a time, and four workers on two cores do not
+# read more: on paper both take 64 ms. The formula assumes that each core is free. On a busy
+# machine other programs use the cores, too, and a step can take several times as long.
 #
-# print("\nThe digits, three epochs without training:")
+# What do workers do for the digits, which are in memory already? The cell reads three epochs
+# without training; the shortest counts.
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # for workers in (0, 2):
-#     speeds = []
+#     seconds = []
 #     for epoch in range(3):
 #         began = time.perf_counter()
 #         for images, labels in loader_of(train, 64, epoch, workers):
 #             pass
-#         speeds.append(len(train) / (time.perf_counter() - began))
-#     spread = f"{min(speeds):,.0f} to {max(speeds):,.0f}"
+#         seconds.append(time.perf_counter() - began)
 #     case = pluralize(workers, "worker")
-#     print(f"{case}: median {median(speeds):,.0f} images/s, {spread}")
+#     print(f"{case}: {len(train) / min(seconds):,.0f} images/s")
 
 # %% [markdown]
-# Where reading computes, two workers on two cores read two batches at a time, and four workers
-# on two cores do not read more: on paper both take 64 ms. The measured time is the mean of
-# 16 steps. The formula assumes that each core is free. On a busy machine other programs use
-# the cores, too, and a step can take several times as long. The digits need no reading:
-# workers only cost the time to start and to send the batches.
+# The digits need no reading: workers only cost the time to start and to send the batches.
 #
 # ## Which operations take the time?
 # `phases` shows which part of a step is slow; `torch.profiler` shows which operations are.
@@ -468,8 +470,8 @@ def profiled(
 
 # %% [markdown]
 # On a CPU the names are those of PyTorch's operations: `convolution_backward` is the backward
-# of the convolutions, and `mm` and `addmm` multiply the matrices of the linear layers. On a
-# GPU they are the names of kernels.
+# of the convolutions, and `mm` multiplies the matrices of the linear layers. On a GPU they are
+# the names of kernels.
 #
 # ## Train
 # `loss.item()` in each step would make the host wait for the GPU, so the sum of the losses

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -110,17 +111,18 @@ def seconds_measured(
     computing: bool = False,
     batch: int = 16,
     steps: int = 4,
-    warm_up: int = 4,
+    rounds: int = 3,
 ) -> float:
-    """The mean seconds of a step, measured in `steps` steps after `warm_up` steps.
+    """The seconds of a step in the shortest of some rounds, after one round to warm up.
 
     A DataLoader with `workers` worker processes reads batches of `batch` images in `read`
     seconds each; the step then sleeps for `compute` seconds, as long as a GPU would compute.
 
-    It is the mean, because workers finish their batches together: some steps wait for a batch,
-    and the next ones do not. So `steps` should be a multiple of `workers`.
+    A round is `steps` steps, and its time is divided by them, because workers finish their
+    batches together: some steps wait for a batch, and the next ones do not. So `steps` should
+    be a multiple of `workers`.
     """
-    images = SlowImages(batch * (warm_up + steps), read / batch, computing)
+    images = SlowImages(batch * steps * (1 + rounds), read / batch, computing)
     with warnings.catch_warnings():
         # More workers than cores are no mistake here: most of the time they wait.
         warnings.filterwarnings("ignore", "This DataLoader will create")
@@ -129,4 +131,5 @@ def seconds_measured(
     for _ in batches:
         time.sleep(compute)
         ends.append(time.perf_counter())
-    return (ends[-1] - ends[warm_up - 1]) / steps
+    last_steps = ends[steps - 1 :: steps]
+    return min((end - began) / steps for began, end in pairwise(last_steps))

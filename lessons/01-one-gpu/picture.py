@@ -1,35 +1,20 @@
-"""Measures the phases of a step; draws where-the-time-goes.png, the picture on this page.
+"""Draws where-the-time-goes.png, the picture on this page, from what the notebook measured.
 
 python lessons/01-one-gpu/picture.py
 """
 
-import sys
+import re
 from pathlib import Path
 
-import torch
+import nbformat
 
-from multigpu import data, plots
-from multigpu.models import CNN
+from multigpu import plots
+from multigpu.course import find_root
+from multigpu.notebooks import cells
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-from PT_CNN_SingleGPU import loader_of, phases
-
-# For each phase, the picture shows the smallest median of this number of epochs, because other
-# programs can only make a phase slower.
-REPEATS = 40
-
-
-def epoch(train: torch.utils.data.Dataset) -> dict[str, float]:
-    """The seconds of each phase of a step of 64 images, in one epoch of a new model."""
-    model = CNN()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return phases(model, optimizer, loader_of(train, 64, seed=0), warm_up=1)
-
-
-torch.set_num_threads(1)
-train, _ = data.load(data.fetch(None))
-epochs = [epoch(train) for _ in range(REPEATS)]
-one_gpu = {part: 1e3 * min(seconds[part] for seconds in epochs) for part in epochs[0]}
+notebook = nbformat.read(find_root() / "notebooks" / "PT_CNN_SingleGPU.ipynb", as_version=4)
+(line,) = re.findall(r"^batch 64, ms per step: (.*)", cells.printed(notebook), re.MULTILINE)
+one_gpu = {part: float(number) for part, number in re.findall(r"(\w+) ([\d.]+)", line)}
 halved = {part: one_gpu[part] / 2 for part in ("forward", "backward")}
 bars = {"one GPU": one_gpu, "two GPUs, at best": one_gpu | halved}
 

@@ -293,10 +293,11 @@ with exercise.check("amdahl", "other numbers", points=1, hidden=True) as student
         alone = {"data": draw(1, 10), "update": draw(1, 10)}
         parts = alone | {"forward": forward, "backward": shared - forward}
         step = shared / n + alone["update"] + (0 if workers else alone["data"])
+        case = "with workers" if workers else "without workers"
         student.close_to(
             student.call("amdahl", parts, n, workers),
             sum(parts.values()) / step,
-            "n GPUs share forward and backward, and nothing else",
+            f"{case}: n GPUs share forward and backward, and nothing else",
         )
 
 # %%
@@ -306,7 +307,7 @@ with exercise.check("amdahl", "no number is enough", points=2, hidden=True) as s
     for times in (4, 3, 100):
         student.expect(
             student.call("gpus_needed", parts, times) is None,
-            "no number of GPUs gets to this speed-up or beyond it: the result is None",
+            f"no number of GPUs makes it {times} times as fast: the result is None",
             "the part that stays is 1/3 of the step: what can the rest become, at least?",
         )
 

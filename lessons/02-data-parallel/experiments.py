@@ -1,11 +1,32 @@
 """The longer experiments of lesson 02: the simulated speed-up of DataParallel over one GPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from multigpu import vgpu
 from multigpu.models import CNN
+
+
+@contextmanager
+def other_gpus(count: int, **machine: Any) -> Iterator[list[torch.device]]:
+    """Run other virtual GPUs in a `with` block, in the place of those that are running.
+
+    At its end as many V100s as before are running. Their devices are the same; tensors that
+    were on them are lost. `machine` has the keywords of vgpu.running.
+    """
+    before = len(vgpu.devices())
+    vgpu.stop()
+    try:
+        with vgpu.running(count, **machine) as gpus:
+            yield gpus
+    finally:
+        if before:
+            vgpu.start(before)
 
 
 def seconds(gpus: list[torch.device], batch: int, parallel: bool) -> float:

@@ -25,9 +25,9 @@ exercise = Exercise("02-data-parallel", imports=("multigpu.vgpu", "torch.distrib
 from multigpu.exercise.verdicts import difference
 
 
-def check_outputs(student, outputs, expected):
+def check_outputs(student, outputs, expected, case=""):
     """A verdict about outputs, which says if they are right but in another order."""
-    what = "the outputs are those of one device, in the order of the rows"
+    what = f"{case}the outputs are those of one device, in the order of the rows"
     text = difference(outputs, expected, rtol=1e-5, atol=1e-6)
     if text and in_another_order(outputs, expected):
         text = "each row has its output, but the rows are in another order"
@@ -233,8 +233,9 @@ with exercise.check("data_parallel", "5 and 10 rows on 4 GPUs", points=1) as stu
         factors = torch.rand(count, 2, generator=student.generator)
         outputs, gradients = on_one_device(rows, factors)
         got = student.call("on_gpus", rows, factors, 4)
-        check_outputs(student, got[0], outputs)
-        student.close_to(got[1], gradients, "the gradients are those of the whole batch")
+        check_outputs(student, got[0], outputs, f"{count} rows: ")
+        what = f"{count} rows: the gradients are those of the whole batch"
+        student.close_to(got[1], gradients, what)
 
 # %%
 with exercise.check("data_parallel", "the devices of 5 rows on 4 GPUs", points=1) as student:
@@ -569,13 +570,18 @@ with exercise.check("recompute_statistics", "one BatchNorm", points=1) as studen
 # %%
 with exercise.check("recompute_statistics", "what stays", points=1) as student:
     batches = [day_and_night(4, student.generator)[0] for _ in range(2)]
-    # In the last case the BatchNorm is frozen, the other modules train.
-    for modes in ([True] * 5, [False] * 5, [True, False, True, True, True]):
+    cases = {
+        "train": [True] * 5,
+        "eval": [False] * 5,
+        "BatchNorm alone in eval": [True, False, True, True, True],
+    }
+    for case, modes in cases.items():
         got = student.call("after_repair", "one", torch.zeros(8, 4), batches, modes)
         fresh = model_of("one")
-        student.equal(got["weights"], dict(fresh.named_parameters()), "the weights stay")
-        student.equal(got["modes"], modes, "each module has the mode it had")
-        student.equal(got["momenta"], [0.2], "the momentum is what it was")
+        weights = dict(fresh.named_parameters())
+        student.equal(got["weights"], weights, f"{case}: the weights stay")
+        student.equal(got["modes"], modes, f"{case}: each module has the mode it had")
+        student.equal(got["momenta"], [0.2], f"{case}: the momentum is what it was")
 
 # %%
 with exercise.check(

@@ -6,7 +6,7 @@ time.
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -107,6 +107,25 @@ def pipelined_steps(
     return steps
 
 
+def simulated(
+    cases: dict[str, tuple[Callable, str | list[str], str | vgpu.Link]],
+    schedule: Callable,
+    by_hand: tuple[Callable, Callable],
+    ranks: int = 2,
+    **size: int,
+) -> tuple[dict[str, tuple[RankStep, ...]], dict[str, vgpu.Timeline]]:
+    """Simulate a step of each case on some ranks; the arguments are those of pipelined_steps.
+
+    Returns what each rank found, {case: (rank 0's, rank 1's, …)}, and their timelines in one,
+    {case: timeline}.
+    """
+    by_rank = launch.call(
+        pipelined_steps, ranks, list(cases.values()), schedule, by_hand, **size
+    )
+    steps = dict(zip(cases, zip(*by_rank, strict=True), strict=True))
+    return steps, {case: joined(each) for case, each in steps.items()}
+
+
 def equal_stages(model: nn.Module, rank: int, ranks: int) -> nn.Sequential:
     """A cut whose stages compute equally long: this rank gets 16 equal linear layers."""
     layers = (nn.Linear(784, 784) for _ in range(16))
@@ -169,7 +188,7 @@ def _second_step(
     return RankStep(peak, {use: held[use] / MIB for use in lasting}, timeline)
 
 
-def joined(steps: list[RankStep]) -> vgpu.Timeline:
+def joined(steps: Sequence[RankStep]) -> vgpu.Timeline:
     """The timelines of all ranks in one, whose messages say what they carry.
 
     A message to a later stage carries activations, one to an earlier stage gradients.
@@ -202,7 +221,7 @@ def phases(timeline: vgpu.Timeline) -> list[dict[str, float]]:
     return milliseconds
 
 
-def draw_peaks(steps: dict[str, list[RankStep]], title: str) -> Figure:
+def draw_peaks(steps: dict[str, Sequence[RankStep]], title: str) -> Figure:
     """Draw the peak memory of steps[name][rank] as bars, divided by use."""
     bars = {}
     for name, ranks in steps.items():

@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 has_gpu = torch.cuda.is_available()
 device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if has_gpu else "cpu")
+if has_gpu:
+    torch.cuda.set_device(device)
 dist.init_process_group("nccl" if has_gpu else "gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 

@@ -3,6 +3,7 @@
 BatchNorm and clipping run without ranks, too: then they are the serial run.
 """
 
+import socket
 from contextlib import nullcontext
 
 import torch
@@ -13,6 +14,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from multigpu import data, launch, vgpu
 from multigpu.models import CNN
+
+
+def free_port() -> int:
+    """A port of this machine that no program uses."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
 
 # ---- when the gradients are sent: simulated -------------------------------------------------
 

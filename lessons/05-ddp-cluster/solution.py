@@ -201,19 +201,24 @@ with exercise.check("shard", "another epoch", points=1) as student:
 # %%
 with exercise.check("shard", "other numbers of rows", points=2, hidden=True) as student:
     ranks = student.random.randint(5, 7)
-    for n in (student.random.randint(1, 2), 3 * ranks, student.random.randint(20, 40)):
+    cases = {
+        "fewer rows than ranks": student.random.randint(1, 2),
+        "equal shards": 3 * ranks,
+        "another number of rows": student.random.randint(20, 40),
+    }
+    for case, n in cases.items():
         epoch = student.random.randint(1, 1000)
         calls = [[n, ranks, rank, epoch] for rank in range(ranks)]
         shards = [numbers(rows) for rows in student.ranks("shard", calls).values]
         size = -(-n // ranks)
         student.expect(
             [len(rows) for rows in shards] == [size] * ranks,
-            "all ranks read equally many rows, and no more than needed",
+            f"{case}: all ranks read equally many rows, and no more than needed",
             f"{n} rows on {ranks} ranks gave shards of {[len(rows) for rows in shards]}",
         )
         student.expect(
             {*chain(*shards)} == {*range(n)},
-            "together they read all rows",
+            f"{case}: together they read all rows",
             f"{n} rows on {ranks} ranks: do all ranks shuffle in the same order?",
         )
 

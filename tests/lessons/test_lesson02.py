@@ -119,6 +119,20 @@ def test_what_the_text_says_about_large_and_small_steps(experiments):
         assert experiments.break_even(pair) == 850
 
 
+def test_other_gpus_take_the_place_of_the_lessons_own(experiments):
+    """So each cell of the notebook can run again, after the sweep or a cell that failed."""
+    with vgpu.running(2) as gpus:
+        with experiments.other_gpus(4, compute=False) as four:
+            assert vgpu.devices() == four and len(four) == 4
+        assert vgpu.devices() == gpus and vgpu.computes()
+        with pytest.raises(ZeroDivisionError), experiments.other_gpus(1):
+            raise ZeroDivisionError
+        assert torch.ones(1, device=gpus[1]).item() == 1
+    with experiments.other_gpus(1):
+        pass
+    assert vgpu.devices() == []
+
+
 def test_a_launcher_is_refused(tmp_path):
     done = torchrun(2, SCRIPT, "--out", tmp_path)
     assert done.returncode != 0, done.stdout

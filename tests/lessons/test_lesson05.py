@@ -8,6 +8,7 @@ import pytest
 import torch
 from commands import ROOT, run, run_script, torchrun
 from torch import nn
+from virtual_runs import virtual
 
 from multigpu import launch, vgpu
 from multigpu.vgpu.sim.event import Event
@@ -63,6 +64,25 @@ def test_three_ranks_give_the_weights_of_one_gpu(tmp_path, one_gpu):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sets_device", [True, False])
+def test_the_current_gpu_is_that_of_the_rank(tmp_path, sets_device):
+    text = (PAGE / "ddp.py").read_text()
+    line = "torch.cuda.set_device(device)"
+    assert line in text
+    path = tmp_path / "ddp.py"
+    path.write_text(
+        (text if sets_device else text.replace(line, "pass"))
+        + 'os.write(1, b"current: %d\\n" % torch.cuda.current_device())\n'
+    )
+    launcher = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
+    done = virtual(tmp_path, "--gpus", 2, *launcher, path, tmp_path / "ddp.pt")
+    assert done.returncode == 0, done.stdout
+    assert "2 × cuda, test accuracy" in done.stdout
+    current = sorted(re.findall(r"current: (\d)", done.stdout))
+    assert current == (["0", "1"] if sets_device else ["0", "0"]), done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
@@ -94,7 +114,7 @@ def test_five_of_the_changed_lines_are_text_or_a_workaround():
     docstring = "\n".join(many).split('"""')[1].splitlines()
     words = ("import torch.distributed.nn.functional", "#", "del ddp")
     text = [line for line in added if line.lstrip('"') in docstring or line.startswith(words)]
-    assert (len(added), len(text)) == (21, 5), added
+    assert (len(added), len(text)) == (23, 5), added
 
 
 # ---- the notebook's experiments -------------------------------------------------------------

@@ -339,6 +339,18 @@ def test_a_label_that_names_the_contents_does_not_repeat_them():
     assert not any(";" in text for text in texts)
 
 
+def test_a_later_transfer_of_the_same_has_its_own_label():
+    """Two transfers beside each other have one label; the third is far away from them."""
+    transfers = [
+        Event(0, "transfer", "backward", "copy", start, start + 0.1, 1)
+        for start in (0.0, 0.2, 8.0)
+    ]
+    notes = dict.fromkeys(transfers, "gradients")
+    timeline = Timeline(transfers, ["GPU 0", "GPU 1"], 0.0, 10.0, "simulated", notes)
+    texts = [text.get_text() for text in timeline.plot().axes[0].texts]
+    assert texts.count("gradients") == 2 * 2  # on both lanes
+
+
 def test_the_share_beside_a_lane_has_the_name_that_is_in_the_legend():
     timeline = by_hand((0, "transfer", 0, 1, 1), (0, "collective", 1, 9, None),
                        (1, "transfer", 0, 8, -1))  # fmt: skip

@@ -28,6 +28,9 @@ SHORTEST_BAND = 0.004
 LONGEST_GAP = 0.05
 # The width of a character of the contents' texts, as a fraction of the axis.
 CHARACTER = 0.0085
+# A text is written again below a later transfer if the last one that carries the same is this
+# far away, as a fraction of the axis: a row of equal transfers has one text.
+REPEAT = 0.15
 COLLECTIVES = {
     "allreduce": "all-reduce",
     "allgather": "all-gather",
@@ -221,22 +224,26 @@ def _draw_bands(
         for event in events:
             text = _contents_label(timeline, event, contents)
             labels.append((max(event.start - timeline.start, 0.0) / scale, text))
-    for left, text in _joined(sorted(labels), CHARACTER * width):
+    for left, text in _joined(sorted(labels), width):
         left = min(left, width - CHARACTER * width * len(text))
         axes.text(left, lane + bottom + 0.02, text, fontsize=7, ha="left", va="top")
     return drawn
 
 
-def _joined(labels: list[tuple[float, str]], character: float) -> list[tuple[float, str]]:
-    """The labels (left edge, text), with those joined that would cover each other.
+def _joined(labels: list[tuple[float, str]], width: float) -> list[tuple[float, str]]:
+    """The labels (left edge, text) that fit on an axis of `width`.
 
-    A label that the one before contains is left out. `character` is a character's width.
+    Labels that would cover each other are joined. A label is left out if the same text is in
+    the one that it would cover, or begins less than REPEAT of the axis before it.
     """
     joined: list[tuple[float, list[str]]] = []
+    last: dict[str, float] = {}
     for left, text in labels:
-        if not text or (joined and joined[-1][1][-1] == text):
+        before = last.get(text, -width)
+        last[text] = left
+        if not text or left - before < REPEAT * width:
             continue
-        if joined and left < joined[-1][0] + character * len("; ".join(joined[-1][1])):
+        if joined and left < joined[-1][0] + CHARACTER * width * len("; ".join(joined[-1][1])):
             if not any(text in shown for shown in joined[-1][1]):
                 joined[-1][1].append(text)
         else:
