@@ -35,6 +35,7 @@ TAKES_HOST_NUMBERS = {
 # These can change the shape or the storage of a tensor in place, but have no tag for that.
 RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+CPU = torch._C.DispatchKey.CPU
 PRIVATE = torch._C.DispatchKey.PrivateUse1
 CUDA = torch._C.DispatchKey.CUDA
 # The keys of a custom operation's kernel for virtual GPUs: for this device type, or for all.
@@ -103,7 +104,7 @@ class OpInfo:
                 self.handler = run_custom
             elif _has_python_kernel_of_cuda(func):
                 self.handler = run_custom_of_cuda
-            elif func.has_kernel_for_dispatch_key(COMPOSITE):
+            elif _is_composite(func):
                 self.handler = decompose
             elif len(aliases) == 1 and aliases[0] and not aliases[0].is_write:
                 self.handler = view
@@ -178,3 +179,9 @@ def _has_python_kernel_of_cuda(func: torch._ops.OpOverload) -> bool:
 def run_custom_of_cuda(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     """The same as run_custom, for a kernel that is registered for CUDA."""
     return func.redispatch(torch._C.DispatchKeySet(CUDA), *args, **kwargs)
+
+
+def _is_composite(func: torch._ops.OpOverload) -> bool:
+    """Whether torch composes the operation of others on the CPU and on CUDA, too."""
+    composed = func.has_kernel_for_dispatch_key(COMPOSITE)
+    return composed and not func.has_kernel_for_dispatch_key(CPU)
