@@ -29,6 +29,7 @@ RULES = {
         (r"torch\.cuda\.amp\.GradScaler\(", 'torch.amp.GradScaler("vgpu", '),
         (r"torch\.cuda\.amp\.autocast\(", 'torch.autocast("vgpu", torch.float16, '),
         (r"torch\.cuda\.", "torch.vgpu."),
+        (r"\.cuda\(", ".vgpu("),
         (r"(['\"])cuda((?::\d|:{[^}]*})?)\1", r"\1vgpu\2\1"),
         (r"(['\"])nccl\1", r"\1vgpu\1"),
         (r"torch\.compile\((\w+(?:\.\w+)*)\)", r"\1"),

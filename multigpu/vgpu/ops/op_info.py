@@ -182,6 +182,10 @@ def run_custom_of_cuda(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -
 
 
 def _is_composite(func: torch._ops.OpOverload) -> bool:
-    """Whether torch composes the operation of others on the CPU and on CUDA, too."""
-    composed = func.has_kernel_for_dispatch_key(COMPOSITE)
-    return composed and not func.has_kernel_for_dispatch_key(CPU)
+    """Whether CUDA has no kernel for the operation, because torch composes it of others.
+
+    Of torch's own operations, those that have a kernel for the CPU have one for CUDA, too.
+    """
+    if func.namespace == "aten" and func.has_kernel_for_dispatch_key(CPU):
+        return False
+    return func.has_kernel_for_dispatch_key(COMPOSITE)
