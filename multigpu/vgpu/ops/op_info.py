@@ -109,7 +109,9 @@ class OpInfo:
             elif len(aliases) == 1 and aliases[0] and not aliases[0].is_write:
                 self.handler = view
         self.pointwise = torch.Tag.pointwise in tags
-        self.foreach = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
+        # _fused_adam_ works on lists, but _fused_rms_norm does not.
+        on_lists = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
+        self.foreach = on_lists and isinstance(schema.arguments[0].type, torch.ListType)
         self.takes_host_tensors = packet in TAKES_HOST_TENSORS
         self.takes_host_numbers = self.pointwise or packet in TAKES_HOST_NUMBERS
         seeded = torch.Tag.nondeterministic_seeded in tags

@@ -122,6 +122,7 @@ def _kernels() -> tuple[torch.library.Library, torch.library.Library]:
     # CUDA has one kernel for each of these. Without a registration, torch replaces them by
     # several operations, each of which rounds its result and takes time.
     direct += ["silu_backward", "mish_backward", "native_channel_shuffle"]
+    direct += ["_fused_rms_norm", "_fused_rms_norm_backward"]
     for name in direct:
         aten.impl(name, dispatching(getattr(torch.ops.aten, name).default), "PrivateUse1")
     kernels.register(aten)
