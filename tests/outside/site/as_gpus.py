@@ -129,15 +129,17 @@ def _over_all_ranks(norm, batch):
 
     if not norm.training:
         return torch.nn.BatchNorm2d.forward(norm, batch)
+    # In float64: GPUs add in another order, and this is nearest to all of them.
+    values = batch.double()
     count = batch.numel() / batch.size(1) * torch.distributed.get_world_size()
-    mean = all_reduce(batch.sum((0, 2, 3))) / count
-    centred = batch - mean[:, None, None]
+    mean = all_reduce(values.sum((0, 2, 3))) / count
+    centred = values - mean[:, None, None]
     variance = all_reduce(centred.square().sum((0, 2, 3))) / count
     norm.num_batches_tracked += 1
-    norm.running_mean.lerp_(mean.detach(), norm.momentum)
-    norm.running_var.lerp_(variance.detach() * count / (count - 1), norm.momentum)
+    norm.running_mean.lerp_(mean.detach().float(), norm.momentum)
+    norm.running_var.lerp_((variance.detach() * count / (count - 1)).float(), norm.momentum)
     scale = norm.weight * torch.rsqrt(variance + norm.eps)
-    return centred * scale[:, None, None] + norm.bias[:, None, None]
+    return (centred * scale[:, None, None] + norm.bias[:, None, None]).float()
 
 
 def _copied(buffers):
