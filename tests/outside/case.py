@@ -5,6 +5,8 @@ from pathlib import Path
 
 # A number as scripts print losses; "nan" and "inf" are no number that proves anything.
 NUMBER = r"(-?\d+\.\d+(?:e[+-]?\d+)?)"
+# In a translated script: the call that follows draws on the GPU.
+ON_GPU = '__import__("as_gpus").on_gpu'
 
 
 @dataclass(frozen=True)
@@ -17,16 +19,22 @@ class Case:
     command   what follows `multigpu virtual --gpus N`
     gpus      N
     options   more options of `multigpu virtual`
-    smaller   for each file, pairs (literal, smaller literal): nothing else is changed
+    smaller   for each file, pairs (literal, smaller literal)
+    changed   for each file, pairs (text, text): what torch or NumPy have since removed, and
+              imports of kernels for real GPUs alone; nothing else is changed
     data      for each path that the script reads, relative to its folder, the stand-in data
     losses    a pattern whose groups are the losses that the script prints
+    scalars   the TensorBoard file that the script writes, as a glob: its losses are compared
     weights   the checkpoint that the script writes, as a glob: its tensors are compared
     reference   what the losses are compared with: "CPU" or "vgpu", see translate.py
     reference_command  the reference's command, if it is another one
     translated  for each file, pairs (pattern, text): what translate.py cannot know
     unproven    why there is no reference
     seeded    whether the script seeds itself; otherwise the runner seeds both runs
-    python_path  a folder below the checkout from which the script imports
+    python_path  a folder, relative to the script's, from which it imports
+    copied    the folder below the checkout that is copied, if the script needs more than
+              its own
+    packages  packages that the script wants in these versions, as pip writes them
     """
 
     name: str
@@ -36,8 +44,10 @@ class Case:
     gpus: int = 2
     options: str = ""
     smaller: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    changed: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
     losses: str = ""
+    scalars: str = ""
     weights: str = ""
     reference: str = "CPU"
     reference_command: str = ""
@@ -45,6 +55,8 @@ class Case:
     unproven: str = ""
     seeded: bool = True
     python_path: str = ""
+    copied: str = ""
+    packages: str = ""
 
     @property
     def script(self) -> str:
@@ -53,12 +65,12 @@ class Case:
         return str(Path(self.folder, next(name for name in names if "{" not in name)))
 
 
-def make_smaller(folder: Path, smaller: dict[str, list[tuple[str, str]]]) -> None:
-    """Replace literals in the files of `folder`.
+def replace_texts(folder: Path, texts: dict[str, list[tuple[str, str]]]) -> None:
+    """Replace texts in the files of `folder`: Case.smaller, or Case.changed.
 
-    Raises ValueError if a literal is not there.
+    Raises ValueError if a text is not there.
     """
-    for name, pairs in smaller.items():
+    for name, pairs in texts.items():
         text = (folder / name).read_text()
         for old, new in pairs:
             if old not in text:

@@ -1,9 +1,10 @@
 """The scripts, with the literals that make each one smaller."""
 
-from case import NUMBER, Case
+from case import NUMBER, ON_GPU, Case
+from cases_copied import COPIED
+from cases_language import LANGUAGE
+from cases_pipeline import PIPPY
 
-# In a translated script: the call that follows draws on the GPU.
-ON_GPU = '__import__("as_gpus").on_gpu'
 MNIST = {"../data": "."}
 LOSS = rf"[Ll]oss:? {NUMBER}"
 TUTORIALS = (
@@ -795,4 +796,7 @@ CASES = (
     *MORE_COURSES,
     *NOBODYS_LIST,
     *MORE,
+    *COPIED,
+    *LANGUAGE,
+    *PIPPY,
 )

@@ -30,6 +30,16 @@ def losses(output: str, pattern: str) -> list[str]:
     return sorted(single, key=lambda text: (float(text), text))
 
 
+def scalars(path: Path) -> list[str]:
+    """The scalars of a TensorBoard file, sorted."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    values = [
+        value for event in EventFileLoader(str(path)).Load() for value in event.summary.value
+    ]
+    return [str(number) for number in sorted(value.tensor.float_val[0] for value in values)]
+
+
 def compare_losses(one: list[str], other: list[str]) -> Comparison:
     """Compare what `losses` found. Raises ValueError if the runs have no or unequal counts."""
     if not one or len(one) != len(other):

@@ -27,9 +27,9 @@ from pathlib import Path
 
 import stand_in
 import torch
-from case import Case, make_smaller
+from case import Case, replace_texts
 from cases import CASES
-from compare import Comparison, compare_losses, compare_weights, losses
+from compare import Comparison, compare_losses, compare_weights, losses, scalars
 from translate import translate
 
 from multigpu.files import write_json
@@ -51,6 +51,8 @@ def main() -> None:
     folder = checked_folder(arguments.folder, "make test-outside FROM=FOLDER")
     cases = _chosen(arguments.names)
     packages = install(folder / "packages")
+    for wanted in sorted({case.packages for case in cases} - {""}):
+        install_pinned(folder / _folder(wanted), wanted)
     report = (
         Path(arguments.report or REPORT) if arguments.report or not arguments.names else None
     )
@@ -126,6 +128,21 @@ def install(folder: Path) -> Path:
     return folder
 
 
+def install_pinned(folder: Path, packages: str) -> None:
+    """Install a script's own packages, once, in a folder of their own."""
+    if folder.exists():
+        return
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    # A folder that holds only a part, after an interrupted run, has another name.
+    part = folder.with_name(f"{folder.name}.part")
+    subprocess.run([*command, "--target", part, *packages.split()], check=True)
+    part.rename(folder)
+
+
+def _folder(packages: str) -> str:
+    return "packages-" + re.sub(r"[^\w.]+", "-", packages.split()[0])
+
+
 class Run:
     """One script's two runs, each in a copy of its folder, below `working`."""
 
@@ -152,6 +169,7 @@ class Run:
             "torch": torch.__version__,
             "command": f"multigpu virtual {self.options} {case.command}",
             "smaller": case.smaller,
+            **({"changed": case.changed} if case.changed else {}),
             "result": "",
         }
         started = time.monotonic()
@@ -183,7 +201,7 @@ class Run:
     def _compared(self, output: str) -> dict | str:
         """What the reference says: a comparison, or the reason why there is none."""
         case = self.case
-        if case.unproven or not (case.losses or case.weights):
+        if case.unproven or not (case.losses or case.scalars or case.weights):
             return f"unproven: {case.unproven or NO_LOSSES}"
         code, reference = self._reference()
         if code:
@@ -222,19 +240,24 @@ class Run:
         case = self.case
         if case.losses:
             return compare_losses(losses(output, case.losses), losses(reference, case.losses))
+        written = case.scalars or case.weights
         one, other = (
-            max((self.working / run / case.folder).glob(case.weights), default=None)
+            max((self.working / run / case.folder).glob(written), default=None)
             for run in ("virtual", "reference")
         )
         if one is None or other is None:
-            raise ValueError(f"a run has not written {case.weights}")
+            raise ValueError(f"a run has not written {written}")
+        if case.scalars:
+            return compare_losses(scalars(one), scalars(other))
         return compare_weights(one, other)
 
     def _copy(self, run: str) -> Path:
         """Copy the script's folder below working/`run`, made smaller, with its data."""
         folder = self.working / run / self.case.folder
-        shutil.copytree(self.checkout / self.case.folder, folder)
-        make_smaller(folder, self.case.smaller)
+        copied = self.case.copied or self.case.folder
+        shutil.copytree(self.checkout / copied, self.working / run / copied)
+        replace_texts(folder, self.case.smaller)
+        replace_texts(folder, self.case.changed)
         for path, name in self.case.data.items():
             place = folder / path
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +276,9 @@ class Run:
         """Run a command in `folder`; return its exit code and what it printed."""
         case = self.case
         own = [folder / case.python_path] if case.python_path else []
-        places = [HERE / "site", *own, self.packages, ROOT, os.environ.get("PYTHONPATH", "")]
+        pinned = [self.packages.with_name(_folder(case.packages))] if case.packages else []
+        places = [HERE / "site", *own, *pinned, self.packages, ROOT]
+        places.append(os.environ.get("PYTHONPATH", ""))
         python_path = os.pathsep.join(map(str, filter(None, places)))
         environment = {
             **{name: text for name, text in os.environ.items() if name not in NOT_PASSED_ON},
@@ -262,6 +287,8 @@ class Run:
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(folder / "hf_home"),
+            "TORCH_HOME": str(folder / "torch_home"),
             **({} if case.seeded else {"OUTSIDE_SEED": SEED}),
             **more,
         }

@@ -22,12 +22,17 @@ RULES = {
         (r"\.(?:cuda|pin_memory)\([^()]*\)", ""),
         (r"device_ids=\[[^]]*\]", "device_ids=None"),
         (r", device_id=\w+", ""),
+        # Virtual GPUs leave torch.compile out.
+        (r"torch\.compile\((\w+(?:\.\w+)*)\)", r"\1"),
     ),
     "vgpu": (
         (r"torch\.cuda\.amp\.GradScaler\(", 'torch.amp.GradScaler("vgpu", '),
+        (r"torch\.cuda\.amp\.autocast\(", 'torch.autocast("vgpu", torch.float16, '),
         (r"torch\.cuda\.", "torch.vgpu."),
+        (r"\.cuda\(", ".vgpu("),
         (r"(['\"])cuda((?::\d|:{[^}]*})?)\1", r"\1vgpu\2\1"),
         (r"(['\"])nccl\1", r"\1vgpu\1"),
+        (r"torch\.compile\((\w+(?:\.\w+)*)\)", r"\1"),
     ),
 }
 

@@ -87,11 +87,22 @@ def test_a_script_that_did_not_use_its_gpus_has_failed(row):
     assert "losses" not in found
 
 
+def test_the_scalars_of_a_tensorboard_file_are_its_losses(outside, tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path) as writer:
+        for step, loss in enumerate((0.5, 2.0, 0.1)):
+            writer.add_scalar("loss", loss, step)
+    assert outside("compare").scalars(next(tmp_path.iterdir())) == [
+        str(float(torch.tensor(loss))) for loss in (0.1, 0.5, 2.0)
+    ]
+
+
 def test_a_missing_literal_is_named(outside, tmp_path):
     (tmp_path / "train.py").write_text("epochs = 90\n")
-    make_smaller = outside("case").make_smaller
+    replace_texts = outside("case").replace_texts
     with pytest.raises(ValueError, match="has no 'epochs = 10'"):
-        make_smaller(tmp_path, {"train.py": [("epochs = 10", "epochs = 1")]})
+        replace_texts(tmp_path, {"train.py": [("epochs = 10", "epochs = 1")]})
 
 
 @pytest.mark.parametrize(

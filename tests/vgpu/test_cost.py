@@ -127,6 +127,21 @@ def test_convolutions_in_float32_use_tf32_or_winograd(a100):
     assert three == pytest.approx(36 / 16 * five, rel=0.1), "Winograd's algorithm"
 
 
+@pytest.mark.parametrize("function", [F.silu, F.mish, lambda x: F.rms_norm(x, x.shape[-1:])])
+def test_forward_and_backward_are_one_kernel_each(a100, function):
+    x = torch.empty(8192, 8192, dtype=HALF, device=a100, requires_grad=True)
+    began = vgpu.elapsed()
+    out = function(x)
+    forward = vgpu.elapsed() - began
+    grad = torch.empty_like(out)
+    torch.autograd.grad(out, x, grad)
+    backward = vgpu.elapsed() - began - forward
+    once = x.numel() * x.element_size() / (A100.bandwidth * A100.shares.memory)
+    # Forward reads the input and writes the output; backward also reads a gradient.
+    assert forward == pytest.approx(2 * once, rel=0.1)
+    assert backward == pytest.approx(3 * once, rel=0.1)
+
+
 # Pairs of calls with the same shapes, whose kernels take different times.
 SAME_SHAPES = {
     "dilation": [

@@ -262,6 +262,36 @@ def test_complex_numbers(two, function):
     assert_same_as_on_the_cpu(function, x, device=two[1])
 
 
+@pytest.mark.parametrize("activation", [F.silu, F.mish])
+def test_the_gradient_of_an_activation_is_rounded_once(two, activation):
+    """As by CUDA's kernel. In bfloat16, each of several operations would round."""
+    values = torch.randn(64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    gradients = []
+    for place in ("cpu", two[0]):
+        leaf = values.clone().to(place).requires_grad_()
+        activation(leaf).backward(values.to(place))
+        gradients.append(leaf.grad.cpu())
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("with_weight", [False, True])
+def test_rms_norm(two, dims, with_weight):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 3, 4, generator=generator)
+    shape = rows.shape[3 - dims :]
+    inputs = [rows, torch.randn(shape, generator=generator)][: 1 + with_weight]
+    assert_same_as_on_the_cpu(
+        lambda x, *weight: F.rms_norm(x, shape, *weight).sin(), *inputs, device=two[1]
+    )
+
+
+def test_shuffled_channels(two):
+    images = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    shuffle = nn.ChannelShuffle(2)
+    assert_same_as_on_the_cpu(lambda x: shuffle(x).square(), images, device=two[1])
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -222,6 +222,35 @@ def _like(images: Tensor, out: Tensor | None) -> Tensor | None:
     return out.contiguous(memory_format=torch.channels_last)
 
 
+def rms_norm_backward(
+    grad: Tensor,
+    rows: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the input and of the weight of torch.nn.functional.rms_norm.
+
+    `rstd` is 1 / sqrt(mean square + eps) of each row, in float32 for 16 bits: CUDA's kernel
+    computes in that dtype, and rounds each gradient once.
+    """
+    last = rows.dim() - len(normalized_shape)
+    dims = list(range(last, rows.dim()))
+    grad = grad.to(rstd.dtype)
+    normalized = rows.to(rstd.dtype) * rstd
+    grad_rows = grad_weight = None
+    if output_mask[0]:
+        scaled = grad if weight is None else grad * weight
+        along = (scaled * normalized).mean(dims, keepdim=True)
+        grad_rows = (rstd * (scaled - normalized * along)).to(rows.dtype)
+    if output_mask[1] and weight is not None:
+        of_rows = grad * normalized
+        grad_weight = of_rows.sum(list(range(last))) if last else of_rows
+        grad_weight = grad_weight.to(weight.dtype)
+    return grad_rows, grad_weight
+
+
 KERNELS: dict[torch._ops.OpOverloadPacket, Kernel] = {
     aten.convolution: convolution,
     aten.convolution_backward: convolution_backward,
@@ -229,6 +258,9 @@ KERNELS: dict[torch._ops.OpOverloadPacket, Kernel] = {
     aten._thnn_fused_lstm_cell_backward_impl: lstm_cell_backward,
     aten._thnn_fused_gru_cell: gru_cell,
     aten._thnn_fused_gru_cell_backward: gru_cell_backward,
+    # On the CPU, torch composes the first of other operations, and has no second.
+    aten._fused_rms_norm: aten._fused_rms_norm.default,
+    aten._fused_rms_norm_backward: rms_norm_backward,
 }
 HANDLERS: dict[torch._ops.OpOverloadPacket, Handler] = {
     aten._pack_padded_sequence: pack,

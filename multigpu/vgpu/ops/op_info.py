@@ -35,6 +35,7 @@ TAKES_HOST_NUMBERS = {
 # These can change the shape or the storage of a tensor in place, but have no tag for that.
 RESIZERS = {aten.resize_, aten.resize_as_, aten.set_}
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+CPU = torch._C.DispatchKey.CPU
 PRIVATE = torch._C.DispatchKey.PrivateUse1
 CUDA = torch._C.DispatchKey.CUDA
 # The keys of a custom operation's kernel for virtual GPUs: for this device type, or for all.
@@ -103,12 +104,14 @@ class OpInfo:
                 self.handler = run_custom
             elif _has_python_kernel_of_cuda(func):
                 self.handler = run_custom_of_cuda
-            elif func.has_kernel_for_dispatch_key(COMPOSITE):
+            elif _is_composite(func):
                 self.handler = decompose
             elif len(aliases) == 1 and aliases[0] and not aliases[0].is_write:
                 self.handler = view
         self.pointwise = torch.Tag.pointwise in tags
-        self.foreach = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
+        # _fused_adam_ works on lists, but _fused_rms_norm does not.
+        on_lists = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
+        self.foreach = on_lists and isinstance(schema.arguments[0].type, torch.ListType)
         self.takes_host_tensors = packet in TAKES_HOST_TENSORS
         self.takes_host_numbers = self.pointwise or packet in TAKES_HOST_NUMBERS
         seeded = torch.Tag.nondeterministic_seeded in tags
@@ -178,3 +181,13 @@ def _has_python_kernel_of_cuda(func: torch._ops.OpOverload) -> bool:
 def run_custom_of_cuda(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     """The same as run_custom, for a kernel that is registered for CUDA."""
     return func.redispatch(torch._C.DispatchKeySet(CUDA), *args, **kwargs)
+
+
+def _is_composite(func: torch._ops.OpOverload) -> bool:
+    """Whether CUDA has no kernel for the operation, because torch composes it of others.
+
+    Of torch's own operations, those that have a kernel for the CPU have one for CUDA, too.
+    """
+    if func.namespace == "aten" and func.has_kernel_for_dispatch_key(CPU):
+        return False
+    return func.has_kernel_for_dispatch_key(COMPOSITE)

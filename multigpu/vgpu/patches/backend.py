@@ -118,7 +118,12 @@ def _kernels() -> tuple[torch.library.Library, torch.library.Library]:
     def dispatching(func: torch._ops.OpOverload) -> Callable:
         return lambda *args, **kwargs: dispatch(func, args, kwargs)
 
-    for name in ("copy_", "_local_scalar_dense", "record_stream"):
+    direct = ["copy_", "_local_scalar_dense", "record_stream"]
+    # CUDA has one kernel for each of these. Without a registration, torch replaces them by
+    # several operations, each of which rounds its result and takes time.
+    direct += ["silu_backward", "mish_backward", "native_channel_shuffle"]
+    direct += ["_fused_rms_norm", "_fused_rms_norm_backward"]
+    for name in direct:
         aten.impl(name, dispatching(getattr(torch.ops.aten, name).default), "PrivateUse1")
     kernels.register(aten)
     attention.register(aten)

@@ -23,6 +23,8 @@ ranks = [
             "SLURM_PROCID": str(rank),
             "SLURM_LOCALID": str(rank),
             "SLURM_NTASKS": str(count),
+            "SLURM_NPROCS": str(count),
+            "SLURM_JOBID": "1",
             "SLURM_GPUS_ON_NODE": str(count),
             "SLURM_CPUS_PER_TASK": "1",
         },

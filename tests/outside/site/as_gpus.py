@@ -5,6 +5,8 @@
   given a device, and what an entry of cases.py wraps in `on_gpu`.
 - nn.DataParallel gives each GPU a part of the batch and its own copy of the buffers, of which
   the first GPU's are kept.
+- nn.SyncBatchNorm takes no tensor of the CPU: `sync_batchnorm` puts the same mean and variance
+  over all ranks in its place.
 """
 
 import functools
@@ -71,12 +73,40 @@ def _on_gpu_if_given_a_device(function):
 
 def data_parallel(module, batch, gpus):
     """nn.parallel.data_parallel, with the parts one after the other on the CPU."""
-    parameters = dict(module.named_parameters())
+    return torch.cat(_of_parts(module, gpus, batch))
+
+
+def data_parallel_with(module, gpus, *tensors):
+    """The same for a module that takes more tensors, and returns a loss and a tensor."""
+    outputs = _of_parts(module, gpus, *tensors)
+    return torch.stack([one[0] for one in outputs]), torch.cat([one[1] for one in outputs])
+
+
+def _of_parts(module, gpus, *tensors):
+    parts = list(zip(*(tensor.chunk(gpus) for tensor in tensors), strict=True))
+    named = dict(module.named_parameters())
+    copies = zip(*(_Copies.apply(one, len(parts)) for one in named.values()), strict=True)
     outputs = []
-    for part in batch.chunk(gpus):
+    for part, parameters in zip(parts, copies, strict=True):
         buffers = _copied(module.named_buffers()) if outputs else dict(module.named_buffers())
-        outputs.append(torch.func.functional_call(module, {**parameters, **buffers}, (part,)))
-    return torch.cat(outputs)
+        weights = {**dict(zip(named, parameters, strict=True)), **buffers}
+        outputs.append(torch.func.functional_call(module, weights, part))
+    return outputs
+
+
+class _Copies(torch.autograd.Function):
+    """A parameter for each part, whose gradients are added from the first to the last."""
+
+    @staticmethod
+    def forward(ctx, parameter, count):
+        return tuple(parameter.view_as(parameter) for _ in range(count))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        total = gradients[0].clone()
+        for gradient in gradients[1:]:
+            total += gradient
+        return total, None
 
 
 def _divide_as_gpus(gpus):
@@ -84,6 +114,32 @@ def _divide_as_gpus(gpus):
         return data_parallel(parallel.module, batch, gpus)
 
     torch.nn.DataParallel.forward = forward
+
+
+def sync_batchnorm(module):
+    """nn.SyncBatchNorm.convert_sync_batchnorm, for the CPU."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.forward = functools.partial(_over_all_ranks, part)
+    return module
+
+
+def _over_all_ranks(norm, batch):
+    from torch.distributed.nn.functional import all_reduce
+
+    if not norm.training:
+        return torch.nn.BatchNorm2d.forward(norm, batch)
+    # In float64: GPUs add in another order, and this is nearest to all of them.
+    values = batch.double()
+    count = batch.numel() / batch.size(1) * torch.distributed.get_world_size()
+    mean = all_reduce(values.sum((0, 2, 3))) / count
+    centred = values - mean[:, None, None]
+    variance = all_reduce(centred.square().sum((0, 2, 3))) / count
+    norm.num_batches_tracked += 1
+    norm.running_mean.lerp_(mean.detach().float(), norm.momentum)
+    norm.running_var.lerp_((variance.detach() * count / (count - 1)).float(), norm.momentum)
+    scale = norm.weight * torch.rsqrt(variance + norm.eps)
+    return (centred * scale[:, None, None] + norm.bias[:, None, None]).float()
 
 
 def _copied(buffers):

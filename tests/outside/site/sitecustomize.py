@@ -4,17 +4,24 @@ OUTSIDE_SEED  seed Python, NumPy and torch with it: for a script that does not s
 OUTSIDE_CPU   in the run on the CPU: draw and divide as this many GPUs do (as_gpus.py)
 OUTSIDE_VGPU  start this many virtual GPUs by their own name
 
-The data sets' checksums are not compared, because the data are stand-ins. torchvision's wheel
+The data sets' checksums are not compared, because the data are stand-ins, and tiktoken does
+not download GPT-2's encoding. torch._six, which torch 1 had, is there. torchvision's wheel
 for CUDA does not load its own operators beside torch's CPU build, and then cannot be imported:
 here they are defined without kernels.
 """
 
+import collections.abc
 import importlib.util
 import os
 import sys
+import types
 
 
 def _after_torch(torch):
+    six = types.ModuleType("torch._six")
+    six.inf = torch.inf
+    six.container_abcs = collections.abc
+    sys.modules["torch._six"] = six
     if gpus := os.environ.get("OUTSIDE_CPU"):
         import as_gpus
 
@@ -50,11 +57,18 @@ def _after_cifar(cifar):
     cifar.check_integrity = lambda *given, **options: True
 
 
+def _after_tiktoken(tiktoken):
+    from tiktoken_bytes import get_encoding
+
+    tiktoken.get_encoding = get_encoding
+
+
 _AFTER = {
     "torch": _after_torch,
     "numpy": _after_numpy,
     "torchvision.extension": _after_extension,
     "torchvision.datasets.cifar": _after_cifar,
+    "tiktoken": _after_tiktoken,
 }
 
 
