@@ -7,6 +7,12 @@ from pathlib import Path
 NUMBER = r"(-?\d+\.\d+(?:e[+-]?\d+)?)"
 # In a translated script: the call that follows draws on the GPU.
 ON_GPU = '__import__("as_gpus").on_gpu'
+# How many scripts print their losses: "Loss: 0.1"; "Loss 0.1 (0.2)", with the mean.
+LOSS = rf"[Ll]oss:? {NUMBER}"
+METER = rf"Loss {NUMBER} \({NUMBER}\)"
+TWO_RANKS = "torchrun --standalone --nproc_per_node=2"
+FOUR_RANKS = "torchrun --standalone --nproc_per_node=4"
+CIFAR = {"data/cifar-10-batches-py": "cifar-10-batches-py"}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Run public CUDA scripts under `multigpu virtual`, and compare them with the CPU.
 
-    python tests/outside/run.py FOLDER         all of cases.py; writes benchmarks/outside.json
+    python tests/outside/run.py FOLDER         all of cases/; writes   benchmarks/outside.json
     python tests/outside/run.py FOLDER NAME…   these alone; with --report FILE, it replaces
                                                their rows there, else it writes nothing
 
@@ -98,7 +98,7 @@ def checked_folder(given: str, command: str) -> Path:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", help="a folder with checkouts/, see tests/outside/README.md")
-    parser.add_argument("names", nargs="*", help="cases of tests/outside/cases.py")
+    parser.add_argument("names", nargs="*", help="cases of tests/outside/cases")
     parser.add_argument("--report", help="the JSON file to write")
     parser.add_argument(
         "--reference", action="store_true", help="make the references' runs alone"
@@ -213,7 +213,7 @@ class Run:
         return {"reference": case.reference, **found}
 
     def reference(self) -> dict:
-        """Make the reference's run alone: to see whether a new entry of cases.py holds."""
+        """Make the reference's run alone: to see whether a new entry of cases/ holds."""
         started = time.monotonic()
         code, output = self._reference()
         return {
@@ -346,7 +346,7 @@ def _earlier(report: Path | None) -> list[dict]:
 
 
 def merged(rows: list[dict], row: dict) -> list[dict]:
-    """`rows` with `row` in place of that of the same name, in the order of cases.py."""
+    """`rows` with `row` in place of that of the same name, in the order of cases/."""
     by_name = {one["name"]: one for one in [*rows, row]}
     return [by_name[case.name] for case in CASES if case.name in by_name]
 

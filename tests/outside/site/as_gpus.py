@@ -2,7 +2,7 @@
 
 - A GPU has a random generator of its own, which torch.manual_seed gives the same seed. Here
   the CPU keeps a second state for what a script draws on its GPU: dropout, factories that are
-  given a device, and what an entry of cases.py wraps in `on_gpu`.
+  given a device, and what an entry of cases/ wraps in `on_gpu`.
 - nn.DataParallel gives each GPU a part of the batch and its own copy of the buffers, of which
   the first GPU's are kept.
 - nn.SyncBatchNorm takes no tensor of the CPU: `sync_batchnorm` puts the same mean and variance

@@ -1,6 +1,109 @@
-"""Language models: build-nanogpt, LambdaLabs' guide to distributed training, picotron."""
+"""Language models: Karpathy's, LLMs-from-scratch, LambdaLabs' guide, picotron."""
 
-from case import NUMBER, ON_GPU, Case
+from case import NUMBER, ON_GPU, TWO_RANKS, Case
+
+# dropout and weight_decay are flags of the script; the data set is the one of its README.
+NANO_SIZE = (
+    "config/train_shakespeare_char.py --compile=False --max_iters=20 --eval_interval=10 "
+    "--eval_iters=2 --log_interval=1 --block_size=32 --batch_size=8 --n_layer=2 --n_head=2 "
+    "--n_embd=32 --lr_decay_iters=20"
+)
+NANO_LOSS = rf"loss {NUMBER}"
+NANO = {
+    "data": {"data/shakespeare_char": "shakespeare_char"},
+    "losses": NANO_LOSS,
+}
+# get_batch and autocast ask for the name of the device's type.
+NANO_ON_CPU = [
+    (r"f'cuda:\{ddp_local_rank\}'", "'cpu'"),
+    (r"device_type = 'cuda' if 'cuda' in device else 'cpu'", "device_type = 'cpu'"),
+]
+NANOGPT = tuple(
+    Case(
+        f"nanoGPT_{name}",
+        "nanoGPT",
+        ".",
+        f"{start} {NANO_SIZE} --dtype={dtype} --gradient_accumulation_steps={gpus}",
+        gpus=gpus,
+        # The CPU's autocast keeps other operations in float32 than CUDA's.
+        reference="CPU" if dtype == "float32" else "vgpu",
+        translated={"train.py": NANO_ON_CPU} if dtype == "float32" else {},
+        **NANO,
+    )
+    for dtype in ("float32", "float16", "bfloat16")
+    for name, start, gpus in (
+        (dtype, "train.py", 1),
+        (f"ddp_{dtype}", f"{TWO_RANKS} train.py", 2),
+    )
+)
+LLAMA2C = (
+    "train.py --compile=False --dtype=float32 --vocab_source=custom --vocab_size=64 "
+    "--max_seq_len=16 --batch_size=4 --dim=32 --n_layers=2 --n_heads=4 --n_kv_heads=2 "
+    "--max_iters=10 --eval_interval=5 --eval_iters=2 --warmup_iters=2 "
+    "--gradient_accumulation_steps=2"
+)
+KARPATHY = (
+    Case(
+        "minGPT_adder",
+        "minGPT",
+        ".",
+        "projects/adder/adder.py --trainer.max_iters=12 --trainer.num_workers=1 "
+        "--trainer.batch_size=16",
+        gpus=1,
+        losses=rf"train loss {NUMBER}",
+        python_path=".",
+    ),
+    *(
+        Case(
+            f"makemore_{model}",
+            "makemore",
+            ".",
+            f"{start} --device cuda",
+            gpus=1,
+            reference_command=f"{start} --device cpu",
+            losses=NANO_LOSS,
+        )
+        for model in ("mlp", "gru")
+        for start in [f"makemore.py --type {model} --max-steps 41 --num-workers 1"]
+    ),
+    *(
+        Case(
+            f"llama2.c_{name}",
+            "llama2.c",
+            ".",
+            f"{start} {LLAMA2C}",
+            gpus=gpus,
+            data={"data/tok64": "tok64"},
+            losses=rf"loss {NUMBER}",
+        )
+        for name, start, gpus in (("one_gpu", "", 1), ("ddp", TWO_RANKS, 2))
+    ),
+)
+
+RASBT = "appendix-A/01_main-chapter-code"
+RASBT_ON_CPU = [(r"\.to\((rank|device)\)", '.to("cpu")')]
+# Two ranks print at the same time: what follows can be another rank's digit.
+TWO_DIGITS = r"Loss: (\d\.\d\d)"
+FROM_SCRATCH = (
+    Case(
+        "llms_from_scratch_ddp_spawn",
+        "LLMs-from-scratch",
+        RASBT,
+        "DDP-script.py",
+        losses=TWO_DIGITS,
+        # It seeds the parent process, but not the ranks that it starts.
+        seeded=False,
+        translated={"DDP-script.py": RASBT_ON_CPU},
+    ),
+    Case(
+        "llms_from_scratch_ddp_torchrun",
+        "LLMs-from-scratch",
+        RASBT,
+        f"{TWO_RANKS} DDP-script-torchrun.py",
+        losses=TWO_DIGITS,
+        translated={"DDP-script-torchrun.py": RASBT_ON_CPU},
+    ),
+)
 
 # What the guide's requirements.txt pins, and what these import.
 TRANSFORMERS = (
@@ -132,4 +235,5 @@ PICOTRON = tuple(
     )
 )
 
-LANGUAGE = (*BUILD_NANOGPT, *LAMBDALABS, *PICOTRON)
+
+CASES = (*NANOGPT, *KARPATHY, *FROM_SCRATCH, *BUILD_NANOGPT, *LAMBDALABS, *PICOTRON)

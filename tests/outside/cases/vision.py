@@ -1,10 +1,9 @@
-"""Scripts that are copied much: DDP on one page, the supercomputer LUMI's guide, DINO, MAE."""
+"""Vision: DDP on one page by several authors, timm, DINO, MAE."""
 
-from case import NUMBER, Case
+from case import CIFAR, METER, NUMBER, TWO_RANKS, Case
 
 # torch.distributed.launch of torch 1: it passes --local_rank.
 TORCH1 = "{helpers}/torch1.py {gpus}"
-METER = rf"Loss {NUMBER} \({NUMBER}\)"
 SMALL_IMAGES = [
     ("RandomResizedCrop(224)", "RandomResizedCrop(64)"),
     ("Resize(256", "Resize(72"),
@@ -131,41 +130,6 @@ ONE_PAGE += (
     ),
 )
 
-LUMI = {
-    "copied": ".",
-    "data": {"../resources/train_images.hdf5": "train_images.hdf5"},
-    "losses": rf"Training Loss: {NUMBER}",
-    "seeded": False,
-}
-LUMI_SMALLER = [
-    ('weights="DEFAULT"', "image_size=32"),
-    ("Resize(256)", "Resize(36)"),
-    ("CenterCrop(224)", "CenterCrop(32)"),
-    ("num_workers=7", "num_workers=1"),
-    ("batch_size=32", "batch_size=4"),
-]
-GUIDES = (
-    Case(
-        "lumi_ddp_vit",
-        "LUMI-AI-Guide",
-        "05-multi-gpu-and-node",
-        "torchrun --standalone --nproc_per_node=2 ddp_visiontransformer.py",
-        smaller={"ddp_visiontransformer.py": [*LUMI_SMALLER, ("epochs=10", "epochs=2")]},
-        translated={
-            "ddp_visiontransformer.py": [(r"\.to\(local_rank\)", '.to("cpu")')],
-        },
-        **LUMI,
-    ),
-    Case(
-        "lumi_vit",
-        "LUMI-AI-Guide",
-        "01-quickstart",
-        "visiontransformer.py",
-        gpus=1,
-        smaller={"visiontransformer.py": [*LUMI_SMALLER, ("EPOCHS = 4", "EPOCHS = 2")]},
-        **LUMI,
-    ),
-)
 
 DINO = (
     "--arch vit_tiny --epochs 2 --batch_size_per_gpu 4 --num_workers 1 --output_dir . "
@@ -229,4 +193,38 @@ SELF_SUPERVISED = (
     ),
 )
 
-COPIED = (*ONE_PAGE, *GUIDES, *SELF_SUPERVISED)
+
+OTHERS = (
+    Case(
+        "ai_summer_ddp",
+        "pytorch-ddp",
+        ".",
+        f"{TWO_RANKS} train_ddp.py",
+        data=CIFAR,
+        smaller={
+            "train_ddp.py": [
+                ("resnet50(False)", "resnet18(False)"),
+                ("batch_size = 256", "batch_size = 32"),
+                ("num_workers=16", "num_workers=1"),
+            ]
+        },
+        unproven="SyncBatchNorm takes modules on GPUs alone",
+        seeded=False,
+    ),
+    Case(
+        "timm_train_ddp",
+        "timm",
+        ".",
+        f"{TWO_RANKS} train.py images --model resnet18 --num-classes 2 --img-size 64 -b 4 "
+        "--epochs 1 --workers 1 --log-interval 1 --opt sgd --lr 0.01 --sched step "
+        "--warmup-epochs 0 --pin-mem",
+        data={"images": "images"},
+        losses=rf"Loss: +{NUMBER}",
+        # Streams and pinned memory are for GPUs alone.
+        translated={
+            "timm/data/loader.py": [(r"self\.is_cuda = .*", "self.is_cuda = False")],
+        },
+    ),
+)
+
+CASES = (*ONE_PAGE, *SELF_SUPERVISED, *OTHERS)
