@@ -1,6 +1,6 @@
 """Run public CUDA scripts under `multigpu virtual`, and compare them with the CPU.
 
-    python tests/outside/run.py FOLDER         all of cases/; writes   benchmarks/outside.json
+    python tests/outside/run.py FOLDER         all of cases/; writes benchmarks/outside.json
     python tests/outside/run.py FOLDER NAME…   these alone; with --report FILE, it replaces
                                                their rows there, else it writes nothing
 

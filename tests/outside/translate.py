@@ -52,7 +52,7 @@ def translate(
             text, count = re.subn(pattern, new, text)
             if not count:
                 raise ValueError(
-                    f"{path.name} has no {pattern!r}: mend its entry in cases.py."
+                    f"{path.name} has no {pattern!r}: mend its entry in cases/."
                 )
         for pattern, new in RULES[reference]:
             text = re.sub(pattern, new.replace("{gpus}", str(gpus)), text)

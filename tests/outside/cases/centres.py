@@ -1,4 +1,4 @@
-"""Courses and guides of computing centres: Princeton, CSC, Harvard, NCAR, NERSC, LUMI; others."""
+"""Courses of computing centres: Princeton, CSC, Harvard, NCAR, NERSC, LUMI; ml-engineering."""
 
 from case import CIFAR, LOSS, NUMBER, TWO_RANKS, Case
 
