@@ -51,9 +51,7 @@ def translate(
         for pattern, new in more.get(str(path.relative_to(folder)), ()):
             text, count = re.subn(pattern, new, text)
             if not count:
-                raise ValueError(
-                    f"{path.name} has no {pattern!r}: mend its entry in cases/."
-                )
+                raise ValueError(f"{path.name} has no {pattern!r}: mend its entry in cases/.")
         for pattern, new in RULES[reference]:
             text = re.sub(pattern, new.replace("{gpus}", str(gpus)), text)
         path.write_text(text)
