@@ -182,7 +182,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Two ranks
-# Now `Trainer(devices=2)`, and nothing else is changed. Write your answer, then run the cell.
+# Now `Trainer(devices=2)`. The strategy `ddp` is written out, and each rank makes its module
+# with another seed, for the question after this one. The data set and the batch of 64 stay.
+# Write your answer, then run the cell.
 # The cell below compares it with what happens.
 
 # %% tags=["active-ipynb", "guess"]
@@ -239,8 +241,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("steps", guess_steps, steps, digits=0)
 
 # %% [markdown]
-# **Only `devices` was changed, and it is a different training**: 24 steps instead of 46. Each
-# rank loads 64 images, so a step sees 128, and an epoch has about half of the steps.
+# **With two devices it is a different training**: 24 steps instead of 46. Each rank loads 64
+# images, so a step sees 128, and an epoch has about half of the steps.
 #
 # And the weights? Both ranks of the `SmallTrainer` without `average` start with the same ones.
 
@@ -260,7 +262,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("without the average", guess_alone, "apart" if of_alone else "equal")
 
 # %% [markdown]
-# The weights are not those of one device. The ranks' different seeds change nothing, because
+# The weights are not those of one device, for two reasons: a step has 128 images, and the
+# sampler deals them out in another order. The ranks' different seeds are no reason, because
 # DDP copies rank 0's weights to all ranks. Without the average of the gradients each rank
 # learns from its own images only, and in the end there are two models.
 #
@@ -523,8 +526,9 @@ if __name__ == "__main__":
 # bars()
 
 # %% [markdown]
-# Fewer than a third of the statements are gone. Most of what is left is the model, the data
-# and the flags. Your module still computes the mean over an uneven batch. The three statements
+# Fewer than a third of the statements are gone, and not all of these have moved: lesson 05's
+# script has `--accumulate`, `--save-every` and checks of `--resume`, which this one lacks. Most
+# of what is left is the model, the data and the flags. Your module still computes the mean over an uneven batch. The three statements
 # about the table of epochs make the callback, and pass its rows to the proof and the report.
 #
 # With the callback's own statements, this program is nearly as long as lesson 05's: the code
