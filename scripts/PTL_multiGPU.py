@@ -527,9 +527,10 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Fewer than a third of the statements are gone, and not all of these have moved: lesson 05's
-# script has `--accumulate`, `--save-every` and checks of `--resume`, which this one lacks. Most
-# of what is left is the model, the data and the flags. Your module still computes the mean over an uneven batch. The three statements
-# about the table of epochs make the callback, and pass its rows to the proof and the report.
+# script has `--accumulate`, `--save-every` and checks of `--resume`, which this one lacks.
+# Most of what is left is the model, the data and the flags. Your module still computes the
+# mean over an uneven batch. The three statements about the table of epochs make the callback,
+# and pass its rows to the proof and the report.
 #
 # With the callback's own statements, this program is nearly as long as lesson 05's: the code
 # about devices and ranks is gone, but a table as a callback takes more code than in a loop.

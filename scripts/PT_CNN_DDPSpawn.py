@@ -244,8 +244,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson 05 shows what happens without that.
 #
 # ## Step 1 · What each rank does
-# The same as in `add_up.py`, with the CNN of lesson 01. A new process has nothing of its
-# parent but the arguments: it sets up its rank, its device, its model and its data itself.
+# The same as in `add_up.py`, with the CNN of lesson 01. A new process has none of its
+# parent's variables but the arguments: it sets up its rank, device, model and data itself.
 # Four lines make it a run of several ranks: those with `TCPStore`, `init_process_group`,
 # `DistributedSampler` and `DDP`, which does one all-reduce of the gradients in each step,
 # during `backward()`. To be exact for every batch it also needs three things that lesson 05

@@ -245,8 +245,8 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # ## How much faster?
 # The next cell starts other virtual GPUs for each link, in the place of the two. They compute
 # no numbers, because the simulated clock needs only the shapes. `speedup` divides the time of
-# a step on one GPU by the time on both. `breakdown` says what the first GPU's time is used
-# for.
+# a step on one GPU by the time on both; the images are on the first GPU already. `breakdown`
+# says what the first GPU's time is used for.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_small, guess_large)
@@ -277,13 +277,15 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # plots.lines(batches, speedups, "batch", "times as fast as one GPU, simulated", title)
 
 # %% [markdown]
-# In a small step, the GPUs compute for less than a fifth of the time. Launching takes most of
-# the rest, because each operation is launched twice; over PCIe, the transfers take a sixth of
-# the time, too. In a large step over PCIe, the transfers take about a ninth of the time: the
-# speed-up ends at 1.77. (The transfer from the host to the first GPU is not counted here.) An
-# H100 computes faster, but launches no faster, so it needs a larger batch. Simulated ratios
-# are least exact for tiny batches: `benchmarks/vgpu_fidelity.json` compares them with
-# published ones.
+# In a small step, the first GPU computes for less than a fifth of the time. Launching takes
+# most of the rest, because each operation is launched twice; over PCIe, the transfers take a
+# sixth of the time, too. In a large step over PCIe, the transfers take about a ninth of the
+# time: the speed-up ends at 1.77. An H100 computes faster, but the simulation gives it the
+# same time for a launch, so it needs a larger batch.
+#
+# How far can you trust this? `benchmarks/vgpu_fidelity.json` compares simulated ratios with
+# published ones. None of them is DataParallel's, and they are least exact for tiny batches.
+# That the threads launch in turn, one at a time, is put into the simulation.
 #
 # ## Two traps
 # Ten rows go to 4 GPUs. The module's `forward` returns the mean of its rows, as if that were
@@ -429,9 +431,10 @@ if __name__ == "__main__":
 # ranks.plot(title=title, contents=carried(ranks))
 
 # %% [markdown]
-# DDP's step is shorter: it sends no weights, and no GPU waits for the other's update. More
-# than half of the time is still launch: 128 images are too few for a V100, which computes most
-# operations faster than Python launches the next one.
+# DDP's step is shorter. Each rank is a process with a lock of its own, so the launches of both
+# ranks go on at the same time; each GPU reads only its own half of the images from the host;
+# no weights are sent. More than half of the time is still launch: 128 images are too few for a
+# V100, which computes most operations faster than Python launches the next one.
 #
 # **Is one line enough?** For this model it is enough to be right, because the loss is outside
 # `forward`, and `forward` sets no state. It is not enough to be fast: below about 850 images

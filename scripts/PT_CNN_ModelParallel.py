@@ -366,11 +366,12 @@ class Halves(CNN):
 # PyTorch's tutorial found a best number, too (published, a ResNet-50): 10 micro-batches of 12
 # images, 3.75 s / 2.43 s = 1.54 times as fast as one GPU.
 #
-# Over PCIe (the second curve) the transfers of the activations take longer than
-# the computing. There, use a second GPU only if the model does not fit on one. If most of the
-# memory is activations, first try *activation checkpointing* (`torch.utils.checkpoint`): it
-# keeps fewer activations, and computes the others again in backward. (This course does not try
-# it.)
+# Over PCIe (the second curve) the transfers of the activations take longer than the computing.
+# There, use a second GPU only if the model does not fit on one. If most of the memory is
+# activations, first try *activation checkpointing* (`torch.utils.checkpoint`): it keeps fewer
+# activations, and computes the others again in backward. (This course does not try it.) If
+# most of it is weights, [*FSDP*](../lessons/README.md#fsdp) divides them among the GPUs
+# without stages: lesson 06 compares both.
 #
 # An H100 computes so fast that it waits for launches already with 8 micro-batches. Exercise 3
 # gives it more to compute.

@@ -248,7 +248,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # end copies the averages out of the buckets. In the second picture, the averages of bucket 1
 # are copied while bucket 2 is sent, so the second all-reduce is hidden, too. What is not
 # hidden is in the first all-reduce: there the GPU stops two times, because the CPU has not
-# launched the next kernel yet.
+# launched the next kernel yet. (In the schematic on the lesson's page nothing runs beside
+# bucket 2: it leaves the copies out.)
 #
 # DDP's own sizes are 1 MiB for the first bucket and 25 MiB for the others. The CNN for the
 # digits (8×8) has 38,282 parameters, 0.15 MiB, which fit into one bucket: the digits' run
@@ -391,7 +392,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # BatchNorm sees a rank's own 32 images, so its gradient is not that of 64. The running means
 # of the ranks differ, too, until DDP copies rank 0's to all ranks, when the next forward
 # begins. With few images, a rank's mean and variance are noisy: then use the synced one. On
-# GPUs it is `nn.SyncBatchNorm`, which raises an error on CPU processes.
+# GPUs it is `nn.SyncBatchNorm`, which raises an error on CPU processes. The line
+# `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before `DDP(model)`, takes it
+# everywhere in the model.
 #
 # **Clipping** scales a gradient down if its norm is above a limit. Two ranks have 6 and 5 of
 # 11 images, and the limit is 0.5. Each rank clips the average, which it has after
@@ -417,7 +420,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # After `backward()` each rank has the average. So `clip_grad_norm_` finds the same norm on
 # each rank, the norm of one process, and nothing is sent. Clipped first, each rank's gradient
 # has a norm of at most 0.5, however large it was. The two gradients point in different
-# directions, so the norm of their average is below 0.5.
+# directions, so the norm of their average is below 0.5. (With float16's loss scaling, call
+# `scaler.unscale_(optimizer)` before: lesson 11's exercise checks it.)
 #
 # **Evaluation.** Three ranks share 7 test images: by `DistributedSampler`, or each takes every
 # third image. How many images are counted?

@@ -319,11 +319,11 @@ def schedule(
 # longer, both forward and backward. So rank 1 waits for it in each slot, and with both orders
 # the bubble is larger than the formula's.
 #
-# Rank 0 waits, too. In GPipe it waits once, while rank 1 takes the last micro-batch forward
-# and backward. In 1F1B it waits twice, for micro-batch 1 and for micro-batch 8, but each time
-# it first computes another one: the forward of 2, the backward of 7. With equal stages both
-# waits together are as long as GPipe's. Here they are shorter, because rank 1 needs less time
-# than rank 0, so 1F1B is slightly faster.
+# Rank 0 waits, too. In GPipe it waits once, while rank 1 takes micro-batch 8 forward and
+# micro-batch 1 backward. In 1F1B it waits twice, for micro-batch 1 and for micro-batch 8, but
+# each time it first computes another one: the forward of 2, the backward of 7. With equal
+# stages both waits together are as long as GPipe's. Here they are shorter, because rank 1
+# needs less time than rank 0, so 1F1B is slightly faster.
 #
 # With NVLink the messages take time, too. A rank asks for a message only when it needs it, so
 # it waits while the message comes. In the middle of 1F1B a gradient comes back while an
@@ -359,7 +359,7 @@ def schedule(
 
 # %% [markdown]
 # **In which order?** 1F1B, because it saves memory. With equal stages and a free link it saves
-# no time; the 2% that it saves with the CNN come from the unequal stages and the link.
+# no time; the 2% that it saves with the CNN come from the unequal stages.
 #
 # By hand, rank 0 keeps the activations of 2 micro-batches instead of 8. The rest of the peak
 # is the images, and what one backward needs. torch's tool has a buffer for the gradient of

@@ -178,8 +178,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # So wait for the device before each reading of the clock. Also leave out the first steps,
 # which allocate memory and choose [kernels](../lessons/README.md#kernel) (the GPU's programs).
-# Then measure in several *rounds*, and take the shortest round, as Python's `timeit` does:
-# other programs can only make a round longer. All times in this lesson are measured so.
+# Then measure in several *rounds*, and take the shortest, as Python's `timeit` does: other
+# programs can only make a round longer. Each part of a step has its own shortest round.
 #
 # The batches come from a `DataLoader`. A *sampler* gives it the order of the images, here
 # shuffled; the loader reads them and stacks them. With `num_workers`, other processes do this
@@ -285,7 +285,8 @@ def loader_of(
 #     bars[f"batch {size}"] = {part: 1e6 * time / size for part, time in steps[size].items()}
 # times = sum(bars["batch 16"].values()) / sum(bars["batch 128"].values())
 # title = f"In a batch of 16 an image takes {times:.2f} times as long as in a batch of 128"
-# plots.stacked_bars(bars, "µs per image, measured: the shortest of nine rounds", title)
+# label = "µs per image, measured: each part's shortest of nine rounds"
+# plots.stacked_bars(bars, label, title)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # def show(what, ratio):
@@ -352,8 +353,9 @@ def loader_of(
 
 # %% [markdown]
 # In this experiment, reading an image sleeps for 8 ms, and computing a step sleeps for 60 ms,
-# or for 30 ms with two GPUs. The shortest of three rounds of four steps counts. "On paper" is
-# the result of a formula, which follows. (About ten seconds.)
+# or for 30 ms with two GPUs. The shortest of three rounds of four steps counts. (Workers read
+# ahead, so a round that another program delays can make the next one a little shorter.) "On
+# paper" is the result of a formula, which follows. (About ten seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_second_gpu, guess_workers)
@@ -381,7 +383,11 @@ def loader_of(
 # workers do this for one GPU, too.
 #
 # Here reading means *waiting*. It can also mean *computing*, as when photos are decoded.
-# Then the workers need the cores. A core computes one batch in 128 ms.
+# Then the workers need the cores. A core computes one batch in 128 ms. How many cores are
+# here?
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# print(pluralize(available_cores(), "core"))
 
 # %% tags=["active-ipynb", "guess"]
 # guess_two_workers = 64  # ms for a step, if reading computes: 2 workers on this machine
@@ -390,7 +396,6 @@ def loader_of(
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_two_workers, guess_four_workers)
 # measured = {}
-# print(f"Reading computes, on {pluralize(available_cores(), 'core')}:")
 # for workers in (0, 2, 4):
 #     paper = 1e3 * seconds_on_paper(workers, read, 0.06, computing=True)
 #     measured[workers] = 1e3 * seconds_measured(workers, read, 0.06, computing=True)
@@ -402,9 +407,10 @@ def loader_of(
 #     lesson.compare(what, guess, measured[workers], unit="ms", digits=0)
 
 # %% [markdown]
-# Two workers on two cores read two batches at a time, and four workers on two cores do not
-# read more: on paper both take 64 ms. The formula assumes that each core is free. On a busy
-# machine other programs use the cores, too, and a step can take several times as long.
+# On two cores, two workers read two batches at a time, and four workers do not read more: on
+# paper both take 64 ms. With four cores, four workers need 32 ms, and the step 60. The formula
+# assumes that each core is free. On a busy machine other programs use the cores, too, and a
+# step can take several times as long.
 #
 # What do workers do for the digits, which are in memory already? The cell reads three epochs
 # without training; the shortest counts.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Exercises: one GPU first
 # 30 minutes, 20 points, after the notebook PT_CNN_SingleGPU. You need no GPU. Run the cells
-# from top to bottom. Write each answer in its own cell, with the imports and helpers that it
-# needs; then run the checks below it. They say what is wrong. Hidden checks try other values
-# when your notebook is graded.
+# from top to bottom. Write each answer in its own cell, below the line `# answer: …`, which
+# must stay, with the imports and helpers that it needs; then run the checks below it. They say
+# what is wrong. Hidden checks try other values when your notebook is graded.
 
 # %%
 # setup
