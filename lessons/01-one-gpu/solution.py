@@ -74,7 +74,7 @@ guess_forward = 70
 guess_backward = 0
 ### END SOLUTION
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_forward", "forward", points=1) as student:
     with_item = ["read", "forward", "synchronize", "read", "backward", "read", "update"]
     times = {"forward": [20, 20], "backward": [40, 40], "update": [10, 10]}
@@ -88,7 +88,7 @@ with exercise.check("guess_forward", "forward", points=1) as student:
         unit="ms",
     )
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_forward", "backward", points=1) as student:
     with_item = ["read", "forward", "synchronize", "read", "backward", "read", "update"]
     times = {"forward": [20, 20], "backward": [40, 40], "update": [10, 10]}

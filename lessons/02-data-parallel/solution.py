@@ -91,7 +91,7 @@ guess_busy = 3
 guess_mean = 1.5
 ### END SOLUTION
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_busy", "five rows on four GPUs", points=1) as student:
     busy = []
 
@@ -110,7 +110,7 @@ with exercise.check("guess_busy", "five rows on four GPUs", points=1) as student
         within=0,
     )
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_busy", "the running mean", points=1) as student:
     gpus = virtual_gpus(3)
     norm = nn.BatchNorm1d(1, momentum=1.0).to(gpus[0])

@@ -62,7 +62,7 @@ def transferred(batch: int) -> float:
         return sum(event.end - event.start for event in events)
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_transfer", "320 images", points=2) as student:
     metered_mib = transferred(320)
     student.guess(

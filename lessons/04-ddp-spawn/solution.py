@@ -43,7 +43,7 @@ guess_weight = None  # rank 0's weight; within 0.01 is right
 guess_weight = -1.0  # the mean goes from 2 to 0, and the ranks stay 2 apart
 ### END SOLUTION
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_weight", "two weights, 100 steps", points=2) as student:
     weights = torch.tensor([1.0, 3.0])
     for _ in range(100):

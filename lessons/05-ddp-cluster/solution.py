@@ -123,7 +123,7 @@ guess_accuracy = None  # in percent; within 0.5 is right
 guess_accuracy = 83.3  # images 0 and 1 are repeated: 10 hits of 12
 ### END SOLUTION
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_accuracy", "10 images on 4 ranks", points=2) as student:
     hits = [
         image != 0

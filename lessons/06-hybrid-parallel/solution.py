@@ -56,7 +56,7 @@ def allreduce_seconds(nodes: int) -> float:
     return max(collective_seconds("allreduce", size, twins) for size in (first - last, last))
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_allreduce", "four nodes", points=2) as student:
     seconds = allreduce_seconds(nodes=4)
     student.guess(

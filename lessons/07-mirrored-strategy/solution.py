@@ -131,7 +131,7 @@ guess_synchronized_mean = 3.0
 guess_synchronized_variance = 3.5
 ### END SOLUTION
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_norm", "moving mean of replica 0", points=1) as student:
     mean, _ = moving_statistics(synchronized=False)
     student.guess(
@@ -142,7 +142,7 @@ with exercise.check("guess_norm", "moving mean of replica 0", points=1) as stude
         within=0.05 * mean,
     )
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_norm", "moving mean, synchronized", points=1) as student:
     mean, _ = moving_statistics(synchronized=True)
     student.guess(
@@ -153,7 +153,7 @@ with exercise.check("guess_norm", "moving mean, synchronized", points=1) as stud
         within=0.05 * mean,
     )
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_norm", "moving variance, synchronized", points=1) as student:
     _, variance = moving_statistics(synchronized=True)
     student.guess(

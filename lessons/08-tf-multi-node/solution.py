@@ -71,7 +71,7 @@ guess_different = 4
 guess_together = 14
 ### END SOLUTION
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_reading", "steps without sharding", points=1) as student:
     first, _ = images_per_step(24, 8, 2, "OFF")
     student.guess(
@@ -82,7 +82,7 @@ with exercise.check("guess_reading", "steps without sharding", points=1) as stud
         within=0,
     )
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_reading", "different images in a step", points=1) as student:
     first, second = images_per_step(24, 8, 2, "OFF")
     student.guess(
@@ -93,7 +93,7 @@ with exercise.check("guess_reading", "different images in a step", points=1) as 
         within=0,
     )
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_reading", "unequal numbers of batches", points=1) as student:
     student.guess(
         "guess_together",

@@ -194,7 +194,7 @@ guess_steps = None  # optimizer steps of the three epochs
 guess_steps = 9
 ### END SOLUTION
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_steps", "the Trainer's global_step", points=2) as student:
     rows = torch.ones(10, 2, 4)
     batches = [(each, torch.tensor([0, 1])) for each in rows]

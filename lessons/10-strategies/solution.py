@@ -200,7 +200,7 @@ guess_bytes = None  # bytes that one rank sends; within 1% is right
 guess_bytes = 600_000  # 2 · (4 − 1) hops, each with a quarter of the vector
 ### END SOLUTION
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_bytes", "100,000 numbers on 4 ranks", points=2) as student:
     _, sent = ring_in_one_process([torch.ones(100_000) for _ in range(4)])
     student.guess(

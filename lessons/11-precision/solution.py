@@ -170,7 +170,7 @@ guess_scale = None  # the scale after 12 steps
 guess_scale = 32768
 ### END SOLUTION
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_scale", "the scale of torch's GradScaler", points=2) as student:
     found = scale_after([True] * 3 + [False] * 9)
     student.guess(

@@ -268,7 +268,7 @@ guess_lost = None  # images
 guess_lost = 150
 ### END SOLUTION
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_lost", "800 images, resumed at 600", points=3) as student:
     student.guess(
         "guess_lost",

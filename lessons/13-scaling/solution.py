@@ -145,7 +145,7 @@ guess_efficiency = None  # percent; within 1 point is right
 guess_efficiency = 100 * 64 / 94
 ### END SOLUTION
 
-# %%
+# %% jupyter={"source_hidden": true}
 with exercise.check("guess_efficiency", "four buckets", points=2) as student:
     step = ddp_step(FOUR_BUCKETS, lambda nbytes: 0.015)
     student.guess(
