@@ -343,9 +343,9 @@ def train_epoch(run: Run, train: TensorDataset) -> float:
     for batch, (images, labels) in zip(batches, loader, strict=True):
         if run.kill == (world.rank, position.steps):
             os.kill(os.getpid(), signal.SIGKILL)
-        # A step's random numbers, such as dropout's, depend on the step and the rank alone. A
-        # step that is made again after a failure draws the same ones.
-        torch.manual_seed((args.seed + position.steps) * 65536 + world.rank)
+        # A step's random numbers, such as dropout's, depend on the seed, the step and the rank
+        # alone. A step that is made again after a failure draws the same ones.
+        torch.manual_seed((args.seed << 40) + (position.steps << 16) + world.rank)
         images = images.to(device, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
         split = data.Batch(args.batch_size, world.size, 1, len(labels))
@@ -751,8 +751,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Twice the batch means half the steps, so the loss falls more slowly (tried with one seed).
-# Twice the learning rate makes up for it here, roughly; it is still another run, and with a
-# large rate it can diverge.
+# With twice the learning rate it is even lower here; it is still another run, and with a large
+# rate it can diverge.
 # With a fixed global batch there is nothing to decide.
 #
 # ## A rank that hangs
@@ -802,9 +802,14 @@ if __name__ == "__main__":
 # **What must a program do so that little work is lost?**
 # 1. Count the images that are done, over all ranks, and take the order from seed and epoch.
 # 2. Keep the global batch and the learning rate, whatever the number of ranks is.
-# 3. Save often. A checkpoint gets its name when all of it is on the disk.
+# 3. Save often. A checkpoint gets its name when all of it is on the disk. How often? If a save
+#    takes *c* seconds and a failure comes every *f* seconds, √(2*cf*) seconds apart lose least
+#    (Young's formula, of 1974).
 # 4. On a signal only set a flag; all ranks stop after the same step, and save.
 # 5. Limit how long a rank waits for another one.
+#
+# **What does your own checkpoint need besides?** All that the next step depends on: also a
+# learning-rate schedule, a gradient scaler, and the state of a DataLoader that draws numbers.
 #
 # **How do you know that the result is right?** Compare it with a run that nothing has stopped:
 # equal to the bit on the same ranks (tried on the CPU; a GPU needs deterministic kernels), and
