@@ -115,8 +115,8 @@ with exercise.check("guess_reading", "unequal numbers of batches", points=1) as 
 #
 # All workers of a job must write the same list. No two workers may have the same address, also
 # not in two such jobs; ports are numbers from 1024 to 65535. A worker whose port is taken ends
-# with an error, or connects to the other job. One whose rank has another node's address waits
-# for ever.
+# with an error, or connects to the other job. Nobody reaches a worker whose rank has another
+# node's address.
 
 
 # %%
