@@ -193,7 +193,9 @@ def train_epoch(
 ) -> list[float]:
     """Train for one epoch. Returns, for each step, what `step` returns."""
     distributed = strategy.experimental_distribute_dataset(batches)
-    return [float(step(shards)) for shards in distributed]
+    losses = [step(shards) for shards in distributed]
+    # Only now: float() waits until the device has computed the number.
+    return [float(loss) for loss in losses]
 
 
 # %% [markdown]
@@ -213,21 +215,29 @@ def train_epoch(
 # lesson.need(guess_away)
 #
 #
-# def losses_of(batches, lr=0.05):
+# def losses_of(batches, lr=0.05, kind=tf.keras.optimizers.SGD, **options):
 #     """The mean loss of each step of the first epoch."""
-#     model, optimizer = make(strategy, parse(["--lr", str(lr)]), (1, 8, 8), 10)
+#     with strategy.scope():
+#         model = tf_common.cnn()
+#         optimizer = kind(lr, **options)
+#         optimizer.build(model.trainable_variables)
 #     sums = train_epoch(strategy, train_step(strategy, model, optimizer), batches)
 #     sizes = [64] * 22 + [29]
 #     return [total / size for total, size in zip(sums, sizes)]
 #
 #
-# def double(images, labels, sample_weights):
-#     """A shard is half of the batch (15 or 14 of the last 29), so 1 / shard is about 2 ×."""
-#     return images, labels, 2 * sample_weights
+# def by_own_shard(images, labels, sample_weights):
+#     """Sample weights 1 / own shard: of 29 images, 15 have 1 / 15, and 14 have 1 / 14."""
+#     rows = tf.size(labels)
+#     first = (rows + 1) // 2
+#     own = tf.where(tf.range(rows) < first, first, rows - first)
+#     return images, labels, 1 / tf.cast(own, tf.float32)
 #
 #
-# right = losses_of(read_data(images, labels, 0, **settings))
-# wrong = losses_of(read_data(images, labels, 0, **settings).map(double))
+# sgd = {"momentum": 0.9}
+# batches = read_data(images, labels, 0, **settings)
+# right = losses_of(batches, **sgd)
+# wrong = losses_of(batches.map(by_own_shard), **sgd)
 # alone = tf_common.train_serially(tf_common.cnn(), train, epochs=1, lr=0.05, **settings)
 
 # %% tags=["active-ipynb"]
@@ -239,6 +249,8 @@ def train_epoch(
 # print("1 / global batch: the losses are one device's within 1e-5:", equal)
 # away = largest_difference(wrong, alone)
 # lesson.compare("largest difference of the losses", guess_away, away, digits=1)
+# equal = largest_difference(wrong, losses_of(batches, lr=0.1, **sgd)) < 1e-5
+# print("1 / own shard: the losses of 1 / global batch at a rate of 0.1, within 1e-5:", equal)
 #
 # curves = {"one device": alone, "1 / global batch": right, "1 / own shard": wrong}
 # title = f"With 1 / own shard, the losses get up to {away:.1f} away from one device's"
@@ -254,14 +266,13 @@ def train_epoch(
 # )
 
 # %% [markdown]
-# With 1 / own shard, the model trains as with twice the learning rate. Here the loss
-# falls faster, because 0.05 is a small rate for this model. But with 8 replicas the rate is 8
-# times as large as you chose. The same with a rate of 0.5, which is large but not too large:
+# With 1 / own shard and even shards, SGD trains as with twice the learning rate. Here the loss
+# falls faster, because 0.05 is a small rate for this model. But with N replicas the gradient
+# is N times as large. The same with a rate of 0.5, which is large but not too large:
 
 # %% tags=["active-ipynb"]
-# batches = read_data(images, labels, 0, **settings)
 # alone = tf_common.train_serially(tf_common.cnn(), train, epochs=1, lr=0.5, **settings)
-# wrong = losses_of(batches.map(double), lr=0.5)
+# wrong = losses_of(batches.map(by_own_shard), lr=0.5, **sgd)
 # diverges = max(wrong) > 10 * max(alone)
 # print(f"rate 0.5: one device learns, 1 / own shard diverges: {diverges}")
 #
@@ -273,11 +284,22 @@ def train_epoch(
 # %% [markdown]
 # A rate that one device can use makes the training diverge on two replicas.
 #
+# With Adam, the same mistake is hard to see, because Adam divides each gradient by its usual
+# size. An epoch with both rules:
+
+# %% tags=["active-ipynb"]
+# adam = {"lr": 0.001, "kind": tf.keras.optimizers.Adam}
+# right = losses_of(batches, **adam)
+# wrong = losses_of(batches.map(by_own_shard), **adam)
+# away = largest_difference(wrong, right)
+# print(f"Adam: the losses of both rules are up to {away:.4f} apart")
+
+# %% [markdown]
 # **The trap in the scope.** The model is made inside, the optimizer outside. Its momentum then
-# has one copy. The cell trains for an epoch; the answer is the same after the first step.
+# has one copy. The cell trains for one step, then for an epoch.
 
 # %% tags=["active-ipynb", "guess"]
-# # The optimizer is made outside the scope. After a step, the copies of the weights:
+# # The optimizer is made outside the scope. After a step, the copies of a weight:
 # guess_optimizer = "error"  # are they "equal" or "apart", or is there an "error"?
 
 # %% tags=["active-ipynb"]
@@ -285,23 +307,39 @@ def train_epoch(
 # model, _ = make(strategy, parse([]), (1, 8, 8), 10)
 # outside = tf.keras.optimizers.SGD(0.05, momentum=0.9)
 # outside.build(model.trainable_variables)
+#
+#
+# def copies():
+#     """Both copies of the last layer's kernel."""
+#     kernel = model.trainable_variables[-2].value
+#     return [copy.numpy() for copy in strategy.experimental_local_results(kernel)]
+#
+#
 # try:
+#     before, _ = copies()
 #     step = train_step(strategy, model, outside)
-#     train_epoch(strategy, step, read_data(images, labels, 0, **settings))
-#     weight = model.trainable_variables[-2].value
-#     first, second = (copy.numpy() for copy in strategy.experimental_local_results(weight))
+#     train_epoch(strategy, step, batches.take(1))
+#     first, second = copies()
+#     result = "equal" if (first == second).all() else "apart"
+#     place = abs(first - before).argmax()
+#     changes = [(copy - before).flat[place] for copy in (first, second)]
+#     print("after a step, a weight's copies have changed by {:.5f}, {:.5f}".format(*changes))
+#     print(f"the momentum has one copy: {outside.variables[-2].numpy().flat[place]:.5f}")
+#     train_epoch(strategy, step, batches)
+#     first, second = copies()
 #     largest = abs(first - second).max()
-#     print(f"after an epoch, the copies of a weight are up to {largest:.2f} apart")
-#     result = "equal" if largest == 0 else "apart"
+#     print(f"after an epoch more, the copies of a weight are up to {largest:.2f} apart")
 # except Exception:
 #     result = "error"
 # choices = ("error", "equal", "apart")
 # lesson.compare("the copies", guess_optimizer, result, choices=choices)
 
 # %% [markdown]
-# Both replicas add to the one momentum in turn, so each updates its copy with a different
-# value. Without `build`, the first step makes the momentum, and then there is an error:
-# `Mixing different tf.distribute.Strategy objects`.
+# Both replicas add to the one momentum in turn: the second change is 1.9 times the first,
+# 0.9 × the momentum and the gradient again. Without `build`, the first step makes the
+# momentum, and there is an error, `Mixing different tf.distribute.Strategy objects`
+# (`test_an_optimizer_that_is_not_built_outside_is_an_error` in
+# `tests/lessons/test_lesson07.py`).
 #
 # **BatchNorm** normalises by the mean and the variance of the rows that it sees, and keeps a
 # *moving mean* for evaluation. Two replicas divide 64 images, and each has a copy of the
@@ -366,11 +404,14 @@ def hits(
 ) -> float:
     """The number of test images that are classified correctly."""
     distributed = strategy.experimental_distribute_dataset(test)
-    return sum(float(step(shards)) for shards in distributed)
+    counts = [step(shards) for shards in distributed]
+    return sum(float(count) for count in counts)
 
 
 # %% [markdown]
 # ## All together
+# `main` calls the functions above. Unlike lesson 05, this is one process: it has no rank and
+# no process group. `check_shards` reports a last batch that has no image for a replica.
 
 
 # %% jupyter={"source_hidden": true}

@@ -138,19 +138,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # guess_halved = -6  # 1, 2 and 6: the sum, if each replica's mean is divided by 2
 
 # %% [markdown]
-# The next cell compares three rules for the loss of a replica: the mean over its numbers; this
-# mean, divided by the number of replicas; the *sum* over its numbers, divided by the size of
-# the *global* batch.
+# The next cell is folded: it computes each replica's gradient with each of three rules. The
+# cell after it has the rules for a replica's loss: the mean over its numbers; this mean,
+# divided by the number of replicas; the *sum* over its numbers, divided by the size of the
+# *global* batch.
 
-# %% tags=["active-ipynb"]
-# lesson.need(guess_halved)
-# rules = {
-#     "mean": lambda losses, size: tf.reduce_mean(losses),
-#     "mean ÷ replicas": lambda losses, size: tf.reduce_mean(losses) / 2,
-#     "sum ÷ global batch": lambda losses, size: tf.reduce_sum(losses) / size,
-# }
-#
-#
+# %% jupyter={"source_hidden": true} tags=["active-ipynb"]
 # def gradients_of_replica(shard, size):
 #     gradients = {}
 #     for name, rule in rules.items():
@@ -163,7 +156,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # @tf.function
 # def all_rules(batch, size):
 #     return strategy.run(gradients_of_replica, args=(batch, size))
-#
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_halved)
+# rules = {
+#     "mean": lambda losses, size: tf.reduce_mean(losses),
+#     "mean ÷ replicas": lambda losses, size: tf.reduce_mean(losses) / 2,
+#     "sum ÷ global batch": lambda losses, size: tf.reduce_sum(losses) / size,
+# }
 #
 # found = {}
 # for numbers in ([1.0, 2.0, 3.0, 6.0], [1.0, 2.0, 6.0]):
@@ -497,10 +497,11 @@ def make(
 # lesson.compare("the step is left out", guess_overflow, result, choices=choices)
 
 # %% [markdown]
-# Keras 3.15.1 asks replica 0 only (`keras/src/optimizers/loss_scale_optimizer.py`, lines 273
-# to 278). Its comment says that the gradients are already added up there; they are not. So
-# `--amp` takes bfloat16, whose range is that of float32: it needs no scaled loss. Whether 16
-# bit saves time depends on the processor: see lesson 11.
+# In the path that this run takes, Keras 3.15.1 asks replica 0 only
+# (`keras/src/optimizers/loss_scale_optimizer.py`, lines 273 to 278). Its comment says that the
+# gradients are already added up there; they are not. So `--amp` takes bfloat16, whose range is
+# that of float32: it needs no scaled loss. Whether 16 bit saves time depends on the processor:
+# see lesson 11.
 #
 # ## Train, evaluate, display the results
 # `fit` trains, and evaluates after each epoch. The test images are padded so that every
@@ -537,6 +538,8 @@ class Table(tf.keras.callbacks.Callback):
 
 # %% [markdown]
 # ## All together
+# Unlike lesson 05, this is one process, without ranks, and `fit` has the loop. So `main` makes
+# the strategy and the model, calls `fit` once, and saves the model.
 
 
 # %% jupyter={"source_hidden": true}
@@ -602,7 +605,8 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Run it
 # A new process, ten epochs, and the proof, in about 20 seconds. Images/s is the speed of this
-# CPU.
+# CPU, which both replicas share, so it does not show what a second GPU gains. In the
+# [table of all routes](../lessons/routes.md) this script is slower than lesson 01's.
 
 # %% tags=["active-ipynb"]
 # !python ../scripts/TF_CNN_MultiGPU.py --prove --out results/07

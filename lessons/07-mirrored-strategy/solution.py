@@ -176,7 +176,7 @@ with exercise.check("guess_norm", "moving variance, synchronized", points=1) as 
 # - `replica_loss(losses, weights)` returns one replica's loss. Both are lists of numbers.
 #
 # The losses of all replicas must add up to the mean over the batch. With other weights there
-# is no error: the gradient has another length, as if you had chosen another learning rate.
+# is no error, but the gradient has another length, or another direction.
 
 
 # %%

@@ -5,7 +5,9 @@ Each experiment gets the strategy and `world`, this worker's rank and the number
 
 import os
 import re
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -36,22 +38,52 @@ def on_worker(*experiments: Callable) -> list:
 def images_read(
     strategy: tf.distribute.Strategy,
     world: launch.World,
-    policies: tuple[str, ...] = ("AUTO", "OFF"),
     images: int = 8,
     batch_size: int = 4,
 ) -> dict[str, list[int]]:
-    """The images that this worker reads in an epoch, with each policy of auto-sharding."""
-    read = {}
-    for policy in policies:
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = (
-            tf.data.experimental.AutoShardPolicy[policy]
-        )
-        numbers = tf.data.Dataset.from_tensor_slices(range(images)).batch(batch_size)
-        batches = strategy.experimental_distribute_dataset(numbers.with_options(options))
-        shards = [strategy.experimental_local_results(batch)[0] for batch in batches]
-        read[policy] = [int(image) for shard in shards for image in shard]
+    """The images that this worker reads in an epoch, with each policy of auto-sharding.
+
+    They are in order; with "two seeds", each worker shuffles them with a seed of its own. With
+    FILE, they are in two files: the first half and the second half.
+    """
+    in_order = tf.data.Dataset.from_tensor_slices(range(images))
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, name) for name in ("0.txt", "1.txt")]
+        halves = range(images // 2), range(images // 2, images)
+        for path, half in zip(paths, halves, strict=True):
+            path.write_text("\n".join(map(str, half)))
+        lines = tf.data.TextLineDataset([str(path) for path in paths])
+        datasets = {
+            "AUTO": in_order,
+            "AUTO, two seeds": in_order.shuffle(images, seed=world.rank),
+            "DATA": in_order,
+            "FILE": lines.map(lambda line: tf.strings.to_number(line, tf.int32)),
+            "OFF": in_order,
+        }
+        read = {}
+        for name, numbers in datasets.items():
+            policy = tf.data.experimental.AutoShardPolicy[name.partition(",")[0]]
+            options = tf.data.Options()
+            options.experimental_distribute.auto_shard_policy = policy
+            batches = numbers.batch(batch_size).with_options(options)
+            shards = [
+                strategy.experimental_local_results(batch)[0]
+                for batch in strategy.experimental_distribute_dataset(batches)
+            ]
+            read[name] = [int(image) for shard in shards for image in shard]
     return read
+
+
+def steps_made(
+    strategy: tf.distribute.Strategy, world: launch.World, images: tuple[int, ...] = (100, 44)
+) -> list[int]:
+    """This worker's images in each step, if worker w has images[w], in batches of 10."""
+
+    def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return tf.data.Dataset.range(images[context.input_pipeline_id]).batch(10)
+
+    batches = strategy.distribute_datasets_from_function(of_worker)
+    return [len(strategy.experimental_local_results(batch)[0]) for batch in batches]
 
 
 # ---- do the workers begin with the same weights? --------------------------------------------
@@ -102,13 +134,15 @@ def batch_norm(
     strategy: tf.distribute.Strategy,
     world: launch.World,
     kinds: tuple[bool, ...] = (False, True),
+    seeds: tuple[int, ...] = (0, 1, 2),
     steps: int = 60,
 ) -> list[dict]:
     """Train with BatchNorm, not synchronized and synchronized, on 64 images in each step.
 
     Half of the images show the digits 0 to 4, half 5 to 9; of two workers, each reads a half.
-    Returns for each kind this worker's trainable weights, as one vector; its moving mean, the
-    mean of each pixel; and the test accuracy of its copy of the model.
+    Returns for each kind this worker's trainable weights, as one vector, and its moving mean,
+    the mean of each pixel, both with the first seed; and the test accuracies of its copy of
+    the model, one for each seed of the first weights.
     """
     train, test = [
         (images.reshape(-1, 64), labels)
@@ -116,9 +150,9 @@ def batch_norm(
     ]
     halves = [np.flatnonzero(train[1] < 5), np.flatnonzero(train[1] >= 5)]
     own = halves[world.rank :: world.size]
-    found = []
-    for synchronized in kinds:
-        tf.keras.utils.set_random_seed(0)
+
+    def trained(synchronized: bool, seed: int) -> tuple[np.ndarray, np.ndarray, float]:
+        tf.keras.utils.set_random_seed(seed)
         layers = tf.keras.layers
         with strategy.scope():
             norm = layers.BatchNormalization(momentum=0.9, synchronized=synchronized)
@@ -132,12 +166,16 @@ def batch_norm(
             rows = np.concatenate([np.take(half, place, mode="wrap") for half in own])
             strategy.run(step, args=(tf.constant(train[0][rows]), tf.constant(train[1][rows])))
         predictions = np.argmax(model(test[0], training=False), axis=1)
+        accuracy = np.mean(predictions == test[1])
+        return _vector(model), norm.moving_mean.numpy(), accuracy
+
+    found = []
+    for synchronized in kinds:
+        runs = [trained(synchronized, seed) for seed in seeds]
+        weights, moving_mean, _ = runs[0]
+        accuracies = [accuracy for *_, accuracy in runs]
         found.append(
-            {
-                "weights": _vector(model),
-                "moving mean": norm.moving_mean.numpy(),
-                "accuracy": np.mean(predictions == test[1]),
-            }
+            {"weights": weights, "moving mean": moving_mean, "accuracies": accuracies}
         )
     return found
 

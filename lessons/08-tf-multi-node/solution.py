@@ -57,8 +57,9 @@ def addresses_and_ranks(texts):
 # numbers for the policy `OFF`.
 #
 # A third prediction: each worker has its own files, worker 0 1,000 images and worker 1 only
-# 437. Each reads batches of 32 until its files end, and each step ends with an all-reduce.
-# How many steps do the two make together, before one of them waits for ever?
+# 437. Each reads batches of 32 until its files end, and calls `strategy.run` with its own
+# tensors. Each step ends with an all-reduce. How many steps do the two make together, before
+# one of them waits for the other? (A distributed data set would give worker 1 empty shards.)
 
 # %%
 # answer: guess_reading
@@ -114,8 +115,8 @@ with exercise.check("guess_reading", "unequal numbers of batches", points=1) as 
 #
 # All workers of a job must write the same list. No two workers may have the same address, also
 # not in two such jobs; ports are numbers from 1024 to 65535. A worker whose port is taken ends
-# with an error, or connects to the other job. One whose rank has another node's address waits
-# for ever.
+# with an error, or connects to the other job. Nobody reaches a worker whose rank has another
+# node's address.
 
 
 # %%
@@ -210,8 +211,9 @@ with exercise.check("tf_config", "other nodes and jobs", points=2, hidden=True) 
 # A step's images, on all workers together, are the next `batch` images of the order. The last
 # global batch can be smaller: then it is padded with any images, of weight 0. Each other image
 # of a batch has the weight 1 / (images in this batch). So the workers learn what one device
-# learns. If the numbers of steps differ, one worker waits for ever. If all workers read all
-# images, as with `OFF`, an epoch takes longer, and a step learns from fewer images.
+# learns. If the numbers of steps differ, and each worker feeds its own tensors to
+# `strategy.run`, one worker waits for the other. If all workers read all images, as with
+# `OFF`, an epoch takes longer, and a step learns from fewer images.
 
 
 # %%
@@ -284,9 +286,9 @@ with exercise.check("read", "other numbers", points=2, hidden=True) as student:
 
 # %% [markdown]
 # ## 4. It worked until the files changed: find the bug (5 points)
-# Here each worker reads its own files, and somebody wrote the loop. The model is one weight w;
-# the loss of a number is (w − number)². `batches` are this worker's batches, tensors of
-# numbers. Each worker is a process.
+# Here each worker reads its own files, without a distributed data set, and somebody wrote the
+# loop. The model is one weight w; the loss of a number is (w − number)². `batches` are this
+# worker's batches, tensors of numbers. Each worker is a process.
 
 # %%
 # given
@@ -308,9 +310,8 @@ def broken_train(w, batches, rate):
 
 # %% [markdown]
 # **What people see.** As long as all workers have the same number of batches, all is right.
-# Then someone adds a file on one node. Near its end the first epoch stops, without a message.
-# The job ends at its time limit; in TensorFlow, neither Ctrl-C nor SIGTERM ends it before. The
-# checks end it, and say who waits for whom.
+# Then someone adds a file on one node. Near its end the first epoch stops, without a message,
+# as long as the other worker's process lives. The checks end it, and say who waits for whom.
 #
 # Write `train`, which makes as many steps as the worker with the most batches. The gradient of
 # a step is the mean over the numbers of all workers that still have a batch. No number may be

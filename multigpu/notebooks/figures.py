@@ -28,10 +28,13 @@ from multigpu.files import atomic
 from multigpu.notebooks import cells
 
 NUMBER = r"[-+]?\d(?:[\d,.]*\d)?(?:e[-+]?\d+)?%?"
+WORD = r'(?:(?!-->)[^\s"])+'
+QUOTED = r'"(?:(?!-->)[^"])*"'
 MARKER = re.compile(
-    r"<!--=\s+(?P<file>\S+)(?:\s+(?P<select>\"[^\"]*\"|\S+))?(?:\s+(?P<form>\S+))?\s*-->"
-    rf"(?P<figure>{NUMBER}|\?)?"
+    rf"<!--=\s+(?P<file>{WORD})(?:\s+(?P<select>{QUOTED}|{WORD}))?(?:\s+(?P<form>{WORD}))?"
+    rf"\s*-->(?P<figure>{NUMBER}|\?)?"
 )
+BEGIN = re.compile("<!--=")
 UNITS = (
     "%|×|times|ns|µs|ms|s|min|bytes|B|[KMGT]i?B|(?:[KMGT]i?B|images|samples|steps|tokens)/s|"
     "[GT]FLOPS?"
@@ -95,20 +98,22 @@ def check(root: Path | None = None) -> list[str]:
 def write(root: Path | None = None) -> list[str]:
     """Write the figures that their sources give; return the pages that have changed.
 
-    Raises UserError, and changes no page, if a source gives no value.
+    Raises UserError, and changes no page, if a source gives no value or a marker cannot be
+    parsed.
     """
     root = root or find_root()
     texts = {page: page.read_text(encoding="utf-8") for page in pages(root)}
     changed = {}
     for page, text in texts.items():
-        figures = iter(read(page, root))
-
-        def replaced(match: re.Match, figures: Iterator[Figure] = figures) -> str:
-            figure = next(figures)
+        figures = list(read(page, root))
+        for figure in figures:
             if figure.problem:
                 name = figure.page.relative_to(root)
                 raise UserError(f"{name}:{figure.line}: {figure.marker}: {figure.problem}.")
-            return match[0].partition("-->")[0] + "-->" + figure.value
+        values = iter(figure.value for figure in figures)
+
+        def replaced(match: re.Match, values: Iterator[str] = values) -> str:
+            return match[0].partition("-->")[0] + "-->" + next(values)
 
         new = MARKER.sub(replaced, text)
         if new != text:
@@ -120,10 +125,16 @@ def write(root: Path | None = None) -> list[str]:
 
 
 def read(page: Path, root: Path) -> Iterator[Figure]:
-    """The page's marked figures, in order."""
+    """The page's marked figures, in order. A marker that cannot be parsed has a problem."""
     text = page.read_text(encoding="utf-8")
-    for match in MARKER.finditer(text):
-        line = text.count("\n", 0, match.start()) + 1
+    for begin in BEGIN.finditer(text):
+        line = text.count("\n", 0, begin.start()) + 1
+        match = MARKER.match(text, begin.start())
+        if match is None:
+            marker = text[begin.start() :].splitlines()[0][:80]
+            problem = 'it cannot be parsed; a "REGEX" has no quotes in it'
+            yield Figure(page, line, marker, "", problem=problem)
+            continue
         shown = match["figure"] or ""
         marker = match[0].removesuffix(shown)
         try:

@@ -241,13 +241,24 @@ def test_a_plain_worker_waits_for_the_other_without_a_message(tmp_path):
 
 @pytest.mark.slow
 def test_who_reads_what_the_first_weights_and_fit(experiments):
-    functions = (experiments.images_read, experiments.first_weights, experiments.fit_error)
-    read, weights, errors = zip(
+    functions = (
+        experiments.images_read,
+        experiments.steps_made,
+        experiments.first_weights,
+        experiments.fit_error,
+    )
+    read, steps, weights, errors = zip(
         *launch.call(experiments.on_worker, 2, *functions), strict=True
     )
     assert sorted(read[0]["AUTO"] + read[1]["AUTO"]) == list(range(8))
     assert read[0]["AUTO"] == [0, 1, 4, 5], "half of each batch"
     assert read[0]["OFF"] == read[1]["OFF"] == list(range(8))
+    assert [worker["DATA"] for worker in read] == [worker["AUTO"] for worker in read]
+    assert [worker["FILE"] for worker in read] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    both = read[0]["AUTO, two seeds"] + read[1]["AUTO, two seeds"]
+    assert len(both) == 8 and len(set(both)) < 8, "an image twice, another one not at all"
+    # The worker with fewer images makes as many steps as the other one.
+    assert steps == ([10] * 10, [10] * 4 + [4] + [0] * 5)
     assert (weights[0]["drawn"] == weights[1]["drawn"]).all()
     assert (weights[0]["drawn"] != 0).any()
     assert np.abs(weights[0]["assigned"] - weights[1]["assigned"]).max() > 0.1
@@ -271,12 +282,15 @@ def test_batch_norm_has_the_statistics_of_a_worker_or_synchronized_of_all(experi
     assert apart(plain, other, "weights") == 0
     assert apart(plain, other, "moving mean") > 0.1
     assert apart(plain, serial, "weights") > 1e-3
-    assert plain["accuracy"] < serial["accuracy"] - 0.02
-    assert plain["accuracy"] != other["accuracy"]
+    copies = zip(plain["accuracies"], other["accuracies"], strict=True)
+    for both, alone in zip(copies, serial["accuracies"], strict=True):
+        assert max(both) < alone
+    assert plain["accuracies"][0] < serial["accuracies"][0] - 0.02
+    assert plain["accuracies"][0] != other["accuracies"][0]
     for copy in (synced, synced_other):
         assert apart(copy, serial, "weights") < 1e-5
         assert apart(copy, serial, "moving mean") < 1e-5
-        assert copy["accuracy"] == pytest.approx(serial["accuracy"], abs=0.01)
+        assert copy["accuracies"] == pytest.approx(serial["accuracies"], abs=0.01)
 
 
 # ---- the script -----------------------------------------------------------------------------

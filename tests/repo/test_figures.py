@@ -114,6 +114,27 @@ def test_a_marker_without_a_value_is_found_and_writes_nothing(course, marker, fa
     assert (root / "README.md").read_text() == text
 
 
+@pytest.mark.parametrize(
+    "marker",
+    [
+        '<!--= A.ipynb "padding=\\"same\\": ([\\d.]+)" -->?',
+        '<!--= A.ipynb "64: ([\\d.]+) -->0.63',
+        "<!--= a.json rows.0.median .2f x -->1.84",
+        "<!--= -->1.84",
+        "<!--=a.json rows.0.median .2f -->1.84",
+        "<!--= a.json rows.0.median .2f",
+    ],
+)
+def test_a_marker_that_cannot_be_parsed_is_found_and_writes_nothing(course, marker):
+    text = f'<!--= a.json rows.0.median .2f -->0.1\n{marker} "x" .1f -->0.5\n{GOOD[0]}'
+    root = course(text)
+    findings = figures.check(root)
+    assert [one for one in findings if "README.md:2:" in one and "cannot be parsed" in one]
+    with pytest.raises(UserError, match=r"README\.md:2.*cannot be parsed"):
+        figures.write(root)
+    assert (root / "README.md").read_text() == text
+
+
 def test_figures_in_a_scripts_prose(course):
     root = course("")
     script = root / "scripts" / "A.py"
