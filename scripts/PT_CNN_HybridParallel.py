@@ -443,7 +443,7 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 #
 # Three other remedies for a slow network were not tried with this model. *Gradient
 # accumulation* sends the gradients of several batches once (`no_sync`, lesson 05). Gradients
-# in [16 bit](../lessons/README.md#bf16) are half as long (lesson 11). *Activation
+# in [16 bit](../lessons/11-precision/README.md) are half as long. *Activation
 # checkpointing* computes activations again in backward: with the memory that it saves a step
 # can have more images for the same gradients.
 #
@@ -772,8 +772,8 @@ if __name__ == "__main__":
 # - The time of the messages decides between layouts only if nothing hides them. The CNN has
 #   many activations where it is cut: with GPipe, blocking copies, 8,192 images and 10 Gb/s
 #   Ethernet its stages belong inside a node. With 1F1B and transfers that overlap with
-#   computing they belong across the nodes, and are faster than FSDP. With 10 Gb/s none of
-#   these ways makes two nodes faster than one.
+#   computing they belong across the nodes, and with 4 micro-batches or more they are faster
+#   than FSDP. With 10 Gb/s none of these ways makes two nodes faster than one.
 # - The transformer has few activations there. With 10 Gb/s Ethernet its stages belong across
 #   the nodes, also with GPipe, and two nodes are faster than one.
 # - With 200 Gb/s for each GPU no pipeline that we tried is faster than FSDP over four GPUs,
