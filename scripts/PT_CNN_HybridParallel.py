@@ -545,9 +545,9 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # %% tags=["active-ipynb"]
 # curves = {"GPipe, stages inside": speeds[layouts[0]], "1F1B, stages across": hidden_across}
 # curves |= sharded
+# print(f"images/s simulated with {', '.join(networks)}")
 # for name, curve in curves.items():
-#     text = ", ".join(f"{of} {speed:.0f}" for of, speed in zip(networks, curve))
-#     print(f"{name}, images/s simulated: {text}")
+#     print(f"{name}: {', '.join(f'{speed:.0f}' for speed in curve)}")
 # curves = {name: [speed / one_node for speed in curve] for name, curve in curves.items()}
 # ratios = [new / old for new, old in zip(sharded[ways[1]], hidden_across)]
 # title = f"Speed of FSDP inside nodes ÷ 1F1B: {ratios[0]:.1f} with {networks[0]}, "
@@ -568,8 +568,8 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # of_stages = (of_blocks[1], fast_across.images / fast_across.seconds)
 # for place, name in enumerate(names):
 #     four_gpus, in_nodes = of_fsdp[2 * place : 2 * place + 2]
-#     print(f"transformer, {name}, tokens/s: stages across {of_stages[place]:.0f},", end=" ")
-#     print(f"{ways[0]} {four_gpus:.0f}, {ways[1]} {in_nodes:.0f}")
+#     print(f"transformer, {name}: across {of_stages[place]:.0f} tokens/s,", end=" ")
+#     print(f"FSDP {four_gpus:.0f} over four GPUs, {in_nodes:.0f} inside nodes")
 
 # %% [markdown]
 # The same again: with 10 Gb/s Ethernet stages across are faster, with HDR200 FSDP is.
@@ -615,7 +615,7 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # in_one_node = [(layouts[0], ends[0])]
 # (((alone, _),),) = launch.call(overlapped_steps, 1, in_one_node, Halves, **more)
 # slow, its_peak = hidden_by_count[16][0]
-# print(f"1F1B across, {ends[0]}, 16 micro-batches: {slow:.0f} images/s simulated,", end=" ")
+# print(f"1F1B across, 16 micro-batches, {ends[0]}: {slow:.0f} images/s,", end=" ")
 # print(f"one node {alone:.0f}, peak {its_peak:.1f} GiB")
 # title = f"1F1B across has at most {most[0]:.2f} of the speed of FSDP inside nodes with "
 # title += f"{ends[0]},\nand {most[1]:.2f} with {ends[1]}"
