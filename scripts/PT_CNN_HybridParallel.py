@@ -51,7 +51,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson, plots, vgpu
 #
 # lesson.setup("06-hybrid-parallel", ranks=True)
-# from experiments import IMAGES, LARGE, TRANSFORMER, joined, layout_steps, one_process
+# from experiments import IMAGES, LARGE, TRANSFORMER
+# from experiments import joined, layout_steps, one_process, overlapped_steps
 
 # %% [markdown]
 # ## Step 1 · Does the model fit?
@@ -125,12 +126,18 @@ class Halves(CNN):
 # %% tags=["active-ipynb"]
 # whole = one_process(None, memory="40GiB")
 # pipeline = one_process(Halves)
-# bars = {"whole model": whole.held[0]}
-# bars |= {f"stage {i}": held for i, held in enumerate(pipeline.held, 1)}
-# most = max(sum(held.values()) for held in pipeline.held)
-# total = sum(whole.held[0].values())
-# title = f"A stage keeps at most {most:.1f} GiB, the whole model {total:.1f}"
-# display(plots.stacked_bars(bars, "GiB after backward, metered on virtual GPUs", title))
+# bars = {}
+# for name, step in (("whole model", whole), ("stage", pipeline)):
+#     for number, (held, peak) in enumerate(zip(step.held, step.peak), 1):
+#         rest = peak - sum(held.values())
+#         key = name if step is whole else f"{name} {number}"
+#         bars[key] = held | {"activations and other": rest}
+# title = f"A stage needs at most {max(pipeline.peak):.1f} GiB, the whole model "
+# title += f"{whole.peak[0]:.1f}; a V100 has 16 (the line)"
+# label = "peak, GiB, metered on virtual GPUs"
+# figure = plots.stacked_bars(bars, label, title, totals=True, digits=1)
+# figure.axes[0].axvline(16, color="black")
+# display(figure)
 # one_node = pipeline.images / pipeline.seconds
 # peaks = " and ".join(f"{peak:.1f}" for peak in pipeline.peak)
 # print(f"two stages on one node: {one_node:.0f} images/s simulated, peak {peaks} GiB")
@@ -239,8 +246,9 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # The four GPUs can hold two replicas of two stages in two ways: each replica on one node
 # (*stages inside*), or each on both nodes (*stages across*). NVLink joins the GPUs of a node.
 # A step has 8,192 images: 4,096 for each replica, as in step 2. An image has 90,000
-# activations where the model is cut. Predict how fast, in images/s, with 10 Gb/s Ethernet
-# between the nodes:
+# activations where the model is cut. The pipeline is [GPipe](../lessons/README.md#gpipe) with
+# blocking copies: all micro-batches go forward, then all backward, and a plain `.to()` stops
+# both GPUs. Predict how fast, in images/s, with 10 Gb/s Ethernet between the nodes:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_inside = 10  # stages inside: times as fast as stages across
@@ -293,12 +301,13 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 
 # %% [markdown]
 # The network carries bytes in both directions at once. The all-reduce uses that: each node
-# sends while it receives. Activations go from node 0 to node 1 in forward, and their gradients
-# come back in backward, never at the same time. How long do the messages take?
+# sends while it receives. In GPipe all activations go from node 0 to node 1 before their
+# gradients come back. How long do the messages take?
 
 # %% tags=["active-ipynb"]
 # network = vgpu.NETWORKS["Ethernet10"]
-# # Stages inside: each GPU sends half of its gradients, then half of their sums.
+# # Stages inside: each GPU sends half of its gradients, then half of their sums. Both GPUs
+# # of a node share its adapter.
 # gradients = 4 * weights
 # gradient_seconds = gradients / network.bandwidth
 # print(f"gradients   {gradients / 1e9:.1f} GB from each node, both nodes at once:", end=" ")
@@ -310,9 +319,8 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # print(f"{2 * one_way / network.bandwidth:.1f} s with {network.name}")
 
 # %% [markdown]
-# Compute these times before you choose a layout. With 8,192 images the gradients take less
-# time. With fewer images there are fewer activations, but as many gradients. The next cell
-# simulates both layouts with 4,096 images:
+# With 8,192 images the gradients take less time. With fewer images there are fewer
+# activations, but as many gradients. The next cell simulates both layouts with 4,096 images:
 
 # %% tags=["active-ipynb"]
 # half = IMAGES // 2
@@ -326,7 +334,34 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 #     print(f"activations {seconds:.1f} s: {faster} is {times:.1f} times as fast")
 
 # %% [markdown]
-# The layout whose messages take less time wins.
+# In these cases nothing hides the messages, and the layout whose messages take less time wins.
+#
+# **Hide the messages.** In [1F1B](../lessons/README.md#1f1b) (lesson 03) activations go
+# forward while gradients come back. And a transfer on a [stream](../lessons/README.md#stream)
+# of its own does not stop the GPUs. `Overlapped` in experiments.py does both: stage 1 computes
+# 3 micro-batches before it waits for the first gradient. The all-reduce begins after backward.
+
+# %% tags=["active-ipynb"]
+# cases = [(layout, name) for name in networks for layout in layouts]
+# found, _ = launch.call(overlapped_steps, 2, cases, Halves, ahead=3)
+# # One replica on one node, with one process.
+# (((alone, _),),) = launch.call(overlapped_steps, 1, cases[:1], Halves, ahead=3, images=half)
+# hidden_speeds = {layout: [] for layout in layouts}
+# for (layout, _), (speed, _) in zip(cases, found):
+#     hidden_speeds[layout].append(speed)
+#
+# hidden_inside, hidden_across = hidden_speeds.values()
+# print("1F1B, Ethernet10, images/s simulated:", end=" ")
+# print(f"inside {hidden_inside[0]:.0f}, across {hidden_across[0]:.0f},", end=" ")
+# print(f"one node {alone:.0f}, peak {max(peak for _, peak in found):.1f} GiB")
+# for name, of_inside, of_across in zip(networks, hidden_inside, hidden_across):
+#     print(f"{name}: across is {of_across / of_inside:.2f} times as fast as inside")
+
+# %% [markdown]
+# The messages are as long as before, but now stages *across* are faster with 10 Gb/s:
+# activations and gradients cross at once, while the GPUs compute. The all-reduce of stages
+# inside still waits for the end of backward. With HDR200 the layouts differ by 3%: less than
+# the simulator's [error](../lessons/virtual.md). With 10 Gb/s one node is still faster.
 #
 # **A transformer** has fewer activations for its weights. Six transformer blocks with a hidden
 # size of 3,840 have 1.1 billion weights, too, but only 3,840 activations per token where they
@@ -343,8 +378,9 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # seconds = [size / network.bandwidth for size in seconds]
 # print("transformer: gradients {:.1f} s, activations {:.1f} s".format(*seconds))
 #
-# ethernet = [("transformer", layout, "Ethernet10") for layout in layouts]
-# steps, _ = launch.call(layout_steps, 2, ethernet, Halves)
+# cases = [("transformer", layout, "Ethernet10") for layout in layouts]
+# cases.append(("transformer", layouts[1], "HDR200"))
+# (*steps, fast_across), _ = launch.call(layout_steps, 2, cases, Halves)
 # alone = one_process(Halves, model="transformer")
 # of_blocks = [step.images / step.seconds for step in (*steps, alone)]
 # text = "tokens/s simulated: inside {:.0f}, across {:.0f}, one node {:.0f}"
@@ -354,7 +390,8 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 
 # %% [markdown]
 # So for a transformer stages belong *across* the nodes, and then the second node is worth it
-# also with 10 Gb/s Ethernet. For the CNN it is not. But a faster network changes that:
+# also with 10 Gb/s Ethernet. For the CNN it is not. But a faster network changes that
+# (GPipe again):
 
 # %% tags=["active-ipynb"]
 # # Gigabytes per second and node. With HDR200 each GPU has its own adapter.
@@ -398,11 +435,17 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # %% [markdown]
 # Stages divide the weights. A stage has the activations of its own layers only, but for twice
 # as many images, because there are half as many replicas. Here nearly all activations are in
-# the convolutions, so stage 1 needs more memory than a whole replica.
+# the convolutions, so stage 1 needs more memory than a whole replica. The activations at the
+# cut are held twice: on both GPUs.
 #
 # Stages also wait for each other. So take as few stages as the memory allows, and use replicas
-# for the other GPUs. Let the message that takes less time cross the slow network: gradients
-# (stages inside a node), or activations and their gradients (stages across).
+# for the other GPUs.
+#
+# Three other remedies for a slow network were not tried with this model. *Gradient
+# accumulation* sends the gradients of several batches once (`no_sync`, lesson 05). Gradients
+# in [16 bit](../lessons/11-precision/README.md) are half as long. *Activation
+# checkpointing* computes activations again in backward: with the memory that it saves a step
+# can have more images for the same gradients.
 #
 # ## Without stages: FSDP
 # Four replicas of the large model do not fit. With [FSDP](../lessons/README.md#fsdp) (fully
@@ -414,6 +457,11 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 #   layer's other shards. It deletes them after the layer, and gathers them again in backward.
 # - After a layer's backward, a [reduce-scatter](../lessons/README.md#reduce-scatter) averages
 #   the gradients, and leaves each GPU its own shard of the average.
+#
+# ```text
+# one layer    forward:  all-gather → compute → delete the other shards
+#              backward: all-gather → compute → reduce-scatter → delete the other shards
+# ```
 #
 # There are two ways. *Over four GPUs*, each keeps a quarter. *Inside nodes*, each node has a
 # replica, and each of its GPUs keeps a half; an all-reduce between the nodes averages the
@@ -492,54 +540,94 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 # With FSDP there are no stages, so there is no bubble. But the weights are sent, too. Over
 # four GPUs they cross the Ethernet: 8.0 s of messages, against 3.5 s for the gradients of
 # 2 × 2. Inside nodes the weights are sent by NVLink, and only the gradients cross the slow
-# network, as with 2 × 2. And with the other networks?
+# network, as with 2 × 2. And with the other networks, and against 1F1B?
 
 # %% tags=["active-ipynb"]
-# curves = {f"2 × 2, {layouts[0]}": speeds[layouts[0]]} | sharded
+# curves = {"GPipe, stages inside": speeds[layouts[0]], "1F1B, stages across": hidden_across}
+# curves |= sharded
+# print(f"images/s simulated with {', '.join(networks)}")
+# for name, curve in curves.items():
+#     print(f"{name}: {', '.join(f'{speed:.0f}' for speed in curve)}")
 # curves = {name: [speed / one_node for speed in curve] for name, curve in curves.items()}
-# ratios = [new / old for new, old in zip(sharded[ways[1]], speeds[layouts[0]])]
-# title = f"FSDP inside nodes: {min(ratios):.1f} to {max(ratios):.1f} times as fast as 2 × 2"
-# print(f"{networks[-1]}, images/s simulated:", end=" ")
-# print(", ".join(f"{way} {sharded[way][-1]:.0f}" for way in ways))
+# ratios = [new / old for new, old in zip(sharded[ways[1]], hidden_across)]
+# title = f"Speed of FSDP inside nodes ÷ 1F1B: {ratios[0]:.1f} with {networks[0]}, "
+# title += f"{ratios[-1]:.1f} with {networks[-1]}"
 # label = "times as fast as one node\nwith two stages, simulated"
 # plots.lines(bandwidths, curves, "GB/s between the nodes, per node", label, title)
 
 # %% [markdown]
-# With HDR200, FSDP over four GPUs is the fastest.
+# FSDP inside nodes is faster than GPipe with all four networks. With 10 Gb/s Ethernet 1F1B
+# across the nodes is faster than FSDP. With HDR200 FSDP is faster, and FSDP over four GPUs is
+# no slower than inside nodes. The transformer, too, with FSDP:
+
+# %% tags=["active-ipynb"]
+# names = (networks[0], networks[-1])
+# cases = [("transformer", way, name) for name in names for way in ways]
+# steps, *_ = launch.call(layout_steps, 4, cases, Halves, shard=shard_weights)
+# of_fsdp = [step.images / step.seconds for step in steps]
+# of_stages = (of_blocks[1], fast_across.images / fast_across.seconds)
+# for place, name in enumerate(names):
+#     four_gpus, in_nodes = of_fsdp[2 * place : 2 * place + 2]
+#     print(f"transformer, {name}: across {of_stages[place]:.0f} tokens/s,", end=" ")
+#     print(f"FSDP {four_gpus:.0f} over four GPUs, {in_nodes:.0f} inside nodes")
+
+# %% [markdown]
+# The same again: with 10 Gb/s Ethernet stages across are faster, with HDR200 FSDP is.
 #
-# Is the comparison fair? 2 × 2 had 4 micro-batches. In a pipeline of two stages the bubble is
-# then 1/5 of the time of forward and backward (lesson 03). With more micro-batches it is
-# shorter. But each one reads all weights, and adds to all gradients. Which number is the
-# fastest? The V100s of this sweep have 32 GiB, because more than 4 do not fit into 16.
+# Is the comparison fair? The pipelines had 4 micro-batches. In a pipeline of two stages the
+# bubble is then 1/5 of the time of forward and backward (lesson 03). With more micro-batches
+# it is shorter. But each one reads all weights, and adds to all gradients. Which number is the
+# fastest? With GPipe the V100s of this sweep have 32 GiB, because more than 4 micro-batches do
+# not fit into 16.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_best = 16  # with 2, 4, 8 or 16 micro-batches 2 × 2 is the fastest?
+# guess_best = 16  # with 2, 4, 8 or 16 micro-batches GPipe is the fastest?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_best)
-# ends = {name: ("large", layouts[0], name) for name in (networks[0], networks[-1])}
+# ends = (networks[0], networks[-1])
+# gpipe_cases = [("large", layouts[0], name) for name in ends]
+# hidden_cases = [(layouts[1], name) for name in ends]
 # counts = (2, 4, 8, 16)
 # by_count = {}
+# hidden_by_count = {}
 # for count in counts:
 #     more = {"micro_batches": count, "memory": "32GiB"}
-#     by_count[count], _ = launch.call(layout_steps, 2, list(ends.values()), Halves, **more)
+#     by_count[count], _ = launch.call(layout_steps, 2, gpipe_cases, Halves, **more)
+#     more = {"micro_batches": count, "ahead": 3}
+#     hidden_by_count[count], _ = launch.call(
+#         overlapped_steps, 2, hidden_cases, Halves, **more
+#     )
 #
 # curves = {}
 # for place, name in enumerate(ends):
 #     fsdp = sharded[ways[1]][networks.index(name)]
 #     of_name = [by_count[count][place] for count in counts]
-#     curves[name] = [step.images / step.seconds / fsdp for step in of_name]
-# best = max(counts, key=lambda count: curves["HDR200"][counts.index(count)])
-# print(f"{best} micro-batches: peak {max(by_count[best][1].peak):.2f} GiB")
+#     curves[f"GPipe inside, {name}"] = [step.images / step.seconds / fsdp for step in of_name]
+#     of_name = [hidden_by_count[count][place][0] for count in counts]
+#     curves[f"1F1B across, {name}"] = [speed / fsdp for speed in of_name]
+# fastest = curves["GPipe inside, HDR200"]
+# best = counts[fastest.index(max(fastest))]
+# print(f"GPipe, {best} micro-batches: peak {max(by_count[best][1].peak):.2f} GiB")
 # lesson.compare("micro-batches, fastest with HDR200", guess_best, best, digits=0)
-# most = max(max(curve) for curve in curves.values())
-# title = f"2 × 2 has at most {most:.2f} of the speed of FSDP inside nodes"
+# most = [max(curves[f"1F1B across, {name}"]) for name in ends]
+# more = {"micro_batches": 16, "ahead": 3, "images": half}
+# in_one_node = [(layouts[0], ends[0])]
+# (((alone, _),),) = launch.call(overlapped_steps, 1, in_one_node, Halves, **more)
+# slow, its_peak = hidden_by_count[16][0]
+# print(f"1F1B across, 16 micro-batches, {ends[0]}: {slow:.0f} images/s,", end=" ")
+# print(f"one node {alone:.0f}, peak {its_peak:.1f} GiB")
+# title = f"1F1B across has at most {most[0]:.2f} of the speed of FSDP inside nodes with "
+# title += f"{ends[0]},\nand {most[1]:.2f} with {ends[1]}"
 # label = "speed ÷ FSDP inside nodes,\nsimulated"
 # plots.lines(counts, curves, "micro-batches of 2 × 2", label, title)
 
 # %% [markdown]
-# FSDP inside nodes is faster than 2 × 2 with each of these numbers. It needs 14.3 of the 16
-# GiB. Over four GPUs the peak is 10.8 GiB, which leaves room for a larger model.
+# FSDP inside nodes is faster than GPipe with each of these numbers, on both networks. With 10
+# Gb/s Ethernet and 4 micro-batches or more, 1F1B across the nodes is faster than FSDP, but two
+# nodes are no faster than one. With HDR200 no pipeline that we tried is faster than FSDP. 1F1B
+# needs less memory than GPipe: 16 micro-batches fit. FSDP inside nodes needs 14.3 of the 16
+# GiB, over four GPUs 10.8, which leaves room for a larger model.
 #
 # ## Step 6 · Train and evaluate
 # This is as in lesson 05. Only the lines with `halves.first` and `halves.second` are new:
@@ -681,12 +769,15 @@ if __name__ == "__main__":
 # FSDP. Compute two things before you choose: the memory of a GPU, and the time of the messages
 # that cross the slow network.
 #
-# - The CNN has many activations where it is cut. With 8,192 images its stages belong inside a
-#   node, FSDP inside nodes is faster still, and with 10 Gb/s Ethernet the second node is not
-#   worth it.
-# - The transformer has few. Its stages belong across the nodes, and two nodes are faster than
-#   one also with 10 Gb/s Ethernet.
-# - For the CNN, with 200 Gb/s for each GPU, FSDP over all four GPUs is the fastest.
+# - The time of the messages decides between layouts only if nothing hides them. The CNN has
+#   many activations where it is cut: with GPipe, blocking copies, 8,192 images and 10 Gb/s
+#   Ethernet its stages belong inside a node. With 1F1B and transfers that overlap with
+#   computing they belong across the nodes, and with 4 micro-batches or more they are faster
+#   than FSDP. With 10 Gb/s none of these ways makes two nodes faster than one.
+# - The transformer has few activations there. With 10 Gb/s Ethernet its stages belong across
+#   the nodes, also with GPipe, and two nodes are faster than one.
+# - With 200 Gb/s for each GPU no pipeline that we tried is faster than FSDP over four GPUs,
+#   for both models.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("06 model and data parallel", "results/06"))

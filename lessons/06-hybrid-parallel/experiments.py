@@ -5,7 +5,8 @@ time.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -75,10 +76,10 @@ class TransformerHalves(nn.Module):
 
     def __init__(self, first: torch.device, second: torch.device, micro_batches: int):
         super().__init__()
-        count, hidden, heads = TRANSFORMER.values()
-        blocks = [Block(hidden, heads, causal=True) for _ in range(count)]
-        self.first = nn.Sequential(*blocks[: count // 2]).to(first)
-        self.last = nn.Sequential(*blocks[count // 2 :]).to(second)
+        blocks = _blocks()
+        half = len(blocks) // 2
+        self.first = nn.Sequential(*blocks[:half]).to(first)
+        self.last = nn.Sequential(*blocks[half:]).to(second)
         self.second = second
         self.micro_batches = micro_batches
 
@@ -87,6 +88,11 @@ class TransformerHalves(nn.Module):
         for micro_batch in sequences.chunk(self.micro_batches):
             outputs.append(self.last(self.first(micro_batch).to(self.second)))
         return torch.cat(outputs)
+
+
+def _blocks() -> list[Block]:
+    count, hidden, heads = TRANSFORMER.values()
+    return [Block(hidden, heads, causal=True) for _ in range(count)]
 
 
 def one_process(
@@ -126,22 +132,129 @@ def layout_steps(
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     steps = []
     for number, (model, layout, network) in enumerate(cases):
-        # Every rank sees all four GPUs and takes its own.
-        nodes = {"gpus_per_node": 2, "between_nodes": network}
-        with vgpu.running(4, gpu=gpu, memory=memory, compute=False, **nodes) as gpus:
-            dist.init_process_group(
-                "vgpu",
-                store=dist.PrefixStore(str(number), store),
-                rank=world.rank,
-                world_size=world.size,
-            )
-            own = [gpus[index] for index in LAYOUTS[layout](world.rank)]
-            torch.vgpu.set_device(own[0])  # the device that FSDP uses
+        own_store = dist.PrefixStore(str(number), store)
+        with _own_gpus(world, own_store, layout, network, gpu, memory) as own:
             sharding = partial(shard, way=layout) if layout.startswith("FSDP") else None
             counts = (world.size, images, micro_batches)
             steps.append(_third_step(model, halves, own, *counts, sharding))
-            dist.destroy_process_group()
     return steps
+
+
+class Overlapped:
+    """1F1B for a replica of two stages. Transfers run beside computing, on their own streams.
+
+    `model` is an object of the lesson's class Halves with cut=3. Its first stage computes the
+    forward of `ahead` micro-batches before it waits for the first gradient.
+    """
+
+    def __init__(self, model: nn.Module, ahead: int):
+        self.model = model
+        self.ahead = ahead
+        # For each direction a stream on each of the two GPUs.
+        gpus = (model.first, model.second)
+        self.to_second = {gpu: torch.vgpu.Stream(gpu) for gpu in gpus}
+        self.to_first = {gpu: torch.vgpu.Stream(gpu) for gpu in gpus}
+
+    def backward(self, images: torch.Tensor, labels: torch.Tensor, ranks: int = 1) -> None:
+        """Add this rank's part of the gradients of the mean loss over all ranks' images."""
+        model = self.model
+        batches = images.chunk(model.micro_batches)
+        classes = labels.chunk(model.micro_batches)
+        outputs, activations = {}, {}
+
+        def forward(number: int) -> None:
+            x = torch.tanh(model.conv1(batches[number]))
+            x = torch.tanh(model.conv2(x)).flatten(1)
+            outputs[number] = torch.tanh(model.fc1(x))
+            sent = outputs[number].detach()
+            activations[number] = self._send(sent, model.second, self.to_second)
+
+        for number in range(min(self.ahead, len(batches))):
+            forward(number)
+        for number in range(len(batches)):
+            received = self._received(*activations.pop(number)).requires_grad_()
+            logits = model.fc2(received)
+            loss = F.cross_entropy(logits, classes[number], reduction="sum")
+            (loss / (len(images) * ranks)).backward()
+            gradient = self._send(received.grad, model.first, self.to_first)
+            outputs.pop(number).backward(self._received(*gradient))
+            if number + self.ahead < len(batches):
+                forward(number + self.ahead)
+
+    def _send(
+        self, tensor: torch.Tensor, to: torch.device, streams: dict
+    ) -> tuple[torch.Tensor, torch.Event]:
+        """Begin to copy `tensor`. Returns the copy and the event of its end."""
+        source = streams[tensor.device]
+        source.wait_stream(torch.vgpu.current_stream(tensor.device))
+        tensor.record_stream(source)
+        with torch.vgpu.stream(source), torch.vgpu.stream(streams[to]):
+            copy = tensor.to(to, non_blocking=True)
+            return copy, streams[to].record_event()
+
+    def _received(self, copy: torch.Tensor, end: torch.Event) -> torch.Tensor:
+        """The copy. The GPU that computes with it waits for the end of the transfer."""
+        stream = torch.vgpu.current_stream(copy.device)
+        stream.wait_event(end)
+        copy.record_stream(stream)
+        return copy
+
+
+def overlapped_steps(
+    cases: list[tuple[str, str]],
+    halves: type,
+    ahead: int,
+    images: int = IMAGES,
+    micro_batches: int = MICRO_BATCHES,
+) -> list[tuple[float, float]]:
+    """In each rank, for each case (a layout of stages, a network): images/s, and the peak.
+
+    It is the large model's third step with Adam, as in `layout_steps`, but in the order 1F1B
+    of the class Overlapped. All-reduces begin after backward. The peak is the higher of the
+    two GPUs', in GiB.
+    """
+    world = launch.find_world()
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    found = []
+    for number, (layout, network) in enumerate(cases):
+        own_store = dist.PrefixStore(str(number), store)
+        with _own_gpus(world, own_store, layout, network) as own:
+            model, inputs, labels = _cnn(
+                "large", halves, own, images // world.size, micro_batches
+            )
+            order = Overlapped(model, ahead)
+            optimizer = torch.optim.Adam(model.parameters())
+            for _ in range(3):  # the first two warm up
+                began = vgpu.elapsed()
+                optimizer.zero_grad()
+                order.backward(inputs, labels, world.size)
+                for weight in model.parameters():
+                    dist.all_reduce(weight.grad)
+                optimizer.step()
+                for gpu in own:
+                    torch.vgpu.synchronize(gpu)
+            found.append((images / (vgpu.elapsed() - began), max(_peaks(own))))
+    return found
+
+
+@contextmanager
+def _own_gpus(
+    world: launch.World,
+    store: dist.Store,
+    layout: str,
+    network: str,
+    gpu: str = "V100-16GB",
+    memory: str | None = None,
+) -> Iterator[list[torch.device]]:
+    """The GPUs of this rank in `layout`, on two nodes, with a process group of all ranks."""
+    # Every rank sees all four GPUs and takes its own.
+    nodes = {"gpus_per_node": 2, "between_nodes": network}
+    with vgpu.running(4, gpu=gpu, memory=memory, compute=False, **nodes) as gpus:
+        dist.init_process_group("vgpu", store=store, rank=world.rank, world_size=world.size)
+        own = [gpus[index] for index in LAYOUTS[layout](world.rank)]
+        torch.vgpu.set_device(own[0])  # the device that FSDP uses
+        yield own
+        dist.destroy_process_group()
 
 
 def _third_step(
@@ -159,7 +272,11 @@ def _third_step(
         if name == "transformer":
             model, loss_of = _transformer(gpus, images // ranks, micro_batches)
         else:
-            model, loss_of = _cnn(name, halves, gpus, images // ranks, micro_batches)
+            model, inputs, labels = _cnn(name, halves, gpus, images // ranks, micro_batches)
+
+            def loss_of(wrapped: nn.Module) -> torch.Tensor:
+                return F.cross_entropy(wrapped(inputs), labels)
+
         if shard:
             shard(model)
         elif ranks > 1:
@@ -192,9 +309,13 @@ def _third_step(
 
 
 def _cnn(
-    name: str, halves: type | None, gpus: list[torch.device], images: int, micro_batches: int
-) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:
-    """The CNN `name` on `gpus`, and its loss as a function of the wrapped model."""
+    name: str,
+    halves: type | None,
+    gpus: list[torch.device],
+    images: int,
+    micro_batches: int = MICRO_BATCHES,
+) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """The CNN `name` on `gpus`, images on the first of them, and labels on the last."""
     with torch.device("meta"):
         if len(gpus) == 1:
             model = CNN(**MODELS[name]).to(gpus[0])
@@ -203,16 +324,19 @@ def _cnn(
             vgpu.number_micro_batches(model.conv1, model.fc2, micro_batches)
     inputs = torch.empty(images, 1, 28, 28, device=gpus[0])
     labels = torch.empty(images, dtype=torch.long, device=gpus[-1])
-    return model, lambda wrapped: F.cross_entropy(wrapped(inputs), labels)
+    return model, inputs, labels
 
 
 def _transformer(
     gpus: list[torch.device], tokens: int, micro_batches: int
 ) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:
-    """The same for the transformer, in two stages."""
+    """The transformer in two stages or on one GPU, and its loss as a function of the model."""
     with torch.device("meta"):
-        model = TransformerHalves(*gpus, micro_batches)
-    vgpu.number_micro_batches(model.first, model.last, micro_batches)
+        if len(gpus) == 1:
+            model = nn.Sequential(*_blocks()).to(gpus[0])
+        else:
+            model = TransformerHalves(*gpus, micro_batches)
+            vgpu.number_micro_batches(model.first, model.last, micro_batches)
     size = (tokens // TOKENS, TOKENS, TRANSFORMER["hidden"])
     inputs = torch.empty(size, device=gpus[0])
     return model, lambda wrapped: wrapped(inputs).square().mean()

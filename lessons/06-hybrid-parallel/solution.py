@@ -28,7 +28,8 @@ exercise = Exercise("06-hybrid-parallel")
 # ## 1. Predict: four nodes (2 points)
 # The lesson's large model has 1.1 billion weights; its larger stage has 564 million, with 4
 # bytes each. On two nodes with 10 Gb/s Ethernet (1.25 GB/s, one adapter per node), the
-# all-reduce of the larger stage's gradients ends last, after 3.6 s.
+# all-reduce of the larger stage's gradients ends last, after 3.6 s. (The lesson computes 3.5 s
+# for the gradients of both stages together, at the adapter's full speed.)
 #
 # Now there are four nodes with two GPUs each, and four replicas of two stages, a replica on
 # each node. How many seconds does the all-reduce take? Write your prediction before you run

@@ -137,6 +137,52 @@ def test_twins_have_the_serial_gradients():
     assert difference(own) > 1e-3
 
 
+@pytest.mark.parametrize("ahead", [1, 3, 4])
+def test_overlapped_1f1b_has_the_serial_gradients(experiments, ahead):
+    """Two ranks one after the other: the sum of their gradients is the serial gradient."""
+    torch.manual_seed(0)
+    serial = CNN()
+    images, labels = torch.randn(32, 1, 8, 8), torch.arange(32) % 10
+    F.cross_entropy(serial(images), labels).backward()
+    with vgpu.running(2) as gpus:
+        torch.manual_seed(0)
+        model = lesson.Halves(*gpus, 4, cut=3)
+        order = experiments.Overlapped(model, ahead)
+        for rows, classes in zip(images.chunk(2), labels.chunk(2), strict=True):
+            order.backward(rows.to(gpus[0]), classes.to(gpus[1]), ranks=2)
+        pairs = zip(gradients(model), gradients(serial), strict=True)
+        assert max((a - b).abs().max().item() for a, b in pairs) < 1e-7
+
+
+@pytest.mark.parametrize("overlapped", [True, False])
+def test_only_overlapped_transfers_run_beside_computing_and_each_other(
+    experiments, overlapped
+):
+    nodes = {"gpus_per_node": 1, "between_nodes": "Ethernet10"}
+    with vgpu.running(2, gpu="V100-16GB", compute=False, **nodes) as gpus:
+        with torch.device("meta"):
+            model = lesson.Halves(*gpus, 4, **experiments.LARGE, cut=3)
+        images = torch.empty(2_048, 1, 28, 28, device=gpus[0])
+        labels = torch.empty(2_048, dtype=torch.long, device=gpus[1])
+        began = vgpu.elapsed()
+        if overlapped:
+            experiments.Overlapped(model, ahead=3).backward(images, labels)
+        else:
+            F.cross_entropy(model(images), labels).backward()
+        events = vgpu.timeline(since=began).events
+
+    def some_overlap(first: list, second: list) -> bool:
+        return any(a.start < b.end and b.start < a.end for a in first for b in second)
+
+    large = [e for e in events if e.kind == "transfer" and e.end - e.start > 1e-2]
+    there, back = ([e for e in large if e.device == gpu] for gpu in (0, 1))
+    assert len(there) == len(back) == 4
+    assert some_overlap(there, back) == overlapped
+    for gpu, own in enumerate((there, back)):
+        computing = [e for e in events if e.device == gpu and e.kind == "compute"]
+        assert computing and some_overlap(own, computing) == overlapped
+
+
 def test_a_replica_of_the_large_model_fits_only_in_two_stages(experiments):
     whole = experiments.one_process(None)
     assert "vgpu out of memory" in whole.error and "16.00 GiB" in whole.error
@@ -160,7 +206,7 @@ def test_a_replica_of_the_large_model_fits_only_in_two_stages(experiments):
 STEPS = """
 import json, sys
 sys.path[:0] = sys.argv[1:]
-from experiments import joined, layout_steps, one_process
+from experiments import joined, layout_steps, one_process, overlapped_steps
 from PT_CNN_HybridParallel import Halves
 from multigpu import launch
 
@@ -176,7 +222,11 @@ if __name__ == "__main__":
     blocks = [("transformer", layout, "Ethernet10") for layout in layouts]
     blocks = [*launch.call(layout_steps, 2, blocks, Halves)[0]]
     blocks.append(one_process(Halves, model="transformer"))
+    nets = ("Ethernet10", "HDR200")
+    hidden = [(layout, net) for net in nets for layout in layouts]
+    hidden = launch.call(overlapped_steps, 2, hidden, Halves, ahead=3)[0]
     print(json.dumps({
+        "hidden": hidden,
         "transformer": [step.images / step.seconds for step in blocks],
         "speeds": [step.images / step.seconds for step in by_rank[0]],
         "half": [step.images / step.seconds for step in half[0]],
@@ -202,6 +252,13 @@ def test_the_network_decides_whether_a_second_node_and_which_layout_helps(tmp_pa
     half, half_across = found["half"]
     assert half_across > 1.3 * half
     assert fast > fast_across
+    # With 1F1B whose transfers overlap with computing, stages across are faster.
+    (hidden, _), (hidden_across, peak), (fast_hidden, _), (fast_hidden_across, _) = found[
+        "hidden"
+    ]
+    assert hidden_across > 1.3 * hidden and hidden_across > 1.3 * slow
+    assert hidden_across < found["one"] and 8 < peak < 13
+    assert 1 < fast_hidden_across / fast_hidden < 1.05
     # The second node helps with HDR200 only.
     assert slow < found["one"] < fast < 2 * found["one"]
     # A transformer has few activations where it is cut.
