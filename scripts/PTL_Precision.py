@@ -211,11 +211,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # A module has the methods that the Trainer calls (lesson 09). A step's loss is the mean over
 # the images of all ranks, as in lesson 05. In `dp` each replica calls `training_step` with its
 # shard of the batch, so the method returns a loss for each image, and `training_step_end` gets
-# those of all replicas, and adds them up. The folded cell after the module prints the table of
-# epochs, and gives the flags to the Trainer.
+# those of all replicas, and adds them up. Two folded cells follow: the module, and the table
+# of epochs with the Trainer's flags.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 class LitCNN(LightningModule):
     def __init__(
         self,
@@ -348,6 +348,41 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 
 # %% [markdown]
 # ## Loss scaling
+# ### The loop, in plain torch
+# The Trainer makes these calls for you. The loss is made small, × 1e-5, so that its gradients
+# need the scale. `enabled=False` switches the scaler off: the same loop then scales nothing.
+
+# %% tags=["active-ipynb"]
+# def gradients_of(scaled, steps=1, factor=1e-5):
+#     """The gradients of the last step of mixed precision, clipped to a norm of `factor`."""
+#     with vgpu.running(1) as (gpu,):
+#         torch.manual_seed(0)
+#         model = CNN().to(gpu)
+#         optimizer = torch.optim.SGD(model.parameters(), lr=0.05 / factor)
+#         images, labels = (part.to(gpu) for part in train[:64])
+#         scaler = torch.amp.GradScaler("vgpu", enabled=scaled)  # on a GPU: "cuda"
+#         for _ in range(steps):
+#             optimizer.zero_grad()
+#             with torch.autocast("vgpu", torch.float16):  # forward and loss, no more
+#                 loss = factor * F.cross_entropy(model(images), labels)
+#             scaler.scale(loss).backward()
+#             scaler.unscale_(optimizer)  # divides the gradients by the scale
+#             torch.nn.utils.clip_grad_norm_(model.parameters(), factor)  # so only after it
+#             scaler.step(optimizer)  # skips the step if a gradient is not finite
+#             scaler.update()
+#         return torch.cat([weight.grad.flatten().cpu() for weight in model.parameters()])
+#
+#
+# for scaled in (False, True):
+#     gradients = gradients_of(scaled)
+#     zeros = (gradients == 0).float().mean()
+#     largest = gradients.abs().max()
+#     print(f"GradScaler {scaled}: {zeros:.1%} are zero, the largest {largest:.1e}")
+
+# %% [markdown]
+# Clipping needs gradients without the scale: who clips before `unscale_` clips to a norm that
+# is too small by the scale.
+#
 # ### The scale adapts
 # After an overflow, `GradScaler` skips the step and halves the scale; after many good steps
 # (here 8, by default 2,000) it doubles it. We begin with a scale that is too large:
@@ -390,8 +425,8 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 
 # %% [markdown]
 # The loss of the last run is higher than 2.30, the loss of guessing. Its gradients are near
-# float16's smallest numbers: most are zero, the others have one or two digits, and the
-# learning rate makes their errors large.
+# float16's smallest numbers, as in the loop above: most are zero, the largest is wrong, and
+# the learning rate makes the errors large.
 #
 # ## All in 16 bit
 # What if the weights are in 16 bit, too? First one weight, which gets 1,000 small steps:
@@ -479,7 +514,8 @@ def trainer_of(args: argparse.Namespace, *callbacks: Callback, **more: object) -
 # (`benchmarks/vgpu_fidelity.json`): whether a real H100 loses is not known. With a large batch
 # the products decide, and fp16's peak is far above fp32's. The simulated H100 still gains less
 # than the A100: launches take more of its shorter step. (On both, 32-bit convolutions run in
-# TF32, and 32-bit matrix products do not.)
+# TF32, as in torch. 32-bit matrix products do so only after
+# `torch.set_float32_matmul_precision("high")`: not tried here.)
 #
 # ## Who supports what?
 # What does the Trainer say to `bf16` on a V100, and to `16` on a CPU?

@@ -84,6 +84,19 @@ def fit_by_torch(batches, factor, state, max_norm):
     return fit_float16(step, batches, factor, dict(state), max_norm)
 
 
+def fit_clipping_scaled(batches, factor, state, max_norm):
+    """fit_float16 with a mistake: the norm is clipped before the scale is divided out."""
+
+    def step(loss, net, optimizer, state, max_norm):
+        (loss * state["scale"]).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), max_norm)
+        for weight in net.parameters():
+            weight.grad /= state["scale"]
+        optimizer.step()
+
+    return fit_float16(step, batches, factor, dict(state), max_norm)
+
+
 def scale_after(overflows):
     """The scale of a GradScaler after steps that overflow (True) or not."""
     weight = nn.Parameter(torch.ones(()))
@@ -249,9 +262,11 @@ with exercise.check("scaled_step", "clipping", points=1) as student:
     state = {"scale": 1024.0, "patience": 100, "good": 0}
     weights, _ = student.call("fit_scaled", batches, 1.0, dict(state), 0.1)
     expected, _ = fit_by_torch(batches, 1.0, state, 0.1)
-    student.close_to(
-        weights, expected, "with gradients clipped to 0.1, the weights are right", rtol=1e-4
-    )
+    wrong = difference(weights, expected, rtol=1e-4, atol=1e-6)
+    mistaken, _ = fit_clipping_scaled(batches, 1.0, state, 0.1)
+    if wrong and not difference(weights, mistaken, rtol=1e-4, atol=1e-6):
+        wrong = "your weights come from clipping the gradients while they have the scale"
+    student.expect(not wrong, "with gradients clipped to 0.1, the weights are right", wrong)
 
 # %%
 with exercise.check("scaled_step", "outliers", points=2, hidden=True) as student:

@@ -13,6 +13,7 @@
 # %% jupyter={"source_hidden": true}
 # setup
 from multigpu.exercise import Exercise
+from multigpu.exercise.verdicts import difference
 from multigpu.scaling import laws
 from multigpu.scaling.compute import Compute, Gradient
 from multigpu.scaling.step import ddp_step
@@ -61,6 +62,32 @@ def run_of(student, ranks, batch, images_per_s):
     }
 
 
+def weak_scaling_hint(got, gpus, images, steps, warm_up, per_image, all_reduce):
+    """What a wrong rate of question 3 shows; "" if it shows no known mistake.
+
+    Looks for the mistakes of the clock first: they hide the others.
+    """
+    if not isinstance(got, int | float) or got <= 0:
+        return ""
+    if got > 10 * gpus / per_image:
+        return "the clock stops before the GPUs have ended their steps"
+    clocks = {
+        "": 0,
+        "the warm-up is in the mean": 0.5 * warm_up,
+        "the clock starts while the warm-up is still in the queue": None,
+    }
+    batches = {"": images, "a GPU's batch is smaller if there are more GPUs": images // gpus}
+    counts = {"": gpus * images, "your function returns those of one GPU": images}
+    for batch_text, batch in batches.items():
+        step = batch * per_image + all_reduce
+        for clock_text, more in clocks.items():
+            more = warm_up * (0.5 + step) if more is None else more
+            for count_text, count in counts.items():
+                if abs(got / (count / (step + more / steps)) - 1) < 0.005:
+                    return clock_text or batch_text or count_text
+    return ""
+
+
 def expect_weak_scaling(student, order, steps, warm_up, measured=1):
     """Verdicts about question 3, for numbers of GPUs in this order."""
     images = 8 * student.random.randint(8, 32)
@@ -69,12 +96,17 @@ def expect_weak_scaling(student, order, steps, warm_up, measured=1):
     one = per_image * images
     settings = [(n, per_image, lost[n] * one, warm_up) for n in order]
     got = student.call("weak_scaling_of", settings, images, steps)
-    student.close_to(
-        {n: rate for n, (rate, _) in got.items()},
-        {n: n * images / (one * (1 + lost[n])) for n in order},
-        "these are the images/s of all GPUs together",
-        rtol=0.01,
-    )
+    rates = {n: rate for n, (rate, _) in got.items()}
+    expected = {n: n * images / (one * (1 + lost[n])) for n in order}
+    wrong = difference(rates, expected, rtol=0.01)
+    if wrong:
+        for n, *numbers in settings:
+            times = (steps, warm_up, *numbers[:2])
+            hint = weak_scaling_hint(rates.get(n), n, images, *times)
+            if hint:
+                wrong = hint
+                break
+    student.expect(not wrong, "these are the images/s of all GPUs together", wrong)
     student.close_to(
         {n: efficiency for n, (_, efficiency) in got.items()},
         {n: 1 / (1 + lost[n]) for n in order},
@@ -302,7 +334,8 @@ with exercise.check("weak_scaling", "other clusters", points=3, hidden=True) as 
 #
 # `serial_share(speed_ups)` gets {GPUs: speed-up}, and returns the serial share s of Amdahl's
 # law. The law is 1/speed-up − 1/n = s (1 − 1/n): a line through the origin with the slope s.
-# Return its slope by least squares, Σxy / Σx². One of the numbers of GPUs can be 1.
+# Return its slope by least squares, Σxy / Σx². One of the numbers of GPUs can be 1. (In this
+# fit few GPUs weigh most: an error of 1% in a speed-up moves 1/speed-up by 0.01/speed-up.)
 #
 # `ask_for(share, hours, queue, lowest)` returns the number of GPUs with which the result comes
 # first. The training takes `hours` on one GPU, `share` of it serial; `queue` is {GPUs: hours

@@ -246,6 +246,9 @@ def test_the_page_shows_no_answer_before_its_results():
     before, results = page.split("Read this after the notebook")
     assert "memory.png" not in before and "memory.png" in results
     assert "bits.png" in before
+    # The symptoms whose cause the notebook asks for.
+    for symptom in ("the loss stands still", "the same loss after each update"):
+        assert symptom not in before and symptom in results
 
 
 def test_the_title_of_the_speeds_is_computed_from_them():

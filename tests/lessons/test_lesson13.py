@@ -87,6 +87,14 @@ def test_a_batch_larger_than_the_data_counts_the_images_that_there_are(tmp_path,
     assert found["epochs"][1]["images_per_s"] == pytest.approx(found["images_per_s"])
 
 
+def test_the_page_shows_no_answer_before_its_results():
+    page = (PAGE / "README.md").read_text()
+    before, results = page.split("Read this and the guide after the notebook")
+    figure = "<!--= PT_CNN_Scaling.ipynb"
+    assert figure not in before and figure in results
+    assert "## The guide" in results
+
+
 # ---- points of a sweep ----------------------------------------------------------------------
 
 
