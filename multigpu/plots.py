@@ -277,17 +277,23 @@ def shards(
     title: str,
     rows: list[str] | None = None,
     images_per_step: int = 1,
+    devices: Sequence[int] = (),
 ) -> "Figure":
     """Draw which rank reads which image; epochs[epoch][rank] is a list of image numbers.
 
     One row per epoch, one cell per image. `rows` names the rows if they are not epochs;
-    `images_per_step` is the number of images that a rank reads in a step.
+    `images_per_step` is the number of images that a rank reads in a step. With `devices`, the
+    number of devices of a rank in each row, the small number is the device, not the step: the
+    devices get consecutive parts of the rank's images, as in DataParallel.
     """
     fig = figure(8, 0.9 + 0.7 * len(epochs))
     axes = fig.add_subplot()
     for row, ranks in enumerate(epochs):
         for rank, images in enumerate(ranks):
-            for step, image in enumerate(images):
+            for place, image in enumerate(images):
+                small = place // images_per_step + 1
+                if devices:
+                    small = place * devices[row] // len(images)
                 axes.barh(
                     row,
                     1,
@@ -311,7 +317,7 @@ def shards(
                 axes.text(
                     image + 0.9,
                     row + 0.36,
-                    f"{step // images_per_step + 1}",
+                    f"{small}",
                     ha="right",
                     va="bottom",
                     color=text,
@@ -320,7 +326,8 @@ def shards(
     total = 1 + max(image for ranks in epochs for images in ranks for image in images)
     axes.set(
         xlim=(0, total),
-        xlabel="image (large: the rank or replica that reads it; small: in which step)",
+        xlabel="image (large: the rank or replica that reads it; small: "
+        + ("on which of its devices)" if devices else "in which step)"),
         title=title,
     )
     axes.set_yticks(range(len(epochs)), rows or [f"epoch {i}" for i in range(len(epochs))])

@@ -117,7 +117,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     shards.append([list(range(rank, 24, ranks)) for rank in range(ranks)])
 # rows_each = [24 // ranks for ranks in ranks_of.values()]
 # title = f"Compared with its own colour: {rows_each[0]} rows in ddp, {rows_each[1]} in ddp2"
-# plots.shards(shards, title, list(ranks_of), 24)
+# plots.shards(shards, title, list(ranks_of), devices=[1, 2])
 
 
 # %%
@@ -368,7 +368,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Lightning's Horovod strategy multiplies the learning rate by the number of ranks, and so does
-# this one. With the learning rate divided by the number of ranks, it equals ddp.
+# this one. With the learning rate divided by the number of ranks, it equals ddp: `Digits` of
+# the first notebook does so.
 #
 # ## All together
 # Three epochs of ddp2 on two nodes, which this machine simulates, and the proof, in about 20

@@ -41,7 +41,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Predict first
-# Write your answers, then run the cell. The cells below compare them with what happens.
+# Write your answers, then run the cell. The cells below compare them with what happens. (If a
+# strategy changes the learning rate, the model of this notebook undoes that.)
 
 # %% tags=["active-ipynb", "guess"]
 # guess_two = 153_128  # bytes that a rank sends to average the gradients of 2 ranks
@@ -191,8 +192,8 @@ if __name__ == "__main__":
 # means of its two buckets into the gradients. The percentages on the right add up to 100:
 # "collective" is only the part of the green bar in which the GPU computes nothing.
 #
-# Horovod's learning rate is a trap: Lightning's strategy multiplies it by the number of ranks.
-# So `Digits` divides it by this number first, and `horovod` is exact in the table.
+# One of the seven changes the learning rate, and `Digits` undoes that. The fourth notebook
+# trains with it without this correction.
 #
 # ## The line for the table of routes
 # The next cell trains ten epochs with ddp, in some seconds, for the
@@ -209,7 +210,7 @@ if __name__ == "__main__":
 # |---|---|
 # | GPUs with fast links, or no reason for another | `ddp` |
 # | a notebook | `ddp_spawn` |
-# | a model too large for a GPU | `pipeline` |
+# | a model too large for a GPU | FSDP (lessons 06 and 13); stages: `pipeline` (lesson 03) |
 # | code that is written for it | `dp`, `horovod` |
 # | a loss over a node's whole batch | `ddp2`: the fourth notebook |
 #

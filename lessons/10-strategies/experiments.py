@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,8 @@ PARTS = {
 }
 PAUSE, FORWARD, BACKWARD, UPDATE = PARTS
 
+COMPUTE = 0.05  # seconds of a step's computing, so that async can average during the epoch
+
 
 # ---- sitting 3: one slow rank ---------------------------------------------------------------
 
@@ -40,8 +42,10 @@ class Timed(L.LightningModule):
     """A CNN on random images, which records when the parts of each step begin and end.
 
     `steps` has for each step a list of (part, start, end), in seconds of the machine's clock,
-    which is the same for all ranks. In each step one rank pauses for `pause` seconds: the last
-    one, or, with `in_turn`, each one in turn.
+    which is the same for all ranks. Each step of each rank sleeps for `COMPUTE` seconds, as if
+    a GPU computed. In each step one rank also pauses for `pause` seconds: the last one, or,
+    with `in_turn`, each one in turn. `rounds` has the number of async's averaging rounds after
+    each step.
     """
 
     def __init__(self, pause: float, in_turn: bool):
@@ -51,6 +55,7 @@ class Timed(L.LightningModule):
         self.pause = pause
         self.in_turn = in_turn
         self.steps: list[list[tuple[str, float, float]]] = []
+        self.rounds: list[int] = []
 
     def _record(self, part: str) -> None:
         now = time.perf_counter()
@@ -66,6 +71,7 @@ class Timed(L.LightningModule):
         if self.trainer.global_rank == (batch_idx % ranks if self.in_turn else ranks - 1):
             time.sleep(self.pause)
             self._record(PAUSE)
+        time.sleep(COMPUTE)
         return F.cross_entropy(self.cnn(batch[0]), batch[1])
 
     def on_before_backward(self, loss: torch.Tensor) -> None:
@@ -76,12 +82,16 @@ class Timed(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._record(UPDATE)
+        algorithm = getattr(self.trainer.strategy, "algorithm", None)
+        self.rounds.append(getattr(algorithm, "averaging_rounds", 0))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.05)
 
 
-def _with_slow_rank(names: Sequence[str], steps: int, pause: float) -> list[dict[str, list]]:
+def _with_slow_rank(
+    names: Sequence[str], steps: int, pause: float
+) -> tuple[dict[str, list], dict[str, list], dict[str, list[int]]]:
     torch.set_num_threads(1)
     ranks = launch.find_world().size
     rows = steps * ranks * 16
@@ -89,7 +99,7 @@ def _with_slow_rank(names: Sequence[str], steps: int, pause: float) -> list[dict
     labels = torch.randint(0, 10, (rows,))
     loader = DataLoader(TensorDataset(images, labels), 16)
 
-    def recorded(name: str, in_turn: bool) -> list:
+    def recorded(name: str, in_turn: bool) -> Timed:
         asynchronous = name == "bagua:async"
         trainer = L.Trainer(
             accelerator="cpu",
@@ -105,9 +115,15 @@ def _with_slow_rank(names: Sequence[str], steps: int, pause: float) -> list[dict
         )
         module = Timed(pause, in_turn)
         trainer.fit(module, loader)
-        return module.steps
+        return module
 
-    return [{name: recorded(name, in_turn) for name in names} for in_turn in (False, True)]
+    always_last = {name: recorded(name, False) for name in names}
+    in_turn = {name: recorded(name, True) for name in names}
+    return (
+        {name: module.steps for name, module in always_last.items()},
+        {name: module.steps for name, module in in_turn.items()},
+        {name: module.rounds for name, module in always_last.items()},
+    )
 
 
 # For each strategy, rank and step a list of (part, start, end).
@@ -115,17 +131,19 @@ Runs = dict[str, list[list[list[tuple[str, float, float]]]]]
 
 
 def slow_rank(
-    names: Sequence[str], steps: int = 12, pause: float = 0.1, ranks: int = 2
-) -> tuple[Runs, Runs]:
+    names: Sequence[str], steps: int = 24, pause: float = 0.1, ranks: int = 2
+) -> tuple[Runs, Runs, dict[str, list[int]]]:
     """Each rank's steps with each strategy, if in each step one rank pauses.
 
     In the first result the last rank pauses in each step; in the second the ranks pause in
     turn. result[name][rank][step] is a list of (part, start, end) in seconds since the
-    strategy's first step. The ranks are started once, for all strategies.
+    strategy's first step. The third has, for the first one's strategies, the averaging rounds
+    that rank 0 had made after each of its steps. The ranks are started once, for all
+    strategies.
     """
     by_rank = launch.call(_with_slow_rank, ranks, names, steps, pause)
-    always_last, in_turn = zip(*by_rank, strict=True)
-    return _from_first_step(always_last), _from_first_step(in_turn)
+    always_last, in_turn, rounds = zip(*by_rank, strict=True)
+    return _from_first_step(always_last), _from_first_step(in_turn), rounds[0]
 
 
 def _from_first_step(by_rank: Sequence[dict[str, list]]) -> Runs:
@@ -262,44 +280,60 @@ def loop_seconds(name: str, steps: int, pause: float, in_turn: bool = False) -> 
 # ---- sitting 2: what makes qadam differ from Adam -------------------------------------------
 
 
+class Outcome(NamedTuple):
+    """A run in one process: its results, and how far its weights are from Adam's."""
+
+    loss: float  # of the training images, after the last epoch
+    accuracy: float  # of the test images
+    largest: float  # the largest absolute difference in any weight
+    median: float
+
+
 def qadam_in_one_process(
     warmups: Sequence[int] = (10, 100), epochs: int = 10, lr: float = 0.001, seed: int = 0
-) -> dict[int, float]:
-    """How far QAdam in one process, which sends nothing, is from Adam, for each warm-up.
+) -> dict[str, Outcome]:
+    """What Adam learns in one process, and QAdam, which sends nothing there, by warm-up.
 
-    It is the largest absolute difference in any weight after `epochs` epochs of the digits, 64
-    images per step.
+    Each trains `epochs` epochs of the digits, with 64 images per step.
     """
     # The model is so small that several threads only wait for each other.
     torch.set_num_threads(1)
     train, test = data.load(data.fetch(None))
     settings = Namespace(epochs=epochs, batch_size=64, lr=lr, seed=seed)
 
-    def trained(make: Any) -> torch.Tensor:
+    def trained(make: Any) -> CNN:
         torch.manual_seed(seed)
         model = CNN(tuple(train[0][0].shape), data.num_classes(train, test), 64)
         optimizer = make(model.parameters())
-        return flat_weights(
-            proof.train_serially(model, train, **vars(settings), optimizer=optimizer)
+        return proof.train_serially(model, train, **vars(settings), optimizer=optimizer)
+
+    models = {"Adam": trained(lambda weights: torch.optim.Adam(weights, lr))}
+    for warmup in warmups:
+        models[f"QAdam, warm-up {warmup}"] = trained(
+            lambda weights, steps=warmup: QAdamOptimizer(weights, lr, steps)
         )
 
-    adam = trained(lambda weights: torch.optim.Adam(weights, lr))
-    return {
-        warmup: (trained(lambda weights, w=warmup: QAdamOptimizer(weights, lr, w)) - adam)
-        .abs()
-        .max()
-        .item()
-        for warmup in warmups
-    }
+    adam = flat_weights(models["Adam"])
+    outcomes = {}
+    for name, model in models.items():
+        away = (flat_weights(model) - adam).abs()
+        with torch.no_grad():
+            loss = F.cross_entropy(model(train.tensors[0]), train.tensors[1])
+            right = model(test.tensors[0]).argmax(1) == test.tensors[1]
+        outcomes[name] = Outcome(
+            loss.item(), right.float().mean().item(), away.max().item(), away.median().item()
+        )
+    return outcomes
 
 
 def main() -> None:
-    runs, _ = slow_rank(["ddp", "bagua:async"])
+    runs, _, rounds = slow_rank(["ddp", "bagua:async"])
     path = Path(__file__).with_name("one-slow-rank.png")
     print(plots.save(slow_rank_picture(runs), path).name)
     for name, run in runs.items():
         fast, slow = (1e3 * step_seconds(steps) for steps in run)
         print(f"{name}: {fast:.1f} ms per step on rank 0, {slow:.1f} ms on rank 1")
+    print(f"averaging rounds of async by rank 0's steps: {rounds['bagua:async']}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The first one is a schematic of `ring` in PTL_Strategies.py. The others are simu
 step on two ranks, at one time scale.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -64,6 +64,28 @@ def one_step(name: str, link: Link = ETHERNET) -> vgpu.Timeline:
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()
     return vgpu.timeline(since=began)
+
+
+def _step_seconds(names: Sequence[str], gbits: Sequence[float]) -> dict[str, list[float]]:
+    seconds = {name: [] for name in names}
+    for name in names:
+        for gbit in gbits:
+            link = Link(f"{gbit} Gbit/s", gbit * 1e9 / 8, ETHERNET.latency)
+            timeline = one_step(name, link)
+            seconds[name].append(timeline.end - timeline.start)
+            dist.barrier()
+            dist.destroy_process_group()
+            vgpu.stop()
+    return seconds
+
+
+def print_steps(names: Sequence[str], gbits: Sequence[float] = (10, 25, 50, 100)) -> None:
+    """Print the simulated ms of the same step on two ranks, by the link between them."""
+    by_rank = launch.call(_step_seconds, 2, names, gbits)
+    print("Gbit/s:".ljust(34), *(f"{gbit:5}" for gbit in gbits))
+    for name in names:
+        of_ranks = zip(*(seconds[name] for seconds in by_rank), strict=True)
+        print(f"{name:34}", *(f"{1e3 * max(step):5.2f}" for step in of_ranks), "ms")
 
 
 def draw_ring(n: int = 3) -> None:

@@ -191,6 +191,11 @@ def test_an_image_that_two_rows_share_is_inside_the_picture():
     assert plots.shards([[[0, 2], [1, 0]]], "title").axes[0].get_xlim() == (0, 3)
 
 
+def test_shards_can_show_the_devices_of_a_rank():
+    axes = plots.shards([[[0, 2, 4, 6], [1, 3, 5, 7]]], "title", devices=[2]).axes[0]
+    assert [text.get_text() for text in axes.texts[1:8:2]] == ["0", "0", "1", "1"]
+
+
 def test_a_dashed_curve_leaves_the_one_below_visible():
     figure = plots.lines(
         [1, 2], {"below": [1.0, 2.0], "above": [1.0, 2.0]}, "x", "y", "title", dashed="above"
