@@ -37,11 +37,17 @@ def no_process_group():
     """Destroy the default process group if there is one, so that the test can start its own.
 
     An earlier test can have started one: the Trainer keeps its group until the process ends.
+    The test's own group is destroyed, too: a later test would communicate through it.
     """
     import torch.distributed as dist
 
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    def destroy() -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    destroy()
+    yield
+    destroy()
 
 
 @pytest.fixture(scope="session")
