@@ -28,8 +28,8 @@ SHORTEST_BAND = 0.004
 LONGEST_GAP = 0.05
 # The width of a character of the contents' texts, as a fraction of the axis.
 CHARACTER = 0.0085
-# A text is written again below a later transfer if the last one that carries the same is this
-# far away, as a fraction of the axis: a row of equal transfers has one text.
+# Equal transfers one after the other have one text. The text is written again if the distance
+# from one to the next is at least this fraction of the axis.
 REPEAT = 0.15
 COLLECTIVES = {
     "allreduce": "all-reduce",
@@ -233,8 +233,9 @@ def _draw_bands(
 def _joined(labels: list[tuple[float, str]], width: float) -> list[tuple[float, str]]:
     """The labels (left edge, text) that fit on an axis of `width`.
 
-    Labels that would cover each other are joined. A label is left out if the same text is in
-    the one that it would cover, or begins less than REPEAT of the axis before it.
+    Labels that would cover each other are joined, and equal texts in them are written once. A
+    label is left out if the label before it with the same text is nearer than REPEAT of the
+    axis.
     """
     joined: list[tuple[float, list[str]]] = []
     last: dict[str, float] = {}
