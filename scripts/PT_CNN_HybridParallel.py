@@ -3,6 +3,9 @@
 # **The question.** My model has 1.1 billion weights, and my GPUs have 16 GiB each. I have two
 # nodes with two GPUs each. How do all four GPUs train this one model, and is it worth it?
 #
+# Steps 1 to 5 make the program and prove that it learns what one process learns. Steps 6 to 9
+# ask when it is fast.
+#
 # Lesson 03 divided a model into [stages](../lessons/README.md#stage). Lesson 05 trained one
 # [replica](../lessons/README.md#replica) per [rank](../lessons/README.md#rank) with
 # [DDP](../lessons/README.md#ddp). Without GPUs, this lesson runs on
@@ -57,9 +60,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ## Step 1 · Does the model fit?
 # The model is the course's CNN with 90,000 hidden units and 6,000 classes. Nearly all weights
-# are in two layers, so you can compute its memory and its messages on paper; step 5 has a
-# transformer, too. (The tensors have shapes but no numbers: that is enough for memory and
-# simulated time.) The GPUs are V100s. Predict first: write your answer, then run the cell.
+# are in two layers, so you can compute its memory and its messages on paper. (The tensors have
+# shapes but no numbers: that is enough for memory and simulated time.) The GPUs are V100s.
+# Predict first: write your answer, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_memory = 4.4  # GiB that training needs for 1.1 billion weights in fp32 with Adam
@@ -81,10 +84,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # ## Step 2 · Two stages
 # As in lesson 03, but `forward` divides the batch into micro-batches, and joins their outputs:
-# the training loop passes whole batches, as it does for one GPU. For the large model we cut
-# after fc1 (`cut=3`), which halves the weights: fc1 has 564 million, fc2 has 540 million. A
-# step has 4,096 images, in 4 micro-batches. For comparison, the cell after the class also
-# trains the whole model, on a virtual GPU with 40 GiB.
+# the training loop passes whole batches, as it does for one GPU.
 
 
 # %%
@@ -123,6 +123,11 @@ class Halves(CNN):
         return torch.cat(outputs)
 
 
+# %% [markdown]
+# Does a stage fit into 16 GiB? The large model is cut after fc1 (`cut=3`), which halves the
+# weights: fc1 has 564 million, fc2 has 540 million. A step has 4,096 images, in 4
+# micro-batches. For comparison, the whole model trains on a virtual GPU with 40 GiB.
+
 # %% tags=["active-ipynb"]
 # whole = one_process(None, memory="40GiB")
 # pipeline = one_process(Halves)
@@ -145,10 +150,9 @@ class Halves(CNN):
 # print(f"at most {pipeline.update[0]:.1f} GiB in Adam's step")
 
 # %% [markdown]
-# Two stages fit. The peak is in backward, when three more things are in memory: activations,
-# their gradients, and the newest micro-batch's gradient of the weights. It is as large as the
-# weights, and stays until it is added to the sum. After backward these are gone, and Adam's
-# step needs less than the peak. The stages occupy one node. The second node is still idle.
+# Two stages fit. The peak is in backward: activations, their gradients, and the newest
+# micro-batch's gradient of the weights, which is as large as the weights, are in memory, too.
+# The stages occupy one node. The second node is still idle.
 #
 # ## Step 3 · Two replicas of two stages, by hand
 # The second node gets a second replica, and each replica gets half of the batch. After
@@ -195,7 +199,7 @@ def average_twins(replicas: list[Halves]) -> None:
 
 # %% [markdown]
 # The two replicas have the gradients of one model on the whole batch. (That needs chunks of
-# equal size: see step 6.)
+# equal size: see step 5.)
 #
 # ## Step 4 · With DDP
 # One rank per replica, and `DDP` is the same as in lesson 05: it takes a module that is on
@@ -242,394 +246,13 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 #     print(f"rank {rank}: all gradients equal to the serial ones: {difference < 1e-7}")
 
 # %% [markdown]
-# ## Step 5 · Which GPUs hold the stages of one replica?
-# The four GPUs can hold two replicas of two stages in two ways: each replica on one node
-# (*stages inside*), or each on both nodes (*stages across*). NVLink joins the GPUs of a node.
-# A step has 8,192 images: 4,096 for each replica, as in step 2. An image has 90,000
-# activations where the model is cut. The pipeline is [GPipe](../lessons/README.md#gpipe) with
-# blocking copies: all micro-batches go forward, then all backward, and a plain `.to()` stops
-# both GPUs. Predict how fast, in images/s, with 10 Gb/s Ethernet between the nodes:
-
-# %% tags=["active-ipynb", "guess"]
-# guess_inside = 10  # stages inside: times as fast as stages across
-# guess_two_nodes = 2  # stages inside, both nodes: times as fast as the one node of step 2
-
-# %% [markdown]
-# Two ranks simulate both layouts with four networks: Ethernet with 10 and 25
-# Gb/s; RoCE100, 100 Gb/s Ethernet that GPUs write to directly; HDR200, InfiniBand with 200
-# Gb/s for each GPU.
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_inside, guess_two_nodes)
-# layouts = ("stages inside nodes", "stages across nodes")
-# networks = ("Ethernet10", "Ethernet25", "RoCE100", "HDR200")
-# cases = [("large", layout, network) for network in networks for layout in layouts]
-# fits = ("small", "stages inside nodes", "HDR200")  # for the last part of this lesson
-# by_rank = launch.call(layout_steps, 2, [*cases, fits], Halves)
-#
-# speeds = {layout: [] for layout in layouts}
-# for (_, layout, network), step in zip(cases, by_rank[0]):
-#     speeds[layout].append(step.images / step.seconds)
-#
-# inside, across = (speeds[layout][0] for layout in layouts)
-# print(f"Ethernet10, images/s simulated: inside {inside:.0f}, across {across:.0f},", end=" ")
-# print(f"one node {one_node:.0f}")
-# what = "inside, times as fast as across"
-# lesson.compare(what, guess_inside, inside / across, unit="×", digits=1)
-# what = "both nodes, times as fast as one"
-# lesson.compare(what, guess_two_nodes, inside / one_node, unit="×")
-
-# %% [markdown]
-# Two nodes train *fewer* images/s than one. The timeline shows what the GPUs do meanwhile,
-# with stages inside. White in a lane is time in which the GPU only waits for the transfer or
-# all-reduce drawn below it.
-
-# %% tags=["active-ipynb"]
-# timeline = joined([steps[0] for steps in by_rank])
-# share = timeline.busy(0, "collective")
-# timeline.plot(title=f"Stages inside: the all-reduce takes {share:.0%} of the step")
-
-# %% [markdown]
-# A gradient is complete only when the last micro-batch has gone backward, so the all-reduce
-# hides behind almost nothing. With stages across, other messages cross the slow network:
-
-# %% tags=["active-ipynb"]
-# timeline_across = joined([steps[1] for steps in by_rank])
-# share = timeline_across.busy(0, "transfer")
-# title = f"Stages across: transfers take {share:.0%} of the step, first one way, then back"
-# timeline_across.plot(title=title)
-
-# %% [markdown]
-# The network carries bytes in both directions at once. The all-reduce uses that: each node
-# sends while it receives. In GPipe all activations go from node 0 to node 1 before their
-# gradients come back. How long do the messages take?
-
-# %% tags=["active-ipynb"]
-# network = vgpu.NETWORKS["Ethernet10"]
-# # Stages inside: each GPU sends half of its gradients, then half of their sums. Both GPUs
-# # of a node share its adapter.
-# gradients = 4 * weights
-# gradient_seconds = gradients / network.bandwidth
-# print(f"gradients   {gradients / 1e9:.1f} GB from each node, both nodes at once:", end=" ")
-# print(f"{gradient_seconds:.1f} s with {network.name}")
-# # Stages across: fc1's outputs for all images, and then the gradients of these outputs.
-# one_way = 4 * IMAGES * LARGE["hidden"]
-# size = f"{one_way / 1e9:.1f} GB"
-# print(f"activations {size} one way, then {size} back:", end=" ")
-# print(f"{2 * one_way / network.bandwidth:.1f} s with {network.name}")
-
-# %% [markdown]
-# With 8,192 images the gradients take less time. With fewer images there are fewer
-# activations, but as many gradients. The next cell simulates both layouts with 4,096 images:
-
-# %% tags=["active-ipynb"]
-# half = IMAGES // 2
-# ethernet = [("large", layout, "Ethernet10") for layout in layouts]
-# steps, _ = launch.call(layout_steps, 2, ethernet, Halves, images=half)
-# half_inside, half_across = (step.images / step.seconds for step in steps)
-# for count, ratio in ((IMAGES, inside / across), (half, half_inside / half_across)):
-#     seconds = 2 * 4 * count * LARGE["hidden"] / network.bandwidth
-#     faster, times = ("inside", ratio) if ratio > 1 else ("across", 1 / ratio)
-#     print(f"{count:,} images: gradients {gradient_seconds:.1f} s,", end=" ")
-#     print(f"activations {seconds:.1f} s: {faster} is {times:.1f} times as fast")
-
-# %% [markdown]
-# In these cases nothing hides the messages, and the layout whose messages take less time wins.
-#
-# **Hide the messages.** In [1F1B](../lessons/README.md#1f1b) (lesson 03) activations go
-# forward while gradients come back. And a transfer on a [stream](../lessons/README.md#stream)
-# of its own does not stop the GPUs. `Overlapped` in experiments.py does both: stage 1 computes
-# 3 micro-batches before it waits for the first gradient. The all-reduce begins after backward.
-
-# %% tags=["active-ipynb"]
-# cases = [(layout, name) for name in networks for layout in layouts]
-# found, _ = launch.call(overlapped_steps, 2, cases, Halves, ahead=3)
-# # One replica on one node, with one process.
-# (((alone, _),),) = launch.call(overlapped_steps, 1, cases[:1], Halves, ahead=3, images=half)
-# hidden_speeds = {layout: [] for layout in layouts}
-# for (layout, _), (speed, _) in zip(cases, found):
-#     hidden_speeds[layout].append(speed)
-#
-# hidden_inside, hidden_across = hidden_speeds.values()
-# print("1F1B, Ethernet10, images/s simulated:", end=" ")
-# print(f"inside {hidden_inside[0]:.0f}, across {hidden_across[0]:.0f},", end=" ")
-# print(f"one node {alone:.0f}, peak {max(peak for _, peak in found):.1f} GiB")
-# for name, of_inside, of_across in zip(networks, hidden_inside, hidden_across):
-#     print(f"{name}: across is {of_across / of_inside:.2f} times as fast as inside")
-
-# %% [markdown]
-# The messages are as long as before, but now stages *across* are faster with 10 Gb/s:
-# activations and gradients cross at once, while the GPUs compute. The all-reduce of stages
-# inside still waits for the end of backward. With HDR200 the layouts differ by 3%: less than
-# the simulator's [error](../lessons/virtual.md). With 10 Gb/s one node is still faster.
-#
-# **A transformer** has fewer activations for its weights. Six transformer blocks with a hidden
-# size of 3,840 have 1.1 billion weights, too, but only 3,840 activations per token where they
-# are cut in halves. A step has 8,192 tokens: 8 sequences of 1,024. Compute the time of the
-# messages with 10 Gb/s Ethernet, then predict:
-
-# %% tags=["active-ipynb", "guess"]
-# guess_blocks = 0.8  # the transformer, stages across: times as fast as stages inside
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_blocks)
-# blocks, hidden, _ = TRANSFORMER.values()
-# seconds = [4 * 12 * blocks * hidden**2, 2 * 4 * IMAGES * hidden]  # a block: 12 × hidden²
-# seconds = [size / network.bandwidth for size in seconds]
-# print("transformer: gradients {:.1f} s, activations {:.1f} s".format(*seconds))
-#
-# cases = [("transformer", layout, "Ethernet10") for layout in layouts]
-# cases.append(("transformer", layouts[1], "HDR200"))
-# (*steps, fast_across), _ = launch.call(layout_steps, 2, cases, Halves)
-# alone = one_process(Halves, model="transformer")
-# of_blocks = [step.images / step.seconds for step in (*steps, alone)]
-# text = "tokens/s simulated: inside {:.0f}, across {:.0f}, one node {:.0f}"
-# print(text.format(*of_blocks))
-# what = "across, times as fast as inside"
-# lesson.compare(what, guess_blocks, of_blocks[1] / of_blocks[0], unit="×", digits=1)
-
-# %% [markdown]
-# So for a transformer stages belong *across* the nodes, and then the second node is worth it
-# also with 10 Gb/s Ethernet. For the CNN it is not. But a faster network changes that
-# (GPipe again):
-
-# %% tags=["active-ipynb"]
-# # Gigabytes per second and node. With HDR200 each GPU has its own adapter.
-# bandwidths = []
-# for name in networks:
-#     adapters = 2 if vgpu.NETWORKS[name].adapter == "gpu" else 1
-#     bandwidths.append(adapters * vgpu.NETWORKS[name].bandwidth / 1e9)
-#
-# curves = {name: [speed / one_node for speed in speeds[name]] for name in layouts}
-# # By 5% at least: less than that is no reason for a second node.
-# enough = next(i for i, ratio in enumerate(curves[layouts[0]]) if ratio > 1.05)
-# title = f"Two nodes are faster than one with {networks[enough]}, "
-# title += f"and {max(curves[layouts[0]]):.2f} times as fast with {networks[-1]}"
-# print(f"{networks[-1]}: {layouts[0]} {speeds[layouts[0]][-1]:.0f} images/s simulated")
-# label = "times as fast as one node,\nsimulated"
-# plots.lines(bandwidths, curves, "GB/s between the nodes, per node", label, title)
-
-# %% [markdown]
-# ## A model that fits
-# The same four GPUs, with the best of these networks and a model that needs no stages: lesson
-# 03's CNN with 320 hidden units. Now four replicas can run, one per GPU. Are they faster than
-# 2 × 2, two replicas of two stages?
-
-# %% tags=["active-ipynb", "guess"]
-# guess_replicas = 1  # four replicas: times as fast as 2 × 2
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_replicas)
-# (four, *_), *_ = launch.call(layout_steps, 4, [("small", "four replicas", "HDR200")], Halves)
-# two_by_two = by_rank[0][-1]
-# for name, step in (("2 × 2", two_by_two), ("four replicas", four)):
-#     held = " and ".join(f"{1024 * gib:.0f}" for gib in step.forward)
-#     peaks = " and ".join(f"{1024 * gib:.0f}" for gib in step.peak)
-#     print(f"{name}: {1000 * step.seconds:.1f} ms simulated,", end=" ")
-#     print(f"activations {held} MiB per GPU, peak {peaks} MiB")
-#
-# ratio = two_by_two.seconds / four.seconds
-# what = "four replicas, times as fast as 2 × 2"
-# lesson.compare(what, guess_replicas, ratio, unit="×", digits=1)
-
-# %% [markdown]
-# Stages divide the weights. A stage has the activations of its own layers only, but for twice
-# as many images, because there are half as many replicas. Here nearly all activations are in
-# the convolutions, so stage 1 needs more memory than a whole replica. The activations at the
-# cut are held twice: on both GPUs.
-#
-# Stages also wait for each other. So take as few stages as the memory allows, and use replicas
-# for the other GPUs.
-#
-# Three other remedies for a slow network were not tried with this model. *Gradient
-# accumulation* sends the gradients of several batches once (`no_sync`, lesson 05). Gradients
-# in [16 bit](../lessons/11-precision/README.md) are half as long. *Activation
-# checkpointing* computes activations again in backward: with the memory that it saves a step
-# can have more images for the same gradients.
-#
-# ## Without stages: FSDP
-# Four replicas of the large model do not fit. With [FSDP](../lessons/README.md#fsdp) (fully
-# sharded data parallel) each GPU keeps only a [shard](../lessons/README.md#shard) of each
-# weight, of its gradient and of Adam's two numbers. But each GPU computes all layers, for its
-# part of the batch:
-#
-# - Before it computes a layer, an [all-gather](../lessons/README.md#all-gather) gives it the
-#   layer's other shards. It deletes them after the layer, and gathers them again in backward.
-# - After a layer's backward, a [reduce-scatter](../lessons/README.md#reduce-scatter) averages
-#   the gradients, and leaves each GPU its own shard of the average.
-#
-# ```text
-# one layer    forward:  all-gather → compute → delete the other shards
-#              backward: all-gather → compute → reduce-scatter → delete the other shards
-# ```
-#
-# There are two ways. *Over four GPUs*, each keeps a quarter. *Inside nodes*, each node has a
-# replica, and each of its GPUs keeps a half; an all-reduce between the nodes averages the
-# gradients, as with stages inside.
-#
-# `fully_shard` is torch's FSDP. A *mesh* numbers the GPUs in one dimension or in two: weights
-# are sharded over the last one. First with numbers: four CPU processes, the course's CNN, and
-# the 32 images of step 3. (On GPUs the mesh's device is `"cuda"`.)
-
-# %% tags=["active-ipynb"]
-# from torch.distributed.device_mesh import init_device_mesh
-# from torch.distributed.fsdp import fully_shard
-#
-# ways = ("FSDP over four GPUs", "FSDP inside nodes")
-#
-#
-# def shard_weights(model, way, device="vgpu"):
-#     if way == "FSDP over four GPUs":
-#         mesh = init_device_mesh(device, (4,), mesh_dim_names=("GPUs",))
-#     else:  # 2 nodes × 2 GPUs
-#         mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("nodes", "GPUs"))
-#     for layer in model.children():
-#         fully_shard(layer, mesh=mesh)
-#     fully_shard(model, mesh=mesh)
-#
-#
-# def fsdp_gradients(batches, classes):
-#     """In each rank, for both ways: its shard of fc1's weight, and the whole gradients."""
-#     dist.init_process_group("gloo")
-#     rank = dist.get_rank()
-#     found = []
-#     for way in ways:
-#         torch.manual_seed(0)
-#         model = CNN()
-#         shard_weights(model, way, "cpu")
-#         F.cross_entropy(model(batches[rank]), classes[rank]).backward()
-#         gradients = [weight.grad.full_tensor() for weight in model.parameters()]
-#         found.append((tuple(model.fc1.weight.to_local().shape), gradients))
-#     dist.destroy_process_group()
-#     return found
-#
-#
-# print("fc1's weight:", tuple(serial.fc1.weight.shape))
-# of_rank_0, *_ = launch.call(fsdp_gradients, 4, images.chunk(4), labels.chunk(4))
-# for way, (shard, whole_gradients) in zip(ways, of_rank_0):
-#     pairs = zip(whole_gradients, serial.parameters())
-#     difference = proof.largest((own - weight.grad).abs().max() for own, weight in pairs)
-#     print(f"{way}: a rank keeps {shard}, all gradients equal: {difference < 1e-7}")
-
-# %% [markdown]
-# The gradients are those of one model on the whole batch. Now the large model, with 8,192
-# images in a step and 10 Gb/s Ethernet. How fast is each way?
-
-# %% tags=["active-ipynb", "guess"]
-# guess_four = 1  # FSDP over four GPUs: times as fast as 2 × 2 (stages inside)
-# guess_nodes = 1  # FSDP inside nodes: times as fast as 2 × 2 (stages inside)
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_four, guess_nodes)
-# cases = [("large", way, network) for network in networks for way in ways]
-# steps, *_ = launch.call(layout_steps, 4, cases, Halves, shard=shard_weights)
-# sharded = {way: [] for way in ways}
-# for (_, way, _), step in zip(cases, steps):
-#     sharded[way].append(step.images / step.seconds)
-#
-# for way, guess, step in zip(ways, (guess_four, guess_nodes), steps):
-#     print(f"{way}: peak {step.peak[0]:.1f} GiB")
-#     ratio = sharded[way][0] / inside
-#     lesson.compare(f"{way} against 2 × 2", guess, ratio, unit="×", digits=1)
-# # Over four GPUs a node sends 3 of 4 shards 3 times: the weights twice, the gradients once.
-# sent = 3 * 3 / 4 * gradients
-# print(f"over four GPUs: {sent / 1e9:.1f} GB from each node:", end=" ")
-# print(f"{sent / network.bandwidth:.1f} s with {network.name}")
-
-# %% [markdown]
-# With FSDP there are no stages, so there is no bubble. But the weights are sent, too. Over
-# four GPUs they cross the Ethernet: 8.0 s of messages, against 3.5 s for the gradients of
-# 2 × 2. Inside nodes the weights are sent by NVLink, and only the gradients cross the slow
-# network, as with 2 × 2. And with the other networks, and against 1F1B?
-
-# %% tags=["active-ipynb"]
-# curves = {"GPipe, stages inside": speeds[layouts[0]], "1F1B, stages across": hidden_across}
-# curves |= sharded
-# print(f"images/s simulated with {', '.join(networks)}")
-# for name, curve in curves.items():
-#     print(f"{name}: {', '.join(f'{speed:.0f}' for speed in curve)}")
-# curves = {name: [speed / one_node for speed in curve] for name, curve in curves.items()}
-# ratios = [new / old for new, old in zip(sharded[ways[1]], hidden_across)]
-# title = f"Speed of FSDP inside nodes ÷ 1F1B: {ratios[0]:.1f} with {networks[0]}, "
-# title += f"{ratios[-1]:.1f} with {networks[-1]}"
-# label = "times as fast as one node\nwith two stages, simulated"
-# plots.lines(bandwidths, curves, "GB/s between the nodes, per node", label, title)
-
-# %% [markdown]
-# FSDP inside nodes is faster than GPipe with all four networks. With 10 Gb/s Ethernet 1F1B
-# across the nodes is faster than FSDP. With HDR200 FSDP is faster, and FSDP over four GPUs is
-# no slower than inside nodes. The transformer, too, with FSDP:
-
-# %% tags=["active-ipynb"]
-# names = (networks[0], networks[-1])
-# cases = [("transformer", way, name) for name in names for way in ways]
-# steps, *_ = launch.call(layout_steps, 4, cases, Halves, shard=shard_weights)
-# of_fsdp = [step.images / step.seconds for step in steps]
-# of_stages = (of_blocks[1], fast_across.images / fast_across.seconds)
-# for place, name in enumerate(names):
-#     four_gpus, in_nodes = of_fsdp[2 * place : 2 * place + 2]
-#     print(f"transformer, {name}: across {of_stages[place]:.0f} tokens/s,", end=" ")
-#     print(f"FSDP {four_gpus:.0f} over four GPUs, {in_nodes:.0f} inside nodes")
-
-# %% [markdown]
-# The same again: with 10 Gb/s Ethernet stages across are faster, with HDR200 FSDP is.
-#
-# Is the comparison fair? The pipelines had 4 micro-batches. In a pipeline of two stages the
-# bubble is then 1/5 of the time of forward and backward (lesson 03). With more micro-batches
-# it is shorter. But each one reads all weights, and adds to all gradients. Which number is the
-# fastest? With GPipe the V100s of this sweep have 32 GiB, because more than 4 micro-batches do
-# not fit into 16.
-
-# %% tags=["active-ipynb", "guess"]
-# guess_best = 16  # with 2, 4, 8 or 16 micro-batches GPipe is the fastest?
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_best)
-# ends = (networks[0], networks[-1])
-# gpipe_cases = [("large", layouts[0], name) for name in ends]
-# hidden_cases = [(layouts[1], name) for name in ends]
-# counts = (2, 4, 8, 16)
-# by_count = {}
-# hidden_by_count = {}
-# for count in counts:
-#     more = {"micro_batches": count, "memory": "32GiB"}
-#     by_count[count], _ = launch.call(layout_steps, 2, gpipe_cases, Halves, **more)
-#     more = {"micro_batches": count, "ahead": 3}
-#     hidden_by_count[count], _ = launch.call(
-#         overlapped_steps, 2, hidden_cases, Halves, **more
-#     )
-#
-# curves = {}
-# for place, name in enumerate(ends):
-#     fsdp = sharded[ways[1]][networks.index(name)]
-#     of_name = [by_count[count][place] for count in counts]
-#     curves[f"GPipe inside, {name}"] = [step.images / step.seconds / fsdp for step in of_name]
-#     of_name = [hidden_by_count[count][place][0] for count in counts]
-#     curves[f"1F1B across, {name}"] = [speed / fsdp for speed in of_name]
-# fastest = curves["GPipe inside, HDR200"]
-# best = counts[fastest.index(max(fastest))]
-# print(f"GPipe, {best} micro-batches: peak {max(by_count[best][1].peak):.2f} GiB")
-# lesson.compare("micro-batches, fastest with HDR200", guess_best, best, digits=0)
-# most = [max(curves[f"1F1B across, {name}"]) for name in ends]
-# more = {"micro_batches": 16, "ahead": 3, "images": half}
-# in_one_node = [(layouts[0], ends[0])]
-# (((alone, _),),) = launch.call(overlapped_steps, 1, in_one_node, Halves, **more)
-# slow, its_peak = hidden_by_count[16][0]
-# print(f"1F1B across, 16 micro-batches, {ends[0]}: {slow:.0f} images/s,", end=" ")
-# print(f"one node {alone:.0f}, peak {its_peak:.1f} GiB")
-# title = f"1F1B across has at most {most[0]:.2f} of the speed of FSDP inside nodes with "
-# title += f"{ends[0]},\nand {most[1]:.2f} with {ends[1]}"
-# label = "speed ÷ FSDP inside nodes,\nsimulated"
-# plots.lines(counts, curves, "micro-batches of 2 × 2", label, title)
-
-# %% [markdown]
 # FSDP inside nodes is faster than GPipe with each of these numbers, on both networks. With 10
 # Gb/s Ethernet and 4 micro-batches or more, 1F1B across the nodes is faster than FSDP, but two
 # nodes are no faster than one. With HDR200 no pipeline that we tried is faster than FSDP. 1F1B
 # needs less memory than GPipe: 16 micro-batches fit. FSDP inside nodes needs 14.3 of the 16
 # GiB, over four GPUs 10.8, which leaves room for a larger model.
 #
-# ## Step 6 · Train and evaluate
+# ## Step 5 · Train, and prove it
 # This is as in lesson 05. Only the lines with `halves.first` and `halves.second` are new:
 # images go to the first GPU of the rank, labels and losses to its second. The shards can be
 # unequal, so each rank divides its sum of losses by the images of all ranks.
@@ -678,7 +301,8 @@ def accuracy(model: Halves, test: TensorDataset, world: launch.World) -> float:
 
 
 # %% [markdown]
-# ## All together
+# `main` puts this together. With `--prove`, one process then trains alone with the same
+# batches, and its weights are compared.
 
 
 # %% jupyter={"source_hidden": true}
@@ -756,31 +380,328 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
-# ## Run it
-# Two ranks, four GPUs. On two nodes of a cluster:
-# `sbatch slurm/PT_CNN_HybridParallel.slurm`.
+# Two ranks, four GPUs. Do ten epochs give the weights that one process gets? (On two nodes of
+# a cluster: `sbatch slurm/PT_CNN_HybridParallel.slurm`.)
 
 # %% tags=["active-ipynb"]
-# torchrun = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
-# !OMP_NUM_THREADS=1 {torchrun} ../scripts/PT_CNN_HybridParallel.py --prove --out results/06
+# script = "../scripts/PT_CNN_HybridParallel.py"
+# !OMP_NUM_THREADS=1 python {script} --spawn 2 --prove --out results/06
+
+# %% tags=["active-ipynb"]
+# print(metrics.route_row("06 model and data parallel", "results/06"))  # for all routes' table
 
 # %% [markdown]
-# **The answer.** All four GPUs train the large model as two replicas of two stages, or with
-# FSDP. Compute two things before you choose: the memory of a GPU, and the time of the messages
-# that cross the slow network.
-#
-# - The time of the messages decides between layouts only if nothing hides them. The CNN has
-#   many activations where it is cut: with GPipe, blocking copies, 8,192 images and 10 Gb/s
-#   Ethernet its stages belong inside a node. With 1F1B and transfers that overlap with
-#   computing they belong across the nodes, and with 4 micro-batches or more they are faster
-#   than FSDP. With 10 Gb/s none of these ways makes two nodes faster than one.
-# - The transformer has few activations there. With 10 Gb/s Ethernet its stages belong across
-#   the nodes, also with GPipe, and two nodes are faster than one.
-# - With 200 Gb/s for each GPU no pipeline that we tried is faster than FSDP over four GPUs,
-#   for both models.
+# ## Step 6 · Which GPUs hold the stages of one replica?
+# The program is right. Is it fast? The four GPUs can hold two replicas of two stages in two
+# ways: each replica on one node (*stages inside*), or each on both nodes (*stages across*).
+# NVLink joins the GPUs of a node, 10 Gb/s Ethernet the nodes. A step of the large model has
+# 8,192 images: 4,096 for each replica, as in step 2. An image has 90,000 activations where the
+# model is cut. The pipeline is [GPipe](../lessons/README.md#gpipe) with blocking copies: all
+# micro-batches go forward, then all backward, and a plain `.to()` stops both GPUs. Predict:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_inside = 10  # stages inside: times as fast as stages across
+# guess_two_nodes = 2  # stages inside, both nodes: times as fast as the one node of step 2
+
+# %% [markdown]
+# Two ranks simulate both layouts. (Also with three faster networks, for step 7.)
 
 # %% tags=["active-ipynb"]
-# print(metrics.route_row("06 model and data parallel", "results/06"))
+# lesson.need(guess_inside, guess_two_nodes)
+# layouts = ("stages inside nodes", "stages across nodes")
+# networks = ("Ethernet10", "Ethernet25", "RoCE100", "HDR200")
+# cases = [("large", layout, network) for network in networks for layout in layouts]
+# by_rank = launch.call(layout_steps, 2, cases, Halves)
+#
+# speeds = {layout: [] for layout in layouts}
+# for (_, layout, _), step in zip(cases, by_rank[0]):
+#     speeds[layout].append(step.images / step.seconds)
+#
+# inside, across = (speeds[layout][0] for layout in layouts)
+# print(f"Ethernet10, images/s simulated: inside {inside:.0f}, across {across:.0f},", end=" ")
+# print(f"one node {one_node:.0f}")
+# what = "inside, times as fast as across"
+# lesson.compare(what, guess_inside, inside / across, unit="×", digits=1)
+# what = "both nodes, times as fast as one"
+# lesson.compare(what, guess_two_nodes, inside / one_node, unit="×")
+
+# %% [markdown]
+# Two nodes train *fewer* images/s than one. The timeline shows what the GPUs do meanwhile,
+# with stages inside. White in a lane is time in which the GPU only waits for the transfer or
+# all-reduce drawn below it.
+
+# %% tags=["active-ipynb"]
+# timeline = joined([steps[0] for steps in by_rank])
+# share = timeline.busy(0, "collective")
+# timeline.plot(title=f"Stages inside: the all-reduce takes {share:.0%} of the step")
+
+# %% [markdown]
+# A gradient is complete only when the last micro-batch has gone backward, so the all-reduce
+# hides behind almost nothing. With stages across, other messages cross the slow network:
+
+# %% tags=["active-ipynb"]
+# timeline_across = joined([steps[1] for steps in by_rank])
+# share = timeline_across.busy(0, "transfer")
+# title = f"Stages across: transfers take {share:.0%} of the step, first one way, then back"
+# timeline_across.plot(title=title)
+
+# %% [markdown]
+# How long do these messages take? The network carries bytes in both directions at once.
+#
+# - Stages inside: each GPU sends half of its gradients, then half of their sums, and receives
+#   as much meanwhile. Both GPUs of a node share its adapter, so a node sends as many bytes as
+#   the model has gradients.
+# - Stages across: fc1's outputs for all images go one way. Their gradients come back later.
+#
+# With half of the images there are half as many activations, but as many gradients. Does the
+# layout with the shorter messages win each time?
+
+# %% tags=["active-ipynb"]
+# bandwidth = vgpu.NETWORKS["Ethernet10"].bandwidth
+# gradients = 4 * weights  # bytes
+# half = IMAGES // 2
+# ethernet = [("large", layout, "Ethernet10") for layout in layouts]
+# steps, _ = launch.call(layout_steps, 2, ethernet, Halves, images=half)
+# half_inside, half_across = (step.images / step.seconds for step in steps)
+# for count, ratio in ((IMAGES, inside / across), (half, half_inside / half_across)):
+#     there_and_back = 2 * 4 * count * LARGE["hidden"]
+#     print(f"{count:,} images: gradients {gradients / bandwidth:.1f} s,", end=" ")
+#     faster, times = ("inside", ratio) if ratio > 1 else ("across", 1 / ratio)
+#     print(f"activations {there_and_back / bandwidth:.1f} s: {faster} is", end=" ")
+#     print(f"{times:.1f} times as fast")
+
+# %% [markdown]
+# It does: in these cases nothing hides the messages.
+#
+# ## Step 7 · Hide the messages, or take a faster network
+# In [1F1B](../lessons/README.md#1f1b) (lesson 03) activations go forward while gradients come
+# back. And a transfer on a [stream](../lessons/README.md#stream) of its own does not stop the
+# GPUs. `Overlapped` in experiments.py does both: stage 1 computes 3 micro-batches before it
+# waits for the first gradient. The all-reduce still begins after backward. The messages are as
+# long as before: 8,192 images, 10 Gb/s. Which layout is faster now?
+
+# %% tags=["active-ipynb", "guess"]
+# guess_hidden = 0.8  # 1F1B: stages across, times as fast as stages inside
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_hidden)
+# cases = [(layout, name) for name in networks for layout in layouts]
+# found, _ = launch.call(overlapped_steps, 2, cases, Halves, ahead=3)
+# # One replica on one node, with one process.
+# (((alone, _),),) = launch.call(overlapped_steps, 1, cases[:1], Halves, ahead=3, images=half)
+# hidden = {layout: [] for layout in layouts}
+# for (layout, _), (speed, _) in zip(cases, found):
+#     hidden[layout].append(speed)
+#
+# hidden_inside, hidden_across = hidden.values()
+# print("1F1B, Ethernet10, images/s simulated:", end=" ")
+# print(f"inside {hidden_inside[0]:.0f}, across {hidden_across[0]:.0f}, one node {alone:.0f}")
+# ratio = hidden_across[0] / hidden_inside[0]
+# what = "1F1B: across against inside"
+# lesson.compare(what, guess_hidden, ratio, unit="×", digits=1)
+
+# %% [markdown]
+# Now stages *across* are faster: activations and gradients cross at once, while the GPUs
+# compute. The all-reduce of stages inside hides behind nothing. But one node is still faster
+# than two.
+#
+# With which network is the second node worth it? The faster ones are Ethernet with 25 Gb/s;
+# RoCE100, Ethernet with 100 Gb/s that GPUs write to directly; and HDR200, InfiniBand with 200
+# Gb/s for each GPU. Does the layout still matter there?
+
+# %% tags=["active-ipynb"]
+# curves = {f"GPipe, {layout}": speeds[layout] for layout in layouts}
+# curves |= {f"1F1B, {layout}": hidden[layout] for layout in layouts}
+# print(f"images/s simulated with {', '.join(networks)}")
+# for name, curve in curves.items():
+#     print(f"{name}: {', '.join(f'{speed:.0f}' for speed in curve)}")
+# for name, old, new in zip(networks, hidden_inside, hidden_across):
+#     print(f"1F1B, {name}: across is {new / old:.2f} times as fast as inside")
+#
+# # Gigabytes per second and node. With HDR200 each GPU has its own adapter.
+# bandwidths = []
+# for name in networks:
+#     adapters = 2 if vgpu.NETWORKS[name].adapter == "gpu" else 1
+#     bandwidths.append(adapters * vgpu.NETWORKS[name].bandwidth / 1e9)
+#
+# # By 5% at least: less than that is no reason for a second node.
+# enough = next(name for name, speed in zip(networks, hidden_across) if speed > 1.05 * alone)
+# title = f"1F1B across: two nodes are faster than one (dotted) with {enough},\n"
+# title += f"and {hidden_across[-1] / alone:.1f} times as fast with {networks[-1]}"
+# axes = ("GB/s between the nodes, per node", "images/s, simulated")
+# plots.lines(bandwidths, curves, *axes, title, level=alone)
+
+# %% [markdown]
+# With 1F1B and stages across, 25 Gb/s are enough. With HDR200 the layouts of 1F1B differ by
+# 3%: less than the simulator's [error](../lessons/virtual.md).
+#
+# ## Step 8 · Another model
+# A transformer has fewer activations for its weights. Six transformer blocks with a hidden
+# size of 3,840 have 1.1 billion weights, too, but only 3,840 activations per token where they
+# are cut in halves. A step has 8,192 tokens: 8 sequences of 1,024. The order is GPipe again.
+# Compute the time of the messages with 10 Gb/s Ethernet, then predict:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_blocks = 0.8  # the transformer, stages across: times as fast as stages inside
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_blocks)
+# blocks, size, _ = TRANSFORMER.values()
+# seconds = [4 * 12 * blocks * size**2, 2 * 4 * IMAGES * size]  # a block: 12 × size² weights
+# seconds = [nbytes / bandwidth for nbytes in seconds]
+# print("transformer: gradients {:.1f} s, activations {:.1f} s".format(*seconds))
+#
+# cases = [("transformer", layout, "Ethernet10") for layout in layouts]
+# steps, _ = launch.call(layout_steps, 2, cases, Halves)
+# steps.append(one_process(Halves, model="transformer"))
+# of_blocks = [step.images / step.seconds for step in steps]
+# text = "tokens/s simulated: inside {:.0f}, across {:.0f}, one node {:.0f}"
+# print(text.format(*of_blocks))
+# what = "across, times as fast as inside"
+# lesson.compare(what, guess_blocks, of_blocks[1] / of_blocks[0], unit="×", digits=1)
+
+# %% [markdown]
+# For a transformer stages belong *across* the nodes, and the second node is worth it with 10
+# Gb/s Ethernet.
+#
+# ## Step 9 · A model that fits
+# The same four GPUs, with HDR200 and a model that needs no stages: lesson 03's CNN with 320
+# hidden units. Now four replicas can run, one per GPU. Are they faster than 2 × 2, two
+# replicas of two stages? Which needs more memory on a GPU?
+
+# %% tags=["active-ipynb", "guess"]
+# guess_replicas = 1  # four replicas: times as fast as 2 × 2
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_replicas)
+# ((two_by_two,), _) = launch.call(layout_steps, 2, [("small", layouts[0], "HDR200")], Halves)
+# (four, *_), *_ = launch.call(layout_steps, 4, [("small", "four replicas", "HDR200")], Halves)
+# for name, step in (("2 × 2", two_by_two), ("four replicas", four)):
+#     held = " and ".join(f"{1024 * gib:.0f}" for gib in step.forward)
+#     peaks = " and ".join(f"{1024 * gib:.0f}" for gib in step.peak)
+#     print(f"{name}: {1000 * step.seconds:.1f} ms simulated,", end=" ")
+#     print(f"activations {held} MiB per GPU, peak {peaks} MiB")
+#
+# ratio = two_by_two.seconds / four.seconds
+# what = "four replicas, times as fast as 2 × 2"
+# lesson.compare(what, guess_replicas, ratio, unit="×", digits=1)
+
+# %% [markdown]
+# Stages wait for each other. And they divide the weights, not the activations: a stage has the
+# activations of its own layers only, but for twice as many images, because there are half as
+# many replicas. Here nearly all activations are in the convolutions, so stage 1 needs more
+# memory than a whole replica. The activations at the cut are held on both GPUs.
+#
+# So take as few stages as the memory allows, and use replicas for the other GPUs.
+#
+# **The answer.** All four GPUs train the large model as two replicas of two stages, and learn
+# what one process learns. Before you choose a layout, compute two things: the memory of a GPU,
+# and the time of the messages that cross the slow network.
+#
+# - If nothing hides the messages, the layout with the shorter ones is faster. The CNN has many
+#   activations at the cut: with GPipe, 8,192 images and 10 Gb/s its stages belong inside a
+#   node. The transformer has few: its stages belong across the nodes.
+# - With 1F1B and transfers that overlap with computing, the CNN's stages belong across, too.
+# - Is the second node worth it? With 10 Gb/s for the transformer, not for the CNN. With 25
+#   Gb/s and 1F1B across, for the CNN, too.
+#
+# ## To go further: without stages
+# Four whole replicas of the large model do not fit. With [FSDP](../lessons/README.md#fsdp)
+# (fully sharded data parallel) each GPU keeps only a [shard](../lessons/README.md#shard) of
+# each weight, of its gradient and of Adam's two numbers. But each GPU computes all layers, for
+# its part of the batch:
+#
+# - Before it computes a layer, an [all-gather](../lessons/README.md#all-gather) gives it the
+#   layer's other shards. It deletes them after the layer, and gathers them again in backward.
+# - After a layer's backward, a [reduce-scatter](../lessons/README.md#reduce-scatter) averages
+#   the gradients, and leaves each GPU its own shard of the average.
+#
+# ```text
+# one layer    forward:  all-gather → compute → delete the other shards
+#              backward: all-gather → compute → reduce-scatter → delete the other shards
+# ```
+#
+# There are two ways. *Over four GPUs*, each keeps a quarter. *Inside nodes*, each node has a
+# replica, and each of its GPUs keeps a half; an all-reduce between the nodes averages the
+# gradients, as with stages inside.
+#
+# `fully_shard` is torch's FSDP. A *mesh* numbers the GPUs in one dimension or in two: weights
+# are sharded over the last one. Are the gradients those of one process? Four CPU processes,
+# the course's CNN, and the 32 images of step 3. (On GPUs the mesh's device is `"cuda"`.)
+
+# %% tags=["active-ipynb"]
+# from torch.distributed.device_mesh import init_device_mesh
+# from torch.distributed.fsdp import fully_shard
+#
+# ways = ("FSDP over four GPUs", "FSDP inside nodes")
+#
+#
+# def shard_weights(model, way, device="vgpu"):
+#     if way == "FSDP over four GPUs":
+#         mesh = init_device_mesh(device, (4,), mesh_dim_names=("GPUs",))
+#     else:  # 2 nodes × 2 GPUs
+#         mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("nodes", "GPUs"))
+#     for layer in model.children():
+#         fully_shard(layer, mesh=mesh)
+#     fully_shard(model, mesh=mesh)
+#
+#
+# def fsdp_gradients(batches, classes):
+#     """In each rank, for both ways: its shard of fc1's weight, and the whole gradients."""
+#     dist.init_process_group("gloo")
+#     rank = dist.get_rank()
+#     found = []
+#     for way in ways:
+#         torch.manual_seed(0)
+#         model = CNN()
+#         shard_weights(model, way, "cpu")
+#         F.cross_entropy(model(batches[rank]), classes[rank]).backward()
+#         gradients = [weight.grad.full_tensor() for weight in model.parameters()]
+#         found.append((tuple(model.fc1.weight.to_local().shape), gradients))
+#     dist.destroy_process_group()
+#     return found
+#
+#
+# print("fc1's weight:", tuple(serial.fc1.weight.shape))
+# of_rank_0, *_ = launch.call(fsdp_gradients, 4, images.chunk(4), labels.chunk(4))
+# for way, (shard, whole_gradients) in zip(ways, of_rank_0):
+#     pairs = zip(whole_gradients, serial.parameters())
+#     difference = proof.largest((own - weight.grad).abs().max() for own, weight in pairs)
+#     print(f"{way}: a rank keeps {shard}, all gradients equal: {difference < 1e-7}")
+
+# %% [markdown]
+# They are. Now the large model, 8,192 images, and 10 Gb/s Ethernet. How fast is FSDP inside
+# nodes, against GPipe with stages inside?
+
+# %% tags=["active-ipynb", "guess"]
+# guess_nodes = 1  # FSDP inside nodes: times as fast as 2 × 2 (GPipe, stages inside)
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_nodes)
+# ends = (networks[0], networks[-1])
+# cases = [("large", way, name) for way in ways for name in ends]
+# steps, *_ = launch.call(layout_steps, 4, cases, Halves, shard=shard_weights)
+# for way, slow, fast in zip(ways, steps[::2], steps[1::2]):
+#     print(f"{way}: peak {slow.peak[0]:.1f} GiB,", end=" ")
+#     print(f"images/s simulated with {ends[0]}: {slow.images / slow.seconds:.0f},", end=" ")
+#     print(f"with {ends[1]}: {fast.images / fast.seconds:.0f}")
+# in_nodes = steps[2].images / steps[2].seconds
+# what = "FSDP inside nodes against 2 × 2"
+# lesson.compare(what, guess_nodes, in_nodes / inside, unit="×", digits=1)
+# # Over four GPUs a node sends 3 of 4 shards 3 times: the weights twice, the gradients once.
+# sent = 3 * 3 / 4 * gradients
+# print(f"over four GPUs: {sent / 1e9:.1f} GB from each node:", end=" ")
+# print(f"{sent / bandwidth:.1f} s with {ends[0]}")
+
+# %% [markdown]
+# With FSDP there are no stages, so there is no bubble. But the weights are sent, too. Over
+# four GPUs they cross the Ethernet: 8.0 s of messages, against 3.5 s for the gradients of
+# 2 × 2. Inside nodes the weights are sent by NVLink, and only the gradients cross the slow
+# network, as with 2 × 2.
+#
+# Compare with the table of step 7: with 10 Gb/s 1F1B across the nodes is faster than FSDP.
+# With HDR200 both ways of FSDP are faster than each pipeline there. (The pipelines have 4
+# micro-batches. Exercises on the lesson's page try other numbers, and the transformer.)
 
 # %% [markdown] tags=["footer"]
 # [← 05 DDP on a cluster](PT_CNN_MultiGPU.ipynb) ·

@@ -55,7 +55,8 @@ class Step(NamedTuple):
     images    the images of the step, or the transformer's tokens, over all ranks
     peak      the highest GiB on each of the rank's GPUs
     held      the GiB by use on each of them, after backward, without uses below 0.1 GiB
-    forward   the GiB of activations on each of them at the end of forward
+    forward   the GiB of activations on each of them at the end of forward, without the memory
+              that DDP keeps for gradients
     update    the highest GiB on each of them during the optimizer's step
     error     the text of the OutOfMemoryError, or ""
     timeline  the step's timeline, with a lane for each of the rank's GPUs
@@ -300,7 +301,11 @@ def _third_step(
         held = [
             {use: n / GIB for use, n in by_gpu[gpu].items() if n > GIB / 10} for gpu in gpus
         ]
-        forward = [after_forward[gpu]["activations"] / GIB for gpu in gpus]
+        # DDP keeps the memory of the gradients, as large as the weights, while there are none.
+        kept = ["weights"] if isinstance(model, DDP) else []
+        for gpu in gpus:
+            uses = after_forward[gpu]
+            forward.append((uses["activations"] - sum(uses[use] for use in kept)) / GIB)
     except torch.OutOfMemoryError as failure:
         error = str(failure)
         peak = _peaks(gpus)
