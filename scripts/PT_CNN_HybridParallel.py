@@ -4,7 +4,7 @@
 # nodes with two GPUs each. How do all four GPUs train this one model, and is it worth it?
 #
 # Steps 1 to 5 make the program and prove that it learns what one process learns. Steps 6 to 9
-# ask when it is fast.
+# ask when it is fast. A last part trains without stages.
 #
 # Lesson 03 divided a model into [stages](../lessons/README.md#stage). Lesson 05 trained one
 # [replica](../lessons/README.md#replica) per [rank](../lessons/README.md#rank) with
@@ -150,14 +150,14 @@ class Halves(CNN):
 # print(f"at most {pipeline.update[0]:.1f} GiB in Adam's step")
 
 # %% [markdown]
-# Two stages fit. The peak is in backward: activations, their gradients, and the newest
-# micro-batch's gradient of the weights, which is as large as the weights, are in memory, too.
-# The stages occupy one node. The second node is still idle.
+# Two stages fit. The peak is in backward. Then three more things are in memory: activations,
+# their gradients, and the newest micro-batch's gradient of the weights, which is as large as
+# the weights. The stages occupy one node. The second node is still idle.
 #
 # ## Step 3 · Two replicas of two stages, by hand
 # The second node gets a second replica, and each replica gets half of the batch. After
 # backward, each weight has two gradients, one in each replica. They are averaged between
-# *twins*: GPUs that hold the same stage.
+# *twins*: GPUs that hold the same stage. Is the average what one process computes?
 
 
 # %%
@@ -223,7 +223,7 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 
 
 # %% [markdown]
-# The one new line is `DDP(…)`:
+# Are DDP's gradients those of one process, too?
 
 # %% tags=["active-ipynb"]
 # def ddp_gradients(halves, batches, classes):
@@ -246,16 +246,10 @@ def set_up() -> tuple[launch.World, list[torch.device]]:
 #     print(f"rank {rank}: all gradients equal to the serial ones: {difference < 1e-7}")
 
 # %% [markdown]
-# FSDP inside nodes is faster than GPipe with each of these numbers, on both networks. With 10
-# Gb/s Ethernet and 4 micro-batches or more, 1F1B across the nodes is faster than FSDP, but two
-# nodes are no faster than one. With HDR200 no pipeline that we tried is faster than FSDP. 1F1B
-# needs less memory than GPipe: 16 micro-batches fit. FSDP inside nodes needs 14.3 of the 16
-# GiB, over four GPUs 10.8, which leaves room for a larger model.
-#
 # ## Step 5 · Train, and prove it
-# This is as in lesson 05. Only the lines with `halves.first` and `halves.second` are new:
-# images go to the first GPU of the rank, labels and losses to its second. The shards can be
-# unequal, so each rank divides its sum of losses by the images of all ranks.
+# The loop is that of lesson 05. Only the lines with `halves.first` and `halves.second` are
+# new: images go to the first GPU of the rank, labels and losses to its second. The shards can
+# be unequal, so each rank divides its sum of losses by the images of all ranks.
 
 
 # %%
@@ -471,7 +465,7 @@ if __name__ == "__main__":
 #     print(f"{times:.1f} times as fast")
 
 # %% [markdown]
-# It does: in these cases nothing hides the messages.
+# It does: in these cases almost nothing hides the messages.
 #
 # ## Step 7 · Hide the messages, or take a faster network
 # In [1F1B](../lessons/README.md#1f1b) (lesson 03) activations go forward while gradients come
@@ -532,8 +526,8 @@ if __name__ == "__main__":
 # plots.lines(bandwidths, curves, *axes, title, level=alone)
 
 # %% [markdown]
-# With 1F1B and stages across, 25 Gb/s are enough. With HDR200 the layouts of 1F1B differ by
-# 3%: less than the simulator's [error](../lessons/virtual.md).
+# With 1F1B and stages across, 25 Gb/s are enough for the CNN. With HDR200 the layouts of 1F1B
+# differ by 3%: less than the simulator's [error](../lessons/virtual.md).
 #
 # ## Step 8 · Another model
 # A transformer has fewer activations for its weights. Six transformer blocks with a hidden
@@ -601,7 +595,8 @@ if __name__ == "__main__":
 # - If nothing hides the messages, the layout with the shorter ones is faster. The CNN has many
 #   activations at the cut: with GPipe, 8,192 images and 10 Gb/s its stages belong inside a
 #   node. The transformer has few: its stages belong across the nodes.
-# - With 1F1B and transfers that overlap with computing, the CNN's stages belong across, too.
+# - With 1F1B and transfers that overlap with computing, the CNN's stages belong across, too,
+#   unless the network is so fast that it makes no difference.
 # - Is the second node worth it? With 10 Gb/s for the transformer, not for the CNN. With 25
 #   Gb/s and 1F1B across, for the CNN, too.
 #

@@ -83,8 +83,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% tags=["active-ipynb", "guess"]
 # guess_two = 1.8  # times as fast: 2 processes instead of 1, the same 256 images
 # guess_four = 2.5  # the same with 4 processes
-# # 95% of the time of one GPU can be divided over all GPUs, 5% stays serial:
-# guess_limit = 50  # times as fast, at most, on any number of GPUs
 
 # %% [markdown]
 # ## Measured on this machine
@@ -149,12 +147,269 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # share cores, a disk or a GPU, then at the network. (Measure the network alone, with
 # nccl-tests: `all_reduce_perf -b 1M -e 256M -f 2 -g 8` prints the bandwidth of all-reduces on
 # a node with 8 GPUs. Not tried here.)
-#
-# ## The two laws
-# A share s of the time is serial. Amdahl's law takes s on one GPU, and gives the speed-up of
-# the same work on n GPUs. Gustafson's law takes s on n GPUs, and gives how much more work they
-# do in the same time.
 
+# %% [markdown]
+# ## The program: one point on your cluster
+# The cells above measure a few steps here. On a cluster, a program measures: one job for each
+# number of GPUs. It trains as lesson 05 does, and keeps the time of each step of the first
+# rank. The first epoch warms up, and an epoch's last batch can be smaller: both are left out.
+
+
+# %% jupyter={"source_hidden": true}
+def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
+    world = launch.find_world()
+    device = devices.pick(world, exact=args.prove)
+    store = rendezvous.open_store(world, device)
+    dist.init_process_group(
+        devices.backend(device),
+        store=store,
+        rank=world.rank,
+        world_size=world.size,
+    )
+    return world, device
+
+
+# %%
+def train_epoch(
+    model: DDP,
+    optimizer: torch.optim.Optimizer,
+    train: TensorDataset,
+    batch: data.Batch,
+    world: launch.World,
+    sampler: DistributedSampler,
+) -> tuple[float, list[float]]:
+    """Train for one epoch; return the mean loss of all images, and each step's seconds."""
+    device = next(model.parameters()).device
+    seen = torch.zeros(2, dtype=torch.float64, device=device)
+    ends = [time.perf_counter()]
+    loader = DataLoader(train, batch_size=batch.per_micro_batch, sampler=sampler)
+    for step, (images, labels) in enumerate(metrics.progress(loader, world)):
+        images = images.to(device)
+        labels = labels.to(device)
+        real = data.real_rows(len(train), batch, world.rank, step, len(labels), device)
+
+        optimizer.zero_grad()
+        losses = F.cross_entropy(model(images), labels, reduction="none")
+        loss = (losses * real).sum()
+        (loss * world.size / batch.images_in_step(step, len(train))).backward()
+        optimizer.step()
+
+        seen += torch.stack([loss.detach(), real.sum()])
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # without it, the clock would stop at the launch
+        ends.append(time.perf_counter())
+    dist.all_reduce(seen)
+    loss_sum, images_seen = seen.tolist()
+    seconds = [end - begin for begin, end in pairwise(ends)]
+    return loss_sum / images_seen, seconds[:-1] or seconds
+
+
+# %% jupyter={"source_hidden": true}
+@torch.no_grad()
+def evaluate(model: DDP, test: TensorDataset, world: launch.World) -> float:
+    device = next(model.parameters()).device
+    shard = Subset(test, range(world.rank, len(test), world.size))
+    counts = torch.zeros(2, dtype=torch.float64, device=device)
+    for images, labels in DataLoader(shard, batch_size=256):
+        predictions = model.module(images.to(device)).argmax(1)
+        hits = (predictions == labels.to(device)).sum()
+        counts += torch.stack([hits, torch.tensor(len(labels), device=device)])
+    dist.all_reduce(counts)
+    hits, images = counts.tolist()
+    return hits / images
+
+
+# %% [markdown]
+# As a job array, each task is one point of the curve. A task that has ended draws the points
+# that there are so far; if another task has ended meanwhile, it draws again. So the last
+# picture has all points, in whatever order the tasks end.
+
+
+# %% jupyter={"source_hidden": true}
+def curves_of(runs: list[dict]) -> dict[str, dict[int, float]]:
+    """The speed-ups of strong and of weak scaling: {kind: {ranks: speed-up}}.
+
+    A kind without a run of one rank has none.
+    """
+    curves = {}
+    for kind in ("strong", "weak"):
+        points = {run["world_size"]: run for run in runs if run.get("scaling") == kind}
+        if 1 in points:
+            one = points[1]["images_per_s"]
+            curves[kind] = {n: points[n]["images_per_s"] / one for n in sorted(points)}
+    return curves
+
+
+def draw(curves: dict[str, dict[int, float]], path: Path) -> None:
+    figure = plots.figure()
+    axes = figure.add_subplot()
+    for index, (kind, ratios) in enumerate(curves.items()):
+        look = plots.curve_look(index)
+        axes.plot(list(ratios), list(ratios.values()), label=f"{kind} scaling", **look)
+        text = ", ".join(f"{n}: {ratio:.2f}×" for n, ratio in ratios.items())
+        print(f"{kind} scaling by ranks: {text}")
+    ranks = sorted({n for ratios in curves.values() for n in ratios})
+    axes.plot(ranks, ranks, label="linear", color=plots.INK, linestyle=":")
+    title = f"{pluralize(max(ranks), 'rank')}: images/s ÷ those of one rank"
+    axes.set(xlabel="ranks", ylabel="times as fast, measured", title=title, xticks=ranks)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.legend()
+    print(f"figure: {plots.save(figure, path)}", flush=True)
+
+
+def gather(folder: Path) -> None:
+    """Draw FOLDER/scaling.png from the metrics.json of all runs in FOLDER."""
+    drawn: list[Path] = []
+    while (found := sorted(folder.glob("*/metrics.json"))) != drawn:
+        drawn = found
+        curves = curves_of([json.loads(path.read_text()) for path in drawn])
+        if curves:
+            draw(curves, folder / "scaling.png")
+        else:
+            print(f"{folder}: no run with one rank yet, so no speed-up")
+
+
+# %% [markdown]
+# What remains: divide the batch and load the data, train and measure, report.
+
+
+# %% jupyter={"source_hidden": true}
+def prepare(
+    args: argparse.Namespace, world: launch.World
+) -> tuple[data.Batch, TensorDataset, TensorDataset]:
+    """The batch of each rank, and the data, which one rank of each node downloads."""
+    with rendezvous.fail_together(world):
+        size = args.batch_size
+        if args.weak:
+            size = (size or 64) * world.size
+        batch = flags.split_batch(size, world.size)
+        if world.rank == 0:
+            files.writable_folder(args.out)
+    with rendezvous.fail_together(world):
+        if world.local_rank == 0:  # one download for each node
+            data.fetch(args.data)
+    with rendezvous.fail_together(world):
+        train, test = data.load(data.fetch(args.data))
+    return batch, train, test
+
+
+# %%
+def train_and_measure(
+    args: argparse.Namespace,
+    model: DDP,
+    train: TensorDataset,
+    test: TensorDataset,
+    batch: data.Batch,
+    world: launch.World,
+) -> tuple[list[dict], list[float]]:
+    """Train all epochs. Returns a row of the table for each, and the measured seconds."""
+    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
+    sampler = DistributedSampler(train, world.size, world.rank, seed=args.seed)
+    images_in_step = batch.images_in_step(0, len(train))
+    history = []
+    measured = []
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        loss, seconds = train_epoch(model, optimizer, train, batch, world, sampler)
+        if epoch > 0:
+            measured += seconds
+        row = {
+            "epoch": epoch + 1,
+            "loss": metrics.check_loss(loss, epoch, world),
+            "test_accuracy": evaluate(model, test, world),
+            "images_per_s": images_in_step / statistics.median(seconds),
+        }
+        history.append(row)
+        if world.rank == 0:
+            print(metrics.row(row), flush=True)
+    return history, measured or seconds
+
+
+# %% jupyter={"source_hidden": true}
+def main(args: argparse.Namespace) -> None:
+    world, device = set_up(args)
+    batch, train, test = prepare(args, world)
+    kind = "weak" if args.weak else "strong"
+    if world.rank == 0:
+        print(devices.describe(world, device))
+        per_rank = f"{world.size} (ranks) × {batch.per_micro_batch} (images)"
+        print(f"{kind} scaling: global batch {batch.global_size} = {per_rank}\n")
+        print(metrics.header(), flush=True)
+
+    def new_model() -> torch.nn.Module:
+        torch.manual_seed(args.seed)
+        return CNN(tuple(train[0][0].shape), data.num_classes(train, test)).to(device)
+
+    model = DDP(new_model(), device_ids=[device.index] if device.type == "cuda" else None)
+    history, measured = train_and_measure(args, model, train, test, batch, world)
+    dist.destroy_process_group()
+    if world.rank != 0:
+        return
+
+    verdict = None
+    if args.prove:
+        claim = f"DDP on {pluralize(world.size, 'rank')} equals one process"
+        verdict = proof.compare_with_serial(
+            claim, model.module, new_model(), train, args, batch_size=batch.global_size
+        )
+    middle = statistics.median(measured)
+    print(f"{len(measured)} steps: median {1e3 * middle:.2f} ms", end=", ")
+    print(f"{1e3 * min(measured):.2f} to {1e3 * max(measured):.2f} ms")
+    metrics.report(
+        args.out,
+        world,
+        device,
+        history,
+        verdict,
+        batch_size=batch.global_size,
+        scaling=kind,
+        step_seconds=measured,
+        # With fewer images than a batch, the steps that were measured have only those.
+        images_per_s=batch.images_in_step(0, len(train)) / middle,
+    )
+    if args.gather:
+        gather(args.out.parent)
+
+
+# %% jupyter={"source_hidden": true} tags=["active-py"]
+if __name__ == "__main__":
+    launch.start(main, parse())
+
+# %% [markdown]
+# **Run it.** The first run measures one rank, the second two ranks, with the digits in batches
+# of 64. The second one trains ten epochs, and its proof compares its weights with those of one
+# process that trains alone. Then it draws both points. Is the speed-up of these small batches
+# as high as above? (About ten seconds.)
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# script = "../scripts/PT_CNN_Scaling.py"
+# ranks = torch.cuda.device_count() or 2
+# torchrun = f"torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node={ranks}"
+# !OMP_NUM_THREADS=1 python {script} --epochs 2 --out results/13/1
+# !OMP_NUM_THREADS=1 {torchrun} {script} --out results/13/2 --prove --gather
+# Image("results/13/scaling.png")
+
+# %% [markdown]
+# Two ranks can be slower than one: for 64 small images, communication can cost more than the
+# second rank saves. A speed-up far above the number of ranks comes from other programs: on a
+# busy machine, two processes get more of the cores than one does.
+#
+# On a cluster, `sbatch slurm/PT_CNN_Scaling.slurm` measures 1, 2 and 4 GPUs as a job array,
+# and its last task draws the curve.
+
+# %% tags=["active-ipynb"]
+# print(metrics.route_row("13 scaling", "results/13/2"))  # for the table of all routes
+
+# %% [markdown]
+# ## The two laws
+# A share s of the time is serial: it cannot be divided over the GPUs. Amdahl's law takes s on
+# one GPU, and gives the speed-up of the same work on n GPUs. Gustafson's law takes s on n
+# GPUs, and gives how much more work they do in the same time.
+
+# %% tags=["active-ipynb", "guess"]
+# # 95% of the time of one GPU can be divided over all GPUs, 5% stays serial:
+# guess_limit = 50  # times as fast, at most, on any number of GPUs
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_limit)
@@ -359,18 +614,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print(f"a week on one GPU: ask for {best} GPUs, the result comes after {totals[best]:.1f} h")
 
 # %% [markdown]
-# **How many GPUs, and how do you know before the job runs?** Predict the step from its parts,
-# compare a prediction with a measurement where you can, and ask for the number of GPUs at
-# which queue + run is shortest.
-#
-# With the same global batch, a shorter step is a sooner result. With a larger batch, more
-# images/s may give none: above a *critical batch size*, a larger batch hardly saves steps
-# ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)). So compare the time to the
-# accuracy that you need. This was not tried here.
-#
-# Then ask for fewer, if the efficiency is below what your site expects, because other users
-# wait for the GPU hours that are lost. As time limit, ask for a little more than the time that
-# you predict: short jobs fit into gaps and start sooner.
+# Ask for fewer, if the efficiency is below what your site expects: other users wait for the
+# GPU hours that are lost. As time limit, ask for a little more than the time that you predict:
+# short jobs fit into gaps and start sooner.
 #
 # ## The guide
 # Which lesson's method fits a training? Each answer is computed: first from the memory of one
@@ -401,222 +647,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     print(f"{name}, {pluralize(case.gpus, 'GPU')}\n    {method} ({reason})")
 
 # %% [markdown]
-# The page of this lesson has the whole guide as a table. The lesson's answer ends here. The
-# rest is the program that measures one point on your cluster.
+# The page of this lesson has the whole guide as a table.
 #
-# ## The program
-# It trains as lesson 05 does, and keeps the time of each step of the first rank. The first
-# epoch warms up, and an epoch's last batch can be smaller: both are left out.
-
-
-# %% jupyter={"source_hidden": true}
-def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
-    world = launch.find_world()
-    device = devices.pick(world, exact=args.prove)
-    store = rendezvous.open_store(world, device)
-    dist.init_process_group(
-        devices.backend(device),
-        store=store,
-        rank=world.rank,
-        world_size=world.size,
-    )
-    return world, device
-
-
-# %%
-def train_epoch(
-    model: DDP,
-    optimizer: torch.optim.Optimizer,
-    train: TensorDataset,
-    batch: data.Batch,
-    world: launch.World,
-    sampler: DistributedSampler,
-) -> tuple[float, list[float]]:
-    """Train for one epoch; return the mean loss of all images, and each step's seconds."""
-    device = next(model.parameters()).device
-    seen = torch.zeros(2, dtype=torch.float64, device=device)
-    ends = [time.perf_counter()]
-    loader = DataLoader(train, batch_size=batch.per_micro_batch, sampler=sampler)
-    for step, (images, labels) in enumerate(metrics.progress(loader, world)):
-        images = images.to(device)
-        labels = labels.to(device)
-        real = data.real_rows(len(train), batch, world.rank, step, len(labels), device)
-
-        optimizer.zero_grad()
-        losses = F.cross_entropy(model(images), labels, reduction="none")
-        loss = (losses * real).sum()
-        (loss * world.size / batch.images_in_step(step, len(train))).backward()
-        optimizer.step()
-
-        seen += torch.stack([loss.detach(), real.sum()])
-        if device.type == "cuda":
-            torch.cuda.synchronize()  # without it, the clock would stop at the launch
-        ends.append(time.perf_counter())
-    dist.all_reduce(seen)
-    loss_sum, images_seen = seen.tolist()
-    seconds = [end - begin for begin, end in pairwise(ends)]
-    return loss_sum / images_seen, seconds[:-1] or seconds
-
-
-# %% jupyter={"source_hidden": true}
-@torch.no_grad()
-def evaluate(model: DDP, test: TensorDataset, world: launch.World) -> float:
-    device = next(model.parameters()).device
-    shard = Subset(test, range(world.rank, len(test), world.size))
-    counts = torch.zeros(2, dtype=torch.float64, device=device)
-    for images, labels in DataLoader(shard, batch_size=256):
-        predictions = model.module(images.to(device)).argmax(1)
-        hits = (predictions == labels.to(device)).sum()
-        counts += torch.stack([hits, torch.tensor(len(labels), device=device)])
-    dist.all_reduce(counts)
-    hits, images = counts.tolist()
-    return hits / images
-
-
-# %% [markdown]
-# As a job array, each task is one point of the curve. A task that has ended draws the points
-# that there are so far; if another task has ended meanwhile, it draws again. So the last
-# picture has all points, in whatever order the tasks end.
-
-
-# %% jupyter={"source_hidden": true}
-def gather(folder: Path) -> None:
-    """Draw FOLDER/scaling.png from the metrics.json of all runs in FOLDER."""
-    drawn: list[Path] = []
-    while (found := sorted(folder.glob("*/metrics.json"))) != drawn:
-        drawn = found
-        runs = [json.loads(path.read_text()) for path in drawn]
-        curves = {}
-        for kind in ("strong", "weak"):
-            points = {run["world_size"]: run for run in runs if run.get("scaling") == kind}
-            if 1 in points:
-                one = points[1]["images_per_s"]
-                curves[kind] = {n: points[n]["images_per_s"] / one for n in sorted(points)}
-        if not curves:
-            print(f"{folder}: no run with one rank yet, so no speed-up")
-            continue
-        figure = plots.figure()
-        axes = figure.add_subplot()
-        for index, (kind, ratios) in enumerate(curves.items()):
-            label = f"{kind} scaling"
-            axes.plot(
-                list(ratios), list(ratios.values()), label=label, **plots.curve_look(index)
-            )
-            text = ", ".join(f"{n}: {ratio:.2f}×" for n, ratio in ratios.items())
-            print(f"{label} by ranks: {text}")
-        ranks = sorted({n for ratios in curves.values() for n in ratios})
-        axes.plot(ranks, ranks, label="linear", color=plots.INK, linestyle=":")
-        title = f"{pluralize(max(ranks), 'rank')}: images/s ÷ those of one rank"
-        axes.set(xlabel="ranks", ylabel="times as fast, measured", title=title, xticks=ranks)
-        axes.set_ylim(bottom=0)
-        axes.yaxis.get_major_locator().set_params(integer=True)
-        axes.legend()
-        print(f"figure: {plots.save(figure, folder / 'scaling.png')}", flush=True)
-
-
-# %% jupyter={"source_hidden": true}
-def main(args: argparse.Namespace) -> None:
-    world, device = set_up(args)
-    with rendezvous.fail_together(world):
-        size = args.batch_size
-        if args.weak:
-            size = (size or 64) * world.size
-        batch = flags.split_batch(size, world.size)
-        if world.rank == 0:
-            files.writable_folder(args.out)
-    with rendezvous.fail_together(world):
-        if world.local_rank == 0:  # one download for each node
-            data.fetch(args.data)
-    with rendezvous.fail_together(world):
-        train, test = data.load(data.fetch(args.data))
-    kind = "weak" if args.weak else "strong"
-    if world.rank == 0:
-        print(devices.describe(world, device))
-        per_rank = f"{world.size} (ranks) × {batch.per_micro_batch} (images)"
-        print(f"{kind} scaling: global batch {batch.global_size} = {per_rank}\n")
-        print(metrics.header(), flush=True)
-
-    def new_model() -> torch.nn.Module:
-        torch.manual_seed(args.seed)
-        return CNN(tuple(train[0][0].shape), data.num_classes(train, test)).to(device)
-
-    model = DDP(new_model(), device_ids=[device.index] if device.type == "cuda" else None)
-    optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
-    sampler = DistributedSampler(train, world.size, world.rank, seed=args.seed)
-
-    # In a step that is measured: with fewer images than a batch there is only a smaller one.
-    images_in_step = batch.images_in_step(0, len(train))
-    history = []
-    measured = []
-    for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)
-        loss, seconds = train_epoch(model, optimizer, train, batch, world, sampler)
-        if epoch > 0:
-            measured += seconds
-        row = {
-            "epoch": epoch + 1,
-            "loss": metrics.check_loss(loss, epoch, world),
-            "test_accuracy": evaluate(model, test, world),
-            "images_per_s": images_in_step / statistics.median(seconds),
-        }
-        history.append(row)
-        if world.rank == 0:
-            print(metrics.row(row), flush=True)
-
-    dist.destroy_process_group()
-    if world.rank == 0:
-        verdict = None
-        if args.prove:
-            claim = f"DDP on {pluralize(world.size, 'rank')} equals one process"
-            verdict = proof.compare_with_serial(
-                claim, model.module, new_model(), train, args, batch_size=batch.global_size
-            )
-        measured = measured or seconds
-        middle = statistics.median(measured)
-        print(f"{len(measured)} steps: median {1e3 * middle:.2f} ms", end=", ")
-        print(f"{1e3 * min(measured):.2f} to {1e3 * max(measured):.2f} ms")
-        metrics.report(
-            args.out,
-            world,
-            device,
-            history,
-            verdict,
-            batch_size=batch.global_size,
-            scaling=kind,
-            step_seconds=measured,
-            images_per_s=images_in_step / middle,
-        )
-        if args.gather:
-            gather(args.out.parent)
-
-
-# %% jupyter={"source_hidden": true} tags=["active-py"]
-if __name__ == "__main__":
-    launch.start(main, parse())
-
-# %% [markdown]
-# ## Run it
-# The first run measures one rank, the second two ranks, with the digits in batches of 64. The
-# second one trains ten epochs, and its proof compares its weights with those of one process
-# that trains alone. Then it draws both points. Two ranks can be slower than one: for 64 small
-# images, communication can cost more than the second rank saves. A speed-up far above the
-# number of ranks comes from other programs: on a busy machine, two processes get more of the
-# cores than one does. (About ten seconds.)
-
-# %% tags=["active-ipynb", "nbval-ignore-output"]
-# script = "../scripts/PT_CNN_Scaling.py"
-# ranks = torch.cuda.device_count() or 2
-# torchrun = f"torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node={ranks}"
-# !OMP_NUM_THREADS=1 python {script} --epochs 2 --out results/13/1
-# !OMP_NUM_THREADS=1 {torchrun} {script} --out results/13/2 --prove --gather
-# Image("results/13/scaling.png")
-
-# %% [markdown]
-# On a cluster, `sbatch slurm/PT_CNN_Scaling.slurm` measures 1, 2 and 4 GPUs as a job array,
-# and its last task draws the curve.
-
-# %% tags=["active-ipynb"]
-# print(metrics.route_row("13 scaling", "results/13/2"))  # for the table of all routes
+# **How many GPUs, and how do you know before the job runs?** Predict the step from its parts,
+# compare a prediction with a measurement where you can, and ask for the number of GPUs at
+# which queue + run is shortest.
+#
+# ## To go further
+# With the same global batch, a shorter step is a sooner result. With a larger batch, more
+# images/s may give none: above a *critical batch size*, a larger batch hardly saves steps
+# ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)). So compare the time to the
+# accuracy that you need. This was not tried here.
 
 # %% [markdown] tags=["footer"]
 # [← 12 Elastic training](PT_CNN_Elastic.ipynb) ·

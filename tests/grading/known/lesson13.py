@@ -122,12 +122,16 @@ CLUSTERS = [
     Known("clusters: no wait at the end", "weak_scaling", NO_WAIT_AT_THE_END, EVERY_CLUSTER),
     Known("clusters: no wait before", "weak_scaling", NO_WAIT_BEFORE, EVERY_CLUSTER),
     Known("clusters: no warm-up", "weak_scaling", NO_WARM_UP, EVERY_CLUSTER),
-    Known("clusters: two steps warm up", "weak_scaling", WARM_UP_OF_2, (OTHER_CLUSTERS,)),
+    Known(
+        "clusters: two steps warm up", "weak_scaling", WARM_UP_OF_2, (EIGHT, OTHER_CLUSTERS)
+    ),
     Known("clusters: strong", "weak_scaling", STRONG_SCALING, (EIGHT, OTHER_CLUSTERS)),
     Known("clusters: one GPU's rate", "weak_scaling", ONE_GPUS_RATE, (EIGHT, OTHER_CLUSTERS)),
     Known("clusters: speed-ups", "weak_scaling", SPEED_UP, (EIGHT, OTHER_CLUSTERS)),
-    Known("clusters: the first is the base", "weak_scaling", FIRST_BASE, (OTHER_CLUSTERS,)),
-    Known("clusters: always ten steps", "weak_scaling", TEN_STEPS, (OTHER_CLUSTERS,)),
+    Known(
+        "clusters: the first is the base", "weak_scaling", FIRST_BASE, (EIGHT, OTHER_CLUSTERS)
+    ),
+    Known("clusters: always ten steps", "weak_scaling", TEN_STEPS, EVERY_CLUSTER),
 ]
 
 # ---- ask_for --------------------------------------------------------------------------------
