@@ -96,6 +96,7 @@ NO_WAIT_BEFORE = changed(
 )
 NO_WARM_UP = changed(MENDED, ("range(cluster.warm_up)", "range(0)"))
 WARM_UP_OF_2 = changed(MENDED, ("range(cluster.warm_up)", "range(2)"))
+WARM_UP_OF_3 = changed(MENDED, ("range(cluster.warm_up)", "range(3)"))
 LONG_WARM_UP = changed(MENDED, ("range(cluster.warm_up)", "range(50)"))
 STRONG_SCALING = changed(
     MENDED,
@@ -125,6 +126,7 @@ CLUSTERS = [
     Known(
         "clusters: two steps warm up", "weak_scaling", WARM_UP_OF_2, (EIGHT, OTHER_CLUSTERS)
     ),
+    Known("clusters: three steps warm up", "weak_scaling", WARM_UP_OF_3, (OTHER_CLUSTERS,)),
     Known("clusters: strong", "weak_scaling", STRONG_SCALING, (EIGHT, OTHER_CLUSTERS)),
     Known("clusters: one GPU's rate", "weak_scaling", ONE_GPUS_RATE, (EIGHT, OTHER_CLUSTERS)),
     Known("clusters: speed-ups", "weak_scaling", SPEED_UP, (EIGHT, OTHER_CLUSTERS)),
