@@ -187,6 +187,7 @@ SAVES = [
 # ---- agree ----------------------------------------------------------------------------------
 
 ONE_RANK = "a signal to one rank of two"
+EACH_RANK = "a signal to each rank of two"
 OTHER_SIGNALS = "other ranks and signals"
 AGREE = "# answer: agree\ndef agree(received):\n"
 GATHER = """    empty = torch.zeros(1, dtype=torch.long)
@@ -211,16 +212,16 @@ USR1_FIRST = changed(
     ("counts[1]:\n        return TERM", "counts[0]:\n        return USR1"),
     ("USR1 if counts[0] else", "TERM if counts[1] else"),
 )
-BOTH = (ONE_RANK, OTHER_SIGNALS)
+ALL = (ONE_RANK, EACH_RANK, OTHER_SIGNALS)
 
 SIGNALS = [
     Known("agree: all_gather", "agree", AGREE + GATHER),
     Known("agree: counts", "agree", AGREE + COUNTS),
-    Known("agree: own signal alone", "agree", AGREE + "    return received\n", BOTH),
-    Known("agree: rank 0's signal", "agree", RANK_0, BOTH),
-    Known("agree: only with a signal", "agree", ONLY_IF, BOTH),
-    Known("agree: a sum", "agree", SUM, (OTHER_SIGNALS,)),
-    Known("agree: USR1 first", "agree", AGREE + USR1_FIRST, (OTHER_SIGNALS,)),
+    Known("agree: own signal alone", "agree", AGREE + "    return received\n", ALL),
+    Known("agree: rank 0's signal", "agree", RANK_0, ALL),
+    Known("agree: only with a signal", "agree", ONLY_IF, (ONE_RANK, OTHER_SIGNALS)),
+    Known("agree: a sum", "agree", SUM, (EACH_RANK, OTHER_SIGNALS)),
+    Known("agree: USR1 first", "agree", AGREE + USR1_FIRST, (EACH_RANK, OTHER_SIGNALS)),
 ]
 
 KNOWN = [*GUESSES, *SHARDS, *SAVES, *SIGNALS]
