@@ -195,6 +195,11 @@ GATHER = """    empty = torch.zeros(1, dtype=torch.long)
     dist.all_gather(found, torch.tensor([received]))
     return max(int(each) for each in found)
 """
+NEIGHBOUR = """    empty = torch.zeros(1, dtype=torch.long)
+    found = [empty.clone() for _ in range(dist.get_world_size())]
+    dist.all_gather(found, torch.tensor([received]))
+    return max(received, int(found[dist.get_rank() - 1]))
+"""
 COUNTS = """    counts = torch.tensor([received == USR1, received == TERM]).long()
     dist.all_reduce(counts)
     if counts[1]:
@@ -218,6 +223,7 @@ SIGNALS = [
     Known("agree: all_gather", "agree", AGREE + GATHER),
     Known("agree: counts", "agree", AGREE + COUNTS),
     Known("agree: own signal alone", "agree", AGREE + "    return received\n", ALL),
+    Known("agree: a neighbour's signal", "agree", AGREE + NEIGHBOUR, (OTHER_SIGNALS,)),
     Known("agree: rank 0's signal", "agree", RANK_0, ALL),
     Known("agree: only with a signal", "agree", ONLY_IF, (ONE_RANK, OTHER_SIGNALS)),
     Known("agree: a sum", "agree", SUM, (EACH_RANK, OTHER_SIGNALS)),
