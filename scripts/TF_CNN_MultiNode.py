@@ -673,11 +673,13 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## What does the all-reduce cost?
 # In an all-reduce of *b* bytes over *n* workers, each worker sends 2 (*n* − 1)/*n* · *b* bytes
-# (lesson 05): with two workers, *b*. A gradient in float32 has 4 bytes. An example: ResNet-50
-# has 25.6 million weights. An A100 computes a step of 64 images in 81 ms, by the prediction of
-# lesson 13 (`multigpu scaling --model resnet50 --gpu A100-80GB --link NVLink3 --gpus 1`). Two
-# machines with one A100 each are joined by a network of 10 Gbit/s, and the all-reduce begins
-# when the computing ends.
+# (lesson 10 counts them): with two workers, *b*. A gradient in float32 has 4 bytes.
+#
+# An example: ResNet-50 has 25.6 million weights. By lesson 13's prediction, an A100 computes a
+# step of 64 images in 81 ms
+# (`multigpu scaling --model resnet50 --gpu A100-80GB --link NVLink3 --gpus 1`). Two machines
+# with one A100 each are joined by a network of 10 Gbit/s, and the all-reduce begins when the
+# computing ends.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_share = 10  # % of a step that is the all-reduce, with 10 Gbit/s between the machines
@@ -702,8 +704,7 @@ if __name__ == "__main__":
 # runs during backward is partly hidden, as with DDP in lesson 05. The latency is left out.
 #
 # The digits' CNN has 153 kB of gradients. Two workers on this machine have measured one
-# all-reduce of as many numbers, and a larger one. The last line says which share of a step the
-# smaller one is:
+# all-reduce of as many numbers, and a larger one:
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # seconds, _ = costs
@@ -712,9 +713,9 @@ if __name__ == "__main__":
 #     print(f"{4 * numbers / 1e3:,.0f} kB: {1e3 * took:.1f} ms, {speed:.0f} MB/s")
 #
 # epochs = metrics.finished_run("results/08")["epochs"]
-# step_seconds = 64 / np.median([epoch["images_per_s"] for epoch in epochs])
-# share = min(seconds.values()) / step_seconds
-# print(f"a step of the script above: {1e3 * step_seconds:.0f} ms, of which {share:.0%}")
+# step = 64 / np.median([epoch["images_per_s"] for epoch in epochs])  # seconds
+# share = f"{min(seconds.values()) / step:.0%} of a step of the script"
+# print(f"the smaller one is {share}, which takes {1e3 * step:.0f} ms")
 
 # %% [markdown]
 # A message that is 65 times as large takes less than 65 times as long, because each all-reduce
