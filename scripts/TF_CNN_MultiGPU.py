@@ -371,13 +371,13 @@ def make(
 #     print("fit inside the scope:", type(error).__name__, f"with the text {str(error)!r}")
 
 # %% [markdown]
-# Then Keras raises an error, which has no text.
+# Then Keras raises an error, and this error has no text.
 #
 # ## The loss of `fit`
 # Keras's usual loss is the second of the three rules: the mean over the shard, divided by the
 # number of replicas. It trains for one epoch of 23 batches, of which the last one is uneven.
-# `--prove` accepts weights that are at most 1e-5 away from one device's. The cell also trains
-# with the sum of loss × sample weight.
+# After that, are the weights at most 1e-5 away from one device's, as `--prove` demands? The
+# cell also trains with the sum of loss × sample weight.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_usual = "yes"  # Keras's usual loss: are the weights within 1e-5? "yes" or "no"
@@ -529,7 +529,7 @@ if __name__ == "__main__":
 # 4. BatchNorm gets `synchronized=True`: the next notebook shows why.
 #
 # **Does the model learn what it learns on one GPU?** Yes, except for rounding, if all four
-# hold: this is the proof above.
+# hold, as the proof above says.
 #
 # `fit` hides the loop. The next notebook writes it by hand.
 #
