@@ -254,6 +254,26 @@ def own_shard(batch: torch.Tensor, world: launch.World) -> torch.Tensor:
 # batch. If there are more ranks, each has a smaller part of it. So the steps are those of one
 # process, with any number of ranks.
 #
+# Do three ranks still compute the same if they do not divide the batch? The last batch of an
+# epoch has 29 images here:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_weightless = 0  # 3 ranks, 29 images: how many rows have the weight 0, over all ranks?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_weightless)
+# weightless = 0
+# for rank in range(3):
+#     own = own_shard(torch.arange(29), launch.World(rank, 3))
+#     real = data.real_rows(29, data.Batch(64, 3, 1, len(own)), rank, 0, len(own))
+#     weightless += int((~real).sum())
+#     print(f"rank {rank}: images", *own.tolist(), "with weights", *real.int().tolist())
+# lesson.compare("rows with the weight 0", guess_weightless, weightless, digits=0)
+
+# %% [markdown]
+# Rank 2 repeats image 28, so that all ranks have ten rows. The repeated row has the weight 0:
+# the gradient is that of the 29 images.
+#
 # ### Step 2 · A flag that all ranks agree on
 # Before a job ends, its ranks get a signal: SIGTERM from `torchrun`, or SIGUSR1 from Slurm a
 # minute before the time limit. A signal can come at any line, also in the middle of an update,
@@ -406,11 +426,34 @@ def warm_up(run: Run, train: TensorDataset) -> None:
 
 # %% [markdown]
 # ### Step 4 · Save, and load the newest good checkpoint
-# The weights are the same on all ranks, so rank 0 alone saves. It copies them to main memory,
-# and a thread writes the copy while training goes on. The file gets its name, with the step
-# and a checksum, when it is complete and on the disk. A new name is on the disk only when
-# its folder is synced. So `multigpu/elastic/folder.py` does that before it removes an older
-# checkpoint. The newest two are kept: if the newest is damaged, the one before it is used.
+# The weights are the same on all ranks, so rank 0 alone saves. A thread writes the file while
+# training goes on. Here `state_dict()` is called, then the model makes a step, and then what
+# `state_dict()` has returned is written:
+
+# %% tags=["active-ipynb", "guess"]
+# guess_written = "before"  # the weights in the file: those "before" or "after" the step?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_written, choices=("before", "after"))
+# torch.manual_seed(0)
+# small = torch.nn.Linear(1, 1, bias=False)
+# state = small.state_dict()
+# before = small.weight.item()
+# small(torch.ones(1)).backward()
+# torch.optim.SGD(small.parameters(), lr=0.1).step()
+# torch.save(state, "results/late.pt")
+# written = torch.load("results/late.pt")["weight"].item()
+# after = small.weight.item()
+# print(f"before the step {before:.3f}, after it {after:.3f}, in the file {written:.3f}")
+# found = "before" if written == before else "after"
+# lesson.compare("the weights in the file", guess_written, found)
+
+# %% [markdown]
+# `state_dict()` returns the weights themselves, not a copy, and the optimizer changes them in
+# place. So rank 0 copies them to main memory before the next step, and the thread writes the
+# copy (`elastic.Writer`). The file gets its name, with the step and a checksum, when it is
+# complete and on the disk. The newest two files are kept: if the newest is damaged, the one
+# before it is used.
 # (The folded cell after it ends the ranks when a signal has come.)
 
 
@@ -456,7 +499,7 @@ def load_newest(run: Run, folder: elastic.CheckpointFolder) -> None:
 def leave(run: Run, stop: signal.Signals) -> None:
     """Save, and end all ranks, each with the exit code that its launcher needs.
 
-    0 after SIGUSR1: torchrun ends, too, so that the job can be requeued. Not 0 after SIGTERM:
+    0 after SIGUSR1, so that the job can be requeued. Not 0 after SIGTERM:
     torchrun sends it to its ranks before it starts them again in a new world. Each torchrun
     does so for its own ranks. A rank that ended with 0 before that would look finished. In a
     Slurm job (--end-on-term) it is Slurm that sends SIGTERM, and torchrun must not start them
@@ -716,8 +759,9 @@ if __name__ == "__main__":
 # print("after the next start:", *after_start)
 
 # %% [markdown]
-# That is not enough if a checkpoint has *several files*, each renamed alone. Here the program
-# is killed between the two:
+# That is not enough if a checkpoint has *several files*, each renamed alone. The next cell
+# saves the model and the optimizer in two files at step 10, then at step 20, and is killed
+# between the two renames. *Predict what is on the disk.*
 
 # %% tags=["active-ipynb"]
 # model, optimizer = file_by_file()
@@ -758,9 +802,9 @@ if __name__ == "__main__":
 # ## A rank that hangs
 # When a rank is killed, its connections are closed, and with gloo the others notice at once. A
 # rank that hangs keeps them open: the others wait for it in their next collective, by default
-# for 30 minutes with gloo. `--timeout` sets the limit. (With NCCL, which was not tried, a rank
-# may wait for the limit in both cases, unless `torchrun` ends it first.) Here, with gloo, rank
-# 1 never joins the all-reduce.
+# for 30 minutes with gloo. `--timeout` sets the limit. Here, with gloo and a limit of one
+# second, rank 1 never joins the all-reduce. (NCCL was not tried: a rank may wait for the limit
+# in both cases, unless `torchrun` ends it first.)
 
 # %% tags=["active-ipynb"]
 # sentence, _ = launch.call(hang, 2, timeout=1)
@@ -769,10 +813,9 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## Who gets the signal?
 # A job near its time limit gets a signal, if it has asked for one. `torchrun` is between the
-# sender and the ranks. The second cell sends a signal to `torchrun`, whose rank writes down
-# what it receives: first SIGTERM, then SIGUSR1, then SIGUSR1 with a flag of `torchrun`.
-# (`torchrun` starts three times: some seconds.) *Predict what the rank receives if `torchrun`
-# gets SIGUSR1, without the flag.*
+# sender and the ranks. The second cell sends signals to `torchrun`, whose rank writes down
+# what it receives. (`torchrun` starts three times: some seconds.) *Predict what the rank
+# receives if `torchrun` gets SIGUSR1.*
 
 # %% tags=["active-ipynb", "guess"]
 # guess_usr1 = "SIGUSR1"  # the rank receives "SIGUSR1", "SIGTERM", or "nothing"?

@@ -83,26 +83,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # print("outside: reduce gives the sum and the mean,", reduced)
 
 # %% [markdown]
-# **Which algorithm adds up?** Between GPUs the default is
-# [NCCL](../lessons/README.md#nccl). `cross_device_ops` chooses NCCL, copies in a hierarchy, or
-# all values sent to one device and the sum sent back.
-
-# %% tags=["active-ipynb"]
-# distribute = tf.distribute
-# algorithms = (
-#     distribute.NcclAllReduce,
-#     distribute.HierarchicalCopyAllReduce,
-#     distribute.ReductionToOneDevice,
-# )
-# for algorithm in algorithms:
-#     other = distribute.MirroredStrategy(devices, cross_device_ops=algorithm())
-#     try:
-#         _, total = tf.function(other.run)(inside)
-#         print(f"{algorithm.__name__}: {values(total)}")
-#     except tf.errors.InvalidArgumentError:
-#         print(f"{algorithm.__name__}: an error, it is for GPUs only")
-
-# %% [markdown]
 # ## Design the model, and open the scope
 # `tf_common.cnn` makes the first notebook's model, layer by layer the same. The model and the
 # optimizer's state are made in the scope, so they are mirrored. The rest of the loop needs no
@@ -249,8 +229,6 @@ def train_epoch(
 # print("1 / global batch: the losses are one device's within 1e-5:", equal)
 # away = largest_difference(wrong, alone)
 # lesson.compare("largest difference of the losses", guess_away, away, digits=1)
-# equal = largest_difference(wrong, losses_of(batches, lr=0.1, **sgd)) < 1e-5
-# print("1 / own shard: the losses of 1 / global batch at a rate of 0.1, within 1e-5:", equal)
 #
 # curves = {"one device": alone, "1 / global batch": right, "1 / own shard": wrong}
 # title = f"With 1 / own shard, the losses get up to {away:.1f} away from one device's"
@@ -266,44 +244,27 @@ def train_epoch(
 # )
 
 # %% [markdown]
-# With 1 / own shard and even shards, SGD trains as with twice the learning rate. Here the loss
-# falls faster, because 0.05 is a small rate for this model. But with N replicas the gradient
-# is N times as large. The same with a rate of 0.5, which is large but not too large:
+# Here the loss falls faster with the wrong rule. Is it the right rule at twice the rate, 0.1?
 
 # %% tags=["active-ipynb"]
-# alone = tf_common.train_serially(tf_common.cnn(), train, epochs=1, lr=0.5, **settings)
-# wrong = losses_of(batches.map(by_own_shard), lr=0.5, **sgd)
-# diverges = max(wrong) > 10 * max(alone)
-# print(f"rate 0.5: one device learns, 1 / own shard diverges: {diverges}")
-#
-# curves = {"one device": alone, "1 / own shard": wrong}
-# title = f"Rate 0.5: the losses reach {max(wrong):.0f} with 1 / own shard"
-# axes = ("step", "mean loss of the batch")
-# plots.lines(range(1, 24), curves, *axes, title, level=None, powers=False)
+# doubled = losses_of(batches, lr=0.1, **sgd)
+# equal = largest_difference(wrong, doubled) < 1e-5
+# print("1 / own shard: the losses of 1 / global batch at a rate of 0.1, within 1e-5:", equal)
 
 # %% [markdown]
-# A rate that one device can use makes the training diverge on two replicas.
+# With even shards and SGD it is. Twice a small rate is faster. But with N replicas the
+# gradient is N times as large, and a rate that one device can use becomes too large.
 #
-# With Adam, the same mistake is hard to see, because Adam divides each gradient by its usual
-# size. An epoch with both rules:
-
-# %% tags=["active-ipynb"]
-# adam = {"lr": 0.001, "kind": tf.keras.optimizers.Adam}
-# right = losses_of(batches, **adam)
-# wrong = losses_of(batches.map(by_own_shard), **adam)
-# away = largest_difference(wrong, right)
-# print(f"Adam: the losses of both rules are up to {away:.4f} apart")
-
-# %% [markdown]
 # **The trap in the scope.** The model is made inside, the optimizer outside. Its momentum then
-# has one copy. The cell trains for one step, then for an epoch.
+# has one copy. The cell trains for one step.
 
 # %% tags=["active-ipynb", "guess"]
 # # The optimizer is made outside the scope. After a step, the copies of a weight:
 # guess_optimizer = "error"  # are they "equal" or "apart", or is there an "error"?
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_optimizer, choices=("error", "equal", "apart"))
+# choices = ("error", "equal", "apart")
+# lesson.need(guess_optimizer, choices=choices)
 # model, _ = make(strategy, parse([]), (1, 8, 8), 10)
 # outside = tf.keras.optimizers.SGD(0.05, momentum=0.9)
 # outside.build(model.trainable_variables)
@@ -315,24 +276,29 @@ def train_epoch(
 #     return [copy.numpy() for copy in strategy.experimental_local_results(kernel)]
 #
 #
+# before, _ = copies()
 # try:
-#     before, _ = copies()
 #     step = train_step(strategy, model, outside)
 #     train_epoch(strategy, step, batches.take(1))
 #     first, second = copies()
 #     result = "equal" if (first == second).all() else "apart"
-#     place = abs(first - before).argmax()
-#     changes = [(copy - before).flat[place] for copy in (first, second)]
-#     print("after a step, a weight's copies have changed by {:.5f}, {:.5f}".format(*changes))
-#     print(f"the momentum has one copy: {outside.variables[-2].numpy().flat[place]:.5f}")
-#     train_epoch(strategy, step, batches)
-#     first, second = copies()
-#     largest = abs(first - second).max()
-#     print(f"after an epoch more, the copies of a weight are up to {largest:.2f} apart")
 # except Exception:
 #     result = "error"
-# choices = ("error", "equal", "apart")
 # lesson.compare("the copies", guess_optimizer, result, choices=choices)
+
+# %% [markdown]
+# Why? The number that has changed most shows it. Then the cell trains for an epoch more.
+
+# %% tags=["active-ipynb"]
+# place = abs(first - before).argmax()
+# changes = [(copy - before).flat[place] for copy in (first, second)]
+# print("after a step, a weight's copies have changed by {:.5f}, {:.5f}".format(*changes))
+# print(f"the momentum has one copy: {outside.variables[-2].numpy().flat[place]:.5f}")
+#
+# train_epoch(strategy, step, batches)
+# first, second = copies()
+# largest = abs(first - second).max()
+# print(f"after an epoch more, the copies of a weight are up to {largest:.2f} apart")
 
 # %% [markdown]
 # Both replicas add to the one momentum in turn: the second change is 1.9 times the first,
@@ -488,10 +454,25 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb"]
 # !python ../scripts/TF_CNN_CustomLoop.py --prove --out results/07-loop
 
+# %% tags=["active-ipynb"]
+# print(metrics.route_row("07 MirroredStrategy, by hand", "results/07-loop"))
+
 # %% [markdown]
-# ## The same in PyTorch
-# Lesson 01's model and loop in PyTorch, and TensorFlow on one device, for ten epochs from the
-# same weights, with the same images in the same order, in about five seconds:
+# **Who adds up what, and where?**
+# - In the replica context, each replica computes the loss and the gradients of its shard.
+#   `apply_gradients` adds the gradients up over the replicas, and each replica updates its
+#   own copy of the weights.
+# - In the cross-replica context, `reduce` adds up the replicas' losses and hits, which the
+#   table shows.
+# - Nothing adds up BatchNorm's moving means, unless `synchronized=True`.
+#
+# ## To go further
+# The lesson's answer ends here. Two more questions: does PyTorch learn the same, and what does
+# the trap in the loss do with a larger rate, and with Adam?
+#
+# **The same in PyTorch.** Lesson 01's model and loop in PyTorch, and TensorFlow on one device,
+# for ten epochs, from the same weights, with the same images in the same order (about five
+# seconds):
 
 # %% tags=["active-ipynb", "guess"]
 # # A loss is equal if both differ by less than 1e-5.
@@ -523,16 +504,35 @@ if __name__ == "__main__":
 # [Which call is which](../lessons/07-mirrored-strategy/pytorch-tensorflow.md) lists the
 # differences between the two.
 #
-# **Who adds up what, and where?**
-# - In the replica context, each replica computes the loss and the gradients of its shard.
-#   `apply_gradients` adds the gradients up over the replicas, and each replica updates its
-#   own copy of the weights.
-# - In the cross-replica context, `reduce` adds up the replicas' losses and hits, which the
-#   table shows.
-# - Nothing adds up BatchNorm's moving means, unless `synchronized=True`.
+# **The trap in the loss, at a rate of 0.5**, with which one device learns. *Predict: do two
+# replicas learn with it, if each loss is the mean over its own shard?*
 
 # %% tags=["active-ipynb"]
-# print(metrics.route_row("07 MirroredStrategy, by hand", "results/07-loop"))
+# alone = tf_common.train_serially(tf_common.cnn(), train, epochs=1, lr=0.5, **settings)
+# wrong = losses_of(batches.map(by_own_shard), lr=0.5, **sgd)
+# diverges = max(wrong) > 10 * max(alone)
+# print(f"rate 0.5: one device learns, 1 / own shard diverges: {diverges}")
+#
+# curves = {"one device": alone, "1 / own shard": wrong}
+# title = f"Rate 0.5: the losses reach {max(wrong):.0f} with 1 / own shard"
+# axes = ("step", "mean loss of the batch")
+# plots.lines(range(1, 24), curves, *axes, title, level=None, powers=False)
+
+# %% [markdown]
+# They diverge.
+#
+# **The trap in the loss, with Adam**, which divides each gradient by its usual size. *Predict:
+# how far apart are the losses of both rules in an epoch?*
+
+# %% tags=["active-ipynb"]
+# adam = {"lr": 0.001, "kind": tf.keras.optimizers.Adam}
+# right = losses_of(batches, **adam)
+# wrong = losses_of(batches.map(by_own_shard), **adam)
+# away = largest_difference(wrong, right)
+# print(f"Adam: the losses of both rules are up to {away:.4f} apart")
+
+# %% [markdown]
+# With Adam the mistake is hard to see.
 
 # %% [markdown] tags=["footer"]
 # [← 07 MirroredStrategy](TF_CNN_MultiGPU.ipynb) ·

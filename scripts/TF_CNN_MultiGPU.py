@@ -44,7 +44,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
-# from multigpu import lesson, plots
+# from multigpu import lesson
 #
 # lesson.setup("07-mirrored-strategy")
 # from experiments import epoch_seconds, gradient_bars
@@ -129,10 +129,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # The sum is twice the gradient of one device, as if the learning rate were doubled. No error
 # reports it.
 #
-# Is it enough to divide by the number of replicas, as Keras's `fit` does? For an even batch it
-# is. But the last batch of an epoch is often smaller, and then the shards can be uneven. Take
-# a batch of three numbers: 1 and 2 on replica 0, and 6 on replica 1. On one device its
-# gradient is −6, too.
+# Is it enough to divide by the number of replicas, as Keras's `fit` does? For this batch it
+# is. Now take a batch of three numbers: 1 and 2 on replica 0, and 6 on replica 1. On one
+# device its gradient is −6, too.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_halved = -6  # 1, 2 and 6: the sum, if each replica's mean is divided by 2
@@ -181,7 +180,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # Only the third rule is right for both batches. In the batch of three, the second rule counts
-# replica 1's one number, the 6, as much as replica 0's two numbers together. The rest of the
+# replica 1's one number, the 6, as much as replica 0's two numbers together. The last batch of
+# an epoch is often such an uneven one.
+#
+# The rest of the
 # lesson trains a CNN with the third rule. Each image gets a *sample weight*, 1 / (images of
 # the global batch), and a replica's loss is the sum of loss × sample weight. Without "sample",
 # the word *weights* means the model's weights.
@@ -280,58 +282,6 @@ def read_data(
 # lesson.compare("images of replica 0 in the last batch", guess_last, len(shards[0]), digits=0)
 
 # %% [markdown]
-# A strategy gives each replica a block of each batch. `Dataset.shard` divides in another way:
-# every N-th image. It is for programs of several processes, each with its own data set.
-
-# %% tags=["active-ipynb"]
-# numbers = tf.data.Dataset.range(24)
-# by_strategy = [[], []]
-# for batch in strategy.experimental_distribute_dataset(numbers.batch(8)):
-#     for replica, shard in enumerate(strategy.experimental_local_results(batch)):
-#         by_strategy[replica] += shard.numpy().tolist()
-# by_shard = [[int(number) for number in numbers.shard(2, index)] for index in (0, 1)]
-#
-# same = len(set(by_strategy[0]) & set(by_shard[0]))
-# title = f"{same} of replica 0's {len(by_strategy[0])} images are the same in both ways"
-# plots.shards([by_strategy, by_shard], title, ["strategy", "shard"], 4)
-
-# %% [markdown]
-# What does `prefetch` gain, if reading a batch takes as long as a training step? In the guess,
-# "without prefetch" means that nothing reads ahead.
-
-# %% tags=["active-ipynb", "guess"]
-# # The time of an epoch without prefetch, divided by the time of an epoch with prefetch:
-# guess_prefetch = 2  # how many times as long?
-
-# %% tags=["active-ipynb", "nbval-ignore-output"]
-# lesson.need(guess_prefetch)
-#
-#
-# def read_slowly(number):
-#     time.sleep(0.02)  # the disk
-#     return number
-#
-#
-# slow = tf.data.Dataset.range(12).map(lambda n: tf.py_function(read_slowly, [n], tf.int64))
-# options = tf.data.Options()
-# options.experimental_optimization.inject_prefetch = False
-# datasets = {
-#     "with prefetch": slow.prefetch(2),
-#     "without": slow,
-#     "without, and TensorFlow adds none": slow.with_options(options),
-# }
-# measured = {name: epoch_seconds(dataset, step=0.02) for name, dataset in datasets.items()}
-# for name, (shortest, median, longest) in measured.items():
-#     print(f"{name}: {median:.2f} s per epoch, {shortest:.2f} to {longest:.2f}")
-# none = measured["without, and TensorFlow adds none"][1]
-# times = none / measured["with prefetch"][1]
-# lesson.compare("without ÷ with prefetch", guess_prefetch, times, unit="×", digits=1)
-
-# %% [markdown]
-# With `prefetch`, reading and the step overlap; in the third row nothing overlaps. The second
-# row is the surprise: TensorFlow adds a prefetch to the end of a pipeline that has none. An
-# option turns that off.
-#
 # ## Create a MirroredStrategy, and open its scope
 # The strategy is the one above. The model and the optimizer are made in its scope, so their
 # variables are mirrored, also the optimizer's state. A loss's
@@ -392,7 +342,8 @@ def make(
 # guess_outside = "error"  # an "error", or fit trains on "one device", or on "both"?
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_outside, choices=("error", "one device", "both"))
+# choices = ("error", "one device", "both")
+# lesson.need(guess_outside, choices=choices)
 # CrossEntropy = tf.keras.losses.SparseCategoricalCrossentropy
 # forgotten = cnn()
 # forgotten.compile("sgd", CrossEntropy(from_logits=True))
@@ -406,9 +357,13 @@ def make(
 #     outside = "both" if len(copies) == 2 else "one device"
 # except Exception:
 #     outside = "error"
-# choices = ("error", "one device", "both")
 # lesson.compare("fit, model made outside", guess_outside, outside, choices=choices)
-#
+
+# %% [markdown]
+# It trains on one device, and the other one does nothing. `model.distribute_strategy`, printed
+# first, is the model's strategy. And if the scope is open when `fit` is called?
+
+# %% tags=["active-ipynb"]
 # try:
 #     with strategy.scope():
 #         forgotten.fit(images[:64], labels[:64], verbose=0)
@@ -416,16 +371,19 @@ def make(
 #     print("fit inside the scope:", type(error).__name__, f"with the text {str(error)!r}")
 
 # %% [markdown]
-# It trains on one device, and the other one does nothing. `model.distribute_strategy`, printed
-# first, is the model's strategy. Keras raises an error only if the scope is open when
-# `fit` is called, and this error has no text.
+# Then Keras raises an error, and this error has no text.
 #
 # ## The loss of `fit`
 # Keras's usual loss is the second of the three rules: the mean over the shard, divided by the
-# number of replicas. One epoch with that loss, and one with the sum of loss × sample weight,
-# compared with one device. The last batch is uneven.
+# number of replicas. It trains for one epoch of 23 batches, of which the last one is uneven.
+# After that, are the weights at most 1e-5 away from one device's, as `--prove` demands? The
+# cell also trains with the sum of loss × sample weight.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_usual = "yes"  # Keras's usual loss: are the weights within 1e-5? "yes" or "no"
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_usual, choices=("yes", "no"))
 # serial = cnn()
 # tf_common.train_serially(serial, train, epochs=1, batch_size=64, lr=0.05, seed=0)
 #
@@ -444,64 +402,11 @@ def make(
 # weighted = after_an_epoch(CrossEntropy(from_logits=True, reduction="sum"), batches)
 # print(f"Keras's mean: the weights are {usual:.4f} away from one device's")
 # print(f"sum of loss × sample weight: within 1e-6 of one device's: {weighted < 1e-6}")
+# lesson.compare("Keras's mean within 1e-5", guess_usual, "yes" if usual < 1e-5 else "no")
 
 # %% [markdown]
-# One of the 23 batches is uneven, and it makes this difference. Rounding alone makes less than
-# 1e-6 (the second line). `--prove` would fail, because its limit is 1e-5.
-#
-# ## Mixed precision
-# [Mixed precision](../lessons/README.md#mixed-precision) is set by a *policy* for all layers
-# that are made afterwards. Variables stay in float32. With float16, `compile` wraps the
-# optimizer, which then scales the [loss](../lessons/README.md#loss-scaling).
-
-# %% tags=["active-ipynb"]
-# for policy in ("float32", "mixed_bfloat16", "mixed_float16"):
-#     tf.keras.mixed_precision.set_global_policy(policy)
-#     model = make(strategy, parse([]), (1, 8, 8), 10)
-#     layer = model.layers[0]
-#     types = f"computes in {layer.compute_dtype}, keeps {layer.kernel.dtype}"
-#     print(f"{policy}: {types}, {type(model.optimizer).__name__}")
-# tf.keras.mixed_precision.set_global_policy("float32")  # for the cells below
-
-# %% [markdown]
-# If a scaled gradient overflows, `LossScaleOptimizer` must leave out the step: the weight does
-# not change. Here a weight is 1.0, and its gradient is infinite on one of the two replicas,
-# first on replica 0, then on replica 1. When is the step left out?
-
-# %% tags=["active-ipynb", "guess"]
-# guess_overflow = "both"  # overflow on: "both", "replica 0" only, "replica 1" only, "none"
-
-# %% tags=["active-ipynb"]
-# choices = ("both", "replica 0", "replica 1", "none")
-# lesson.need(guess_overflow, choices=choices)
-# left_out = []
-# for overflows in (0, 1):
-#     with strategy.scope():
-#         weight = tf.keras.Variable(1.0)
-#         sgd = tf.keras.optimizers.SGD(0.1)
-#         optimizer = tf.keras.mixed_precision.LossScaleOptimizer(sgd)
-#         optimizer.build([weight])
-#
-#     def step():
-#         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-#         gradient = tf.where(replica == overflows, float("inf"), 1.0)
-#         optimizer.apply_gradients([(gradient, weight)])
-#
-#     tf.function(strategy.run)(step)
-#     after = weight.numpy().item()
-#     print(f"overflow on replica {overflows}: the weight is {after}")
-#     if after == 1:
-#         left_out.append(f"replica {overflows}")
-#
-# result = left_out[0] if len(left_out) == 1 else ("none", "both")[len(left_out) // 2]
-# lesson.compare("the step is left out", guess_overflow, result, choices=choices)
-
-# %% [markdown]
-# In the path that this run takes, Keras 3.15.1 asks replica 0 only
-# (`keras/src/optimizers/loss_scale_optimizer.py`, lines 273 to 278). Its comment says that the
-# gradients are already added up there; they are not. So `--amp` takes bfloat16, whose range is
-# that of float32: it needs no scaled loss. Whether 16 bit saves time depends on the processor:
-# see lesson 11.
+# One uneven batch of 23 makes this difference. Rounding alone makes less than 1e-6, as the
+# second line shows.
 #
 # ## Train, evaluate, display the results
 # `fit` trains, and evaluates after each epoch. The test images are padded so that every
@@ -539,7 +444,8 @@ class Table(tf.keras.callbacks.Callback):
 # %% [markdown]
 # ## All together
 # Unlike lesson 05, this is one process, without ranks, and `fit` has the loop. So `main` makes
-# the strategy and the model, calls `fit` once, and saves the model.
+# the strategy and the model, calls `fit` once, and saves the model. (`--amp` is explained at
+# the end.)
 
 
 # %% jupyter={"source_hidden": true}
@@ -554,7 +460,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"{tf_common.describe(devices)}\n\n{metrics.header()}", flush=True)
 
     if args.amp:
-        # Not float16: Keras looks for an overflow on the first replica only.
+        # Not float16, which needs a scaled loss.
         tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     strategy = tf.distribute.MirroredStrategy(devices)
     shape = tuple(train[0][0].shape)
@@ -611,23 +517,6 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb"]
 # !python ../scripts/TF_CNN_MultiGPU.py --prove --out results/07
 
-# %% [markdown]
-# **A model saved under the strategy**: does it need the strategy to load? The second output is
-# what TensorBoard shows, read from its log:
-
-# %% tags=["active-ipynb"]
-# from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-#
-# loaded = tf.keras.models.load_model("results/07/model.keras")
-# x_test, y_test = tf_common.arrays(test)
-# accuracy = (loaded.predict(x_test, verbose=0).argmax(1) == y_test).mean()
-# copies = strategy.experimental_local_results(loaded.trainable_variables[0].value)
-# print(f"loaded: {len(copies)} copy of each variable, test accuracy {accuracy:.4f}")
-#
-# last_run = max(tf.io.gfile.glob("results/07/tensorboard/*/validation"))
-# events = EventAccumulator(last_run).Reload().Tensors("epoch_accuracy")
-# print([round(float(tf.make_ndarray(event.tensor_proto)), 2) for event in events])
-
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("07 MirroredStrategy", "results/07"))  # for the table of all routes
 
@@ -639,7 +528,79 @@ if __name__ == "__main__":
 # 3. The last batch of an epoch can be uneven: compare with one device, as `--prove` does.
 # 4. BatchNorm gets `synchronized=True`: the next notebook shows why.
 #
+# **Does the model learn what it learns on one GPU?** Yes, except for rounding, if all four
+# hold, as the proof above says.
+#
 # `fit` hides the loop. The next notebook writes it by hand.
+#
+# ## To go further
+# The lesson's answer ends here. Three more questions: a saved model, `prefetch`, and 16 bit.
+#
+# **A model saved under the strategy**: does it need the strategy to load?
+
+# %% tags=["active-ipynb"]
+# loaded = tf.keras.models.load_model("results/07/model.keras")
+# x_test, y_test = tf_common.arrays(test)
+# accuracy = (loaded.predict(x_test, verbose=0).argmax(1) == y_test).mean()
+# copies = strategy.experimental_local_results(loaded.trainable_variables[0].value)
+# print(f"loaded: {len(copies)} copy of each variable, test accuracy {accuracy:.4f}")
+
+# %% [markdown]
+# It does not: it loads on one device, with the accuracy of the table.
+#
+# **Prefetch.** What does it gain, if reading a batch takes as long as a training step? In the
+# guess, "without prefetch" means that nothing reads ahead.
+
+# %% tags=["active-ipynb", "guess"]
+# # The time of an epoch without prefetch, divided by the time of an epoch with prefetch:
+# guess_prefetch = 2  # how many times as long?
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# lesson.need(guess_prefetch)
+#
+#
+# def read_slowly(number):
+#     time.sleep(0.02)  # the disk
+#     return number
+#
+#
+# slow = tf.data.Dataset.range(12).map(lambda n: tf.py_function(read_slowly, [n], tf.int64))
+# options = tf.data.Options()
+# options.experimental_optimization.inject_prefetch = False
+# datasets = {
+#     "with prefetch": slow.prefetch(2),
+#     "without": slow,
+#     "without, and TensorFlow adds none": slow.with_options(options),
+# }
+# measured = {name: epoch_seconds(dataset, step=0.02) for name, dataset in datasets.items()}
+# for name, (shortest, median, longest) in measured.items():
+#     print(f"{name}: {median:.2f} s per epoch, {shortest:.2f} to {longest:.2f}")
+# none = measured["without, and TensorFlow adds none"][1]
+# times = none / measured["with prefetch"][1]
+# lesson.compare("without ÷ with prefetch", guess_prefetch, times, unit="×", digits=1)
+
+# %% [markdown]
+# With `prefetch`, reading and the step overlap; in the third row nothing overlaps. The second
+# row is the surprise: TensorFlow adds a prefetch to the end of a pipeline that has none. An
+# option turns that off.
+#
+# **16 bit.** [Mixed precision](../lessons/README.md#mixed-precision) is set by a *policy* for
+# all layers that are made afterwards. Variables stay in float32. With float16, `compile`
+# wraps the optimizer, which then scales the [loss](../lessons/README.md#loss-scaling).
+
+# %% tags=["active-ipynb"]
+# for policy in ("float32", "mixed_bfloat16", "mixed_float16"):
+#     tf.keras.mixed_precision.set_global_policy(policy)
+#     model = make(strategy, parse([]), (1, 8, 8), 10)
+#     layer = model.layers[0]
+#     types = f"computes in {layer.compute_dtype}, keeps {layer.kernel.dtype}"
+#     print(f"{policy}: {types}, {type(model.optimizer).__name__}")
+# tf.keras.mixed_precision.set_global_policy("float32")  # for all cells that run later
+
+# %% [markdown]
+# `--amp` takes bfloat16, whose range is that of float32: it needs no scaled loss. On several
+# replicas, Keras's scaled loss is not safe: the page says why. Whether 16 bit saves time
+# depends on the processor: see lesson 11.
 
 # %% [markdown] tags=["footer"]
 # [← 06 Model and data parallel](PT_CNN_HybridParallel.ipynb) ·

@@ -68,6 +68,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.setup("08-tf-multi-node")
 # tf.config.set_visible_devices([], "GPU")  # the kernel computes on the CPU, as the workers do
 # from experiments import (
+#     all_reduce_seconds,
 #     batch_norm,
 #     first_weights,
 #     fit_error,
@@ -182,6 +183,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # | `weights` | its first weights | "The same first weights" |
 # | `errors` | the error of `fit` | "Keras's `fit`" |
 # | `norms` | its model with BatchNorm | "BatchNorm" |
+# | `costs` | the time of an all-reduce | "What does the all-reduce cost?" |
 
 # %% tags=["active-ipynb", "guess"]
 # # 8 images in global batches of 4, two workers, sharding is off:
@@ -189,8 +191,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_off)
-# experiments = (images_read, steps_made, first_weights, fit_error, batch_norm)
-# read, uneven, weights, errors, norms = zip(*launch.call(on_worker, 2, *experiments))
+# experiments = (
+#     images_read,
+#     steps_made,
+#     first_weights,
+#     fit_error,
+#     batch_norm,
+#     all_reduce_seconds,
+# )
+# found = launch.call(on_worker, 2, *experiments)
+# read, uneven, weights, errors, norms, costs = zip(*found)
 # first, second = read  # of worker 0 and of worker 1
 # for policy in first:
 #     print(f"{policy}: worker 0 reads {first[policy]}, worker 1 {second[policy]}")
@@ -522,9 +532,6 @@ def set_up(
 # - `rendezvous.same_everywhere` stops the run if a flag differs between workers.
 # - `tf_config.without_timeout`: the others wait up to 7 days for the chief's proof.
 #
-# This lesson does not measure what the all-reduce costs. The script's speed with two workers
-# on one CPU is in the [table of all routes](../lessons/routes.md).
-#
 # To train your own model, edit `train` in `scripts/TF_CNN_MultiNode.py`. This notebook has the
 # same text, but the workers run the file, never a cell.
 
@@ -664,6 +671,57 @@ if __name__ == "__main__":
 # !OMP_NUM_THREADS=1 {torchrun} {program}
 
 # %% [markdown]
+# ## What does the all-reduce cost?
+# In an all-reduce of *b* bytes over *n* workers, each worker sends 2 (*n* − 1)/*n* · *b* bytes
+# (lesson 10 counts them): with two workers, *b*. A gradient in float32 has 4 bytes.
+#
+# An example: ResNet-50 has 25.6 million weights. By lesson 13's prediction, an A100 computes a
+# step of 64 images in 81 ms
+# (`multigpu scaling --model resnet50 --gpu A100-80GB --link NVLink3 --gpus 1`). Two machines
+# with one A100 each are joined by a network of 10 Gbit/s, and the all-reduce begins when the
+# computing ends.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_share = 10  # % of a step that is the all-reduce, with 10 Gbit/s between the machines
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_share)
+# computing = 0.081  # seconds
+# workers = 2
+# sent = 2 * (workers - 1) / workers * 4 * 25.6e6  # bytes
+#
+# shares = {}
+# for gigabits in (1, 10, 25, 200):
+#     all_reduce = sent / (gigabits * 1e9 / 8)
+#     shares[gigabits] = 100 * all_reduce / (computing + all_reduce)
+#     part = f"{1e3 * all_reduce:.0f} ms, {shares[gigabits]:.0f}% of a step"
+#     print(f"{gigabits} Gbit/s: the all-reduce takes {part}")
+# lesson.compare("share of a step", guess_share, shares[10], unit="%", digits=0)
+
+# %% [markdown]
+# With 10 Gbit/s, half of a step is communication: two machines together are as fast as one.
+# With 1 Gbit/s they are slower than one. This is the worst case, because an all-reduce that
+# runs during backward is partly hidden, as with DDP in lesson 05. The latency is left out.
+#
+# The digits' CNN has 153 kB of gradients. Two workers on this machine have measured one
+# all-reduce of as many numbers, and a larger one:
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# seconds, _ = costs
+# for numbers, took in seconds.items():
+#     speed = 4 * numbers / took / 1e6
+#     print(f"{4 * numbers / 1e3:,.0f} kB: {1e3 * took:.1f} ms, {speed:.0f} MB/s")
+#
+# epochs = metrics.finished_run("results/08")["epochs"]
+# step = 64 / np.median([epoch["images_per_s"] for epoch in epochs])  # seconds
+# share = f"{min(seconds.values()) / step:.0%} of a step of the script"
+# print(f"the smaller one is {share}, which takes {1e3 * step:.0f} ms")
+
+# %% [markdown]
+# A message that is 65 times as large takes less than 65 times as long, because each all-reduce
+# also has a latency. More images in a step make the share smaller: the bytes stay the same.
+# Both processes share one CPU here, so this says nothing about two machines.
+#
 # **What must change for two machines?**
 # 1. One strategy, made before TensorFlow's first operation, and `TF_CONFIG` for each worker.
 # 2. Each worker reads its own shard, and all workers shuffle with the same seed.
@@ -675,6 +733,9 @@ if __name__ == "__main__":
 # **Do two machines learn the same as one?** Yes, except for rounding, if 2 and 3 hold, all
 # workers begin with the same weights, and the model has no BatchNorm without
 # `synchronized=True`.
+#
+# **Are they faster?** If the all-reduce is short against the computing: predict its time from
+# the bytes of the gradients and the bandwidth, before you ask for the second machine.
 #
 # On a cluster: `sbatch slurm/TF_CNN_MultiNode.slurm`. The page of this lesson has all
 # commands, and says how to install `tensorflow[and-cuda]`, TensorFlow's build for GPUs.

@@ -6,8 +6,10 @@ Each experiment gets the strategy and `world`, this worker's rank and the number
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -192,3 +194,35 @@ def _step(model: tf.keras.Model, optimizer: tf.keras.Optimizer) -> Callable:
         optimizer.apply(tape.gradient(loss, model.trainable_variables))
 
     return step
+
+
+# ---- what the all-reduce costs --------------------------------------------------------------
+
+
+def all_reduce_seconds(
+    strategy: tf.distribute.Strategy,
+    world: launch.World,
+    sizes: tuple[int, ...] = (38_282, 2_500_000),
+    repeats: int = 5,
+) -> dict[int, float]:
+    """The median seconds of an all-reduce of this many float32 numbers, for each size."""
+
+    @tf.function(reduce_retracing=True)
+    def total(numbers: tf.Tensor) -> tf.Tensor:
+        def of_replica(numbers: tf.Tensor) -> tf.Tensor:
+            # The copy is on the replica's device; the argument has none.
+            own = tf.identity(numbers)
+            return tf.distribute.get_replica_context().all_reduce("SUM", own)[0]
+
+        return strategy.run(of_replica, args=(numbers,))
+
+    found = {}
+    for size in sizes:
+        numbers = tf.ones([size])
+        measured = []
+        for _ in range(1 + repeats):  # the first one compiles
+            began = time.perf_counter()
+            assert float(total(numbers)) == strategy.num_replicas_in_sync
+            measured.append(time.perf_counter() - began)
+        found[size] = median(measured[1:])
+    return found

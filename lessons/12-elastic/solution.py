@@ -489,9 +489,14 @@ def agree(received: int) -> int:
 
 
 # %%
-with exercise.check("agree", "a signal to one rank of two", points=2) as student:
+with exercise.check("agree", "a signal to one rank of two", points=1) as student:
     expect_stop(student, [[0, 0, 0, 0], [0, 0, 1, 1]], [3, 1])
     expect_stop(student, [[0, 2, 2, 2], [0, 0, 0, 0]], [2, 2])
+
+# %%
+with exercise.check("agree", "a signal to each rank of two", points=1) as student:
+    expect_stop(student, [[0, 1, 1], [0, 1, 1]], [2, 1])
+    expect_stop(student, [[0, 1, 1], [0, 2, 2]], [2, 2])
 
 # %%
 with exercise.check("agree", "other ranks and signals", points=2, hidden=True) as student:

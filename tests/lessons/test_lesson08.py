@@ -15,7 +15,11 @@ import torch
 import warm
 from commands import ROOT, clean_environment, free_ports, planted, run_script
 
-from multigpu import launch, tf_config
+from multigpu import launch, tf_common, tf_config
+from multigpu.models.resnet import resnet
+from multigpu.scaling import predict
+from multigpu.vgpu.sim.network import Network, collective_seconds
+from multigpu.vgpu.sim.presets import NETWORKS
 
 pytest.importorskip("tensorflow")
 STEM = "TF_CNN_MultiNode"
@@ -265,6 +269,24 @@ def test_who_reads_what_the_first_weights_and_fit(experiments):
     for error in errors:
         assert error.startswith("Attempt to convert a value (PerReplica:{…}) with")
         assert error.endswith("to a Tensor.")
+
+
+def test_the_times_that_the_notebook_gives_for_resnet_50():
+    """81 ms of computing, and an all-reduce of bytes ÷ bandwidth between two machines."""
+    (one,) = predict("resnet50", "A100-80GB", link="NVLink3", gpus=(1,)).rows
+    assert one.estimates[0].seconds == pytest.approx(0.081, rel=0.01)
+    network = NETWORKS["Ethernet10"]
+    weights = sum(weight.numel() for weight in resnet(50).parameters())
+    seconds = collective_seconds("allreduce", 4 * weights, Network(network).group(2))
+    assert seconds == pytest.approx(4 * 25.6e6 / network.bandwidth, rel=0.01)
+
+
+@pytest.mark.slow
+def test_an_all_reduce_has_as_many_numbers_as_the_gradients_of_the_cnn(experiments):
+    ((one,), (other,)) = launch.call(experiments.on_worker, 2, experiments.all_reduce_seconds)
+    assert min(one) == sum(weights.size for weights in tf_common.cnn().get_weights())
+    assert one.keys() == other.keys()
+    assert min(*one.values(), *other.values()) > 0
 
 
 @pytest.mark.slow

@@ -187,12 +187,18 @@ SAVES = [
 # ---- agree ----------------------------------------------------------------------------------
 
 ONE_RANK = "a signal to one rank of two"
+EACH_RANK = "a signal to each rank of two"
 OTHER_SIGNALS = "other ranks and signals"
 AGREE = "# answer: agree\ndef agree(received):\n"
 GATHER = """    empty = torch.zeros(1, dtype=torch.long)
     found = [empty.clone() for _ in range(dist.get_world_size())]
     dist.all_gather(found, torch.tensor([received]))
     return max(int(each) for each in found)
+"""
+NEIGHBOUR = """    empty = torch.zeros(1, dtype=torch.long)
+    found = [empty.clone() for _ in range(dist.get_world_size())]
+    dist.all_gather(found, torch.tensor([received]))
+    return max(received, int(found[dist.get_rank() - 1]))
 """
 COUNTS = """    counts = torch.tensor([received == USR1, received == TERM]).long()
     dist.all_reduce(counts)
@@ -211,16 +217,17 @@ USR1_FIRST = changed(
     ("counts[1]:\n        return TERM", "counts[0]:\n        return USR1"),
     ("USR1 if counts[0] else", "TERM if counts[1] else"),
 )
-BOTH = (ONE_RANK, OTHER_SIGNALS)
+ALL = (ONE_RANK, EACH_RANK, OTHER_SIGNALS)
 
 SIGNALS = [
     Known("agree: all_gather", "agree", AGREE + GATHER),
     Known("agree: counts", "agree", AGREE + COUNTS),
-    Known("agree: own signal alone", "agree", AGREE + "    return received\n", BOTH),
-    Known("agree: rank 0's signal", "agree", RANK_0, BOTH),
-    Known("agree: only with a signal", "agree", ONLY_IF, BOTH),
-    Known("agree: a sum", "agree", SUM, (OTHER_SIGNALS,)),
-    Known("agree: USR1 first", "agree", AGREE + USR1_FIRST, (OTHER_SIGNALS,)),
+    Known("agree: own signal alone", "agree", AGREE + "    return received\n", ALL),
+    Known("agree: a neighbour's signal", "agree", AGREE + NEIGHBOUR, (OTHER_SIGNALS,)),
+    Known("agree: rank 0's signal", "agree", RANK_0, ALL),
+    Known("agree: only with a signal", "agree", ONLY_IF, (ONE_RANK, OTHER_SIGNALS)),
+    Known("agree: a sum", "agree", SUM, (EACH_RANK, OTHER_SIGNALS)),
+    Known("agree: USR1 first", "agree", AGREE + USR1_FIRST, (EACH_RANK, OTHER_SIGNALS)),
 ]
 
 KNOWN = [*GUESSES, *SHARDS, *SAVES, *SIGNALS]
