@@ -197,7 +197,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #         return torch.cat(parts), loss.item() / factor
 
 # %% [markdown]
-# With a `factor` of 1 this CNN needs no scaler. And with 1e-5?
+# The next cell shows that this CNN needs no scaler with a `factor` of 1. And with 1e-5?
 
 # %% tags=["active-ipynb", "guess"]
 # guess_zeros = 10  # % of the gradients that are zero: factor 1e-5, without a scaler
