@@ -26,11 +26,11 @@ YOUR_METHODS = (
 )
 # The recorded hook's name → the text and the look of its box.
 HOOKS = {
-    "on_fit_start": ("DDP: rank 0's\nweights for all", TOGETHER),
+    "on_fit_start": ("DDP:\nrank 0's\nweights\nfor all", TOGETHER),
     "on_before_backward": ("backward,\nall-reduce", TOGETHER),
     "on_before_optimizer_step": ("optimizer.\nstep()", TRAINERS),
     "on_validation_end": ("self.log:\nthe sums", TOGETHER),
-    "on_train_epoch_end": ("checkpoint:\nrank 0 writes,\nthe others wait", TOGETHER),
+    "on_train_epoch_end": ("checkpoint:\nrank 0\nwrites,\nthe others\nwait", TOGETHER),
 }
 
 
@@ -74,7 +74,7 @@ def draw(ranks: list[list[str]], path: Path) -> Path:
     assert all("training_step" in order for order in ranks)
     title = "trainer.fit on two ranks: you write the blue boxes, the Trainer does the rest"
     lanes = [f"rank {rank}" for rank in range(len(ranks))]
-    axes = plots.schematic(lanes, title, width=11, height=3.2)
+    axes = plots.schematic(lanes, title, width=9, height=3.2)
     longest = max(ranks, key=len)
     for lane, order in enumerate(ranks):
         # A rank with fewer calls waits for the others.
