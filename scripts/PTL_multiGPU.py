@@ -87,7 +87,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson, plots
 #
 # lesson.setup("09-lightning", ranks=True)
-# from experiments import compare, show
+# from experiments import compare, show, step_times
 # from what_moved import CALLBACK, bars, statements, statements_in
 #
 # train, _ = data.load(data.fetch(None))
@@ -182,18 +182,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Two ranks
-# Now `Trainer(devices=2)`. The strategy `ddp` is written out, and each rank makes its module
-# with another seed, for the question after this one. The data set and the batch of 64 stay.
-# Write your answer, then run the cell.
-# The cell below compares it with what happens.
+# Now `Trainer(devices=2)`, with the same data set and the same batch of 64. On one device the
+# two epochs were 46 steps. Write your answer, then run the cell: the next one compares it with
+# what happens.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_steps = 46  # two ranks: how many steps are the two epochs?
 
 # %% [markdown]
-# The next cell trains in two ranks: with both Trainers, each rank with another seed, and with
-# a `SmallTrainer` without `average`. `self.log(name, number)` in a module's method records a
-# number. Here each rank logs its loss twice: as it is, and with `sync_dist=True`. After `fit`,
+# The next cell has the runs of this and of the next two questions. Two ranks train with both
+# Trainers, where each rank makes its module with another seed, and with a `SmallTrainer`
+# without `average`. `self.log(name, number)` in a module's method records a number: here each
+# rank logs its loss twice, as it is and with `sync_dist=True`. After `fit`,
 # `callback_metrics` has the logged numbers.
 
 # %% tags=["active-ipynb"]
@@ -290,7 +290,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # The real Trainer also calls *hooks*: methods with fixed names, at fixed moments of the run. A
 # module can define them. A *callback* is an object with hooks that you pass to the Trainer, so
 # that code which is not about the model (a table, a checkpoint) stays out of the module. This
-# callback has the hooks of training, and records their order:
+# callback has the hooks of training, and records their order. In a step, which do you expect
+# first: `zero_grad`, backward or the optimizer's step?
 
 # %% tags=["active-ipynb"]
 # order = []
@@ -565,9 +566,9 @@ if __name__ == "__main__":
 # Where does it differ from this Trainer? The next cells try it on two ranks:
 #
 # - Seven test images have these errors: 10, 1, 1, 1, 1, 1, 1. `trainer.test` reports the mean.
+# - Each rank logs its own rank number, 0 or 1, once per epoch.
 # - `EarlyStopping`, a callback, stops the training if a logged number no longer improves. What
 #   rank 0 logs falls by 2 in each epoch, what rank 1 logs rises by 1. So the mean falls.
-# - In another run, each rank logs its own rank number, 0 or 1, once per epoch.
 #
 # The second cell below runs for about half a minute before it prints anything.
 
@@ -579,7 +580,7 @@ if __name__ == "__main__":
 # lesson.need(guess_counted)
 # lesson.need(guess_stop, choices=("yes", "no"))
 # this, lightning = compare()
-# show(this, lightning, "test images", "mean error", "epochs until", "these epochs")
+# show(this, lightning, "test images", "mean error", "rank's", "epochs until", "these epochs")
 # lesson.compare("images counted by Lightning", guess_counted, lightning[0]["rows"], digits=0)
 # stops = "yes" if lightning[0]["epochs"] < 9 else "no"
 # lesson.compare("Lightning's EarlyStopping stops", guess_stop, stops)
@@ -588,27 +589,63 @@ if __name__ == "__main__":
 # Lightning shards the test images by `DistributedSampler`, which repeats the first one so that
 # the shards are equal: the outlier counts twice. This Trainer shards whole batches. And
 # without `sync_dist=True`, Lightning's numbers by epoch are a rank's own. If one rank wants to
-# stop, all stop: rank 1's rising number ended the training. With `sync_dist=True` both
-# libraries train equally many epochs.
+# stop, all stop: rank 1's rising number ended the training.
 #
-# The same runs have tried more:
+# The same runs have tried three more things on two ranks: `predict` with four batches, a
+# training loader without `shuffle`, and a layer that is frozen at first and trained from
+# epoch 1 on. What does Lightning do?
+
+# %% tags=["active-ipynb", "guess"]
+# guess_predicted = 4  # how many of the four batches does `predict` return on each rank?
+# guess_order = "kept"  # the order of the loader without `shuffle`: "kept" or "shuffled"?
+# guess_layer = "equal"  # the ranks' weights of that layer in the end: "apart" or "equal"?
 
 # %% tags=["active-ipynb"]
-# show(this, lightning, "loss of", "steps", "predict", "rank's", "loader", "layer")
+# lesson.need(guess_predicted)
+# lesson.need(guess_order, choices=("kept", "shuffled"))
+# lesson.need(guess_layer, choices=("apart", "equal"))
+# show(this, lightning, "predict", "loader", "layer")
+# found = lightning[0]
+# lesson.compare("batches from predict", guess_predicted, found["predicted"], digits=0)
+# kept = "shuffled" if found["order"] == "shuffled" else "kept"
+# lesson.compare("the order", guess_order, kept)
+# equal = torch.equal(found["unfrozen"], lightning[1]["unfrozen"])
+# lesson.compare("the layer's weights", guess_layer, "equal" if equal else "apart")
+
+# %% [markdown]
+# DDP does not know a layer that is unfrozen later, so nobody averages its gradients: in
+# Lightning each rank trains it alone, and this Trainer raises an error. The page of this
+# lesson lists all differences.
+#
+# And the lesson's own module, which asks for the mean and has its own sampler?
+
+# %% tags=["active-ipynb"]
+# show(this, lightning, "loss of")
 # apart = proof.difference(this[0]["net"], lightning[0]["net"])
 # print(f"weights of the lesson's module equal within 1e-6: {apart <= 1e-6}")
 
 # %% [markdown]
-# The lesson's own module learns the same in both libraries. Of the other rows:
+# ## What does it cost?
+# The next cell trains a model with 13 weights, whose step takes as little time as possible,
+# on one device: with `SmallTrainer`, with this Trainer and with Lightning.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_cost = 100  # µs that Lightning adds to each step of the loop by hand
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# lesson.need(guess_cost)
+# times = step_times(SmallTrainer)
+# for name, microseconds in times.items():
+#     print(f"{name:<13}{microseconds:>5.0f} µs per step")
 #
-# - An epoch has 2 steps instead of 4, because each step takes one batch on each rank.
-# - `predict` returns all batches on each rank of this Trainer, and in Lightning a rank's own.
-# - Lightning shuffles a training loader without `shuffle`; this Trainer keeps its order.
-# - DDP does not know a layer that is unfrozen in epoch 1. In Lightning each rank trains this
-#   layer alone; this Trainer raises an error.
+# added = times["Lightning"] - times["by hand"]
+# lesson.compare("Lightning adds", guess_cost, added, unit="µs", digits=0)
+
+# %% [markdown]
+# A wrapper's cost is the same for each step, so it counts only where steps are short. These
+# are times of this run on this machine; the page has those of a longer measurement.
 #
-# The page of this lesson lists all differences.
-#
+# ## The answer
 # **Can a library own the code about GPUs and ranks?** Most of it: the devices, the start of
 # the ranks, the sampler, the loop, checkpoints. In both libraries two things stay yours: what
 # the batch of your loader means with several ranks, and the mean over an uneven batch. In

@@ -6,10 +6,14 @@ ranks, and returns what a row of the table prints. `both` runs all of them with 
 
 import importlib.util
 import logging
+import math
+import statistics
 import sys
+import time
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -211,6 +215,52 @@ def predicted(L: types.ModuleType) -> int:
 
     trainer = L.Trainer(**SETTINGS)
     return len(trainer.predict(tiny(L, predict_step=predict_step), numbered_rows(7)))
+
+
+# ---- cost -----------------------------------------------------------------------------------
+
+
+class Batches:
+    """A loader that has its batches already. A list would be several loaders."""
+
+    def __init__(self, batches: list):
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator:
+        return iter(self.batches)
+
+
+def step_times(small_trainer: type, steps: int = 300, rounds: int = 3) -> dict[str, float]:
+    """Microseconds from one step of `tiny` to the next, on one device: the shortest median.
+
+    small_trainer   the notebook's Trainer, whose loop is the one by hand
+    Raises UserError if lightning is not installed.
+    """
+    check_installed()
+    alone = {"devices": 1, "strategy": "auto", "max_epochs": 1}
+    batches = Batches([[torch.ones(2, 1)]] * steps)
+    began = []
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        began.append(time.perf_counter())
+        (rows,) = batch
+        return self.last(self.first(rows)).square().mean()
+
+    libraries = {"this Trainer": multigpu.trainer, "Lightning": lightning()}
+    times = dict.fromkeys(("by hand", *libraries), math.inf)
+    for _ in range(rounds):
+        runs = {"by hand": (small_trainer(max_epochs=1), multigpu.trainer)}
+        for name, L in libraries.items():
+            runs[name] = (L.Trainer(**SETTINGS | alone), L)
+        for name, (trainer, L) in runs.items():
+            began.clear()
+            trainer.fit(tiny(L, training_step=training_step), batches)
+            seconds = statistics.median(after - before for before, after in pairwise(began))
+            times[name] = min(times[name], seconds * 1e6)
+    return times
 
 
 # ---- both libraries, side by side -----------------------------------------------------------

@@ -26,11 +26,11 @@ YOUR_METHODS = (
 )
 # The recorded hook's name → the text and the look of its box.
 HOOKS = {
-    "on_fit_start": ("DDP: rank 0's\nweights for all", TOGETHER),
+    "on_fit_start": ("DDP:\nrank 0's\nweights\nfor all", TOGETHER),
     "on_before_backward": ("backward,\nall-reduce", TOGETHER),
     "on_before_optimizer_step": ("optimizer.\nstep()", TRAINERS),
     "on_validation_end": ("self.log:\nthe sums", TOGETHER),
-    "on_train_epoch_end": ("checkpoint:\nrank 0 writes,\nthe others wait", TOGETHER),
+    "on_train_epoch_end": ("checkpoint:\nrank 0\nwrites,\nthe others\nwait", TOGETHER),
 }
 
 
@@ -74,7 +74,7 @@ def draw(ranks: list[list[str]], path: Path) -> Path:
     assert all("training_step" in order for order in ranks)
     title = "trainer.fit on two ranks: you write the blue boxes, the Trainer does the rest"
     lanes = [f"rank {rank}" for rank in range(len(ranks))]
-    axes = plots.schematic(lanes, title, width=11, height=2.9)
+    axes = plots.schematic(lanes, title, width=9, height=3.2)
     longest = max(ranks, key=len)
     for lane, order in enumerate(ranks):
         # A rank with fewer calls waits for the others.
@@ -90,15 +90,17 @@ def draw(ranks: list[list[str]], path: Path) -> Path:
                     continue
                 middle, height = (len(ranks) - 1) / 2, len(ranks) - 0.2
             plots.box(axes, look, place + 0.03, middle, 0.94, text, height, size=8)
-    steps = [
-        place
-        for place, name in enumerate(longest)
-        if name in ("training_step", "on_before_optimizer_step")
-    ]
-    axes.plot([steps[0], steps[1] + 1], [-0.62, -0.62], color=plots.INK, linewidth=1)
-    middle = sum(steps) / 2 + 0.5
-    axes.text(middle, -0.7, "for each batch", ha="center", va="bottom", fontsize=8)
-    axes.set(xlim=(0, len(longest)), ylim=(len(ranks) - 0.5, -1.1))
+    repeated = {
+        "for each batch": ("training_step", "on_before_optimizer_step", -0.62),
+        "for each epoch": ("training_step", "on_train_epoch_end", -1.12),
+    }
+    for text, (first, last, height) in repeated.items():
+        left, right = longest.index(first), longest.index(last) + 1
+        bracket = [height + 0.1, height, height, height + 0.1]
+        axes.plot([left, left, right, right], bracket, color=plots.INK, linewidth=1)
+        middle = (left + right) / 2
+        axes.text(middle, height - 0.05, text, ha="center", va="bottom", fontsize=8)
+    axes.set(xlim=(0, len(longest)), ylim=(len(ranks) - 0.5, -1.5))
     order_only = "order of the calls, as recorded; the widths mean nothing"
     axes.set_xlabel(order_only, loc="right", fontsize=8)
     names = {

@@ -124,9 +124,13 @@ def fit_accumulating(batches, accumulate, epochs):
 
 # %% jupyter={"source_hidden": true}
 # setup
+import importlib.util
+import logging
+import warnings
+
 from torch.utils.data import DataLoader
 
-import multigpu.trainer as L
+import multigpu.trainer
 from multigpu.exercise import Exercise
 
 exercise = Exercise("09-lightning")
@@ -140,29 +144,39 @@ QUIET = {
 }
 
 
-class Usual(L.LightningModule):
-    """The net of the exercises, for the real Trainer."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = new_net()
-
-    def training_step(self, batch, batch_idx):
-        rows, labels = batch
-        return F.cross_entropy(self.net(rows), labels)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.5)
-
-
-def fit_by_the_trainer(batches, accumulate, epochs):
+def fit_by_the_trainer(batches, accumulate, epochs, L=multigpu.trainer):
     """(global_step, weights) of L.Trainer(accumulate_grad_batches=accumulate)."""
+
+    class Usual(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = new_net()
+
+        def training_step(self, batch, batch_idx):
+            rows, labels = batch
+            return F.cross_entropy(self.net(rows), labels)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
     module = Usual()
     trainer = L.Trainer(max_epochs=epochs, accumulate_grad_batches=accumulate, **QUIET)
     # Each item is a batch already.
     loader = DataLoader(batches, batch_size=None)
     trainer.fit(module, loader)
     return trainer.global_step, weights_of(module)
+
+
+def real_lightning():
+    """The package lightning without its messages; None if it is not installed."""
+    if importlib.util.find_spec("lightning") is None:
+        return None
+    warnings.simplefilter("ignore")
+    import lightning
+
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return lightning
 
 
 def whole_step(batches):
@@ -466,6 +480,26 @@ with exercise.check("accumulation", "other epochs", points=3, hidden=True) as st
         what = f"groups of {accumulate} of {count} batches"
         student.equal(steps, expected, f"{what}: global_step is that of the real Trainer")
         student.close_to(weights, trained, f"{what}: the weights are those of the Trainer")
+
+# %% [markdown]
+# ## In the real Lightning (no points)
+# The checks of question 4 compared your Trainer with this course's. Does the real Lightning
+# step as often, and learn the same weights? Change the numbers, predict, and run the cell: it
+# uses your `AccumulatingTrainer`, and needs `pip install 'lightning>=2.6,<2.7'`.
+
+# %%
+accumulate, epochs = 4, 3
+ten_rows = torch.arange(80.0).view(10, 2, 4).sin()
+ten_batches = [(rows, torch.tensor([0, 1])) for rows in ten_rows]
+lightning = real_lightning()
+if lightning is None:
+    print("Lightning is not installed, so there is nothing to compare with.")
+else:
+    steps, weights = fit_accumulating(ten_batches, accumulate, epochs)
+    theirs, trained = fit_by_the_trainer(ten_batches, accumulate, epochs, lightning)
+    apart = max((a - b).abs().max().item() for a, b in zip(weights, trained, strict=True))
+    print(f"steps: yours {steps}, Lightning's {theirs}")
+    print(f"weights within 1e-6: {apart <= 1e-6}")
 
 # %%
 exercise.summary()
