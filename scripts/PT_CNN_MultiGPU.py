@@ -168,12 +168,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Two nodes
-# On two nodes, one torchrun runs on each. This is the command on node 0. On node 1 it has
-# `--node-rank=1`, and nothing else differs:
+# On two nodes, one torchrun runs on each. This is the command on node 0. The command on node 1
+# has `--node-rank=1`, and the rest is the same:
 #
 # ```
 # torchrun --nnodes=2 --node-rank=0 --nproc-per-node=2 \
-#     --master-addr=node0 --master-port=29500 ddp.py weights.pt
+#     --master-addr=node0 --master-port=29500 two_nodes.py weights.pt
 # ```
 # - `--nnodes` is the number of nodes, and `--node-rank` the number of this one.
 # - `--nproc-per-node` is the number of ranks on this node, one for each GPU.
