@@ -175,6 +175,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # torchrun --nnodes=2 --node-rank=0 --nproc-per-node=2 \
 #     --master-addr=node0 --master-port=29500 two_nodes.py weights.pt
 # ```
+#
 # - `--nnodes` is the number of nodes, and `--node-rank` the number of this one.
 # - `--nproc-per-node` is the number of ranks on this node, one for each GPU.
 # - `--master-addr` is the name or the address of node 0, and `--master-port` a free port of
