@@ -44,6 +44,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# import os
 # import pickle
 # import threading
 # from pathlib import Path
@@ -77,6 +78,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # - `all_reduce` is a *collective*: an operation in which all ranks take part. Each rank gives
 #   a tensor, and each rank gets the sum.
 #
+# Many programs call `init_process_group("gloo")` alone. Then each rank reads four variables of
+# its environment: `RANK`, `WORLD_SIZE`, and the store's address and port, `MASTER_ADDR` and
+# `MASTER_PORT`. A launcher such as `torchrun` (lesson 05) sets them. `mp.spawn` does not: that
+# is why `add_up.py` sends the port.
+#
 # ## Predict first
 # Write your answers, then run the cell. The cells below compare them with what happens. (The
 # third question is about an all-reduce that averages the gradients, without DDP.)
@@ -100,7 +106,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 #
 # def hello():
-#     return f"rank {launch.find_world().rank} of {launch.find_world().size}"
+#     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+#     return {name: os.environ.get(name) for name in names}
 #
 #
 # names = pickle.dumps(hello)
@@ -115,9 +122,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # process. A page of traceback follows. It ends with `ProcessExitedException`, which does not
 # name the cause: scroll up to the AttributeError.) So `mp.spawn` needs a function of a file.
 # `launch.call` is this course's way for notebooks: it sends the function itself (its code and
-# the variables that it uses) by *cloudpickle*, and returns what the ranks return. On Linux it
-# does not start a new Python: the first cell has started a process that imports torch, and the
-# ranks are *forks* (copies) of that process, so they start in a fraction of a second.
+# the variables that it uses) by *cloudpickle*, and returns what the ranks return. It also sets
+# torchrun's variables. On Linux it does not start a new Python: the first cell has started a
+# process that imports torch, and the ranks are *forks* (copies) of that process, so they start
+# in a fraction of a second.
 
 # %% tags=["active-ipynb"]
 # launch.call(hello, 2)
@@ -240,19 +248,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # The ranks must make the same number of steps, and 7 is odd. So in step 4 rank 1 gets image 4,
-# which rank 0 has read. 1,437 is odd, too. Below, such a repeat gets weight 0 in the loss:
-# lesson 05 shows what happens without that.
+# which rank 0 has read. 1,437 is odd, too. Below, such a repeat gets weight 0 in the loss.
 #
 # ## Step 1 · What each rank does
 # The same as in `add_up.py`, with the CNN of lesson 01. A new process has none of its
 # parent's variables but the arguments: it sets up its rank, device, model and data itself.
 # Four lines make it a run of several ranks: those with `TCPStore`, `init_process_group`,
-# `DistributedSampler` and `DDP`, which does one all-reduce of the gradients in each step,
-# during `backward()`. To be exact for every batch it also needs three things that lesson 05
-# tries: `set_epoch`, the factors `real`, which are 0 for a repeated image, and the loss's
-# division by the images of all ranks. The rest trains, and collects the history. (Of the
-# course's own classes, `Batch` says how a batch is split over the ranks, and `World` which
-# rank of how many this is.)
+# `DistributedSampler` and `DDP`. (Of the course's own classes, `Batch` says how a batch is
+# split over the ranks, and `World` which rank of how many this is.)
 
 
 # %%
@@ -281,41 +284,7 @@ def train(
     )
     optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9)
 
-    history = []
-    if rank == 0:
-        print(devices.describe(world, device), end="\n\n")
-        print(metrics.header(), flush=True)
-    for epoch in range(args.epochs):
-        began = time.perf_counter()
-        sampler.set_epoch(epoch)
-        loader = DataLoader(train_set, batch.per_micro_batch, sampler=sampler)
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        for step, (images, labels) in enumerate(loader):
-            images = images.to(device)
-            labels = labels.to(device)
-
-            # The sampler repeats images until all shards are equal in size: a repeat gets
-            # weight 0. DDP averages over ranks; the mean over images is wanted. See lesson 05.
-            real = data.real_rows(len(train_set), batch, rank, step, len(labels), device)
-            losses = F.cross_entropy(model(images), labels, reduction="none")
-            loss = (losses * real).sum()
-
-            optimizer.zero_grad()
-            (loss * ranks / batch.images_in_step(step, len(train_set))).backward()
-            optimizer.step()
-            total += loss.detach()
-
-        dist.all_reduce(total)
-        images_per_s = len(train_set) / (time.perf_counter() - began)
-        row = {
-            "epoch": epoch + 1,
-            "loss": metrics.check_loss(total.item() / len(train_set), epoch, world),
-            "test_accuracy": accuracy(model.module, test),
-            "images_per_s": images_per_s,
-        }
-        history.append(row)
-        if rank == 0:
-            print(metrics.row(row), flush=True)
+    history = train_epochs(model, optimizer, sampler, test, batch, args, world)
 
     # A spawned function returns nothing to its parent: write the results to a file.
     if rank == 0:
@@ -323,6 +292,82 @@ def train(
     # First DDP, then its group: DDP can hang if it drops the last reference to the group.
     del model
     dist.destroy_process_group()
+
+
+# %% [markdown]
+# After each epoch the ranks add up their losses, and rank 0 prints a line:
+
+
+# %%
+def train_epochs(
+    model: DDP,
+    optimizer: torch.optim.Optimizer,
+    sampler: DistributedSampler,
+    test: TensorDataset,
+    batch: data.Batch,
+    args: argparse.Namespace,
+    world: launch.World,
+) -> list[dict]:
+    """Train for all epochs. Returns the history, one row for each epoch."""
+    history = []
+    images = len(sampler.dataset)
+    if world.rank == 0:
+        print(devices.describe(world, device_of(model)), end="\n\n")
+        print(metrics.header(), flush=True)
+    for epoch in range(args.epochs):
+        began = time.perf_counter()
+        sampler.set_epoch(epoch)
+        total = train_epoch(model, optimizer, sampler, batch, world.rank)
+        dist.all_reduce(total)
+        images_per_s = images / (time.perf_counter() - began)
+        row = {
+            "epoch": epoch + 1,
+            "loss": metrics.check_loss(total.item() / images, epoch, world),
+            "test_accuracy": accuracy(model.module, test),
+            "images_per_s": images_per_s,
+        }
+        history.append(row)
+        if world.rank == 0:
+            print(metrics.row(row), flush=True)
+    return history
+
+
+# %% [markdown]
+# A step is that of one process: `DDP` does one all-reduce of the gradients, during
+# `backward()`. To be exact for every batch, the program also needs three things that lesson 05
+# explains: `set_epoch`, above; the factors `real`, which are 0 for a repeated image; and the
+# loss's division by the images of all ranks.
+
+
+# %%
+def train_epoch(
+    model: DDP,
+    optimizer: torch.optim.Optimizer,
+    sampler: DistributedSampler,
+    batch: data.Batch,
+    rank: int,
+) -> torch.Tensor:
+    """Train with this rank's shard. Returns the sum of the losses of its images."""
+    train_set = sampler.dataset
+    ranks = batch.ranks
+    device = device_of(model)
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    loader = DataLoader(train_set, batch.per_micro_batch, sampler=sampler)
+    for step, (images, labels) in enumerate(loader):
+        images = images.to(device)
+        labels = labels.to(device)
+
+        # The sampler repeats images until all shards are equal in size: a repeat gets
+        # weight 0. DDP averages over ranks; the mean over images is wanted. See lesson 05.
+        real = data.real_rows(len(train_set), batch, rank, step, len(labels), device)
+        losses = F.cross_entropy(model(images), labels, reduction="none")
+        loss = (losses * real).sum()
+
+        optimizer.zero_grad()
+        (loss * ranks / batch.images_in_step(step, len(train_set))).backward()
+        optimizer.step()
+        total += loss.detach()
+    return total
 
 
 # %% [markdown]
@@ -336,10 +381,14 @@ def new_model(
     return CNN(tuple(train_set[0][0].shape), data.num_classes(train_set, test)).to(device)
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, test: TensorDataset) -> float:
     """The accuracy on the whole test set."""
-    device = next(model.parameters()).device
+    device = device_of(model)
     images, labels = test.tensors
     predictions = model(images.to(device)).argmax(1).cpu()
     return (predictions == labels).double().mean().item()

@@ -140,7 +140,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # - `DDP` copies rank 0's weights to all ranks, once. In each `backward()` it averages the
 #   gradients. All ranks make the same update to the same weights, so these stay the same.
 #   Training calls `ddp`. The last lines test and save `model`, which has the same weights.
-# - `DistributedSampler` gives each rank its shard of the images. `set_epoch` shuffles anew.
+# - `DistributedSampler` gives each rank its shard of the images. `set_epoch` shuffles anew:
+#   without it every epoch has the order of the first.
 # - Each rank takes its part of the *global batch*, the 120 images of a step: `120 // ranks`.
 #   Both samplers shuffle with the seed 0 + epoch, so both programs have the same 120 images in
 #   each step.
@@ -167,14 +168,22 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Two nodes
-# On two nodes, one torchrun runs on each. It gets the number of nodes (`--nnodes`), the number
-# of its own node (`--node-rank`), and an address and a port of node 0, where all connect
-# (`--master-addr`, `--master-port`). The next cell starts two torchruns on this machine. Each
-# stands for one node, and starts two ranks on the CPU. (Some seconds.)
+# On two nodes, one torchrun runs on each. This is the command on node 0. The command on node 1
+# has `--node-rank=1`, and the rest is the same:
 #
-# The ranks run `two_nodes.py`, a copy of `ddp.py`: change it in the cell if you think that it
-# must change. The messages of node 1's torchrun go to a file, because it reports a lost
-# connection if node 0's torchrun ends first, which is harmless here.
+# ```
+# torchrun --nnodes=2 --node-rank=0 --nproc-per-node=2 \
+#     --master-addr=node0 --master-port=29500 two_nodes.py weights.pt
+# ```
+#
+# - `--nnodes` is the number of nodes, and `--node-rank` the number of this one.
+# - `--nproc-per-node` is the number of ranks on this node, one for each GPU.
+# - `--master-addr` is the name or the address of node 0, and `--master-port` a free port of
+#   that node. All ranks connect to it: the [rendezvous](../lessons/README.md#rendezvous).
+#
+# The next cell starts both torchruns on this machine. Each stands for one node, and starts two
+# ranks on the CPU. The ranks run `two_nodes.py`, a copy of `ddp.py`: change it in the cell if
+# you think that it must change. (Some seconds.)
 
 # %% tags=["active-ipynb", "guess"]
 # guess_changed = 4  # how many lines of ddp.py must change before it trains on two nodes?
@@ -189,6 +198,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # node = f"torchrun --nnodes=2 --nproc-per-node=2 {address}"
 # program = "results/two_nodes.py results/four.pt"
 # settings = "export OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES="  # without GPUs: on the CPU
+# # A file gets node 1's messages: it reports a lost connection if node 0 ends first: harmless.
 # second = f"{node} --node-rank=1 {program} 2> results/node-1.log"
 # !{settings}; {second} & {node} --node-rank=0 {program} && wait
 #
@@ -200,8 +210,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("lines that differ from ddp.py", guess_changed, changed, digits=0)
 
 # %% [markdown]
-# The program is the same: `torchrun` gives each rank its number among all four, and the number
-# of ranks. On a cluster a job file fills in the options (see "On a cluster" below).
+# The program is the same. torchrun sets four variables for each rank: `RANK`, the rank's
+# number among all four, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. `init_process_group`
+# reads them. On a cluster a job file fills in torchrun's options (see "On a cluster" below).
 #
 # ## When are the gradients sent?
 # Backward begins with the last layer. DDP collects gradients in *buckets*. When a bucket is
@@ -217,9 +228,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% tags=["active-ipynb"]
 # lesson.need(guess_hidden)
 # cases = [(25, 1, True), (1, 1, True)]  # MiB of a bucket, micro-batches, no_sync
-# cases += [(1, 4, False), (1, 4, True)]  # for "Accumulation" below: ranks start slowly
 # of_ranks = zip(*launch.call(simulated_steps, 2, cases, batch=256, link="PCIe3"))
-# one_bucket, two_buckets, *accumulated = map(vgpu.Timeline.of_ranks, of_ranks)
+# one_bucket, two_buckets = map(vgpu.Timeline.of_ranks, of_ranks)
 #
 #
 # def milliseconds(step):
@@ -241,15 +251,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # draw("two buckets", two_buckets)
 
 # %% [markdown]
-# White without green below it means that the GPU waits until the CPU launches the next kernel
-# (launch).
-#
-# The all-reduce of one bucket can begin only after the last gradient. The light blue at the
-# end copies the averages out of the buckets. In the second picture, the averages of bucket 1
-# are copied while bucket 2 is sent, so the second all-reduce is hidden, too. What is not
-# hidden is in the first all-reduce: there the GPU stops two times, because the CPU has not
-# launched the next kernel yet. (In the schematic on the lesson's page nothing runs beside
-# bucket 2: it leaves the copies out.)
+# The all-reduce of one bucket can begin only after the last gradient. With two buckets, the
+# first all-reduce runs during backward. The second is hidden, too: while it runs, the GPU
+# copies the averages of bucket 1 (light blue at the end; the schematic on the lesson's page
+# leaves the copies out). White without green below it means that the GPU waits until the CPU
+# launches the next kernel.
 #
 # DDP's own sizes are 1 MiB for the first bucket and 25 MiB for the others. The CNN for the
 # digits (8×8) has 38,282 parameters, 0.15 MiB, which fit into one bucket: the digits' run
@@ -257,8 +263,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # ## What the 40 lines lack
 # `ddp.py` trains on 1,440 images, in 12 batches of 120. A real program also meets uneven
-# batches, batches too large for the memory, 16 bit, BatchNorm, clipping, evaluation, and
-# failures. One at a time:
+# batches, batches too large for the memory, evaluation, and failures. One at a time:
 #
 # **Uneven batches.** Four ranks have 3, 3, 2 and 2 of ten images. Each computes the mean loss
 # of its own images, and that loss's gradient. DDP averages the four gradients. The next cell
@@ -309,35 +314,24 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # All ranks must make the same number of steps, so `DistributedSampler` repeats some images at
 # the end. Each repeat gets weight 0 (`data.real_rows`).
 #
-# **The order.** The sampler shuffles all images by its seed and the epoch, the same on each
-# rank, and gives every N-th image to a rank. Without `set_epoch` every epoch has the order of
-# the first.
-
-# %% tags=["active-ipynb"]
-# samplers = [DistributedSampler(range(24), 4, rank, seed=0) for rank in range(4)]
-# epochs = []
-# for epoch in (0, 1):
-#     for sampler in samplers:
-#         sampler.set_epoch(epoch)
-#     epochs.append([list(sampler) for sampler in samplers])
-# moved = 24 - sum(len(set(first) & set(second)) for first, second in zip(*epochs))
-# plots.shards(epochs, f"In epoch 1, {moved} of 24 images go to another rank than in epoch 0")
-
-# %% [markdown]
 # [**Accumulation.**](../lessons/README.md#gradient-accumulation) A rank's part of the batch
 # may not fit into its memory. Then it makes one forward and one backward for each
 # *micro-batch*, and the gradients add up. The optimizer needs them after the last one, but DDP
 # would average them after each. Within `no_sync` it does not: only the last `backward()` is
-# outside. The cell that simulated one bucket and two buckets has also simulated two steps of 4
-# micro-batches with 256 images each, in two buckets: one without `no_sync`, one with it.
+# outside.
+#
+# Two steps are simulated, one without `no_sync` and one with it. Each has 4 micro-batches of
+# 256 images, and two buckets.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_saved = 75  # % of the step's time that no_sync saves
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_saved)
+# cases = [(1, 4, False), (1, 4, True)]  # MiB of a bucket, micro-batches, no_sync
+# of_ranks = zip(*launch.call(simulated_steps, 2, cases, batch=256, link="PCIe3"))
 # times = []
-# for name, step in zip(("without", "with"), accumulated):
+# for name, step in zip(("without", "with"), map(vgpu.Timeline.of_ranks, of_ranks)):
 #     times.append(milliseconds(step))
 #     count = f"{all_reduces(step)} all-reduces"
 #     print(f"{name} no_sync: {count}, {times[-1]:.2f} ms per step, simulated")
@@ -349,99 +343,30 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # micro-batch averages 2 buckets. The time falls less than the number of all-reduces, because
 # the GPU computes during most of an all-reduce, and waits for launches in much of the step.
 #
-# **16 bit.** `autocast` computes in 16 bit where that is safe, because GPUs are faster then.
-# In float16 small gradients would become 0, so a `GradScaler` scales the loss, and skips a
-# step if a gradient is infinite. All ranks have the same average, so all skip the same steps.
-# Lesson 11 is about 16 bit.
-#
-# **BatchNorm** normalises by the mean and the variance of the rows that it sees. Here one
-# process sees 64 images; then two ranks share them, with DDP. `SyncedBatchNorm` in
-# `experiments.py`, 15 lines, adds up the sums of both ranks by an all-reduce.
+# **Evaluation.** Three ranks share 7 test images, by `DistributedSampler`. Each counts its
+# images and those that the model gets right, and an all-reduce adds up the counts.
 
 # %% tags=["active-ipynb", "guess"]
-# # BatchNorm1d, one forward of 32 images on each rank: is rank 0's running mean the same as
-# # that of one process that sees all 64 images, within 1e-6?
-# guess_batch_norm = "yes"  # "yes" or "no"
+# guess_counted = 7  # how many images do the three ranks count together?
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_batch_norm, choices=("yes", "no"))
-#
-#
-# def largest_difference(one, other):
-#     return (one - other).abs().max().item()
-#
-#
-# norms = [torch.nn.BatchNorm1d, SyncedBatchNorm]
-# (serial,) = batch_norm_steps(norms[:1])
-# means = []
-# for norm, first, second in zip(norms, *launch.call(batch_norm_steps, 2, norms)):
-#     gradient = largest_difference(first["gradient"], serial["gradient"])
-#     means.append(largest_difference(first["running mean"], serial["running mean"]))
-#     difference = f"gradient {gradient:.4f}, running mean {means[-1]:.4f}"
-#     print(f"{norm.__name__}, differences of 2 ranks from one process: {difference}")
-#     now, then = [
-#         largest_difference(first[name], second[name])
-#         for name in ("running mean", "next running mean")
-#     ]
-#     apart = f"{now:.4f}, after the next forward {then:.4f}"
-#     print(f"    difference of rank 0's running mean from rank 1's: {apart}")
-# same = "yes" if means[0] < 1e-6 else "no"
-# lesson.compare("BatchNorm's mean is that of all 64", guess_batch_norm, same)
-
-# %% [markdown]
-# BatchNorm sees a rank's own 32 images, so its gradient is not that of 64. The running means
-# of the ranks differ, too, until DDP copies rank 0's to all ranks, when the next forward
-# begins. With few images, a rank's mean and variance are noisy: then use the synced one. On
-# GPUs it is `nn.SyncBatchNorm`, which raises an error on CPU processes. The line
-# `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before `DDP(model)`, takes it
-# everywhere in the model.
-#
-# **Clipping** scales a gradient down if its norm is above a limit. Two ranks have 6 and 5 of
-# 11 images, and the limit is 0.5. Each rank clips the average, which it has after
-# `backward()`; or it clips its own gradient, and an all-reduce computes the average.
-
-# %% tags=["active-ipynb", "guess"]
-# guess_before = "yes"  # does clipping before the average give the same? "yes" or "no"
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_before, choices=("yes", "no"))
-# serial = clipped_gradients(0.5)
-# first, second = launch.call(clipped_gradients, 2, 0.5)
-# norms = [f"{found['norm']:.4f}" for found in (serial, first, second)]
-# print(f"norm: one process {norms[0]}, rank 0 {norms[1]}, rank 1 {norms[2]}")
-# for when in ("after", "before"):
-#     error = largest_difference(first[when], serial[when])
-#     print(f"clipped {when} the average: norm {first[when].norm():.2f},", end=" ")
-#     print(f"{error:.4f} away from one process")
-# same = "yes" if error < 1e-6 else "no"
-# lesson.compare("clipping before gives the same", guess_before, same)
-
-# %% [markdown]
-# After `backward()` each rank has the average. So `clip_grad_norm_` finds the same norm on
-# each rank, the norm of one process, and nothing is sent. Clipped first, each rank's gradient
-# has a norm of at most 0.5, however large it was. The two gradients point in different
-# directions, so the norm of their average is below 0.5. (With float16's loss scaling, call
-# `scaler.unscale_(optimizer)` before: lesson 11's exercise checks it.)
-#
-# **Evaluation.** Three ranks share 7 test images: by `DistributedSampler`, or each takes every
-# third image. How many images are counted?
-
-# %% tags=["active-ipynb"]
+# lesson.need(guess_counted)
 # padded = [len(DistributedSampler(range(7), 3, rank)) for rank in range(3)]
 # strided = [len(range(rank, 7, 3)) for rank in range(3)]
 # print(f"DistributedSampler: {sum(padded)} images, {padded}")
 # print(f"every third image: {sum(strided)} images, {strided}")
+# lesson.compare("images that are counted", guess_counted, sum(padded), digits=0)
 
 # %% [markdown]
-# `DistributedSampler` repeats test images, which would count twice. With every N-th image,
-# nothing is repeated. The ranks may then make different numbers of steps, so the loop must not
-# call a collective: it uses `model.module`, the model without DDP. One all-reduce of the
-# counts follows the loop, on all ranks. A collective inside `if rank == 0` waits for ever.
+# `DistributedSampler` repeats two images, which count twice. If each of N ranks takes every
+# N-th image, nothing is repeated. The ranks may then make different numbers of steps, so the
+# loop must not call a collective: it uses `model.module`, the model without DDP. One
+# all-reduce of the counts follows the loop, on all ranks.
 #
 # **A checkpoint** within an epoch needs all that the next step depends on: the weights, the
 # optimizer's state, the scaler, the position in the epoch, the sums for its loss, and each
 # rank's random states. Rank 0 writes it under another name, and renames it when it is
-# complete: a killed run leaves no half file.
+# complete: a killed run leaves no half file. Lesson 12 kills runs and resumes them.
 #
 # ## The program
 # ### Step 1 · Set up the ranks, read the data
@@ -478,7 +403,9 @@ def read_data(
 # %% [markdown]
 # ### Step 2 · Train
 # `--batch-size` is the global batch. It is split over the ranks, and each rank's part into
-# `--accumulate` micro-batches, so the result does not depend on the number of GPUs.
+# `--accumulate` micro-batches. So the result does not depend on the number of GPUs, and the
+# learning rate stays. If each rank kept its batch instead, the global batch would grow with
+# the GPUs: [lesson 12](PT_CNN_Elastic.ipynb) tries that, with the old rate and with a larger.
 #
 # Look for three things in `train_epoch`: `real` has weight 0 for a repeated image; `no_sync`
 # is used in all micro-batches of a step but the last; `micro_batches[done:]` skips what a
@@ -675,21 +602,18 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
-# ## Run it, then resume it
-# One process trains four epochs, without a launcher. Then torchrun starts the ranks, which
-# resume from its checkpoint, each with two micro-batches. The proof compares their weights
-# with those of one process that never stopped. The global batch stays 64, so the result is
-# the same.
+# ## Run it
+# torchrun starts the ranks. The global batch is 64, and each rank splits its part into two
+# micro-batches. The proof compares the ranks' weights with those of one process.
 
 # %% tags=["active-ipynb"]
-# program = "../scripts/PT_CNN_MultiGPU.py --out results/05"
-# !OMP_NUM_THREADS=1 python {program} --epochs 4
-# !OMP_NUM_THREADS=1 {torchrun} {program} --accumulate 2 --resume --prove
+# program = "../scripts/PT_CNN_MultiGPU.py --accumulate 2 --prove --out results/05"
+# !OMP_NUM_THREADS=1 {torchrun} {program}
 
 # %% [markdown]
 # ## On a cluster
-# Slurm starts a job when enough nodes are free. To submit this program as a job for two nodes:
-# `sbatch slurm/PT_CNN_MultiGPU.slurm`. These lines of the job file matter most:
+# Slurm starts a job when enough nodes are free. This command submits the program as a job for
+# two nodes: `sbatch slurm/PT_CNN_MultiGPU.slurm`. These lines of the job file matter most:
 
 # %% tags=["active-ipynb"]
 # job = Path("../slurm/PT_CNN_MultiGPU.slurm").read_text().splitlines()
@@ -720,11 +644,90 @@ if __name__ == "__main__":
 #
 # - each step has the images of one GPU's step, and a repeated image has weight 0;
 # - each loss is divided by the images of all ranks, not by the rank's own;
-# - clipping comes after the average, and BatchNorm uses the rows of all ranks;
 # - no rank draws random numbers that change the result, as dropout does.
+#
+# Models with BatchNorm, and programs that clip gradients, need more: see the last section.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("05 DDP", "results/05"))  # for the table of all routes
+
+# %% [markdown]
+# ## To go further
+# **BatchNorm** normalises by the mean and the variance of the rows that it sees. Here one
+# process sees 64 images; then two ranks share them, with DDP. `SyncedBatchNorm` in
+# `experiments.py`, 15 lines, adds up the sums of both ranks by an all-reduce.
+
+# %% tags=["active-ipynb", "guess"]
+# # BatchNorm1d, one forward of 32 images on each rank: is rank 0's running mean the same as
+# # that of one process that sees all 64 images, within 1e-6?
+# guess_batch_norm = "yes"  # "yes" or "no"
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_batch_norm, choices=("yes", "no"))
+#
+#
+# def largest_difference(one, other):
+#     return (one - other).abs().max().item()
+#
+#
+# norms = [torch.nn.BatchNorm1d, SyncedBatchNorm]
+# (serial,) = batch_norm_steps(norms[:1])
+# means = []
+# for norm, rank_0, _ in zip(norms, *launch.call(batch_norm_steps, 2, norms)):
+#     gradient = largest_difference(rank_0["gradient"], serial["gradient"])
+#     means.append(largest_difference(rank_0["running mean"], serial["running mean"]))
+#     difference = f"gradient {gradient:.4f}, running mean {means[-1]:.4f}"
+#     print(f"{norm.__name__}, differences of 2 ranks from one process: {difference}")
+# same = "yes" if means[0] < 1e-6 else "no"
+# lesson.compare("BatchNorm's mean is that of all 64", guess_batch_norm, same)
+
+# %% [markdown]
+# BatchNorm sees a rank's own 32 images, so its gradient is not that of 64. With few images, a
+# rank's mean and variance are noisy: then use the synced one. On GPUs it is
+# `nn.SyncBatchNorm`, which raises an error on CPU processes. The line
+# `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before `DDP(model)`, puts it in
+# place of every BatchNorm of the model.
+#
+# **Clipping** scales a gradient down if its norm is above a limit. Two ranks have 6 and 5 of
+# 11 images, and the limit is 0.5. Each rank clips the average, which it has after
+# `backward()`; or it clips its own gradient, and an all-reduce computes the average.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_before = "yes"  # does clipping before the average give the same? "yes" or "no"
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_before, choices=("yes", "no"))
+# serial = clipped_gradients(0.5)
+# first, second = launch.call(clipped_gradients, 2, 0.5)
+# norms = [f"{found['norm']:.4f}" for found in (serial, first, second)]
+# print(f"norm: one process {norms[0]}, rank 0 {norms[1]}, rank 1 {norms[2]}")
+# for when in ("after", "before"):
+#     error = largest_difference(first[when], serial[when])
+#     print(f"clipped {when} the average: norm {first[when].norm():.2f},", end=" ")
+#     print(f"{error:.4f} away from one process")
+# same = "yes" if error < 1e-6 else "no"
+# lesson.compare("clipping before gives the same", guess_before, same)
+
+# %% [markdown]
+# After `backward()` each rank has the average. So `clip_grad_norm_` finds the same norm on
+# each rank, the norm of one process, and nothing is sent. Clipped first, each rank's gradient
+# has a norm of at most 0.5, however large it was. The two gradients point in different
+# directions, so the norm of their average is below 0.5.
+#
+# In a few words:
+#
+# - **16 bit.** `--amp` computes in 16 bit where that is safe, and in float16 a `GradScaler`
+#   scales the loss. All ranks have the same average, so all skip the same steps. To clip, call
+#   `scaler.unscale_(optimizer)` first. [Lesson 11](PTL_Precision.ipynb) is about 16 bit.
+# - **A layer that a step does not use** has no gradient, and DDP raises an error in the next
+#   step. With the variable `TORCH_DISTRIBUTED_DEBUG=INFO` the error names its parameters.
+#   (`DETAIL` also compares the ranks' collectives; on CPUs, torch 2.13 then crashes.)
+#   `DDP(model, find_unused_parameters=True)` looks for such layers in each step. If they are
+#   the same in all steps, `static_graph=True` looks once. (The lesson's page links to DDP's
+#   documentation.)
+# - **Uneven numbers of steps.** If a rank has fewer batches, the others wait for it. Within
+#   `with ddp.join():` a rank that has ended sends zeros. DDP still divides by all ranks.
+#   ([Tutorial](https://docs.pytorch.org/tutorials/advanced/generic_join.html).)
 
 # %% [markdown] tags=["footer"]
 # [← 04 DDP with mp.spawn](PT_CNN_DDPSpawn.ipynb) ·

@@ -1,6 +1,6 @@
 # %% [markdown]
 # # Exercises: DDP on a cluster
-# 40 minutes, 20 points. Do lesson 05's notebook first. Run the first code cell before all
+# 60 minutes, 20 points. Do lesson 05's notebook first. Run the first code cell before all
 # others: its text is folded, and the checks need it. Then run the cells from top to bottom,
 # and write your answers in place of `# YOUR CODE HERE`.
 #
@@ -11,7 +11,8 @@
 # - The checks are the network between the ranks, and record each collective. One that would
 #   hang on a cluster ends with a sentence.
 #
-# The questions do not depend on each other. Question 3 takes half of the time.
+# The questions do not depend on each other. Question 3 is the longest: plan 30 minutes. If you
+# have less time, do the others first.
 
 # %% jupyter={"source_hidden": true}
 # setup

@@ -14,6 +14,8 @@ from multiprocessing import forkserver, resource_tracker
 
 # torch sets it when code first asks for its folder; a fork would choose the same value.
 SET_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
+# scikit-learn sets them at its import, for OpenMP of Intel and LLVM; so does one in a fork.
+SET_BY_SKLEARN = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 
 _environment: dict[str, str] | None = None  # the server's; None while there is no server
 
@@ -54,5 +56,6 @@ def start_method() -> str:
 
 
 def _variables() -> dict[str, str]:
-    """This process's environment, without what torch sets itself."""
-    return {name: value for name, value in os.environ.items() if name != SET_BY_TORCH}
+    """This process's environment, without what torch and scikit-learn set themselves."""
+    own = {SET_BY_TORCH, *SET_BY_SKLEARN}
+    return {name: value for name, value in os.environ.items() if name not in own}

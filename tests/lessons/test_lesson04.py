@@ -108,6 +108,27 @@ def test_a_spread_has_the_median_and_the_range(experiments, tmp_path):
     assert text == "3,000 images/s (1,000 to 5,000, 3 times)"
 
 
+def test_mp_spawn_sets_no_variables_and_a_group_without_a_store_needs_them(tmp_path):
+    """Here two ranks set them themselves, as the page says, or not."""
+    path = tmp_path / "add_up.py"
+    text = (PAGE / "add_up.py").read_text()
+    store = 'store = dist.TCPStore("127.0.0.1", port, is_master=False)'
+    variables = (
+        "import os; os.environ |= {'RANK': str(rank), 'WORLD_SIZE': str(world_size), "
+        "'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port), "
+        "'TORCHELASTIC_USE_AGENT_STORE': 'True'}"
+    )
+    group = '"gloo", store=store, rank=rank, world_size=world_size'
+    assert text.count(store) == text.count(group) == 1
+    path.write_text(text.replace(store, "pass").replace(group, '"gloo"'))
+    done = run(sys.executable, path)
+    assert done.returncode == 1
+    assert "environment variable RANK expected, but not set" in done.stdout
+    path.write_text(text.replace(store, variables).replace(group, '"gloo"'))
+    done = run(sys.executable, path)
+    assert done.stdout == "rank 0 of 2: the sum of 10 and 11 is 21\n"
+
+
 @pytest.mark.slow
 def test_mp_spawn_shares_a_tensors_memory_and_launch_call_copies_it(experiments):
     weights = torch.ones(3)

@@ -1,16 +1,20 @@
 """Lesson 05: DDP in 40 lines of plain torch, the experiments, and what the exercises say."""
 
 import difflib
+import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from commands import ROOT, run, run_script, torchrun
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 from virtual_runs import virtual
 
 from multigpu import launch, vgpu
+from multigpu.errors import UserError
 from multigpu.vgpu.sim.event import Event
 
 PAGE = ROOT / "lessons" / "05-ddp-cluster"
@@ -186,6 +190,73 @@ def test_clip_after_the_average(experiments):
         assert found["norm"].item() == pytest.approx(serial["norm"].item(), abs=1e-6)
         assert largest(found["after"], serial["after"]) < 1e-6
         assert largest(found["before"], serial["after"]) > 1e-2
+
+
+# ---- the notebook's "To go further" ---------------------------------------------------------
+
+
+class HalfUsed(nn.Module):
+    """Has a layer that it does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(2, 2)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.used(rows)
+
+
+def error_of_two_steps(settings: dict, debug: str = "OFF") -> str:
+    """The text of the error in two steps of HalfUsed with DDP; "" if there is none."""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = debug
+    dist.set_debug_level_from_env()
+    dist.init_process_group("gloo")
+    ddp = DDP(HalfUsed(), **settings)
+    text = ""
+    try:
+        for _ in range(2):
+            ddp(torch.ones(1, 2)).sum().backward()
+    except RuntimeError as error:
+        text = str(error)
+    del ddp  # before its group: DDP can hang if it drops the last reference
+    dist.destroy_process_group()
+    return text
+
+
+@pytest.mark.slow
+def test_a_layer_without_a_gradient():
+    for debug, names in (("OFF", False), ("INFO", True)):
+        error = launch.call(error_of_two_steps, 2, {}, debug)[0]
+        assert "Expected to have finished reduction in the prior iteration" in error
+        assert ("unused.weight" in error) == names
+    for setting in ("find_unused_parameters", "static_graph"):
+        assert launch.call(error_of_two_steps, 2, {setting: True}) == ["", ""]
+
+
+@pytest.mark.slow
+def test_torch_crashes_with_the_debug_level_detail():
+    """On gloo. If it no longer does, remove the notebook's sentence about DETAIL."""
+    with pytest.raises(UserError, match="SIGSEGV"):
+        launch.call(error_of_two_steps, 2, {"find_unused_parameters": True}, "DETAIL")
+
+
+def gradients_of_uneven_ranks() -> list[float]:
+    """Rank 0 has three batches, rank 1 two. The gradients of a weight with the input 1."""
+    dist.init_process_group("gloo")
+    ddp = DDP(nn.Linear(1, 1, bias=False))
+    found = []
+    with ddp.join():
+        for _ in range(3 - dist.get_rank()):
+            ddp.zero_grad()
+            ddp(torch.ones(1, 1)).sum().backward()
+            found.append(ddp.module.weight.grad.item())
+    return found
+
+
+@pytest.mark.slow
+def test_join_sends_zeros_and_divides_by_all_ranks():
+    assert launch.call(gradients_of_uneven_ranks, 2) == [[1, 1, 0.5], [1, 1]]
 
 
 # ---- what the exercises say -----------------------------------------------------------------

@@ -229,6 +229,19 @@ print(prefork.SET_BY_TORCH in os.environ, prefork.start_method())
     assert first == second == eval(prepared.run(forked).printed)[0]
 
 
+def test_ranks_are_forks_after_an_import_of_sklearn(prepared):
+    """It sets two variables, as lesson 05's one_gpu.py does, which the notebook runs."""
+    source = """\
+import os
+from multigpu import launch
+from multigpu.launch import prefork
+from sklearn.datasets import load_digits
+print(set(prefork.SET_BY_SKLEARN) <= set(os.environ), prefork.start_method())
+print(set(launch.call(os.getppid, 2)) != {os.getpid()})
+"""
+    assert prepared.run(source).printed.split() == ["True", "forkserver", "True"]
+
+
 def test_a_changed_variable_reaches_the_ranks(prepared):
     source = """\
 import os, torch
