@@ -219,7 +219,6 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # def five_steps(hook=None):
-#     dist.init_process_group("gloo")
 #     torch.manual_seed(0)
 #     model = DistributedDataParallel(CNN())
 #     if hook:
@@ -232,14 +231,17 @@ if __name__ == "__main__":
 #         sent = wire.bytes_sent() - began
 #         optimizer.step()
 #         optimizer.zero_grad()
-#     dist.barrier()  # a rank that ends closes its connections
 #     return model.module, sent
 #
 #
-# plain, sent = launch.call(five_steps, 2)[0]
-# (hooked, sent_hooked), (hooked_1, _) = launch.call(
-#     five_steps, 2, default_hooks.fp16_compress_hook
-# )
+# def both():
+#     dist.init_process_group("gloo")
+#     results = five_steps(), five_steps(default_hooks.fp16_compress_hook)
+#     dist.barrier()  # a rank that ends closes its connections
+#     return results
+#
+#
+# ((plain, sent), (hooked, sent_hooked)), (_, (hooked_1, _)) = launch.call(both, 2)
 # print(f"bytes of a step: without the hook {sent:,}, with it {sent_hooked:,}")
 # print(f"weights with the hook: {proof.difference(hooked, plain):.0e} from those without")
 # print(f"weights of rank 0 and rank 1: {proof.difference(hooked, hooked_1):.0e} apart")
