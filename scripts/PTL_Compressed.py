@@ -200,7 +200,7 @@ if __name__ == "__main__":
 # links = (10, 25, 50, 100)
 # ddp, bytegrad = print_steps(["ddp", "bagua:bytegrad"], links)
 # first = next(link for link, *pair in zip(links, ddp, bytegrad) if pair[0] < pair[1])
-# lesson.compare("ddp's step is shorter from", guess_link, first, unit="Gbit/s", digits=0)
+# lesson.compare("ddp wins from", guess_link, first, unit="Gbit/s", digits=0)
 
 # %% [markdown]
 # The picture has the step over 10 Gbit/s. bytegrad needs less time for the link, and more for
