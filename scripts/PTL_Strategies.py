@@ -3,8 +3,8 @@
 # **The question.** A Trainer's `strategy` has many names. Which of them learn what one process
 # learns, and what do they send?
 #
-# Seven of twelve names are here: `dp`, `pipeline`, `ddp_spawn`, `ddp`, `horovod`,
-# `bagua:gradient_allreduce` and `ddp2`. You need lessons 02, 05 and 09. A
+# Seven of this course's twelve names are here: `dp`, `pipeline`, `ddp_spawn`, `ddp`,
+# `horovod`, `bagua:gradient_allreduce` and `ddp2`. You need lessons 02, 05 and 09. A
 # [rank](../lessons/README.md#rank) is a process of the run. The model has N = 38,282 weights
 # of 4 bytes, so its gradients are 153,128 bytes.
 
@@ -41,13 +41,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # ## Predict first
-# Write your answers, then run the cell. The cells below compare them with what happens. (If a
-# strategy changes the learning rate, the model of this notebook undoes that.)
+# Write your answers, then run the cell. The cells below compare them with what happens.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_two = 153_128  # bytes that a rank sends to average the gradients of 2 ranks
 # guess_four = 459_384  # the same, with 4 ranks
-# guess_exact = 3  # how many of the seven learn what one process learns, up to rounding?
+# # How many of the seven learn what one process learns, up to rounding? (If a strategy changes
+# # the learning rate, the model of this notebook undoes that.)
+# guess_exact = 3
 
 # %% [markdown]
 # ## Step 1 · An all-reduce by hand
@@ -58,7 +59,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # ![A ring of three ranks, hop by hop](../lessons/10-strategies/ring.png)
 #
-# The second cell tries it with 2 and with 4 ranks.
+# `ring` is the all-reduce by hand. `count_ring` compares it with that of gloo, PyTorch's
+# library for CPUs.
 
 
 # %%
@@ -105,9 +107,8 @@ def count_ring(numbers: int) -> tuple[int, int, bool]:
 #     lesson.compare(f"bytes, {n} ranks", guess, predicted_bytes("ddp", N, n), digits=0)
 
 # %% [markdown]
-# A hop sends N/n numbers of 4 bytes, so a rank sends 2(n − 1) · 4N/n bytes. What the kernel
-# counts beyond that is headers. With more ranks the bytes grow to 8 for each weight, and never
-# above:
+# A hop sends N/n numbers of 4 bytes, so a rank sends 2(n − 1) · 4N/n bytes. What is counted
+# beyond that is headers. With more ranks the bytes grow to 8 for each weight, and never above:
 
 # %% tags=["active-ipynb"]
 # ranks = (2, 4, 8, 16, 32, 64)
@@ -122,22 +123,21 @@ def count_ring(numbers: int) -> tuple[int, int, bool]:
 #     trainer = L.Trainer(strategy="horovod", devices=2, max_epochs=3)
 #     trainer.fit(Digits(…))
 #
-# `Digits` (`multigpu/comparison/digits.py`) is the course's CNN. `training_step` may get a
-# shard of a rank's batch, as in `dp`, so it returns the loss of each image.
-# `training_step_end` gets the losses of all shards in the process, and divides their sum by
-# the images of the whole step. An image that the sampler repeats has weight 0, as in lesson
-# 05.
+# `Digits` (`multigpu/comparison/digits.py`) is the course's CNN. Its `training_step` may get a
+# shard of a rank's batch, as in `dp`. So it returns the loss of each image, and
+# `training_step_end` averages the losses of all shards in the process.
 #
 # - `dp` and `pipeline` (lessons 02 and 03) use two virtual GPUs in one process.
 # - `ddp` (lesson 05) has one process per device. `ddp_spawn` (lesson 04) also starts them.
-# - `horovod` averages each gradient as soon as it is computed. The library
-#   [Horovod](https://horovod.readthedocs.io/en/stable), for TensorFlow and PyTorch, packs
-#   small gradients together first; this rewrite does not.
-# - `bagua:gradient_allreduce` is the first algorithm of the library
-#   [Bagua](https://tutorials.baguasys.com). Its other algorithms send less, or wait less: they
-#   are in the next two notebooks. Both libraries are rewritten here, on `torch.distributed`.
+# - `horovod` averages each gradient as soon as it is computed.
+# - `bagua:gradient_allreduce` is the first algorithm of Bagua. Its others send less, or wait
+#   less: they are in the next two notebooks.
 # - `ddp2` has one process per node: `dp` within the node, `ddp` between nodes. Here each rank
 #   stands for a node with two virtual GPUs.
+#
+# [Horovod](https://horovod.readthedocs.io/en/stable) and
+# [Bagua](https://tutorials.baguasys.com) are libraries. Both are rewritten here, on
+# `torch.distributed`.
 
 
 # %% jupyter={"source_hidden": true}
@@ -170,33 +170,28 @@ if __name__ == "__main__":
 # comparison.bytes_picture(rows)
 
 # %% [markdown]
-# All of them are exact: they differ in what is sent when, and in who starts the processes.
+# All seven are exact. They differ in who starts the processes, and in what is sent when:
 #
-# - `ddp` sends all gradients of this model in one bucket, so it makes one all-reduce. The
-#   headers of gloo are 576 bytes for an all-reduce of two ranks.
-# - `horovod` here makes one all-reduce for each of eight parameters; the real Horovod packs
-#   small ones together.
-# - `ddp2` also sends the times of its virtual GPUs' clocks: its count is some hundred bytes
-#   higher than that of `ddp`.
-# - `dp` and `pipeline` send nothing through the network, because their GPUs are in one
-#   process.
+# - `dp` and `pipeline` send nothing through the network: their GPUs are in one process.
+# - `ddp` makes one all-reduce for all gradients of this model. Its headers are 576 bytes.
+# - `horovod` here makes one for each of eight parameters: 8 · 576 is 4,608. (The library packs
+#   small gradients together first; this rewrite does not.)
+# - `ddp2` also sends the times of its virtual GPUs' clocks, some hundred bytes.
 #
-# ## When does each send?
+# ## Step 3 · When does each send?
 # One step of two ranks over 10 Gbit/s, simulated by `lessons/10-strategies/picture.py` (a
 # larger CNN: 2 million weights, 8 MB of gradients, 1,024 images per rank):
 #
 # ![One step of ddp and of Horovod](../lessons/10-strategies/exact.png)
 #
-# Both begin to send during backward. On this link the all-reduce is longer than what is left
-# of backward, so it ends after it. ddp's two thin stripes of backward near the end copy the
-# means of its two buckets into the gradients. The percentages on the right add up to 100:
-# "collective" is only the part of the green bar in which the GPU computes nothing.
-#
-# One of the seven changes the learning rate, and `Digits` undoes that. The fourth notebook
-# trains with it without this correction.
+# Both send during backward; Horovod begins earlier, because ddp waits for a full bucket. That
+# does not help here: one layer has nearly all of the weights, and the all-reduce of its
+# gradients is longer than what is left of backward. Then the GPU waits: "collective" is the
+# part of the step in which it computes nothing. (ddp's two thin stripes near the end copy the
+# means of its two buckets into the gradients.)
 #
 # ## The line for the table of routes
-# The next cell trains ten epochs with ddp, in some seconds, for the
+# The next cell trains ten epochs with ddp, in some seconds. Its last line is for the
 # [table of all routes](../lessons/routes.md).
 
 # %% tags=["active-ipynb"]
@@ -208,14 +203,17 @@ if __name__ == "__main__":
 # ## Which one?
 # | You have | Take |
 # |---|---|
-# | GPUs with fast links, or no reason for another | `ddp` |
+# | no reason for another, or GPUs with fast links | `ddp` |
 # | a notebook | `ddp_spawn` |
-# | a model too large for a GPU | FSDP (lessons 06 and 13); stages: `pipeline` (lesson 03) |
 # | code that is written for it | `dp`, `horovod` |
 # | a loss over a node's whole batch | `ddp2`: the fourth notebook |
+# | a model too large for a GPU | FSDP (lessons 06 and 13); stages: `pipeline` (lesson 03) |
 #
-# On a slow network, the exact strategies wait for the 4 to 8 bytes per weight of the
-# all-reduce. The strategies of the next notebook send fewer. What does that cost?
+# All seven learn the same here, so take what is easiest to start. One of them changes the
+# learning rate, and `Digits` undoes that: the fourth notebook trains without `Digits`.
+#
+# Over a slow network, all but `dp` and `pipeline` wait for the all-reduce, 4 to 8 bytes per
+# weight. The strategies of the next notebook send fewer. What does that cost?
 
 # %% [markdown] tags=["footer"]
 # [← 09 The Lightning-style wrapper](PTL_multiGPU.ipynb) ·

@@ -1,4 +1,4 @@
-"""The experiments of lesson 10: one slow rank, and QAdam's warm-up.
+"""The experiments of lesson 10: slow ranks, and QAdam's warm-up.
 
 python lessons/10-strategies/experiments.py draws one-slow-rank.png.
 """
@@ -6,6 +6,7 @@ python lessons/10-strategies/experiments.py draws one-slow-rank.png.
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import multigpu.trainer as L
-from multigpu import data, launch, plots, proof
+from multigpu import data, launch, plots, proof, wire
 from multigpu.comparison import flat_weights
 from multigpu.models import CNN
 from multigpu.strategies import BaguaStrategy, QAdamOptimizer, strategy_by_name
@@ -35,7 +36,7 @@ PAUSE, FORWARD, BACKWARD, UPDATE = PARTS
 COMPUTE = 0.05  # seconds of a step's computing, so that async can average during the epoch
 
 
-# ---- sitting 3: one slow rank ---------------------------------------------------------------
+# ---- sitting 3: slow ranks ------------------------------------------------------------------
 
 
 class Timed(L.LightningModule):
@@ -90,16 +91,16 @@ class Timed(L.LightningModule):
 
 
 def _with_slow_rank(
-    names: Sequence[str], steps: int, pause: float
+    names: Sequence[str], steps: int, steps_in_turn: int, pause: float
 ) -> tuple[dict[str, list], dict[str, list], dict[str, list[int]]]:
     torch.set_num_threads(1)
     ranks = launch.find_world().size
-    rows = steps * ranks * 16
-    images = torch.randn(rows, 1, 8, 8)
-    labels = torch.randint(0, 10, (rows,))
-    loader = DataLoader(TensorDataset(images, labels), 16)
 
-    def recorded(name: str, in_turn: bool) -> Timed:
+    def recorded(name: str, steps: int, in_turn: bool) -> Timed:
+        rows = steps * ranks * 16
+        images = torch.randn(rows, 1, 8, 8)
+        labels = torch.randint(0, 10, (rows,))
+        loader = DataLoader(TensorDataset(images, labels), 16)
         asynchronous = name == "bagua:async"
         trainer = L.Trainer(
             accelerator="cpu",
@@ -117,8 +118,8 @@ def _with_slow_rank(
         trainer.fit(module, loader)
         return module
 
-    always_last = {name: recorded(name, False) for name in names}
-    in_turn = {name: recorded(name, True) for name in names}
+    always_last = {name: recorded(name, steps, False) for name in names}
+    in_turn = {name: recorded(name, steps_in_turn, True) for name in names}
     return (
         {name: module.steps for name, module in always_last.items()},
         {name: module.steps for name, module in in_turn.items()},
@@ -131,17 +132,21 @@ Runs = dict[str, list[list[list[tuple[str, float, float]]]]]
 
 
 def slow_rank(
-    names: Sequence[str], steps: int = 24, pause: float = 0.1, ranks: int = 2
+    names: Sequence[str],
+    steps: int = 24,
+    steps_in_turn: int = 12,
+    pause: float = 0.1,
+    ranks: int = 2,
 ) -> tuple[Runs, Runs, dict[str, list[int]]]:
     """Each rank's steps with each strategy, if in each step one rank pauses.
 
-    In the first result the last rank pauses in each step; in the second the ranks pause in
-    turn. result[name][rank][step] is a list of (part, start, end) in seconds since the
-    strategy's first step. The third has, for the first one's strategies, the averaging rounds
-    that rank 0 had made after each of its steps. The ranks are started once, for all
-    strategies.
+    In the first result the last rank pauses in each of `steps` steps; in the second the ranks
+    pause in turn, in `steps_in_turn` steps. result[name][rank][step] is a list of (part,
+    start, end) in seconds since the strategy's first step. The third has, for the first one's
+    strategies, the averaging rounds that rank 0 had made after each of its steps. The ranks
+    are started once, for all strategies.
     """
-    by_rank = launch.call(_with_slow_rank, ranks, names, steps, pause)
+    by_rank = launch.call(_with_slow_rank, ranks, names, steps, steps_in_turn, pause)
     always_last, in_turn, rounds = zip(*by_rank, strict=True)
     return _from_first_step(always_last), _from_first_step(in_turn), rounds[0]
 
@@ -230,26 +235,32 @@ def slow_rank_picture(runs: dict[str, list]) -> "Figure":
     return fig
 
 
-def rank_0_seconds(
-    names: Sequence[str], steps: int = 12, pause: float = 0.1, ranks: int = 4
-) -> dict[str, tuple[float, float]]:
-    """The seconds of rank 0's steps with each strategy, in a loop without the Trainer.
+class Loop(NamedTuple):
+    """A rank's steps in a loop without the Trainer."""
 
-    First if the last rank pauses in each step, then if the ranks pause in turn. The ranks are
-    started once, for all strategies.
+    seconds: float  # of all steps
+    bytes_per_step: float  # that the rank sent, as the kernel counts them: the median
+
+
+def one_slow_and_in_turn(
+    names: Sequence[str], steps: int = 12, pause: float = 0.1, ranks: int = 4
+) -> dict[str, tuple[Loop, Loop]]:
+    """Rank 0's loop with each strategy: the last rank pauses in each step; the ranks in turn.
+
+    The ranks are started once, for all strategies.
     """
     return launch.call(_loops, ranks, names, steps, pause)[0]
 
 
-def _loops(names: Sequence[str], steps: int, pause: float) -> dict[str, tuple[float, float]]:
+def _loops(names: Sequence[str], steps: int, pause: float) -> dict[str, tuple[Loop, Loop]]:
     return {
-        name: (loop_seconds(name, steps, pause), loop_seconds(name, steps, pause, True))
+        name: (loop(name, steps, pause), loop(name, steps, pause, in_turn=True))
         for name in names
     }
 
 
-def loop_seconds(name: str, steps: int, pause: float, in_turn: bool = False) -> float:
-    """The seconds of this rank's steps in a loop without the Trainer; for `launch.call`.
+def loop(name: str, steps: int, pause: float, in_turn: bool = False) -> Loop:
+    """This rank's steps in a loop without the Trainer; for `launch.call`.
 
     The Trainer's ranks agree after each batch, in all strategies but async. In this loop a
     rank waits only for those for which the strategy waits. The last rank pauses in each step,
@@ -264,6 +275,7 @@ def loop_seconds(name: str, steps: int, pause: float, in_turn: bool = False) -> 
     model, optimizer = strategy.setup(model, torch.optim.SGD(model.parameters(), 0.05))
     images, labels = torch.randn(16, 1, 8, 8), torch.arange(16) % 10
     strategy.barrier()
+    sent = [wire.bytes_sent()]
     began = time.perf_counter()
     for step in range(steps):
         if rank == (step % ranks if in_turn else ranks - 1):
@@ -271,10 +283,11 @@ def loop_seconds(name: str, steps: int, pause: float, in_turn: bool = False) -> 
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
+        sent.append(wire.bytes_sent())
     seconds = time.perf_counter() - began
     strategy.barrier()
     strategy.close()
-    return seconds
+    return Loop(seconds, median(after - before for before, after in pairwise(sent)))
 
 
 # ---- sitting 2: what makes qadam differ from Adam -------------------------------------------

@@ -79,13 +79,21 @@ def _step_seconds(names: Sequence[str], gbits: Sequence[float]) -> dict[str, lis
     return seconds
 
 
-def print_steps(names: Sequence[str], gbits: Sequence[float] = (10, 25, 50, 100)) -> None:
-    """Print the simulated ms of the same step on two ranks, by the link between them."""
+def print_steps(
+    names: Sequence[str], gbits: Sequence[float] = (10, 25, 50, 100)
+) -> list[list[float]]:
+    """Print the simulated ms of the same step on two ranks, by the link between them.
+
+    Returns the seconds: a list for each name, with a number for each link.
+    """
     by_rank = launch.call(_step_seconds, 2, names, gbits)
     print("Gbit/s:".ljust(34), *(f"{gbit:5}" for gbit in gbits))
+    steps = []
     for name in names:
         of_ranks = zip(*(seconds[name] for seconds in by_rank), strict=True)
-        print(f"{name:34}", *(f"{1e3 * max(step):5.2f}" for step in of_ranks), "ms")
+        steps.append([max(step) for step in of_ranks])
+        print(f"{name:34}", *(f"{1e3 * step:5.2f}" for step in steps[-1]), "ms")
+    return steps
 
 
 def draw_ring(n: int = 3) -> None:

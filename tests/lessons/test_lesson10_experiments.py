@@ -24,7 +24,7 @@ cloudpickle.register_pickle_by_value(experiments)
 
 @pytest.fixture(scope="module")
 def both_runs() -> tuple[dict, dict, dict]:
-    return experiments.slow_rank(("ddp", "bagua:async"), steps=24, pause=0.1)
+    return experiments.slow_rank(("ddp", "bagua:async"), pause=0.1)
 
 
 @pytest.fixture
@@ -64,18 +64,26 @@ def test_async_has_averaged_while_the_fast_rank_trained(both_runs):
 def test_with_one_peer_each_a_rank_still_waits_for_the_slow_one():
     """Rank 0 meets rank 3 in every second step; rank 3 has paused 11 times before the last."""
     name = "bagua:decentralized:shift_one"
-    seconds = launch.call(experiments.loop_seconds, 4, name, 12, 0.1)
-    assert seconds[0] >= 11 * 0.1
+    loops = launch.call(experiments.loop, 4, name, 12, 0.1)
+    assert loops[0].seconds >= 11 * 0.1
 
 
 def test_with_one_peer_each_pauses_in_turn_overlap():
     """In ddp the pauses add up. With a peer each, two ranks can pause at the same time."""
     seconds = {
-        name: launch.call(experiments.loop_seconds, 4, name, 12, 0.3, in_turn=True)[0]
+        name: launch.call(experiments.loop, 4, name, 12, 0.3, in_turn=True)[0].seconds
         for name in ("ddp", "bagua:decentralized:shift_one")
     }
     assert seconds["ddp"] >= 12 * 0.3
     assert seconds["bagua:decentralized:shift_one"] < 0.8 * seconds["ddp"]
+
+
+def test_the_loop_counts_the_bytes_of_a_step():
+    """ddp's all-reduce among four ranks, 6 bytes per weight; 4 with a peer each."""
+    weights = 38_282
+    for name, each in (("ddp", 6), ("bagua:decentralized:shift_one", 4)):
+        for loop in launch.call(experiments.loop, 4, name, 6, 0.0):
+            assert loop.bytes_per_step == pytest.approx(each * weights, rel=0.02)
 
 
 def test_the_picture_has_a_panel_for_each_and_both_ranks(runs):
@@ -99,6 +107,6 @@ def test_the_ranks_can_pause_in_turn(both_runs):
     for run in runs.values():
         for rank, steps in enumerate(run):
             paused = [step[0][0] == experiments.PAUSE for step in steps]
-            assert paused == [number % 2 == rank for number in range(24)]
+            assert paused == [number % 2 == rank for number in range(12)]
 
-    assert experiments.epoch_seconds(runs["ddp"]) > 24 * 0.1, "the pauses of both ranks add up"
+    assert experiments.epoch_seconds(runs["ddp"]) > 12 * 0.1, "the pauses of both ranks add up"
