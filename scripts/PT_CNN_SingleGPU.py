@@ -631,8 +631,9 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb"]
 # options = "--gpus 1 --clock simulated --shapes-only"
 # program = "../lessons/01-one-gpu/gpu_clocks.py"
+# table = "grep -v -e '^not as' -e '^- '"  # without the report's notes, which are long
 # for batch in (4096, 64):
-#     !CUDA_VISIBLE_DEVICES=0 multigpu virtual {options} {program} {batch}
+#     !CUDA_VISIBLE_DEVICES=0 multigpu virtual {options} {program} {batch} 2>&1 | {table}
 
 # %% [markdown]
 # With 4,096 images the clock without waiting is wrong: the host has launched a step long
