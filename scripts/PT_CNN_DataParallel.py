@@ -96,7 +96,7 @@ def by_hand(
 # lesson.compare("images of the last GPU", guess_images, chunk_sizes[-1], digits=0)
 
 # %% [markdown]
-# The gradients of both versions, compared with those of one model on the CPU:
+# Where are the gradients after backward? And are they those of one model on the CPU?
 
 # %% tags=["active-ipynb"]
 # torch.manual_seed(0)
@@ -210,17 +210,17 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # lesson.compare("which needs more memory", guess_fuller, fuller)
 
 # %% [markdown]
-# The peak comes during backward, and is higher than both bars of a GPU: backward also computes
-# the gradients of the activations, and frees them before it ends. The copies of the weights on
-# the second GPU count as activations: they end with the step. During backward the second GPU
-# has gradients, too; after backward it has nothing. The first GPU keeps the weights, the
-# gradients and the optimizer's state, and gathers the outputs.
+# The first GPU keeps the weights, the gradients and the optimizer's state, and gathers the
+# outputs. The second GPU has nothing after backward: its copies of the weights, which count as
+# activations, end with the step. The peak is higher than both bars of a GPU, because backward
+# also computes the gradients of the activations, and frees them before it ends.
 #
-# One step on the simulated clock (the second one; the first warms up). The text at the
-# right of a lane says for how much of the time the GPU computes (busy), what takes most of the
-# rest, and the bubble. White without a transfer below it (launch) means that the GPU waits
-# until Python launches the next operation. Hatched (bubble) means that it waits for the other
-# GPU.
+# ## Where does the time go?
+# Does the second GPU compute all the time? The cell draws one step on the simulated clock (the
+# second one; the first warms up). The text at the right of a lane says for how much of the
+# time the GPU computes (busy), what takes most of the rest, and the bubble. White without a
+# transfer below it (launch) means that the GPU waits until Python launches the next operation.
+# Hatched (bubble) means that it waits for the other GPU.
 
 # %% tags=["active-ipynb"]
 # began = train_steps(parallel_model(), 256, first, steps=2)[2]
@@ -237,7 +237,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # timeline.plot(title=title, contents=carried(timeline))
 
 # %% [markdown]
-# Each step sends the weights and half of the images to the second GPU. While the first GPU
+# No. Each step sends the weights and half of the images to the second GPU. While the first GPU
 # updates the weights, the second one waits. Python itself is a limit, too: one thread per
 # replica launches the operations, and the threads take turns, because one lock (the GIL)
 # lets only one of them run Python.

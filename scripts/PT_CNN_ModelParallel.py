@@ -124,26 +124,7 @@ def step(
 # context, the workspaces of cuDNN and cuBLAS, and what the caching allocator has reserved but
 # does not use. `nvidia-smi` shows all of it, `torch.cuda.max_memory_allocated` the tensors.
 #
-# With large models the weights dominate: 12 bytes per weight with SGD and momentum, 16 with
-# Adam. Here are 5.4 billion weights on one H100. The tensors have shapes, but no numbers:
-
-# %% tags=["active-ipynb"]
-# for name, optimizer_of in (("SGD", sgd), ("Adam", torch.optim.Adam)):
-#     with vgpu.running(1, gpu="H100-80GB", compute=False) as (one,):
-#         layers = [nn.Linear(8192, 8192, device=one) for _ in range(80)]
-#         model = nn.Sequential(*layers)
-#         optimizer = optimizer_of(model.parameters())
-#         rows = torch.empty(64, 8192, device=one)
-#         labels = torch.zeros(64, dtype=torch.long, device=one)
-#         try:
-#             step(model, optimizer, rows, labels)
-#             peak = torch.vgpu.max_memory_allocated(one) / 2**30
-#             print(f"{name}: {peak:.0f} GiB")
-#         except torch.OutOfMemoryError as error:
-#             print(f"{name}: out of memory in {vgpu.timeline().events[-1].phase}")
-
-# %% [markdown]
-# The small model again, on a GPU with 64 MiB:
+# What happens on a GPU with 64 MiB? The cell tries it with SGD.
 
 # %% tags=["active-ipynb"]
 # with vgpu.running(1, memory="64MiB") as (one,):
@@ -274,30 +255,14 @@ class Halves(CNN):
 #
 # `(p − 1) / (m + p − 1)`
 #
-# With two stages it is `1 / (m + 1)`. The formula assumes equal slots, and that nothing else
-# takes time. But a transfer takes time, too: a plain `.to()` stops both GPUs. A GPU also waits
-# if a launch comes too late. Here is where the time goes, with three links. One is free: it
-# transfers in no time.
-
-# %% tags=["active-ipynb"]
-# print("4 micro-batches, mean of both GPUs; the formula gives a bubble of 20%")
-# for link in ("NVLink2", FREE_LINK, "PCIe3"):
-#     seconds, timeline = simulate(4, link=link)
-#     parts = shares(timeline)
-#     idle = 1 - parts.pop("compute")
-#     bubble = 1e3 * seconds * parts["bubble"]
-#     text = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
-#     name = link if isinstance(link, str) else link.name
-#     print(f"{name}: idle {idle:.0%} ({text}); the bubble takes {bubble:.2f} ms")
-
-# %% [markdown]
-# The formula is for a free link and equal slots. The link is free in the second line, but the
-# slots are not equal: GPU 0 computes for longer than GPU 1 (see the naive step), so GPU 1
-# waits in each slot, and the bubble is larger than 20%. With each link the bubble takes the
-# same time. With a slow link the step is longer, so the bubble is a smaller fraction of it.
+# With two stages it is `1 / (m + 1)`, here 20%. The formula assumes equal slots, and that
+# nothing else takes time. Neither is true here, as the picture shows: GPU 0 computes for
+# longer than GPU 1, and a plain `.to()` stops both GPUs during a transfer.
 #
-# How many micro-batches are best, on V100s with NVLink? Write your answers, then run the cell.
-# It compares two GPUs with one GPU of the same kind, also for V100s with PCIe and for H100s.
+# ## How many micro-batches?
+# By the formula, more are always better. How many are best, on V100s with NVLink? Write your
+# answers, then run the cell. It compares two GPUs with one GPU of the same kind, also for
+# V100s with PCIe and for H100s.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_best = 32  # the best number of micro-batches, of 1, 2, 4, 8, 16 and 32
@@ -316,8 +281,9 @@ class Halves(CNN):
 #     steps = [simulate(m, gpu=gpu, link=link) for m in counts]
 #     speedup = [one / seconds for seconds, _ in steps]
 #     print(f"{gpu}, {link}: " + ", ".join(f"{m}: {x:.2f}" for m, x in zip(counts, speedup)))
-#     launches = shares(steps[-1][1])["launch"]
-#     print(f"    with {counts[-1]}, launches take {launches:.0%} of the time")
+#     launches = {m: shares(timeline)["launch"] for m, (_, timeline) in zip(counts, steps)}
+#     text = f"{launches[8]:.0%} of the time with 8, {launches[32]:.0%} with 32"
+#     print(f"    launches take {text}")
 #     speedups[f"{gpu}, {link}"] = speedup
 #
 # fastest = max(speedups["V100-16GB, NVLink2"])
@@ -329,52 +295,14 @@ class Halves(CNN):
 # plots.lines(counts, speedups, "micro-batches, batch 4,096", unit, title)
 
 # %% [markdown]
-# Why is there a best number? The formula's bubble goes to zero. The bubble that we find, on a
-# free link, and all the time in which a GPU does not compute, with NVLink:
-
-# %% tags=["active-ipynb"]
-# sweep = [simulate(m) for m in counts]
-# free = [shares(simulate(m, link=FREE_LINK)[1]) for m in counts]
-# curves = {
-#     "formula: 1/(m + 1)": [1 / (m + 1) for m in counts],
-#     "bubble, free link": [parts["bubble"] for parts in free],
-#     "idle, NVLink: bubble, transfers, launches": [
-#         1 - shares(timeline)["compute"] for _, timeline in sweep
-#     ],
-# }
-# for name, curve in curves.items():
-#     print(f"{name}:", ", ".join(f"{m}: {share:.0%}" for m, share in zip(counts, curve)))
-# for m, (seconds, timeline) in zip(counts, sweep):
-#     if m in (1, 32):
-#         computing = 1e3 * seconds * (timeline.busy(0) + timeline.busy(1))
-#         print(f"with {m} (NVLink), the GPUs compute for {computing:.1f} ms in all")
-# title = "With many micro-batches the bubble stops shrinking"
-# plots.lines(counts, curves, "micro-batches", "share, simulated", title, level=None)
-
-# %% [markdown]
-# The bubble does not go to zero, because the slower stage sets the pace. GPU 0 computes for
-# about 6 ms per step, GPU 1 for about 4. So with 8 and with 16 micro-batches GPU 1 still waits
-# for nearly a third of the time: more than a sixth, on average over both. Cut a model so that
-# its stages take the same time. With 32, launches set the pace on both GPUs. A GPU then also
-# waits because the other one's work was launched late, and the bubble grows to 20%.
-#
-# The best number is where the fixed cost of a micro-batch outweighs the shorter bubble. The
-# host launches all operations again for each micro-batch: with 32, a GPU computes for less
-# than half of the step, and waits for launches in much of the rest. The GPUs also compute for
-# longer: for each micro-batch backward reads all weights and adds to all gradients once more.
+# More micro-batches are not always better: each one costs time. The host launches all
+# operations again for it, and with 32 a GPU waits for launches for 30% of the time. An H100
+# computes faster, and waits for launches for 31% already with 8. Over PCIe, two GPUs are about
+# half as fast as one, because the transfers of the activations take longer than the computing.
+# There, use a second GPU only if the model does not fit on one.
 #
 # PyTorch's tutorial found a best number, too (published, a ResNet-50): 10 micro-batches of 12
 # images, 3.75 s / 2.43 s = 1.54 times as fast as one GPU.
-#
-# Over PCIe (the second curve) the transfers of the activations take longer than the computing.
-# There, use a second GPU only if the model does not fit on one. If most of the memory is
-# activations, first try *activation checkpointing* (`torch.utils.checkpoint`): it keeps fewer
-# activations, and computes the others again in backward. (This course does not try it.) If
-# most of it is weights, [*FSDP*](../lessons/README.md#fsdp) divides them among the GPUs
-# without stages: lesson 06 compares both.
-#
-# An H100 computes so fast that it waits for launches already with 8 micro-batches. Exercise 3
-# gives it more to compute.
 #
 # ## Step 3 · Train: one process, two GPUs
 # The images go to the first GPU, the labels to the last one, where the loss is computed. The
@@ -483,6 +411,64 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("03 model parallelism", "results/03"))  # for the table of all routes
+
+# %% [markdown]
+# ## To go further: where does the time go?
+# With 4 micro-batches the formula gives a bubble of 20%. How large is it with a fast link, a
+# slow one, and one that is free: it transfers in no time?
+
+# %% tags=["active-ipynb"]
+# print("4 micro-batches, mean of both GPUs; the formula gives a bubble of 20%")
+# for link in ("NVLink2", FREE_LINK, "PCIe3"):
+#     seconds, timeline = simulate(4, link=link)
+#     parts = shares(timeline)
+#     idle = 1 - parts.pop("compute")
+#     bubble = 1e3 * seconds * parts["bubble"]
+#     text = ", ".join(f"{part} {share:.0%}" for part, share in parts.items())
+#     name = link if isinstance(link, str) else link.name
+#     print(f"{name}: idle {idle:.0%} ({text}); the bubble takes {bubble:.2f} ms")
+
+# %% [markdown]
+# The formula is for a free link and equal slots. The link is free in the second line, but the
+# slots are not equal: GPU 1 waits for GPU 0 in each slot, and the bubble is larger than 20%.
+# With each link the bubble takes the same time. With a slow link the step is longer, so the
+# bubble is a smaller fraction of it.
+#
+# And with other numbers of micro-batches? The formula's bubble goes to zero. Does this one?
+
+# %% tags=["active-ipynb"]
+# sweep = [simulate(m) for m in counts]
+# free = [shares(simulate(m, link=FREE_LINK)[1]) for m in counts]
+# curves = {
+#     "formula: 1/(m + 1)": [1 / (m + 1) for m in counts],
+#     "bubble, free link": [parts["bubble"] for parts in free],
+#     "idle, NVLink: bubble, transfers, launches": [
+#         1 - shares(timeline)["compute"] for _, timeline in sweep
+#     ],
+# }
+# for name, curve in curves.items():
+#     print(f"{name}:", ", ".join(f"{m}: {share:.0%}" for m, share in zip(counts, curve)))
+# for m, (seconds, timeline) in zip(counts, sweep):
+#     if m in (1, 32):
+#         computing = 1e3 * seconds * (timeline.busy(0) + timeline.busy(1))
+#         print(f"with {m} (NVLink), the GPUs compute for {computing:.1f} ms in all")
+# title = "With many micro-batches the bubble stops shrinking"
+# plots.lines(counts, curves, "micro-batches", "share, simulated", title, level=None)
+
+# %% [markdown]
+# No, because the slower stage sets the pace. GPU 0 computes for about 6 ms per step, GPU 1 for
+# about 4. So with 8 and with 16 micro-batches GPU 1 still waits for nearly a third of the
+# time: more than a sixth, on average over both. Cut a model so that its stages take the same
+# time. With 32, launches set the pace on both GPUs: one also waits because the other one's
+# work was launched late. The GPUs also compute for longer, because for each micro-batch
+# backward reads all weights and adds to all gradients once more.
+#
+# ## To go further: other ways to save memory
+# If most of the memory is activations, first try *activation checkpointing*
+# (`torch.utils.checkpoint`): it keeps fewer activations, and computes the others again in
+# backward. (This course does not try it.) If most of it is weights, as in large models,
+# [*FSDP*](../lessons/README.md#fsdp) divides them among the GPUs without stages: lesson 06
+# compares both.
 
 # %% [markdown] tags=["footer"]
 # [← 02 DataParallel](PT_CNN_DataParallel.ipynb) ·

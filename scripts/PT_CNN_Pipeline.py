@@ -230,14 +230,8 @@ def last_stage(
 # [flush](../lessons/README.md#flush).
 #
 # ## Step 4 · torch's tool
-# `torch.distributed.pipelining` has both orders, for any number of stages. It is also safe
-# with [NCCL](../lessons/README.md#nccl), and the functions above are not: NCCL executes the
-# messages between two ranks one after the other, and each message waits until both ranks take
-# part in it. In 1F1B both ranks send before they receive, so by these rules they can wait for
-# ever. (NCCL needs GPUs: this was not tried.) The tool gives NCCL the send and the receive in
-# one batch. It also has orders with a shorter bubble, which this lesson does not try:
-# interleaved ones, with several stages on each rank, and zero-bubble ones, which divide
-# backward into two parts.
+# `torch.distributed.pipelining` has both orders, for any number of stages. On GPUs use it, and
+# not the functions above ("To go further" says why).
 
 
 # %%
@@ -261,10 +255,9 @@ def schedule(
 # ## Is 1F1B faster?
 # Each rank has a [virtual GPU](../lessons/README.md#virtual-gpu), and simulates a step of the
 # first notebook's wide CNN: 8 micro-batches of 512 images. Two cases have equal stages
-# instead, with 16 linear layers each. With a free link the messages take no time. With two
-# stages and m micro-batches, the formula for the [bubble](../lessons/README.md#bubble) is
-# 1/(m + 1). The two orders by hand run, too, for the next section. Write your answers, then
-# run the cell.
+# instead, with 16 linear layers each. With a free link the messages take no time. The formula
+# for the [bubble](../lessons/README.md#bubble), 1/(m + 1), gives 11%. Write your answers, then
+# run the cell. (The two orders by hand run, too, for the next section.)
 
 # %% tags=["active-ipynb", "guess"]
 # guess_equal = 1.5  # 1F1B with equal stages and a free link: times as fast as GPipe
@@ -296,45 +289,23 @@ def schedule(
 # lesson.compare("speed-up over GPipe, CNN, NVLink", guess_nvlink, nvlink)
 
 # %% [markdown]
-# How long does each rank of the CNN compute, and when does it wait? A bubble is the mean of
-# both ranks'.
-
-# %% tags=["active-ipynb"]
-# for rank, spent in enumerate(phases(timelines["gpipe, CNN, free link"])):
-#     forward, backward = spent["forward"], spent["backward"]
-#     print(f"CNN, rank {rank}: forward {forward:.2f} ms, backward {backward:.2f} ms")
-# figure = plots.figure(8, 5)
-# drawn = ("gpipe, CNN, NVLink", "1f1b, CNN, NVLink")
-# longer = max(seconds[case] for case in drawn)
-# for place, case in enumerate(drawn, 1):
-#     waits = shares(timelines[case])["bubble"]
-#     title = f"{case}: {1e3 * seconds[case]:.2f} ms; a rank waits {waits:.0%} for the other"
-#     timelines[case].plot(figure.add_subplot(2, 1, place), title, until=longer)
-# plots.share_legend(figure)
-# figure
-
-# %% [markdown]
 # With equal stages and a free link, both orders take the same time, and the bubble is nearly
-# the formula's: the order does not change it. The CNN's stages are not equal: rank 0 takes
-# longer, both forward and backward. So rank 1 waits for it in each slot, and with both orders
-# the bubble is larger than the formula's.
-#
-# Rank 0 waits, too. In GPipe it waits once, while rank 1 takes micro-batch 8 forward and
-# micro-batch 1 backward. In 1F1B it waits twice, for micro-batch 1 and for micro-batch 8, but
-# each time it first computes another one: the forward of 2, the backward of 7. With equal
-# stages both waits together are as long as GPipe's. Here they are shorter, because rank 1
-# needs less time than rank 0, so 1F1B is slightly faster.
-#
-# With NVLink the messages take time, too. A rank asks for a message only when it needs it, so
-# it waits while the message comes. In the middle of 1F1B a gradient comes back while an
-# activation goes forward.
+# the formula's: the order does not change it. The CNN's stages are not equal, so with both
+# orders the bubble is larger, and 1F1B is slightly faster. ("To go further" says why.)
 #
 # ## What does 1F1B save?
-# The same steps with NVLink: what do the ranks need at their peak? Write your answer, then run
-# the cell.
+# Count what rank 0 needs at its peak, in backward, as in the first notebook. A micro-batch has
+# 512 images:
+# - for each micro-batch that it holds, the outputs of both tanhs: 512 × (16 × 28 × 28 +
+#   32 × 14 × 14) numbers of 4 bytes, 36.75 MiB;
+# - with both orders, in the backward of one micro-batch, two gradients of conv1's size
+#   (24.5 MiB each) and the gradient that has come from rank 1 (12.25 MiB);
+# - with both orders, the images of the whole batch (12.25 MiB). The weights are small.
+#
+# GPipe holds 8 micro-batches, and 1F1B 2. Write your answer, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_memory = 25  # % of GPipe's peak memory that 1F1B needs on rank 0, with torch's tool
+# guess_memory = 25  # % of GPipe's peak memory that 1F1B needs on rank 0, by hand
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_memory)
@@ -349,22 +320,21 @@ def schedule(
 #
 # share = metered["1f1b"][0].peak / metered["gpipe"][0].peak
 # hand = metered["1f1b by hand"][0].peak / metered["gpipe by hand"][0].peak
-# lesson.compare("1F1B's peak", guess_memory, 100 * share, unit="%", digits=0)
+# lesson.compare("1F1B's peak by hand", guess_memory, 100 * hand, unit="%", digits=0)
 # message = 512 * 32 * 14 * 14 * 4 / 2**20  # MiB: the activations that rank 0 sends
 # for name in SCHEDULES:
 #     more = metered[name][0].peak - metered[f"{name} by hand"][0].peak
 #     print(f"{name}: the tool needs {more:.1f} MiB more: {more / message:.1f} messages")
-# title = f"Rank 0's peak with 1F1B is {share:.0%} of GPipe's, and by hand {hand:.0%}"
+# title = f"1F1B's peak on rank 0: {hand:.0%} of GPipe's by hand, {share:.0%} with the tool"
 # draw_peaks(metered, title)
 
 # %% [markdown]
-# **In which order?** 1F1B, because it saves memory. With equal stages and a free link it saves
-# no time; the 2% that it saves with the CNN come from the unequal stages.
+# By hand, the peak falls from 8 × 36.75 + 73.5 to 2 × 36.75 + 73.5 MiB. torch's tool has a
+# buffer for the gradient of each micro-batch, with both orders; by hand there is one buffer.
+# The meter counts the tensors alone. A real GPU needs more, as in the first notebook.
 #
-# By hand, rank 0 keeps the activations of 2 micro-batches instead of 8. The rest of the peak
-# is the images, and what one backward needs. torch's tool has a buffer for the gradient of
-# each micro-batch, with both orders; by hand there is one buffer. The meter counts the tensors
-# alone. A real GPU needs more, as in the first notebook.
+# **In which order?** 1F1B, because it saves memory. With equal stages and a free link it saves
+# no time.
 #
 # ## Step 5 · Train
 # The first rank passes the images to the schedule, and the last one the labels. So all ranks
@@ -559,6 +529,50 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("03 pipeline, 1F1B", "results/03-pipeline"))
+
+# %% [markdown]
+# ## To go further: why is 1F1B faster with the CNN?
+# How long does each rank of the CNN compute, and when does it wait? A bubble is the mean of
+# both ranks'.
+
+# %% tags=["active-ipynb"]
+# for rank, spent in enumerate(phases(timelines["gpipe, CNN, free link"])):
+#     forward, backward = spent["forward"], spent["backward"]
+#     print(f"CNN, rank {rank}: forward {forward:.2f} ms, backward {backward:.2f} ms")
+# figure = plots.figure(8, 5)
+# drawn = ("gpipe, CNN, NVLink", "1f1b, CNN, NVLink")
+# longer = max(seconds[case] for case in drawn)
+# for place, case in enumerate(drawn, 1):
+#     waits = shares(timelines[case])["bubble"]
+#     title = f"{case}: {1e3 * seconds[case]:.2f} ms; a rank waits {waits:.0%} for the other"
+#     timelines[case].plot(figure.add_subplot(2, 1, place), title, until=longer)
+# plots.share_legend(figure)
+# figure
+
+# %% [markdown]
+# Rank 0 takes longer, both forward and backward. So rank 1 waits for it in each slot, and with
+# both orders the bubble is larger than the formula's.
+#
+# Rank 0 waits, too. In GPipe it waits once, while rank 1 takes micro-batch 8 forward and
+# micro-batch 1 backward. In 1F1B it waits twice, for micro-batch 1 and for micro-batch 8, but
+# each time it first computes another one: the forward of 2, the backward of 7. With equal
+# stages both waits together are as long as GPipe's. Here they are shorter, because rank 1
+# needs less time than rank 0, so 1F1B is slightly faster.
+#
+# With NVLink the messages take time, too. A rank asks for a message only when it needs it, so
+# it waits while the message comes. In the middle of 1F1B a gradient comes back while an
+# activation goes forward.
+#
+# ## To go further: on GPUs, and other orders
+# The functions by hand are not safe with [NCCL](../lessons/README.md#nccl). It executes the
+# messages between two ranks one after the other, and each message waits until both ranks take
+# part in it. In 1F1B both ranks send before they receive, so by these rules they can wait for
+# ever. (NCCL needs GPUs: this was not tried.) torch's tool gives NCCL the send and the receive
+# in one batch.
+#
+# The tool also has orders with a shorter bubble, which this lesson does not try: interleaved
+# ones, with several stages on each rank, and zero-bubble ones, which divide backward into two
+# parts.
 
 # %% [markdown] tags=["footer"]
 # [← 03 Model parallelism](PT_CNN_ModelParallel.ipynb) ·

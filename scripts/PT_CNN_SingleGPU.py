@@ -14,7 +14,7 @@
 import argparse
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice, pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -59,7 +59,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu.launch.room import available_cores
 #
 # lesson.setup("01-one-gpu")
-# from experiments import QueueDevice, clock_readings, seconds_measured, seconds_on_paper
+# from experiments import QueueDevice, batches_read, clock_readings
+# from experiments import seconds_measured, seconds_on_paper
 #
 # train, test = data.load(data.fetch(None))
 # device = devices.pick(launch.World())
@@ -174,13 +175,62 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # `launch` returns at once, so without `synchronize` the clock shows how long it takes to fill
 # the queue. With one `synchronize` at the end the sum is right, but all of it is counted as
 # the update. An operation that needs a number from the GPU, such as `loss.item()`, waits for
-# the queue, too. It seems slow, but its time is that of the work before it.
+# the queue, too: it seems slow, but the time is that of the work before it.
 #
-# So wait for the device before each reading of the clock. Also leave out the first steps,
-# which allocate memory and choose [kernels](../lessons/README.md#kernel) (the GPU's programs).
-# Then measure in several *rounds*, and take the shortest, as Python's `timeit` does: other
-# programs can only make a round longer. Each part of a step has its own shortest round.
-#
+# So `phases` waits for the device before each reading of the clock. It leaves out the first
+# steps, which allocate memory and choose [kernels](../lessons/README.md#kernel), the GPU's
+# programs.
+
+
+# %%
+def now(device: torch.device, clock: Callable[[], float]) -> float:
+    """The clock's seconds, read when the device has finished its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return clock()
+
+
+def phases(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Iterable,
+    warm_up: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
+    """The median seconds that a step spends on data, forward, backward and update."""
+    device = next(model.parameters()).device
+    model.train()
+    batches = iter(loader)
+    times = []
+    while True:
+        began = now(device, clock)
+        batch = next(batches, None)
+        if batch is None:
+            break
+        images, labels = (part.to(device) for part in batch)
+        data_read = now(device, clock)
+
+        loss = F.cross_entropy(model(images), labels)
+        forward_done = now(device, clock)
+
+        loss.backward()
+        backward_done = now(device, clock)
+
+        optimizer.step()
+        optimizer.zero_grad()
+        updated = now(device, clock)
+        times.append([began, data_read, forward_done, backward_done, updated])
+
+    durations = [
+        [after - before for before, after in pairwise(readings)]
+        for readings in times[min(warm_up, len(times) - 1) :]
+    ]
+    # Python's median, because torch.profiler would count torch's as a part of the step.
+    medians = [median(column) for column in zip(*durations, strict=True)]
+    return dict(zip(("data", "forward", "backward", "update"), medians, strict=True))
+
+
+# %% [markdown]
 # The batches come from a `DataLoader`. A *sampler* gives it the order of the images, here
 # shuffled; the loader reads them and stacks them. With `num_workers`, other processes do this
 # ahead of the training: the *workers*. With `pin_memory` the batch is in
@@ -189,52 +239,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %%
-def now(device: torch.device) -> float:
-    """The time in seconds, read when the device has finished its work."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
-
-
-def phases(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: Iterable,
-    warm_up: int = 3,
-) -> dict[str, float]:
-    """The median seconds that a step spends on data, forward, backward and update."""
-    device = next(model.parameters()).device
-    model.train()
-    batches = iter(loader)
-    times = []
-    while True:
-        began = now(device)
-        batch = next(batches, None)
-        if batch is None:
-            break
-        images, labels = (part.to(device) for part in batch)
-        data_read = now(device)
-
-        loss = F.cross_entropy(model(images), labels)
-        forward_done = now(device)
-
-        loss.backward()
-        backward_done = now(device)
-
-        optimizer.step()
-        optimizer.zero_grad()
-        updated = now(device)
-        times.append([began, data_read, forward_done, backward_done, updated])
-
-    durations = [
-        [after - before for before, after in pairwise(clock)]
-        for clock in times[min(warm_up, len(times) - 1) :]
-    ]
-    # Python's median, because torch.profiler would count torch's as a part of the step.
-    medians = [median(column) for column in zip(*durations, strict=True)]
-    return dict(zip(("data", "forward", "backward", "update"), medians, strict=True))
-
-
 def loader_of(
     train: Dataset,
     batch_size: int,
@@ -259,9 +263,11 @@ def loader_of(
 
 # %% [markdown]
 # ## Where the time goes
-# Nine rounds take about ten seconds. In a round each batch size gets one epoch, and `phases`
-# gives the median of its steps. The second cell also prints the smallest and the largest ratio
-# that a single round gives: on a busy machine these are far apart.
+# Other programs use this machine, too. So on the CPU the clock is `thread_time`: it only runs
+# while this thread has a core. (With a GPU it is `perf_counter`.) In each of nine *rounds*
+# each batch size gets one epoch, and `phases` gives the median of its steps. The shortest
+# round counts, as in Python's `timeit`. The second cell also prints the smallest and the
+# largest ratio that a single round gives. (About ten seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_half)
@@ -270,13 +276,15 @@ def loader_of(
 # def one_epoch(batch_size):
 #     model = CNN().to(device)
 #     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-#     return phases(model, optimizer, loader_of(train, batch_size, seed=0), warm_up=1)
+#     loader = loader_of(train, batch_size, seed=0)
+#     return phases(model, optimizer, loader, warm_up=1, clock=clock)
 #
 #
 # def computing(step):
 #     return step["forward"] + step["backward"]
 #
 #
+# clock = time.thread_time if device.type == "cpu" else time.perf_counter
 # rounds = [{size: one_epoch(size) for size in (16, 32, 64, 128)} for _ in range(9)]
 # steps = {}
 # bars = {}
@@ -395,39 +403,46 @@ def loader_of(
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_two_workers, guess_four_workers)
-# measured = {}
+# paper, measured = {}, {}
 # for workers in (0, 2, 4):
-#     paper = 1e3 * seconds_on_paper(workers, read, 0.06, computing=True)
+#     paper[workers] = 1e3 * seconds_on_paper(workers, read, 0.06, computing=True)
 #     measured[workers] = 1e3 * seconds_measured(workers, read, 0.06, computing=True)
+#     result = f"{measured[workers]:.0f} ms measured"
 #     case = pluralize(workers, "worker")
-#     print(f"{case}: {paper:.0f} ms per step on paper, {measured[workers]:.0f} ms measured")
+#     print(f"{case}: {paper[workers]:.0f} ms per step on paper, {result}")
 # guesses = {2: guess_two_workers, 4: guess_four_workers}
+# busy = measured[2] > 1.2 * paper[2]
+# if busy:
+#     print("other programs use the cores: your guesses are compared with the paper")
 # for workers, guess in guesses.items():
 #     what = f"reading computes, {workers} workers"
-#     lesson.compare(what, guess, measured[workers], unit="ms", digits=0)
+#     result = paper[workers] if busy else measured[workers]
+#     lesson.compare(what, guess, result, unit="ms", digits=0)
 
 # %% [markdown]
 # On two cores, two workers read two batches at a time, and four workers do not read more: on
 # paper both take 64 ms. With four cores, four workers need 32 ms, and the step 60. The formula
-# assumes that each core is free. On a busy machine other programs use the cores, too, and a
-# step can take several times as long.
+# assumes that each core is free.
 #
-# What do workers do for the digits, which are in memory already? The cell reads three epochs
-# without training; the shortest counts.
+# The digits are in memory already. Do workers help there? The cell reads three epochs without
+# training; the shortest counts. A loader starts new workers in each epoch, unless they stay:
+# `persistent_workers=True`.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
-# for workers in (0, 2):
+# for workers, stay in ((0, False), (2, False), (2, True)):
+#     loader = DataLoader(train, 64, num_workers=workers, persistent_workers=stay)
 #     seconds = []
-#     for epoch in range(3):
+#     for epoch in range(4):
 #         began = time.perf_counter()
-#         for images, labels in loader_of(train, 64, epoch, workers):
+#         for images, labels in loader:
 #             pass
 #         seconds.append(time.perf_counter() - began)
-#     case = pluralize(workers, "worker")
-#     print(f"{case}: {len(train) / min(seconds):,.0f} images/s")
+#     case = pluralize(workers, "worker") + (" that stay" if stay else "")
+#     print(f"{case}: {len(train) / min(seconds[1:]):,.0f} images/s")
 
 # %% [markdown]
-# The digits need no reading: workers only cost the time to start and to send the batches.
+# No: the digits need no reading, so workers only cost time. They start, and they send each
+# batch to this process. Workers that stay start once, before the first epoch.
 #
 # ## Which operations take the time?
 # `phases` shows which part of a step is slow; `torch.profiler` shows which operations are.
@@ -602,6 +617,48 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("01 one GPU", "results/01"))  # for the table of all routes
+
+# %% [markdown]
+# ## To go further: clocks on a GPU
+# While the host waits in `synchronize`, it launches nothing. For a CUDA *event* it does not
+# wait: it puts the event into the queue, and the GPU notes the time when it comes to it. The
+# program [gpu_clocks.py](../lessons/01-one-gpu/gpu_clocks.py) is for a real GPU. It measures
+# ten steps in three ways: without waiting, with `synchronize` at the end, and with an event
+# before and after them. `multigpu virtual` runs it here on a simulated V100, and the program
+# reads the simulated clock. Which of the three times are wrong with a batch of 4,096 images,
+# and which with a batch of 64?
+
+# %% tags=["active-ipynb"]
+# options = "--gpus 1 --clock simulated --shapes-only"
+# program = "../lessons/01-one-gpu/gpu_clocks.py"
+# table = "grep -v -e '^not as' -e '^- '"  # without the report's notes, which are long
+# for batch in (4096, 64):
+#     !CUDA_VISIBLE_DEVICES=0 multigpu virtual {options} {program} {batch} 2>&1 | {table}
+
+# %% [markdown]
+# With 4,096 images the clock without waiting is wrong: the host has launched a step long
+# before the GPU has computed it. With 64 images all three are nearly equal, because the GPU
+# waits for the host: it computes for about a quarter of the time.
+#
+# On a machine with a GPU, look at two numbers of `nvidia-smi`; the report's table has numbers
+# like them. `GPU-Util` is the fraction of the time in which a kernel runs (here *computes*).
+# If it is low, find out what the GPU waits for, before you ask for a second one. A high one
+# does not say that the kernels use the whole GPU. `Memory-Usage` is what the tensors need
+# (here *peak memory*), what PyTorch keeps for later, and CUDA's own memory.
+#
+# ## To go further: how far do workers read ahead?
+# A worker reads up to `prefetch_factor` batches (2, if you do not say it) before they are
+# needed. These batches are in the host's memory. How many does a loader read, if the training
+# has taken only the first one? The cell counts them.
+
+# %% tags=["active-ipynb"]
+# for workers, ahead in ((1, 2), (4, 2), (4, 8)):
+#     count = batches_read(workers, ahead)
+#     print(f"{pluralize(workers, 'worker')}, prefetch_factor={ahead}: {count} batches read")
+
+# %% [markdown]
+# The first one, and `workers × prefetch_factor` more. A larger factor helps if single batches
+# take much longer to read than others. It does not make reading faster on average.
 
 # %% [markdown] tags=["footer"]
 # [syllabus](../lessons/README.md) ·

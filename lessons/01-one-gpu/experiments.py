@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 
-from torch.utils.data import DataLoader, Dataset
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from multigpu.launch.room import available_cores
 
@@ -133,3 +134,41 @@ def seconds_measured(
         ends.append(time.perf_counter())
     last_steps = ends[steps - 1 :: steps]
     return min((end - began) / steps for began, end in pairwise(last_steps))
+
+
+# ---- how far workers read ahead -------------------------------------------------------------
+
+
+class CountedImages(Dataset):
+    """Numbers that stand for images; `reads` counts in all processes how many were read."""
+
+    def __init__(self, count: int, workers: int):
+        self.reads = torch.zeros(workers, dtype=torch.long).share_memory_()  # one per worker
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        self.reads[get_worker_info().id] += 1
+        return index
+
+
+def batches_read(workers: int, prefetch_factor: int, pause: float = 0.2) -> int:
+    """How many batches a loader has read when the training has taken only the first one.
+
+    Waits until no worker has read anything for `pause` seconds.
+    """
+    images = CountedImages(4 * (workers * prefetch_factor + 1), workers)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        loader = DataLoader(
+            images, batch_size=2, num_workers=workers, prefetch_factor=prefetch_factor
+        )
+        batches = iter(loader)
+    next(batches)
+    before = -1
+    while before != (found := int(images.reads.sum())) or (images.reads == 0).any():
+        before = found
+        time.sleep(pause)
+    return found // 2

@@ -146,8 +146,11 @@ def part_ms(parts, warm_up, steps, readings):
 
 # %%
 parts = ["forward", "backward", "update"]
-readings = execute(plan(parts, 0, 1), {"forward": [20], "backward": [40], "update": [10]})
-part_ms(parts, 0, 1, readings)
+times = {"forward": [20], "backward": [40], "update": [10]}
+try:
+    print(part_ms(parts, 0, 1, execute(plan(parts, 0, 1), times)))
+except NotImplementedError:
+    print("no answer yet: write plan and part_ms first")
 
 # %%
 with exercise.check("timing", "one step", points=1) as student:

@@ -45,6 +45,7 @@ class Check:
     generator   the same for torch
     lines       the verdicts
     right       whether all of them are right
+    stopped     whether an error ended the check
     printed     what the student's code printed
     """
 
@@ -61,6 +62,7 @@ class Check:
         self.generator = torch.Generator().manual_seed(self.random.getrandbits(63))
         self.lines: list[str] = []
         self.right = True
+        self.stopped = False
         self.printed = ""
         self._cells = cells
         self._new_session = new_session
@@ -185,6 +187,7 @@ class Check:
 
     def failed(self, error: Exception) -> None:
         """A verdict about an error that ended the check."""
+        self.stopped = True
         if isinstance(error, StudentError) and error.kind == UNANSWERED:
             self.expect(False, "no answer yet: write it in place of `# YOUR CODE HERE`")
         elif isinstance(error, StudentError):

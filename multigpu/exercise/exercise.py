@@ -18,6 +18,7 @@ from multigpu.exercise.sources import Sources, from_history
 from multigpu.exercise.worker import Worker
 
 PRINTED = "Your code printed:"
+SAME_ERROR = "wrong: for the same reason as in the check above"
 OWN_SECONDS = 10.0  # by which a check may take longer than the answer, for its own code
 
 
@@ -65,6 +66,7 @@ class Exercise:
         self.seconds = seconds
         self._verdicts: dict[str, dict[str, tuple[bool, float]]] = defaultdict(dict)
         self._used: dict[str, float] = defaultdict(float)
+        self._errors: dict[str, tuple[str, list[str]]] = {}  # question → (title, lines)
         self._grading = _grading
         self._imports = tuple(imports)
         self._worker()
@@ -89,8 +91,9 @@ class Exercise:
         points     what it gives if all verdicts are right
         hidden     the student does not get this check
 
-        An error in the student's code is a verdict. Raises CannotRun if the machine cannot run
-        the student's process.
+        An error in the student's code is a verdict. If several checks of a student's answer
+        end with the same error, only the first one prints it. Raises CannotRun if the machine
+        cannot run the student's process.
         """
         secret = self._grading.secret if self._grading and hidden else "visible"
         seed = hashlib.sha256("\n".join([secret, question, title]).encode()).hexdigest()
@@ -146,7 +149,7 @@ class Exercise:
         self, check: Check, question: str, title: str, points: float, hidden: bool
     ) -> None:
         self._verdicts[question][title] = (check.right, points)
-        print("\n".join(check.lines))
+        print("\n".join(check.lines if self._grading else self._once(check, question, title)))
         if self._grading:
             self._grading.record.append(
                 {
@@ -159,6 +162,17 @@ class Exercise:
             )
         elif check.printed:
             print(f"{PRINTED}\n{check.printed}")
+
+    def _once(self, check: Check, question: str, title: str) -> list[str]:
+        """The lines to print: an error that another check has printed is not repeated."""
+        first, lines = self._errors.get(question, (title, []))
+        if check.stopped and first != title and check.lines == lines:
+            return [SAME_ERROR]
+        if check.stopped:
+            self._errors[question] = (title, check.lines)
+        elif first == title:
+            self._errors.pop(question, None)
+        return check.lines
 
     def summary(self) -> None:
         """Print the points of the checks that have run, and that hidden ones remain."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ import nbformat
 import pytest
 import torch
 from commands import ROOT, run_script, torchrun
+from virtual_runs import virtual
 
 from multigpu.notebooks import cells
 
@@ -91,6 +93,10 @@ def test_phases_are_measured_separately():
     assert list(spent) == ["data", "forward", "backward", "update"]
     assert spent["data"] > 0.02
     assert all(seconds > 0 for seconds in spent.values())
+    # The thread's own clock stands still while it waits, and while other programs compute.
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    own = lesson.phases(model, optimizer, slow(), clock=time.thread_time)
+    assert 0 < own["data"] < 0.02
 
 
 @pytest.mark.parametrize(
@@ -202,6 +208,27 @@ def test_each_worker_reads_in_its_own_process(experiments):
     loader = torch.utils.data.DataLoader(Readers(8, 0), 2, num_workers=2)
     readers = {pid.item() for batch in loader for pid in batch}
     assert len(readers) == 2 and os.getpid() not in readers
+
+
+@pytest.mark.parametrize(("workers", "ahead"), [(1, 2), (4, 2), (2, 5)])
+def test_each_worker_reads_prefetch_factor_batches_ahead(experiments, workers, ahead):
+    assert experiments.batches_read(workers, ahead) == workers * ahead + 1
+
+
+@pytest.mark.slow
+def test_events_show_the_gpus_time_and_a_clock_without_waiting_the_launches(tmp_path):
+    """A large batch, on the simulated clock. A small one waits for the host: all are equal."""
+    options = ("--gpus", "1", "--clock", "simulated", "--shapes-only")
+    times = {}
+    for batch in ("4096", "64"):
+        done = virtual(tmp_path, *options, PAGE / "gpu_clocks.py", batch)
+        assert done.returncode == 0, done.stdout
+        found = re.search(r"without waiting (\S+), .*synchronize (\S+), .* (\S+)", done.stdout)
+        times[batch] = [float(time) for time in found.groups()]
+    without, waited, events = times["4096"]
+    assert events == pytest.approx(waited, rel=0.01)
+    assert without < events / 4
+    assert max(times["64"]) < 1.05 * min(times["64"])
 
 
 # ---- the stored notebook --------------------------------------------------------------------
