@@ -264,10 +264,10 @@ def loader_of(
 # %% [markdown]
 # ## Where the time goes
 # Other programs use this machine, too. So on the CPU the clock is `thread_time`: it only runs
-# while this thread has a core. (With a GPU it is `perf_counter`.) In each of nine *rounds*
+# while this thread has a core. (With a GPU it is `perf_counter`.) In each of five *rounds*
 # each batch size gets one epoch, and `phases` gives the median of its steps. The shortest
 # round counts, as in Python's `timeit`. The second cell also prints the smallest and the
-# largest ratio that a single round gives. (About ten seconds.)
+# largest ratio that a single round gives. (About five seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_half)
@@ -285,7 +285,7 @@ def loader_of(
 #
 #
 # clock = time.thread_time if device.type == "cpu" else time.perf_counter
-# rounds = [{size: one_epoch(size) for size in (16, 32, 64, 128)} for _ in range(9)]
+# rounds = [{size: one_epoch(size) for size in (16, 32, 64, 128)} for _ in range(5)]
 # steps = {}
 # bars = {}
 # for size, parts in rounds[0].items():
@@ -293,7 +293,7 @@ def loader_of(
 #     bars[f"batch {size}"] = {part: 1e6 * time / size for part, time in steps[size].items()}
 # times = sum(bars["batch 16"].values()) / sum(bars["batch 128"].values())
 # title = f"In a batch of 16 an image takes {times:.2f} times as long as in a batch of 128"
-# label = "µs per image, measured: each part's shortest of nine rounds"
+# label = "µs per image, measured: each part's shortest of five rounds"
 # plots.stacked_bars(bars, label, title)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]

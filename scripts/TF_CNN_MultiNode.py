@@ -61,6 +61,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
 # import difflib
 # import textwrap
+# from functools import partial
 # from pathlib import Path
 #
 # from multigpu import lesson, plots
@@ -407,13 +408,14 @@ def test_step(
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_copies, choices=("yes", "no"))
-# (one_device,) = on_worker(batch_norm)
+# # On one device, synchronized statistics are the same as the others.
+# [[one_device]] = on_worker(partial(batch_norm, kinds=[False]))
 # (chief, synced_chief), (worker, _) = norms
 # equal = (chief["weights"] == worker["weights"]).all()
 # apart = np.abs(chief["moving mean"] - worker["moving mean"]).max()
 # print(f"the workers' weights are equal: {equal}; their moving means are {apart:.2f} apart")
 # print("test accuracy, with three seeds:")
-# copies = {"chief's copy": chief, "worker 1's copy": worker, "one device": one_device[0]}
+# copies = {"chief's copy": chief, "worker 1's copy": worker, "one device": one_device}
 # for name, found in copies.items():
 #     low, *_, high = sorted(found["accuracies"])
 #     print(f"    {name}: {low:.2f} to {high:.2f}")
@@ -431,19 +433,19 @@ def test_step(
 
 # %% tags=["active-ipynb"]
 # kinds = ("BatchNormalization()", "synchronized=True")
-# for kind, found, expected in zip(kinds, norms[0], one_device):
+# for kind, found in zip(kinds, norms[0]):
 #     names = ("weights", "moving mean")
-#     apart = [np.abs(found[name] - expected[name]).max() for name in names]
+#     apart = [np.abs(found[name] - one_device[name]).max() for name in names]
 #     text = "{}: chief against one device: weights {:.4f}, moving mean {:.4f} apart"
 #     print(text.format(kind, *apart))
-# same = synced_chief["accuracies"] == one_device[1]["accuracies"]
+# same = synced_chief["accuracies"] == one_device["accuracies"]
 # print("synchronized: the chief's test accuracies are one device's:", same)
 #
 # means = {
 #     "chief": chief,
 #     "worker 1": worker,
 #     "chief,\nsynchronized": synced_chief,
-#     "one device": one_device[0],
+#     "one device": one_device,
 # }
 # fig = plots.figure(8, 3)
 # for place, (name, found) in enumerate(means.items()):

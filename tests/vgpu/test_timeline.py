@@ -364,6 +364,8 @@ def test_a_lane_that_is_never_idle_has_no_reason_beside_it():
     texts = [text.get_text() for text in timeline.plot().axes[0].texts]
     assert "busy 100%" in texts
     assert "busy 50%\nbubble 50%" in texts
+    texts = [text.get_text() for text in timeline.plot(shares=False).axes[0].texts]
+    assert not any("busy" in text for text in texts)
 
 
 def test_marked_operations_have_the_look_of_the_part(two):

@@ -148,6 +148,7 @@ class Timeline:
         title: str | None = None,
         contents: Callable[[Event], str] | None = None,
         until: float | None = None,
+        shares: bool = True,
     ) -> "Figure | Path":
         """Draw a lane for each device: computation, bubbles, transfers and collectives.
 
@@ -156,10 +157,11 @@ class Timeline:
         contents  returns what a transfer or a collective carries, or "" if it does not know;
                   without it the notes are used, and collectives in backward carry gradients
         until     the seconds that the time axis shows; give several pictures the same number
+        shares    write at the right which share of the time each device computes
 
         Numbers in the boxes are micro-batches. Returns the path, or the figure.
         """
-        return timeline_picture.plot(self, target, title, contents, until)
+        return timeline_picture.plot(self, target, title, contents, until, shares)
 
     def chrome_trace(self, path: str | Path) -> Path:
         """Write a trace file for chrome://tracing and ui.perfetto.dev, and return its path.

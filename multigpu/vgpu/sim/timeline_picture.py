@@ -54,6 +54,7 @@ def plot(
     title: str | None,
     contents: Callable[[Event], str] | None,
     until: float | None,
+    shares: bool,
 ) -> "Figure | Path":
     """Draw the timeline into a file, into axes, or into a new figure; see Timeline.plot."""
     to_file = isinstance(target, (str, Path))
@@ -71,7 +72,8 @@ def plot(
         legend |= _draw_computation(axes, timeline, lane, scale)
         legend |= _draw_bubbles(axes, timeline, lane, scale)
         legend |= _draw_bands(axes, timeline, lane, scale, contents)
-        _write_share(axes, timeline, lane)
+        if shares:
+            _write_share(axes, timeline, lane)
     _label(axes, timeline, unit)
     names = [name for name in (*PARTS, "bubble") if name in legend]
     if names:
