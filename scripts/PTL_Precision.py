@@ -143,9 +143,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # A *true* precision has everything in one type: `32-true`, `bf16-true`. In a
 # [*mixed* precision](../lessons/README.md#mixed-precision), `16-mixed` (float16) or
 # `bf16-mixed` (bfloat16), the weights stay in fp32. Within `torch.autocast`, a list says which
-# operation computes in 16 bit. Which of these eight tensors are in float16?
+# operation computes in 16 bit. Seven tensors: `logits` of a linear layer, their `tanh`,
+# `softmax` and `sum`, the loss, a weight, and its gradient. How many are in float16?
+
+# %% tags=["active-ipynb", "guess"]
+# guess_half = 4  # of the seven tensors
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_half)
 # with vgpu.running(1) as (gpu,):
 #     model = CNN().to(gpu)
 #     with torch.autocast("vgpu", torch.float16):
@@ -164,10 +169,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #
 # types = [f"{name} {str(t.dtype).removeprefix('torch.')}" for name, t in tensors.items()]
 # print(", ".join(types[:4]), ", ".join(types[4:]), sep="\n")
+# in_half = sum(t.dtype == torch.float16 for t in tensors.values())
+# lesson.compare("tensors in float16", guess_half, in_half, digits=0)
 
 # %% [markdown]
-# Products are in 16 bit, and what follows them (`tanh`) keeps their type. Sums, the loss, the
-# weights and their gradients are in fp32.
+# Products are in 16 bit, and what follows them (`tanh`) keeps their type. Softmax, sums, the
+# loss, the weights and their gradients are in fp32.
 #
 # ## Loss scaling
 # This is the usual loop of mixed precision, in plain torch; the Trainer makes these calls for
@@ -445,9 +452,9 @@ if __name__ == "__main__":
 # After 1, bfloat16 has a number every 1/128, so adding less than half of that changes nothing.
 # (float16's spacing is 1/1024: each 0.001 is rounded to 0.00098.)
 #
-# Then the CNN, in `bf16-true`. With the learning rate that it had above, 0.05, the proof
-# holds. And with 0.01? The next cell trains for three epochs, and shows how far the test loss
-# is from that in fp32.
+# Then the CNN, in `bf16-true`, for three epochs. With the learning rate that it had above,
+# 0.05, the proof holds. And with 0.01? The next cell shows how far the test loss is from that
+# in fp32.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_proof = "holds"  # the proof of bf16-true with 0.01: "holds" or "fails"?
@@ -519,24 +526,31 @@ if __name__ == "__main__":
 # %% [markdown]
 # Mixed precision keeps all that fp32 has, and autocast adds a 16-bit copy of each weight. It
 # saves about half of the activations' memory. A small batch has few activations, so the copies
-# need more memory than is saved.
+# need more memory than is saved. (The whole bar is metered before backward; the copies' part
+# of it is computed, 2 bytes for each weight.)
 #
 # ## Time
 # A virtual GPU has a peak rate for each type (bf16 counts as fp16), and a product reaches a
-# share of it that depends on its sizes. On an A100 and an H100, 32-bit convolutions run in
-# TF32, as in torch: the products have ten bits of fraction. A launch of a kernel takes as long
-# in 16 bit as in 32 bit, and each cast is one more launch that reads and writes memory.
+# share of it that depends on its sizes. A100 and H100 can also compute 32-bit numbers in
+# *TF32*, with ten bits of fraction: by torch's default in convolutions, and in matrix products
+# after `torch.set_float32_matmul_precision("high")`. A launch of a kernel takes as long in 16
+# bit as in 32 bit, and each cast is one more launch that reads and writes memory.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_speed = 2  # times as fast as fp32: 16-mixed on an H100, at a batch of 64
+# # 16-mixed on an A100 at a batch of 4,096, times as fast as fp32:
+# guess_speed = 2  # by torch's default
+# guess_tf32 = 2  # if fp32's matrix products run in TF32, too
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_speed)
+# lesson.need(guess_speed, guess_tf32)
 # batches = (64, 256, 1024, 4096)
 # ratios = {gpu: speedups(gpu, batches) for gpu in ("V100-16GB", "A100-40GB", "H100-80GB")}
 # for gpu, values in ratios.items():
 #     shown = ", ".join(f"{batch:,}: {x:.1f} ×" for batch, x in zip(batches, values))
 #     print(f"{gpu}, 16-mixed, simulated: {shown}")
+# tf32 = speedups("A100-40GB", batches, products="high")
+# shown = ", ".join(f"{batch:,}: {x:.1f} ×" for batch, x in zip(batches, tf32))
+# print(f"A100-40GB, against fp32 with TF32 products: {shown}")
 #
 # peaks = {gpu: vgpu.GPUS[gpu].fp16 / vgpu.GPUS[gpu].fp32 for gpu in ratios}
 # shown = ", ".join(f"{gpu} {peak:.0f}" for gpu, peak in peaks.items())
@@ -546,16 +560,18 @@ if __name__ == "__main__":
 # shown = ", ".join(f"{gpu} {peak:.0f}" for gpu, peak in peaks.items())
 # print(f"fp16's peak ÷ TF32's: {shown}")
 #
-# found = ratios["H100-80GB"][0]
-# lesson.compare("16-mixed on an H100, batch 64", guess_speed, found, unit="×", digits=1)
+# found = ratios["A100-40GB"][-1]
+# lesson.compare("16-mixed on an A100", guess_speed, found, unit="×", digits=1)
+# lesson.compare("the same, against TF32", guess_tf32, tf32[-1], unit="×", digits=1)
 # draw_speedups(batches, ratios)
 
 # %% [markdown]
 # With a small batch, launches and casts take most of the time, and there is little to
 # multiply: 16 bit gains nothing. (The simulated H100 even loses. But 0.9 is nearer to 1 than
 # the model's error in `benchmarks/vgpu_fidelity.json`: whether a real one loses is not known.)
-# With a large batch the products decide, and fp16's peak is far above fp32's. The page says
-# why no GPU gains as much as its datasheet promises.
+# With a large batch the products decide, and fp16's peak is far above fp32's. Most of the gain
+# on an A100 is TF32's, too: one line gives it to a program in fp32. The page says why no GPU
+# gains as much as its datasheet promises.
 #
 # ## Who supports what?
 # What does the Trainer say to `bf16` on a V100, and to `16` on a CPU?
@@ -579,7 +595,8 @@ if __name__ == "__main__":
 # | a V100 | `16-mixed`: it has no bfloat16 |
 # | an A100 or H100 | `bf16-mixed`: the range of fp32, so no loss scale |
 # | a CPU | `bf16-mixed`, which `16` becomes (its speed was not tried) |
-# | a small batch and large weights | `32`: mixed needs more memory, and gains little speed |
+# | a small batch, large weights | measure: mixed needed more memory here, and was no faster |
+# | fp32 on an A100 or H100 | try `torch.set_float32_matmul_precision("high")` first |
 # | several GPUs, with dp, ddp or ddp_notebook | the same as on one GPU |
 #
 # **Does it halve the memory and double the speed?** Only where the batch is large: it halves

@@ -99,11 +99,18 @@ def draw_memory(bars: dict[str, dict[str, float]]) -> "Figure":
     return plots.stacked_bars(bars, unit, title, totals=True)
 
 
-def speedups(gpu: str, batches: tuple[int, ...]) -> list[float]:
-    """How many times as fast 16-mixed is as 32-true on `gpu`, simulated, for each batch."""
-    return [
-        step("32-true", gpu, batch)[1] / step("16-mixed", gpu, batch)[1] for batch in batches
-    ]
+def speedups(gpu: str, batches: tuple[int, ...], products: str = "highest") -> list[float]:
+    """How many times as fast 16-mixed is as 32-true on `gpu`, simulated, for each batch.
+
+    `products` is torch's float32_matmul_precision: with "high", 32-true's matrix products may
+    run in TF32.
+    """
+    mixed = [step("16-mixed", gpu, batch)[1] for batch in batches]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(products)
+    exact = [step("32-true", gpu, batch)[1] for batch in batches]
+    torch.set_float32_matmul_precision(before)
+    return [slow / fast for slow, fast in zip(exact, mixed, strict=True)]
 
 
 def draw_speedups(batches: tuple[int, ...], ratios: dict[str, list[float]]) -> "Figure":

@@ -8,6 +8,7 @@ This is the roofline model (Williams, Waterman and Patterson, "Roofline", Commun
 ACM 52(4), 2009) with the shares of the peaks that kernels reach:
 - gemm.py: matrix products, in tiles and waves on the SMs
 - conv.py: convolutions as implicit matrix products
+- tf32.py: whether float32 products and convolutions run on TF32 units
 - attention.py: fused attention, where a causal mask halves the arithmetic
 - traffic.py: the bytes, and the share of the bandwidth
 - host.py: what eager PyTorch costs the host
@@ -20,7 +21,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from multigpu.vgpu.sim import attention, conv
+from multigpu.vgpu.sim import attention, conv, tf32
 from multigpu.vgpu.sim.gemm import PRODUCTS, Units, product_of, product_seconds, row_lengths
 from multigpu.vgpu.sim.host import host_seconds
 from multigpu.vgpu.sim.presets import Gpu
@@ -41,6 +42,8 @@ STRIDED = torch.strided
 HALF = (torch.float16, torch.bfloat16)
 DOUBLE = (torch.float64, torch.complex128)
 CONVOLUTIONS = (conv.FORWARD, conv.BACKWARD)
+# In float32 the program chooses how exactly these are computed.
+FLOAT32_CHOICE = {*CONVOLUTIONS, *PRODUCTS}
 ATTENTION = attention.FORWARD | attention.BACKWARD
 
 
@@ -85,6 +88,7 @@ class Costs:
         self._cache: dict[tuple, tuple[float, float]] = {}
         # The Detail of each operation, by its id.
         self._details: dict[int, Detail | None] = {}
+        self._has_tf32 = gpu.tf32 > gpu.fp32
 
     def seconds(
         self,
@@ -119,7 +123,7 @@ class Costs:
             key += [tensor.shape for tensor in out if tensor is not None]
         details = self._details
         if identity not in details:
-            details[identity] = _detail(func.overloadpacket)
+            details[identity] = self._detail_of(func.overloadpacket)
         detail = details[identity]
         if detail is not None:
             key.append(detail(args, kwargs))
@@ -130,6 +134,13 @@ class Costs:
             device = self._device_seconds(func, args, kwargs, payloads, out)
             cost = self._cache[key] = (device, self.host_factor * host_seconds(func))
         return cost
+
+    def _detail_of(self, packet: torch._ops.OpOverloadPacket) -> Detail | None:
+        """The operation's Detail, with the program's choice of TF32 if the GPU has it."""
+        detail = _detail(packet)
+        if not self._has_tf32 or packet not in FLOAT32_CHOICE:
+            return detail
+        return lambda args, kwargs: (*detail(args, kwargs), tf32.allowed(packet))
 
     def _device_seconds(
         self,
@@ -167,6 +178,6 @@ class Costs:
             return self.gpu.fp16, "tensor"
         if dtype in DOUBLE:
             return self.gpu.fp64, "simt"
-        if packet in CONVOLUTIONS and self.gpu.tf32 > self.gpu.fp32:
+        if self._has_tf32 and packet in FLOAT32_CHOICE and tf32.allowed(packet):
             return self.gpu.tf32, "tf32"
         return self.gpu.fp32, "simt"

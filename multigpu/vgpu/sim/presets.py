@@ -61,13 +61,13 @@ class Gpu:
     """A GPU model: memory in bytes, memory bandwidth in bytes/s, arithmetic peaks in FLOP/s.
 
     `fp32` is the peak of matrix products in float32. `tf32` is the peak of convolutions in
-    float32: by default PyTorch computes them on TF32 units if the GPU has such units
-    (torch.backends.cudnn.allow_tf32). `fp64` is the peak of CUDA cores; products in float64 on
-    tensor cores (A100, H100) are up to twice as fast. `fp16` is the peak of float16 and
-    bfloat16 on tensor cores. `host` names the link to the host, one of LINKS. `bf16` is False
-    for a GPU without bfloat16 units. `shares` says what part of the peaks is reached; a GPU
-    without shares reaches all of them (the roofline model). `capability` is NVIDIA's compute
-    capability.
+    float32, which PyTorch computes on TF32 units by default if the GPU has such units, and
+    of matrix products for which the program allows it (tf32.py). `fp64` is the peak of
+    CUDA cores; products in float64 on tensor cores (A100, H100) are up to twice as fast.
+    `fp16` is the peak of float16 and bfloat16 on tensor cores. `host` names the link to
+    the host, one of LINKS. `bf16` is False for a GPU without bfloat16 units. `shares` says
+    what part of the peaks is reached; a GPU without shares reaches all of them (the
+    roofline model). `capability` is NVIDIA's compute capability.
     """
 
     name: str
