@@ -4,7 +4,8 @@ import re
 import shlex
 
 import pytest
-from commands import ROOT
+import torch
+from commands import ROOT, torchrun
 from virtual_runs import virtual
 
 PAGE = (ROOT / "lessons" / "virtual.md").read_text()
@@ -26,6 +27,19 @@ def test_an_output_is_that_of_its_command(words, shown, tmp_path):
             assert any(found.startswith(start) for found in lines), (line, done.stdout)
         elif line != "…":
             assert line in lines, (line, done.stdout)
+
+
+def test_ddp_has_the_numbers_of_two_processes_on_the_cpu(tmp_path):
+    script = ROOT / "lessons" / "05-ddp-cluster" / "ddp.py"
+    on_the_cpu, on_gpus = tmp_path / "cpu.pt", tmp_path / "gpus.pt"
+    torchrun(2, script, on_the_cpu)
+    command = ("--gpus", "2", "torchrun", "--nproc-per-node=2", script, on_gpus)
+    virtual(tmp_path, *command, OMP_NUM_THREADS=1)
+    expected = torch.load(on_the_cpu)
+    found = torch.load(on_gpus, map_location="cpu")
+    assert found.keys() == expected.keys()
+    for name, weights in expected.items():
+        torch.testing.assert_close(found[name], weights, rtol=0, atol=1e-6)
 
 
 def test_the_page_has_four_examples():
