@@ -129,9 +129,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # A *Trainer* owns the loop, and calls these methods. If there are several ranks, it also does
-# what lesson 05 did: `shard` makes a [sampler](../lessons/README.md#sampler) that gives each
-# rank its shard of the images, and `average` averages the gradients by an
-# [all-reduce](../lessons/README.md#all-reduce).
+# what lesson 05 did. `shard` copies rank 0's weights to all ranks by a broadcast, and makes a
+# [sampler](../lessons/README.md#sampler) that gives each rank its shard of the images.
+# `average` averages the gradients by an [all-reduce](../lessons/README.md#all-reduce).
 
 # %% tags=["active-ipynb"]
 # class SmallTrainer:
@@ -183,21 +183,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ## Two ranks
 # Now `Trainer(devices=2)`, with the same data set and the same batch of 64. On one device the
-# two epochs were 46 steps. Write your answer, then run the cell: the next one compares it with
-# what happens.
+# two epochs were 46 steps. The module now also calls `self.log(name, number)`, which records a
+# number: here the loss of the step. After `fit`, `trainer.callback_metrics` has it. Write your
+# answers, then run the cell: the next ones compare them with what happens.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_steps = 46  # two ranks: how many steps are the two epochs?
+# guess_logged = "mean"  # self.log("loss", loss) on rank 0: the "mean" of both, or its "own"?
 
 # %% [markdown]
-# The next cell has the runs of this and of the next two questions. Two ranks train with both
-# Trainers, where each rank makes its module with another seed, and with a `SmallTrainer`
-# without `average`. `self.log(name, number)` in a module's method records a number: here each
-# rank logs its loss twice, as it is and with `sync_dist=True`. After `fit`,
-# `callback_metrics` has the logged numbers.
+# Two ranks train with both Trainers. Each rank makes its module with another seed.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_steps)
+# lesson.need(guess_logged, choices=("mean", "own"))
 #
 #
 # class Logging(Usual):
@@ -208,18 +207,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #         return loss
 #
 #
-# class WithoutAverage(SmallTrainer):
-#     def average(self, module):
-#         """Each rank keeps the gradients of its own images."""
-#
-#
 # def on_a_rank():
 #     dist.init_process_group("gloo")
 #     small = SmallTrainer(max_epochs=2)
 #     by_hand = Usual(seed=dist.get_rank())
 #     small.fit(by_hand, usual_loader())
-#     alone = Usual()
-#     WithoutAverage(max_epochs=2).fit(alone, usual_loader())
 #
 #     trainer = L.Trainer(max_epochs=2, devices=2, strategy="ddp", **QUIET)
 #     module = Logging(seed=dist.get_rank())
@@ -231,7 +223,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #         "logged": logged,
 #         "net by hand": by_hand.net,
 #         "net": module.net,
-#         "net without average": alone.net,
 #     }
 #
 #
@@ -244,36 +235,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # **With two devices it is a different training**: 24 steps instead of 46. Each rank loads 64
 # images, so a step sees 128, and an epoch has about half of the steps.
 #
-# And the weights? Both ranks of the `SmallTrainer` without `average` start with the same ones.
-
-# %% tags=["active-ipynb", "guess"]
-# guess_alone = "equal"  # without `self.average`: are the ranks' weights "apart" or "equal"?
+# And the weights, and what each rank has logged?
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_alone, choices=("apart", "equal"))
 # of_both = proof.difference(rank_0["net by hand"], rank_0["net"])
 # of_ranks = proof.difference(rank_0["net"], rank_1["net"])
 # of_devices = proof.difference(rank_0["net"], one_device.net)
-# of_alone = proof.difference(rank_0["net without average"], rank_1["net without average"])
 # print(f"weights: by hand and by the Trainer within 1e-6: {of_both <= 1e-6}")
 # print(f"weights: two ranks and one device {of_devices:.1f} apart")
 # print(f"weights: rank 0 and rank 1 {of_ranks:.1e} apart")
-# print(f"weights: without the average, the ranks {of_alone:.1f} apart")
-# lesson.compare("without the average", guess_alone, "apart" if of_alone else "equal")
-
-# %% [markdown]
-# The weights are not those of one device, for two reasons: a step has 128 images, and the
-# sampler deals them out in another order. The ranks' different seeds are no reason, because
-# DDP copies rank 0's weights to all ranks. Without the average of the gradients each rank
-# learns from its own images only, and in the end there are two models.
-#
-# And what has each rank logged?
-
-# %% tags=["active-ipynb", "guess"]
-# guess_logged = "mean"  # self.log("loss", loss) on rank 0: the "mean" of both, or its "own"?
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_logged, choices=("mean", "own"))
 # for rank, logged in enumerate((rank_0["logged"], rank_1["logged"])):
 #     print(f"rank {rank} logs {logged['loss']:.2f}, with sync_dist {logged['synced']:.2f}")
 # logged = rank_0["logged"]
@@ -281,6 +251,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("what rank 0 logs", guess_logged, own)
 
 # %% [markdown]
+# The weights are not those of one device, for two reasons: a step has 128 images, and the
+# sampler deals them out in another order. The ranks' different seeds are no reason, because
+# all ranks begin with rank 0's weights: `SmallTrainer` broadcasts them, in the real Trainer
+# DDP does.
+#
 # A rank logs its own loss, unless you ask for the mean by `sync_dist=True`. That is true of
 # numbers that are logged for each step, as here. A number can also be logged once per epoch:
 # then this Trainer takes the mean without being asked, and Lightning does not (see "The real
@@ -289,24 +264,43 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # ## What else a Trainer calls
 # The real Trainer also calls *hooks*: methods with fixed names, at fixed moments of the run. A
 # module can define them. A *callback* is an object with hooks that you pass to the Trainer, so
-# that code which is not about the model (a table, a checkpoint) stays out of the module. This
-# callback has the hooks of training, and records their order. In a step, which do you expect
-# first: `zero_grad`, backward or the optimizer's step?
+# that code which is not about the model (a table, a checkpoint) stays out of the module. The
+# next callback has the hooks of training, and records their order, with `training_step` among
+# them. `SmallTrainer` calls `zero_grad` before `training_step`.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_zero = "before"  # the real Trainer: is zero_grad "before" or "after" training_step?
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_zero, choices=("before", "after"))
 # order = []
+#
+#
+# class Recorded(Usual):
+#     def training_step(self, batch, batch_idx):
+#         order.append("training_step")
+#         return super().training_step(batch, batch_idx)
+#
+#
 # spy = L.Callback()
 # for name in dir(L.Callback):
 #     if name.startswith("on_train") or name.startswith("on_before") or "backward" in name:
 #         setattr(spy, name, lambda *_, name=name: order.append(name))
 #
 # trainer = L.Trainer(max_epochs=1, limit_train_batches=1, callbacks=[spy], **QUIET)
-# trainer.fit(Usual(), usual_loader())
+# trainer.fit(Recorded(), usual_loader())
 # print(textwrap.fill(" → ".join(order), 95))
+# later = order.index("on_before_zero_grad") > order.index("training_step")
+# lesson.compare("zero_grad", guess_zero, "after" if later else "before")
 
 # %% [markdown]
-# The picture shows the order of your methods and of the Trainer's own work: the script below,
-# in two ranks, with validation and a checkpoint. (`picture.py` has drawn it from a run.)
+# Both are right: the gradients must be zero before backward adds to them, and `training_step`
+# is only the forward pass. `optimizer.step()` follows `on_before_optimizer_step`.
+#
+# The picture is of the script below, in two ranks. What is yours was recorded as it was
+# called; the Trainer's own work stands where its hook was called. Mind the *sanity check*:
+# before the first `training_step`, `validation_step` gets up to two batches on each rank, so
+# that a mistake in it is found at once. (`num_sanity_val_steps=0` leaves it out.)
 #
 # ![The calls of one trainer.fit on two ranks](../lessons/09-lightning/one-fit.png)
 #
@@ -396,8 +390,9 @@ class LitCNN(L.LightningModule):
 # A *data module* has the methods about data: `prepare_data` runs on one rank of each node,
 # `setup` on every rank. Here `batch_size` is the global batch, and each rank loads its part of
 # it. If there are several ranks, the Trainer replaces `shuffle=True` by a
-# `DistributedSampler`, which has another order. It does not replace a sampler of your own. So
-# this data module makes a sampler, and one device reads the images in the same order as two.
+# `DistributedSampler`, which has another order. It shards any other sampler of your own, but
+# leaves a `DistributedSampler` as it is. So this data module makes one, and one device reads
+# the images in the same order as two.
 
 
 # %%
@@ -527,7 +522,8 @@ if __name__ == "__main__":
 # bars()
 
 # %% [markdown]
-# Fewer than a third of the statements are gone, and not all of these have moved: lesson 05's
+# Fewer than a third of the statements are gone: 38, of which 35 were about the subjects of the
+# bars. (A statement can be about two subjects.) Not all of these have moved: lesson 05's
 # script has `--accumulate`, `--save-every` and checks of `--resume`, which this one lacks.
 # Most of what is left is the model, the data and the flags. Your module still computes the
 # mean over an uneven batch. The three statements about the table of epochs make the callback,
@@ -566,7 +562,7 @@ if __name__ == "__main__":
 # Where does it differ from this Trainer? The next cells try it on two ranks:
 #
 # - Seven test images have these errors: 10, 1, 1, 1, 1, 1, 1. `trainer.test` reports the mean.
-# - Each rank logs its own rank number, 0 or 1, once per epoch.
+# - Each rank logs its rank number, 0 or 1, once per epoch.
 # - `EarlyStopping`, a callback, stops the training if a logged number no longer improves. What
 #   rank 0 logs falls by 2 in each epoch, what rank 1 logs rises by 1. So the mean falls.
 #
@@ -580,7 +576,7 @@ if __name__ == "__main__":
 # lesson.need(guess_counted)
 # lesson.need(guess_stop, choices=("yes", "no"))
 # this, lightning = compare()
-# show(this, lightning, "test images", "mean error", "rank's", "epochs until", "these epochs")
+# show(this, lightning, "test images", "mean error", "rank number", "epochs until")
 # lesson.compare("images counted by Lightning", guess_counted, lightning[0]["rows"], digits=0)
 # stops = "yes" if lightning[0]["epochs"] < 9 else "no"
 # lesson.compare("Lightning's EarlyStopping stops", guess_stop, stops)
@@ -615,7 +611,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # DDP does not know a layer that is unfrozen later, so nobody averages its gradients: in
 # Lightning each rank trains it alone, and this Trainer raises an error. The page of this
-# lesson lists all differences.
+# lesson lists the differences that we found.
 #
 # And the lesson's own module, which asks for the mean and has its own sampler?
 

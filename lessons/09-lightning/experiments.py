@@ -148,6 +148,22 @@ def unfrozen(L: types.ModuleType) -> torch.Tensor | str:
     return module.first.weight.detach()
 
 
+def weight_in_configure_optimizers(L: types.ModuleType) -> float:
+    """A weight that is the rank's number at first, as `configure_optimizers` finds it."""
+    found = []
+
+    def setup(self, stage: str) -> None:
+        torch.nn.init.constant_(self.first.weight, float(self.global_rank))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        found.append(self.first.weight[0, 0].item())
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    module = tiny(L, setup=setup, configure_optimizers=configure_optimizers)
+    L.Trainer(max_epochs=1, **SETTINGS).fit(module, numbered_rows(8))
+    return found[0]
+
+
 # ---- logging --------------------------------------------------------------------------------
 
 
@@ -284,6 +300,7 @@ def experiments(L: types.ModuleType) -> dict[str, object]:
         "epochs, sync_dist": epochs_until_stop(L, sync_dist=True),
         "order": order(L),
         "unfrozen": unfrozen(L),
+        "first weight": weight_in_configure_optimizers(L),
     }
 
 
@@ -319,22 +336,23 @@ def cells(ranks: list[dict]) -> dict[str, str]:
         "test images counted, of 7": f"{first['rows']:.0f}",
         "their mean error, 16/7 = 2.286": f"{first['error']:.3f}",
         "batches from predict on a rank, of 4": f"{first['predicted']}",
-        "the rank's number, logged by epoch": of_ranks("epoch value"),
-        "the rank's number, with sync_dist=True": of_ranks("epoch value, sync_dist"),
+        "rank number, logged by epoch": of_ranks("epoch value"),
+        "rank number, logged with sync_dist=True": of_ranks("epoch value, sync_dist"),
         "epochs until EarlyStopping, of 9": f"{first['epochs']}",
-        "these epochs, with sync_dist=True": f"{first['epochs, sync_dist']}",
+        "epochs until EarlyStopping, with sync_dist=True": f"{first['epochs, sync_dist']}",
         "a training loader without shuffle": first["order"],
         "a layer unfrozen in epoch 1, on two ranks": frozen,
+        "a weight in configure_optimizers, made 0 and 1": of_ranks("first weight"),
     }
 
 
 def show(this: list[dict], lightnings: list[dict], *names: str) -> None:
     """Print the table of both libraries: the rows that contain one of `names`, or all."""
-    print(f"{'two ranks':<44}{'this Trainer':>16}{'Lightning':>16}")
+    print(f"{'two ranks':<48}{'this Trainer':>16}{'Lightning':>16}")
     of_lightning = cells(lightnings)
     for name, value in cells(this).items():
         if not names or any(wanted in name for wanted in names):
-            print(f"{name:<44}{value:>16}{of_lightning[name]:>16}")
+            print(f"{name:<48}{value:>16}{of_lightning[name]:>16}")
     if names:
         return
     apart = proof.difference(this[0]["net"], lightnings[0]["net"])

@@ -2,7 +2,8 @@
 
 python lessons/09-lightning/picture.py
 
-The order is recorded in a run on two ranks; the widths have no meaning.
+The order is recorded in a run on two ranks: what the user writes as it is called, the
+Trainer's own work by the hook beside it. The widths have no meaning.
 """
 
 import sys
@@ -47,18 +48,22 @@ def recorded() -> list[str]:
             if own is not None and own.__qualname__.startswith(type(owner).__name__):
 
                 def call(*args, own=own, owner=owner, name=name, **keywords):
-                    order.append(name)
+                    order.append("sanity check" if trainer.sanity_checking else name)
                     return own(owner, *args, **keywords)
 
                 owner.__dict__[name] = call
     spy = lesson.L.Callback()
     for name in HOOKS:
-        setattr(spy, name, lambda *_, name=name: order.append(name))
+
+        def hook(trainer, *_, name=name):
+            if not trainer.sanity_checking:
+                order.append(name)
+
+        setattr(spy, name, hook)
     trainer = lesson.L.Trainer(
         strategy="ddp",
         max_epochs=1,
         limit_train_batches=1,
-        num_sanity_val_steps=0,
         callbacks=[spy],
         **dict.fromkeys(OFF, False),
     )
@@ -67,6 +72,8 @@ def recorded() -> list[str]:
 
 
 def text_and_look(name: str) -> tuple[str, str]:
+    if name == "sanity check":
+        return "sanity\ncheck:\nvalidation_\nstep", YOURS
     return HOOKS[name] if name in HOOKS else (name.replace("_", "_\n", 1), YOURS)
 
 
@@ -74,7 +81,7 @@ def draw(ranks: list[list[str]], path: Path) -> Path:
     assert all("training_step" in order for order in ranks)
     title = "trainer.fit on two ranks: you write the blue boxes, the Trainer does the rest"
     lanes = [f"rank {rank}" for rank in range(len(ranks))]
-    axes = plots.schematic(lanes, title, width=9, height=3.2)
+    axes = plots.schematic(lanes, title, width=9.8, height=3.2)
     longest = max(ranks, key=len)
     for lane, order in enumerate(ranks):
         # A rank with fewer calls waits for the others.
@@ -101,7 +108,7 @@ def draw(ranks: list[list[str]], path: Path) -> Path:
         middle = (left + right) / 2
         axes.text(middle, height - 0.05, text, ha="center", va="bottom", fontsize=8)
     axes.set(xlim=(0, len(longest)), ylim=(len(ranks) - 0.5, -1.5))
-    order_only = "order of the calls, as recorded; the widths mean nothing"
+    order_only = "order: blue as called, others by their hooks; the widths mean nothing"
     axes.set_xlabel(order_only, loc="right", fontsize=8)
     names = {
         YOURS: "you write it",

@@ -216,8 +216,8 @@ with exercise.check("guess_steps", "the Trainer's global_step", points=2) as stu
     student.guess(
         "guess_steps",
         steps,
-        "your number of steps is the Trainer's",
-        "the Trainer makes another number: when does it step at the end of an epoch?",
+        "the number of optimizer steps",
+        "when does the Trainer step at the end of an epoch?",
         within=0,
     )
 
@@ -417,13 +417,10 @@ with exercise.check("early_stopping", "other losses", points=2, hidden=True) as 
 # %% [markdown]
 # ## 4. Gradient accumulation (6 points)
 # Write `AccumulatingTrainer`: one device, and as `L.Trainer(accumulate_grad_batches=n)`, it
-# steps the optimizer after each `accumulate` batches. What you know from question 1 holds for
-# it, too: the last batches of an epoch are never lost, and none of their gradients is carried
-# into the next epoch. As in Lightning, each batch's loss is divided by `accumulate`, in an
-# incomplete group, too. `global_step` counts the optimizer's steps. The check compares the
+# steps the optimizer after each `accumulate` batches. What question 1 has shown about the end
+# of an epoch holds for it, too. As in Lightning, each batch's loss is divided by `accumulate`,
+# and by no other number. `global_step` counts the optimizer's steps. The check compares the
 # steps and the weights with those of the real Trainer.
-#
-# If the last group is lost, three of 23 batches never train the model, and nothing says so.
 
 
 # %%

@@ -97,6 +97,11 @@ def count(lines: list[str], texts: tuple[str, ...]) -> int:
     return sum(any(text in line for text in texts) for line in lines)
 
 
+def about_any(lines: list[str]) -> int:
+    """The number of statements about one or more of the subjects."""
+    return count(lines, tuple(text for texts, _ in SUBJECTS.values() for text in texts))
+
+
 def table() -> str:
     """The counts of both scripts, a row for each subject."""
     before = statements("PT_CNN_MultiGPU")
@@ -115,18 +120,18 @@ def bars() -> "Figure":
     """The counts of both scripts as bars, two for each subject, with what replaces it."""
     before = statements("PT_CNN_MultiGPU")
     after = statements("PTL_multiGPU")
-    fig = plots.figure(8, 4.6)
+    fig = plots.figure(8, 4.2)
     axes = fig.add_subplot()
-    sums = [0, 0]
     for row, (texts, replacement) in enumerate(SUBJECTS.values()):
         counts = (count(before, texts), count(after, texts))
-        sums = [a + b for a, b in zip(sums, counts, strict=True)]
         for place, number in enumerate(counts):
             name = ("lesson 05", "lesson 09")[place] if row == 0 else None
             style = {"height": 0.36, "color": plots.RANKS[place], "label": name}
             axes.barh(row + 0.2 * (2 * place - 1), number, edgecolor=plots.EDGE, **style)
-        axes.text(max(counts) + 0.2, row, replacement, va="center", fontsize=8)
-    title = "{} statements about these subjects become {}".format(*sums)
+        text = f"{counts[0]} → {counts[1]}: {replacement}"
+        axes.text(max(counts) + 0.2, row, text, va="center", fontsize=8)
+    parts = [f"{about_any(lines)} of {len(lines)}" for lines in (before, after)]
+    title = "About these subjects: {} statements, then {}".format(*parts)
     axes.set(title=title, xlabel="statements, and what does their work now", xlim=(0, 14))
     axes.set_yticks(range(len(SUBJECTS)), list(SUBJECTS), fontsize=8)
     axes.invert_yaxis()

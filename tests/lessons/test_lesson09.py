@@ -249,6 +249,7 @@ def test_what_moved_is_counted_in_the_scripts():
     words, _ = what_moved.SUBJECTS["the table of epochs"]
     others = ("files.writable_folder(args.out)", "real = data.real_rows(total)")
     assert what_moved.count(list(others), words) == 0
+    assert what_moved.about_any(["real.to(device)", "x = 1"]) == 1, "counted once"
 
 
 @pytest.mark.slow
@@ -261,6 +262,7 @@ def test_the_picture_is_drawn_from_a_run(tmp_path, monkeypatch):
     first, second = launch.call(picture.recorded, 2)
     assert first == ["prepare_data", *second], "one rank prepares the data"
     assert second[:3] == ["setup", "configure_model", "configure_optimizers"]
+    assert second[3:5] == ["on_fit_start", "sanity check"]
     step = ["training_step", "on_before_backward", "on_before_optimizer_step"]
     place = second.index("training_step")
     assert second[place : place + 3] == step
@@ -310,6 +312,7 @@ def test_the_real_lightning_trains_the_same_classes(libraries):
         ("epoch value, sync_dist", [0.5, 0.5], [0.5, 0.5]),
         ("epochs", [9, 9], [3, 3]),
         ("epochs, sync_dist", [9, 9], [9, 9]),
+        ("first weight", [0, 1], [0, 0]),  # Lightning has copied rank 0's weights by then
     ],
 )
 def test_where_it_is_not_lightning(libraries, name, here, there):
