@@ -34,7 +34,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # import json
 # from pathlib import Path
 #
-# from multigpu import lesson, metrics, plots
+# from multigpu import lesson, metrics, plots, proof
+# from multigpu.strategies import DDPStrategy, HorovodStrategy
 # from multigpu.strategies.costs import predicted_bytes
 #
 # lesson.setup("10-strategies", ranks=True)
@@ -49,6 +50,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # # How many of the seven learn what one process learns, up to rounding? (If a strategy changes
 # # the learning rate, the model of this notebook undoes that.)
 # guess_exact = 3
+# guess_rate = "equal"  # horovod and ddp, same learning rate: weights "equal" or "apart"?
 
 # %% [markdown]
 # ## Step 1 · An all-reduce by hand
@@ -104,11 +106,13 @@ def count_ring(numbers: int) -> tuple[int, int, bool]:
 #     print(f"{n} ranks: by hand {by_hand:,} bytes, by gloo {by_gloo:,}; same sums: {equal}")
 #
 # for guess, n in ((guess_two, 2), (guess_four, 4)):
-#     lesson.compare(f"bytes, {n} ranks", guess, predicted_bytes("ddp", N, n), digits=0)
+#     without_headers = predicted_bytes("ddp", N, n)
+#     lesson.compare(f"bytes without headers, {n} ranks", guess, without_headers, digits=0)
 
 # %% [markdown]
-# A hop sends N/n numbers of 4 bytes, so a rank sends 2(n − 1) · 4N/n bytes. What is counted
-# beyond that is headers. With more ranks the bytes grow to 8 for each weight, and never above:
+# A hop sends N/n numbers of 4 bytes, so a rank sends 2(n − 1) · 4N/n bytes. The result is this
+# formula's; what is counted beyond it is headers. With more ranks the bytes grow to 8 for each
+# weight, and never above:
 
 # %% tags=["active-ipynb"]
 # ranks = (2, 4, 8, 16, 32, 64)
@@ -187,8 +191,43 @@ if __name__ == "__main__":
 # Both send during backward; Horovod begins earlier, because ddp waits for a full bucket. That
 # does not help here: one layer has nearly all of the weights, and the all-reduce of its
 # gradients is longer than what is left of backward. Then the GPU waits: "collective" is the
-# part of the step in which it computes nothing. (ddp's two thin stripes near the end copy the
-# means of its two buckets into the gradients.)
+# part of the step in which it computes nothing. The difference between the two steps is far
+# less than the simulation's error. (ddp's two thin stripes near the end copy the means of its
+# two buckets into the gradients.)
+#
+# ## Step 4 · Whose learning rate?
+# `Digits` undoes what a strategy does to the learning rate. Without it: five steps of a small
+# model on two ranks, in a loop without the Trainer, in some seconds.
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_rate, choices=("equal", "apart"))
+#
+#
+# def five_steps(strategy, lr):
+#     strategy.connect()
+#     torch.manual_seed(0)
+#     model = torch.nn.Linear(8, 3)
+#     wrapped, optimizer = strategy.setup(model, torch.optim.SGD(model.parameters(), lr))
+#     for step in range(5):
+#         own = torch.Generator().manual_seed(10 * step + strategy.world.rank)
+#         wrapped(torch.randn(4, 8, generator=own)).square().mean().backward()
+#         optimizer.step()
+#         optimizer.zero_grad()
+#     return model
+#
+#
+# ddp = launch.call(five_steps, 2, DDPStrategy(), 0.1)[0]
+# away = {}
+# for name, lr in {"horovod": 0.1, "horovod, lr / 2": 0.05}.items():
+#     model = launch.call(five_steps, 2, HorovodStrategy(), lr)[0]
+#     away[name] = proof.difference(model, ddp)
+#     print(f"{name:15} {away[name]:.3f} from ddp")
+# weights = "apart" if away["horovod"] > 1e-5 else "equal"
+# lesson.compare("horovod and ddp, same lr", guess_rate, weights)
+
+# %% [markdown]
+# Lightning's Horovod strategy multiplied the learning rate by the number of ranks, and so does
+# this one. With the learning rate divided by the number of ranks, it equals ddp.
 #
 # ## The line for the table of routes
 # The next cell trains ten epochs with ddp, in some seconds. Its last line is for the
@@ -204,13 +243,13 @@ if __name__ == "__main__":
 # | You have | Take |
 # |---|---|
 # | no reason for another, or GPUs with fast links | `ddp` |
-# | a notebook | `ddp_spawn` |
+# | a notebook | `ddp_notebook`: like `ddp_spawn`, which Lightning refuses there |
 # | code that is written for it | `dp`, `horovod` |
 # | a loss over a node's whole batch | `ddp2`: the fourth notebook |
 # | a model too large for a GPU | FSDP (lessons 06 and 13); stages: `pipeline` (lesson 03) |
 #
-# All seven learn the same here, so take what is easiest to start. One of them changes the
-# learning rate, and `Digits` undoes that: the fourth notebook trains without `Digits`.
+# All seven learn the same here, so take what is easiest to start, and look at the learning
+# rate if it is `horovod`.
 #
 # Over a slow network, all but `dp` and `pipeline` wait for the all-reduce, 4 to 8 bytes per
 # weight. The strategies of the next notebook send fewer. What does that cost?

@@ -300,6 +300,7 @@ class Outcome(NamedTuple):
     accuracy: float  # of the test images
     largest: float  # the largest absolute difference in any weight
     median: float
+    variance: float  # of the 1% of a layer's weights that end farthest, ÷ the layer's median
 
 
 def qadam_in_one_process(
@@ -314,29 +315,49 @@ def qadam_in_one_process(
     train, test = data.load(data.fetch(None))
     settings = Namespace(epochs=epochs, batch_size=64, lr=lr, seed=seed)
 
-    def trained(make: Any) -> CNN:
+    def trained(make: Any) -> tuple[CNN, torch.optim.Optimizer]:
         torch.manual_seed(seed)
         model = CNN(tuple(train[0][0].shape), data.num_classes(train, test), 64)
         optimizer = make(model.parameters())
-        return proof.train_serially(model, train, **vars(settings), optimizer=optimizer)
+        proof.train_serially(model, train, **vars(settings), optimizer=optimizer)
+        return model, optimizer
 
-    models = {"Adam": trained(lambda weights: torch.optim.Adam(weights, lr))}
+    runs = {"Adam": trained(lambda weights: torch.optim.Adam(weights, lr))}
     for warmup in warmups:
-        models[f"QAdam, warm-up {warmup}"] = trained(
+        runs[f"QAdam, warm-up {warmup}"] = trained(
             lambda weights, steps=warmup: QAdamOptimizer(weights, lr, steps)
         )
 
-    adam = flat_weights(models["Adam"])
+    adam, _ = runs["Adam"]
     outcomes = {}
-    for name, model in models.items():
-        away = (flat_weights(model) - adam).abs()
+    for name, (model, optimizer) in runs.items():
+        away = (flat_weights(model) - flat_weights(adam)).abs()
         with torch.no_grad():
             loss = F.cross_entropy(model(train.tensors[0]), train.tensors[1])
             right = model(test.tensors[0]).argmax(1) == test.tensors[1]
         outcomes[name] = Outcome(
-            loss.item(), right.float().mean().item(), away.max().item(), away.median().item()
+            loss.item(),
+            right.float().mean().item(),
+            away.max().item(),
+            away.median().item(),
+            _variance_of_the_farthest(model, adam, optimizer),
         )
     return outcomes
+
+
+def _variance_of_the_farthest(
+    model: CNN, adam: CNN, optimizer: torch.optim.Optimizer
+) -> float:
+    """The variance of the weights farthest from Adam's ÷ the median; see Outcome.variance."""
+    ratios = []
+    for weight, of_adam in zip(model.parameters(), adam.parameters(), strict=True):
+        if weight.ndim < 2:
+            continue  # a bias has too few elements
+        variance = optimizer.state[weight]["exp_avg_sq"].flatten()
+        away = (weight - of_adam).abs().flatten()
+        farthest = away.topk(max(1, len(away) // 100)).indices
+        ratios.append((variance[farthest].median() / variance.median()).item())
+    return median(ratios)
 
 
 def main() -> None:

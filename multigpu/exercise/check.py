@@ -183,7 +183,8 @@ class Check:
             return self.expect(False, what, f"{name} must be {a_number}; it is {shown(guess)}")
         if unit == "percent" and 0 < guess <= 1:
             hint = f"write {name} in percent: 75, not 0.75"
-        return self.expect(abs(guess - result) <= within, what, hint)
+        right = abs(guess - result) <= within
+        return self.expect(right, what if right else f"{name} is another number", hint)
 
     def failed(self, error: Exception) -> None:
         """A verdict about an error that ended the check."""

@@ -114,7 +114,7 @@ def test_a_guess_within_the_distance_is_right(capsys, answer):
 @pytest.mark.parametrize("answer", ["10.9", "13.1", "-12", "float('nan')", "10 ** 300"])
 def test_a_wrong_guess_gets_the_hint_and_not_the_number(capsys, answer):
     said = verdict_of_guess(answer, capsys)
-    assert said == "wrong: this is the size: how many rows are there?"
+    assert said == "wrong: guess is another number: how many rows are there?"
 
 
 @pytest.mark.parametrize("answer", ["'12'", "True", "[12]"])
@@ -130,7 +130,7 @@ def test_a_guess_that_is_a_long_text_is_cut(capsys):
 
 def test_a_share_in_place_of_percent_has_a_hint_of_its_own(capsys):
     said = verdict_of_guess("0.12", capsys, unit="percent")
-    assert said == "wrong: this is the size: write guess in percent: 75, not 0.75"
+    assert said == "wrong: guess is another number: write guess in percent: 75, not 0.75"
 
 
 def test_a_guess_of_none_is_no_answer_yet(capsys):

@@ -100,6 +100,7 @@ def test_a_longer_warm_up_brings_qadam_nearer_to_adam():
     short, long = outcomes["QAdam, warm-up 10"], outcomes["QAdam, warm-up 100"]
     assert short.largest > 5 * long.largest > 0
     assert outcomes["Adam"].largest == 0
+    assert short.variance < 0.3, "the frozen variance of the farthest weights is small"
 
 
 def test_the_ranks_can_pause_in_turn(both_runs):
