@@ -73,7 +73,7 @@ LESSONS = (
     Lesson(
         "05-ddp-cluster",
         "DDP on a cluster: torchrun and Slurm, one node and many",
-        50,
+        75,
         (Notebook("PT_CNN_MultiGPU", "DDP on a cluster"),),
     ),
     Lesson(

@@ -58,6 +58,7 @@ PARTS = {
     "update": Look(PURPLE, "black", "...."),
     "quantise": Look(RED, "black", "xxxx"),
     "data": Look(ORANGE, "black", "///"),
+    "bucket copies": Look(ORANGE, "black", "///"),
     "transfer": Look(ORANGE, "black", "////"),
     "collective": Look(GREEN, "black", r"\\\\"),
     "idle": Look(GREY, "black"),

@@ -85,6 +85,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
 # import difflib
+# import re
 # from pathlib import Path
 #
 # from multigpu import lesson, plots, vgpu
@@ -101,7 +102,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # )
 #
 # folder = Path("../lessons/05-ddp-cluster")
-# ranks = torch.cuda.device_count() or 2
+# gpus = torch.cuda.device_count() or 2  # without GPUs: two ranks on the CPU
+# ranks = max(number for number in (1, 2, 4, 8) if number <= gpus)  # they divide 120 and 64
 # torchrun = f"torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node={ranks}"
 
 # %% [markdown]
@@ -121,6 +123,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% tags=["active-ipynb", "guess"]
 # guess_lines = 60  # how many lines of ddp.py differ from one_gpu.py, or are new?
 # guess_equal = "no"  # the same weights after 10 epochs, within 1e-6? "yes" or "no"
+# guess_changed = 4  # how many lines of ddp.py must change before it trains on two nodes?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_lines)
@@ -137,14 +140,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # - `LOCAL_RANK` is the rank's number on its node: it chooses the GPU. `set_device` makes this
 #   GPU the *current* one. Without it, each rank's current GPU is GPU 0.
 # - `init_process_group` connects the ranks: by NCCL between GPUs, by gloo between CPUs.
-# - `DDP` copies rank 0's weights to all ranks, once. In each `backward()` it averages the
+# - `DDP(model)` copies rank 0's weights to all ranks. Each `backward()` averages the
 #   gradients. All ranks make the same update to the same weights, so these stay the same.
 #   Training calls `ddp`. The last lines test and save `model`, which has the same weights.
 # - `DistributedSampler` gives each rank its shard of the images. `set_epoch` shuffles anew:
 #   without it every epoch has the order of the first.
 # - Each rank takes its part of the *global batch*, the 120 images of a step: `120 // ranks`.
-#   Both samplers shuffle with the seed 0 + epoch, so both programs have the same 120 images in
-#   each step.
+#   The number of ranks must divide 120. Both samplers shuffle with the seed 0 + epoch, so both
+#   programs have the same 120 images in each step.
 # - Only rank 0 prints and saves. `destroy_process_group` closes the connections.
 #
 # The next cell runs `one_gpu.py` in the notebook, by `%run`, and starts `ddp.py`, which takes
@@ -180,13 +183,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # - `--nproc-per-node` is the number of ranks on this node, one for each GPU.
 # - `--master-addr` is the name or the address of node 0, and `--master-port` a free port of
 #   that node. All ranks connect to it: the [rendezvous](../lessons/README.md#rendezvous).
+# - `--standalone`, in the commands for one node, replaces these two: torchrun chooses a free
+#   port of its own node. With `--local-addr` the node's name need not resolve.
 #
 # The next cell starts both torchruns on this machine. Each stands for one node, and starts two
 # ranks on the CPU. The ranks run `two_nodes.py`, a copy of `ddp.py`: change it in the cell if
 # you think that it must change. (Some seconds.)
-
-# %% tags=["active-ipynb", "guess"]
-# guess_changed = 4  # how many lines of ddp.py must change before it trains on two nodes?
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_changed)
@@ -210,9 +212,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("lines that differ from ddp.py", guess_changed, changed, digits=0)
 
 # %% [markdown]
-# The program is the same. torchrun sets four variables for each rank: `RANK`, the rank's
-# number among all four, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. `init_process_group`
-# reads them. On a cluster a job file fills in torchrun's options (see "On a cluster" below).
+# The program is the same. torchrun sets variables for each rank. `init_process_group` reads
+# four of them: `RANK`, the rank's number among all ranks, `WORLD_SIZE`, `MASTER_ADDR` and
+# `MASTER_PORT`. On a cluster a job file fills in torchrun's options ("On a cluster", below).
 #
 # ## When are the gradients sent?
 # Backward begins with the last layer. DDP collects gradients in *buckets*. When a bucket is
@@ -223,7 +225,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # two convolutions in the second.
 
 # %% tags=["active-ipynb", "guess"]
-# guess_hidden = 50  # two buckets: % of the all-reduces' time in which the GPU also computes
+# # Two buckets: in how much of the all-reduces' time does backward compute other gradients?
+# guess_hidden = 50  # %
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_hidden)
@@ -251,11 +254,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # draw("two buckets", two_buckets)
 
 # %% [markdown]
-# The all-reduce of one bucket can begin only after the last gradient. With two buckets, the
-# first all-reduce runs during backward. The second is hidden, too: while it runs, the GPU
-# copies the averages of bucket 1 (light blue at the end; the schematic on the lesson's page
-# leaves the copies out). White without green below it means that the GPU waits until the CPU
-# launches the next kernel.
+# The all-reduce of one bucket can begin only after the last gradient: nothing of backward is
+# left to hide it. With two buckets, this is so for bucket 2 alone. DDP copies gradients into
+# the buckets, and their averages out of them (orange; not in the schematic on the lesson's
+# page). White without green below it means that the GPU waits until the CPU launches the next
+# kernel.
 #
 # DDP's own sizes are 1 MiB for the first bucket and 25 MiB for the others. The CNN for the
 # digits (8×8) has 38,282 parameters, 0.15 MiB, which fit into one bucket: the digits' run
@@ -311,9 +314,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # step). DDP adds up the ranks' gradients and divides by the ranks. What remains is the sum of
 # all losses / all images, the mean over the images.
 #
-# All ranks must make the same number of steps, so `DistributedSampler` repeats some images at
-# the end. Each repeat gets weight 0 (`data.real_rows`).
-#
 # [**Accumulation.**](../lessons/README.md#gradient-accumulation) A rank's part of the batch
 # may not fit into its memory. Then it makes one forward and one backward for each
 # *micro-batch*, and the gradients add up. The optimizer needs them after the last one, but DDP
@@ -333,15 +333,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # times = []
 # for name, step in zip(("without", "with"), map(vgpu.Timeline.of_ranks, of_ranks)):
 #     times.append(milliseconds(step))
-#     count = f"{all_reduces(step)} all-reduces"
-#     print(f"{name} no_sync: {count}, {times[-1]:.2f} ms per step, simulated")
+#     count = f"{all_reduces(step)} all-reduces, {hidden(step):.0%} hidden"
+#     waits = f"{step.breakdown(0)['launch']:.0%} of it waiting for launches"
+#     print(f"{name} no_sync: {count}, {times[-1]:.2f} ms per step, {waits}")
 # saved = 100 * (1 - times[1] / times[0])
 # lesson.compare("time that no_sync saves", guess_saved, saved, unit="%", digits=0)
 
 # %% [markdown]
 # Without `no_sync`, 4 micro-batches average 2 buckets each: 8 all-reduces. With it, one
 # micro-batch averages 2 buckets. The time falls less than the number of all-reduces, because
-# the GPU computes during most of an all-reduce, and waits for launches in much of the step.
+# most of their time was hidden, and the GPU waits for launches in over a third of each step.
 #
 # **Evaluation.** Three ranks share 7 test images, by `DistributedSampler`. Each counts its
 # images and those that the model gets right, and an all-reduce adds up the counts.
@@ -358,10 +359,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # lesson.compare("images that are counted", guess_counted, sum(padded), digits=0)
 
 # %% [markdown]
-# `DistributedSampler` repeats two images, which count twice. If each of N ranks takes every
-# N-th image, nothing is repeated. The ranks may then make different numbers of steps, so the
-# loop must not call a collective: it uses `model.module`, the model without DDP. One
-# all-reduce of the counts follows the loop, on all ranks.
+# `DistributedSampler` repeats two images, so that all ranks have equally many. In training a
+# repeat gets weight 0 (`data.real_rows`). In evaluation each of N ranks takes every N-th
+# image: nothing is repeated. The ranks may then make different numbers of steps, so the loop
+# must not call a collective: it uses `model.module`, the model without DDP. One all-reduce of
+# the counts follows the loop, on all ranks.
 #
 # **A checkpoint** within an epoch needs all that the next step depends on: the weights, the
 # optimizer's state, the scaler, the position in the epoch, the sums for its loss, and each
@@ -375,7 +377,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # wait for it.
 
 
-# %%
+# %% jupyter={"source_hidden": true}
 def set_up(args: argparse.Namespace) -> tuple[launch.World, torch.device]:
     world = launch.find_world()  # .rank, .size, .local_rank
     device = devices.pick(world, exact=args.prove)  # cuda:LOCAL_RANK, or the CPU
@@ -613,25 +615,23 @@ if __name__ == "__main__":
 # %% [markdown]
 # ## On a cluster
 # Slurm starts a job when enough nodes are free. This command submits the program as a job for
-# two nodes: `sbatch slurm/PT_CNN_MultiGPU.slurm`. These lines of the job file matter most:
+# two nodes: `sbatch slurm/PT_CNN_MultiGPU.slurm`. The cell prints what the job file asks for,
+# and the command that it runs, with the most important options:
 
 # %% tags=["active-ipynb"]
-# job = Path("../slurm/PT_CNN_MultiGPU.slurm").read_text().splitlines()
-# request = ("#SBATCH --nodes", "#SBATCH --ntasks-per-node", "#SBATCH --gpus-per-node")
-# start = ("step=(srun", "--nnodes", "--rdzv-backend")
-# for line in map(str.strip, job):
-#     if line.startswith(request + start):
-#         print(line.partition("  #")[0])  # without its comment
+# job = Path("../slurm/PT_CNN_MultiGPU.slurm").read_text()
+# print("\n".join(re.findall(r"#SBATCH --(?:nodes|ntasks-per-node|gpus-per-node)=\d", job)))
+# options = re.findall(r"--(?:nnodes|nproc-per-node|rdzv-\w+)=\"\S+|--rdzv-backend=\w+", job)
+# print("\nsrun torchrun", " \\\n    ".join([*options, "scripts/PT_CNN_MultiGPU.py"]))
 
 # %% [markdown]
 # - `--nodes` is the number of nodes, as `--nnodes` above.
 # - `--ntasks-per-node=1`: Slurm starts one task on each node, a torchrun.
 # - `--gpus-per-node` is the number of GPUs on each node. torchrun starts one rank for each.
-# - `srun` starts the tasks on all nodes. If one fails, `--kill-on-bad-exit` ends all.
-# - The last two lines are torchrun's options. Slurm has set the variables with `SLURM`.
+# - `srun` starts the tasks on all nodes. Slurm has set the variables with `SLURM`.
 # - `--rdzv-endpoint` is the first node's address and a port, as `--master-addr` and
-#   `--master-port` above. Here the torchruns agree there on the nodes' numbers, so they need
-#   no `--node-rank`.
+#   `--master-port` above. With `--rdzv-backend=c10d` the torchruns agree there on the nodes'
+#   numbers, so they need no `--node-rank`. `--rdzv-id` is a name that only this job has.
 #
 # Comments in the job file explain the other options. The page of this lesson has all commands.
 #
@@ -682,8 +682,9 @@ if __name__ == "__main__":
 # lesson.compare("BatchNorm's mean is that of all 64", guess_batch_norm, same)
 
 # %% [markdown]
-# BatchNorm sees a rank's own 32 images, so its gradient is not that of 64. With few images, a
-# rank's mean and variance are noisy: then use the synced one. On GPUs it is
+# BatchNorm sees a rank's own 32 images, so its gradient is not that of 64. All ranks get rank
+# 0's running mean and variance at the start of the next forward, as DDP copies them. With few
+# images, a rank's mean and variance are noisy: then use the synced one. On GPUs it is
 # `nn.SyncBatchNorm`, which raises an error on CPU processes. The line
 # `model = nn.SyncBatchNorm.convert_sync_batchnorm(model)`, before `DDP(model)`, puts it in
 # place of every BatchNorm of the model.

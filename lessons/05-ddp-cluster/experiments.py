@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from multigpu import data, launch, vgpu
 from multigpu.models import CNN
 
+COPIES = "bucket copies"  # the part of a timeline's picture, and the note at its events
+
 
 def free_port() -> int:
     """A port of this machine that no program uses."""
@@ -47,6 +49,7 @@ def simulated_steps(
                 optimizer.step()
                 optimizer.zero_grad()
             timelines.append(vgpu.timeline(since=began))
+            _note_buckets(timelines[-1], 1 if delayed else micro_batches)
             del ddp  # before its group: DDP can hang if it drops the last reference
         dist.destroy_process_group()
     return timelines
@@ -62,6 +65,18 @@ def _forward_and_backward(ddp: DDP, batch: int, micro_batches: int, delayed: boo
             F.cross_entropy(ddp(images), labels).backward()
 
 
+def _note_buckets(timeline: vgpu.Timeline, rounds: int) -> None:
+    """Note the copies, and each all-reduce's bucket, of `rounds` averages of all buckets."""
+    collectives = [event for event in timeline.events if event.kind == "collective"]
+    for index, event in enumerate(collectives):
+        timeline.notes[event] = f"bucket {index % (len(collectives) // rounds) + 1}"
+    for event in timeline.events:
+        # DDP writes a gradient ÷ ranks into its bucket, and copies the average out of it. The
+        # model's own backward has no such kernels.
+        if event.phase == "backward" and event.name in ("mul", "copy_"):
+            timeline.notes[event] = COPIES
+
+
 def all_reduces(timeline: vgpu.Timeline, lane: int = 0) -> int:
     """The number of all-reduces in which the GPU of `lane` takes part."""
     return sum(
@@ -70,10 +85,13 @@ def all_reduces(timeline: vgpu.Timeline, lane: int = 0) -> int:
 
 
 def hidden(timeline: vgpu.Timeline, lane: int = 0) -> float:
-    """The fraction of the all-reduces' time in which the GPU of `lane` also computes."""
-    computes = timeline.busy(lane, "compute")
-    sends = timeline.busy(lane, "collective")
-    return max(0.0, computes + sends - timeline.busy(lane, None)) / sends
+    """The fraction of the all-reduces' time in which the GPU of `lane` also computes.
+
+    The copies into the buckets and out of them do not count: without DDP there are none.
+    """
+    work = [event for event in timeline.events if timeline.notes.get(event) != COPIES]
+    step = vgpu.Timeline(work, timeline.lanes, timeline.start, timeline.end, timeline.label)
+    return step.overlap(lane) / step.busy(lane, "collective")
 
 
 # ---- BatchNorm ------------------------------------------------------------------------------

@@ -136,6 +136,8 @@ def test_hidden_is_the_part_of_the_collectives_that_overlaps(experiments):
     assert experiments.hidden(timeline) == pytest.approx(2.5 / 5)
     assert experiments.all_reduces(timeline) == 2
     assert experiments.all_reduces(timeline, lane=1) == 1
+    timeline.notes[events[2]] = experiments.COPIES
+    assert experiments.hidden(timeline) == pytest.approx(2.0 / 5)
 
 
 @pytest.mark.slow
@@ -145,6 +147,12 @@ def test_two_buckets_hide_all_reduces_and_no_sync_saves_them(experiments):
     steps = [vgpu.Timeline.of_ranks(list(ranks)) for ranks in zip(*found, strict=True)]
     one, two, every, last = steps
     assert [experiments.all_reduces(step) for step in steps] == [1, 2, 8, 2]
+    # 8 gradients on each rank, into the buckets and out of them
+    copies = [list(step.notes.values()).count(experiments.COPIES) for step in steps]
+    assert copies == [2 * 2 * 8, 2 * 2 * 8, 4 * 2 * 2 * 8, 2 * 2 * 8]
+    for step, buckets in zip(steps, ((1,), (1, 2), (1, 2) * 4, (1, 2)), strict=True):
+        sent = [e for e in step.events if e.kind == "collective" and e.device == 0]
+        assert [step.notes[e] for e in sent] == [f"bucket {bucket}" for bucket in buckets]
     assert experiments.hidden(one) == pytest.approx(0, abs=1e-6)
     assert experiments.hidden(two) > 0.5
     assert two.end - two.start < one.end - one.start

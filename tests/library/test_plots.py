@@ -29,6 +29,7 @@ DARK = ("#0d1117", "#111111")
 # Parts that are drawn beside each other.
 BESIDE = (
     ("forward", "backward", "update", "quantise", "transfer", "collective"),
+    ("forward", "backward", "update", "bucket copies", "collective"),
     ("data", "forward", "backward", "update"),
     ("weights", "gradients", "optimizer", "activations", "16-bit copies"),
     ("data", "compute", "update", "collective", "idle", "files"),
