@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,16 @@ from small_data import write_npz
 
 
 def pytest_runtest_teardown() -> None:
-    """Remove the seed that seed_everything passes on to processes that are started later."""
+    """Undo what a test can leave in its process.
+
+    Remove the seed that seed_everything passes on to processes that are started later. Give
+    the switches of TF32 their defaults: the simulated time of float32 depends on them.
+    """
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         os.environ.pop(name, None)
+    if torch := sys.modules.get("torch"):
+        torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture

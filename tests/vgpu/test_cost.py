@@ -127,21 +127,13 @@ def test_convolutions_in_float32_use_tf32_or_winograd(a100):
     assert three == pytest.approx(36 / 16 * five, rel=0.1), "Winograd's algorithm"
 
 
-@pytest.fixture
-def precision():
-    """torch.backends; after the test its switches have their defaults again."""
-    yield torch.backends
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = True
-
-
 def square_product(device):
     x = torch.empty(4096, 4096, device=device)
     x @ x
     return seconds()
 
 
-def test_products_in_float32_use_tf32_if_the_program_allows_it(a100, precision):
+def test_products_in_float32_use_tf32_if_the_program_allows_it(a100):
     """The switches count from the next operation on, also for shapes that were seen before."""
     exact = square_product(a100)
     torch.set_float32_matmul_precision("high")
@@ -150,19 +142,19 @@ def test_products_in_float32_use_tf32_if_the_program_allows_it(a100, precision):
     assert ratio == pytest.approx(
         A100.tf32 * shares.tf32 / (A100.fp32 * shares.simt), rel=0.05
     )
-    precision.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
     assert square_product(a100) == pytest.approx(exact)
 
 
-def test_convolutions_use_tf32_unless_the_program_forbids_it(a100, precision):
+def test_convolutions_use_tf32_unless_the_program_forbids_it(a100):
     usual = convolve(a100, taps=5)
-    precision.cudnn.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
     assert convolve(a100, taps=5) > 2 * usual
-    precision.cudnn.conv.fp32_precision = "tf32"
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
     assert convolve(a100, taps=5) == pytest.approx(usual)
 
 
-def test_a_gpu_without_tf32_units_does_not_use_them(precision):
+def test_a_gpu_without_tf32_units_does_not_use_them():
     with vgpu.running(count=1, gpu="V100-16GB", compute=False) as (device,):
         exact = square_product(device)
         torch.set_float32_matmul_precision("high")
