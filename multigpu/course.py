@@ -85,7 +85,7 @@ LESSONS = (
     Lesson(
         "07-mirrored-strategy",
         "TensorFlow: MirroredStrategy",
-        60,
+        75,
         (
             Notebook("TF_CNN_MultiGPU", "MirroredStrategy"),
             Notebook("TF_CNN_CustomLoop", "MirroredStrategy by hand", "the loop by hand"),

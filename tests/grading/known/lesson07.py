@@ -261,7 +261,7 @@ def dense(weight, image):
 def batch_norm(rows, moving_mean, moving_variance):
     return broken_batch_norm(rows, moving_mean, moving_variance)
 """,
-        (EVEN, UNEVEN, OTHER),
+        (EVEN, UNEVEN, SENT, OTHER),
     ),
     Known(
         "mean right, mean of the variances",
@@ -271,7 +271,7 @@ def batch_norm(rows, moving_mean, moving_variance):
     mean = all_reduce(rows.sum(0)) / n
     variance = all_reduce(rows.var(0, unbiased=False)) / world
 """),
-        (EVEN, OTHER),
+        (EVEN, SENT, OTHER),
     ),
     Known(
         "own statistics",
@@ -310,7 +310,7 @@ def batch_norm(rows, moving_mean, moving_variance):
     mean = all_reduce(rows.sum(0)) / n
     variance = all_reduce(((rows - mean) ** 2).sum(0)) / (n - 1)
 """),
-        (EVEN, OTHER),
+        (EVEN, SENT, OTHER),
     ),
     Known(
         "all rows are sent",
