@@ -43,7 +43,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson, plots, vgpu
 #
 # lesson.setup("02-data-parallel", ranks=True)
-# from experiments import break_even, breakdown, other_gpus, speedup
+# from experiments import break_even, breakdown, carried, other_gpus, seconds, speedup
 #
 # first, second = multigpu.gpus(2)
 # gpus = [first, second]
@@ -58,8 +58,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # guess_images = 2  # a batch of 10 images on 4 GPUs: how many does the last GPU compute?
 # # Which GPU needs more memory in training: "first", "second" or "same"?
 # guess_fuller = "same"
-# guess_small = 1.9  # DataParallel on two V100s, batch of 64: times as fast as one V100
-# guess_large = 1.9  # the same with a batch of 4,096
+# # Are two V100s with DataParallel "faster" or "slower" than one, with a batch of 64?
+# guess_small = "faster"
+# guess_large = 1.9  # with a batch of 4,096: times as fast as one
 
 # %% [markdown]
 # ## Step 1 · By hand
@@ -124,9 +125,9 @@ def by_hand(
 
 # %% [markdown]
 # It is the same arithmetic as on one GPU. `.to()` is an operation like any other, so backward
-# goes through it: it sends the second replica's gradients to the first GPU and adds them
-# there. After backward, gradients are only on the first GPU. The second GPU has copies of the
-# weights for one step, and loses them.
+# goes through it, the other way round: the gradients of the outputs go to the second GPU, and
+# those of its weights come back and are added on the first. After backward, gradients are only
+# there. The second GPU has copies of the weights for one step, and loses them.
 #
 # ## Step 2 · Train
 # Images and labels go to the first GPU. The loss is computed there, from the gathered outputs,
@@ -217,39 +218,33 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 #
 # ## Where does the time go?
 # Does the second GPU compute all the time? The cell draws one step on the simulated clock (the
-# second one; the first warms up). The text at the right of a lane says for how much of the
-# time the GPU computes (busy), what takes most of the rest, and the bubble. White without a
-# transfer below it (launch) means that the GPU waits until Python launches the next operation.
-# Hatched (bubble) means that it waits for the other GPU.
+# second one; the first warms up). An arrow says to which GPU a transfer goes. The text at the
+# right of a lane says for how much of the time the GPU computes (busy), what takes most of the
+# rest, and the bubble. White without a transfer below it (launch) means that the GPU waits
+# until Python launches the next operation. Hatched (bubble): it waits for the other GPU.
 
 # %% tags=["active-ipynb"]
 # began = train_steps(parallel_model(), 256, first, steps=2)[2]
 # timeline = vgpu.timeline(since=began)
 # busy = timeline.busy(1)
-#
-#
-# def carried(step):
-#     """Names what a transfer of the step carries: the model's inputs are the images."""
-#     return lambda event: "images" if step.notes.get(event) == "inputs" else ""
-#
-#
 # title = f"One step, batch 256: {second} computes for {busy:.0%} of the time"
 # timeline.plot(title=title, contents=carried(timeline))
 
 # %% [markdown]
-# No. Each step sends the weights and half of the images to the second GPU. While the first GPU
-# updates the weights, the second one waits. Python itself is a limit, too: one thread per
-# replica launches the operations, and the threads take turns, because one lock (the GIL)
-# lets only one of them run Python.
+# No. Most of the time it waits for Python: one thread per replica launches the operations, and
+# the threads take turns, because one lock (the GIL) lets only one of them run Python. It also
+# waits while the first GPU receives the images from the host, and while that GPU updates the
+# weights. The transfers between the GPUs are short.
 #
 # ## How much faster?
 # The next cell starts other virtual GPUs for each link, in the place of the two. They compute
 # no numbers, because the simulated clock needs only the shapes. `speedup` divides the time of
-# a step on one GPU by the time on both; the images are on the first GPU already. `breakdown`
-# says what the first GPU's time is used for.
+# a step on one GPU by the time on both; the images come from the host in each step.
+# `breakdown` says what the first GPU's time is used for.
 
 # %% tags=["active-ipynb"]
-# lesson.need(guess_small, guess_large)
+# lesson.need(guess_small, choices=("faster", "slower"))
+# lesson.need(guess_large)
 # batches = [2**k for k in range(6, 17, 2)]
 # speedups = {}
 # for gpu, link in (
@@ -270,7 +265,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 # %% tags=["active-ipynb"]
 # small = speedups["V100-16GB, NVLink2"][batches.index(64)]
 # large = speedups["V100-16GB, NVLink2"][batches.index(4096)]
-# lesson.compare("speed-up with a batch of 64", guess_small, small, unit="×", digits=2)
+# lesson.compare("with a batch of 64", guess_small, "faster" if small > 1 else "slower")
 # lesson.compare("speed-up with a batch of 4,096", guess_large, large, unit="×", digits=2)
 # change = f"from {small:.1f} to {large:.1f} times as fast"
 # title = f"V100s with NVLink: {change}, for batches of 64 and 4,096"
@@ -278,10 +273,11 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 
 # %% [markdown]
 # In a small step, the first GPU computes for less than a fifth of the time. Launching takes
-# most of the rest, because each operation is launched twice; over PCIe, the transfers take a
-# sixth of the time, too. In a large step over PCIe, the transfers take about a ninth of the
-# time: the speed-up ends at 1.77. An H100 computes faster, but the simulation gives it the
-# same time for a launch, so it needs a larger batch.
+# most of the rest: one GPU, too, waits for launches (lesson 01), and now each operation is
+# launched twice. In a large step, the transfers take a fifth of the time with NVLink, and a
+# quarter over PCIe, because all images come to the first GPU, and half of them go on to the
+# second: the speed-up ends at 1.78 and 1.64. An H100 computes faster, but the simulation gives
+# it the same time for a launch, so it needs a larger batch.
 #
 # How far can you trust this? `benchmarks/vgpu_fidelity.json` compares simulated ratios with
 # published ones. None of them is DataParallel's, and they are least exact for tiny batches.
@@ -409,38 +405,58 @@ if __name__ == "__main__":
 # PyTorch's documentation recommends `DistributedDataParallel` (DDP) instead, also on one
 # machine. It has one process per GPU, so no lock is shared. Each process keeps the weights and
 # the optimizer's state on its own GPU. In backward the processes average their gradients: that
-# is an *all-reduce*. This model has no buffers, so they send nothing else in a step. Lessons
-# 04 and 05 build it; here is its timeline.
+# is an *all-reduce*. This model has no buffers, so they send nothing else in a step.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_ddp = 850  # from which batch on are two V100s with DDP as fast as one?
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_ddp)
+#
+#
 # def ddp():
-#     (gpu,) = vgpu.start(1)
+#     (gpu,) = vgpu.start(1, compute=False)
 #     torch.distributed.init_process_group("vgpu")
 #     model = nn.parallel.DistributedDataParallel(CNN((1, 28, 28)).to(gpu))
 #     began = train_steps(model, 128, gpu)[2]
-#     return vgpu.timeline(since=began)
+#     timeline = vgpu.timeline(since=began)
+#     times = [seconds([gpu], batch, parallel=True) for batch in batches]
+#     return timeline, times, break_even([gpu], precision=10)
 #
 #
-# ranks = vgpu.Timeline.of_ranks(launch.call(ddp, 2))
-# for name, step in (("DataParallel", timeline), ("DDP", ranks)):
-#     used = [f"{what} {x:.0%}" for what, x in step.breakdown(1).items() if x]
-#     milliseconds = 1e3 * (step.end - step.start)
-#     print(f"{name}, 256 images: {milliseconds:.2f} ms; GPU 1: {', '.join(used)}")
-# busy = ranks.busy(1)
-# title = f"DDP, one step of 2 × 128 images: GPU 1 computes for {busy:.0%} of it"
-# ranks.plot(title=title, contents=carried(ranks))
+# timelines, times, limits = zip(*launch.call(ddp, 2))
+# steps = {"DataParallel": timeline, "DDP": vgpu.Timeline.of_ranks(timelines)}
+# longer = max(step.end - step.start for step in steps.values())
+# figure = plots.figure(8, 5)
+# for place, (name, step) in enumerate(steps.items(), 1):
+#     duration = 1e3 * (step.end - step.start)
+#     title = f"{name}, one step of 256 images: {duration:.2f} ms"
+#     step.plot(figure.add_subplot(2, 1, place), title, carried(step), until=longer)
+# plots.share_legend(figure)
+# figure
+
+# %% tags=["active-ipynb"]
+# with other_gpus(2, compute=False) as pair:
+#     for batch, in_ddp in zip(batches, times[0]):
+#         alone = 1e3 * seconds(pair, batch, parallel=False)
+#         both = 1e3 * seconds(pair, batch, parallel=True)
+#         shown = f"one GPU {alone:.2f}, DataParallel {both:.2f}, DDP {1e3 * in_ddp:.2f}"
+#         print(f"{batch:,} images, ms per step: {shown}")
+# lesson.compare("DDP as fast as one GPU, batch", guess_ddp, limits[0], digits=0)
 
 # %% [markdown]
 # DDP's step is shorter. Each rank is a process with a lock of its own, so the launches of both
 # ranks go on at the same time; each GPU reads only its own half of the images from the host;
-# no weights are sent. More than half of the time is still launch: 128 images are too few for a
-# V100, which computes most operations faster than Python launches the next one.
+# no weights are sent. But with 256 images, more than half of the time is still launch: for 128
+# images Python launches as many operations as for 256, and those of the all-reduce. So the
+# step is no shorter than on one GPU.
 #
 # **Is one line enough?** For this model it is enough to be right, because the loss is outside
-# `forward`, and `forward` sets no state. It is not enough to be fast: below about 850 images
-# in a batch (two V100s, NVLink, simulated), two GPUs are slower than one. The simulation is
-# least exact for small batches, so on real GPUs the limit will be another. DDP takes more
-# lines, and lessons 04 and 05 write them.
+# `forward`, and `forward` sets no state. It is not enough to be fast: two GPUs (V100s, NVLink,
+# simulated) are slower than one below about 850 images in a batch, and with DDP below about
+# 260. The simulation is least exact for small batches, so on real GPUs the limits will be
+# others. DDP takes more lines: each process needs a batch and a sampler of its own, and one of
+# them saves. Lessons 04 and 05 write them.
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("02 DataParallel", "results/02"))  # for the table of all routes

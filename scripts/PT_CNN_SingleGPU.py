@@ -108,7 +108,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_backward = 1.0  # multiplications in backward, for each multiplication in forward
-# guess_clock = 70  # a step takes a GPU 70 ms: how many ms does Python's clock show?
+# # A step takes a GPU 70 ms. Python reads its clock before it calls the model, and again after
+# # optimizer.step(). How many ms are between the two readings?
+# guess_clock = 70
 # guess_half = 50  # forward and backward of 32 images: % of the time for 64 (without %)
 
 # %% [markdown]
@@ -235,7 +237,8 @@ def phases(
 # shuffled; the loader reads them and stacks them. With `num_workers`, other processes do this
 # ahead of the training: the *workers*. With `pin_memory` the batch is in
 # [pinned memory](../lessons/README.md#pinned-memory). A GPU can copy it from there while the
-# host goes on, if `.to()` has `non_blocking=True`.
+# host goes on, if `.to()` has `non_blocking=True`; a
+# [tutorial](https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html) shows when.
 
 
 # %%
@@ -265,9 +268,9 @@ def loader_of(
 # ## Where the time goes
 # Other programs use this machine, too. So on the CPU the clock is `thread_time`: it only runs
 # while this thread has a core. (With a GPU it is `perf_counter`.) In each of five *rounds*
-# each batch size gets one epoch, and `phases` gives the median of its steps. The shortest
-# round counts, as in Python's `timeit`. The second cell also prints the smallest and the
-# largest ratio that a single round gives. (About five seconds.)
+# each batch size gets one epoch, and `phases` gives the median of its steps. Of each part the
+# shortest round counts, as in Python's `timeit`. The second cell also prints the smallest and
+# the largest ratio that a single round gives. (About five seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_half)
@@ -290,7 +293,7 @@ def loader_of(
 # bars = {}
 # for size, parts in rounds[0].items():
 #     steps[size] = {part: min(found[size][part] for found in rounds) for part in parts}
-#     bars[f"batch {size}"] = {part: 1e6 * time / size for part, time in steps[size].items()}
+#     bars[f"batch {size}"] = {part: 1e6 * best / size for part, best in steps[size].items()}
 # times = sum(bars["batch 16"].values()) / sum(bars["batch 128"].values())
 # title = f"In a batch of 16 an image takes {times:.2f} times as long as in a batch of 128"
 # label = "µs per image, measured: each part's shortest of five rounds"
@@ -390,39 +393,21 @@ def loader_of(
 # With one process for each GPU, as in lesson 04, two processes read at the same time. Two
 # workers do this for one GPU, too.
 #
-# Here reading means *waiting*. It can also mean *computing*, as when photos are decoded.
-# Then the workers need the cores. A core computes one batch in 128 ms. How many cores are
-# here?
+# Here reading means *waiting*. It can also mean *computing*, as when photos are decoded. Then
+# the workers need the cores: a core computes one batch in 128 ms.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # print(pluralize(available_cores(), "core"))
-
-# %% tags=["active-ipynb", "guess"]
-# guess_two_workers = 64  # ms for a step, if reading computes: 2 workers on this machine
-# guess_four_workers = 60  # ms for a step, if reading computes: 4 workers on this machine
-
-# %% tags=["active-ipynb", "nbval-ignore-output"]
-# lesson.need(guess_two_workers, guess_four_workers)
-# paper, measured = {}, {}
 # for workers in (0, 2, 4):
-#     paper[workers] = 1e3 * seconds_on_paper(workers, read, 0.06, computing=True)
-#     measured[workers] = 1e3 * seconds_measured(workers, read, 0.06, computing=True)
-#     result = f"{measured[workers]:.0f} ms measured"
-#     case = pluralize(workers, "worker")
-#     print(f"{case}: {paper[workers]:.0f} ms per step on paper, {result}")
-# guesses = {2: guess_two_workers, 4: guess_four_workers}
-# busy = measured[2] > 1.2 * paper[2]
-# if busy:
-#     print("other programs use the cores: your guesses are compared with the paper")
-# for workers, guess in guesses.items():
-#     what = f"reading computes, {workers} workers"
-#     result = paper[workers] if busy else measured[workers]
-#     lesson.compare(what, guess, result, unit="ms", digits=0)
+#     paper = seconds_on_paper(workers, read, 0.06, computing=True)
+#     result = seconds_measured(workers, read, 0.06, computing=True)
+#     case = f"{pluralize(workers, 'worker')}: {1e3 * paper:.0f} ms per step on paper"
+#     print(f"{case}, {1e3 * result:.0f} ms measured")
 
 # %% [markdown]
 # On two cores, two workers read two batches at a time, and four workers do not read more: on
 # paper both take 64 ms. With four cores, four workers need 32 ms, and the step 60. The formula
-# assumes that each core is free.
+# assumes that each core is free; other programs make the measured step longer.
 #
 # The digits are in memory already. Do workers help there? The cell reads three epochs without
 # training; the shortest counts. A loader starts new workers in each epoch, unless they stay:
@@ -608,7 +593,10 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # ## Would a second GPU help?
-# 1. Measure the parts of a step, with `synchronize`, warm-up and repeats.
+# 1. Measure the parts of a step, with `synchronize`, warm-up and repeats. The *data* of
+#    `phases` is the time for which the step waits for its batch, also with workers. A simpler
+#    test: train with one batch again and again, as the first cell does. If that is much faster
+#    than with the loader, the GPU waits for data.
 # 2. If the GPU waits for data, use workers. In the example, four workers shorten a step from
 #    188 to 60 ms, and a second GPU without workers shortens it to 158 ms (on paper).
 # 3. If a step is so short that its fixed costs dominate, use a larger batch.

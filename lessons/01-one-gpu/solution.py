@@ -181,7 +181,7 @@ with exercise.check("timing", "slow steps at the beginning", points=2) as studen
     )
 
 # %%
-with exercise.check("timing", "another program", points=2, hidden=True) as student:
+with exercise.check("timing", "another program", points=2) as student:
     parts = ["forward", "backward", "update"]
     warm_up = student.random.randint(1, 2)
     steps = student.random.choice([7, 9, 11])
@@ -199,7 +199,7 @@ with exercise.check("timing", "another program", points=2, hidden=True) as stude
     )
 
 # %%
-with exercise.check("timing", "a queue that is not empty", points=2, hidden=True) as student:
+with exercise.check("timing", "a queue that is not empty", points=2) as student:
     parts = ["forward", "backward", "update"]
     ordinary = {part: student.random.randint(5, 50) for part in parts}
     times = {part: [ms] for part, ms in ordinary.items()}
@@ -401,30 +401,34 @@ except RuntimeError as error:
     print("GPU:", error)
 
 # %% [markdown]
-# Copy `BrokenScale` and `broken_train` into the next cell, name them `Scale` and `train`, and
-# mend them. `train(model, batches, device)` gets a model and batches that are on the CPU, and
-# trains on `device`. `Scale(mean, deviation)` works on each device to which its model is
-# moved; training does not change its mean and deviation. The losses must be those of the CPU.
+# Copy the bodies of `BrokenScale` and `broken_train` into the next cell, into `Scale` and
+# `train`, and mend them. `train(model, batches, device)` gets a model and batches that are on
+# the CPU, and trains on `device`. `Scale(mean, deviation)` works on each device to which its
+# model is moved; training does not change its mean and deviation. The losses must be those of
+# the CPU.
 
 
 # %%
 # answer: train
-# Scale and train, mended
-### BEGIN SOLUTION
 class Scale(nn.Module):
     """Subtracts the mean of each column, and divides by its standard deviation."""
 
     def __init__(self, mean, deviation):
+        ### BEGIN SOLUTION
         super().__init__()
         self.register_buffer("mean", mean)
         self.register_buffer("deviation", deviation)
+        ### END SOLUTION
 
     def forward(self, rows):
+        ### BEGIN SOLUTION
         return (rows - self.mean) / self.deviation
+        ### END SOLUTION
 
 
 def train(model, batches, device):
     """Train with the batches, lists of rows and labels, on the device. Returns the losses."""
+    ### BEGIN SOLUTION
     model.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = []
@@ -437,9 +441,7 @@ def train(model, batches, device):
         optimizer.step()
         losses.append(loss.item())
     return losses
-
-
-### END SOLUTION
+    ### END SOLUTION
 
 
 # %%

@@ -1,15 +1,36 @@
-"""The longer experiments of lesson 02: the simulated speed-up of DataParallel over one GPU."""
+"""The longer experiments of lesson 02: what a step carries, and speed-ups over one GPU."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from multigpu import vgpu
 from multigpu.models import CNN
+
+
+def carried(timeline: vgpu.Timeline) -> Callable[[Any], str]:
+    """A function that names what a transfer of the step carries: `contents` of Timeline.plot.
+
+    An arrow says where it goes: ↓ to the second GPU, ↑ to the first. Images from the host have
+    none. The loss is on the first GPU, so the gradients that leave it are the outputs'.
+    """
+
+    def name(event: Any) -> str:
+        note = timeline.notes.get(event, "").replace("inputs", "images")
+        if event.peer is None or event.peer < 0:
+            return note
+        down = event.peer > event.device
+        if note == "gradients":
+            note = "outputs' gradients" if down else "weights' gradients"
+        return f"{note} {'↓' if down else '↑'}"
+
+    return name
 
 
 @contextmanager
@@ -30,19 +51,25 @@ def other_gpus(count: int, **machine: Any) -> Iterator[list[torch.device]]:
 
 
 def seconds(gpus: list[torch.device], batch: int, parallel: bool) -> float:
-    """The simulated seconds of one training step with `batch` images of 28×28.
+    """The simulated seconds of one training step with `batch` images of 28×28 from the host.
 
-    With `parallel` all GPUs compute, by nn.DataParallel; otherwise the first one alone.
+    With `parallel` all GPUs compute: by nn.DataParallel or, if this process is a rank, by DDP,
+    with an equal part of the batch on each rank's GPU. Otherwise the first GPU computes alone.
     """
     model = CNN((1, 28, 28)).to(gpus[0])
-    forward = nn.DataParallel(model, gpus) if parallel else model
+    forward: nn.Module = model
+    if parallel and dist.is_initialized():
+        forward = DistributedDataParallel(model)
+        batch = -(-batch // dist.get_world_size())
+    elif parallel:
+        forward = nn.DataParallel(model, gpus)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    images = torch.empty(batch, 1, 28, 28, device=gpus[0])
+    images = torch.empty(batch, 1, 28, 28)
     labels = torch.zeros(batch, dtype=torch.long, device=gpus[0])
-    for _ in range(2):  # the first step warms up
+    for _ in range(3):  # the first two warm up: in the second one DDP prepares its buckets
         began = vgpu.elapsed()
         optimizer.zero_grad()
-        F.cross_entropy(forward(images), labels).backward()
+        F.cross_entropy(forward(images.to(gpus[0])), labels).backward()
         optimizer.step()
     return vgpu.elapsed() - began
 
@@ -57,18 +84,18 @@ def breakdown(gpus: list[torch.device], batch: int) -> dict[str, float]:
 
 
 def speedup(gpus: list[torch.device], batch: int) -> float:
-    """How many times as fast DataParallel on `gpus` is as the first GPU alone."""
+    """How many times as fast all GPUs are as the first one alone; see `seconds`."""
     return seconds(gpus, batch, parallel=False) / seconds(gpus, batch, parallel=True)
 
 
 def break_even(gpus: list[torch.device], precision: int = 50) -> int:
-    """The smallest batch at which DataParallel is as fast as one GPU, to `precision` images.
+    """The smallest batch at which all GPUs are as fast as one, to `precision` images.
 
     Raises ValueError if it is slower at a batch of 65,536.
     """
     too_small, enough = 0, 65_536
     if speedup(gpus, enough) < 1:
-        raise ValueError(f"DataParallel is slower than one GPU at a batch of {enough:,}.")
+        raise ValueError(f"All GPUs are slower than one at a batch of {enough:,}.")
     while enough - too_small > precision:
         middle = (too_small + enough) // 2
         if speedup(gpus, middle) >= 1:

@@ -1,4 +1,4 @@
-"""Draws two-steps.png, the picture on this page, from a simulation.
+"""Draws one-step.png, the picture on this page, from a simulation.
 
 python lessons/02-data-parallel/picture.py
 """
@@ -7,12 +7,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from experiments import carried
 from torch import nn
 
 from multigpu import vgpu
 from multigpu.models import CNN
-
-STEPS = 2
 
 with vgpu.running(2, compute=False) as gpus:
     model = nn.DataParallel(CNN((1, 28, 28)).to(gpus[0]), gpus)
@@ -20,24 +19,17 @@ with vgpu.running(2, compute=False) as gpus:
     images = torch.empty(1024, 1, 28, 28)
     # The labels are on the GPU before the step, so each transfer of inputs carries images.
     labels = torch.empty(1024, dtype=torch.long, device=gpus[0])
-    for step in range(1 + STEPS):
-        if step == 1:  # the first step warms up
-            began = vgpu.elapsed()
+    for _ in range(2):  # the first step warms up
+        began = vgpu.elapsed()
         optimizer.zero_grad()
         F.cross_entropy(model(images.to(gpus[0])), labels).backward()
         optimizer.step()
     timeline = vgpu.timeline(since=began)
 
-carried = [timeline.notes.get(event) for event in timeline.events]
-assert carried.count("weights") == STEPS  # once in each step
-# Once from the host to GPU 0, and once from there to GPU 1.
-assert carried.count("inputs") == 2 * STEPS
-title = f"Each step sends images and weights to GPU 1, which is busy {timeline.busy(1):.0%} "
+notes = [timeline.notes.get(event) for event in timeline.events]
+assert notes.count("weights") == 1
+assert notes.count("inputs") == 2  # from the host to GPU 0, and from there to GPU 1
+title = f"A step sends images and weights to GPU 1, which is busy {timeline.busy(1):.0%} "
 title += "of the time"
-path = Path(__file__).with_name("two-steps.png")
-picture = timeline.plot(
-    path,
-    title,
-    contents=lambda event: "images" if timeline.notes.get(event) == "inputs" else "",
-)
-print(picture.name)
+path = Path(__file__).with_name("one-step.png")
+print(timeline.plot(path, title, contents=carried(timeline)).name)
