@@ -1,7 +1,8 @@
 # %% [markdown]
 # # 04 · DDP with mp.spawn
 # **The question.** DDP (DistributedDataParallel) trains with several processes, one for each
-# GPU. Can a script, or a notebook, start these processes itself?
+# GPU. Can a script, or a notebook, start these processes itself? (Most runs are started from
+# outside, by `torchrun` or `srun`: that is lesson 05, which begins with DDP in 40 lines.)
 #
 # A *process* is a running program with its own memory. The processes of a run are numbered
 # from 0: the number is the *rank*, and the count is the [*world
@@ -99,7 +100,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # ## A function of a cell
 # `mp.spawn` starts a new Python, and sends the function and its arguments by *pickle*, which
 # writes objects as bytes. What does pickle write of a function, and does another Python find
-# it?
+# it? The cell does this one step, without `mp.spawn`.
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_cell, choices=("yes", "no"))
@@ -120,12 +121,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # Pickle writes only two names, the module's and the function's, and the new process has none
 # of the notebook's functions. (`mp.spawn(hello, nprocs=2)` prints this AttributeError for each
 # process. A page of traceback follows. It ends with `ProcessExitedException`, which does not
-# name the cause: scroll up to the AttributeError.) So `mp.spawn` needs a function of a file.
-# `launch.call` is this course's way for notebooks: it sends the function itself (its code and
-# the variables that it uses) by *cloudpickle*, and returns what the ranks return. It also sets
-# torchrun's variables. On Linux it does not start a new Python: the first cell has started a
-# process that imports torch, and the ranks are *forks* (copies) of that process, so they start
-# in a fraction of a second.
+# name the cause: scroll up to the AttributeError.) So a notebook needs another way, which is
+# this course's `launch.call`:
+#
+# | | `mp.spawn` | `launch.call` |
+# |---|---|---|
+# | starts | new Pythons, which import torch | on Linux copies of a process |
+# | sends of a function | its name, by pickle | its code and variables, by *cloudpickle* |
+# | sets torchrun's variables | no | yes |
+# | returns | nothing | what the ranks return |
+#
+# The process that Linux copies (by a *fork*) was started by the first cell, and has imported
+# torch. So the ranks start in a fraction of a second.
 
 # %% tags=["active-ipynb"]
 # launch.call(hello, 2)
@@ -289,7 +296,7 @@ def train(
     # A spawned function returns nothing to its parent: write the results to a file.
     if rank == 0:
         torch.save({"model": model.module.state_dict(), "history": history}, result)
-    # First DDP, then its group: DDP can hang if it drops the last reference to the group.
+    # First DDP, which uses the group, then the group.
     del model
     dist.destroy_process_group()
 
@@ -459,8 +466,10 @@ if __name__ == "__main__":
 # give `mp.spawn` the function of that file.) Both start processes on one machine only.
 # `torchrun` and `srun` start ranks on many nodes: that is lesson 05.
 #
-# Two ranks on the CPU can be slower than the one process of lesson 01: they share the cores
-# that it had alone, and send gradients in each step. A second GPU brings cores of its own.
+# Two ranks on the CPU can be slower than the one process of lesson 01, also with a core for
+# each: half a batch takes more than half the time (lesson 01), and in each step the ranks send
+# gradients. With a batch of 64 small images, that costs more than it saves
+# ([measured](../lessons/routes.md)).
 
 # %% tags=["active-ipynb"]
 # print(metrics.route_row("04 DDP by mp.spawn", "results/04"))  # for the table of all routes

@@ -1,6 +1,6 @@
 # %% [markdown]
 # # 03 · Model parallelism on two GPUs: naive, then pipelined
-# **The question.** The model does not fit on one GPU. What does it cost to use two?
+# **The question.** A training step does not fit on one GPU. What does it cost to use two?
 #
 # The memory and the times in this lesson are those of *virtual* GPUs: they meter each tensor
 # and keep a simulated clock of two V100s. A training run needs memory for the weights, their
@@ -40,6 +40,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 # %% jupyter={"source_hidden": true} tags=["active-ipynb"]
+# from functools import partial
+#
 # from multigpu import lesson, plots, vgpu
 #
 # lesson.setup("03-model-parallel")
@@ -94,7 +96,7 @@ def step(
 # lesson.need(guess_memory, guess_adam)
 #
 #
-# def two_steps(model, optimizer, first, last, batch, show=False):
+# def two_steps(model, optimizer, first, last, batch, show=False, step=step):
 #     for number in (1, 2):
 #         if show:
 #             print(f"step {number}", end=", ")
@@ -138,6 +140,49 @@ def step(
 # %% [markdown]
 # The first step succeeded, because the momentum did not exist yet. Jobs on a cluster fail in
 # the same way, after they seemed to work.
+#
+# ## The cheapest cure needs no second GPU
+# It is *gradient accumulation*: forward and backward for one micro-batch after the other. The
+# gradients add up, and the optimizer steps once. `step`, above, does not do that: it keeps the
+# activations of all its micro-batches until its one backward. What does each of the two need
+# with 5 micro-batches of 64 images? Write your answer, then run the cell.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_accumulated = 70  # MiB at the peak with accumulation, SGD, 5 × 64 images
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_accumulated)
+#
+#
+# def accumulated(model, optimizer, images, labels, micro_batches=5):
+#     optimizer.zero_grad()
+#     micro_batches = zip(images.chunk(micro_batches), labels.chunk(micro_batches))
+#     for some_images, some_labels in micro_batches:
+#         loss = F.cross_entropy(model(some_images), some_labels, reduction="sum")
+#         (loss / len(labels)).backward()  # adds to the gradients, frees the activations
+#     optimizer.step()
+#
+#
+# models = []
+# for name, way in (("one backward", partial(step, micro_batches=5)), ("five", accumulated)):
+#     torch.manual_seed(0)
+#     with vgpu.running(1) as (one,):
+#         model = CNN(**WIDE).to(one)
+#         two_steps(model, sgd(model.parameters()), one, one, 320, step=way)
+#         peak = torch.vgpu.max_memory_allocated(one) / MIB
+#         print(f"5 micro-batches, {name}: {peak:.1f} MiB metered")
+#         models.append(model.cpu())
+# print(f"weights equal within 1e-6: {proof.difference(*models) < 1e-6}")
+# lesson.compare("peak with accumulation", guess_accumulated, peak, unit="MiB", digits=0)
+
+# %% [markdown]
+# It needs little more than half of the 70 MiB, so it fits on the GPU with 64 MiB, and trains
+# the same weights. Try it first. It is no help if the activations of one image do not fit:
+# then *activation checkpointing* (`torch.utils.checkpoint`) keeps fewer of them, and computes
+# the others again in backward. (This course does not try it.) And it is no help if the weights
+# do not fit: then divide the model, as in this lesson, or each weight, by
+# [*FSDP*](../lessons/README.md#fsdp), which lesson 06 compares with it. The rest of this
+# lesson divides its small model, which would not need it, to see what that costs.
 #
 # ## Step 2 · Split it
 # Each GPU holds two layers; the activations are sent from the first to the second.
@@ -183,22 +228,6 @@ class Halves(CNN):
 # that it received, and their gradient, 7.7 MiB each. On one GPU these are free again when
 # backward reaches conv1.
 #
-# Leave out `.to()` once, and read the error:
-
-# %% tags=["active-ipynb"]
-# class Forgotten(Halves):
-#     forward = CNN.forward
-#
-#
-# with vgpu.running(2) as (first, second):
-#     try:
-#         model = Forgotten(first, second, **WIDE)
-#         two_steps(model, sgd(model.parameters()), first, second, 8)
-#     except RuntimeError as error:
-#         # The error has no line break.
-#         print(str(error).replace("! ", "!\n").replace(", but", ",\nbut"))
-
-# %% [markdown]
 # ## What does it cost?
 # For the times: 4,096 images, two V100s with [NVLink](../lessons/README.md#nvlink). The
 # simulated clock needs only the shapes. Write your answers, then run the cell. In the
@@ -260,9 +289,8 @@ class Halves(CNN):
 # longer than GPU 1, and a plain `.to()` stops both GPUs during a transfer.
 #
 # ## How many micro-batches?
-# By the formula, more are always better. How many are best, on V100s with NVLink? Write your
-# answers, then run the cell. It compares two GPUs with one GPU of the same kind, also for
-# V100s with PCIe and for H100s.
+# How many are best, on V100s with NVLink? Write your answers, then run the cell. It compares
+# two GPUs with one GPU of the same kind, also for V100s with PCIe and for H100s.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_best = 32  # the best number of micro-batches, of 1, 2, 4, 8, 16 and 32
@@ -295,14 +323,12 @@ class Halves(CNN):
 # plots.lines(counts, speedups, "micro-batches, batch 4,096", unit, title)
 
 # %% [markdown]
-# More micro-batches are not always better: each one costs time. The host launches all
-# operations again for it, and with 32 a GPU waits for launches for 30% of the time. An H100
-# computes faster, and waits for launches for 31% already with 8. Over PCIe, two GPUs are about
-# half as fast as one, because the transfers of the activations take longer than the computing.
-# There, use a second GPU only if the model does not fit on one.
-#
-# PyTorch's tutorial found a best number, too (published, a ResNet-50): 10 micro-batches of 12
-# images, 3.75 s / 2.43 s = 1.54 times as fast as one GPU.
+# By the formula, more are always better. But each micro-batch costs time, too. The host
+# launches all operations again for it, and with 32 a GPU waits for launches for 30% of the
+# time. An H100 computes faster, and waits for launches for 31% already with 8. Over PCIe, two
+# GPUs are about half as fast as one, because the transfers of the activations take longer than
+# the computing. There, use a second GPU only if the step does not fit on one, also with
+# accumulation. (A real pair of GPUs has a best number, too: see this lesson's page.)
 #
 # ## Step 3 · Train: one process, two GPUs
 # The images go to the first GPU, the labels to the last one, where the loss is computed. The
@@ -438,16 +464,22 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # sweep = [simulate(m) for m in counts]
-# free = [shares(simulate(m, link=FREE_LINK)[1]) for m in counts]
+# free = [simulate(m, link=FREE_LINK) for m in counts]
 # curves = {
 #     "formula: 1/(m + 1)": [1 / (m + 1) for m in counts],
-#     "bubble, free link": [parts["bubble"] for parts in free],
+#     "bubble, free link": [shares(timeline)["bubble"] for _, timeline in free],
 #     "idle, NVLink: bubble, transfers, launches": [
 #         1 - shares(timeline)["compute"] for _, timeline in sweep
 #     ],
 # }
 # for name, curve in curves.items():
 #     print(f"{name}:", ", ".join(f"{m}: {share:.0%}" for m, share in zip(counts, curve)))
+# for m, (seconds, timeline) in zip(counts, free):
+#     if m in (8, 16):
+#         waits = [timeline.breakdown(gpu)["bubble"] for gpu in (0, 1)]
+#         launches = shares(timeline)["launch"]
+#         text = f"GPU 0 waits {waits[0]:.0%} of the time for the other, GPU 1 {waits[1]:.0%}"
+#         print(f"{m}, free link: {1e3 * seconds:.2f} ms; {text}; launches {launches:.0%}")
 # for m, (seconds, timeline) in zip(counts, sweep):
 #     if m in (1, 32):
 #         computing = 1e3 * seconds * (timeline.busy(0) + timeline.busy(1))
@@ -457,18 +489,11 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # No, because the slower stage sets the pace. GPU 0 computes for about 6 ms per step, GPU 1 for
-# about 4. So with 8 and with 16 micro-batches GPU 1 still waits for nearly a third of the
-# time: more than a sixth, on average over both. Cut a model so that its stages take the same
-# time. With 32, launches set the pace on both GPUs: one also waits because the other one's
-# work was launched late. The GPUs also compute for longer, because for each micro-batch
-# backward reads all weights and adds to all gradients once more.
-#
-# ## To go further: other ways to save memory
-# If most of the memory is activations, first try *activation checkpointing*
-# (`torch.utils.checkpoint`): it keeps fewer activations, and computes the others again in
-# backward. (This course does not try it.) If most of it is weights, as in large models,
-# [*FSDP*](../lessons/README.md#fsdp) divides them among the GPUs without stages: lesson 06
-# compares both.
+# about 4. So with 8 micro-batches and a free link GPU 1 still waits for more than a quarter of
+# the time. Cut a model so that its stages take the same time. With 16, launches begin to
+# count, and the step is longer than with 8. With 32 they set the pace on both GPUs: one also
+# waits because the other one's work was launched late. The GPUs also compute for longer,
+# because for each micro-batch backward reads all weights and adds to all gradients once more.
 
 # %% [markdown] tags=["footer"]
 # [← 02 DataParallel](PT_CNN_DataParallel.ipynb) ·

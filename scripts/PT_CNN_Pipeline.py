@@ -63,7 +63,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # from multigpu import lesson, plots
 #
 # lesson.setup("03-model-parallel", ranks=True)
-# from experiments import FREE_LINK, draw_peaks, equal_stages, phases, shares, simulated
+# from experiments import (
+#     FREE_LINK,
+#     draw_peaks,
+#     equal_stages,
+#     on_one_gpu,
+#     phases,
+#     shares,
+#     simulated,
+# )
 
 # %% [markdown]
 # ## Two orders
@@ -130,7 +138,8 @@ def last_stage(
     layers: nn.Module, order: str, labels: list[torch.Tensor], shape: tuple[int, ...]
 ) -> list[int]:
     """Compute rank 1's stage, as `first_stage` does. Activations have the shape `shape`."""
-    losses, inputs, sends, held = {}, {}, [], []
+    losses, inputs, held = {}, {}, []
+    sent = None  # the gradient that is under way
     for action in order.split():
         number = int(action[1:])
         if action[0] == "F":
@@ -140,11 +149,11 @@ def last_stage(
             losses[number] = F.cross_entropy(outputs, labels[number - 1], reduction="sum")
         else:
             losses.pop(number).backward()
-            if sends:
-                sends.pop().wait()  # frees the gradient that was sent before
-            sends.append(dist.isend(inputs.pop(number).grad, dst=0))
+            if sent is not None:
+                sent.wait()
+            sent = dist.isend(inputs.pop(number).grad, dst=0)
         held.append(len(losses))
-    sends.pop().wait()
+    sent.wait()
     return held
 
 
@@ -283,6 +292,9 @@ def schedule(
 # for case in cases:
 #     bubble = shares(timelines[case])["bubble"]
 #     print(f"{case}: {1e3 * seconds[case]:.2f} ms, bubble {bubble:.0%}")
+# one = on_one_gpu()
+# faster = one / seconds["1f1b, CNN, NVLink"]
+# print(f"one GPU, CNN: {1e3 * one:.2f} ms; 1f1b with NVLink is {faster:.2f} times as fast")
 # equal = seconds["gpipe, equal stages, free link"] / seconds["1f1b, equal stages, free link"]
 # nvlink = seconds["gpipe, CNN, NVLink"] / seconds["1f1b, CNN, NVLink"]
 # lesson.compare("speed-up over GPipe, equal stages", guess_equal, equal)
@@ -293,16 +305,12 @@ def schedule(
 # the formula's: the order does not change it. The CNN's stages are not equal, so with both
 # orders the bubble is larger, and 1F1B is slightly faster. ("To go further" says why.)
 #
-# ## What does 1F1B save?
-# Count what rank 0 needs at its peak, in backward, as in the first notebook. A micro-batch has
-# 512 images:
-# - for each micro-batch that it holds, the outputs of both tanhs: 512 × (16 × 28 × 28 +
-#   32 × 14 × 14) numbers of 4 bytes, 36.75 MiB;
-# - with both orders, in the backward of one micro-batch, two gradients of conv1's size
-#   (24.5 MiB each) and the gradient that has come from rank 1 (12.25 MiB);
-# - with both orders, the images of the whole batch (12.25 MiB). The weights are small.
+# With NVLink, two ranks are 1.35 times as fast as one GPU, and one process with two GPUs was
+# 1.23 times as fast: there a transfer stops both GPUs. Here rank 0 computes while it sends.
 #
-# GPipe holds 8 micro-batches, and 1F1B 2. Write your answer, then run the cell.
+# ## What does 1F1B save?
+# GPipe holds 8 micro-batches, and 1F1B 2. So is the peak a quarter of GPipe's? Write your
+# answer, then run the cell.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_memory = 25  # % of GPipe's peak memory that 1F1B needs on rank 0, by hand
@@ -329,7 +337,15 @@ def schedule(
 # draw_peaks(metered, title)
 
 # %% [markdown]
-# By hand, the peak falls from 8 × 36.75 + 73.5 to 2 × 36.75 + 73.5 MiB. torch's tool has a
+# Count what rank 0 needs at its peak, in backward, as in the first notebook. A micro-batch has
+# 512 images:
+# - for each micro-batch that it holds, the outputs of both tanhs: 512 × (16 × 28 × 28 +
+#   32 × 14 × 14) numbers of 4 bytes, 36.75 MiB;
+# - with both orders, in the backward of one micro-batch, two gradients of conv1's size
+#   (24.5 MiB each) and the gradient that has come from rank 1 (12.25 MiB);
+# - with both orders, the images of the whole batch (12.25 MiB). The weights are small.
+#
+# So by hand, the peak falls from 8 × 36.75 + 73.5 to 2 × 36.75 + 73.5 MiB. torch's tool has a
 # buffer for the gradient of each micro-batch, with both orders; by hand there is one buffer.
 # The meter counts the tensors alone. A real GPU needs more, as in the first notebook.
 #

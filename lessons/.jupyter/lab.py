@@ -1,12 +1,17 @@
 """JupyterLab's settings for the course: `make lab` passes this file."""
 
 import getpass
+import json
 import os
 import secrets
-import socket
+import threading
+import time
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
+from jupyter_core.paths import jupyter_runtime_dir
 
 HERE = Path(__file__).resolve().parent
 c = get_config()  # noqa: F821  (JupyterLab puts it there)
@@ -36,33 +41,35 @@ c.Application.log_level = "ERROR"
 c.ServerApp.ip = "127.0.0.1"
 
 
-def free_port() -> int:
-    """The first free port from 8888 on."""
-    for port in range(8888, 8988):
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-    return 0
+def print_address(info: Path) -> None:
+    """Print the server's address as soon as it answers there with this file's token.
 
-
-# JupyterLab reads this file more than once, and takes the token from this variable.
-if "JUPYTER_TOKEN" not in os.environ:
-    os.environ["JUPYTER_TOKEN"] = secrets.token_hex(16)
-    os.environ["COURSE_LAB_PORT"] = str(free_port())
-    port = os.environ["COURSE_LAB_PORT"]
-    url = f"http://127.0.0.1:{port}{PAGE}?token={os.environ['JUPYTER_TOKEN']}"
+    info   the file in which the server writes its port. It takes the next port if another
+           program has taken the first one, which on a shared machine happens at any time.
+    """
+    token = os.environ["JUPYTER_TOKEN"]
+    while True:
+        time.sleep(0.1)
+        with suppress(OSError, ValueError):
+            port = json.loads(info.read_text())["port"]
+            server = f"http://127.0.0.1:{port}"
+            urllib.request.urlopen(f"{server}/api/status?token={token}", timeout=10).close()
+            break
     # SSH_CONNECTION is: client, its port, this machine, its port.
     connection = os.environ.get("SSH_CONNECTION", "").split()
     tunnel = ""
     if len(connection) == 4:
         host = f"{getpass.getuser()}@{connection[2]}"
         tunnel = f"; first, on your computer: ssh -N -L {port}:127.0.0.1:{port} {host}"
-    print(f"JupyterLab: {url}{tunnel}", flush=True)
+    print(f"JupyterLab: {server}{PAGE}?token={token}{tunnel}", flush=True)
 
-c.ServerApp.port = int(os.environ["COURSE_LAB_PORT"])
+
+# JupyterLab reads this file more than once, and takes the token from this variable.
+if "JUPYTER_TOKEN" not in os.environ:
+    os.environ["JUPYTER_TOKEN"] = secrets.token_hex(16)
+    info = Path(jupyter_runtime_dir(), f"jpserver-{os.getpid()}.json")
+    info.unlink(missing_ok=True)  # of a process that had this number before
+    threading.Thread(target=print_address, args=(info,), daemon=True).start()
+
 # Over ssh there is no browser, or one for text.
 c.ServerApp.open_browser = "SSH_CONNECTION" not in os.environ

@@ -56,6 +56,18 @@ def timed_step(
     return vgpu.elapsed() - began, vgpu.timeline(since=began)
 
 
+def on_one_gpu(batch: int = 4096) -> float:
+    """The simulated seconds of a training step of the wide CNN on one GPU."""
+
+    def step(model, optimizer, images, labels, micro_batches) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    with vgpu.running(1, compute=False) as (gpu,):
+        return timed_step(step, CNN(**WIDE).to(gpu), gpu, gpu, batch, micro_batches=1)[0]
+
+
 class RankStep(NamedTuple):
     """One step of a rank in a pipeline: peak and held memory in MiB, and the timeline.
 

@@ -355,12 +355,15 @@ def train_step(placement: list[int], plan: list[int | None]) -> str:
         x = torch.empty(32, 64)
         labels = torch.empty(32, dtype=torch.long)
         *moved, last = plan
+        where = "layer 0"
         try:
-            for layer, gpu in zip(layers, moved, strict=True):
+            for i, (layer, gpu) in enumerate(zip(layers, moved, strict=True)):
+                where = f"layer {i}"
                 x = torch.tanh(layer(x if gpu is None else x.to(gpus[gpu])))
+            where = "the loss"
             F.cross_entropy(x, labels if last is None else labels.to(gpus[last])).backward()
         except RuntimeError as error:
-            return str(error).split("! ")[0]
+            return f"{where}: " + str(error).split("! ")[0]
     return ""
 
 

@@ -21,6 +21,7 @@ exercise = Exercise("04-ddp-spawn")
 # given
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 
@@ -197,7 +198,8 @@ with exercise.check("train_by_hand", "more ranks", points=2, hidden=True) as stu
 # `mp.spawn` cannot send functions of a cell (lesson 04's notebook shows it), so start the
 # processes by fork: `multiprocessing.get_context("fork").Process(target=…, args=…)`. Useful:
 # `multiprocessing.connection.wait([process.sentinel, …])` waits until one of several processes
-# has ended. `process.exitcode` is 0 if it has ended without an error.
+# has ended. `process.exitcode` is 0 if it has ended without an error. (A fork cannot use a GPU
+# if its parent has used one: with GPUs, new processes are started.)
 #
 # Mistakes here have these symptoms: a run in which a rank has failed keeps its GPUs for hours;
 # the next program reads half a file; large results hang although small ones arrive.
@@ -230,8 +232,18 @@ def last_is_killed(rank):
 CASES = {f.__name__: f for f in (slow_rank_0, large, rank_1_raises, last_is_killed)}
 
 
+class Timeout(Exception):  # no OSError, which `process.join` ignores
+    pass
+
+
+def too_late(*_):
+    """The exception is raised where collect waits, so the check can name the line."""
+    raise Timeout("collect has not returned after 10 s")
+
+
 def run_collect(case, n, old=None):
     """Call collect in an empty folder, or in one with a file. Returns what it leaves."""
+    signal.signal(signal.SIGALRM, too_late)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "results.pt")
         if old is not None:
@@ -239,11 +251,14 @@ def run_collect(case, n, old=None):
             os.link(path, os.path.join(folder, "old.pt"))  # as one who has opened the file
         error = None
         try:
+            signal.alarm(10)
             collect(CASES[case], n, path)
         except NotImplementedError:  # a RuntimeError, too: there is no answer yet
             raise
         except RuntimeError as caught:
             error = str(caught)
+        finally:
+            signal.alarm(0)
         processes = multiprocessing.active_children()
         for process in processes:
             process.join(1)

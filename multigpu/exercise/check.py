@@ -46,6 +46,7 @@ class Check:
     lines       the verdicts
     right       whether all of them are right
     stopped     whether an error ended the check
+    timed_out   whether that error is that it took too long
     printed     what the student's code printed
     """
 
@@ -63,6 +64,7 @@ class Check:
         self.lines: list[str] = []
         self.right = True
         self.stopped = False
+        self.timed_out = False
         self.printed = ""
         self._cells = cells
         self._new_session = new_session
@@ -189,6 +191,7 @@ class Check:
     def failed(self, error: Exception) -> None:
         """A verdict about an error that ended the check."""
         self.stopped = True
+        self.timed_out = getattr(error, "kind", "") in ("Timeout", "TimeoutError")
         if isinstance(error, StudentError) and error.kind == UNANSWERED:
             self.expect(False, "no answer yet: write it in place of `# YOUR CODE HERE`")
         elif isinstance(error, StudentError):

@@ -42,6 +42,8 @@ class Grading:
 class TooLong(Exception):
     """A check did not end."""
 
+    kind = "Timeout"
+
 
 _grading: Grading | None = None
 _workers: dict[tuple[str | None, tuple[str, ...]], Worker] = {}
@@ -92,8 +94,8 @@ class Exercise:
         hidden     the student does not get this check
 
         An error in the student's code is a verdict. If several checks of a student's answer
-        end with the same error, only the first one prints it. Raises CannotRun if the machine
-        cannot run the student's process.
+        end with the same error, only the first one prints it; each timeout is
+        printed. Raises CannotRun if the machine cannot run the student's process.
         """
         secret = self._grading.secret if self._grading and hidden else "visible"
         seed = hashlib.sha256("\n".join([secret, question, title]).encode()).hexdigest()
@@ -164,9 +166,13 @@ class Exercise:
             print(f"{PRINTED}\n{check.printed}")
 
     def _once(self, check: Check, question: str, title: str) -> list[str]:
-        """The lines to print: an error that another check has printed is not repeated."""
+        """The lines to print: an error that another check has printed is not repeated.
+
+        A timeout is repeated: two checks that wait too long seldom wait for the same reason.
+        """
         first, lines = self._errors.get(question, (title, []))
-        if check.stopped and first != title and check.lines == lines:
+        same = check.stopped and check.lines == lines
+        if same and not check.timed_out and first != title:
             return [SAME_ERROR]
         if check.stopped:
             self._errors[question] = (title, check.lines)

@@ -263,6 +263,19 @@ def test_in_a_notebook_the_error_of_an_answer_is_printed_once(capsys, monkeypatc
     assert "f: 0 of 3 points" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("wait", ["time.sleep(60)", "raise TimeoutError('not yet')"])
+def test_in_a_notebook_each_timeout_is_printed(wait, capsys, monkeypatch):
+    cells = ["", f"# answer: f\nimport time\ndef f(x): {wait}"]
+    shell = SimpleNamespace(user_ns={"In": cells})
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    grade_with(None)
+    tried = Exercise("01-one-gpu", seconds=1)
+    for title in ("first", "second"):
+        with tried.check("f", title, points=1) as student:
+            student.call("f", 1)
+        assert "Timeout" in capsys.readouterr().out
+
+
 # ---- ranks ----------------------------------------------------------------------------------
 
 DDP = """

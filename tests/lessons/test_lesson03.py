@@ -136,7 +136,8 @@ def test_the_bubble_and_the_best_number_of_micro_batches():
     """Naive is slower than one GPU; 8 micro-batches are faster than 2 and than 32.
 
     On a free link the bubble of 4 micro-batches is that of unequal stages, more than the
-    formula's, and it takes as long as the one on NVLink. With 16 it is not much smaller.
+    formula's, and it takes as long as the one on NVLink. With 8 the second GPU still waits.
+    With 16 launches count, and the step is longer.
     """
 
     def simulate(micro_batches: int, halves: bool = True, link="NVLink2"):
@@ -183,9 +184,12 @@ def test_the_bubble_and_the_best_number_of_micro_batches():
     assert shares[nvlink] < shares[free] - 0.02
     milliseconds = [1e3 * seconds[link] * shares[link] for link in shares]
     assert milliseconds[0] == pytest.approx(milliseconds[1], rel=0.05)
-    _, many = simulate(16, link=free)
-    bubbles = [many.breakdown(gpu)["bubble"] for gpu in (0, 1)]
+    eight, with_8 = simulate(8, link=free)
+    bubbles = [with_8.breakdown(gpu)["bubble"] for gpu in (0, 1)]
     assert bubbles[0] < 0.1 and 1 / 4 < bubbles[1] < 1 / 3
+    assert with_8.breakdown(0)["launch"] < 0.02
+    sixteen, with_16 = simulate(16, link=free)
+    assert sixteen > 1.1 * eight and with_16.breakdown(0)["launch"] > 0.1
     assert timelines[32].busy(0) < 1 / 2 and timelines[32].breakdown(0)["launch"] > 1 / 4
 
 
@@ -262,7 +266,7 @@ if __name__ == "__main__":
     serial = CNN()
     F.cross_entropy(serial(IMAGES), LABELS).backward()
     names = ("difference", "held", "ms", "shares", "phases", "peaks", "actions", "messages")
-    found = {name: {} for name in names}
+    found = {name: {} for name in (*names, "sends while computing")}
     for name in ORDERS:
         own = [gradient for rank in ranks for gradient in rank[name][0]]
         pairs = zip(own, serial.parameters(), strict=True)
@@ -293,6 +297,13 @@ if __name__ == "__main__":
             for event, note in notes
             if event.kind == "transfer"
         )
+        found["sends while computing"][case] = sorted({
+            send.device
+            for send in timeline.events
+            for event in timeline.events
+            if send.name == "send" and event.kind == "compute" and event.device == send.device
+            if event.start < send.end and send.start < event.end
+        })
         # Each rank's micro-batches, in the order in which it begins with them.
         found["actions"][case] = [
             list(dict.fromkeys(
@@ -396,6 +407,12 @@ def test_the_messages_say_what_they_carry(pipelines, order):
     expected += [(1, "recv", "activations"), (1, "send", "gradients")]
     expected = [list(message) for message in expected for _ in range(8)]
     assert pipelines["messages"][order] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_rank_0_computes_while_it_sends(pipelines, order):
+    assert 0 in pipelines["sends while computing"][order]
 
 
 # ---- mistakes ----
