@@ -4,7 +4,7 @@
 # nodes with two GPUs each. How do all four GPUs train this one model, and is it worth it?
 #
 # Steps 1 to 5 make the program and prove that it learns what one process learns. Steps 6 to 9
-# ask when it is fast. A last part trains without stages.
+# ask when it is fast.
 #
 # Lesson 03 divided a model into [stages](../lessons/README.md#stage). Lesson 05 trained one
 # [replica](../lessons/README.md#replica) per [rank](../lessons/README.md#rank) with
@@ -119,7 +119,7 @@ class Halves(CNN):
             x = torch.tanh(self.conv1(micro_batch))
             x = torch.tanh(self.conv2(x)).flatten(1)
             x = torch.tanh(self.fc1(x.to(self.fc1.weight.device)))
-            outputs.append(self.fc2(x.to(self.second)))
+            outputs.append(self.fc2(x.to(self.second)))  # a copy only if fc1 is on `first`
         return torch.cat(outputs)
 
 
@@ -143,9 +143,8 @@ class Halves(CNN):
 # figure = plots.stacked_bars(bars, label, title, totals=True, digits=1)
 # figure.axes[0].axvline(16, color="black")
 # display(figure)
-# one_node = pipeline.images / pipeline.seconds
 # peaks = " and ".join(f"{peak:.1f}" for peak in pipeline.peak)
-# print(f"two stages on one node: {one_node:.0f} images/s simulated, peak {peaks} GiB")
+# print(f"two stages: peak {peaks} GiB")
 # print(f"stage 1: {pipeline.forward[0]:.1f} GiB of activations after forward,", end=" ")
 # print(f"at most {pipeline.update[0]:.1f} GiB in Adam's step")
 
@@ -374,8 +373,8 @@ if __name__ == "__main__":
     launch.start(main, parse())
 
 # %% [markdown]
-# Two ranks, four GPUs. Do ten epochs give the weights that one process gets? (On two nodes of
-# a cluster: `sbatch slurm/PT_CNN_HybridParallel.slurm`.)
+# Two ranks, four GPUs. Do ten epochs (up to a minute) give the weights that one process gets?
+# (On two nodes of a cluster: `sbatch slurm/PT_CNN_HybridParallel.slurm`.)
 
 # %% tags=["active-ipynb"]
 # script = "../scripts/PT_CNN_HybridParallel.py"
@@ -389,29 +388,24 @@ if __name__ == "__main__":
 # The program is right. Is it fast? The four GPUs can hold two replicas of two stages in two
 # ways: each replica on one node (*stages inside*), or each on both nodes (*stages across*).
 # NVLink joins the GPUs of a node, 10 Gb/s Ethernet the nodes. A step of the large model has
-# 8,192 images: 4,096 for each replica, as in step 2. An image has 90,000 activations where the
-# model is cut. The pipeline is [GPipe](../lessons/README.md#gpipe) with blocking copies: all
-# micro-batches go forward, then all backward, and a plain `.to()` stops both GPUs. Predict:
+# 8,192 images in micro-batches of 1,024: 4 for each replica, or 8 if one node trains alone. An
+# image has 90,000 activations where the model is cut. The pipeline is
+# [GPipe](../lessons/README.md#gpipe) with blocking copies: all micro-batches go forward, then
+# all backward, and a plain `.to()` stops both GPUs. (Here a process may use GPUs of both
+# nodes. A real one may not: the answer below says how to run stages across.) Predict:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_inside = 10  # stages inside: times as fast as stages across
-# guess_two_nodes = 2  # stages inside, both nodes: times as fast as the one node of step 2
-
-# %% [markdown]
-# Two ranks simulate both layouts. (Also with three faster networks, for step 7.)
+# guess_two_nodes = 2  # stages inside, both nodes: times as fast as one node
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_inside, guess_two_nodes)
 # layouts = ("stages inside nodes", "stages across nodes")
-# networks = ("Ethernet10", "Ethernet25", "RoCE100", "HDR200")
-# cases = [("large", layout, network) for network in networks for layout in layouts]
-# by_rank = launch.call(layout_steps, 2, cases, Halves)
-#
-# speeds = {layout: [] for layout in layouts}
-# for (_, layout, _), step in zip(cases, by_rank[0]):
-#     speeds[layout].append(step.images / step.seconds)
-#
-# inside, across = (speeds[layout][0] for layout in layouts)
+# ethernet = [("large", layout, "Ethernet10") for layout in layouts]
+# by_rank = launch.call(layout_steps, 2, ethernet, Halves)
+# inside, across = (step.images / step.seconds for step in by_rank[0])
+# alone = one_process(Halves, images=IMAGES, micro_batches=8)
+# one_node = alone.images / alone.seconds
 # print(f"Ethernet10, images/s simulated: inside {inside:.0f}, across {across:.0f},", end=" ")
 # print(f"one node {one_node:.0f}")
 # what = "inside, times as fast as across"
@@ -454,7 +448,6 @@ if __name__ == "__main__":
 # bandwidth = vgpu.NETWORKS["Ethernet10"].bandwidth
 # gradients = 4 * weights  # bytes
 # half = IMAGES // 2
-# ethernet = [("large", layout, "Ethernet10") for layout in layouts]
 # steps, _ = launch.call(layout_steps, 2, ethernet, Halves, images=half)
 # half_inside, half_across = (step.images / step.seconds for step in steps)
 # for count, ratio in ((IMAGES, inside / across), (half, half_inside / half_across)):
@@ -468,72 +461,81 @@ if __name__ == "__main__":
 # It does: in these cases almost nothing hides the messages.
 #
 # ## Step 7 · Hide the messages, or take a faster network
-# In [1F1B](../lessons/README.md#1f1b) (lesson 03) activations go forward while gradients come
-# back. And a transfer on a [stream](../lessons/README.md#stream) of its own does not stop the
-# GPUs. `Overlapped` in experiments.py does both: stage 1 computes 3 micro-batches before it
-# waits for the first gradient. The all-reduce still begins after backward. The messages are as
-# long as before: 8,192 images, 10 Gb/s. Which layout is faster now?
+# *Overlap* can hide messages: a transfer on a [stream](../lessons/README.md#stream) of its own
+# does not stop the GPUs. So can the *order*: in [1F1B](../lessons/README.md#1f1b) stage 1 has
+# 2 micro-batches *in flight*. It computes two, then waits for a gradient before each next one.
+# `Overlapped` in experiments.py takes both orders, and others. The all-reduce still begins
+# after backward. The messages are as long as before: 8,192 images, 10 Gb/s. With overlap and
+# 1F1B, which layout is faster?
 
 # %% tags=["active-ipynb", "guess"]
 # guess_hidden = 0.8  # 1F1B: stages across, times as fast as stages inside
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_hidden)
-# cases = [(layout, name) for name in networks for layout in layouts]
-# found, _ = launch.call(overlapped_steps, 2, cases, Halves, ahead=3)
-# # One replica on one node, with one process.
-# (((alone, _),),) = launch.call(overlapped_steps, 1, cases[:1], Halves, ahead=3, images=half)
-# hidden = {layout: [] for layout in layouts}
-# for (layout, _), (speed, _) in zip(cases, found):
-#     hidden[layout].append(speed)
+# networks = ("Ethernet10", "Ethernet25", "RoCE100", "HDR200")
+# # The micro-batches in flight on stage 1 and on stage 2, of 4.
+# orders = {"GPipe": (4, 4), "1F1B": (2, 1), "3 in flight": (3, 1)}
+# pairs = [(order, name) for name in networks for order in orders.values()]
+# pairs.append(((1, 1), networks[0]))
+# cases = [(order, layout, name) for order, name in pairs for layout in layouts]
+# found, _ = launch.call(overlapped_steps, 2, cases, Halves)
+# hidden = dict(zip(cases, found))
+# # One node alone, 1F1B.
+# alone = [((2, 1), layouts[0], networks[0])]
+# (((one_node_1f1b, *_),),) = launch.call(overlapped_steps, 1, alone, Halves, micro_batches=8)
 #
-# hidden_inside, hidden_across = hidden.values()
-# print("1F1B, Ethernet10, images/s simulated:", end=" ")
-# print(f"inside {hidden_inside[0]:.0f}, across {hidden_across[0]:.0f}, one node {alone:.0f}")
-# ratio = hidden_across[0] / hidden_inside[0]
-# what = "1F1B: across against inside"
-# lesson.compare(what, guess_hidden, ratio, unit="×", digits=1)
+# print("Ethernet10, images/s simulated: inside, across")
+# print(f"GPipe, blocking copies: {inside:.0f}, {across:.0f}: across is", end=" ")
+# print(f"{across / inside:.2f} times as fast")
+# for name, order in (orders | {"1 in flight": (1, 1)}).items():
+#     first, second = (hidden[order, layout, networks[0]] for layout in layouts)
+#     print(f"{name}, overlapping: {first.speed:.0f}, {second.speed:.0f}: across is", end=" ")
+#     print(f"{second.speed / first.speed:.2f} times as fast; peak {second.peak:.1f} GiB")
+# print(f"one node, 1F1B, overlapping: {one_node_1f1b:.0f}")
+# inside_1f1b, across_1f1b = (hidden[(2, 1), layout, networks[0]].speed for layout in layouts)
+# ratio = across_1f1b / inside_1f1b
+# lesson.compare("1F1B: across against inside", guess_hidden, ratio, unit="×", digits=1)
 
 # %% [markdown]
-# Now stages *across* are faster: activations and gradients cross at once, while the GPUs
-# compute. The all-reduce of stages inside hides behind nothing. But one node is still faster
-# than two.
+# Overlap alone is not enough here: with GPipe all activations go, then all gradients come
+# back. With 1F1B both cross at once, and *across* is faster. With 3 in flight it is faster
+# still, and needs more memory. No order helps stages inside much: their all-reduce hides
+# behind nothing. And one node is faster than two.
 #
-# With which network is the second node worth it? The faster ones are Ethernet with 25 Gb/s;
-# RoCE100, Ethernet with 100 Gb/s that GPUs write to directly; and HDR200, InfiniBand with 200
-# Gb/s for each GPU. Does the layout still matter there?
+# The faster networks are Ethernet with 25 Gb/s; RoCE100, Ethernet with 100 Gb/s that GPUs
+# write to directly; and HDR200, InfiniBand with 200 Gb/s for each GPU. Does the layout still
+# matter there?
+
+# %% tags=["active-ipynb", "guess"]
+# guess_fast = 2  # HDR200, 1F1B, stages across: both nodes, times as fast as one node
 
 # %% tags=["active-ipynb"]
-# curves = {f"GPipe, {layout}": speeds[layout] for layout in layouts}
-# curves |= {f"1F1B, {layout}": hidden[layout] for layout in layouts}
-# print(f"images/s simulated with {', '.join(networks)}")
-# for name, curve in curves.items():
-#     print(f"{name}: {', '.join(f'{speed:.0f}' for speed in curve)}")
-# for name, old, new in zip(networks, hidden_inside, hidden_across):
-#     print(f"1F1B, {name}: across is {new / old:.2f} times as fast as inside")
-#
-# # Gigabytes per second and node. With HDR200 each GPU has its own adapter.
-# bandwidths = []
+# lesson.need(guess_fast)
+# print(f"{'images/s simulated, overlap':33}" + "".join(f"{name:>12}" for name in networks))
+# for name, order in orders.items():
+#     for layout in layouts:
+#         speeds = (hidden[order, layout, network].speed for network in networks)
+#         row = "".join(f"{speed:12.0f}" for speed in speeds)
+#         print(f"{name + ', ' + layout:33}{row}")
+# print("1F1B, stages across, times as fast as inside; as one node")
 # for name in networks:
-#     adapters = 2 if vgpu.NETWORKS[name].adapter == "gpu" else 1
-#     bandwidths.append(adapters * vgpu.NETWORKS[name].bandwidth / 1e9)
-#
-# # By 5% at least: less than that is no reason for a second node.
-# enough = next(name for name, speed in zip(networks, hidden_across) if speed > 1.05 * alone)
-# title = f"1F1B across: two nodes are faster than one (dotted) with {enough},\n"
-# title += f"and {hidden_across[-1] / alone:.1f} times as fast with {networks[-1]}"
-# axes = ("GB/s between the nodes, per node", "images/s, simulated")
-# plots.lines(bandwidths, curves, *axes, title, level=alone)
+#     old, new = (hidden[(2, 1), layout, name].speed for layout in layouts)
+#     print(f"{name}: {new / old:.2f}; {new / one_node_1f1b:.2f}")
+# what = "HDR200, both nodes against one"
+# lesson.compare(what, guess_fast, new / one_node_1f1b, unit="×", digits=1)
 
 # %% [markdown]
-# With 1F1B and stages across, 25 Gb/s are enough for the CNN. With HDR200 the layouts of 1F1B
-# differ by 3%: less than the simulator's [error](../lessons/virtual.md).
+# From 25 Gb/s on, overlap alone makes across faster, and with 100 Gb/s 2 micro-batches in
+# flight are too few. With HDR200 the layouts of 1F1B differ by less than the simulator's
+# [error](../lessons/virtual.md).
 #
 # ## Step 8 · Another model
 # A transformer has fewer activations for its weights. Six transformer blocks with a hidden
 # size of 3,840 have 1.1 billion weights, too, but only 3,840 activations per token where they
-# are cut in halves. A step has 8,192 tokens: 8 sequences of 1,024. The order is GPipe again.
-# Compute the time of the messages with 10 Gb/s Ethernet, then predict:
+# are cut in halves. A step has 8,192 tokens: 8 sequences of 1,024, each a micro-batch. The
+# order is GPipe with blocking copies again. Compute the time of the messages with 10 Gb/s
+# Ethernet, then predict:
 
 # %% tags=["active-ipynb", "guess"]
 # guess_blocks = 0.8  # the transformer, stages across: times as fast as stages inside
@@ -547,7 +549,7 @@ if __name__ == "__main__":
 #
 # cases = [("transformer", layout, "Ethernet10") for layout in layouts]
 # steps, _ = launch.call(layout_steps, 2, cases, Halves)
-# steps.append(one_process(Halves, model="transformer"))
+# steps.append(one_process(Halves, model="transformer", images=IMAGES, micro_batches=8))
 # of_blocks = [step.images / step.seconds for step in steps]
 # text = "tokens/s simulated: inside {:.0f}, across {:.0f}, one node {:.0f}"
 # print(text.format(*of_blocks))
@@ -555,8 +557,8 @@ if __name__ == "__main__":
 # lesson.compare(what, guess_blocks, of_blocks[1] / of_blocks[0], unit="×", digits=1)
 
 # %% [markdown]
-# For a transformer stages belong *across* the nodes, and the second node is worth it with 10
-# Gb/s Ethernet.
+# With 10 Gb/s Ethernet this transformer's stages belong *across* the nodes, and the second
+# node is worth it.
 #
 # ## Step 9 · A model that fits
 # The same four GPUs, with HDR200 and a model that needs no stages: lesson 03's CNN with 320
@@ -586,19 +588,24 @@ if __name__ == "__main__":
 # many replicas. Here nearly all activations are in the convolutions, so stage 1 needs more
 # memory than a whole replica. The activations at the cut are held on both GPUs.
 #
-# So take as few stages as the memory allows, and use replicas for the other GPUs.
+# So if a model fits, try replicas first.
 #
 # **The answer.** All four GPUs train the large model as two replicas of two stages, and learn
 # what one process learns. Before you choose a layout, compute two things: the memory of a GPU,
 # and the time of the messages that cross the slow network.
 #
-# - If nothing hides the messages, the layout with the shorter ones is faster. The CNN has many
-#   activations at the cut: with GPipe, 8,192 images and 10 Gb/s its stages belong inside a
-#   node. The transformer has few: its stages belong across the nodes.
-# - With 1F1B and transfers that overlap with computing, the CNN's stages belong across, too,
-#   unless the network is so fast that it makes no difference.
-# - Is the second node worth it? With 10 Gb/s for the transformer, not for the CNN. With 25
-#   Gb/s and 1F1B across, for the CNN, too.
+# - If nothing hides the messages (GPipe, blocking copies), the layout with the shorter ones is
+#   faster: with 10 Gb/s inside for the CNN with 8,192 images, across for the transformer.
+# - With overlap, 1F1B and 10 Gb/s the CNN's stages across are faster, too, with 3
+#   micro-batches in flight more so than with 2. With HDR200 the layout makes almost no
+#   difference.
+# - The second node: with 10 Gb/s it is worth it for the transformer, not for the CNN. With
+#   1F1B across it gives the CNN little with 25 Gb/s, and much with HDR200.
+#
+# **How to run stages across.** `Halves` needs both GPUs in one process, so it runs inside a
+# node only. Stages across need one rank per stage: it sends activations or gradients to a rank
+# on the other node and receives the others, as in [lesson 03](PT_CNN_Pipeline.ipynb). The two
+# ranks of a node hold the same stage, and average its gradients in a group of their own.
 #
 # ## To go further: without stages
 # Four whole replicas of the large model do not fit. With [FSDP](../lessons/README.md#fsdp)
@@ -673,7 +680,7 @@ if __name__ == "__main__":
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_nodes)
-# ends = (networks[0], networks[-1])
+# ends = ("Ethernet10", "HDR200")
 # cases = [("large", way, name) for way in ways for name in ends]
 # steps, *_ = launch.call(layout_steps, 4, cases, Halves, shard=shard_weights)
 # for way, slow, fast in zip(ways, steps[::2], steps[1::2]):
@@ -694,9 +701,9 @@ if __name__ == "__main__":
 # 2 × 2. Inside nodes the weights are sent by NVLink, and only the gradients cross the slow
 # network, as with 2 × 2.
 #
-# Compare with the table of step 7: with 10 Gb/s 1F1B across the nodes is faster than FSDP.
-# With HDR200 both ways of FSDP are faster than each pipeline there. (The pipelines have 4
-# micro-batches. Exercises on the lesson's page try other numbers, and the transformer.)
+# Compare with the tables of step 7: with 10 Gb/s 1F1B across the nodes is slightly faster than
+# FSDP, and clearly with 3 in flight. With HDR200 both ways of FSDP are faster than each
+# pipeline there.
 
 # %% [markdown] tags=["footer"]
 # [← 05 DDP on a cluster](PT_CNN_MultiGPU.ipynb) ·

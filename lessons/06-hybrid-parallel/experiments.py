@@ -35,7 +35,7 @@ CUTS = {"large": 3, "small": 2}
 TRANSFORMER = {"blocks": 6, "hidden": 3_840, "heads": 30}
 TOKENS = 1_024  # of a sequence
 MICRO_BATCHES = 4
-# Images of one step, or tokens, over all GPUs. One pipeline alone takes half of them.
+# Images of one step, or tokens, over all GPUs.
 IMAGES = 8_192
 # The GPUs of a rank, of the four: GPUs 0 and 1 are on the first node, 2 and 3 on the second.
 LAYOUTS = {
@@ -72,6 +72,17 @@ class Step(NamedTuple):
     timeline: vgpu.Timeline
 
 
+class OverlappedStep(NamedTuple):
+    """One training step of a rank with the class Overlapped.
+
+    speed  images/s over all ranks, simulated
+    peak   the higher of the two GPUs' peaks, in GiB
+    """
+
+    speed: float
+    peak: float
+
+
 class TransformerHalves(nn.Module):
     """A stack of transformer blocks, one half on the GPU `first`, the other on `second`."""
 
@@ -101,14 +112,18 @@ def one_process(
     memory: str | None = None,
     gpu: str = "V100-16GB",
     model: str = "large",
+    images: int = IMAGES // 2,
+    micro_batches: int = MICRO_BATCHES,
 ) -> Step:
     """The third step with `model` in this process, alone on one node of two GPUs.
 
     `halves` is the lesson's class Halves, which uses both GPUs; None puts the whole model on
-    the first GPU. `memory` is each GPU's capacity, by default that of `gpu`.
+    the first GPU. `memory` is each GPU's capacity, by default that of `gpu`. The step has
+    `images`, or tokens, in `micro_batches`.
     """
     with vgpu.running(2, gpu=gpu, memory=memory, compute=False) as gpus:
-        return _third_step(model, halves, gpus if halves else gpus[:1], 1, IMAGES // 2)
+        own = gpus if halves else gpus[:1]
+        return _third_step(model, halves, own, 1, images, micro_batches)
 
 
 def layout_steps(
@@ -142,15 +157,16 @@ def layout_steps(
 
 
 class Overlapped:
-    """1F1B for a replica of two stages. Transfers run beside computing, on their own streams.
+    """A replica of two stages whose transfers run beside computing, on their own streams.
 
-    `model` is an object of the lesson's class Halves with cut=3. Its first stage computes the
-    forward of `ahead` micro-batches before it waits for the first gradient.
+    `model` is an object of the lesson's class Halves with cut=3. `in_flight` is the order: for
+    each stage, how many micro-batches at most have gone forward there and not yet backward.
+    1F1B is (2, 1); GPipe is (4, 4) for 4 micro-batches.
     """
 
-    def __init__(self, model: nn.Module, ahead: int):
+    def __init__(self, model: nn.Module, in_flight: tuple[int, int]):
         self.model = model
-        self.ahead = ahead
+        self.in_flight = in_flight
         # For each direction a stream on each of the two GPUs.
         gpus = (model.first, model.second)
         self.to_second = {gpu: torch.vgpu.Stream(gpu) for gpu in gpus}
@@ -161,26 +177,39 @@ class Overlapped:
         model = self.model
         batches = images.chunk(model.micro_batches)
         classes = labels.chunk(model.micro_batches)
-        outputs, activations = {}, {}
+        on_first, on_second = self.in_flight
+        outputs, activations, losses = {}, {}, {}
 
-        def forward(number: int) -> None:
+        def forward_first(number: int) -> None:
             x = torch.tanh(model.conv1(batches[number]))
             x = torch.tanh(model.conv2(x)).flatten(1)
             outputs[number] = torch.tanh(model.fc1(x))
             sent = outputs[number].detach()
             activations[number] = self._send(sent, model.second, self.to_second)
 
-        for number in range(min(self.ahead, len(batches))):
-            forward(number)
-        for number in range(len(batches)):
+        def forward_second(number: int) -> None:
             received = self._received(*activations.pop(number)).requires_grad_()
             logits = model.fc2(received)
             loss = F.cross_entropy(logits, classes[number], reduction="sum")
-            (loss / (len(images) * ranks)).backward()
+            losses[number] = (received, loss / (len(images) * ranks))
+
+        def backward(number: int) -> None:
+            received, loss = losses.pop(number)
+            loss.backward()
             gradient = self._send(received.grad, model.first, self.to_first)
             outputs.pop(number).backward(self._received(*gradient))
-            if number + self.ahead < len(batches):
-                forward(number + self.ahead)
+
+        count = len(batches)
+        for number in range(min(on_first, count)):
+            forward_first(number)
+        for number in range(min(on_second - 1, count)):
+            forward_second(number)
+        for number in range(count):
+            if number + on_second <= count:
+                forward_second(number + on_second - 1)
+            backward(number)
+            if number + on_first < count:
+                forward_first(number + on_first)
 
     def _send(
         self, tensor: torch.Tensor, to: torch.device, streams: dict
@@ -202,28 +231,26 @@ class Overlapped:
 
 
 def overlapped_steps(
-    cases: list[tuple[str, str]],
+    cases: list[tuple[tuple[int, int], str, str]],
     halves: type,
-    ahead: int,
     images: int = IMAGES,
     micro_batches: int = MICRO_BATCHES,
-) -> list[tuple[float, float]]:
-    """In each rank, for each case (a layout of stages, a network): images/s, and the peak.
+) -> list[OverlappedStep]:
+    """In each rank: the third step for each case (an order, a layout of stages, a network).
 
-    It is the large model's third step with Adam, as in `layout_steps`, but in the order 1F1B
-    of the class Overlapped. All-reduces begin after backward. The peak is the higher of the
-    two GPUs', in GiB.
+    It is the large model's step with Adam, as in `layout_steps`, but with the class
+    Overlapped; an order is its `in_flight`. All-reduces begin after backward.
     """
     world = launch.find_world()
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     found = []
-    for number, (layout, network) in enumerate(cases):
+    for number, (in_flight, layout, network) in enumerate(cases):
         own_store = dist.PrefixStore(str(number), store)
         with _own_gpus(world, own_store, layout, network) as own:
             model, inputs, labels = _cnn(
                 "large", halves, own, images // world.size, micro_batches
             )
-            order = Overlapped(model, ahead)
+            order = Overlapped(model, in_flight)
             optimizer = torch.optim.Adam(model.parameters())
             for _ in range(3):  # the first two warm up
                 began = vgpu.elapsed()
@@ -234,7 +261,8 @@ def overlapped_steps(
                 optimizer.step()
                 for gpu in own:
                     torch.vgpu.synchronize(gpu)
-            found.append((images / (vgpu.elapsed() - began), max(_peaks(own))))
+            speed = images / (vgpu.elapsed() - began)
+            found.append(OverlappedStep(speed, max(_peaks(own))))
     return found
 
 
