@@ -72,10 +72,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     all_reduce_seconds,
 #     batch_norm,
 #     first_weights,
-#     fit_error,
 #     images_read,
 #     on_worker,
 #     steps_made,
+#     try_fit,
 # )
 #
 # folder = Path("../lessons/08-tf-multi-node")
@@ -149,8 +149,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # guess_equal = "no"  # the same weights after 10 epochs, within 1e-6? "yes" or "no"
 
 # %% [markdown]
-# One machine, then two workers. This notebook's kernel has started TensorFlow, so
-# `one_machine.py` runs in it. Each worker starts its own, in about ten seconds. (On two
+# One machine, then two workers, each of which starts TensorFlow, in about ten seconds. (On two
 # machines you would type one of the two commands on each. Here all compute on the CPU, because
 # two workers on one machine would both take all its GPUs.)
 
@@ -175,14 +174,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # data set among the workers. A policy says how: `FILE` gives each worker whole files, `DATA` a
 # part of each batch; with `AUTO`, the default, TensorFlow chooses; `OFF` turns it off. The
 # cell after your guess starts two workers, which takes about half a minute. They run all
-# experiments of this part at once:
+# experiments of this part at once, functions of
+# [experiments.py](../lessons/08-tf-multi-node/experiments.py):
 #
 # | Name | What it has | Used in |
 # |---|---|---|
-# | `read` | the images that a worker reads, for each policy | this cell |
+# | `read` | the images that a worker reads in each step, for each policy | these cells |
 # | `uneven` | its images in each step, if workers have unequal numbers | "Uneven batches" |
 # | `weights` | its first weights | "The same first weights" |
-# | `errors` | the error of `fit` | "Keras's `fit`" |
+# | `fits` | what `fit` does | "Keras's `fit`" |
 # | `norms` | its model with BatchNorm | "BatchNorm" |
 # | `costs` | the time of an all-reduce | "What does the all-reduce cost?" |
 
@@ -196,34 +196,46 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     images_read,
 #     steps_made,
 #     first_weights,
-#     fit_error,
+#     try_fit,
 #     batch_norm,
 #     all_reduce_seconds,
 # )
 # found = launch.call(on_worker, 2, *experiments)
-# read, uneven, weights, errors, norms, costs = zip(*found)
+# read, uneven, weights, fits, norms, costs = zip(*found)
 # first, second = read  # of worker 0 and of worker 1
-# for policy in first:
+# for policy in ("AUTO", "AUTO, files", "DATA", "FILE", "OFF"):
 #     print(f"{policy}: worker 0 reads {first[policy]}, worker 1 {second[policy]}")
-# rows = {name: [first[name], second[name]] for name in ("AUTO", "FILE")}
-# for name in ("OFF", "AUTO, two seeds"):
-#     rows[f"{name}, worker 0"] = [first[name], []]
-#     rows[f"{name}, worker 1"] = [[], second[name]]
-# steps = len(first["OFF"]) // 2  # a worker reads two images in a step
-# lesson.compare("steps of an epoch, OFF", guess_off, steps, digits=0)
-# title = "Two workers, 8 images in batches of 4"
-# plots.shards(list(rows.values()), title, list(rows), images_per_step=2)
+# lesson.compare("steps of an epoch, OFF", guess_off, len(first["OFF"]), digits=0)
 
 # %% [markdown]
-# In each step a worker reads two images.
 # - With `AUTO` and an array, as with `DATA`, the workers read different halves of a batch.
 # - With `FILE` each worker reads whole files: here the images are in two files, the first with
-#   0 to 3. If a data set reads files, `AUTO` does the same (tried once).
-# - With `OFF` each worker reads all images: both read the same two in each step, and an epoch
-#   has twice as many steps.
-# - With `AUTO` or `DATA` each worker shuffles for itself, and then takes its part. **With two
-#   seeds, both workers read some images, here 3 and 4, and neither reads others**, here 2 and
-#   5. There is no error.
+#   0 to 3. If the data set reads files, `AUTO` does the same.
+# - With `OFF` each worker reads all images, and an epoch has twice as many steps.
+#
+# Now each worker shuffles the data set before it is divided, with a seed of its own. The
+# policy is `AUTO`.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_missed = 0  # how many of the 8 images does neither worker read?
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_missed)
+# rows = {name: [sum(own[name], []) for own in read] for name in ("AUTO", "FILE")}
+# for name in ("OFF", "AUTO, two seeds"):
+#     rows[f"{name}, worker 0"] = [sum(first[name], []), []]
+#     rows[f"{name}, worker 1"] = [[], sum(second[name], [])]
+# images = sum(first["AUTO, two seeds"] + second["AUTO, two seeds"], [])
+# missed = 8 - len(set(images))
+# lesson.compare("images that no worker reads", guess_missed, missed, digits=0)
+# title = "With two seeds some images are read twice, others never"
+# fig = plots.shards(list(rows.values()), title, list(rows), images_per_step=2)
+# fig.axes[0].set_xlabel("image (large: the worker that reads it; small: in which step)")
+# fig
+
+# %% [markdown]
+# **Both workers read some images, here 3 and 4, and neither reads others**, here 2 and 5.
+# There is no error.
 #
 # **Uneven batches.** The 1,437 training images of this course make a last batch of 29. So this
 # script divides the data itself: each worker makes a data set of its replicas' shards of each
@@ -282,20 +294,25 @@ def distribute(
 
 # %% [markdown]
 # What if one worker has fewer images? Here workers 0 and 1 have 100 and 44, in batches of 10,
-# and use `distribute_datasets_from_function` as above, but without `repeat`:
+# and use `distribute_datasets_from_function` as above, but without `repeat`. So worker 0 has
+# ten batches, and worker 1 has five.
+
+# %% tags=["active-ipynb", "guess"]
+# guess_steps = 5  # how many steps does worker 1 make?
 
 # %% tags=["active-ipynb"]
+# lesson.need(guess_steps)
 # for number, images in enumerate(uneven):
 #     print(f"worker {number}: images in each step {images}")
+# lesson.compare("steps of worker 1", guess_steps, len(uneven[1]), digits=0)
 
 # %% [markdown]
 # Worker 1 makes as many steps as worker 0; the last ones are without images. This is the
 # distributed data set's work. If each worker calls `strategy.run` with its own tensors, the
-# one with more steps waits in the all-reduce as long as the other process lives (tried once).
+# one with more steps waits in the all-reduce until the other makes that step, too.
 #
 # A replica's loss is the sum of loss × sample weight over its shard. The sum over all replicas
-# is the mean over the global batch, also if the batch is uneven. So the gradients that
-# `optimizer.apply` adds up are those of this mean.
+# is the mean over the global batch, also of an uneven one.
 
 
 # %%
@@ -387,15 +404,14 @@ def test_step(
 
 # %% tags=["active-ipynb"]
 # lesson.need(guess_fit, choices=("yes", "no"))
-# message, _ = errors
+# message, _ = fits
 # text = f"TensorFlow {tf.__version__}, Keras {tf.keras.__version__}: {message or 'it trains'}"
 # print(textwrap.fill(text, 95))
 # lesson.compare("Keras's fit trains", guess_fit, "no" if message else "yes")
 
 # %% [markdown]
 # So with these versions `fit` does not train on several workers, and the script has its own
-# loop. With MirroredStrategy (lesson 07) `fit` works. Another way is Keras 2, the package
-# `tf_keras` (not tried here).
+# loop. With MirroredStrategy (lesson 07) `fit` works.
 #
 # **BatchNorm** normalises by the mean and the variance of the images that a replica sees. For
 # the evaluation it keeps a moving mean and a moving variance. In this experiment worker 0
@@ -491,7 +507,7 @@ def test_step(
 # The port is the same for every job. So the script makes the list itself: the workers meet at
 # rank 0, as in lesson 05, and exchange addresses with free ports. They also form a gloo
 # process group, which reports who has joined and who has failed; TensorFlow sends the
-# gradients.
+# gradients. (In question 2 of the exercise you write the list in a few lines of Python.)
 #
 # Meeting first has a second use. If a worker never joins, TensorFlow waits for an hour without
 # a message, and neither Ctrl-C nor SIGTERM ends it. `connect_workers` names the missing
@@ -528,11 +544,10 @@ def set_up(
 #
 # ![Two workers with two replicas each](../lessons/08-tf-multi-node/two-workers.png)
 #
-# `train` has three parts that one machine does not need:
+# `train` has two parts that one machine does not need:
 # - `rendezvous.fail_together`: if a worker finds an error in its flags, files or data in this
 #   block, all workers end. Otherwise the others would wait for it.
 # - `rendezvous.same_everywhere` stops the run if a flag differs between workers.
-# - `tf_config.without_timeout`: the others wait up to 7 days for the chief's proof.
 #
 # To train your own model, edit `train` in `scripts/TF_CNN_MultiNode.py`. This notebook has the
 # same text, but the workers run the file, never a cell.
@@ -680,8 +695,8 @@ if __name__ == "__main__":
 # An example: ResNet-50 has 25.6 million weights. By lesson 13's prediction, an A100 computes a
 # step of 64 images in 81 ms
 # (`multigpu scaling --model resnet50 --gpu A100-80GB --link NVLink3 --gpus 1`). Two machines
-# with one A100 each are joined by a network of 10 Gbit/s, and the all-reduce begins when the
-# computing ends.
+# with one A100 each are joined by a network of 10 Gbit/s. Each computes 64 images in a step,
+# so the global batch is 128. The all-reduce begins when the computing ends.
 
 # %% tags=["active-ipynb", "guess"]
 # guess_share = 10  # % of a step that is the all-reduce, with 10 Gbit/s between the machines
@@ -701,28 +716,29 @@ if __name__ == "__main__":
 # lesson.compare("share of a step", guess_share, shares[10], unit="%", digits=0)
 
 # %% [markdown]
-# With 10 Gbit/s, half of a step is communication: two machines together are as fast as one.
-# With 1 Gbit/s they are slower than one. This is the worst case, because an all-reduce that
-# runs during backward is partly hidden, as with DDP in lesson 05. The latency is left out.
+# With 10 Gbit/s, half of a step is communication: two machines make a step of twice as many
+# images in twice the time, so together they are as fast as one. With 1 Gbit/s they are slower
+# than one. This is the worst case, because an all-reduce that runs during backward is partly
+# hidden, as with DDP in lesson 05. The latency is left out.
 #
-# The digits' CNN has 153 kB of gradients. Two workers on this machine have measured one
-# all-reduce of as many numbers, and a larger one:
+# The digits' CNN has 153 kB of gradients. Two workers on this machine have measured an
+# all-reduce of one number, of as many numbers as the CNN has, and of more:
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # seconds, _ = costs
 # for numbers, took in seconds.items():
-#     speed = 4 * numbers / took / 1e6
-#     print(f"{4 * numbers / 1e3:,.0f} kB: {1e3 * took:.1f} ms, {speed:.0f} MB/s")
+#     low, middle, high = 1e3 * np.quantile(took, (0, 0.5, 1))
+#     print(f"{4 * numbers:,} bytes: {middle:.1f} ms, {low:.1f} to {high:.1f}")
 #
 # epochs = metrics.finished_run("results/08")["epochs"]
 # step = 64 / np.median([epoch["images_per_s"] for epoch in epochs])  # seconds
-# share = f"{min(seconds.values()) / step:.0%} of a step of the script"
-# print(f"the smaller one is {share}, which takes {1e3 * step:.0f} ms")
+# share = f"{np.median(seconds[38_282]) / step:.0%} of a step of the script"
+# print(f"that of the CNN is {share}, which takes {1e3 * step:.0f} ms")
 
 # %% [markdown]
-# A message that is 65 times as large takes less than 65 times as long, because each all-reduce
-# also has a latency. More images in a step make the share smaller: the bytes stay the same.
-# Both processes share one CPU here, so this says nothing about two machines.
+# The all-reduce of one number sends almost nothing: its time is the latency, and a small
+# message costs little more. More images in a step make the share smaller: the bytes stay the
+# same. Both processes share one CPU here, so this says nothing about two machines.
 #
 # **What must change for two machines?**
 # 1. One strategy, made before TensorFlow's first operation, and `TF_CONFIG` for each worker.
@@ -739,8 +755,7 @@ if __name__ == "__main__":
 # **Are they faster?** If the all-reduce is short against the computing: predict its time from
 # the bytes of the gradients and the bandwidth, before you ask for the second machine.
 #
-# On a cluster: `sbatch slurm/TF_CNN_MultiNode.slurm`. The page of this lesson has all
-# commands, and says how to install `tensorflow[and-cuda]`, TensorFlow's build for GPUs.
+# The page of this lesson has the commands for a cluster and for GPUs.
 
 # %% tags=["active-ipynb"]
 # # for the table of all routes

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -42,11 +41,11 @@ def images_read(
     world: launch.World,
     images: int = 8,
     batch_size: int = 4,
-) -> dict[str, list[int]]:
-    """The images that this worker reads in an epoch, with each policy of auto-sharding.
+) -> dict[str, list[list[int]]]:
+    """The images that this worker reads in each step, with each policy of auto-sharding.
 
     They are in order; with "two seeds", each worker shuffles them with a seed of its own. With
-    FILE, they are in two files: the first half and the second half.
+    FILE, and "files", they are in two files: the first half and the second half.
     """
     in_order = tf.data.Dataset.from_tensor_slices(range(images))
     with tempfile.TemporaryDirectory() as folder:
@@ -55,11 +54,13 @@ def images_read(
         for path, half in zip(paths, halves, strict=True):
             path.write_text("\n".join(map(str, half)))
         lines = tf.data.TextLineDataset([str(path) for path in paths])
+        in_files = lines.map(lambda line: tf.strings.to_number(line, tf.int32))
         datasets = {
             "AUTO": in_order,
+            "AUTO, files": in_files,
             "AUTO, two seeds": in_order.shuffle(images, seed=world.rank),
             "DATA": in_order,
-            "FILE": lines.map(lambda line: tf.strings.to_number(line, tf.int32)),
+            "FILE": in_files,
             "OFF": in_order,
         }
         read = {}
@@ -68,11 +69,10 @@ def images_read(
             options = tf.data.Options()
             options.experimental_distribute.auto_shard_policy = policy
             batches = numbers.batch(batch_size).with_options(options)
-            shards = [
-                strategy.experimental_local_results(batch)[0]
+            read[name] = [
+                strategy.experimental_local_results(batch)[0].numpy().tolist()
                 for batch in strategy.experimental_distribute_dataset(batches)
             ]
-            read[name] = [int(image) for shard in shards for image in shard]
     return read
 
 
@@ -108,7 +108,7 @@ def first_weights(
     return {name: _vector(model) for name, model in models.items()}
 
 
-def fit_error(strategy: tf.distribute.Strategy, world: launch.World) -> str:
+def try_fit(strategy: tf.distribute.Strategy, world: launch.World) -> str:
     """The error that Keras's `fit` raises, without its numbers; "" if it trains."""
     with strategy.scope():
         model = _dense()
@@ -202,10 +202,15 @@ def _step(model: tf.keras.Model, optimizer: tf.keras.Optimizer) -> Callable:
 def all_reduce_seconds(
     strategy: tf.distribute.Strategy,
     world: launch.World,
-    sizes: tuple[int, ...] = (38_282, 2_500_000),
-    repeats: int = 5,
-) -> dict[int, float]:
-    """The median seconds of an all-reduce of this many float32 numbers, for each size."""
+    sizes: tuple[int, ...] = (1, 38_282, 2_500_000),
+    warm_up: int = 10,
+    repeats: int = 20,
+) -> dict[int, list[float]]:
+    """The seconds of each all-reduce of this many float32 numbers, for each size.
+
+    The first call compiles, and the next ones are slower than later ones: `warm_up` calls are
+    not measured.
+    """
 
     @tf.function(reduce_retracing=True)
     def total(numbers: tf.Tensor) -> tf.Tensor:
@@ -220,9 +225,9 @@ def all_reduce_seconds(
     for size in sizes:
         numbers = tf.ones([size])
         measured = []
-        for _ in range(1 + repeats):  # the first one compiles
+        for _ in range(warm_up + repeats):
             began = time.perf_counter()
             assert float(total(numbers)) == strategy.num_replicas_in_sync
             measured.append(time.perf_counter() - began)
-        found[size] = median(measured[1:])
+        found[size] = measured[warm_up:]
     return found

@@ -212,8 +212,7 @@ with exercise.check("tf_config", "other nodes and jobs", points=2, hidden=True) 
 # global batch can be smaller: then it is padded with any images, of weight 0. Each other image
 # of a batch has the weight 1 / (images in this batch). So the workers learn what one device
 # learns. If the numbers of steps differ, and each worker feeds its own tensors to
-# `strategy.run`, one worker waits for the other. If all workers read all images, as with
-# `OFF`, an epoch takes longer, and a step learns from fewer images.
+# `strategy.run`, one worker waits for the other.
 
 
 # %%

@@ -159,7 +159,9 @@ def hang(timeout: int) -> str:
     return "the all-reduce returned"
 
 
-def after_four_ranks_became_eight(batch: int, lr: float, epochs: int = 10) -> dict:
+def after_four_ranks_became_eight(
+    batch: int, lr: float, epochs: int = 10, seed: int = 0
+) -> dict[str, list[float]]:
     """The loss by epoch if, after two epochs, the global batch and the rate stay or do not.
 
     Serial runs: DDP computes the same for these global batches.
@@ -170,7 +172,9 @@ def after_four_ranks_became_eight(batch: int, lr: float, epochs: int = 10) -> di
         "batch of a rank stays": (2 * batch, lr),
         "batch of a rank stays, rate × 2": (2 * batch, 2 * lr),
     }
-    return {name: _losses(train, epochs, (batch, lr), later) for name, later in ways.items()}
+    return {
+        name: _losses(train, epochs, (batch, lr), later, seed) for name, later in ways.items()
+    }
 
 
 def _losses(
@@ -178,16 +182,18 @@ def _losses(
     epochs: int,
     first: tuple[int, float],
     later: tuple[int, float],
+    seed: int,
 ) -> list[float]:
     images, labels = train.tensors
     torch.set_num_threads(1)  # faster for small batches
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = CNN()
     optimizer = torch.optim.SGD(model.parameters(), first[1], momentum=0.9)
     losses = []
     for epoch in range(epochs):
         batch, optimizer.param_groups[0]["lr"] = first if epoch < 2 else later
-        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(epoch))
+        generator = torch.Generator().manual_seed(1000 * seed + epoch)
+        order = torch.randperm(len(train), generator=generator)
         total = 0.0
         for rows in order.split(batch):
             optimizer.zero_grad()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import faults
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 import warm
 from commands import ROOT, SILENT_DDP, free_ports, planted, run, run_script, torchrun
 from small_data import write_npz
@@ -283,6 +285,37 @@ def test_the_elastic_sampler_loses_as_many_images_as_it_repeats(experiments):
 
 def test_two_files_are_not_saved_as_a_whole(experiments):
     assert experiments.file_by_file() == (20, 10)
+
+
+def test_torch_distributed_checkpoint_writes_its_metadata_last(tmp_path, monkeypatch):
+    """A save that ends before has its final name, and its data, but it is not loaded."""
+    path = tmp_path / "step-10"
+
+    def end(*arguments: object) -> None:
+        assert len(list(path.iterdir())) == 1, "the data"
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched, pytest.raises(dcp.api.CheckpointException):
+        patched.setattr(dcp.FileSystemWriter, "finish", end)
+        dcp.save({"w": torch.ones(3)}, checkpoint_id=path, no_dist=True)
+    (written,) = path.iterdir()
+    assert written.suffix == ".distcp"
+    with pytest.raises(dcp.api.CheckpointException, match="metadata"):
+        dcp.load({"w": torch.zeros(3)}, checkpoint_id=path, no_dist=True)
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=path, no_dist=True)
+    assert (path / ".metadata").exists()
+    loaded = {"w": torch.zeros(3)}
+    dcp.load(loaded, checkpoint_id=path, no_dist=True)
+    assert loaded["w"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_if_each_rank_keeps_its_batch_the_loss_falls_more_slowly(experiments, seed):
+    found = experiments.after_four_ranks_became_eight(64, 0.05, seed=seed)
+    stays, larger, faster = [losses[-1] for losses in found.values()]
+    assert larger > 1.3 * stays
+    assert faster < stays
 
 
 def test_a_program_that_is_not_killed_is_an_error(experiments):
