@@ -165,8 +165,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # The next cell fits each law to the points that this machine gave: which serial share would
-# explain them? The dashed curve is Amdahl's law with the fitted share. (Each run has another
-# picture.)
+# explain them? The dashed curve is Amdahl's law with the fitted share.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # weak = speed_ups("weak")
@@ -187,8 +186,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 # %% [markdown]
 # **A fit says how much, never why.** On a machine with fewer cores than processes, much of the
-# share is the missing cores, not serial work. The two shares differ because they are shares of
-# different times. (A share above 100%: n processes do less in the same time than one.)
+# share is the missing cores, not serial work. The two are shares of different times. (Above
+# 100%: n processes do less in the same time than one.)
 #
 # ## Predicted to 1,024 GPUs
 # The fit is not used here: the serial share of a laptop says nothing about a cluster. A
@@ -304,9 +303,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # training with one batch.)
 #
 # ## Is it true? The published clusters
-# How good is a prediction? Compare it with measurements. Horovod's authors measured 512 GPUs,
-# four a node, 25 Gb/s between nodes, 64 images a GPU. They name only the family of the GPU,
-# Pascal, and not its link: here it is a P100 with PCIe 3.
+# Horovod's authors measured 512 GPUs, four a node, 25 Gb/s between nodes, 64 images a GPU.
+# They name the family of the GPU, Pascal, and not its link: here it is a P100 with PCIe 3.
 #
 # **One GPU is measured, not simulated**: TensorFlow's benchmarks have 154 images/s for VGG-16
 # on one P100, so 64 images take 416 ms. With `--step-ms 416 --step-samples 64`, `multigpu
