@@ -119,19 +119,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # %% [markdown]
 # ### Four processes, how many cores?
 # Is it communication that slows down four processes? A control answers: the same steps, but
-# nothing is averaged (`no_sync`). These four processes never communicate. If this machine has
-# fewer than four cores, the processes share them: that is what these four lose. With four
-# cores or more, the control is near 4×, and the rest is memory bandwidth and the cores' clock.
+# nothing is averaged (`no_sync`). On fewer than four cores the processes share them: that is
+# what these four lose. With four cores or more, the control is near 4×, and the rest is memory
+# bandwidth and the cores' clock.
 #
 # What DDP loses beyond the control is averaging: copies into buckets, waiting, communication.
 # Both figures are relative to one process that averages nothing. (Above, the one process ran
 # DDP, so the same four processes have another speed-up there.)
 #
-# A speed-up above the number of processes, or of cores, comes from the cache: a smaller batch
-# fits better into a core's cache, so an image takes less time, up to a fifth less on the
-# machine of the stored outputs. More than that comes from other programs: they have disturbed
-# the steps of one process. And if other programs run, a difference of a few percent between
-# two lines is chance: compare the ranges above.
+# A speed-up slightly above the number of processes, or of cores, comes from the cache: a
+# smaller batch fits better into a core's cache. Far above it, other programs have disturbed
+# the steps of one process.
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # alone = min(steps["silent", 1])
@@ -139,6 +137,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 #     apart = f"{alone / min(steps['silent', n]):.2f}×"
 #     with_ddp = f"{alone / min(steps['strong', n]):.2f}×"
 #     print(f"{n} processes that never communicate: {apart}, with DDP {with_ddp}")
+#     if min(steps["strong", n]) < min(steps["silent", n]):
+#         print("faster with DDP: other programs disturbed the control, so measure again")
 # print(f"this machine has {cores} cores")
 
 # %% [markdown]
@@ -149,10 +149,276 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 # a node with 8 GPUs. Not tried here.)
 
 # %% [markdown]
-# ## The program: one point on your cluster
-# The cells above measure a few steps here. On a cluster, a program measures: one job for each
-# number of GPUs. It trains as lesson 05 does, and keeps the time of each step of the first
-# rank. The first epoch warms up, and an epoch's last batch can be smaller: both are left out.
+# ## The two laws
+# A share s of the time is serial: it cannot be divided over the GPUs.
+#
+# - **Amdahl**: s is a share of the time on one GPU. For the same work, n GPUs are
+#   1 / (s + (1 − s)/n) times as fast: at most 1/s times.
+# - **Gustafson**: s is a share of the time on n GPUs. In the same time they do n − s (n − 1)
+#   times the work of one.
+
+# %% tags=["active-ipynb"]
+# for n in (2, 8, 64, 1024):
+#     same_work, more_work = laws.amdahl(0.05, n), laws.gustafson(0.05, n)
+#     print(f"{n:>5} GPUs, 5% serial: Amdahl {same_work:6.1f}×, Gustafson {more_work:6.1f}×")
+# print(f"the most that 5% allow, by Amdahl: {1 / 0.05:.0f}×")
+
+# %% [markdown]
+# The next cell fits each law to the points that this machine gave: which serial share would
+# explain them? The dashed curve is Amdahl's law with the fitted share.
+
+# %% tags=["active-ipynb", "nbval-ignore-output"]
+# weak = speed_ups("weak")
+# share = laws.fit_amdahl(list(strong), list(strong.values()))
+# scaled_share = laws.fit_gustafson(list(weak), list(weak.values()))
+# print(f"serial share by Amdahl, strong scaling: {share:.0%}")
+# print(f"serial share by Gustafson, weak scaling: {scaled_share:.0%}")
+# fitted = f"Amdahl, {share:.0%} serial"
+# curves = {
+#     "linear": list(strong),
+#     "strong, measured": list(strong.values()),
+#     fitted: [laws.amdahl(share, n) for n in strong],
+#     "weak, measured": list(weak.values()),
+# }
+# title = f"4 processes on {cores} cores are {strong[4]:.1f} times as fast as one"
+# axes = ("processes", "times as fast")
+# plots.lines(list(strong), curves, *axes, title, level=None, dashed=fitted)
+
+# %% [markdown]
+# **A fit says how much, never why.** On a machine with fewer cores than processes, much of the
+# share is the missing cores, not serial work. The two are shares of different times. (Above
+# 100%: n processes do less in the same time than one.)
+#
+# ## Predicted to 1,024 GPUs
+# The fit is not used here: the serial share of a laptop says nothing about a cluster. A
+# cluster is computed from its parts. The command `multigpu scaling` adds up a step of DDP:
+#
+# - **ideal**: 1/n of one GPU's time, by the cost model of the
+#   [virtual GPUs](../lessons/README.md#virtual-gpu): in fp32, but on A100s and H100s
+#   convolutions are in TF32, as is torch's default;
+# - **computing too small**: with fewer images, kernels reach a smaller share of a GPU's speed;
+# - **copies into buckets**: of each gradient into DDP's bucket, and of the average out of it;
+# - **latency of the all-reduces**: after backward the GPU waits for them, and each takes some
+#   time even for a single byte;
+# - **bandwidth inside a node**, or **between nodes**: the GPU waits longer, because their
+#   bytes take time on the link;
+# - **stragglers**: the slowest of n ranks. A rank's steps are assumed to vary by 2%
+#   (`--spread`, a standard deviation);
+# - **input pipeline**: the wait for data, if `--workers` is given.
+#
+# A curve *bends* where the efficiency falls below 80%, and the command names what costs most
+# there. *Predict: ResNet-50 trains on A100s, 8 a node, with 8,192 images in a step of all of
+# them. On how many of 8, 16, 32, 64, 128, 256, 512 and 1,024 GPUs is it still 80% efficient?*
+
+# %% tags=["active-ipynb", "guess"]
+# guess_bend = 64  # GPUs at most, if the efficiency must be 80%
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_bend)
+# counts = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
+# cluster = "--gpu A100-80GB --link NVLink3 --between-nodes HDR200 --global-batch 8192"
+# gpus = ",".join(map(str, counts))
+# Path("results/13").mkdir(parents=True, exist_ok=True)
+# numbers = Path("results/13/predicted.json")
+# !multigpu scaling --model resnet50 {cluster} --gpus {gpus} --json {numbers}
+# rows = json.loads(numbers.read_text())["rows"]
+# large = {row["gpus"]: row["estimates"][0] for row in rows}
+# bend = max(n for n in counts if large[n]["efficiency"] >= 0.8)
+# lesson.compare("GPUs with 80% efficiency", guess_bend, bend, digits=0)
+
+# %% [markdown]
+# The column "linear" is the *null model*: n GPUs are n times as fast as one. The column
+# "efficiency" is "images/s" divided by "linear".
+#
+# 8,192 images do not fit into one A100, nor do 1,024: the speed-up is relative to a GPU with
+# enough memory. A real one accumulates micro-batches (lesson 05). The next cell's first lines
+# are the memory, and what accumulating costs at most.
+#
+# Where does the time go? The bars show the parts of a step: the ideal time, whose share is the
+# efficiency, and the time that each cause adds.
+
+# %% tags=["active-ipynb"]
+# bars = {}
+# ends = []
+# for n in (16, 64, 256, 1024):
+#     parts = {"ideal": 100 * large[n]["efficiency"]}
+#     for cause, seconds in large[n]["losses_s"].items():
+#         if seconds:
+#             parts[cause] = 100 * seconds / large[n]["seconds"]
+#     bars[f"{n:,} GPUs"] = parts
+#     ends.append(f"{1e3 * large[n]['seconds']:,.1f} ms")
+# for row in rows[:3]:
+#     print(f"{row['per_gpu']:>5} images on a GPU: {row['memory_bytes'] / 2**30:.0f} GiB")
+# node = bars["16 GPUs"]  # each has 512 images
+# speed = node["ideal"] / (node["ideal"] + node["computing too small"])
+# print(f"one GPU with 512 images at a time: {speed:.0%} of the images/s with 8,192")
+# last = bars["1,024 GPUs"]
+# share = last["computing too small"] + last["copies into buckets"]
+# title = f"8 images on each of 1,024 GPUs: {share:.0f}% of a step is small kernels and copies"
+# unit = "% of a step; at the end of a bar: a step's time; simulated"
+# plots.stacked_bars(bars, unit, title, totals=True, ends=ends)
+
+# %% [markdown]
+# With 8 images a GPU, kernels are too small to fill it: they reach a smaller share of its
+# speed, and the host launches some of them too late. DDP adds two launches for each weight
+# tensor, into its bucket and out of it. A larger global batch helps, more GPUs do not.
+#
+# With a slower network or a smaller model, something else bends the curve. And a faster GPU
+# scales *worse*: there is less computation to hide the all-reduces behind. Each GPU has 64
+# images, 32 of the small CNN. V100s and H100s get the A100's NVLink3, so that only the GPU
+# differs: such machines do not exist.
+
+# %% tags=["active-ipynb"]
+# networks = {"resnet50": "Ethernet10", "vgg16": "Ethernet25", "cnn": "HDR200"}
+# for model, network in networks.items():
+#     found = predict(model, "A100-80GB", link="NVLink3", between_nodes=network)
+#     print(textwrap.fill(f"{model}, {network}: {report.bend(found)}", 95))
+# for gpu in ("V100-16GB", "A100-80GB", "H100-80GB"):
+#     (row,) = predict("vgg16", gpu, "NVLink3", "Ethernet25", gpus=(64,)).rows
+#     print(f"vgg16 on 64 {gpu}, Ethernet25: {row.estimates[0].efficiency:.0%} efficiency")
+
+# %% [markdown]
+# ### Can one node tell?
+# Amdahl's law has one serial share for all numbers of GPUs. The next cell solves the law for
+# s, point by point. Then it uses the share of 8 GPUs for 1,024, as if only one node had been
+# measured: once with the assumed stragglers of 2%, once without any.
+
+# %% tags=["active-ipynb"]
+# nodes = {"link": "NVLink3", "between_nodes": "HDR200"}
+# strong_scaling = {**nodes, "gpus": counts, "global_batch": 8192}
+# shares = {}
+# for spread in (0.02, 0.0):
+#     found = predict("resnet50", "A100-80GB", **strong_scaling, spread=spread)
+#     ratios = {row.gpus: row.estimates[0].speed_up for row in found.rows}
+#     by_gpus = {n: laws.fit_amdahl([n], [ratios[n]]) for n in counts[1:]}
+#     by_node = f"with the share of 8 GPUs {laws.amdahl(by_gpus[8], 1024):.0f}×"
+#     print(f"stragglers {spread:.0%}: 1,024 GPUs predicted {ratios[1024]:.0f}×, {by_node}")
+#     shares[f"stragglers {spread:.0%}"] = [100 * share for share in by_gpus.values()]
+# title = "Most of what 8 GPUs lose is the assumed stragglers"
+# plots.lines(counts[1:], shares, "GPUs", "serial share in %, simulated", title, level=None)
+
+# %% [markdown]
+# The share is not a constant of this training, with or without stragglers. How far the share
+# of 8 GPUs misleads depends on the assumption: most of that share is stragglers. (This is one
+# training with one batch.)
+#
+# ## Is it true? The published clusters
+# Horovod's authors measured 512 GPUs, four a node, 25 Gb/s between nodes, 64 images a GPU.
+# They name the family of the GPU, Pascal, and not its link: here it is a P100 with PCIe 3.
+#
+# **One GPU is measured, not simulated**: TensorFlow's benchmarks have 154 images/s for VGG-16
+# on one P100, so 64 images take 416 ms. With `--step-ms 416 --step-samples 64`, `multigpu
+# scaling` would compute with such a step. No efficiency below was used to fit anything.
+#
+# *Predict what they measured for VGG-16. In a ring all-reduce, a node sends the 553 MB of
+# gradients twice. All-reduces overlap with backward, which is about two thirds of a step.*
+
+# %% tags=["active-ipynb", "guess"]
+# guess_vgg = 90  # % of the 512-fold speed of one GPU: VGG-16 on 512 GPUs, as published
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_vgg)
+# ((published, predicted, cause),) = published_rows(PUBLISHED[1:2]).values()
+# ((_, simulated, _),) = published_rows(PUBLISHED[1:2], calibrate=False).values()
+# print(f"VGG-16 on 512 GPUs: published {published:.0%}, what costs most: {cause}")
+# print(f"predicted with one measured GPU {predicted:.0%}, without {simulated:.0%}")
+# lesson.compare("efficiency, published", guess_vgg, 100 * published, unit="%", digits=0)
+
+# %% [markdown]
+# The measured P100 is 1.4 times as fast as the simulated one. So less of the all-reduces hides
+# behind its backward. `python benchmarks/scaling.py` has more clusters, with two null models:
+# "linear", and a constant.
+
+# %% tags=["active-ipynb"]
+# table = json.loads(Path("../benchmarks/scaling.json").read_text())
+# for row in table["rows"]:
+#     numbers = f"published {row['published']:.0%}, predicted {row['predicted']:.0%}"
+#     print(f"{row['name']:<32} {numbers}, without one GPU {row['uncalibrated']:.0%}")
+# models = {
+#     "predicted, one GPU measured": "error",
+#     "predicted, no GPU measured": "uncalibrated_error",
+#     "linear": "null_error",
+#     f"always {table['constant']:.0%}, the median of all five": "constant_error",
+#     "the median of the other four": "others_error",
+# }
+# for model, key in models.items():
+#     print(f"mean error, {model}: {100 * table[key]:.0f} points")
+
+# %% [markdown]
+# **That a prediction is worth something, these five do not show.** A constant, chosen when all
+# five are known, is as good. Sorted by efficiency, only the lowest is in its right place. And
+# without a measured GPU the error is larger. So measure one GPU first, and take a prediction
+# as a reason to measure two nodes, not as a result.
+#
+# All predictions but the last are too high. They leave out that all-reduces take memory
+# bandwidth and multiprocessors from the computation, and that other jobs use the same
+# switches. And TensorFlow's replicas of 2017 perhaps hid less of their all-reduces than DDP.
+#
+# ## How many GPUs to ask for
+# You wait for **queue + run**. On more GPUs the run is shorter and the wait is longer. The
+# training of the first question takes a week on one GPU; let it scale as ResNet-50 does above.
+# These waiting times are invented. For yours, `sacct -X -o AllocTRES%40,Submit,Start` lists
+# past jobs, and `squeue --start` says what Slurm expects for a job in the queue.
+
+# %% tags=["active-ipynb"]
+# queue_hours = {8: 0.2, 16: 0.5, 32: 1.5, 64: 6, 128: 16, 256: 48}
+
+# %% tags=["active-ipynb", "guess"]
+# guess_ask = 64  # GPUs with which the result comes first
+
+# %% tags=["active-ipynb"]
+# lesson.need(guess_ask)
+# week = 7 * 24  # hours on one GPU
+# totals = {}
+# for n, queue in queue_hours.items():
+#     run = week / large[n]["speed_up"]
+#     totals[n] = queue + run
+#     total = f"{totals[n]:4.1f} h, {n * run:.0f} GPU hours"
+#     print(f"{n:>4} GPUs: {queue:4.1f} h queue + {run:4.1f} h run = {total}")
+# best = min(totals, key=totals.get)
+# lesson.compare("GPUs to ask for", guess_ask, best, digits=0)
+
+# %% [markdown]
+# Ask for fewer, if the efficiency is below what your site expects: other users wait for the
+# GPU hours that are lost. As time limit, ask for a little more than the time that you predict:
+# short jobs fit into gaps and start sooner.
+#
+# ## The guide
+# Which lesson's method fits a training? Each answer is computed: first from the memory of one
+# GPU, then from the efficiency on all of them. The guide decides at 80%, with no GPU measured,
+# and a prediction can be much too high (above: 96%, published 71%). So measure one node and
+# two nodes before you ask for all. Where the weights do not fit, it computes memory alone:
+# lesson 06 compares [FSDP](../lessons/README.md#fsdp) with stages.
+#
+# The cases compute in bf16 (lesson 11): for the same figures, add `--precision bf16` to the
+# command. In bf16 a GPU computes faster, but launches and copies take as long as before. So
+# ResNet-50 is less efficient on 64 GPUs than in the table above. (About five seconds.)
+
+# %% tags=["active-ipynb"]
+# cases = {
+#     "the course's CNN, 64 images a step": Case("cnn", 64, gpus=8),
+#     "ResNet-50, 256 images a step": Case("resnet50", 256, gpus=1),
+#     "ResNet-50, 8,192 images a step": Case("resnet50", 8192, gpus=64),
+#     "VGG-16, 4,096 images a step, 10 Gb/s": Case(
+#         "vgg16", 4096, gpus=64, between="Ethernet10"
+#     ),
+#     "BERT-large, 4,096 sequences a step": Case("bert:large", 4096, gpus=8),
+#     "GPT, 1.7e9 weights, 512 sequences a step": Case("gpt:24x2304x24", 512, gpus=32),
+#     "GPT, 22e9 weights, 512 sequences a step": Case("gpt:48x6144x48", 512, gpus=64),
+# }
+# for name, case in cases.items():
+#     method, reason = guide(case)
+#     print(f"{name}, {pluralize(case.gpus, 'GPU')}\n    {method} ({reason})")
+
+# %% [markdown]
+# The page of this lesson has the whole guide as a table.
+#
+# ## The program: measure a point on your cluster
+# One job for each number of GPUs. The program trains as lesson 05's does, and keeps the time
+# of each step of the first rank. The first epoch warms up, and an epoch's last batch can be
+# smaller: both are left out. On a GPU it waits for the end of each step. So the host cannot
+# launch the next step before, as it does in a normal training: a step of small kernels can
+# take longer here. (The exercise's question 3 waits only before and after all steps.)
 
 
 # %% jupyter={"source_hidden": true}
@@ -221,8 +487,7 @@ def evaluate(model: DDP, test: TensorDataset, world: launch.World) -> float:
 
 # %% [markdown]
 # As a job array, each task is one point of the curve. A task that has ended draws the points
-# that there are so far; if another task has ended meanwhile, it draws again. So the last
-# picture has all points, in whatever order the tasks end.
+# that there are so far; if another task has ended meanwhile, it draws again.
 
 
 # %% jupyter={"source_hidden": true}
@@ -380,7 +645,7 @@ if __name__ == "__main__":
 # **Run it.** The first run measures one rank, the second two ranks, with the digits in batches
 # of 64. The second one trains ten epochs, and its proof compares its weights with those of one
 # process that trains alone. Then it draws both points. Is the speed-up of these small batches
-# as high as above? (About ten seconds.)
+# as high as that of 256 images? (About ten seconds.)
 
 # %% tags=["active-ipynb", "nbval-ignore-output"]
 # script = "../scripts/PT_CNN_Scaling.py"
@@ -392,8 +657,7 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Two ranks can be slower than one: for 64 small images, communication can cost more than the
-# second rank saves. A speed-up far above the number of ranks comes from other programs: on a
-# busy machine, two processes get more of the cores than one does.
+# second rank saves.
 #
 # On a cluster, `sbatch slurm/PT_CNN_Scaling.slurm` measures 1, 2 and 4 GPUs as a job array,
 # and its last task draws the curve.
@@ -402,256 +666,9 @@ if __name__ == "__main__":
 # print(metrics.route_row("13 scaling", "results/13/2"))  # for the table of all routes
 
 # %% [markdown]
-# ## The two laws
-# A share s of the time is serial: it cannot be divided over the GPUs. Amdahl's law takes s on
-# one GPU, and gives the speed-up of the same work on n GPUs. Gustafson's law takes s on n
-# GPUs, and gives how much more work they do in the same time.
-
-# %% tags=["active-ipynb", "guess"]
-# # 95% of the time of one GPU can be divided over all GPUs, 5% stays serial:
-# guess_limit = 50  # times as fast, at most, on any number of GPUs
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_limit)
-# for n in (2, 8, 64, 1024):
-#     same_work, more_work = laws.amdahl(0.05, n), laws.gustafson(0.05, n)
-#     print(f"{n:>5} GPUs, 5% serial: Amdahl {same_work:6.1f}×, Gustafson {more_work:6.1f}×")
-# lesson.compare("the most that 5% allow", guess_limit, 1 / 0.05, unit="×", digits=0)
-
-# %% [markdown]
-# The next cell fits each law to the points that this machine gave: which serial share would
-# explain them? The dashed curve is Amdahl's law with the fitted share. (Each run has another
-# picture.)
-
-# %% tags=["active-ipynb", "nbval-ignore-output"]
-# weak = speed_ups("weak")
-# share = laws.fit_amdahl(list(strong), list(strong.values()))
-# scaled_share = laws.fit_gustafson(list(weak), list(weak.values()))
-# print(f"serial share by Amdahl, strong scaling: {share:.0%}")
-# print(f"serial share by Gustafson, weak scaling: {scaled_share:.0%}")
-# fitted = f"Amdahl, {share:.0%} serial"
-# curves = {
-#     "linear": list(strong),
-#     "strong, measured": list(strong.values()),
-#     fitted: [laws.amdahl(share, n) for n in strong],
-#     "weak, measured": list(weak.values()),
-# }
-# title = f"4 processes on {cores} cores are {strong[4]:.1f} times as fast as one"
-# axes = ("processes", "times as fast")
-# plots.lines(list(strong), curves, *axes, title, level=None, dashed=fitted)
-
-# %% [markdown]
-# **A fit says how much, never why.** On a machine with fewer cores than processes, much of the
-# share is the missing cores, not serial work. The two shares differ because they are shares of
-# different times: Amdahl's of the time of one process, Gustafson's of the time of n processes.
-# (A share above 100% says that n processes do less in the same time than one: other programs
-# use the cores.)
-#
-# ## Predicted to 1,024 GPUs
-# The fit is not used here: the serial share of a laptop says nothing about a cluster. A
-# cluster is computed from its parts. The command `multigpu scaling` adds up a step of DDP:
-#
-# - **ideal**: 1/n of one GPU's time, by the cost model of the
-#   [virtual GPUs](../lessons/README.md#virtual-gpu);
-# - **computing too small**: with fewer images, kernels reach a smaller share of a GPU's speed;
-# - **copies into buckets**: of each gradient into DDP's bucket, and of the average out of it;
-# - **latency of the all-reduces**: after backward the GPU waits for them, and each takes some
-#   time even for a single byte;
-# - **bandwidth inside a node**, or **between nodes**: the GPU waits longer, because their
-#   bytes take time on the link;
-# - **stragglers**: the slowest of n ranks. A rank's steps are assumed to vary by 2%
-#   (`--spread`, a standard deviation);
-# - **input pipeline**: the wait for data, if `--workers` is given.
-#
-# A curve *bends* where the efficiency falls below 80%, and the command names what costs most
-# there. *Predict: ResNet-50 trains on A100s, 8 a node, with 8,192 images in a step of all of
-# them. On how many of 8, 16, 32, 64, 128, 256 and 1,024 GPUs is it still 80% efficient?*
-
-# %% tags=["active-ipynb", "guess"]
-# guess_bend = 64  # GPUs at most, if the efficiency must be 80%
-
-# %% [markdown]
-# Only predictions for at most 512 GPUs are compared with measurements, below. (The next cell
-# takes about five seconds.)
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_bend)
-# cluster = "--gpu A100-80GB --link NVLink3 --between-nodes HDR200"
-# !multigpu scaling --model resnet50 {cluster} --global-batch 8192 --gpus 1,8,64,256,1024
-
-# %% [markdown]
-# The column "linear" is the *null model*: n GPUs are n times as fast as one. A prediction must
-# be better than that, or it is worth nothing. (It is easy to beat, because it loses nothing.)
-# The column "efficiency" is "images/s" divided by "linear".
-#
-# Amdahl's law has one serial share for all numbers of GPUs. Which share does each predicted
-# point give? The next cell solves the law for s, point by point. Then it uses the share of 8
-# GPUs for 1,024, as if only one node had been measured.
-
-# %% tags=["active-ipynb"]
-# nodes = {"link": "NVLink3", "between_nodes": "HDR200"}
-# counts = (1, 8, 16, 32, 64, 128, 256, 1024)
-# large = predict("resnet50", "A100-80GB", **nodes, gpus=counts, global_batch=8192)
-# predicted = {row.gpus: row.estimates[0].speed_up for row in large.rows}
-# shares = {n: laws.fit_amdahl([n], [predicted[n]]) for n in counts[1:]}
-# by_node = laws.amdahl(shares[8], 1024)
-# by_law = f"with the share of 8 GPUs {by_node:.0f}×"
-# print(f"1,024 GPUs: predicted {predicted[1024]:.0f}×, {by_law}")
-#
-#
-# def largest_error(share):
-#     """How far Amdahl's law with this share is from the predicted points, at most."""
-#     return max(abs(laws.amdahl(share, n) / predicted[n] - 1) for n in shares)
-#
-#
-# best = min((n / 100_000 for n in range(1, 1000)), key=largest_error)
-# print(f"one share for all, {best:.2%}: within {largest_error(best):.0%} of each point")
-# title = f"8 GPUs give a serial share of {shares[8]:.2%}, 1,024 GPUs {shares[1024]:.2%}"
-# points = {"share": [100 * share for share in shares.values()]}
-# plots.lines(list(shares), points, "GPUs", "serial share in %, simulated", title, level=None)
-
-# %% [markdown]
-# The share is not a constant of this training: what a step loses, apart from the ideal time,
-# does not stay the same. So the share of a few GPUs says little about many. One share can
-# still come near all of these points, but it is known only after all of them are. (This is one
-# training with one batch.)
-#
-# Where does the time go? The bars show the parts of a step: the ideal time, whose share is the
-# efficiency, and the time that each cause adds.
-
-# %% tags=["active-ipynb"]
-# bars = {}
-# ends = []
-# for row in large.rows:
-#     if row.gpus in (16, 64, 256, 1024):
-#         (estimate,) = row.estimates
-#         parts = {"ideal": 100 * estimate.efficiency}
-#         for cause, seconds in estimate.losses.items():
-#             if seconds:
-#                 parts[cause] = 100 * seconds / estimate.seconds
-#         bars[f"{row.gpus:,} GPUs"] = parts
-#         ends.append(f"{1e3 * estimate.seconds:,.1f} ms")
-# bend = max(row.gpus for row in large.rows if row.estimates[0].efficiency >= 0.8)
-# lesson.compare("GPUs with 80% efficiency", guess_bend, bend, digits=0)
-# last = bars["1,024 GPUs"]
-# share = last["computing too small"] + last["copies into buckets"]
-# title = f"8 images on each of 1,024 GPUs: {share:.0f}% of a step is small kernels and copies"
-# unit = "% of a step; at the end of a bar: a step's time; simulated"
-# plots.stacked_bars(bars, unit, title, totals=True, ends=ends)
-
-# %% [markdown]
-# With 8 images a GPU, kernels are too small to fill it: they reach a smaller share of its
-# speed, and the host launches some of them too late. DDP adds two launches for each weight
-# tensor, into its bucket and out of it. A larger global batch helps, more GPUs do not.
-#
-# With a slower network or a smaller model, something else bends the curve. And a faster GPU
-# scales *worse*: there is less computation to hide the all-reduces behind. Each GPU has 64
-# images, and 32 of the small CNN. V100s and H100s get the A100's NVLink3, so that only the GPU
-# differs: such machines do not exist.
-
-# %% tags=["active-ipynb"]
-# networks = {"resnet50": "Ethernet10", "vgg16": "Ethernet25", "cnn": "HDR200"}
-# for model, network in networks.items():
-#     found = predict(model, "A100-80GB", link="NVLink3", between_nodes=network)
-#     print(textwrap.fill(f"{model}, {network}: {report.bend(found)}", 95))
-# for gpu in ("V100-16GB", "A100-80GB", "H100-80GB"):
-#     (row,) = predict("vgg16", gpu, "NVLink3", "Ethernet25", gpus=(64,)).rows
-#     print(f"vgg16 on 64 {gpu}, Ethernet25: {row.estimates[0].efficiency:.0%} efficiency")
-
-# %% [markdown]
-# ## Is it true? The published clusters
-# How good is a prediction? Compare it with measurements. Horovod's authors measured 512 GPUs,
-# four a node, 25 Gb/s between nodes, 64 images a GPU. They name only the family of the GPU,
-# Pascal, and not its link: here it is a P100 with PCIe 3. The speed of one P100 is taken from
-# another source, TensorFlow's benchmarks. No efficiency below was used to fit anything.
-# *Predict what they measured for VGG-16.*
-
-# %% tags=["active-ipynb", "guess"]
-# guess_vgg = 90  # % of the 512-fold speed of one GPU: VGG-16 on 512 GPUs, as published
-
-# %% tags=["active-ipynb"]
-# lesson.need(guess_vgg)
-# ((published, predicted, cause),) = published_rows(PUBLISHED[1:2]).values()
-# print(f"VGG-16 on 512 GPUs: predicted {predicted:.0%}, published {published:.0%}")
-# print(f"what costs most: {cause}")
-# lesson.compare("efficiency, published", guess_vgg, 100 * published, unit="%", digits=0)
-
-# %% [markdown]
-# `python benchmarks/scaling.py` has more clusters, and the errors of both models:
-
-# %% tags=["active-ipynb"]
-# table = json.loads(Path("../benchmarks/scaling.json").read_text())
-# for row in table["rows"]:
-#     numbers = f"published {row['published']:.0%}, predicted {row['predicted']:.0%}"
-#     print(f"{row['name']:<32} {numbers}, linear 100%")
-# error, null_error = 100 * table["error"], 100 * table["null_error"]
-# print(f"mean error: predicted {error:.0f} points, linear {null_error:.0f} points")
-
-# %% [markdown]
-# These are five points, for at most 512 GPUs. All predictions but the last are too high. They
-# leave out that all-reduces take memory bandwidth and multiprocessors from the computation,
-# and that other jobs use the same switches. And TensorFlow's replicas of 2017 perhaps hid less
-# of their all-reduces than DDP does.
-#
-# ## How many GPUs to ask for
-# You wait for **queue + run**. On more GPUs the run is shorter and the wait is longer. The
-# training of the first question takes a week on one GPU; let it scale as ResNet-50 does above.
-# These waiting times are an example. For yours, `sacct -X -o AllocTRES%40,Submit,Start` lists
-# past jobs, and `squeue --start` says what Slurm expects for a job in the queue.
-
-# %% tags=["active-ipynb"]
-# queue_hours = {8: 0.2, 16: 0.5, 32: 1.5, 64: 6, 128: 16, 256: 48}
-# week = 7 * 24  # hours on one GPU
-# totals = {}
-# for row in large.rows:
-#     if row.gpus in queue_hours:
-#         run = week / row.estimates[0].speed_up
-#         totals[row.gpus] = queue_hours[row.gpus] + run
-#         hours = f"{queue_hours[row.gpus]:4.1f} h queue + {run:4.1f} h run"
-#         total = f"{totals[row.gpus]:4.1f} h, {row.gpus * run:.0f} GPU hours"
-#         print(f"{row.gpus:>4} GPUs: {hours} = {total}")
-# best = min(totals, key=totals.get)
-# print(f"a week on one GPU: ask for {best} GPUs, the result comes after {totals[best]:.1f} h")
-
-# %% [markdown]
-# Ask for fewer, if the efficiency is below what your site expects: other users wait for the
-# GPU hours that are lost. As time limit, ask for a little more than the time that you predict:
-# short jobs fit into gaps and start sooner.
-#
-# ## The guide
-# Which lesson's method fits a training? Each answer is computed: first from the memory of one
-# GPU, then from the efficiency on all of them. The guide decides at 80%, and a prediction can
-# be much too high (above: 96%, published 71%). So measure one node and two nodes before you
-# ask for all. Where the weights do not fit, it computes memory alone: whether
-# [FSDP](../lessons/README.md#fsdp) or stages are faster depends on the network, and lesson 06
-# compares them.
-#
-# The cases compute in bf16 (lesson 11): for the same figures, add `--precision bf16` to the
-# command. In bf16 a GPU computes faster, but launches and copies take as long as before. So
-# ResNet-50 is less efficient on 64 GPUs than in the table above. (About five seconds.)
-
-# %% tags=["active-ipynb"]
-# cases = {
-#     "the course's CNN, 64 images a step": Case("cnn", 64, gpus=8),
-#     "ResNet-50, 256 images a step": Case("resnet50", 256, gpus=1),
-#     "ResNet-50, 8,192 images a step": Case("resnet50", 8192, gpus=64),
-#     "VGG-16, 4,096 images a step, 10 Gb/s": Case(
-#         "vgg16", 4096, gpus=64, between="Ethernet10"
-#     ),
-#     "BERT-large, 4,096 sequences a step": Case("bert:large", 4096, gpus=8),
-#     "GPT, 1.7e9 weights, 512 sequences a step": Case("gpt:24x2304x24", 512, gpus=32),
-#     "GPT, 22e9 weights, 512 sequences a step": Case("gpt:48x6144x48", 512, gpus=64),
-# }
-# for name, case in cases.items():
-#     method, reason = guide(case)
-#     print(f"{name}, {pluralize(case.gpus, 'GPU')}\n    {method} ({reason})")
-
-# %% [markdown]
-# The page of this lesson has the whole guide as a table.
-#
-# **How many GPUs, and how do you know before the job runs?** Predict the step from its parts,
-# compare a prediction with a measurement where you can, and ask for the number of GPUs at
-# which queue + run is shortest.
+# **How many GPUs, and how do you know before the job runs?** Measure a step on one GPU,
+# predict with it (`--step-ms`), measure one node and two nodes, and compare. Then ask for the
+# number of GPUs at which queue + run is shortest.
 #
 # ## To go further
 # With the same global batch, a shorter step is a sooner result. With a larger batch, more

@@ -14,8 +14,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from multigpu import launch, vgpu
 from multigpu.errors import pluralize
 from multigpu.models import CNN
-from multigpu.scaling import Prediction, predict
+from multigpu.scaling import Measured, Prediction, predict
+from multigpu.scaling.measured import kernel_factor
 from multigpu.scaling.prediction import BETWEEN, INSIDE, WORTH
+from multigpu.scaling.workloads import find
 
 # ---- measured -------------------------------------------------------------------------------
 
@@ -154,24 +156,26 @@ PUBLISHED = (
 
 
 def factor(name: str) -> float:
-    """How many times as long as simulated a published step of one GPU takes."""
+    """The factor of the kernels' times that a published step of one GPU gives.
+
+    `multigpu scaling --step-ms` computes it in the same way.
+    """
     model, gpu, precision, samples, published, _ = ONE_GPU[name]
-    (row,) = predict(
-        model, gpu, "PCIe3", gpus=(1,), per_gpu=samples, precision=precision, times=(1.0,)
-    ).rows
-    return row.estimates[0].samples_per_s / published
+    step = Measured(samples / published, samples)
+    return kernel_factor(step, find(model), gpu, precision)
 
 
 def published_rows(
-    rows: Iterable[Published] = PUBLISHED,
+    rows: Iterable[Published] = PUBLISHED, calibrate: bool = True
 ) -> dict[str, tuple[float, float, str]]:
     """For each published efficiency: it, the predicted one, and the cause that costs most.
 
     The GPU's speed is calibrated on published times of one GPU, which are not among the rows.
+    Without `calibrate` it is the simulated speed, as without `--step-ms`.
     """
     found = {}
     for row in rows:
-        factors = [factor(name) for name in row.calibrated]
+        factors = [factor(name) if calibrate else 1.0 for name in row.calibrated]
         (prediction,) = predict(
             row.model,
             row.gpu,
@@ -232,11 +236,13 @@ def guide(case: Case) -> tuple[str, str]:
         state = f"{weights / 1e9:.0f}e9 × 16 bytes = {needed / GIB:,.0f} GiB"
         if stages > case.gpus:
             return f"at least {stages} GPUs", f"{state}, more than {case.gpus} GPUs have"
+        # Replicas of equal size use all GPUs.
+        stages = next(n for n in range(stages, case.gpus + 1) if case.gpus % n == 0)
         # Both only divide the weights: which is faster depends on the network (lesson 06).
-        several = case.gpus // stages > 1
+        several = case.gpus > stages
         other = f"replicas of {stages} stages" if several else f"03: {stages} stages"
-        shard = f"FSDP leaves {needed / case.gpus / GIB:,.1f} GiB a GPU"
-        return f"06: FSDP, or {other}", f"{state}, {shard}"
+        shard = f"FSDP: {needed / case.gpus / GIB:,.1f} GiB on each GPU"
+        return f"06: FSDP, or {other}", f"{state}; {shard}"
     held = whole.rows[0].memory
     if held > memory:
         most = per_gpu

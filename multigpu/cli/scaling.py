@@ -41,6 +41,13 @@ def scaling(
             help="Standard deviation of a rank's step times ÷ their mean.", show_default="0.02"
         ),
     ] = None,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(help="Measured: milliseconds of a step of one GPU, without DDP."),
+    ] = None,
+    step_samples: Annotated[
+        int | None, typer.Option(help="Samples of that step; by default those of --per-gpu.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Workers of a GPU's DataLoader; with --worker-rate.")
     ] = None,
@@ -54,6 +61,10 @@ def scaling(
     """Predict where data-parallel training falls below 80% efficiency, and what costs most."""
     if (workers is None) != (worker_rate is None):
         raise UserError("--workers and --worker-rate belong together: give both, or neither.")
+    if step_ms is None and step_samples is not None:
+        raise UserError("--step-samples needs --step-ms: the milliseconds of that step.")
+    if step_ms is not None and step_samples is None and per_gpu is None:
+        raise UserError("--step-ms needs --step-samples: how many samples the step had.")
     if json_file and (json_file.is_dir() or not os.access(json_file.parent, os.W_OK)):
         raise UserError(
             f"--json is {json_file}, which cannot be written: give a file in a folder that "
@@ -61,9 +72,13 @@ def scaling(
         )
     with _imports_that_stay(), stand_ins.installed():
         from multigpu.files import write_json
-        from multigpu.scaling import Loader, predict, report
+        from multigpu.scaling import Loader, Measured, predict, report
         from multigpu.scaling.stragglers import SPREAD
 
+        measured = None
+        if step_ms is not None:
+            samples = per_gpu if step_samples is None else step_samples
+            measured = Measured(step_ms / 1e3, samples)
         prediction = predict(
             model,
             gpu,
@@ -76,6 +91,7 @@ def scaling(
             precision=precision,
             spread=SPREAD if spread is None else spread,
             loader=None if workers is None else Loader(workers, worker_rate),
+            measured=measured,
         )
     print(report.text(prediction))
     if json_file:

@@ -8,6 +8,7 @@
 
 from multigpu.scaling import laws, report
 from multigpu.scaling.loader import Loader
+from multigpu.scaling.measured import Measured
 from multigpu.scaling.prediction import Prediction, predict
 
-__all__ = ["Loader", "Prediction", "laws", "predict", "report"]
+__all__ = ["Loader", "Measured", "Prediction", "laws", "predict", "report"]

@@ -20,6 +20,7 @@ from multigpu.scaling.compute import DTYPES, Compute
 from multigpu.scaling.laws import efficiency
 from multigpu.scaling.layers import profile_any
 from multigpu.scaling.loader import Loader
+from multigpu.scaling.measured import Measured, kernel_factor
 from multigpu.scaling.shares import slowdowns
 from multigpu.scaling.step import ddp_step
 from multigpu.scaling.stragglers import SPREAD, slowest
@@ -77,7 +78,8 @@ class Prediction:
 
     `strong` says whether the global batch stays the same; otherwise each GPU's stays.
     `gradients` is the bytes of all gradients of one rank. `factors` are what the times of the
-    GPU's kernels were multiplied by: one for each estimate of a row.
+    GPU's kernels were multiplied by: one for each estimate of a row, or the one that a step
+    measured on one GPU gives.
     """
 
     workload: Workload
@@ -89,6 +91,7 @@ class Prediction:
     gradients: int
     factors: tuple[float, ...]
     rows: tuple[Row, ...]
+    measured: Measured | None = None
 
 
 def predict(
@@ -104,14 +107,16 @@ def predict(
     spread: float = SPREAD,
     loader: Loader | None = None,
     times: Sequence[float] | None = None,
+    measured: Measured | None = None,
 ) -> Prediction:
     """Predict a step of DDP for each number in `gpus`.
 
     The arguments are those of `multigpu scaling`: names of a model (workloads.py), a GPU and
     links (vgpu/sim/presets.py), or a Gpu and Links of your own. `times` are factors of the
     kernels' times, such as simulated ÷ measured samples/s of one GPU; there is one estimate
-    for each, and by default the factors are those of shares.py. Raises UserError for a name
-    that does not exist, and for numbers and topologies that are not possible.
+    for each, and by default the factors are those of shares.py. `measured` is a step of one
+    GPU, and gives the factor with which the simulated step takes as long. Raises UserError for
+    a name that does not exist, and for numbers and topologies that are not possible.
     """
     workload = find(model)
     gpu = find_preset(gpu, GPUS)
@@ -126,6 +131,8 @@ def predict(
             f"--workers {loader.workers} with --worker-rate {loader.rate:g} is not possible: "
             f"give workers from 0 up, and a rate greater than 0."
         )
+    if times is not None and measured:
+        raise UserError("give times or a measured step, not both: it decides the factor.")
     factors = slowdowns(gpu) if times is None else tuple(times)
     if not factors or not all(0 < factor < math.inf for factor in factors):
         raise UserError(
@@ -137,6 +144,8 @@ def predict(
     per_gpus = cluster.split(sizes, global_batch, per_gpu, workload.batch)
     one = global_batch or per_gpu or workload.batch
     batches = sorted({one, *per_gpus.values()})
+    if measured:
+        factors = (kernel_factor(measured, workload, gpu, precision),)
 
     steps = profile_any(workload, gpu, batches, precision, factors)
     rows = []
@@ -161,6 +170,7 @@ def predict(
         sent,
         factors,
         tuple(rows),
+        measured,
     )
 
 

@@ -75,6 +75,10 @@ def sentences(prediction: Prediction) -> list[str]:
             reason = f"{gpu.name} has no published efficiencies here, so "
         times = f"there are {len(factors)} times: at {', at '.join(speeds)}"
         said.append(f"range: {reason}{times}")
+    if prediction.measured:
+        step = prediction.measured
+        took = f"{pluralize(step.samples, sample)} took {1e3 * step.seconds:.4g} ms on one GPU"
+        said.append(f"measured: {took}, so kernels run at {speed_name(prediction, 0)}")
     said.append("linear: the null model, n GPUs are n times as fast as one")
     remedies = ["accumulate (lesson 05)", "use stages (lessons 03 and 06)"]
     if prediction.precision == "fp32":

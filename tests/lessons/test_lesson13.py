@@ -1,6 +1,7 @@
 """Lesson 13: the measured run learns what one process learns; points become one picture."""
 
 import json
+import statistics
 import sys
 from dataclasses import replace
 
@@ -178,7 +179,36 @@ def test_the_stored_table_is_what_the_rows_give(experiments):
     (found,) = experiments.published_rows(experiments.PUBLISHED[1:2]).values()
     row = stored["rows"][1]
     assert found == (row["published"], pytest.approx(row["predicted"]), row["cause"])
-    assert stored["error"] < stored["null_error"]
+    (simulated,) = experiments.published_rows(experiments.PUBLISHED[1:2], False).values()
+    assert simulated[1] == pytest.approx(row["uncalibrated"])
+
+
+def test_the_stored_errors_are_those_of_the_stored_rows():
+    """The constants are the best guesses of someone who computes nothing."""
+    stored = json.loads((ROOT / "benchmarks" / "scaling.json").read_text())
+    published = [row["published"] for row in stored["rows"]]
+    without = [abs(row["uncalibrated"] - row["published"]) for row in stored["rows"]]
+    assert stored["uncalibrated_error"] == pytest.approx(statistics.mean(without))
+    middle = statistics.median(published)
+    apart = [abs(middle - efficiency) for efficiency in published]
+    assert stored["constant"] == middle
+    assert stored["constant_error"] == pytest.approx(statistics.mean(apart))
+    missed = []
+    for number, efficiency in enumerate(published):
+        others = published[:number] + published[number + 1 :]
+        missed.append(abs(statistics.median(others) - efficiency))
+    assert stored["others_error"] == pytest.approx(statistics.mean(missed))
+
+
+def test_sorted_by_efficiency_only_the_lowest_is_in_its_place():
+    """The notebook says so."""
+    rows = json.loads((ROOT / "benchmarks" / "scaling.json").read_text())["rows"]
+    found, expected = (
+        [row["name"] for row in sorted(rows, key=lambda row: row[key])]
+        for key in ("predicted", "published")
+    )
+    same = [a == b for a, b in zip(found, expected, strict=True)]
+    assert same == [True, False, False, False, False]
 
 
 def test_no_prediction_uses_the_efficiency_that_it_is_compared_with(experiments):
@@ -197,8 +227,9 @@ def test_no_prediction_uses_the_efficiency_that_it_is_compared_with(experiments)
         (("cnn", 64, 8), "larger batch"),
         (("vgg16", 256, 16, "A100-80GB", "NVLink3", "Ethernet10"), "10: send less"),
         (("gpt:8x1024x16", 1024, 8), "--accumulate"),
-        (("gpt:48x6144x48", 64, 64), "06: FSDP, or replicas of 5 stages"),
-        (("gpt:48x6144x48", 8, 8), "06: FSDP, or 03: 5 stages"),
+        (("gpt:48x6144x48", 64, 64), "06: FSDP, or replicas of 8 stages"),
+        (("gpt:48x6144x48", 60, 60), "06: FSDP, or replicas of 5 stages"),
+        (("gpt:48x6144x48", 8, 8), "06: FSDP, or 03: 8 stages"),
         (("gpt:48x6144x48", 4, 4), "at least 5 GPUs"),
         (("vgg16", 1024, 8), "05: DDP"),
     ],

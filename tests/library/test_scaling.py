@@ -14,7 +14,7 @@ from multigpu import launch, vgpu
 from multigpu.models import CNN
 from multigpu.models.resnet import resnet
 from multigpu.models.vgg import vgg16
-from multigpu.scaling import Loader, laws, predict
+from multigpu.scaling import Loader, Measured, laws, predict
 from multigpu.scaling.buckets import FIRST, OTHERS, buckets
 from multigpu.scaling.compute import Compute, Gradient, profile
 from multigpu.scaling.layers import extrapolate, profile_any
@@ -110,6 +110,30 @@ def test_a_slower_gpu_takes_longer_for_kernels_and_as_long_for_launches():
     assert large[1].alone == pytest.approx(2 * large[0].alone, rel=0.1)
     (small,) = profile(find("cnn"), V100, [1], slowdowns=(1.0, 2.0)).values()
     assert small[0].alone < small[1].alone < 1.3 * small[0].alone
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.0, 1.4])
+def test_a_measured_step_of_one_gpu_is_what_is_predicted_for_one_gpu(factor):
+    """Also where the host launches too late, so that kernels alone do not give the time."""
+    for name, samples in (("cnn:wide", 4096), ("cnn", 64)):
+        (slow,) = predict(
+            name, "V100-16GB", "PCIe3", gpus=(1,), per_gpu=samples, times=(factor,)
+        ).rows
+        step = Measured(slow.estimates[0].seconds, samples)
+        found = predict(
+            name, "V100-16GB", "PCIe3", gpus=(1, 2), per_gpu=samples, measured=step
+        )
+        assert found.rows[0].estimates[0].seconds == pytest.approx(step.seconds, rel=1e-3)
+        assert len(found.factors) == 1
+
+
+def test_the_measured_step_can_have_another_batch_and_changes_the_efficiency():
+    node = {"link": "PCIe3", "between_nodes": "Ethernet25", "gpus": (64,), "per_gpu": 64}
+    (row,) = predict("vgg16", "V100-16GB", **node).rows
+    alone = 64 / (row.linear / 64)
+    (slow,) = predict("vgg16", "V100-16GB", **node, measured=Measured(alone, 32)).rows
+    assert slow.estimates[0].efficiency > row.estimates[0].efficiency
+    assert slow.linear < 0.6 * row.linear
 
 
 @pytest.mark.parametrize(

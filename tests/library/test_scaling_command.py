@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from multigpu.cli import app
 from multigpu.errors import UserError
-from multigpu.scaling import Loader, Prediction, predict, report
+from multigpu.scaling import Loader, Measured, Prediction, predict, report
 from multigpu.vgpu import Gpu
 
 CNN = {"model": "cnn", "gpu": "V100-16GB", "link": "NVLink2"}
@@ -101,6 +101,28 @@ def test_a_gpu_without_published_efficiencies_has_a_range():
     assert "at the data sheet's speed:" in text and "at 0.5 × the data sheet's speed:" in text
 
 
+def test_a_measured_step_of_one_gpu_gives_the_speed(tmp_path):
+    (row,) = predict(**CNN, gpus=(1,), per_gpu=64, times=(1.25,)).rows
+    file = tmp_path / "numbers.json"
+    flags = ("--model", "cnn", "--gpu", "V100-16GB", "--link", "NVLink2", "--gpus", "1,8")
+    step = ("--step-ms", 1e3 * row.estimates[0].seconds, "--per-gpu", 64, "--json", file)
+    done = command(*flags, *step)
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.output.split())
+    assert "measured: 64 images took" in text and "0.8 × the published speed" in text
+    (estimate,) = json.loads(file.read_text())["rows"][0]["estimates"]
+    assert estimate["seconds"] == pytest.approx(row.estimates[0].seconds, rel=1e-3)
+    other = command(*flags, *step, "--step-samples", 32)
+    assert "measured: 32 images took" in " ".join(other.output.split())
+
+
+def test_a_measured_step_of_an_own_gpu_leaves_no_range():
+    (row,) = predict("cnn", OWN, "NVLink2", gpus=(1,), per_gpu=64, times=(1.5,)).rows
+    step = Measured(row.estimates[0].seconds, 64)
+    text = said(predict("cnn", OWN, "NVLink2", gpus=(1, 8), measured=step))
+    assert "0.667 × the data sheet's speed" in text and "range" not in text
+
+
 @pytest.mark.parametrize("gpu", ["V100-16GB", OWN])
 def test_each_factor_of_your_own_is_named(gpu):
     """The report names the three factors that were given, not those of shares.py."""
@@ -162,6 +184,17 @@ def test_two_estimates_of_one_factor_are_both_written():
         ({**CNN, "times": ()}, ("times",)),
         ({**CNN, "times": (1.0, 0.0)}, ("times", "greater than 0")),
         ({**CNN, "times": (float("inf"),)}, ("times", "inf")),
+        (
+            {**CNN, "gpus": (1,), "measured": Measured(60.0, 64)},
+            ("--step-ms is 60000", "--step-samples"),
+        ),
+        ({**CNN, "gpus": (1,), "measured": Measured(float("nan"), 64)}, ("nan ms",)),
+        ({**CNN, "gpus": (1,), "measured": Measured(-1.0, 64)}, ("greater than 0",)),
+        ({**CNN, "gpus": (1,), "measured": Measured(0.001, 0)}, ("at least one sample",)),
+        (
+            {**CNN, "gpus": (1,), "measured": Measured(0.001, 1), "times": (1.0,)},
+            ("not both",),
+        ),
     ],
 )
 def test_nonsense_is_refused_by_a_sentence(arguments, words):
@@ -178,6 +211,9 @@ def test_nonsense_is_refused_by_a_sentence(arguments, words):
         (("--gpus", "1,eight"), "eight"),
         (("--gpus", ""), "--gpus"),
         (("--workers", 2), "--worker-rate"),
+        (("--step-ms", 5), "--step-samples"),
+        (("--step-samples", 5), "--step-ms"),
+        (("--step-ms", 0, "--per-gpu", 64, "--gpus", 1), "greater than 0"),
         (("--workers", -1, "--worker-rate", 5), "-1"),
         (("--workers", 1, "--worker-rate", 0), "rate"),
         (("--json", "/no/such/folder/file.json", "--gpus", "1"), "/no/such/folder"),
