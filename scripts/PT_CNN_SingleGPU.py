@@ -364,7 +364,7 @@ def loader_of(
 
 # %% [markdown]
 # In this experiment, reading an image sleeps for 8 ms, and computing a step sleeps for 60 ms,
-# or for 30 ms with two GPUs. The shortest of three rounds of four steps counts. (Workers read
+# or for 30 ms with two GPUs. The shorter of two rounds of four steps counts. (Workers read
 # ahead, so a round that another program delays can make the next one a little shorter.) "On
 # paper" is the result of a formula, which follows. (About ten seconds.)
 

@@ -112,7 +112,7 @@ def seconds_measured(
     computing: bool = False,
     batch: int = 16,
     steps: int = 4,
-    rounds: int = 3,
+    rounds: int = 2,
 ) -> float:
     """The seconds of a step in the shortest of some rounds, after one round to warm up.
 
