@@ -107,7 +107,7 @@ def count_ring(numbers: int) -> tuple[int, int, bool]:
 #
 # for guess, n in ((guess_two, 2), (guess_four, 4)):
 #     without_headers = predicted_bytes("ddp", N, n)
-#     lesson.compare(f"bytes without headers, {n} ranks", guess, without_headers, digits=0)
+#     lesson.compare(f"{n} ranks, without headers", guess, without_headers, digits=0)
 
 # %% [markdown]
 # A hop sends N/n numbers of 4 bytes, so a rank sends 2(n − 1) · 4N/n bytes. The result is this

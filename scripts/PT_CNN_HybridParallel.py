@@ -481,9 +481,9 @@ if __name__ == "__main__":
 # cases = [(order, layout, name) for order, name in pairs for layout in layouts]
 # found, _ = launch.call(overlapped_steps, 2, cases, Halves)
 # hidden = dict(zip(cases, found))
-# # One node alone, 1F1B.
-# alone = [((2, 1), layouts[0], networks[0])]
-# (((one_node_1f1b, *_),),) = launch.call(overlapped_steps, 1, alone, Halves, micro_batches=8)
+# one_case = [((2, 1), layouts[0], networks[0])]
+# [[alone]] = launch.call(overlapped_steps, 1, one_case, Halves, micro_batches=8)
+# one_node_1f1b = alone.speed  # one node alone
 #
 # print("Ethernet10, images/s simulated: inside, across")
 # print(f"GPipe, blocking copies: {inside:.0f}, {across:.0f}: across is", end=" ")
