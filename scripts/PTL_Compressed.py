@@ -183,8 +183,7 @@ if __name__ == "__main__":
 # %% [markdown]
 # Measured, bytegrad gains less time than bytes: it also computes its bytes, and it sends
 # twice, one after the other. Beside other programs it can gain nothing. With 2 million
-# weights, its step was 3.4 times as fast as ddp's (3.2 to 3.6 in five rounds:
-# `benchmarks/link.json`).
+# weights, its step was more than three times as fast as ddp's: see `benchmarks/link.json`.
 #
 # ## Step 4 · Which link is slow?
 # On a fast link that costs more than it saves. Which link is fast depends on how long the
@@ -202,10 +201,10 @@ if __name__ == "__main__":
 # lesson.compare("ddp wins from", guess_link, first, unit="Gbit/s", digits=0)
 
 # %% [markdown]
-# Over 50 Gbit/s the two differ by 15%, which is near the error of the simulation (11% in the
-# median against published times, 24% at most). So take it as "somewhere near 50". The picture
-# has the step over 10 Gbit/s. bytegrad needs less time for the link, and more for
-# *quantising*, which is computing the bytes. *All-to-all* sends them to the owners,
+# Over 50 Gbit/s the two differ by little more than the simulation's error
+# (`benchmarks/vgpu_fidelity.json`). So take the result as "somewhere near 50". The picture has
+# the step over 10 Gbit/s. bytegrad needs less time for the link, and more for *quantising*,
+# which is computing the bytes. *All-to-all* sends them to the owners,
 # [*all-gather*](../lessons/README.md#all-gather) sends the means:
 #
 # ![One step of ddp and of bytegrad](../lessons/10-strategies/compressed.png)

@@ -212,11 +212,10 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # Over 10 and 25 Gbit/s it is. Over 10 Gbit/s bytegrad's is shorter still. Over 50 and 100
-# Gbit/s the three differ by little more than the simulation's error (against published times
-# 11% in the median, 24% at most: `benchmarks/vgpu_fidelity.json`). The picture shows why, over
-# 10 Gbit/s: its exchange runs during forward and backward. ddp's begins in backward.
-# `low_precision_decentralized` sends after the step, one byte for each weight to each of two
-# neighbours:
+# Gbit/s it differs from ddp's by little more than the simulation's error
+# (`benchmarks/vgpu_fidelity.json`). The picture shows why, over 10 Gbit/s: its exchange runs
+# during forward and backward. ddp's begins in backward. `low_precision_decentralized` sends
+# after the step, one byte for each weight to each of two neighbours:
 #
 # ![One step of two decentralized strategies](../lessons/10-strategies/decentralized.png)
 #

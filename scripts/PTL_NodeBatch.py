@@ -334,8 +334,8 @@ if __name__ == "__main__":
 # lesson.compare("rows of the best model", guess_best, best, digits=0)
 
 # %% [markdown]
-# More negatives are better here, with each seed. After ten epochs all three match 0.99 or
-# more: these digits are easy.
+# More negatives are better here, with each seed. Longer training and other data were not tried
+# here.
 #
 # ## Step 5 · The tool of today
 # Today's Lightning has no ddp2. In ddp, there and here, `self.all_gather(views,

@@ -94,8 +94,8 @@ class Exercise:
         hidden     the student does not get this check
 
         An error in the student's code is a verdict. If several checks of a student's answer
-        end with the same error, only the first one prints it; each timeout is
-        printed. Raises CannotRun if the machine cannot run the student's process.
+        end with the same error, only the first one prints it. Each timeout is printed. Raises
+        CannotRun if the machine cannot run the student's process.
         """
         secret = self._grading.secret if self._grading and hidden else "visible"
         seed = hashlib.sha256("\n".join([secret, question, title]).encode()).hexdigest()

@@ -77,9 +77,9 @@ class Prediction:
     """Rows for growing numbers of GPUs, and what they were made for.
 
     `strong` says whether the global batch stays the same; otherwise each GPU's stays.
-    `gradients` is the bytes of all gradients of one rank. `factors` are what the times of the
-    GPU's kernels were multiplied by: one for each estimate of a row, or the one that a step
-    measured on one GPU gives.
+    `gradients` is the bytes of all gradients of one rank. The times of the GPU's kernels were
+    multiplied by `factors`. There is one factor for each estimate of a row. After a
+    measurement on one GPU there is one factor, which that measurement gave.
     """
 
     workload: Workload

@@ -312,7 +312,7 @@ def test_the_real_lightning_trains_the_same_classes(libraries):
         ("epoch value, sync_dist", [0.5, 0.5], [0.5, 0.5]),
         ("epochs", [9, 9], [3, 3]),
         ("epochs, sync_dist", [9, 9], [9, 9]),
-        ("first weight", [0, 1], [0, 0]),  # Lightning has copied rank 0's weights by then
+        ("first weight", [0, 1], [0, 0]),  # Lightning copies rank 0's weights earlier
     ],
 )
 def test_where_it_is_not_lightning(libraries, name, here, there):

@@ -10,7 +10,7 @@ import torch
 from commands import ROOT, planted, run_script
 
 from multigpu import launch, vgpu
-from multigpu.comparison import EXACT, consensus_picture, strategy_for_short_run
+from multigpu.comparison import EXACT, NAMES, consensus_picture, strategy_for_short_run
 from multigpu.errors import UserError
 from multigpu.strategies import ALGORITHMS
 from multigpu.strategies.costs import predicted_bytes
@@ -312,3 +312,26 @@ def test_a_batch_that_cannot_be_filled(tmp_path, npz):
     assert done.returncode == 2 and "35 training images fill no batch of 40" in done.stdout, (
         done.stdout
     )
+
+
+# ---- what today's Lightning has -------------------------------------------------------------
+
+
+def test_lightning_has_ddp_and_ddp_spawn_of_the_twelve_names():
+    """The page says so."""
+    strategies = pytest.importorskip("lightning.pytorch.strategies")
+    names = {name.partition(":")[0] for name in NAMES}
+    available = strategies.StrategyRegistry.available_strategies()
+    assert names & set(available) == {"ddp", "ddp_spawn"}
+
+
+def test_lightning_refuses_ddp_spawn_in_a_notebook(monkeypatch):
+    """The page says so."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    connector = lightning.trainer.connectors.accelerator_connector
+    monkeypatch.setattr(connector, "_IS_INTERACTIVE", True)
+    settings = {"accelerator": "cpu", "devices": 2, "logger": False}
+    with pytest.raises(lightning.utilities.exceptions.MisconfigurationException) as error:
+        lightning.Trainer(strategy="ddp_spawn", **settings)
+    assert "ddp_notebook" in str(error.value)
+    lightning.Trainer(strategy="ddp_notebook", **settings)

@@ -8,6 +8,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,15 +42,15 @@ def address(log: Path, server: subprocess.Popen) -> re.Match:
     return found
 
 
-def test_make_lab_by_ssh(tmp_path: Path):
-    home = tmp_path / "home"
-    home.mkdir()
-    log = tmp_path / "log"
-    environment = clean_environment(HOME=home, SSH_CONNECTION="10.0.0.1 50000 10.0.0.7 22")
+@contextmanager
+def lab(
+    command: list[str | Path], environment: dict[str, str], log: Path
+) -> Iterator[re.Match]:
+    """Start a server, which writes to `log`; its address, as in `address`. End it after."""
     environment.pop("JUPYTER_TOKEN", None)
     with log.open("w") as output:
         server = subprocess.Popen(
-            ["make", "-o", INSTALLED, "lab", f"VENV={sys.prefix}"],
+            command,
             cwd=ROOT,
             env=environment,
             stdout=output,
@@ -56,13 +58,23 @@ def test_make_lab_by_ssh(tmp_path: Path):
             start_new_session=True,
         )
     try:
-        found = address(log, server)
-        assert answer(found[0]) == 200
-        assert (ROOT / found[2].removeprefix("/lab/tree/")).is_file()
-        assert answer(f"http://127.0.0.1:{found[1]}/api/contents") == 403, "without the token"
+        yield address(log, server)
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+def test_make_lab_by_ssh(tmp_path: Path):
+    home = tmp_path / "home"
+    home.mkdir()
+    log = tmp_path / "log"
+    environment = clean_environment(HOME=home, SSH_CONNECTION="10.0.0.1 50000 10.0.0.7 22")
+    with lab(
+        ["make", "-o", INSTALLED, "lab", f"VENV={sys.prefix}"], environment, log
+    ) as found:
+        assert answer(found[0]) == 200
+        assert (ROOT / found[2].removeprefix("/lab/tree/")).is_file()
+        assert answer(f"http://127.0.0.1:{found[1]}/api/contents") == 403, "without the token"
     *_, started, line = log.read_text().splitlines()
     assert str(ROOT) in started
     assert f"ssh -N -L {found[1]}:127.0.0.1:{found[1]} " in line and "@10.0.0.7" in line
@@ -100,19 +112,6 @@ def test_the_address_is_that_of_this_server_if_another_program_takes_the_port(tm
         for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")
     }
     environment = clean_environment(**folders, SSH_CONNECTION="10.0.0.1 50000 10.0.0.7 22")
-    environment.pop("JUPYTER_TOKEN", None)
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            [sys.executable, tmp_path / "late.py", "--config=lessons/.jupyter/lab.py"],
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        found = address(log, server)
+    command = [sys.executable, tmp_path / "late.py", "--config=lessons/.jupyter/lab.py"]
+    with lab(command, environment, log) as found:
         assert answer(found[0]) == 200
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
