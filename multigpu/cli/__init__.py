@@ -1,4 +1,4 @@
-"""The command `multigpu`: doctor, slurm, horovodrun, scaling, virtual, notebooks, exercise, …
+"""The command `multigpu`: doctor, slurm, horovodrun, scaling, virtual, prove, notebooks, …
 
 Each command calls one module and prints what it returns.
 """
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from multigpu import classroom
-from multigpu.cli import exercises, scaling, virtual
+from multigpu.cli import exercises, prove, scaling, virtual
 from multigpu.course import find_root
 from multigpu.errors import UserError
 from multigpu.terminal import announce
@@ -264,6 +264,14 @@ app.command(
     "virtual",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )(virtual.virtual)
+
+
+# ---- multigpu prove: see prove.py -----------------------------------------------------------
+
+app.command(
+    "prove",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)(prove.prove)
 
 
 # ---- multigpu exercise, release, grade: see exercises.py ------------------------------------

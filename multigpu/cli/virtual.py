@@ -122,7 +122,7 @@ def virtual(
         tokens_per_step=tokens_per_step,
     )
     _options.check(options)
-    _check_files({"--picture": picture, "--trace": trace, "--json": json_file})
+    check_files({"--picture": picture, "--trace": trace, "--json": json_file})
     with tempfile.TemporaryDirectory(
         prefix="multigpu-virtual-", ignore_cleanup_errors=True
     ) as folder:
@@ -163,7 +163,7 @@ def _predict_at_peaks(command: list[str], options: Options, folder: Path) -> Pre
     return prediction
 
 
-def _check_files(files: dict[str, Path | None]) -> None:
+def check_files(files: dict[str, Path | None]) -> None:
     """Raise UserError for a file that cannot be written: now, not after hours of a run."""
     for flag, path in files.items():
         if path is None:

@@ -20,7 +20,7 @@ from multigpu.virtual import options as _options
 from multigpu.virtual import record
 from multigpu.virtual.options import JOINING, Options
 
-SITE = Path(__file__).parent / "site"
+SITE = Path(__file__).parents[1] / "site"
 # What this process passes on to the program.
 PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 # torchrun, and the modules that do the same.

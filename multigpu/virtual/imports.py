@@ -5,19 +5,35 @@ Python imports this module at its start, in every process of a run: it imports l
 
 import gc
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
 
+from multigpu import after_torch
 from multigpu.virtual import packages
 
 
 def watch() -> None:
-    """Let torch find virtual GPUs from its import on."""
+    """Let torch find virtual GPUs from its import on.
+
+    The packages that cannot run are refused before it, too: many programs import them first.
+    """
     if "torch" in sys.modules:
         put_on()
-    else:
-        sys.meta_path.insert(0, _AfterTorch())
+        return
+    refused = packages.Finder(_sees_gpus)
+    sys.meta_path.insert(0, refused)
+
+    def after() -> None:
+        # The packages are still refused while put_on runs: it imports
+        # torch.utils.flop_counter, which would import triton, and then the program's own
+        # import of triton would raise no error. A CUDA build warns that it finds none.
+        import logging
+
+        log = logging.getLogger("torch.utils.flop_counter")
+        log.disabled = True
+        put_on()
+        log.disabled = False
+        sys.meta_path.remove(refused)
+
+    after_torch.call(after)
 
 
 def _sees_gpus() -> bool:
@@ -25,48 +41,6 @@ def _sees_gpus() -> bool:
     from multigpu.virtual.visible import visible_gpus
 
     return bool(visible_gpus(from_environment().gpus))
-
-
-class _AfterTorch:
-    """A finder that finds torch as the others do, and has `put_on` called after its import.
-
-    Programs look for torch without importing it, so it stays until the import. The packages
-    that cannot run are refused before it, too: many programs import them first.
-    """
-
-    def __init__(self) -> None:
-        self.packages = packages.Finder(_sees_gpus)
-        sys.meta_path.insert(0, self.packages)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
-        if spec is None or spec.loader is None:
-            return spec
-        loader = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            # torch's module keeps its loader, which is then as it was found.
-            del loader.exec_module
-            sys.meta_path.remove(self)
-            execute(module)
-            # The packages are still refused while put_on runs: it imports
-            # torch.utils.flop_counter, which would import triton, and then the program's own
-            # import of triton would raise no error. A CUDA build warns that it finds none.
-            import logging
-
-            log = logging.getLogger("torch.utils.flop_counter")
-            log.disabled = True
-            put_on()
-            log.disabled = False
-            sys.meta_path.remove(self.packages)
-
-        loader.exec_module = exec_module
-        return spec
 
 
 def put_on() -> None:

@@ -36,6 +36,8 @@ class Options:
     steps          the optimizer's steps after which the program ends; None: it ends by itself
     samples_per_step, tokens_per_step   of one step of all ranks together; None: not known
     peaks          whether kernels reach the data sheet's peaks, and not the preset's shares
+    alias          whether cuda:1, cuda:2, … are further names of cuda:0, the only GPU: a
+                   program with layers on several GPUs then runs on one
     """
 
     gpus: int = 2
@@ -52,6 +54,7 @@ class Options:
     samples_per_step: int | None = None
     tokens_per_step: int | None = None
     peaks: bool = False
+    alias: bool = False
 
     def label(self) -> str:
         """The label of all simulated times: "simulated: 2 × V100-16GB, NVLink2"."""

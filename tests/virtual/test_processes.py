@@ -188,7 +188,7 @@ build.ensure_finalized()
 print("\\n".join(build.get_outputs()))
 """
     files = run(sys.executable, "-c", code, cwd=ROOT).stdout
-    assert "multigpu/virtual/site/sitecustomize.py\n" in files
+    assert "multigpu/site/sitecustomize.py\n" in files
 
 
 RPC = """

@@ -89,7 +89,7 @@ class Machine:
 
         Raises torch.AcceleratorError with CUDA's message for an index that does not exist.
         """
-        index = current_index() if device.index is None else device.index
+        index = current_index() if device.index is None else index_named(device.index)
         count = len(self.meters)
         if not 0 <= index < count:
             existing = "is 1 virtual GPU" if count == 1 else f"are {count} virtual GPUs"
@@ -173,6 +173,22 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Alias:
+    """Whether each index names the device 0."""
+
+    wanted = False
+
+
+def want_alias(wanted: bool) -> None:
+    """Let each index name the device 0, before virtual GPUs start, or no longer."""
+    _Alias.wanted = wanted
+
+
+def index_named(index: int) -> int:
+    """The index of the device that a program means by `index`."""
+    return 0 if _Alias.wanted else index
 
 
 def current_index() -> int:

@@ -33,7 +33,7 @@ from multigpu.virtual.face import (
     wall_clock,
     world,
 )
-from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.face.devices import FACE, want_alias
 from multigpu.virtual.options import Options
 
 # All that is replaced in torch, with the reasons; vgpu/patches/__init__.py has what virtual
@@ -94,6 +94,7 @@ def put_on(options: Options | None = None) -> list[torch.device]:
     _device_constructors()
     names.set_shown_type(FACE)
     driver.forget()
+    want_alias(options.alias)
     wall_clock.want(options.clock == "simulated")
     world.want(options)
     try:

@@ -13,6 +13,12 @@ FACE = "cuda"
 _translated: dict[Any, torch.device] = {}
 
 
+def want_alias(wanted: bool) -> None:
+    """Let each index name cuda:0, before virtual GPUs start, or no longer."""
+    machine.want_alias(wanted)
+    _translated.clear()
+
+
 def inner(device: Any) -> Any:
     """The argument `device` of a program, as torch's C++ code needs it.
 
@@ -22,7 +28,7 @@ def inner(device: Any) -> Any:
     """
     kind = type(device)
     if kind is int:
-        return Device(names.INNER, device)
+        return Device(names.INNER, machine.index_named(device))
     if kind is not str and kind is not Device:
         return device
     translated = _translated.get(device)
@@ -30,5 +36,7 @@ def inner(device: Any) -> Any:
         translated = names.hide(Device(device))
         if translated.type == names.INNER and translated.index is None:
             return Device(names.INNER, machine.current_index())
+        if translated.type == names.INNER:
+            translated = Device(names.INNER, machine.index_named(translated.index))
         _translated[device] = translated
     return translated

@@ -75,8 +75,7 @@ def current_device() -> int:
 
 def set_device(index: int) -> None:
     """Make cuda:index this thread's current device."""
-    meter_at(index)
-    machine.set_current_index(index)
+    machine.set_current_index(meter_at(index).index)
     _State.device_was_set = True
 
 
@@ -85,8 +84,7 @@ def exchange_device(index: int) -> int:
     if index < 0:
         return -1
     before = machine.current_index()
-    meter_at(index)
-    machine.set_current_index(index)
+    machine.set_current_index(meter_at(index).index)
     return before
 
 

@@ -1,6 +1,6 @@
-"""Python imports this at its start, in every process of `multigpu virtual`.
+"""Python imports this at its start, in every process of `multigpu virtual` and `multigpu prove`.
 
-The command puts this folder on PYTHONPATH, so that also the processes that a program starts
+The commands put this folder on PYTHONPATH, so that also the processes that a program starts
 come here: torchrun's workers, the children of mp.spawn, DataLoader's workers.
 """
 
@@ -13,13 +13,19 @@ def _watch_torch():
 
     A program's folder can have a multigpu.py. It is not on the path yet.
     """
-    root = os.path.dirname(os.path.dirname(os.path.dirname(_folder)))
+    root = os.path.dirname(os.path.dirname(_folder))
     sys.path.insert(0, root)
     try:
-        from multigpu.virtual import imports
+        if os.environ.get("MULTIGPU_VIRTUAL"):
+            from multigpu.virtual import imports
+
+            imports.watch()
+        if os.environ.get("MULTIGPU_PROVE"):
+            from multigpu.prove import inside
+
+            inside.watch()
     finally:
         sys.path.remove(root)
-    imports.watch()
 
 
 def _run_hidden():
@@ -35,6 +41,6 @@ def _run_hidden():
 
 
 _folder = os.path.dirname(os.path.realpath(__file__))
-if os.environ.get("MULTIGPU_VIRTUAL"):
+if os.environ.get("MULTIGPU_VIRTUAL") or os.environ.get("MULTIGPU_PROVE"):
     _watch_torch()
 _run_hidden()

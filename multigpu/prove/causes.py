@@ -1,0 +1,904 @@
+"""Why a parallel run differs from the reference: the first cause that the records show.
+
+A cause is looked for at the first step that differs, in the order in which a step happens:
+weights, rows, gradients, the optimizer's options, the update, buffers.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from multigpu.prove.compare import Comparison, StepDistances, match_rows, rows_of
+from multigpu.prove.record import Head, Step
+
+# A gradient with this cosine to the reference's, and another length, has a wrong factor.
+SAME_DIRECTION = 0.9999
+# How far a factor may be from 1 / ranks and the like.
+NEAR = 0.02
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why two runs differ, or why nothing can be said.
+
+    kind       a word for programs: "same_rows", "divided_by_ranks", …
+    sentence   what was seen: parameter, step and rank are in it
+    remedy     what to do
+    step       the first step that shows it, from 1
+    rank, parameter   None if it concerns all
+    unknown    True if the difference says nothing about the program
+    """
+
+    kind: str
+    sentence: str
+    remedy: str
+    step: int
+    rank: int | None = None
+    parameter: str | None = None
+    unknown: bool = False
+
+
+@dataclass
+class Scene:
+    """The first step that differs, and what the runs recorded there."""
+
+    comparison: Comparison
+    step: StepDistances
+
+    @property
+    def ranks(self) -> int:
+        return len(self.step.parallel)
+
+    @property
+    def number(self) -> int:
+        return self.step.number
+
+    @property
+    def one(self) -> Step:
+        """The reference's step."""
+        return self.step.reference[0]
+
+    @property
+    def heads(self) -> list[Head]:
+        """The heads of the parallel run's ranks."""
+        return [
+            record.heads[self.step.key[0]]
+            for record in self.comparison.parallel
+            if self.step.key[0] in record.heads
+        ]
+
+    def cause(self, kind: str, sentence: str, remedy: str, **more: object) -> Cause:
+        return Cause(kind, sentence, remedy, self.number, **more)
+
+
+def find(comparison: Comparison) -> Cause | None:
+    """The cause of the first difference; None if the runs agree in all steps."""
+    random = _reference_is_random(comparison)
+    if random:
+        return random
+    for step in comparison.steps:
+        cause = _of_step(Scene(comparison, step))
+        if cause:
+            return cause
+    return _epoch_in_same_order(comparison) or _steps_differ(comparison)
+
+
+def _of_step(scene: Scene) -> Cause | None:
+    step = scene.step
+    weights, gradients, after = (
+        step.kinds[kind] for kind in ("weights", "gradients", "after")
+    )
+    if not all(np.isfinite(distances.scale).all() for distances in step.kinds.values()):
+        return scene.cause(
+            "not_finite",
+            f"in step {scene.number} of the reference there are numbers that are NaN or inf",
+            "a proof ends there: take fewer --steps, or a smaller learning rate",
+            unknown=True,
+        )
+    if _skips(scene):
+        return _skips(scene)
+    if weights.fails().any() or (weights.are_apart().any() and scene.number == 1):
+        return _weights(scene)
+    if step.missing:
+        return _missing(scene)
+    if gradients.fails().any() or gradients.are_apart().any():
+        return next(filter(None, _gradient_causes(scene)))
+    options = _options(scene)
+    if options:
+        return options
+    if after.fails().any() or after.are_apart().any():
+        return _update(scene)
+    return _buffer(scene)
+
+
+# ---- before anything is compared -----------------------------------------------------------
+
+
+def _reference_is_random(comparison: Comparison) -> Cause | None:
+    """Whether two runs of the reference differ by more than rounding, in their first step."""
+    if not comparison.steps or not comparison.steps[0].band:
+        return None
+    step = comparison.steps[0]
+    for other in step.band:
+        scene = Scene(comparison, step)
+        remedy = (
+            "seed each generator that the program uses (numpy.random.default_rng(0), "
+            "random.Random(0), torch.Generator().manual_seed(0), not the time), and prove again"
+        )
+        own, rows = rows_of(scene.one), rows_of(other)
+        if match_rows(own, rows)[0] < min(len(own), len(rows)):
+            return scene.cause(
+                "random_reference",
+                "two runs of the reference read different rows in their first step",
+                remedy,
+                unknown=True,
+            )
+        scale = np.linalg.norm(scene.one.weights)
+        if np.linalg.norm(scene.one.weights - other.weights) > 1e-3 * scale:
+            return scene.cause(
+                "random_reference",
+                "two runs of the reference begin with different weights",
+                remedy,
+                unknown=True,
+            )
+        if scene.one.random:
+            continue
+        distance = np.linalg.norm(scene.one.gradients - other.gradients)
+        if distance > 0.3 * np.linalg.norm(scene.one.gradients) > 0:
+            return scene.cause(
+                "random_reference",
+                "two runs of the reference have different gradients in their first step",
+                remedy,
+                unknown=True,
+            )
+    return None
+
+
+# ---- weights before a step -----------------------------------------------------------------
+
+
+def _weights(scene: Scene) -> Cause:
+    step = scene.step
+    distances = step.kinds["weights"]
+    place, rank, between = _worst(scene, "weights")
+    name = step.names[place]
+    if scene.number > 1:
+        where = f"rank {rank}'s" if between else "the parallel run's"
+        return scene.cause(
+            "update",
+            f"{where} {name} differs before step {scene.number}, and did not after the step "
+            f"before it: something other than the optimizer's step has changed it",
+            "look between optimizer.step() and the next forward: what writes weights there "
+            "(an average, a clamp, a checkpoint) must do so on all ranks",
+            rank=rank,
+            parameter=name,
+        )
+    size = _size(distances.apart[place] if between else distances.off[place], distances, place)
+    if between:
+        return scene.cause(
+            "initial_weights",
+            f"rank {rank} begins with other weights than rank {scene.step.ranks[0]}: {name} "
+            f"is {size} apart before step 1",
+            "seed all ranks alike before the model is made, broadcast the weights from rank 0, "
+            "or wrap the model in DDP after its weights are loaded",
+            rank=rank,
+            parameter=name,
+        )
+    return scene.cause(
+        "initial_weights",
+        f"the parallel run begins with other weights than the reference: {name} is {size} "
+        f"apart before step 1",
+        "seed the model before it is made, with a seed that does not depend on the rank or "
+        "the number of ranks",
+        parameter=name,
+    )
+
+
+# ---- gradients -----------------------------------------------------------------------------
+
+
+def _missing(scene: Scene) -> Cause:
+    place, rank = scene.step.missing[0]
+    name = scene.step.names[place]
+    present = scene.one.present[place] if place < len(scene.one.present) else True
+    have = "the reference has one" if present else "the reference has none"
+    return scene.cause(
+        "missing_gradient",
+        f"in step {scene.number}, {name} has "
+        f"{'no gradient' if present else 'a gradient'} on rank {rank}, and {have}",
+        "each rank must use the same parameters in each step: with DDP, find_unused_parameters"
+        "=True averages what only some ranks use; by hand, reduce zeros where grad is None",
+        rank=rank,
+        parameter=name,
+    )
+
+
+def _gradient_causes(scene: Scene) -> Iterator[Cause | None]:
+    """What can be wrong with gradients, in the order in which it is asked."""
+    yield _rows(scene)
+    yield _apart(scene)
+    yield _drawn(scene)
+    yield _factor(scene)
+    yield _clipping(scene)
+    yield _batch_norm(scene)
+    yield _gathered(scene)
+    yield _compressed(scene)
+    yield _own_mean(scene)
+    yield _unknown_gradients(scene)
+
+
+def _rows(scene: Scene) -> Cause | None:
+    """Whether the ranks together read the rows that the reference reads."""
+    one = rows_of(scene.one)
+    every = _data_parallel_rows(scene)
+    if not len(one) or not every or any(not len(rows) for rows in every):
+        return None
+    together = np.concatenate(every)
+    both, missing, more = match_rows(one, together)
+    loader = next((step.loader for step in scene.step.parallel if step.loader), None)
+    ranks = len(every)
+    alike = ranks > 1 and all(
+        len(rows) == len(every[0]) and match_rows(rows, every[0])[0] == len(rows)
+        for rows in every[1:]
+    )
+    if alike and len(set(np.round(every[0], 9))) > 0 and both < len(together):
+        if loader is None and not scene.heads[0].seeded:
+            return _random_rows(scene, "each rank draws its rows at random, without a seed")
+        return scene.cause(
+            "same_rows",
+            f"in step {scene.number} all {ranks} ranks read the same {len(every[0])} rows",
+            "give each rank its own: DataLoader(…, sampler=DistributedSampler(dataset)), or a "
+            "slice by rank",
+        )
+    if not missing and not more:
+        return None
+    if len(together) == ranks * len(one) and ranks > 1 and (both == len(one) or both == 0):
+        return _fewer_rows(scene, one, together)
+    repeated = len(together) - _distinct(together)
+    if loader and loader.sampler == "DistributedSampler" and more and both and not missing:
+        return scene.cause(
+            "padding",
+            f"in step {scene.number} the ranks read {len(together)} rows, and one GPU "
+            f"{len(one)}: DistributedSampler repeats {more} "
+            f"{'row' if more == 1 else 'rows'} at the end of the epoch, to give each rank as "
+            f"many as the others",
+            "use drop_last=True, or a data set that the number of ranks divides; a repeated "
+            "row counts twice",
+        )
+    if not both and _order_of_last_epoch(scene):
+        return _same_order(scene)
+    if not both or both < 0.5 * min(len(one), len(together)):
+        return _other_rows(scene, every, loader)
+    if missing and not repeated:
+        return scene.cause(
+            "rows_missing",
+            f"in step {scene.number} no rank reads {missing} of the {len(one)} rows that one "
+            f"GPU reads",
+            "look at how rows are divided: the ranks' parts must cover the whole batch "
+            "(integer division drops the rest)",
+        )
+    rank = _rank_that_repeats(every)
+    return scene.cause(
+        "rows_repeated",
+        f"in step {scene.number} the ranks read {repeated or more} rows more than once"
+        + (f", and no rank reads {missing}" if missing else ""),
+        "look at how rows are divided: the ranks' parts must not overlap",
+        rank=scene.step.ranks[rank] if rank is not None else None,
+    )
+
+
+def _data_parallel_rows(scene: Scene) -> list[np.ndarray]:
+    """The rows of each rank that shares the data-parallel work; of others that have any."""
+    heads = scene.heads
+    rows = [rows_of(step) for step in scene.step.parallel]
+    if all(head.peers is not None for head in heads):
+        mine = heads[0].peers
+        if len(mine) < len(heads):
+            return [r for r, head in zip(rows, heads, strict=True) if head.rank in mine]
+        return rows
+    sharded = any(part.shard is not None for head in heads for part in head.parts)
+    if sharded:
+        # Tensor parallelism: the ranks read the same rows, rightly.
+        return rows[:1]
+    return [row for row in rows if len(row)]
+
+
+def _distinct(rows: np.ndarray) -> int:
+    if not len(rows):
+        return 0
+    ordered = np.sort(rows)
+    tolerance = 1e-6 * max(np.abs(ordered).max(), 1e-30)
+    return 1 + int((np.diff(ordered) > tolerance).sum())
+
+
+def _rank_that_repeats(every: list[np.ndarray]) -> int | None:
+    for place in range(1, len(every)):
+        before = np.concatenate(every[:place])
+        if match_rows(every[place], before)[0]:
+            return place
+    return None
+
+
+def _fewer_rows(scene: Scene, one: np.ndarray, together: np.ndarray) -> Cause:
+    return scene.cause(
+        "fewer_rows",
+        f"the reference reads {len(one)} rows a step, and {scene.ranks} ranks together read "
+        f"{len(together)}: each rank takes a whole batch",
+        f"compare with a reference that reads {len(together)} rows a step: give its command "
+        f"with --reference",
+        unknown=True,
+    )
+
+
+def _random_rows(scene: Scene, what: str) -> Cause:
+    return scene.cause(
+        "random_rows",
+        f"in step {scene.number} {what}, so one GPU reads other rows",
+        "draw the rows of a global batch with one seed on all ranks and take a slice by rank, "
+        "or run `multigpu prove --self`, which needs no reference",
+        unknown=True,
+    )
+
+
+def _other_rows(scene: Scene, every: list[np.ndarray], loader: object) -> Cause:
+    own_order = loader is not None and loader.sampler == "RandomSampler" and len(every) > 1
+    if own_order:
+        return scene.cause(
+            "not_divided",
+            f"in step {scene.number} each rank reads rows from the whole data set in an order "
+            f"of its own (its DataLoader has a RandomSampler)",
+            "give each rank its own part: DataLoader(…, sampler=DistributedSampler(dataset))",
+        )
+    if loader is None:
+        return _random_rows(scene, "each rank draws its own rows by its own seed")
+    return scene.cause(
+        "other_rows",
+        f"in step {scene.number} the ranks read other rows than one GPU does, in another order",
+        "let the reference read in the same order (DistributedSampler also with one rank, "
+        "equal seeds), or run `multigpu prove --self`, which needs no reference",
+        unknown=True,
+    )
+
+
+def _apart(scene: Scene) -> Cause | None:
+    """Whether ranks that should have averaged their gradients have different ones."""
+    step = scene.step
+    distances = step.kinds["gradients"]
+    apart = distances.are_apart()
+    if not apart.any():
+        return None
+    norms = [parallel.norms for parallel in step.parallel]
+    if all(norms) and _differ([pair[-1][0] for pair in norms]):
+        return _clipped_own(scene, norms)
+    heads = scene.heads
+    rank = int(distances.apart_rank[np.argmax(apart)])
+    names = [name for name, is_apart in zip(step.names, apart, strict=True) if is_apart]
+    parts = {part.name: part for part in heads[0].parts}
+    size = _ratio_text(distances)
+    micro = max(len(parallel.losses) for parallel in step.parallel)
+    if len(names) < int((distances.scale > 0).sum()):
+        return _some_apart(scene, names, parts, rank)
+    if not heads[0].uses_ddp:
+        return scene.cause(
+            "not_averaged",
+            f"in step {scene.number} the ranks step with their own gradients, {size} apart: "
+            f"nothing averages them",
+            "wrap the model in DistributedDataParallel, or all-reduce each gradient and divide "
+            "by the number of ranks before optimizer.step()",
+            rank=rank,
+            parameter=names[0],
+        )
+    forward = step.parallel[0].forward_sync
+    if micro > 1 or (forward and not all(forward)):
+        return scene.cause(
+            "wrong_micro_batch",
+            f"in step {scene.number} the ranks step with their own gradients, {size} apart: "
+            f"DDP did not synchronize the last of {micro} micro-batches"
+            if micro > 1
+            else f"in step {scene.number} the ranks step with their own gradients, {size} "
+            f"apart: DDP was told not to synchronize",
+            "DDP decides in forward: call forward and backward of all micro-batches but the "
+            "last inside model.no_sync(), and set require_backward_grad_sync before forward",
+            rank=rank,
+            parameter=names[0],
+        )
+    return scene.cause(
+        "not_averaged",
+        f"in step {scene.number} the ranks step with their own gradients, {size} apart, "
+        f"although a module is wrapped in DDP"
+        + ("" if forward else ": its forward is not called"),
+        "call the DDP module itself and not model.module, leave its hooks in place, and reduce "
+        "each gradient before optimizer.step()",
+        rank=rank,
+        parameter=names[0],
+    )
+
+
+def _some_apart(scene: Scene, names: list[str], parts: dict, rank: int) -> Cause:
+    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    uses_ddp = scene.heads[0].uses_ddp
+    outside = uses_ddp and not any(name in parts and parts[name].in_ddp for name in names)
+    if outside and any(part.in_ddp for part in parts.values()):
+        return scene.cause(
+            "outside_ddp",
+            f"in step {scene.number} the ranks' gradients of {listed} differ, and the others "
+            f"are averaged: DDP does not hold {'it' if len(names) == 1 else 'them'}",
+            "put all parameters into the module that DDP wraps, and do not exclude them "
+            "(_ddp_params_and_buffers_to_ignore), or average them by hand",
+            rank=rank,
+            parameter=names[0],
+        )
+    return scene.cause(
+        "parameter_not_averaged",
+        f"in step {scene.number} the ranks' gradients of {listed} differ, and the others are "
+        f"averaged",
+        "reduce the gradients of all parameters; with tensor or sequence parallelism also "
+        "those of parameters that each rank holds whole",
+        rank=rank,
+        parameter=names[0],
+    )
+
+
+def _drawn(scene: Scene) -> Cause | None:
+    drawn = scene.one.random
+    if not drawn:
+        return None
+    where = "its forward" if drawn[0] == "forward" else drawn[0] or "the model"
+    return scene.cause(
+        "random_numbers",
+        f"the model draws random numbers in {where}, and each rank draws others than one GPU",
+        "switch that off for the proof (p=0 in Dropout, no noise), and prove again",
+        unknown=True,
+    )
+
+
+def _factor(scene: Scene) -> Cause | None:
+    """Whether gradients have the reference's direction and another length."""
+    step = scene.step
+    fails = step.kinds["gradients"].fails()
+    dot, square, other = step.products
+    if not square * other:
+        return None
+    wrong = [
+        place
+        for place in np.flatnonzero(fails)
+        if step.kinds["gradients"].scale[place] > 1e-5 * math.sqrt(square)
+    ]
+    if not wrong or any(step.cosine[place] < SAME_DIRECTION for place in wrong):
+        return None
+    ratios = step.ratio[wrong]
+    ratio = float(np.median(ratios))
+    if np.abs(ratios - ratio).max() > NEAR * abs(ratio):
+        return _clipping(scene)
+    names = [step.names[place] for place in wrong]
+    whole = len(wrong) >= int((step.kinds["gradients"].scale > 1e-5 * math.sqrt(square)).sum())
+    what = "the gradients are" if whole else f"the gradient of {names[0]} is"
+    said = f"in step {scene.number} {what} {_times(ratio)} those of one GPU"
+    clipped = _clipping(scene)
+    if clipped:
+        return clipped
+    return _named_factor(scene, ratio, said, None if whole else names[0])
+
+
+def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Cause:
+    one = sum(scene.one.losses)
+    ranks = scene.ranks
+    losses = [sum(step.losses) for step in scene.step.parallel]
+    mean = sum(losses) / max(len(losses), 1)
+    equal = len(losses) > 1 and not _differ(losses)
+    micro = len(scene.step.parallel[0].losses)
+    fewer = len(scene.one.losses) / max(micro, 1)
+    more: dict = {"parameter": name}
+
+    def near(value: float, wanted: float) -> bool:
+        return abs(value - wanted) <= NEAR * abs(wanted)
+
+    if near(ratio, 1 / ranks):
+        if scene.step.parallel[0].gathered.get("all_gather", 0) + scene.step.parallel[
+            0
+        ].gathered.get("all_gather_into_tensor", 0):
+            return _gathered_cause(scene, said)
+        if equal and scene.step.parallel[0].gathered.get("all_reduce"):
+            return scene.cause(
+                "loss_reduced",
+                f"{said}: all ranks go backward from the same all-reduced loss, of which each "
+                f"can change only its own part",
+                "go backward from the rank's own loss, and reduce a detached copy for printing",
+                **more,
+            )
+        if _is_sum(scene.step.parallel[0].made):
+            return scene.cause(
+                "sum_loss",
+                f"{said}: the loss is a sum over a rank's rows, and DDP takes the mean of the "
+                f"ranks' gradients",
+                "use the mean over rows as the loss, or multiply the sum by the number of ranks",
+                **more,
+            )
+        return scene.cause(
+            "divided_by_ranks",
+            f"{said}: something divides by the number of ranks twice",
+            "DDP and FSDP divide by the number of ranks already: do not divide the loss or the "
+            "gradients again",
+            **more,
+        )
+    if near(ratio, ranks) and not (near(ratio, micro) and _added(scene, losses, one)):
+        return scene.cause(
+            "multiplied_by_ranks",
+            f"{said}: the gradients of {ranks} ranks are added, and not divided",
+            "divide by the number of ranks after all_reduce(SUM), or use ReduceOp.AVG",
+            **more,
+        )
+    for times in sorted({micro, fewer}):
+        if times > 1 and near(ratio, times):
+            return scene.cause(
+                "micro_batches_added",
+                f"{said}: the gradients of {micro} micro-batches are added, and not averaged",
+                "divide each micro-batch's loss by the number of micro-batches",
+                **more,
+            )
+    return scene.cause(
+        "factor",
+        said,
+        "look at what divides or multiplies the loss or the gradients: numbers of ranks, "
+        "micro-batches, rows or tokens",
+        **more,
+    )
+
+
+def _is_sum(made: list[str]) -> bool:
+    """Whether a loss is a sum that nothing divides, by the operations that made it."""
+    for name in made:
+        if name.startswith(("Div", "Mean")) or name.endswith(" mean"):
+            return False
+        if name.startswith("Sum") or name.endswith(" sum"):
+            return True
+    return False
+
+
+def _added(scene: Scene, losses: list[float], one: float) -> bool:
+    """Whether the losses of a rank's micro-batches add up to more than one GPU's loss."""
+    mean = sum(losses) / max(len(losses), 1)
+    return abs(mean) > 1.5 * abs(one)
+
+
+def _clipping(scene: Scene) -> Cause | None:
+    norms = [step.norms for step in scene.step.parallel]
+    if not all(norms) or not scene.one.norms:
+        return None
+    if _differ([pairs[-1][0] for pairs in norms]):
+        return _clipped_own(scene, norms)
+    limits = [pairs[-1][1] for pairs in norms]
+    if _differ([*limits, scene.one.norms[-1][1]]):
+        return scene.cause(
+            "clipping",
+            f"in step {scene.number} gradients are clipped to a norm of {limits[0]:.3g}, and "
+            f"on one GPU to {scene.one.norms[-1][1]:.3g}",
+            "clip to the same norm, whatever the number of ranks",
+        )
+    return None
+
+
+def _clipped_own(scene: Scene, norms: list) -> Cause:
+    rank = int(np.argmax([abs(pairs[-1][0] - norms[0][-1][0]) for pairs in norms]))
+    return scene.cause(
+        "clipped_before_average",
+        f"in step {scene.number} each rank clips by the norm of its own gradients "
+        f"({norms[0][-1][0]:.3g} on rank {scene.step.ranks[0]}, {norms[rank][-1][0]:.3g} on "
+        f"rank {scene.step.ranks[rank]})",
+        "clip after the gradients are averaged; with FSDP1 by model.clip_grad_norm_, which "
+        "adds the norms of all shards",
+        rank=scene.step.ranks[rank],
+    )
+
+
+def _batch_norm(scene: Scene) -> Cause | None:
+    norms = scene.heads[0].norms
+    if not norms or scene.ranks < 2:
+        return None
+    return scene.cause(
+        "batch_norm",
+        f"in step {scene.number} the ranks' gradients are averaged and the rows are those of "
+        f"one GPU, and {norms[0] or 'BatchNorm'} normalizes over each rank's own rows",
+        "use torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), GroupNorm or LayerNorm; or "
+        "accept it: then this run does not compute what one GPU computes",
+        parameter=norms[0],
+    )
+
+
+def _gathered(scene: Scene) -> Cause | None:
+    gathered = scene.step.parallel[0].gathered
+    if not gathered.get("all_gather") and not gathered.get("all_gather_into_tensor"):
+        return None
+    return _gathered_cause(
+        scene, f"in step {scene.number} the gradients are not those of one GPU"
+    )
+
+
+def _gathered_cause(scene: Scene, said: str) -> Cause:
+    return scene.cause(
+        "gathered_constants",
+        f"{said}: the program gathers tensors by dist.all_gather, whose result is a constant "
+        f"for autograd, so no gradient goes back to the ranks that sent them",
+        "use torch.distributed.nn.functional.all_gather, and mind that DDP divides by the "
+        "number of ranks",
+    )
+
+
+def _compressed(scene: Scene) -> Cause | None:
+    hooks = [hook for hook in scene.heads[0].hooks if "allreduce" not in hook]
+    if not hooks:
+        return None
+    return scene.cause(
+        "compressed",
+        f"in step {scene.number} the gradients are "
+        f"{_ratio_text(scene.step.kinds['gradients'])} from those of one GPU: DDP's "
+        f"communication hook {hooks[0]} changes them",
+        "prove without the hook; with it, this run does not compute what one GPU computes",
+    )
+
+
+def _own_mean(scene: Scene) -> Cause | None:
+    """Whether the mean of the ranks' losses is not the reference's loss."""
+    losses = [sum(step.losses) for step in scene.step.parallel if step.losses]
+    one = sum(scene.one.losses)
+    if len(losses) < 2 or not one:
+        return None
+    every = _data_parallel_rows(scene)
+    counts = [len(rows) for rows in every]
+    if len(set(counts)) > 1:
+        return scene.cause(
+            "own_mean",
+            f"in step {scene.number} the ranks have {', '.join(map(str, counts))} rows, each "
+            f"takes the mean over its own, and the mean over ranks weighs them alike",
+            "give all ranks as many rows, or weigh each rank's loss by its number of rows",
+        )
+    if abs(sum(losses) / len(losses) - one) <= 1e-5 * abs(one) and not scene.one.losses[1:]:
+        return None
+    return scene.cause(
+        "own_mean",
+        f"in step {scene.number} the ranks read the rows of one GPU, and the mean of their "
+        f"losses ({sum(losses) / len(losses):.5g}) is not its loss ({one:.5g}): each rank "
+        f"takes the mean over its own tokens or rows, and the mean over ranks weighs them alike",
+        "divide each rank's sum by the number of tokens of all ranks (all_reduce the number), "
+        "and multiply by the number of ranks, because DDP takes the mean",
+    )
+
+
+def _unknown_gradients(scene: Scene) -> Cause:
+    place, rank, _ = _worst(scene, "gradients")
+    distances = scene.step.kinds["gradients"]
+    size = _size(distances.off[place], distances, place)
+    return scene.cause(
+        "gradients",
+        f"in step {scene.number} the gradient of {scene.step.names[place]} on rank {rank} is "
+        f"{size} from that of one GPU (cosine {scene.step.cosine[place]:.4f}), with the same "
+        f"weights and rows",
+        "look at what the ranks compute otherwise: the loss's normalization, masks, a layer "
+        "that sees the whole batch, a reduction that is missing in backward",
+        rank=rank,
+        parameter=scene.step.names[place],
+    )
+
+
+# ---- the update ----------------------------------------------------------------------------
+
+
+def _options(scene: Scene) -> Cause | None:
+    """Whether the optimizer's options are the reference's, on all ranks."""
+    for step, rank in zip(scene.step.parallel, scene.step.ranks, strict=True):
+        for own, other in zip(scene.one.options, step.options, strict=False):
+            for name in own.keys() & other.keys():
+                if not _differ([own[name], other[name]]):
+                    continue
+                kind = "learning_rate" if name == "lr" else "optimizer_options"
+                alone = not all(
+                    _differ([own[name], others.options[0].get(name, own[name])])
+                    for others in scene.step.parallel
+                    if others.options
+                )
+                who = f"rank {rank}" if alone else f"{scene.ranks} ranks"
+                said = (
+                    f"in step {scene.number} {who} {'steps' if alone else 'step'} with "
+                    f"{name}={_short(other[name])}, and one GPU with {_short(own[name])}"
+                )
+                if kind == "learning_rate" and scene.number > 1:
+                    return _scheduler(scene, said, rank if alone else None)
+                return scene.cause(
+                    kind,
+                    f"the gradients are right, and the update is not: {said}",
+                    "take the same options, whatever the number of ranks (a rate that grows "
+                    "with the ranks belongs to a batch that grows with them)",
+                    rank=rank if alone else None,
+                )
+    return None
+
+
+def _scheduler(scene: Scene, said: str, rank: int | None) -> Cause:
+    rates = {
+        step.kinds and step.number: step.reference[0].options[0]["lr"]
+        for step in scene.comparison.steps
+        if step.key[0] == scene.step.key[0]
+    }
+    mine = scene.step.parallel[0].options[0]["lr"]
+    later = [
+        number
+        for number, rate in rates.items()
+        if number > scene.number and not _differ([rate, mine])
+    ]
+    ahead = (
+        f" (which one GPU has in step {later[0]})"
+        if later and later[0] - 1 == scene.ranks * (scene.number - 1)
+        else ""
+    )
+    return scene.cause(
+        "scheduler",
+        f"the gradients are right, and the update is not: {said}{ahead}; the rates were equal "
+        f"before",
+        "step the scheduler once for each optimizer step, on all ranks (Accelerate's steps it "
+        "once for each rank, unless split_batches or step_scheduler_with_optimizer=False)",
+        rank=rank,
+    )
+
+
+def _update(scene: Scene) -> Cause:
+    place, rank, between = _worst(scene, "after")
+    name = scene.step.names[place]
+    where = f"on rank {rank}" if between else "in the parallel run"
+    return scene.cause(
+        "optimizer_state",
+        f"the gradients are right, and the update is not: in step {scene.number} the optimizer "
+        f"changes {name} otherwise {where}, with equal weights, gradients and options",
+        "compare the optimizer's state (momentum, second moments, step counts): all ranks must "
+        "load it, and none may reset it",
+        rank=rank if between else None,
+        parameter=name,
+    )
+
+
+def _buffer(scene: Scene) -> Cause | None:
+    for name, off, limit, rank in scene.step.buffers:
+        if not off <= limit:
+            return scene.cause(
+                "buffers",
+                f"weights and gradients agree, and the buffer {name} does not: on rank {rank} "
+                f"it is {_percent(off)} from that of one GPU in step {scene.number}",
+                "compute the buffer from the rows of all ranks (all_reduce what it is made of)",
+                rank=rank,
+                parameter=name,
+            )
+    return None
+
+
+# ---- the steps themselves ------------------------------------------------------------------
+
+
+def _skips(scene: Scene) -> Cause | None:
+    own = scene.one.skipped
+    for step, rank in zip(scene.step.parallel, scene.step.ranks, strict=True):
+        if step.skipped != own:
+            return scene.cause(
+                "skipped_steps",
+                f"before step {scene.number} the gradient scaler has skipped {step.skipped} "
+                f"steps on rank {rank}, and {own} on one GPU",
+                "begin with a smaller loss scale (GradScaler(init_scale=1024)), so that no "
+                "step is skipped, and prove again",
+                rank=rank,
+                unknown=True,
+            )
+    return None
+
+
+def _order_of_last_epoch(scene: Scene) -> bool:
+    """Whether the ranks read in this step what they read as many steps into the last epoch."""
+    steps = [
+        step for step in scene.comparison.steps if step.key[0] == scene.step.key[0]
+    ]
+    now = scene.step.parallel[0]
+    begins = {}
+    for step in steps:
+        begins.setdefault(step.parallel[0].epoch, step.key[1])
+    if now.epoch < 2 or now.epoch - 1 not in begins:
+        return False
+    offset = now.number - begins[now.epoch]
+    earlier = [step for step in steps if step.key[1] == begins[now.epoch - 1] + offset]
+    return bool(earlier) and all(
+        len(rows_of(one)) == len(rows_of(other))
+        and match_rows(rows_of(one), rows_of(other))[0] == len(rows_of(one)) > 0
+        for one, other in zip(earlier[0].parallel, scene.step.parallel, strict=True)
+    )
+
+
+def _epoch_in_same_order(comparison: Comparison) -> Cause | None:
+    """A shuffling DistributedSampler whose second epoch has the order of the first."""
+    for step in comparison.steps:
+        scene = Scene(comparison, step)
+        loader = step.parallel[0].loader
+        shuffles = loader is not None and loader.shuffle
+        if shuffles and loader.sampler == "DistributedSampler" and _order_of_last_epoch(scene):
+            return _same_order(scene)
+    return None
+
+
+def _same_order(scene: Scene) -> Cause:
+    return scene.cause(
+        "epoch_order",
+        f"in step {scene.number}, of epoch {scene.step.parallel[0].epoch}, the ranks read the "
+        f"rows in the order of the epoch before",
+        "call sampler.set_epoch(epoch) at the beginning of each epoch: without it "
+        "DistributedSampler shuffles each epoch alike",
+    )
+
+
+def _steps_differ(comparison: Comparison) -> Cause | None:
+    numbers = {record.rank: _first_steps(record) for record in comparison.parallel}
+    own = _first_steps(comparison.reference[0])
+    for rank, number in numbers.items():
+        if number == own:
+            continue
+        ranks = comparison.parallel
+        who = f"rank {rank}" if len(set(numbers.values())) > 1 else f"{len(ranks)} ranks"
+        return Cause(
+            "different_steps",
+            f"{who} ended after {number} steps, and one GPU after {own}; the steps that both "
+            f"made agree",
+            "let each rank make as many steps as one GPU makes: look at drop_last, at the "
+            "length of a rank's part, and at what ends the loop",
+            min(number, own) + 1,
+            rank=rank if len(set(numbers.values())) > 1 else None,
+        )
+    return None
+
+
+def _first_steps(record: object) -> int:
+    return sum(step.optimizer == 0 for step in record.steps)
+
+
+# ---- words ---------------------------------------------------------------------------------
+
+
+def _worst(scene: Scene, kind: str) -> tuple[int, int, bool]:
+    """(parameter, rank, whether ranks differ from each other) of the largest difference."""
+    distances = scene.step.kinds[kind]
+    apart = distances.are_apart()
+    if apart.any():
+        place = _argmax(np.where(apart, distances.apart / (distances.scale + 1e-30), -1))
+        return place, int(distances.apart_rank[place]), True
+    place = _argmax(distances.off / np.maximum(distances.limit, 1e-30))
+    return place, int(distances.off_rank[place]), False
+
+
+def _argmax(values: np.ndarray) -> int:
+    return int(np.argmax(np.where(np.isnan(values), np.inf, values)))
+
+
+def _differ(values: list) -> bool:
+    """Whether numbers differ by more than 1e-6 of the largest, or other values at all."""
+    if not all(isinstance(value, int | float) for value in values):
+        return len(set(map(str, values))) > 1
+    most = max(abs(value) for value in values)
+    return not max(values) - min(values) <= 1e-6 * most
+
+
+def _size(distance: float, distances: object, place: int) -> str:
+    return _percent(distance / max(float(distances.scale[place]), 1e-30))
+
+
+def _ratio_text(distances: object) -> str:
+    apart = float(np.linalg.norm(np.maximum(distances.apart, distances.off)))
+    return _percent(apart / max(float(np.linalg.norm(distances.scale)), 1e-30))
+
+
+def _percent(share: float) -> str:
+    if math.isnan(share):
+        return "NaN"
+    return f"{share:.0%}" if 0.01 <= share < 100 else f"{share:.1e} of its norm"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3f} times"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

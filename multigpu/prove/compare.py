@@ -1,0 +1,424 @@
+"""How far a parallel run is from the reference, and how far rounding alone goes.
+
+For each parameter and step, three distances to the reference: of the gradients, and of the
+weights before and after the step. The limit of each is FACTOR times what rounding has done in
+runs of the reference that round otherwise (the band), to this parameter up to this step; for a
+parameter with few elements, whose own band is one random number, what it has done to the median
+parameter counts as well.
+"""
+
+import difflib
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from multigpu.errors import UserError
+from multigpu.prove.record import Part, RankRecord, Step
+
+FACTOR = 10.0
+# Sums of sketches are computed in float32.
+EPS = 2.0**-23
+# Gradients of ranks that average them are equal to the bit: in 16 bit, too, their distance is
+# no rounding.
+APART = 1e-4
+KINDS = ("weights", "gradients", "after")
+Key = tuple[int, int]
+
+
+@dataclass
+class Distances:
+    """Of one kind, for each parameter (P,): see KINDS.
+
+    scale    the norm of the reference's value
+    off      the largest distance of a replica to the reference; NaN if one of them is
+    off_rank its rank
+    apart    the largest distance of a replica to the first one
+    apart_rank  its rank
+    limit    what rounding explains
+    """
+
+    scale: np.ndarray
+    off: np.ndarray
+    off_rank: np.ndarray
+    apart: np.ndarray
+    apart_rank: np.ndarray
+    limit: np.ndarray
+
+    def fails(self) -> np.ndarray:
+        """Which parameters differ by more than rounding explains; (P,) bool."""
+        return ~(self.off <= self.limit)
+
+    def are_apart(self) -> np.ndarray:
+        """Which parameters differ between the ranks that hold them; (P,) bool."""
+        bound = np.minimum(self.limit, APART * self.scale + 1e-6 * np.linalg.norm(self.scale))
+        return ~(self.apart <= np.maximum(bound, 4 * EPS * self.scale))
+
+    def relative(self) -> tuple[float, float]:
+        """(distance, limit) of all parameters together, divided by the reference's norm."""
+        scale = max(float(np.linalg.norm(self.scale)), 1e-30)
+        return float(np.linalg.norm(self.off)) / scale, float(
+            np.linalg.norm(self.limit)
+        ) / scale
+
+
+@dataclass
+class StepDistances:
+    """One step: what was compared, and what each run recorded at it.
+
+    ratio, cosine  of the mean gradient of all replicas to the reference's, for each parameter
+    missing        (parameter, rank) of gradients that one run or rank has and another has not
+    buffers        of each buffer the relative distance, with its rank; and the band's
+    """
+
+    key: Key
+    names: list[str]
+    kinds: dict[str, Distances]
+    ratio: np.ndarray
+    cosine: np.ndarray
+    reference: list[Step]
+    parallel: list[Step]
+    ranks: list[int]
+    band: list[Step]
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    products: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    buffers: list[tuple[str, float, float, int]] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """The step's number, from 1."""
+        return self.key[1] + 1
+
+
+@dataclass
+class Comparison:
+    """Two runs, step by step."""
+
+    reference: list[RankRecord]
+    parallel: list[RankRecord]
+    bands: list[list[RankRecord]]
+    steps: list[StepDistances]
+
+
+class Unmatched(UserError):
+    """A rank's parameters cannot be found in the reference."""
+
+
+def compare(
+    reference: list[RankRecord], parallel: list[RankRecord], bands: list[list[RankRecord]]
+) -> Comparison:
+    """Compare the steps that all runs have made.
+
+    Raises Unmatched if parameters of a rank are not in the reference.
+    """
+    canonical = _canonical(reference)
+    sides = [
+        _Side(records, canonical, first) for records, first in _with_first(reference, parallel)
+    ]
+    band_sides = [_Side(records, canonical, None) for records in bands]
+    every = [*sides, *band_sides]
+    steps = []
+    highest: dict[tuple[int, str], np.ndarray] = {}
+    medians: dict[tuple[int, str], float] = defaultdict(float)
+    for key in (step_key(step) for step in reference[0].steps):
+        if not all(side.has(key) for side in every):
+            continue
+        steps.append(
+            _step(key, canonical[key[0]], sides[0], sides[1], band_sides, highest, medians)
+        )
+    return Comparison(reference, parallel, bands, steps)
+
+
+def step_key(step: Step) -> Key:
+    """Which step of which optimizer."""
+    return step.optimizer, step.number
+
+
+def _with_first(
+    reference: list[RankRecord], parallel: list[RankRecord]
+) -> list[tuple[list[RankRecord], RankRecord | None]]:
+    return [(reference, None), (parallel, reference[0])]
+
+
+def _canonical(reference: list[RankRecord]) -> dict[int, list[Part]]:
+    """The parameters of each optimizer, as the reference has them."""
+    canonical: dict[int, list[Part]] = {}
+    for record in reference:
+        for place, head in record.heads.items():
+            known = canonical.setdefault(place, [])
+            names = {(part.name, part.shape) for part in known}
+            known += [part for part in head.parts if (part.name, part.shape) not in names]
+    return canonical
+
+
+class _Side:
+    """A run's records, with each rank's parts found among the reference's parameters."""
+
+    def __init__(
+        self,
+        records: list[RankRecord],
+        canonical: dict[int, list[Part]],
+        first: RankRecord | None,
+    ):
+        self.records = records
+        self.by_key = [{step_key(step): step for step in record.steps} for record in records]
+        # For each optimizer and parameter: replicas, each of which is a list of (record, part).
+        self.replicas: dict[int, list[list[list[tuple[int, int]]]]] = {}
+        for optimizer, parameters in canonical.items():
+            holders: list[dict] = [defaultdict(list) for _ in parameters]
+            for place, record in enumerate(records):
+                head = record.heads.get(optimizer)
+                if head is None:
+                    continue
+                found = _match(head.parts, parameters, record, first, optimizer)
+                for number, parameter in enumerate(found):
+                    holders[parameter][head.parts[number].shard].append((place, number))
+            self.replicas[optimizer] = [
+                _replicas(holder, parameters[number], records, optimizer)
+                for number, holder in enumerate(holders)
+            ]
+
+    def has(self, key: Key) -> bool:
+        return all(
+            key in steps
+            for steps, record in zip(self.by_key, self.records, strict=True)
+            if key[0] in record.heads
+        )
+
+    def steps(self, key: Key) -> list[Step]:
+        """The steps of all ranks that have the optimizer."""
+        return [steps[key] for steps in self.by_key if key in steps]
+
+    def ranks(self, key: Key) -> list[int]:
+        return [
+            record.rank
+            for steps, record in zip(self.by_key, self.records, strict=True)
+            if key in steps
+        ]
+
+    def values(
+        self, key: Key, parameter: int, kind: str
+    ) -> list[tuple[int, np.ndarray | None]]:
+        """(rank, sketch) of each replica of a parameter; None for no gradient."""
+        result = []
+        for replica in self.replicas[key[0]][parameter]:
+            rows = []
+            for place, number in replica:
+                step = self.by_key[place][key]
+                if kind != "gradients" or step.present[number]:
+                    rows.append(getattr(step, kind)[number])
+            total = np.sum(rows, axis=0) if rows else None
+            result.append((self.records[replica[0][0]].rank, total))
+        return result
+
+
+def _replicas(
+    holder: dict, parameter: Part, records: list[RankRecord], optimizer: int
+) -> list[list[tuple[int, int]]]:
+    """The sets of parts that make the whole parameter."""
+    if not holder:
+        raise Unmatched(
+            f"no rank has the parameter {parameter.name} of the reference: give the "
+            f"command of the same model with --reference."
+        )
+    pieces = {key: places for key, places in holder.items() if key is not None}
+    whole = [[place] for place in holder.get(None, [])]
+    sizes = [
+        records[places[0][0]].heads[optimizer].parts[places[0][1]].numel
+        for places in pieces.values()
+    ]
+    if pieces and sum(sizes) != math.prod(parameter.shape):
+        raise Unmatched(
+            f"the ranks' parts of the parameter {parameter.name} have {sum(sizes):,} of its "
+            f"{math.prod(parameter.shape):,} elements, so it cannot be compared."
+        )
+    count = max(map(len, pieces.values()), default=0)
+    return whole + [
+        [places[min(number, len(places) - 1)] for places in pieces.values()]
+        for number in range(count)
+    ]
+
+
+def _match(
+    parts: list[Part],
+    parameters: list[Part],
+    record: RankRecord,
+    first: RankRecord | None,
+    optimizer: int,
+) -> list[int]:
+    """For each part of a rank, the number of its parameter in the reference.
+
+    By order if all shapes agree; else by initial weights, and where these are constant, by the
+    order between others: a stage of a pipeline has some of the parameters under other names.
+    """
+    if [part.shape for part in parts] == [part.shape for part in parameters]:
+        return list(range(len(parts)))
+    by_name = {
+        (parameter.name, parameter.shape): number
+        for number, parameter in enumerate(parameters)
+    }
+    if first is None:
+        return [by_name[part.name, part.shape] for part in parts]
+    before = _first_weights(first, optimizer)
+    mine = _first_weights(record, optimizer)
+
+    def tokens(parts: list[Part], weights: np.ndarray) -> list[tuple]:
+        return [
+            (part.shape, tuple(np.round(row / max(np.linalg.norm(row), 1e-30), 4)))
+            for part, row in zip(parts, weights, strict=True)
+        ]
+
+    found: dict[int, int] = {}
+    if before.shape[0] == len(parameters):
+        matcher = difflib.SequenceMatcher(
+            None, tokens(parts, mine), tokens(parameters, before), autojunk=False
+        )
+        for block in matcher.get_matching_blocks():
+            for offset in range(block.size):
+                found[block.a + offset] = block.b + offset
+    for number, part in enumerate(parts):
+        if number not in found and (part.name, part.shape) in by_name:
+            found[number] = by_name[part.name, part.shape]
+        if number not in found:
+            raise Unmatched(
+                f"rank {record.rank} has a parameter {part.name} of shape {part.shape}, which "
+                f"the reference has not: give the command of the same model with --reference."
+            )
+    return [found[number] for number in range(len(parts))]
+
+
+def _first_weights(record: RankRecord, optimizer: int) -> np.ndarray:
+    return next(step.weights for step in record.steps if step.optimizer == optimizer)
+
+
+def _step(
+    key: Key,
+    parameters: list[Part],
+    reference: _Side,
+    parallel: _Side,
+    bands: list[_Side],
+    highest: dict[tuple[int, str], np.ndarray],
+    medians: dict[tuple[int, str], float],
+) -> StepDistances:
+    kinds = {}
+    missing: list[tuple[int, int]] = []
+    ratio, cosine = np.ones(len(parameters)), np.ones(len(parameters))
+    products = np.zeros(3)
+    for kind in KINDS:
+        rows = []
+        band = np.zeros(len(parameters))
+        for number in range(len(parameters)):
+            own = reference.values(key, number, kind)[0][1]
+            others = parallel.values(key, number, kind)
+            if kind == "gradients":
+                missing += [
+                    (number, rank) for rank, value in others if (value is None) != (own is None)
+                ]
+            own = np.zeros(64) if own is None else own
+            present = [(rank, value) for rank, value in others if value is not None]
+            rows.append(_distances(own, present))
+            for side in bands:
+                value = side.values(key, number, kind)[0][1]
+                if value is not None:
+                    band[number] = max(band[number], float(np.linalg.norm(value - own)))
+            if kind == "gradients" and present:
+                mean = np.mean([value for _, value in present], axis=0)
+                dot, square, other = own @ mean, own @ own, mean @ mean
+                products += (dot, square, other)
+                ratio[number] = dot / square if square else 1.0
+                cosine[number] = dot / math.sqrt(square * other) if square * other else 1.0
+        scale, off, off_rank, apart, apart_rank = map(np.array, zip(*rows, strict=True))
+        place = key[0], kind
+        before = highest.get(place, np.zeros(len(parameters)))
+        highest[place] = np.fmax(before, band)
+        some = scale > 0
+        if some.any():
+            medians[place] = max(medians[place], float(np.median(band[some] / scale[some])))
+        total = float(np.linalg.norm(scale))
+        limit = FACTOR * np.fmax(highest[place], medians[place] * scale)
+        floor = 16 * EPS * scale + (4 * EPS * total if kind == "gradients" else 0.0)
+        kinds[kind] = Distances(scale, off, off_rank, apart, apart_rank, limit + floor)
+    return StepDistances(
+        key,
+        [part.name for part in parameters],
+        kinds,
+        ratio,
+        cosine,
+        reference.steps(key),
+        parallel.steps(key),
+        parallel.ranks(key),
+        [step for side in bands for step in side.steps(key)[:1]],
+        missing,
+        tuple(products),
+        _buffers(key, reference, parallel, bands),
+    )
+
+
+def _distances(
+    own: np.ndarray, others: list[tuple[int, np.ndarray]]
+) -> tuple[float, float, int, float, int]:
+    """scale, off, off_rank, apart, apart_rank of one parameter."""
+    scale = float(np.linalg.norm(own))
+    if not others:
+        return scale, 0.0, 0, 0.0, 0
+    off = [float(np.linalg.norm(value - own)) for _, value in others]
+    apart = [float(np.linalg.norm(value - others[0][1])) for _, value in others]
+    farthest, most = _largest(off), _largest(apart)
+    return scale, off[farthest], others[farthest][0], apart[most], others[most][0]
+
+
+def _largest(values: list[float]) -> int:
+    """The place of the largest value; NaN is the largest."""
+    return max(
+        range(len(values)), key=lambda place: (math.isnan(values[place]), values[place])
+    )
+
+
+def _buffers(
+    key: Key, reference: _Side, parallel: _Side, bands: list[_Side]
+) -> list[tuple[str, float, float, int]]:
+    """(name, relative distance, limit, rank) of the buffers that all ranks have."""
+    first = next(record for record in reference.records if key[0] in record.heads)
+    names = first.heads[key[0]].buffers
+    own = dict(zip(names, reference.steps(key)[0].buffers, strict=False))
+    found = []
+    for name, value in own.items():
+        scale = max(float(np.linalg.norm(value)), 1e-30)
+        band, off, off_rank = 0.0, 0.0, 0
+        for side in (*bands, parallel):
+            for record, steps in zip(side.records, side.by_key, strict=True):
+                head = record.heads.get(key[0])
+                if head is None or name not in head.buffers:
+                    continue
+                row = steps[key].buffers[head.buffers.index(name)]
+                distance = float(np.linalg.norm(row - value)) / scale
+                if side is not parallel:
+                    band = max(band, distance)
+                elif not distance <= off:
+                    off, off_rank = distance, record.rank
+        found.append((name, off, FACTOR * band + 64 * EPS, off_rank))
+    return found
+
+
+def match_rows(one: np.ndarray, other: np.ndarray) -> tuple[int, int, int]:
+    """How many rows are in both, in `one` alone, and in `other` alone, as multisets.
+
+    Rows are equal if their numbers are, up to 1e-6 of the largest.
+    """
+    a, b = np.sort(one), np.sort(other)
+    tolerance = 1e-6 * max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0), 1e-30)
+    both = i = j = 0
+    while i < len(a) and j < len(b):
+        if abs(a[i] - b[j]) <= tolerance:
+            both, i, j = both + 1, i + 1, j + 1
+        elif a[i] < b[j]:
+            i += 1
+        else:
+            j += 1
+    return both, len(a) - both, len(b) - both
+
+
+def rows_of(step: Step) -> np.ndarray:
+    """All rows that a rank read for a step."""
+    return np.concatenate(step.rows) if step.rows else np.zeros(0)

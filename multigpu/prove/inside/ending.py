@@ -1,0 +1,53 @@
+"""Which rank a process is, and how the ranks end together after the last step."""
+
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from multigpu.prove.record import DONE_PREFIX
+
+# The variables in which launchers give a process its rank, and the number of ranks.
+RANKS = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+WORLDS = ("WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+# Seconds that a rank waits for the last step of the others.
+WAIT = 20.0
+
+
+def rank() -> int:
+    """This process's rank; 0 without ranks."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return _of(RANKS, 0)
+
+
+def world() -> int:
+    """The number of ranks; 1 without ranks."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return _of(WORLDS, 1)
+
+
+def _of(names: tuple[str, ...], default: int) -> int:
+    found = [os.environ[name] for name in names if os.environ.get(name, "").isdigit()]
+    return int(found[0]) if found else default
+
+
+def end(folder: Path) -> NoReturn:
+    """End this process with exit code 0, when all ranks have made their last step.
+
+    A rank that ends earlier would close connections that others still use. The program's code
+    does not run on: it would evaluate, and write files.
+    """
+    (folder / f"{DONE_PREFIX}{rank()}").touch()
+    until = time.monotonic() + WAIT
+    while len(list(folder.glob(f"{DONE_PREFIX}*"))) < world() and time.monotonic() < until:
+        time.sleep(0.01)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)

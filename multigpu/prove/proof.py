@@ -1,0 +1,439 @@
+"""A proof: runs of the reference, the parallel run, their comparison, and the verdict."""
+
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from multigpu.errors import UserError, pluralize
+from multigpu.prove import alone, plan, record
+from multigpu.prove import run as _run
+from multigpu.prove.causes import Cause, find
+from multigpu.prove.compare import Comparison, Unmatched, compare, rows_of
+from multigpu.prove.plan import Plan
+from multigpu.prove.record import RankRecord
+from multigpu.prove.run import Run
+from multigpu.prove.settings import Settings
+
+Verdict = Literal["holds", "fails", "unknown"]
+EXIT_CODES: dict[Verdict, int] = {"holds": 0, "fails": 1, "unknown": 2}
+# A run without a step for so many seconds hangs.
+PATIENCE = 120.0
+# A difference below this is compared with further runs that round otherwise: rounding can
+# turn a ReLU on or off in one run and not in another.
+SMALL = 0.01
+# The units in the last place by which these runs disturb the weights.
+UNITS = (2, 4)
+
+
+@dataclass
+class Proof:
+    """The verdict on a command, and what it rests on.
+
+    line        the last line of the command: "proof: …"
+    cause       why the runs differ, or why nothing can be said; None if the proof holds
+    notes       what else the reader should know
+    tail        the end of what a run printed that failed
+    comparison  the runs, step by step; None if there was nothing to compare
+    """
+
+    verdict: Verdict
+    line: str
+    command: str
+    reference: str
+    cause: Cause | None = None
+    notes: list[str] = field(default_factory=list)
+    tail: str = ""
+    comparison: Comparison | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0 holds, 1 fails, 2 nothing can be said."""
+        return EXIT_CODES[self.verdict]
+
+    def __str__(self) -> str:
+        """What the command prints."""
+        lines = [*self.notes]
+        if self.tail:
+            lines.append(self.tail)
+        if self.cause:
+            lines.append(f"to do: {self.cause.remedy}")
+        return "\n".join([*lines, self.line])
+
+    def _repr_markdown_(self) -> str:
+        """In a notebook: the same text."""
+        return f"```\n{self}\n```"
+
+
+class _Unknown(Exception):
+    """Nothing can be said: the sentence, and the end of a run's output."""
+
+    def __init__(self, sentence: str, tail: str = ""):
+        super().__init__(sentence)
+        self.tail = tail
+
+
+def run(
+    command: str | Sequence[str],
+    *,
+    gpus: int | None = None,
+    steps: int | None = None,
+    reference: str | None = None,
+    against: int | None = None,
+    self_check: bool = False,
+    timeout: float = PATIENCE,
+    announce: Callable[[str], None] | None = None,
+) -> Proof:
+    """Run a training command and the same with one rank or one GPU, and compare them.
+
+    command     as one types it, or its words: torchrun --nproc-per-node=2 train.py
+    gpus        virtual GPUs; by default as many as ranks if the program says cuda
+    steps       the optimizer steps to compare; by default one epoch and two steps if the
+                epoch has at most 58, else 20
+    reference   another command as the reference
+    against     as the reference, the command with so many ranks, not one
+    self_check  one run alone: whether its ranks agree with each other
+    timeout     a run that makes no step for so many seconds hangs
+    announce    called with a sentence before each run
+
+    Raises UserError for arguments that make no proof.
+    """
+    words = shlex.split(command) if isinstance(command, str) else list(command)
+    if not words:
+        raise UserError("there is no command: give the one that trains, as you would type it.")
+    if steps is not None and steps < 1:
+        raise UserError(f"--steps is {steps}: give a number from 1 up.")
+    if timeout <= 0:
+        raise UserError(f"--timeout is {timeout:g}: give seconds above 0.")
+    if self_check and (reference or against):
+        raise UserError(
+            "--self needs no reference: leave --reference and --against out, or leave --self out."
+        )
+    planned = plan.make(words, gpus, reference, against, self_check)
+    with tempfile.TemporaryDirectory(
+        prefix="multigpu-prove-", ignore_cleanup_errors=True
+    ) as folder:
+        session = _Session(
+            planned, Path(folder), steps, timeout, announce or (lambda text: None)
+        )
+        try:
+            return session.alone() if self_check else session.prove()
+        except _Unknown as unknown:
+            return session.proof(
+                "unknown", f"proof: nothing can be said: {unknown}", tail=unknown.tail
+            )
+        except Unmatched as error:
+            return session.proof("unknown", f"proof: nothing can be said: {error}")
+
+
+class _Session:
+    """The runs of one proof, in a temporary folder."""
+
+    def __init__(
+        self,
+        planned: Plan,
+        folder: Path,
+        steps: int | None,
+        timeout: float,
+        announce: Callable[[str], None],
+    ):
+        self.plan = planned
+        self.folder = folder
+        self.steps = steps
+        self.timeout = timeout
+        self.announce = announce
+        self.notes: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.batch_times = 1
+
+    def proof(self, verdict: Verdict, line: str, **more: object) -> Proof:
+        """The proof with what all have."""
+        return Proof(
+            verdict,
+            line,
+            _run.shown(self.plan.command),
+            _run.shown(self.plan.reference or []),
+            notes=self.notes,
+            seconds=self.seconds,
+            **more,
+        )
+
+    # ---- the runs --------------------------------------------------------------------------
+
+    def prove(self) -> Proof:
+        """Compare the command with its reference."""
+        reference, bands = self.references(self.steps, splits=self.plan.ranks or 2)
+        own = reference.records()
+        many = len(own)
+        if many > self.plan.against and not self.plan.given:
+            raise _Unknown(self._same_ranks(many))
+        steps = sum(step.optimizer == 0 for step in own[0].steps)
+        parallel = self.start("parallel", self.plan.command, steps, self.plan.gpus)
+        self.wait([parallel], "the command")
+        others = self.records(parallel)
+        if len(others) == 1 and many == 1 and (self.plan.gpus or 2) < 2:
+            raise _Unknown("the command ran on one GPU alone: give --gpus 2, or more ranks")
+        if len(others) == 1 and not self.plan.gpus and not self.plan.real:
+            raise _Unknown(
+                "the command trained in one process on the CPU, so there is nothing to compare: "
+                "start it with `torchrun --nproc-per-node=2`, or give --gpus 2 if it uses GPUs"
+            )
+        comparison = self.compare(own, others, bands)
+        cause = find(comparison)
+        if cause and cause.kind == "fewer_rows" and not self.plan.given:
+            comparison, cause = self.with_larger_batches(comparison, cause, others, steps)
+        if cause and not cause.unknown:
+            comparison, cause = self.with_more_bands(comparison, cause)
+        return self.concluded(comparison, cause, parallel)
+
+    def references(
+        self, steps: int | None, splits: int, name: str = "reference"
+    ) -> tuple[Run, list[Run]]:
+        """Run the reference, and beside it the same with other rounding."""
+        gpus = self.plan.gpus and (1 if not self.plan.given else self.plan.gpus)
+        if self.plan.against > 1 and self.plan.gpus:
+            gpus = self.plan.against
+        alias = gpus == 1 and not self.plan.ranks
+        start = [
+            self.start(name, self.plan.reference, steps, gpus, alias),
+            self.start(
+                f"{name}-rounding", self.plan.reference, steps, gpus, alias, disturb=1, split=splits
+            ),
+        ]
+        self.wait(start, "the reference", optional=start[1:])
+        return start[0], [run for run in start[1:] if run.code == 0 and run.records()]
+
+    def start(
+        self,
+        name: str,
+        command: list[str],
+        steps: int | None,
+        gpus: int | None,
+        alias: bool = False,
+        disturb: int = 0,
+        split: int = 1,
+        local: bool = False,
+    ) -> Run:
+        times = self.batch_times if name.startswith("larger") else 1
+        wishes = Settings(str(self.folder / name), steps, disturb, split, times, local)
+        return _run.start(name, command, wishes, gpus, alias)
+
+    def wait(self, runs: list[Run], what: str, optional: Sequence[Run] = ()) -> None:
+        """Wait for runs; raise _Unknown if one that is needed has made no step."""
+        self.announce(f"{what}: {_run.shown(runs[0].command)}")
+        _run.wait(runs, self.timeout)
+        for run in runs:
+            self.seconds[run.name] = round(run.seconds, 2)
+        for run in runs:
+            if run not in optional and not run.records():
+                raise _Unknown(*self._no_step(run, what))
+        reference = runs[0]
+        if what == "the reference" and reference.code != 0:
+            raise _Unknown(*self._ended_badly(reference, what))
+
+    def records(self, run: Run) -> list[RankRecord]:
+        """The records of a run; raises _Unknown if it trained on fewer ranks than it started."""
+        return run.records()
+
+    def compare(
+        self, own: list[RankRecord], others: list[RankRecord], bands: list[Run]
+    ) -> Comparison:
+        if not bands:
+            self.notes.append(
+                "the run with other rounding did not end as the reference did, so the limit is "
+                "that of float32 sums alone"
+            )
+        return compare(own, others, [run.records() for run in bands])
+
+    def with_larger_batches(
+        self, comparison: Comparison, cause: Cause, others: list[RankRecord], steps: int
+    ) -> tuple[Comparison, Cause | None]:
+        """Compare with a reference whose DataLoaders give the rows of all ranks, if that works."""
+        step = comparison.steps[0]
+        alone, together = len(rows_of(step.reference[0])), sum(map(len, map(rows_of, step.parallel)))
+        self.batch_times = together // alone
+        reference, bands = self.references(steps, self.plan.ranks or 2, "larger")
+        own = reference.records()
+        if len(rows_of(own[0].steps[0])) != together:
+            return comparison, _with_command(cause, self.plan, self.batch_times)
+        hint = plan.with_batch_times(self.plan.reference, self.batch_times)
+        self.notes.append(
+            f"alone, the program reads {alone} rows a step, and {len(others)} ranks read "
+            f"{together}: the reference's DataLoaders have {self.batch_times} times the batch "
+            f"size" + (f", as with --reference {_quoted(hint)}" if hint else "")
+        )
+        comparison = self.compare(own, others, bands)
+        return comparison, find(comparison)
+
+    def with_more_bands(
+        self, comparison: Comparison, cause: Cause
+    ) -> tuple[Comparison, Cause | None]:
+        """Look whether further runs of the reference that round otherwise explain a difference."""
+        step = next(step for step in comparison.steps if step.number >= cause.step)
+        numeric = cause.kind in (
+            "gradients", "own_mean", "optimizer_state", "update", "buffers", "batch_norm",
+        )
+        off = max(distances.relative()[0] for distances in step.kinds.values())
+        if not numeric or not off < SMALL:
+            return comparison, cause
+        steps = max(step.number for step in comparison.steps)
+        larger = self.batch_times > 1
+        bands = list(comparison.bands)
+        for units in UNITS:
+            name = f"{'larger-' if larger else ''}rounding-{units}"
+            gpus = self.plan.gpus and 1
+            run = self.start(
+                name,
+                self.plan.reference,
+                steps,
+                gpus,
+                gpus == 1 and not self.plan.ranks,
+                disturb=units,
+                split=self.plan.ranks or 2,
+            )
+            self.wait([run], "the reference, with other rounding", optional=[run])
+            if run.records():
+                bands.append(run.records())
+        again = compare(comparison.reference, comparison.parallel, bands)
+        return again, find(again)
+
+    # ---- the verdict -----------------------------------------------------------------------
+
+    def concluded(self, comparison: Comparison, cause: Cause | None, parallel: Run) -> Proof:
+        who, one = self._who(comparison)
+        if cause and cause.unknown:
+            return self.proof(
+                "unknown",
+                f"proof: nothing can be said: {cause.sentence}",
+                cause=cause,
+                comparison=comparison,
+            )
+        if cause:
+            return self.proof(
+                "fails",
+                f"proof: {who} differ from {one} from step {cause.step} on: {cause.sentence}: "
+                f"fails",
+                cause=cause,
+                comparison=comparison,
+            )
+        if parallel.code != 0:
+            raise _Unknown(*self._ended_badly(parallel, "the command"))
+        if not comparison.steps:
+            raise _Unknown("the two runs have no step in common")
+        difference, limit = largest(comparison)
+        count = sum(step.key[0] == 0 for step in comparison.steps)
+        return self.proof(
+            "holds",
+            f"proof: {who} equal {one} in {pluralize(count, 'step')}: largest difference "
+            f"{difference:.1e}, rounding explains {limit:.0e}: holds",
+            comparison=comparison,
+        )
+
+    def _who(self, comparison: Comparison) -> tuple[str, str]:
+        ranks = len(comparison.parallel)
+        devices = comparison.parallel[0].heads[0].devices
+        on_gpus = any(device.startswith("cuda") for device in devices)
+        if ranks == 1:
+            who = f"{self.plan.gpus or 'several'} GPUs"
+        else:
+            who = pluralize(ranks, "rank")
+        if self.plan.given:
+            return who, "the reference"
+        if self.plan.against > 1:
+            return who, pluralize(self.plan.against, "rank")
+        return who, "1 GPU" if on_gpus else "1 rank"
+
+    def _same_ranks(self, many: int) -> str:
+        hint = plan.with_one(shlex.split(self.plan.texts["command"]))
+        example = _quoted(hint) if hint else "\"the command for one rank\""
+        return (
+            f"the reference trained on {many} ranks, too, because the program itself starts "
+            f"them: give its command for one rank, as in --reference {example}"
+        )
+
+    def _no_step(self, run: Run, what: str) -> tuple[str, str]:
+        if run.code:
+            return self._ended_badly(run, what)
+        if run.code is None:
+            return self._ended_badly(run, what)
+        return (
+            f"{what} made no step of a torch.optim optimizer in a process that inherits this "
+            f"environment: a proof needs one",
+            _tail(run),
+        )
+
+    def _ended_badly(self, run: Run, what: str) -> tuple[str, str]:
+        """The sentence about a run that failed or hung, and the end of its output."""
+        if run.code is None:
+            places = [
+                f"rank {answer['rank']} waits at {Path(answer['file']).name}:{answer['number']}"
+                f" ({answer['line']})"
+                for answer in run.waits
+            ]
+            where = "; ".join(places) or "no process says where"
+            return f"{what} made no step for {self.timeout:g} s and was ended: {where}", ""
+        how = f"exit code {run.code}" if run.code > 0 else f"signal {-run.code}"
+        return f"{what} failed with {how}: what it printed last is above", _tail(run)
+
+    # ---- one run alone ---------------------------------------------------------------------
+
+    def alone(self) -> Proof:
+        """What one run says by itself."""
+        run = self.start("parallel", self.plan.command, self.steps, self.plan.gpus, local=True)
+        self.wait([run], "the command", optional=[])
+        records = run.records()
+        if len(records) < 2:
+            raise _Unknown("the command trained on one rank, and --self compares several")
+        result = alone.check(records)
+        self.plan = self.plan
+        ranks = pluralize(len(records), "rank")
+        if result.cause:
+            return self.proof(
+                "fails",
+                f"proof: {ranks} disagree from step {result.cause.step} on: "
+                f"{result.cause.sentence}: fails",
+                cause=result.cause,
+            )
+        if run.code != 0:
+            raise _Unknown(*self._ended_badly(run, "the command"))
+        self.notes += result.notes
+        return self.proof(
+            "holds",
+            f"proof: {ranks} agree with each other in {pluralize(result.steps, 'step')}: "
+            f"{result.sentence}: holds",
+        )
+
+
+def largest(comparison: Comparison) -> tuple[float, float]:
+    """The largest relative difference of weights or gradients in all steps, and its limit."""
+    found = [
+        distances.relative() for step in comparison.steps for distances in step.kinds.values()
+    ]
+    return max(found, key=lambda pair: (np.isnan(pair[0]), pair[0]))
+
+
+def _with_command(cause: Cause, planned: Plan, times: int) -> Cause:
+    """The cause, with the --reference to give."""
+    from dataclasses import replace
+
+    words = plan.with_batch_times(planned.reference, times)
+    if words is None:
+        return cause
+    return replace(cause, remedy=f"{cause.remedy}, as in --reference {_quoted(words)}")
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return f'"{_run.shown(list(words))}"'
+
+
+def _tail(run: Run, most: int = 25) -> str:
+    """The last lines that a run printed."""
+    return "\n".join(run.output.rstrip().splitlines()[-most:])
+
+
+__all__ = ["Proof", "record", "run"]

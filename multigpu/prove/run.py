@@ -1,0 +1,183 @@
+"""Runs a command with the recorder in its processes, and ends all of them with it."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from multigpu.errors import UserError
+from multigpu.prove import record, settings
+from multigpu.prove.record import ASK_WHERE, SUFFIX, WHERE_SUFFIX, RankRecord
+from multigpu.prove.settings import Settings
+from multigpu.virtual import options as virtual_options
+from multigpu.virtual.command import SITE
+from multigpu.virtual.options import Options
+
+POLL = 0.05  # seconds
+# Seconds in which processes say where they wait, and in which they end after SIGTERM.
+ANSWER = 3.0
+GRACE = 2.0
+# A process's variables that would make it a rank of another run.
+OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+
+
+@dataclass
+class Run:
+    """A run of a command, and what it left.
+
+    name     "the reference", "2 ranks": for messages
+    code     its exit code; None if it was ended because it hung
+    waits    of a run that hung: where each process waits
+    """
+
+    name: str
+    command: list[str]
+    folder: Path
+    process: subprocess.Popen | None = None
+    code: int | None = None
+    seconds: float = 0.0
+    waits: list[dict] = field(default_factory=list)
+
+    @property
+    def output(self) -> str:
+        """What the program printed."""
+        return (self.folder / "output.txt").read_text(errors="replace")
+
+    def records(self) -> list[RankRecord]:
+        """What its processes have recorded."""
+        return record.read(self.folder)
+
+
+def start(
+    name: str, command: list[str], wishes: Settings, gpus: int | None, alias: bool = False
+) -> Run:
+    """Start a run; its output goes to a file. Raises UserError if there is no such command."""
+    folder = Path(wishes.folder)
+    folder.mkdir(parents=True)
+    path = os.environ.get("PYTHONPATH")
+    environment = {
+        key: value for key, value in os.environ.items() if key not in OF_A_LAUNCHER
+    } | {
+        settings.VARIABLE: wishes.to_json(),
+        "PYTHONPATH": os.pathsep.join([str(SITE), path] if path else [str(SITE)]),
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    if gpus is not None:
+        options = Options(gpus=gpus, alias=alias)
+        environment[virtual_options.VARIABLE] = options.to_json()
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+    run = Run(name, command, folder)
+    with open(folder / "output.txt", "wb") as output:
+        try:
+            run.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UserError(
+                f"{command[0]} cannot be started ({error.strerror}): give a script, "
+                f"`python script.py`, `-m module` or `torchrun script.py`."
+            ) from None
+    return run
+
+
+def wait(runs: list[Run], patience: float) -> None:
+    """Wait until all runs have ended, and end what is left of them.
+
+    A run that makes no step for `patience` seconds hangs: its processes say where they wait,
+    and are ended. So they are if this is interrupted.
+    """
+    began = time.monotonic()
+    progress = {run.name: (-1, began) for run in runs}
+    try:
+        waiting = list(runs)
+        while waiting:
+            time.sleep(POLL)
+            for run in list(waiting):
+                run.code = run.process.poll()
+                now = time.monotonic()
+                if run.code is not None:
+                    waiting.remove(run)
+                    run.seconds = now - began
+                    end_all(run)
+                    continue
+                size = _size(run.folder)
+                if size != progress[run.name][0]:
+                    progress[run.name] = (size, now)
+                elif now - progress[run.name][1] > patience:
+                    run.waits = _ask(run)
+                    run.process.kill()
+                    run.process.wait()
+                    waiting.remove(run)
+                    end_all(run)
+    except BaseException:
+        for run in runs:
+            end_all(run)
+        raise
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}"))
+
+
+def _ask(run: Run) -> list[dict]:
+    """Where the ranks of a run wait, in the order of their ranks."""
+    (run.folder / ASK_WHERE).touch()
+    time.sleep(ANSWER)
+    answers = []
+    for path in run.folder.glob(f"*{WHERE_SUFFIX}"):
+        with suppress(ValueError, OSError):
+            answers.append(json.loads(path.read_text()))
+    ranks = [answer for answer in answers if answer["trains"] and answer["file"]]
+    return sorted(ranks or answers, key=lambda answer: answer["rank"])
+
+
+def end_all(run: Run) -> None:
+    """End each process that the run has started and that still lives.
+
+    A launcher's workers have sessions of their own. What they share is the environment
+    variable with the run's folder.
+    """
+    for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
+        until = time.monotonic() + seconds
+        processes = _processes(run.folder)
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
+        while processes and time.monotonic() < until:
+            with suppress(ChildProcessError):
+                run.process.poll()
+            time.sleep(POLL / 2)
+            processes = _processes(run.folder)
+        if not processes:
+            return
+
+
+def _processes(folder: Path) -> list[int]:
+    mark = json.dumps({"folder": str(folder)})[1:-1].encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (entry / "environ").read_bytes() and not _is_zombie(entry):
+                found.append(int(entry.name))
+    return found
+
+
+def _is_zombie(entry: Path) -> bool:
+    return (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def shown(command: list[str]) -> str:
+    """A command as one would type it."""
+    return shlex.join(command)
