@@ -75,7 +75,9 @@ def prove(
             announce=announce,
         )
     except KeyboardInterrupt:
-        print("interrupted: all processes have ended, and nothing was written", file=sys.stderr)
+        print(
+            "interrupted: all processes have ended, and nothing was written", file=sys.stderr
+        )
         raise SystemExit(130) from None
     for line in report.write(result, picture, json_file):
         print(line)

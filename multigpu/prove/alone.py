@@ -119,7 +119,11 @@ def _mean(
 
 
 def _rows(
-    records: list[RankRecord], steps: list[Step], number: int, heads: list, seen: dict[str, int]
+    records: list[RankRecord],
+    steps: list[Step],
+    number: int,
+    heads: list,
+    seen: dict[str, int],
 ) -> Cause | None:
     rows = [rows_of(step) for step in steps]
     if any(not len(own) for own in rows):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from multigpu.errors import pluralize
 from multigpu.prove.compare import Comparison, StepDistances, match_rows, rows_of
 from multigpu.prove.record import Head, Step
 
@@ -82,7 +83,11 @@ def find(comparison: Comparison) -> Cause | None:
         cause = _of_step(Scene(comparison, step))
         if cause:
             return cause
-    return _epoch_in_same_order(comparison) or _steps_differ(comparison)
+    return (
+        _peers_read_the_same(comparison)
+        or _epoch_in_same_order(comparison)
+        or _steps_differ(comparison)
+    )
 
 
 def _of_step(scene: Scene) -> Cause | None:
@@ -222,6 +227,7 @@ def _gradient_causes(scene: Scene) -> Iterator[Cause | None]:
     yield _drawn(scene)
     yield _factor(scene)
     yield _clipping(scene)
+    yield _hooked(scene)
     yield _batch_norm(scene)
     yield _gathered(scene)
     yield _compressed(scene)
@@ -239,37 +245,42 @@ def _rows(scene: Scene) -> Cause | None:
     both, missing, more = match_rows(one, together)
     loader = next((step.loader for step in scene.step.parallel if step.loader), None)
     ranks = len(every)
-    alike = ranks > 1 and all(
-        len(rows) == len(every[0]) and match_rows(rows, every[0])[0] == len(rows)
-        for rows in every[1:]
-    )
-    if alike and len(set(np.round(every[0], 9))) > 0 and both < len(together):
+    if ranks > 1 and _alike(every) and both < len(together):
         if loader is None and not scene.heads[0].seeded:
             return _random_rows(scene, "each rank draws its rows at random, without a seed")
-        return scene.cause(
-            "same_rows",
-            f"in step {scene.number} all {ranks} ranks read the same {len(every[0])} rows",
-            "give each rank its own: DataLoader(…, sampler=DistributedSampler(dataset)), or a "
-            "slice by rank",
-        )
+        return _same_rows(scene, every)
     if not missing and not more:
         return None
     if len(together) == ranks * len(one) and ranks > 1 and (both == len(one) or both == 0):
         return _fewer_rows(scene, one, together)
+    own = scene.one.loader
+    if (
+        loader
+        and own
+        and loader.sampler == "DistributedSampler"
+        and _less(loader.rows, own.rows)
+    ):
+        return scene.cause(
+            "rows_missing",
+            f"in step {scene.number} each rank's data set has {loader.rows} rows, one GPU's "
+            f"{own.rows}, and DistributedSampler divides it again: rows are never read",
+            "divide the data set once: by DistributedSampler, or by a slice of each rank",
+        )
     repeated = len(together) - _distinct(together)
     if loader and loader.sampler == "DistributedSampler" and more and both and not missing:
         return scene.cause(
             "padding",
             f"in step {scene.number} the ranks read {len(together)} rows, and one GPU "
-            f"{len(one)}: DistributedSampler repeats {more} "
-            f"{'row' if more == 1 else 'rows'} at the end of the epoch, to give each rank as "
+            f"{len(one)}: DistributedSampler repeats {pluralize(more, 'row')} "
+            f"at the end of the epoch, to give each rank as "
             f"many as the others",
             "use drop_last=True, or a data set that the number of ranks divides; a repeated "
             "row counts twice",
         )
     if not both and _order_of_last_epoch(scene):
         return _same_order(scene)
-    if not both or both < 0.5 * min(len(one), len(together)):
+    foreign = more - repeated
+    if foreign > 0.25 * len(together):
         return _other_rows(scene, every, loader)
     if missing and not repeated:
         return scene.cause(
@@ -282,26 +293,26 @@ def _rows(scene: Scene) -> Cause | None:
     rank = _rank_that_repeats(every)
     return scene.cause(
         "rows_repeated",
-        f"in step {scene.number} the ranks read {repeated or more} rows more than once"
-        + (f", and no rank reads {missing}" if missing else ""),
+        f"in step {scene.number} the ranks read {pluralize(repeated or more, 'row')} more than "
+        f"once" + (f", and no rank reads {missing} of one GPU's" if missing else ""),
         "look at how rows are divided: the ranks' parts must not overlap",
         rank=scene.step.ranks[rank] if rank is not None else None,
     )
+
+
+def _less(number: int | None, other: int | None) -> bool:
+    return number is not None and other is not None and number < other
 
 
 def _data_parallel_rows(scene: Scene) -> list[np.ndarray]:
     """The rows of each rank that shares the data-parallel work; of others that have any."""
     heads = scene.heads
     rows = [rows_of(step) for step in scene.step.parallel]
-    if all(head.peers is not None for head in heads):
-        mine = heads[0].peers
-        if len(mine) < len(heads):
-            return [r for r, head in zip(rows, heads, strict=True) if head.rank in mine]
-        return rows
     sharded = any(part.shard is not None for head in heads for part in head.parts)
     if sharded:
-        # Tensor parallelism: the ranks read the same rows, rightly.
-        return rows[:1]
+        # Ranks of tensor parallelism read the same rows, rightly.
+        mine = heads[0].peers or (heads[0].rank,)
+        rows = [row for row, head in zip(rows, heads, strict=True) if head.rank in mine]
     return [row for row in rows if len(row)]
 
 
@@ -370,10 +381,13 @@ def _apart(scene: Scene) -> Cause | None:
     if not apart.any():
         return None
     norms = [parallel.norms for parallel in step.parallel]
-    if all(norms) and _differ([pair[-1][0] for pair in norms]):
+    if any(norms) and not all(norms):
+        return _some_clip(scene, norms)
+    same_direction = step.between > SAME_DIRECTION
+    if all(norms) and same_direction and _differ([pair[-1][0] for pair in norms]):
         return _clipped_own(scene, norms)
     heads = scene.heads
-    rank = int(distances.apart_rank[np.argmax(apart)])
+    rank = _rank_off(distances, int(np.argmax(apart)))
     names = [name for name, is_apart in zip(step.names, apart, strict=True) if is_apart]
     parts = {part.name: part for part in heads[0].parts}
     size = _ratio_text(distances)
@@ -390,8 +404,9 @@ def _apart(scene: Scene) -> Cause | None:
             rank=rank,
             parameter=names[0],
         )
-    forward = step.parallel[0].forward_sync
-    if micro > 1 or (forward and not all(forward)):
+    forward = [flag for parallel in step.parallel for flag in parallel.forward_sync]
+    backward = [flag for parallel in step.parallel for flag in parallel.backward_sync]
+    if not all(forward) or not all(backward):
         return scene.cause(
             "wrong_micro_batch",
             f"in step {scene.number} the ranks step with their own gradients, {size} apart: "
@@ -470,8 +485,8 @@ def _factor(scene: Scene) -> Cause | None:
         return None
     ratios = step.ratio[wrong]
     ratio = float(np.median(ratios))
-    if np.abs(ratios - ratio).max() > NEAR * abs(ratio):
-        return _clipping(scene)
+    if np.abs(ratios - ratio).max() > NEAR * abs(ratio) or abs(ratio - 1) < NEAR:
+        return None
     names = [step.names[place] for place in wrong]
     whole = len(wrong) >= int((step.kinds["gradients"].scale > 1e-5 * math.sqrt(square)).sum())
     what = "the gradients are" if whole else f"the gradient of {names[0]} is"
@@ -495,6 +510,8 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
     def near(value: float, wanted: float) -> bool:
         return abs(value - wanted) <= NEAR * abs(wanted)
 
+    if micro > 1 and fewer > 1 and near(ratio, 1 / fewer) and not _is_divided(scene):
+        return _micro_batches(scene, said, micro, more)
     if near(ratio, 1 / ranks):
         if scene.step.parallel[0].gathered.get("all_gather", 0) + scene.step.parallel[
             0
@@ -532,12 +549,7 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
         )
     for times in sorted({micro, fewer}):
         if times > 1 and near(ratio, times):
-            return scene.cause(
-                "micro_batches_added",
-                f"{said}: the gradients of {micro} micro-batches are added, and not averaged",
-                "divide each micro-batch's loss by the number of micro-batches",
-                **more,
-            )
+            return _micro_batches(scene, said, micro, more)
     return scene.cause(
         "factor",
         said,
@@ -545,6 +557,20 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
         "micro-batches, rows or tokens",
         **more,
     )
+
+
+def _micro_batches(scene: Scene, said: str, micro: int, more: dict) -> Cause:
+    return scene.cause(
+        "micro_batches_added",
+        f"{said}: the gradients of {micro} micro-batches are added, and not averaged",
+        "divide each micro-batch's loss by the number of micro-batches",
+        **more,
+    )
+
+
+def _is_divided(scene: Scene) -> bool:
+    """Whether the last operation of the loss divides it."""
+    return any(name.startswith(("Div", "Mul")) for name in scene.step.parallel[0].made[:1])
 
 
 def _is_sum(made: list[str]) -> bool:
@@ -580,6 +606,22 @@ def _clipping(scene: Scene) -> Cause | None:
     return None
 
 
+def _some_clip(scene: Scene, norms: list) -> Cause:
+    rank = next(
+        rank
+        for rank, pairs in zip(scene.step.ranks, norms, strict=True)
+        if bool(pairs) != bool(scene.one.norms)
+    )
+    clips = "clips" if not scene.one.norms else "does not clip"
+    return scene.cause(
+        "clipping",
+        f"in step {scene.number} rank {rank} {clips} its gradients, and one GPU "
+        f"{'does not' if not scene.one.norms else 'does'}",
+        "call clip_grad_norm_ on all ranks",
+        rank=rank,
+    )
+
+
 def _clipped_own(scene: Scene, norms: list) -> Cause:
     rank = int(np.argmax([abs(pairs[-1][0] - norms[0][-1][0]) for pairs in norms]))
     return scene.cause(
@@ -593,18 +635,67 @@ def _clipped_own(scene: Scene, norms: list) -> Cause:
     )
 
 
-def _batch_norm(scene: Scene) -> Cause | None:
-    norms = scene.heads[0].norms
-    if not norms or scene.ranks < 2:
+def _hooked(scene: Scene) -> Cause | None:
+    fails = scene.step.kinds["gradients"].fails()
+    hooked = {part.name for part in scene.heads[0].parts if part.hooked}
+    names = [name for name, wrong in zip(scene.step.names, fails, strict=True) if wrong]
+    if scene.ranks < 2 or not hooked.intersection(names):
         return None
+    name = next(name for name in names if name in hooked)
+    return scene.cause(
+        "clipped_before_average",
+        f"in step {scene.number} the gradient of {name} is not that of one GPU, and a hook that "
+        f"the program registered changes it on each rank before the ranks average",
+        "change gradients after they are averaged: between backward and optimizer.step()",
+        parameter=name,
+    )
+
+
+def _batch_norm(scene: Scene) -> Cause | None:
+    """Whether what the model returns for a row depends on the other rows of the batch."""
+    norms = scene.heads[0].norms
+    if scene.ranks < 2 or (not norms and not _outputs_differ(scene)):
+        return None
+    which = (
+        f"{norms[0] or 'BatchNorm'} normalizes over each rank's own rows"
+        if norms
+        else "what the model returns for a row is not what it returns on one GPU: a layer "
+        "computes with the other rows of its batch, as BatchNorm does"
+    )
     return scene.cause(
         "batch_norm",
-        f"in step {scene.number} the ranks' gradients are averaged and the rows are those of "
-        f"one GPU, and {norms[0] or 'BatchNorm'} normalizes over each rank's own rows",
+        f"in step {scene.number} the ranks read the rows of one GPU, and {which}",
         "use torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), GroupNorm or LayerNorm; or "
         "accept it: then this run does not compute what one GPU computes",
-        parameter=norms[0],
+        parameter=norms[0] if norms else None,
     )
+
+
+def _outputs_differ(scene: Scene) -> bool:
+    """Whether a row has another output on a rank than on one GPU, with the same weights."""
+    one = _pairs(scene.one)
+    if not len(one):
+        return False
+    spread = max(float(np.abs(one[:, 1]).max()), 1e-30)
+    for step in scene.step.parallel:
+        for row, output in _pairs(step):
+            place = int(np.argmin(np.abs(one[:, 0] - row)))
+            same = abs(one[place, 0] - row) <= 1e-6 * max(
+                float(np.abs(one[:, 0]).max()), 1e-30
+            )
+            if same and not abs(one[place, 1] - output) <= 1e-2 * spread:
+                return True
+    return False
+
+
+def _pairs(step: Step) -> np.ndarray:
+    """(row's number, output's number) of all rows whose outputs are known, (n, 2)."""
+    pairs = [
+        np.stack([rows, outputs], axis=1)
+        for rows, outputs in zip(step.rows, step.outputs, strict=True)
+        if len(outputs) == len(rows)
+    ]
+    return np.concatenate(pairs) if pairs else np.zeros((0, 2))
 
 
 def _gathered(scene: Scene) -> Cause | None:
@@ -698,10 +789,10 @@ def _options(scene: Scene) -> Cause | None:
                     for others in scene.step.parallel
                     if others.options
                 )
-                who = f"rank {rank}" if alone else f"{scene.ranks} ranks"
+                who = f"on rank {rank}" if alone else f"with {scene.ranks} ranks"
                 said = (
-                    f"in step {scene.number} {who} {'steps' if alone else 'step'} with "
-                    f"{name}={_short(other[name])}, and one GPU with {_short(own[name])}"
+                    f"in step {scene.number} {name} is {_short(other[name])} {who}, and "
+                    f"{_short(own[name])} on one GPU"
                 )
                 if kind == "learning_rate" and scene.number > 1:
                     return _scheduler(scene, said, rank if alone else None)
@@ -790,11 +881,38 @@ def _skips(scene: Scene) -> Cause | None:
     return None
 
 
+def _peers_read_the_same(comparison: Comparison) -> Cause | None:
+    """Whether ranks of one DDP or FSDP group read the same rows, and so work in vain."""
+    for step in comparison.steps:
+        scene = Scene(comparison, step)
+        if any(head.peers is None for head in scene.heads):
+            return None
+        every = _data_parallel_rows(scene)
+        if len(every) > 1 and len(every[0]) and _alike(every):
+            return _same_rows(scene, every)
+    return None
+
+
+def _alike(every: list[np.ndarray]) -> bool:
+    """Whether all ranks read the same rows."""
+    return all(
+        len(rows) == len(every[0]) and match_rows(rows, every[0])[0] == len(rows)
+        for rows in every[1:]
+    )
+
+
+def _same_rows(scene: Scene, every: list[np.ndarray]) -> Cause:
+    return scene.cause(
+        "same_rows",
+        f"in step {scene.number} all {len(every)} ranks read the same {len(every[0])} rows",
+        "give each rank its own: DataLoader(…, sampler=DistributedSampler(dataset)), or a "
+        "slice by rank",
+    )
+
+
 def _order_of_last_epoch(scene: Scene) -> bool:
     """Whether the ranks read in this step what they read as many steps into the last epoch."""
-    steps = [
-        step for step in scene.comparison.steps if step.key[0] == scene.step.key[0]
-    ]
+    steps = [step for step in scene.comparison.steps if step.key[0] == scene.step.key[0]]
     now = scene.step.parallel[0]
     begins = {}
     for step in steps:
@@ -864,9 +982,15 @@ def _worst(scene: Scene, kind: str) -> tuple[int, int, bool]:
     apart = distances.are_apart()
     if apart.any():
         place = _argmax(np.where(apart, distances.apart / (distances.scale + 1e-30), -1))
-        return place, int(distances.apart_rank[place]), True
+        return place, _rank_off(distances, place), True
     place = _argmax(distances.off / np.maximum(distances.limit, 1e-30))
     return place, int(distances.off_rank[place]), False
+
+
+def _rank_off(distances: object, place: int) -> int:
+    """The rank that is farthest from the reference, or else from the first rank."""
+    off = distances.off[place] > distances.limit[place]
+    return int((distances.off_rank if off else distances.apart_rank)[place])
 
 
 def _argmax(values: np.ndarray) -> int:
@@ -893,7 +1017,9 @@ def _ratio_text(distances: object) -> str:
 def _percent(share: float) -> str:
     if math.isnan(share):
         return "NaN"
-    return f"{share:.0%}" if 0.01 <= share < 100 else f"{share:.1e} of its norm"
+    if share >= 0.01:
+        return f"{share:.0%}"
+    return f"{share:.3%}" if share >= 1e-5 else f"{share:.1e} of the norm"
 
 
 def _times(ratio: float) -> str:

@@ -10,6 +10,7 @@ parameter counts as well.
 import difflib
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,6 +69,7 @@ class StepDistances:
     """One step: what was compared, and what each run recorded at it.
 
     ratio, cosine  of the mean gradient of all replicas to the reference's, for each parameter
+    between    the smallest cosine of a replica's gradient to the first one's, all parameters
     missing        (parameter, rank) of gradients that one run or rank has and another has not
     buffers        of each buffer the relative distance, with its rank; and the band's
     """
@@ -81,6 +83,7 @@ class StepDistances:
     parallel: list[Step]
     ranks: list[int]
     band: list[Step]
+    between: float = 1.0
     missing: list[tuple[int, int]] = field(default_factory=list)
     products: tuple[float, float, float] = (0.0, 0.0, 0.0)
     buffers: list[tuple[str, float, float, int]] = field(default_factory=list)
@@ -305,6 +308,7 @@ def _step(
     missing: list[tuple[int, int]] = []
     ratio, cosine = np.ones(len(parameters)), np.ones(len(parameters))
     products = np.zeros(3)
+    to_first: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(3))
     for kind in KINDS:
         rows = []
         band = np.zeros(len(parameters))
@@ -313,7 +317,9 @@ def _step(
             others = parallel.values(key, number, kind)
             if kind == "gradients":
                 missing += [
-                    (number, rank) for rank, value in others if (value is None) != (own is None)
+                    (number, rank)
+                    for rank, value in others
+                    if (value is None) != (own is None)
                 ]
             own = np.zeros(64) if own is None else own
             present = [(rank, value) for rank, value in others if value is not None]
@@ -323,11 +329,14 @@ def _step(
                 if value is not None:
                     band[number] = max(band[number], float(np.linalg.norm(value - own)))
             if kind == "gradients" and present:
+                first = present[0][1]
+                for rank, value in present[1:]:
+                    to_first[rank] += (value @ first, value @ value, first @ first)
                 mean = np.mean([value for _, value in present], axis=0)
                 dot, square, other = own @ mean, own @ own, mean @ mean
                 products += (dot, square, other)
                 ratio[number] = dot / square if square else 1.0
-                cosine[number] = dot / math.sqrt(square * other) if square * other else 1.0
+                cosine[number] = _cosine((dot, square, other))
         scale, off, off_rank, apart, apart_rank = map(np.array, zip(*rows, strict=True))
         place = key[0], kind
         before = highest.get(place, np.zeros(len(parameters)))
@@ -349,10 +358,16 @@ def _step(
         parallel.steps(key),
         parallel.ranks(key),
         [step for side in bands for step in side.steps(key)[:1]],
+        min(map(_cosine, to_first.values()), default=1.0),
         missing,
         tuple(products),
         _buffers(key, reference, parallel, bands),
     )
+
+
+def _cosine(products: Sequence[float]) -> float:
+    dot, square, other = products
+    return dot / math.sqrt(square * other) if square * other else 1.0
 
 
 def _distances(

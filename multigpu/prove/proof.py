@@ -9,14 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from multigpu.errors import UserError, pluralize
-from multigpu.prove import alone, plan, record
-from multigpu.prove import run as _run
+from multigpu.errors import CONNECTION_LOST, UserError, pluralize
+from multigpu.prove import alone, plan, processes
 from multigpu.prove.causes import Cause, find
 from multigpu.prove.compare import Comparison, Unmatched, compare, rows_of
 from multigpu.prove.plan import Plan
-from multigpu.prove.record import RankRecord
-from multigpu.prove.run import Run
+from multigpu.prove.processes import Run
+from multigpu.prove.record import ENDED_PREFIX, FAILED_PREFIX, RankRecord
 from multigpu.prove.settings import Settings
 
 Verdict = Literal["holds", "fails", "unknown"]
@@ -71,10 +70,12 @@ class Proof:
 
 
 class _Unknown(Exception):
-    """Nothing can be said: the sentence, and the end of a run's output."""
+    """Nothing can be said: the cause, and the end of a run's output."""
 
-    def __init__(self, sentence: str, tail: str = ""):
+    def __init__(self, kind: str, sentence: str, remedy: str, tail: str = "", **more: object):
         super().__init__(sentence)
+        step = more.pop("step", 1)
+        self.cause = Cause(kind, sentence, remedy, step, unknown=True, **more)
         self.tail = tail
 
 
@@ -124,11 +125,10 @@ def run(
         try:
             return session.alone() if self_check else session.prove()
         except _Unknown as unknown:
-            return session.proof(
-                "unknown", f"proof: nothing can be said: {unknown}", tail=unknown.tail
-            )
+            return session.unknown(unknown.cause, tail=unknown.tail)
         except Unmatched as error:
-            return session.proof("unknown", f"proof: nothing can be said: {error}")
+            remedy = "give the command of the same model with --reference"
+            return session.unknown(Cause("unmatched", str(error), remedy, 1, unknown=True))
 
 
 class _Session:
@@ -156,12 +156,17 @@ class _Session:
         return Proof(
             verdict,
             line,
-            _run.shown(self.plan.command),
-            _run.shown(self.plan.reference or []),
+            processes.shown(self.plan.command),
+            processes.shown(self.plan.reference or []),
             notes=self.notes,
             seconds=self.seconds,
             **more,
         )
+
+    def unknown(self, cause: Cause, **more: object) -> Proof:
+        """The proof that nothing can be said."""
+        line = f"proof: nothing can be said: {cause.sentence}"
+        return self.proof("unknown", line, cause=cause, **more)
 
     # ---- the runs --------------------------------------------------------------------------
 
@@ -169,19 +174,18 @@ class _Session:
         """Compare the command with its reference."""
         reference, bands = self.references(self.steps, splits=self.plan.ranks or 2)
         own = reference.records()
-        many = len(own)
-        if many > self.plan.against and not self.plan.given:
-            raise _Unknown(self._same_ranks(many))
+        if len(own) > self.plan.against and not self.plan.given:
+            raise self._same_ranks(len(own))
         steps = sum(step.optimizer == 0 for step in own[0].steps)
         parallel = self.start("parallel", self.plan.command, steps, self.plan.gpus)
         self.wait([parallel], "the command")
-        others = self.records(parallel)
-        if len(others) == 1 and many == 1 and (self.plan.gpus or 2) < 2:
-            raise _Unknown("the command ran on one GPU alone: give --gpus 2, or more ranks")
-        if len(others) == 1 and not self.plan.gpus and not self.plan.real:
+        others = parallel.records()
+        if len(others) == len(own) == 1 and (self.plan.gpus or 1) < 2 and not self.plan.real:
             raise _Unknown(
-                "the command trained in one process on the CPU, so there is nothing to compare: "
-                "start it with `torchrun --nproc-per-node=2`, or give --gpus 2 if it uses GPUs"
+                "one_rank",
+                "the command trained in one process, on one device: there is nothing to compare",
+                "start it with `torchrun --nproc-per-node=2`, or give --gpus 2 if it uses "
+                "several GPUs itself",
             )
         comparison = self.compare(own, others, bands)
         cause = find(comparison)
@@ -202,7 +206,13 @@ class _Session:
         start = [
             self.start(name, self.plan.reference, steps, gpus, alias),
             self.start(
-                f"{name}-rounding", self.plan.reference, steps, gpus, alias, disturb=1, split=splits
+                f"{name}-rounding",
+                self.plan.reference,
+                steps,
+                gpus,
+                alias,
+                disturb=1,
+                split=splits,
             ),
         ]
         self.wait(start, "the reference", optional=start[1:])
@@ -221,24 +231,19 @@ class _Session:
     ) -> Run:
         times = self.batch_times if name.startswith("larger") else 1
         wishes = Settings(str(self.folder / name), steps, disturb, split, times, local)
-        return _run.start(name, command, wishes, gpus, alias)
+        return processes.start(name, command, wishes, gpus, alias)
 
     def wait(self, runs: list[Run], what: str, optional: Sequence[Run] = ()) -> None:
         """Wait for runs; raise _Unknown if one that is needed has made no step."""
-        self.announce(f"{what}: {_run.shown(runs[0].command)}")
-        _run.wait(runs, self.timeout)
+        self.announce(f"{what}: {processes.shown(runs[0].command)}")
+        processes.wait(runs, self.timeout)
         for run in runs:
             self.seconds[run.name] = round(run.seconds, 2)
         for run in runs:
             if run not in optional and not run.records():
-                raise _Unknown(*self._no_step(run, what))
-        reference = runs[0]
-        if what == "the reference" and reference.code != 0:
-            raise _Unknown(*self._ended_badly(reference, what))
-
-    def records(self, run: Run) -> list[RankRecord]:
-        """The records of a run; raises _Unknown if it trained on fewer ranks than it started."""
-        return run.records()
+                raise self._no_step(run, what)
+        if what == "the reference" and runs[0].code != 0:
+            raise self._ended_badly(runs[0], what)
 
     def compare(
         self, own: list[RankRecord], others: list[RankRecord], bands: list[Run]
@@ -255,7 +260,10 @@ class _Session:
     ) -> tuple[Comparison, Cause | None]:
         """Compare with a reference whose DataLoaders give the rows of all ranks, if that works."""
         step = comparison.steps[0]
-        alone, together = len(rows_of(step.reference[0])), sum(map(len, map(rows_of, step.parallel)))
+        alone, together = (
+            len(rows_of(step.reference[0])),
+            sum(map(len, map(rows_of, step.parallel))),
+        )
         self.batch_times = together // alone
         reference, bands = self.references(steps, self.plan.ranks or 2, "larger")
         own = reference.records()
@@ -274,12 +282,19 @@ class _Session:
         self, comparison: Comparison, cause: Cause
     ) -> tuple[Comparison, Cause | None]:
         """Look whether further runs of the reference that round otherwise explain a difference."""
-        step = next(step for step in comparison.steps if step.number >= cause.step)
-        numeric = cause.kind in (
-            "gradients", "own_mean", "optimizer_state", "update", "buffers", "batch_norm",
+        numeric = (
+            "gradients",
+            "own_mean",
+            "optimizer_state",
+            "update",
+            "buffers",
+            "batch_norm",
         )
+        if cause.kind not in numeric:
+            return comparison, cause
+        step = next(step for step in comparison.steps if step.number >= cause.step)
         off = max(distances.relative()[0] for distances in step.kinds.values())
-        if not numeric or not off < SMALL:
+        if not off < SMALL:
             return comparison, cause
         steps = max(step.number for step in comparison.steps)
         larger = self.batch_times > 1
@@ -307,24 +322,23 @@ class _Session:
     def concluded(self, comparison: Comparison, cause: Cause | None, parallel: Run) -> Proof:
         who, one = self._who(comparison)
         if cause and cause.unknown:
-            return self.proof(
-                "unknown",
-                f"proof: nothing can be said: {cause.sentence}",
-                cause=cause,
-                comparison=comparison,
-            )
+            return self.unknown(cause, comparison=comparison)
+        if parallel.code != 0 and (cause is None or cause.kind == "different_steps"):
+            cause = self._rank_that_ended(parallel, comparison)
         if cause:
             return self.proof(
                 "fails",
-                f"proof: {who} differ from {one} from step {cause.step} on: {cause.sentence}: "
-                f"fails",
+                f"proof: {who} differ from {one} from step {cause.step} on: "
+                f"{cause.sentence.removeprefix(f'in step {cause.step} ')}: fails",
                 cause=cause,
                 comparison=comparison,
             )
-        if parallel.code != 0:
-            raise _Unknown(*self._ended_badly(parallel, "the command"))
         if not comparison.steps:
-            raise _Unknown("the two runs have no step in common")
+            raise _Unknown(
+                "no_common_step",
+                "the two runs have no step of the same optimizer in common",
+                "give a command of the same program with --reference",
+            )
         difference, limit = largest(comparison)
         count = sum(step.key[0] == 0 for step in comparison.steps)
         return self.proof(
@@ -348,27 +362,53 @@ class _Session:
             return who, pluralize(self.plan.against, "rank")
         return who, "1 GPU" if on_gpus else "1 rank"
 
-    def _same_ranks(self, many: int) -> str:
-        hint = plan.with_one(shlex.split(self.plan.texts["command"]))
-        example = _quoted(hint) if hint else "\"the command for one rank\""
-        return (
-            f"the reference trained on {many} ranks, too, because the program itself starts "
-            f"them: give its command for one rank, as in --reference {example}"
+    def _rank_that_ended(self, parallel: Run, comparison: Comparison) -> Cause:
+        """Why the parallel run failed: a rank that reached its end before the others did.
+
+        Raises _Unknown if it failed otherwise.
+        """
+        ended = parallel.notes(ENDED_PREFIX)
+        wanted = sum(step.optimizer == 0 for step in comparison.reference[0].steps)
+        if len(ended) in (0, len(comparison.parallel)) or ended[0]["steps"] >= wanted:
+            raise self._ended_badly(parallel, "the command")
+        rank, steps = ended[0]["rank"], ended[0]["steps"]
+        return Cause(
+            "different_steps",
+            f"rank {rank} ended after {pluralize(steps, 'step')}, and the others wait for it; "
+            f"one GPU made {wanted}",
+            "let each rank make as many steps as the others: what ends the loop must not depend "
+            "on a rank's own loss or rows",
+            steps + 1,
+            rank=rank,
         )
 
-    def _no_step(self, run: Run, what: str) -> tuple[str, str]:
-        if run.code:
+    def _same_ranks(self, many: int) -> _Unknown:
+        hint = plan.with_one(shlex.split(self.plan.texts["command"]))
+        return _Unknown(
+            "same_ranks",
+            f"the reference trained on {many} ranks, too, because the program itself starts them",
+            "give its command for one rank"
+            + (f": --reference {_quoted(hint)}" if hint else " with --reference"),
+        )
+
+    def _no_step(self, run: Run, what: str) -> _Unknown:
+        if run.code != 0:
             return self._ended_badly(run, what)
-        if run.code is None:
-            return self._ended_badly(run, what)
-        return (
-            f"{what} made no step of a torch.optim optimizer in a process that inherits this "
-            f"environment: a proof needs one",
+        return _Unknown(
+            "no_optimizer",
+            f"{what} made no step of a torch.optim optimizer",
+            "prove a program that calls optimizer.step(), in a process that it starts itself "
+            "with this environment",
             _tail(run),
         )
 
-    def _ended_badly(self, run: Run, what: str) -> tuple[str, str]:
+    def _ended_badly(self, run: Run, what: str) -> _Unknown:
         """The sentence about a run that failed or hung, and the end of its output."""
+        records = run.records()
+        step = 1 + min(
+            (sum(step.optimizer == 0 for step in record.steps) for record in records),
+            default=0,
+        )
         if run.code is None:
             places = [
                 f"rank {answer['rank']} waits at {Path(answer['file']).name}:{answer['number']}"
@@ -376,9 +416,51 @@ class _Session:
                 for answer in run.waits
             ]
             where = "; ".join(places) or "no process says where"
-            return f"{what} made no step for {self.timeout:g} s and was ended: {where}", ""
+            return _Unknown(
+                "hang",
+                f"{what} hangs in step {step}: it made no step for {self.timeout:g} s, and was "
+                f"ended: {where}",
+                "let all ranks call the same collectives in the same order; if the program was "
+                "only slow, give a longer --timeout",
+                step=step,
+            )
         how = f"exit code {run.code}" if run.code > 0 else f"signal {-run.code}"
-        return f"{what} failed with {how}: what it printed last is above", _tail(run)
+        failure = self._first_failure(run, records)
+        return _Unknown(
+            "crash",
+            f"{what} failed in step {step}" + (failure.text if failure else f" with {how}"),
+            "mend that first: what it printed last stands above"
+            + (
+                "; if it cannot run on one rank, give --against or --reference"
+                if what == "the reference"
+                else ""
+            ),
+            (failure and failure.trace) or _tail(run),
+            step=step,
+            rank=failure.rank if failure else None,
+        )
+
+    def _first_failure(self, run: Run, records: list[RankRecord]) -> "_Failure | None":
+        """The rank that failed first, if Python or the other ranks noticed it."""
+        notes = [
+            note
+            for note in run.notes(FAILED_PREFIX)
+            if not note["error"].startswith(("ChildFailedError", "ProcessRaisedException"))
+        ]
+        own = [
+            note
+            for note in notes
+            if not any(lost in note["error"] for lost in CONNECTION_LOST)
+        ]
+        if own:
+            first = own[0]
+            text = f" on rank {first['rank']}: {first['error']}"
+            return _Failure(first["rank"], text, _end_of(first["trace"]))
+        silent = {record.rank for record in records} - {note["rank"] for note in notes}
+        if notes and len(silent) == 1:
+            rank = silent.pop()
+            return _Failure(rank, f": rank {rank} died without a Python exception")
+        return None
 
     # ---- one run alone ---------------------------------------------------------------------
 
@@ -388,9 +470,12 @@ class _Session:
         self.wait([run], "the command", optional=[])
         records = run.records()
         if len(records) < 2:
-            raise _Unknown("the command trained on one rank, and --self compares several")
+            raise _Unknown(
+                "one_rank",
+                "the command trained on one rank, and --self compares several",
+                "start it with `torchrun --nproc-per-node=2`",
+            )
         result = alone.check(records)
-        self.plan = self.plan
         ranks = pluralize(len(records), "rank")
         if result.cause:
             return self.proof(
@@ -400,7 +485,7 @@ class _Session:
                 cause=result.cause,
             )
         if run.code != 0:
-            raise _Unknown(*self._ended_badly(run, "the command"))
+            raise self._ended_badly(run, "the command")
         self.notes += result.notes
         return self.proof(
             "holds",
@@ -428,12 +513,22 @@ def _with_command(cause: Cause, planned: Plan, times: int) -> Cause:
 
 
 def _quoted(words: Sequence[str]) -> str:
-    return f'"{_run.shown(list(words))}"'
+    return f'"{processes.shown(list(words))}"'
 
 
-def _tail(run: Run, most: int = 25) -> str:
+@dataclass(frozen=True)
+class _Failure:
+    """The rank that failed first, what is said of it, and its traceback."""
+
+    rank: int
+    text: str
+    trace: str = ""
+
+
+def _tail(run: Run) -> str:
     """The last lines that a run printed."""
-    return "\n".join(run.output.rstrip().splitlines()[-most:])
+    return _end_of(run.output)
 
 
-__all__ = ["Proof", "record", "run"]
+def _end_of(text: str, most: int = 25) -> str:
+    return "\n".join(text.rstrip().splitlines()[-most:])

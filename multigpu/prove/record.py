@@ -16,7 +16,11 @@ SUFFIX = ".record"
 # In the folder: made to ask all processes where they wait; what they answer.
 ASK_WHERE = "where"
 WHERE_SUFFIX = ".waits"
+# Made by a rank that has made its last step, that has reached its program's end, and that an
+# exception has ended. The last two are JSON: time, rank, steps, the error and its traceback.
 DONE_PREFIX = "done-"
+ENDED_PREFIX = "ended-"
+FAILED_PREFIX = "failed-"
 
 
 @dataclass
@@ -29,7 +33,8 @@ class Part:
              that hold the same ones
     numel    the number of elements that the rank holds
     eps      the distance from 1 to the next number of its dtype
-    in_ddp   whether DDP averages its gradient
+    in_ddp   whether a module that DDP wraps has it
+    hooked   whether the program has registered a hook of its gradient
     """
 
     name: str
@@ -38,6 +43,7 @@ class Part:
     numel: int
     eps: float
     in_ddp: bool = False
+    hooked: bool = False
 
 
 @dataclass
@@ -90,6 +96,7 @@ class Step:
     present      which parameters have a gradient
     options      those of each group: lr, weight_decay, …
     rows         for each batch that the outermost module got, a number for each row
+    outputs      as many arrays: a number for each row of what the module returned, or empty
     losses       the scalars that went backward, divided by the loss scale
     made         how the last of them was made: names of autograd's nodes, with "mean" or "sum"
     norms        (norm, limit) of each clip_grad_norm_
@@ -109,6 +116,7 @@ class Step:
     options: list[dict]
     buffers: np.ndarray
     rows: list[np.ndarray] = field(default_factory=list)
+    outputs: list[np.ndarray] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     norms: list[tuple[float, float]] = field(default_factory=list)

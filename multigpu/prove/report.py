@@ -92,7 +92,9 @@ def draw(proof: Proof, path: Path) -> None:
     steps = [step for step in proof.comparison.steps if step.key[0] == 0]
     numbers = [step.number for step in steps]
     names = steps[0].names
-    figure = Figure(figsize=(9, 4.6 + 0.16 * min(len(names), MOST_NAMES)), layout="constrained")
+    figure = Figure(
+        figsize=(9, 4.6 + 0.16 * min(len(names), MOST_NAMES)), layout="constrained"
+    )
     above, below = figure.subplots(
         2, 1, height_ratios=[1, 0.5 + 0.05 * min(len(names), MOST_NAMES)], sharex=True
     )
@@ -101,7 +103,11 @@ def draw(proof: Proof, path: Path) -> None:
         pairs = np.maximum(np.nan_to_num(pairs, nan=1.0), SMALLEST)
         above.plot(numbers, pairs[:, 0], "o-", color=colour, label=f"{kind}: difference")
         above.fill_between(
-            numbers, SMALLEST, pairs[:, 1], color=colour, alpha=0.15,
+            numbers,
+            SMALLEST,
+            pairs[:, 1],
+            color=colour,
+            alpha=0.15,
             label=f"{kind}: rounding explains",
         )
     above.set_yscale("log")

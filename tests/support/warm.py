@@ -249,7 +249,7 @@ def become(folder: str, request: dict, files: list[int]) -> NoReturn:
     for entry in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if entry:
             sys.path.insert(0, entry)
-    if "MULTIGPU_VIRTUAL" in os.environ:
+    if {"MULTIGPU_VIRTUAL", "MULTIGPU_PROVE"} & os.environ.keys():
         # Python's start imports it.
         sys.modules.pop("sitecustomize", None)
         import sitecustomize  # noqa: F401

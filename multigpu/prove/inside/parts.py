@@ -75,9 +75,7 @@ def track(optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]) -> lis
         elif hasattr(parameter, "_local_tensor"):
             tracked.append(_of_dtensor(parameter, name))
         else:
-            part = Part(
-                name, tuple(parameter.shape), None, parameter.numel(), _eps(parameter)
-            )
+            part = Part(name, tuple(parameter.shape), None, parameter.numel(), _eps(parameter))
             tracked.append(Tracked(part, parameter, lambda t: [(t.reshape(-1), 0)]))
     return tracked
 

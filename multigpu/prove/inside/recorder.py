@@ -28,8 +28,8 @@ from torch.utils.data import BatchSampler, DataLoader, dataloader
 
 from multigpu.prove.inside import ending
 from multigpu.prove.inside.host import number, numbers
-from multigpu.prove.inside.parts import Tracked, track
-from multigpu.prove.inside.rows import rows_of
+from multigpu.prove.inside.parts import Tracked, clean, track
+from multigpu.prove.inside.rows import outputs_of, rows_of
 from multigpu.prove.record import SUFFIX, Head, Loader, Step, append
 from multigpu.prove.settings import (
     DEFAULT_STEPS,
@@ -168,14 +168,11 @@ class Recorder:
         if known is None:
             known = _Optimizer(len(self.optimizers), optimizer, self.modules)
             for module in self.ddps:
-                ignored = getattr(module, "parameters_to_ignore", ())
-                averaged = {
-                    id(parameter)
-                    for name, parameter in module.module.named_parameters()
-                    if name not in ignored
-                }
+                held = set(map(id, module.parameters()))
                 for tracked in known.tracked:
-                    tracked.part.in_ddp |= id(tracked.parameter) in averaged
+                    tracked.part.in_ddp |= id(tracked.parameter) in held
+            for tracked in known.tracked:
+                tracked.part.hooked = bool(tracked.parameter._backward_hooks)
             self.optimizers[id(optimizer)] = known
             if self.settings.local:
                 known.watch_local()
@@ -184,7 +181,7 @@ class Recorder:
     def _head(self, known: "_Optimizer") -> Head:
         modules = [module for outer in self.modules for module in outer.modules()]
         norms = [
-            name
+            clean(name)
             for outer in self.modules
             for name, module in outer.named_modules()
             if isinstance(module, nn.modules.batchnorm._BatchNorm)
@@ -215,11 +212,15 @@ class Recorder:
         try:
             with torch.no_grad():
                 rows = rows_of(args, kwargs)
-            if rows is not None:
-                self.pending.rows.append(rows)
             before = _random_states()
             result = call(module, *args, **kwargs)
-            if any(not torch.equal(*pair) for pair in zip(before, _random_states())):
+            if rows is not None:
+                with torch.no_grad():
+                    self.pending.rows.append(rows)
+                    self.pending.outputs.append(outputs_of(result, len(rows)))
+            if any(
+                not torch.equal(*pair) for pair in zip(before, _random_states(), strict=True)
+            ):
                 self.pending.random += _random_modules(module)
             return result
         finally:
@@ -273,8 +274,6 @@ class _Optimizer:
         self.local: np.ndarray | None = None
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        from multigpu.prove.inside.parts import clean
-
         return {
             clean(name): buffer
             for module in self.modules
@@ -410,7 +409,7 @@ def _random_states() -> list[torch.Tensor]:
 
 def _random_modules(module: nn.Module) -> list[str]:
     names = [
-        name
+        clean(name)
         for name, inner in module.named_modules()
         if "Drop" in type(inner).__name__ and inner.training and getattr(inner, "p", 1)
     ]
@@ -428,6 +427,11 @@ random_seed = random.seed
 _recorder: Recorder | None = None
 
 
+def has_trained() -> bool:
+    """Whether this process has made a step."""
+    return _recorder is not None and bool(_recorder.optimizers)
+
+
 def start(settings: Settings) -> None:
     """Seed this process, and record its steps from now on."""
     global _recorder
@@ -443,6 +447,7 @@ def start(settings: Settings) -> None:
     _wrap_loaders(recorder, settings.batch_times)
     _wrap_seeds(recorder)
     _wrap_collectives(recorder)
+    ending.watch(recorder.folder, lambda: recorder.steps)
     os.register_at_fork(after_in_child=lambda: recorder.__dict__.pop("path", None))
 
 
@@ -552,7 +557,11 @@ def _wrap_loaders(recorder: Recorder, times: int) -> None:
 
     def make_init(original: Callable) -> Callable:
         def __init__(
-            self: DataLoader, dataset: Any, batch_size: int | None = 1, *args: Any, **kwargs: Any
+            self: DataLoader,
+            dataset: Any,
+            batch_size: int | None = 1,
+            *args: Any,
+            **kwargs: Any,
         ) -> None:
             sampler = kwargs.get("batch_sampler") or (args[2] if len(args) > 2 else None)
             if isinstance(sampler, BatchSampler):
@@ -627,7 +636,9 @@ def _wrap_collectives(recorder: Recorder) -> None:
             def collective(*args: Any, **kwargs: Any) -> Any:
                 caller = sys._getframe(1).f_code.co_filename
                 if not recorder.in_backward and not caller.startswith(TORCH):
-                    recorder.pending.gathered[name] = recorder.pending.gathered.get(name, 0) + 1
+                    recorder.pending.gathered[name] = (
+                        recorder.pending.gathered.get(name, 0) + 1
+                    )
                 return original(*args, **kwargs)
 
             return collective

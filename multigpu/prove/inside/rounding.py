@@ -9,6 +9,7 @@ one unit in the last place of its weights:
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -68,8 +69,9 @@ def _disturb(units: int) -> None:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
             generator = torch.Generator().manual_seed(SEED + units + len(seen))
-            for parameter in _new(self, seen):
-                _add_units(parameter, units, generator)
+            parameters = _new(self, seen)
+            for parameter in parameters:
+                _add_units(parameter, units, _typical(parameters), generator)
         return original(self, *args, **kwargs)
 
     nn.Module.__call__ = __call__
@@ -84,11 +86,22 @@ def _new(module: nn.Module, seen: set[int]) -> list[torch.Tensor]:
     return parameters
 
 
-def _add_units(parameter: torch.Tensor, units: int, generator: torch.Generator) -> None:
+def _typical(parameters: list[torch.Tensor]) -> float:
+    """The root mean square of all weights."""
+    values = [bare(parameter).detach().double() for parameter in parameters]
+    count = sum(value.numel() for value in values)
+    return math.sqrt(sum(float(value.square().sum()) for value in values) / max(count, 1))
+
+
+def _add_units(
+    parameter: torch.Tensor, units: int, typical: float, generator: torch.Generator
+) -> None:
+    """Disturb a parameter; a zero by a unit of a typical weight, because it has none."""
     eps = torch.finfo(parameter.dtype).eps
     if eps > COARSE or not parameter.numel():
         return
     target = bare(parameter)
     signs = torch.randint(2, target.shape, generator=generator) * 2 - 1
     with torch.no_grad():
-        target.mul_(1 + signs.to(target) * units * eps)
+        sizes = torch.where(target == 0, typical, target.abs())
+        target.add_(signs.to(target) * sizes, alpha=units * eps)

@@ -25,6 +25,14 @@ def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
     return None
 
 
+def outputs_of(result: Any, count: int) -> np.ndarray:
+    """For each of `count` rows of what a module returned, a number; empty if it has none."""
+    for tensor in _tensors(result):
+        if tensor.dim() and tensor.shape[0] == count and tensor.is_floating_point():
+            return _project(numbers(tensor))
+    return np.zeros(0)
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value

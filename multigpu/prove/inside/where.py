@@ -12,7 +12,7 @@ from types import FrameType
 
 import torch
 
-from multigpu.prove.inside import ending
+from multigpu.prove.inside import ending, recorder
 from multigpu.prove.record import ASK_WHERE, WHERE_SUFFIX
 from multigpu.prove.settings import Settings
 
@@ -47,7 +47,8 @@ def _trains() -> bool:
     """Whether this process is a rank, and not a launcher or a DataLoader's worker."""
     if torch.utils.data.get_worker_info() is not None:
         return False
-    return ending.world() == 1 or torch.distributed.is_initialized()
+    dist = torch.distributed
+    return recorder.has_trained() or (dist.is_available() and dist.is_initialized())
 
 
 def _place(frame: FrameType | None) -> dict:

@@ -25,6 +25,9 @@ GRACE = 2.0
 # A process's variables that would make it a rank of another run.
 OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
 
+# Sets of texts are iterated in an order that Python otherwise draws at its start.
+SAME_IN_EACH_RUN = {"PYTHONHASHSEED": "0"}
+
 
 @dataclass
 class Run:
@@ -48,6 +51,11 @@ class Run:
         """What the program printed."""
         return (self.folder / "output.txt").read_text(errors="replace")
 
+    def notes(self, prefix: str) -> list[dict]:
+        """What its processes noted at their end, in the order of time: see record.py."""
+        texts = [path.read_text() for path in self.folder.glob(f"{prefix}*")]
+        return sorted(map(json.loads, texts), key=lambda note: note["time"])
+
     def records(self) -> list[RankRecord]:
         """What its processes have recorded."""
         return record.read(self.folder)
@@ -65,8 +73,8 @@ def start(
     } | {
         settings.VARIABLE: wishes.to_json(),
         "PYTHONPATH": os.pathsep.join([str(SITE), path] if path else [str(SITE)]),
-        "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
+        **SAME_IN_EACH_RUN,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     if gpus is not None:

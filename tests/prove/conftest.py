@@ -1,0 +1,36 @@
+"""Fixtures of the tests of `multigpu prove`."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import warm
+
+from multigpu import prove
+from multigpu.prove import processes
+
+LOCAL = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
+
+
+@pytest.fixture
+def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs run in forks of the warm process, which cannot have another hash seed."""
+    monkeypatch.setattr(sys, "executable", str(warm.python()))
+    monkeypatch.setattr(processes, "SAME_IN_EACH_RUN", {})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def proved(
+    in_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., prove.Proof]:
+    """Writes a program and proves it under torchrun; `ranks` is the number of ranks."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str, *flags: str, ranks: int = 2, **options: object) -> prove.Proof:
+        (tmp_path / "program.py").write_text(text)
+        words = [*LOCAL, f"--nproc-per-node={ranks}", "program.py", *flags]
+        return prove.run(words, **{"timeout": 60, **options})
+
+    return run

@@ -1,0 +1,1138 @@
+"""Faults that are planted into right programs, and what `multigpu prove` must say of each.
+
+The programs of programs/ compute the same with one rank and with several. A fault replaces
+texts of one of them. A fault of the kind "holds" is none: the program stays right.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is planted, and what must be found.
+
+    program    the file in programs/, without its suffix
+    replace    pairs of texts: the old one, which occurs once in the program, and the new one
+    kind       the cause that must be named; "holds" if nothing must be found
+    rank       the rank that differs from the others, or from what one rank computes
+    parameter  the first parameter, or the buffer, that is wrong, if not all are
+    step       the first optimizer step before whose update something is wrong, where it is
+               not the first: rows, weights, gradients, the optimizer's options or its state;
+               for a hang, the step that did not come. The first step is 1
+    ranks      how many ranks the parallel run has
+    exit       prove's exit code: 0 holds, 1 fails, 2 nothing can be said
+    """
+
+    name: str
+    program: str
+    replace: list[tuple[str, str]]
+    kind: str
+    rank: int | None = None
+    parameter: str | None = None
+    step: int | None = None
+    ranks: int = 2
+    exit: int = 1
+
+    def source(self) -> str:
+        """The program with the fault in it."""
+        text = (PROGRAMS / f"{self.program}.py").read_text()
+        for old, new in self.replace:
+            assert text.count(old) == 1, f"{self.name}: {old!r} occurs {text.count(old)} times"
+            text = text.replace(old, new)
+        return text
+
+
+def after(old: str, new: str) -> tuple[str, str]:
+    """The text `old`, and `new` behind it."""
+    return old, old + new
+
+
+def before(old: str, new: str) -> tuple[str, str]:
+    """The text `old`, and `new` in front of it."""
+    return old, new + old
+
+
+def holds(name: str, program: str, *replace: tuple[str, str]) -> Fault:
+    return Fault(name, program, list(replace), "holds", exit=0)
+
+
+ROWS = [
+    Fault("sampler_not_given", "ddp", [("sampler=sampler)", "shuffle=True)")], "same_rows"),
+    Fault(
+        "sampler_of_rank_0",  # SLURM's variable, in a run that torchrun started
+        "ddp",
+        [
+            before("import torch\nimport torch.d", "import os\n\n"),
+            (
+                "DistributedSampler(data, shuffle=True)",
+                'DistributedSampler(data, world, int(os.environ.get("SLURM_PROCID", 0)))',
+            ),
+        ],
+        "same_rows",
+    ),
+    Fault(
+        "first_rows_on_each_rank",
+        "by_hand",
+        [("batch[rank * share : (rank + 1) * share]", "batch[:share]")],
+        "same_rows",
+    ),
+    Fault(
+        "whole_batch_on_each_rank",  # the weights are right: the ranks do the same work twice
+        "ddp",
+        [("batch_size=BATCH // world, sampler=sampler)", "batch_size=BATCH, shuffle=True)")],
+        "same_rows",
+    ),
+    Fault(
+        "rest_of_batch_left_out",  # the last batch of an epoch has 31 rows
+        "by_hand",
+        [("ROWS, BATCH, EPOCHS = 128", "ROWS, BATCH, EPOCHS = 127")],
+        "rows_missing",
+        step=4,
+    ),
+    Fault(
+        "divided_twice",  # each rank has a half of the rows, and the sampler halves them again
+        "ddp",
+        [("TensorDataset(x, y)", "TensorDataset(x[rank::world], y[rank::world])")],
+        "rows_missing",
+    ),
+    Fault(
+        "end_included",
+        "by_hand",
+        [("(rank + 1) * share]", "(rank + 1) * share + 1]")],
+        "rows_repeated",
+    ),
+    Fault(
+        "position_moves_too_little",
+        "accumulate",
+        [("position += MICRO_BATCH * world", "position += MICRO_BATCH")],
+        "rows_repeated",
+    ),
+    Fault(
+        "padded_epoch",
+        "ddp",
+        [("ROWS, BATCH, EPOCHS = 128", "ROWS, BATCH, EPOCHS = 127")],
+        "padding",
+        step=4,
+    ),
+    Fault(
+        "set_epoch_forgotten",  # one rank and two compute the same: an epoch's order tells
+        "ddp",
+        [("    sampler.set_epoch(epoch)\n", "")],
+        "epoch_order",
+        step=5,
+    ),
+]
+
+WEIGHTS = [
+    Fault(
+        "seeds_without_broadcast",
+        "by_hand",
+        [
+            ("torch.manual_seed(0)\n", "torch.manual_seed(rank)\n"),
+            ("for p in net.parameters():\n    dist.broadcast(p.data, src=0)\n", ""),
+        ],
+        "initial_weights",
+        rank=1,
+    ),
+    Fault(
+        "initialized_after_ddp",
+        "ddp",
+        [
+            after(
+                "model = DDP(net)\n",
+                "if rank == 0:\n    nn.init.normal_(net.head.weight, std=0.02)\n",
+            )
+        ],
+        "initial_weights",
+        rank=1,
+        parameter="head.weight",
+    ),
+    Fault(
+        "seed_from_the_number_of_ranks",
+        "ddp",
+        [("torch.manual_seed(0)\n", "torch.manual_seed(100 * world + rank)\n")],
+        "initial_weights",
+    ),
+]
+
+AVERAGES = [
+    Fault("ddp_forgotten", "ddp", [("model = DDP(net)", "model = net")], "not_averaged"),
+    Fault(
+        "forward_past_ddp",
+        "ddp",
+        [("cross_entropy(model(x), y)", "cross_entropy(net(x), y)")],
+        "not_averaged",
+    ),
+    Fault(
+        "group_of_one",
+        "ddp",
+        [
+            (
+                "model = DDP(net)",
+                "group, _ = dist.new_subgroups(group_size=1)\n"
+                "model = DDP(net, process_group=group)",
+            )
+        ],
+        "not_averaged",
+    ),
+    Fault(
+        "group_of_two",  # of four ranks: the ranks of a node, but not the nodes
+        "ddp",
+        [
+            (
+                "model = DDP(net)",
+                "group, _ = dist.new_subgroups(group_size=min(2, world))\n"
+                "model = DDP(net, process_group=group)",
+            )
+        ],
+        "not_averaged",
+        ranks=4,
+    ),
+    Fault(
+        "copy_averaged",
+        "by_hand",
+        [
+            ("dist.all_reduce(p.grad)\n", "dist.all_reduce(p.grad / world)\n"),
+            ("            p.grad /= world\n", ""),
+        ],
+        "not_averaged",
+    ),
+    Fault(
+        "reduced_to_rank_0",
+        "by_hand",
+        [("dist.all_reduce(p.grad)", "dist.reduce(p.grad, dst=0)")],
+        "not_averaged",
+        rank=1,
+    ),
+    Fault(
+        "averaged_after_the_step",
+        "by_hand",
+        [
+            before(
+                "        for p in net.parameters():\n            dist.all_reduce",
+                "        optimizer.step()\n",
+            ),
+            ("            p.grad /= world\n        optimizer.step()\n", ""),
+        ],
+        "not_averaged",
+    ),
+    Fault(
+        "half_and_back_after_ddp",  # .half() drops the hooks of DDP from the parameters
+        "ddp",
+        [
+            after(
+                "        scheduler.step()\n",
+                "    saved = net.half().state_dict()\n    net.float()\n",
+            )
+        ],
+        "not_averaged",
+        step=5,
+    ),
+    Fault(
+        "critic_without_ddp", "gan", [("\ncritic = DDP(nn", "\ncritic = (nn")], "not_averaged"
+    ),
+    Fault("float16_without_ddp", "amp", [("model = DDP(nn", "model = (nn")], "not_averaged"),
+    Fault(
+        "first_micro_batch_synchronized",
+        "accumulate",
+        [("last = micro == micro_batches - 1", "last = micro % micro_batches == 0")],
+        "wrong_micro_batch",
+    ),
+    Fault(
+        "no_micro_batch_synchronized",
+        "accumulate",
+        [("last = micro == micro_batches - 1", "last = micro == micro_batches")],
+        "wrong_micro_batch",
+    ),
+    Fault(
+        "flag_after_forward",
+        "accumulate",
+        [
+            (
+                "        with contextlib.nullcontext() if last else model.no_sync():\n"
+                "            loss = cross_entropy(model(x), y) / micro_batches\n"
+                "            loss.backward()\n",
+                "        loss = cross_entropy(model(x), y) / micro_batches\n"
+                "        model.require_backward_grad_sync = last\n"
+                "        loss.backward()\n",
+            )
+        ],
+        "wrong_micro_batch",
+    ),
+    Fault(
+        "scale_not_averaged",
+        "by_hand",
+        [
+            (
+                "        for p in net.parameters():\n            dist.all_reduce",
+                "        for p in [*net.hidden.parameters(), *net.head.parameters()]:\n"
+                "            dist.all_reduce",
+            )
+        ],
+        "parameter_not_averaged",
+        parameter="scale",
+    ),
+    Fault(
+        "ignored_by_ddp",
+        "ddp",
+        [
+            before(
+                "model = DDP(net)",
+                'DDP._set_params_and_buffers_to_ignore_for_model(net, ["head.bias"])\n',
+            )
+        ],
+        "parameter_not_averaged",
+        parameter="head.bias",
+    ),
+    Fault(
+        "unfrozen_after_ddp",  # DDP averages what needs a gradient when it is made
+        "ddp",
+        [
+            before("model = DDP(net)", "net.middle.requires_grad_(False)\n"),
+            after(
+                "    sampler.set_epoch(epoch)\n",
+                "    if epoch == 1:\n        net.middle.requires_grad_(True)\n",
+            ),
+        ],
+        "parameter_not_averaged",
+        parameter="middle.weight",
+        step=5,
+    ),
+    Fault(
+        "head_outside_ddp",
+        "ddp",
+        [
+            ("        self.head = nn.Linear(32, 10)\n", ""),
+            ("return self.head(x)", "return x"),
+            after("model = DDP(net)\n", "head = nn.Linear(32, 10)\n"),
+            ("model.parameters()", "[*model.parameters(), *head.parameters()]"),
+            ("cross_entropy(model(x), y)", "cross_entropy(head(model(x)), y)"),
+        ],
+        "outside_ddp",
+        parameter="weight",
+    ),
+    Fault(
+        "scale_outside_ddp",  # a parameter of no module: it has no name
+        "ddp",
+        [
+            after("model = DDP(net)\n", "scale = nn.Parameter(torch.tensor(2.0))\n"),
+            ("model.parameters()", "[*model.parameters(), scale]"),
+            ("cross_entropy(model(x), y)", "cross_entropy(scale * model(x), y)"),
+        ],
+        "outside_ddp",
+    ),
+]
+
+FACTORS = [
+    Fault(
+        "loss_divided_by_ranks",
+        "ddp",
+        [("loss.backward()", "(loss / world).backward()")],
+        "divided_by_ranks",
+    ),
+    Fault(
+        "averaged_twice",
+        "by_hand",
+        [("labels[rows])\n", "labels[rows]) / world\n")],
+        "divided_by_ranks",
+    ),
+    Fault(
+        "sum_of_shares_averaged",  # AdamW: the weights hardly differ
+        "tokens",
+        [(" * world  # DDP divides by the number of ranks", "")],
+        "divided_by_ranks",
+    ),
+    Fault(
+        "sum_not_divided",
+        "by_hand",
+        [("            p.grad /= world\n", "")],
+        "multiplied_by_ranks",
+    ),
+    Fault(
+        "summed_after_ddp",
+        "ddp",
+        [
+            after(
+                "        loss.backward()\n",
+                "        for p in model.parameters():\n            dist.all_reduce(p.grad)\n",
+            )
+        ],
+        "multiplied_by_ranks",
+    ),
+    Fault(
+        "hook_without_division",
+        "ddp",
+        [
+            after(
+                "model = DDP(net)\n",
+                "\n\ndef add(state, bucket):\n"
+                "    work = dist.all_reduce(bucket.buffer(), async_op=True)\n"
+                "    return work.get_future().then(lambda future: future.value()[0])\n"
+                "\n\nmodel.register_comm_hook(None, add)\n",
+            )
+        ],
+        "multiplied_by_ranks",
+    ),
+    Fault(
+        "micro_batches_added",  # 8 with one rank, 4 with each of two
+        "accumulate",
+        [("cross_entropy(model(x), y) / micro_batches", "cross_entropy(model(x), y)")],
+        "micro_batches_added",
+    ),
+    Fault(
+        "micro_batches_added_in_parallel",  # one rank computes its 48 rows at once
+        "accumulate",
+        [
+            (
+                "micro_batches = BATCH // (MICRO_BATCH * world)",
+                "micro_batches = 1 if world == 1 else 4\n"
+                "MICRO_BATCH = BATCH // (world * micro_batches)",
+            ),
+            ("cross_entropy(model(x), y) / micro_batches", "cross_entropy(model(x), y)"),
+        ],
+        "micro_batches_added",
+    ),
+    Fault(
+        "mean_loss_reduced",
+        "ddp",
+        [
+            before(
+                "        loss.backward()\n",
+                "        dist.all_reduce(loss)\n        loss = loss / world\n",
+            )
+        ],
+        "loss_reduced",
+    ),
+    Fault(
+        "sum_of_losses_reduced",
+        "tokens",
+        [
+            (
+                "    loss = total / tokens * world  # DDP divides by the number of ranks\n",
+                "    dist.all_reduce(total)\n    loss = total / tokens\n",
+            )
+        ],
+        "loss_reduced",
+    ),
+    Fault(
+        "gathered_without_autograd",
+        "contrastive",
+        [
+            (
+                "    return torch.cat(all_gather(z)) if world > 1 else z\n",
+                "    if world == 1:\n        return z\n"
+                "    parts = [torch.empty_like(z) for _ in range(world)]\n"
+                "    dist.all_gather(parts, z)\n"
+                "    parts[rank] = z\n"
+                "    return torch.cat(parts)\n",
+            ),
+            ("from torch.distributed.nn.functional import all_gather\n", ""),
+        ],
+        "gathered_constants",
+    ),
+    Fault(
+        "keys_without_gradient",
+        "contrastive",
+        [
+            ("    a, b = map(gather, z.chunk(2))\n", "    a, b = z.chunk(2)\n"),
+            ("temperature * a @ b.T", "temperature * a @ gather(b).T"),
+            after("torch.arange(BATCH)", "[rows]"),
+            (
+                "    return torch.cat(all_gather(z)) if world > 1 else z\n",
+                "    if world == 1:\n        return z\n"
+                "    parts = [torch.empty_like(z) for _ in range(world)]\n"
+                "    dist.all_gather(parts, z)\n"
+                "    return torch.cat(parts)\n",
+            ),
+            ("from torch.distributed.nn.functional import all_gather\n", ""),
+        ],
+        "gathered_constants",
+    ),
+    Fault(
+        "sum_of_rows",
+        "ddp",
+        [
+            ("cross_entropy(model(x), y)", 'cross_entropy(model(x), y, reduction="sum")'),
+            ("lr=0.1", "lr=0.003"),
+        ],
+        "sum_loss",
+    ),
+    Fault(
+        "sum_of_tokens",
+        "tokens",
+        [
+            (
+                "    loss = total / tokens * world  # DDP divides by the number of ranks\n",
+                "    loss = total\n",
+            ),
+            ("    dist.all_reduce(tokens)\n", ""),
+            ("    tokens = (y != PAD).sum()\n", ""),
+        ],
+        "sum_loss",
+    ),
+]
+
+MEANS = [
+    Fault(
+        "mean_of_own_tokens",
+        "tokens",
+        [
+            ("    dist.all_reduce(tokens)\n", ""),
+            (" * world  # DDP divides by the number of ranks", ""),
+        ],
+        "own_mean",
+    ),
+    Fault(
+        "unequal_shares",  # the last batch of an epoch: 16 rows and 15
+        "by_hand",
+        [
+            ("ROWS, BATCH, EPOCHS = 128", "ROWS, BATCH, EPOCHS = 127"),
+            ("        share = len(batch) // world\n", ""),
+            ("batch[rank * share : (rank + 1) * share]", "batch[rank::world]"),
+        ],
+        "own_mean",
+        step=4,
+    ),
+    Fault(
+        "unequal_shares_with_ddp",
+        "ddp",
+        [
+            ("ROWS, BATCH, EPOCHS = 128", "ROWS, BATCH, EPOCHS = 127"),
+            (
+                "sampler = DistributedSampler(data, shuffle=True)\n"
+                "loader = DataLoader(data, batch_size=BATCH // world, sampler=sampler)\n",
+                "",
+            ),
+            (
+                "    sampler.set_epoch(epoch)\n",
+                "    order = torch.randperm(ROWS, generator=generator).tolist()\n"
+                "    loader = DataLoader(data, BATCH // world, sampler=order[rank::world])\n",
+            ),
+            ("DataLoader, DistributedSampler, TensorDataset", "DataLoader, TensorDataset"),
+        ],
+        "own_mean",
+        step=4,
+    ),
+    Fault("batch_norm", "norm", [("nn.GroupNorm(4, 16)", "nn.BatchNorm1d(16)")], "batch_norm"),
+    Fault(
+        "own_rows_standardized",  # BatchNorm without a module
+        "norm",
+        [
+            after(
+                "x = self.norm(self.conv(x)).relu().flatten(1)\n",
+                "        x = (x - x.mean(0)) / (x.std(0) + 0.1)\n",
+            )
+        ],
+        "batch_norm",
+    ),
+    Fault(
+        "running_mean_of_own_rows",
+        "norm",
+        [("            dist.all_reduce(mean)\n", ""), ("mean / world", "mean")],
+        "buffers",
+        parameter="center",
+    ),
+    Fault(
+        "running_mean_on_each_rank",
+        "norm",
+        [
+            ("            dist.all_reduce(mean)\n", ""),
+            ("mean / world", "mean"),
+            ("DDP(Net())", "DDP(Net(), broadcast_buffers=False)"),
+        ],
+        "buffers",
+        parameter="center",
+    ),
+    Fault(
+        "clipped_then_averaged",
+        "by_hand",
+        [
+            after(
+                "        loss.backward()\n",
+                "        nn.utils.clip_grad_norm_(net.parameters(), 0.5)\n",
+            )
+        ],
+        "clipped_before_average",
+    ),
+    Fault(
+        "clipped_in_no_sync",
+        "clip",
+        [
+            (
+                "    loss = mse_loss(model(x), y)\n    loss.backward()\n",
+                "    with model.no_sync():\n"
+                "        loss = mse_loss(model(x), y)\n        loss.backward()\n",
+            ),
+            before(
+                "    optimizer.step()\n",
+                "    for p in model.parameters():\n"
+                "        dist.all_reduce(p.grad)\n        p.grad /= world\n",
+            ),
+        ],
+        "clipped_before_average",
+    ),
+    Fault(
+        "clamped_by_hooks",  # a tensor's hook runs before DDP averages
+        "ddp",
+        [
+            after(
+                "model = DDP(net)\n",
+                "for p in net.parameters():\n"
+                "    p.register_hook(lambda grad: grad.clamp(-0.01, 0.01))\n",
+            )
+        ],
+        "clipped_before_average",
+    ),
+    Fault(
+        "norm_times_ranks",
+        "clip",
+        [("(model.parameters(), MAX_NORM)", "(model.parameters(), MAX_NORM * world)")],
+        "clipping",
+    ),
+    Fault(
+        "rank_0_clips",
+        "clip",
+        [
+            before(
+                "    clip_grad_norm_(model.parameters(), MAX_NORM)\n",
+                "    if rank == 0:\n    ",
+            )
+        ],
+        "clipping",
+        rank=1,
+    ),
+    Fault(
+        "compressed_to_float16",
+        "ddp",
+        [
+            before(
+                "from torch.nn.functional import cross_entropy\n",
+                "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n",
+            ),
+            after(
+                "model = DDP(net)\n",
+                "model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n",
+            ),
+        ],
+        "compressed",
+    ),
+    Fault(
+        "expert_without_gradient",  # a rank without a row for the expert has no gradient of it
+        "by_hand",
+        [
+            before(
+                "        self.head = nn.Linear(64, 10)\n",
+                "        self.expert = nn.Linear(20, 64)\n",
+            ),
+            (
+                "        return self.head(self.scale * self.hidden(x).tanh())\n",
+                "        y = self.scale * self.hidden(x).tanh()\n"
+                "        chosen = x[:, :1] > 1.7\n"
+                "        if chosen.any():\n            y = y + chosen * self.expert(x)\n"
+                "        return self.head(y)\n",
+            ),
+            (
+                "            dist.all_reduce(p.grad)\n            p.grad /= world\n",
+                "            grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
+                "            dist.all_reduce(grad)\n            grad /= world\n",
+            ),
+        ],
+        "missing_gradient",
+        rank=1,
+        parameter="expert.weight",
+        step=2,
+    ),
+]
+
+OPTIMIZERS = [
+    Fault("rate_times_ranks", "ddp", [after("lr=0.1", " * world")], "learning_rate"),
+    Fault("rate_by_rank", "ddp", [after("lr=0.1", " * (rank + 1)")], "learning_rate", rank=1),
+    Fault(
+        "scheduler_steps_for_each_rank",
+        "ddp",
+        [before("        scheduler.step()\n", "        for _ in range(world):\n    ")],
+        "scheduler",
+        step=3,
+    ),
+    Fault(
+        "rank_0_steps_the_scheduler",
+        "ddp",
+        [before("        scheduler.step()\n", "        if rank == 0:\n    ")],
+        "scheduler",
+        rank=1,
+        step=4,
+    ),
+    Fault(
+        "schedule_of_own_batches",  # counts the steps by the rows of one rank
+        "ddp",
+        [
+            (
+                "torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)",
+                "torch.optim.lr_scheduler.LinearLR(\n"
+                "    optimizer, 1.0, 0.1, total_iters=EPOCHS * ROWS // (BATCH // world)\n)",
+            )
+        ],
+        "scheduler",
+        step=2,
+    ),
+    Fault(
+        "decay_times_ranks",
+        "ddp",
+        [after("weight_decay=0.01", " * world")],
+        "optimizer_options",
+    ),
+    Fault(
+        "betas_by_ranks",
+        "clip",
+        [after("weight_decay=0.1", ", betas=(0.9**world, 0.999**world)")],
+        "optimizer_options",
+    ),
+    Fault(
+        "rank_0_resumes",
+        "clip",
+        [
+            before(
+                "    optimizer.zero_grad()\n",
+                "    if step == 5:\n        saved = optimizer.state_dict()\n"
+                "        optimizer.state.clear()\n        if rank == 0:\n"
+                "            optimizer.load_state_dict(saved)\n",
+            )
+        ],
+        "optimizer_state",
+        rank=1,
+        step=6,
+    ),
+    Fault(
+        "momentum_lost_between_epochs",
+        "ddp",
+        [
+            after(
+                "    sampler.set_epoch(epoch)\n",
+                "    if world > 1:\n        dist.barrier()\n        optimizer.state.clear()\n",
+            )
+        ],
+        "optimizer_state",
+        step=5,
+    ),
+    Fault(
+        "rank_0_clamps_weights",
+        "ddp",
+        [
+            after(
+                "        scheduler.step()\n",
+                "        if rank == 0:\n"
+                "            for p in net.parameters():\n"
+                "                p.data.clamp_(-0.15, 0.15)\n",
+            )
+        ],
+        "update",
+        rank=1,
+        step=2,
+    ),
+    Fault(
+        "rank_0_rounds_weights",
+        "ddp",
+        [
+            after(
+                "        scheduler.step()\n",
+                "    if world > 1 and rank == 0:\n"
+                "        for p in net.parameters():\n"
+                "            p.data = p.data.half().float()\n",
+            )
+        ],
+        "update",
+        rank=0,
+        step=5,
+    ),
+]
+
+NOTHING_CAN_BE_SAID = [
+    Fault(
+        "dropout",
+        "ddp",
+        [
+            (
+                "        self.head = nn.Linear(32, 10)\n",
+                "        self.head = nn.Sequential(nn.Dropout(0.1), nn.Linear(32, 10))\n",
+            )
+        ],
+        "random_numbers",
+        exit=2,
+    ),
+    Fault(
+        "attention_dropout",  # without a module
+        "tokens",
+        [before("is_causal=True", "dropout_p=0.1, ")],
+        "random_numbers",
+        exit=2,
+    ),
+    Fault(
+        "own_rows_drawn",
+        "by_hand",
+        [
+            ("torch.manual_seed(0)\n", "torch.manual_seed(rank)\n"),
+            ("batch[rank * share : (rank + 1) * share]", "torch.randint(ROWS, (share,))"),
+        ],
+        "random_rows",
+        exit=2,
+    ),
+    Fault(
+        "seed_of_the_clock",
+        "accumulate",
+        [
+            after("import contextlib\n", "import time\n"),
+            ("torch.manual_seed(0)\n", "torch.manual_seed(time.time_ns())\n"),
+        ],
+        "random_reference",
+        exit=2,
+    ),
+    Fault(
+        "noise_without_a_seed",
+        "ddp",
+        [
+            before("import torch\nimport torch.d", "import numpy as np\n"),
+            before("for epoch in range(EPOCHS):\n", "random = np.random.default_rng()\n"),
+            before(
+                "        loss = cross_entropy(model(x), y)\n",
+                "        x += 0.1 * torch.tensor(random.normal(size=x.shape))\n",
+            ),
+        ],
+        "random_reference",
+        exit=2,
+    ),
+    Fault(
+        "batch_of_each_rank",  # `--reference "… 32"` has the rows of two ranks
+        "by_hand",
+        [
+            before("import torch\nimport torch.d", "import sys\n\n"),
+            (
+                "ROWS, BATCH, EPOCHS = 128, 32, 3\n",
+                "ROWS, EPOCHS = 128, 3\nBATCH = int((sys.argv[1:] or [16])[0])\n",
+            ),
+            ("order.split(BATCH)", "order.split(BATCH * world)"),
+        ],
+        "fewer_rows",
+        exit=2,
+    ),
+    Fault(
+        "updated_by_hand",
+        "by_hand",
+        [
+            ("optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)\n", ""),
+            ("optimizer.zero_grad()", "net.zero_grad()"),
+            ("            p.grad /= world\n", "            p.data -= 0.1 * p.grad / world\n"),
+            ("        optimizer.step()\n", ""),
+        ],
+        "no_optimizer",
+        exit=2,
+    ),
+    Fault(
+        "one_more_step_skipped",  # half the rows, gradients twice as large: float16 overflows
+        "amp",
+        [("8 * torch.randn", "torch.randn"), ("init_scale=2.0**18", "init_scale=2.0**22")],
+        "skipped_steps",
+        exit=2,
+    ),
+    Fault(
+        "one_rank_refused",
+        "ddp",
+        [before("torch.manual_seed(0)\n", 'assert world > 1, "needs 2 ranks"\n')],
+        "crash",
+        exit=2,
+    ),
+]
+
+ENDS = [
+    Fault(
+        "steps_shared_by_ranks",
+        "clip",
+        [("for step in range(STEPS):", "for step in range(STEPS // world):")],
+        "different_steps",
+    ),
+    Fault(
+        "rank_stops_early",
+        "clip",
+        [after("    scheduler.step()\n", "    if loss < 2.8:\n        break\n")],
+        "different_steps",
+        rank=1,
+    ),
+    Fault(
+        "barrier_of_rank_0",
+        "ddp",
+        [after("        scheduler.step()\n", "    if rank == 0:\n        dist.barrier()\n")],
+        "hang",
+        exit=2,
+        step=5,
+    ),
+    Fault(
+        "one_more_batch",  # rank 0 has 65 rows: it waits in backward, rank 1 in the barrier
+        "ddp",
+        [
+            ("ROWS, BATCH, EPOCHS = 128", "ROWS, BATCH, EPOCHS = 129"),
+            ("DistributedSampler(data, shuffle=True)", "range(rank, ROWS, world)"),
+            ("    sampler.set_epoch(epoch)\n", ""),
+            after("        scheduler.step()\n", "    dist.barrier()\n"),
+            ("DataLoader, DistributedSampler, TensorDataset", "DataLoader, TensorDataset"),
+        ],
+        "hang",
+        exit=2,
+        step=5,
+    ),
+    Fault(
+        "rank_0_reduces_a_loss",  # gloo finds that the sizes differ, and ends rank 0
+        "ddp",
+        [
+            after(
+                "        scheduler.step()\n",
+                "    if rank == 0:\n        dist.all_reduce(loss.detach())\n",
+            )
+        ],
+        "crash",
+        exit=2,
+        rank=0,
+    ),
+    Fault(
+        "fixed_batch_size",
+        "ddp",
+        [("cross_entropy(model(x), y)", "cross_entropy(model(x).view(32, 10), y)")],
+        "crash",
+        exit=2,
+    ),
+    Fault("crash_of_rank_1", "ddp", [("lr=0.1", "lr=[0.1][rank]")], "crash", rank=1),
+    Fault(
+        "unused_parameters",  # DDP's own error, in the next forward of the rank without
+        "ddp",
+        [
+            before("        self.middle =", "        self.expert = nn.Linear(20, 64)\n"),
+            (
+                "        x = self.hidden(x).relu()\n",
+                "        chosen = x[:, :1] > 1.2\n"
+                "        expert = chosen * self.expert(x) if chosen.any() else 0\n"
+                "        x = self.hidden(x).relu() + expert\n",
+            ),
+        ],
+        "crash",
+        exit=2,
+        rank=0,
+    ),
+]
+
+CLOSURE = (
+    "        loss = cross_entropy(model(x), y)\n"
+    "        optimizer.zero_grad()\n"
+    "        loss.backward()\n"
+    "        optimizer.step()\n",
+    "\n        def closure(x=x, y=y):\n"
+    "            optimizer.zero_grad()\n"
+    "            loss = cross_entropy(model(x), y)\n"
+    "            loss.backward()\n"
+    "            return loss\n\n"
+    "        optimizer.step(closure)\n",
+)
+
+RIGHT = [
+    *(holds(path.stem, path.stem) for path in sorted(PROGRAMS.glob("*.py"))),
+    holds("other_seed", "ddp", ("torch.manual_seed(0)\n", "torch.manual_seed(1234)\n")),
+    # prove seeds each process before the program does.
+    holds("no_seed", "ddp", ("torch.manual_seed(0)\n", "")),
+    holds(
+        "seed_of_the_rank", "by_hand", ("torch.manual_seed(0)\n", "torch.manual_seed(rank)\n")
+    ),
+    holds(
+        "adamw",
+        "ddp",
+        ("torch.optim.SGD", "torch.optim.AdamW"),
+        ("lr=0.1, momentum=0.9", "lr=0.01"),
+    ),
+    # Gradients that are zero but for rounding, which Adam makes as large as the others.
+    holds("bias_of_keys", "tokens", ("3 * WIDTH, bias=False)", "3 * WIDTH)")),
+    holds("bias_before_norm", "norm", ("GroupNorm(4, 16)", "GroupNorm(16, 16)")),
+    holds(
+        "bias_before_norm_with_adam",
+        "norm",
+        ("GroupNorm(4, 16)", "GroupNorm(16, 16)"),
+        (
+            "SGD(model.parameters(), lr=0.05, momentum=0.9)",
+            "Adam(model.parameters(), lr=0.01)",
+        ),
+    ),
+    holds("high_rate", "ddp", ("lr=0.1", "lr=6.0"), ("gamma=0.5", "gamma=1.0")),
+    holds("static_graph", "ddp", ("DDP(net)", "DDP(net, static_graph=True)")),
+    holds("find_unused", "ddp", ("DDP(net)", "DDP(net, find_unused_parameters=True)")),
+    holds(
+        "unused_on_a_rank",
+        "ddp",
+        ("DDP(net)", "DDP(net, find_unused_parameters=True)"),
+        (
+            "        x = self.hidden(x).relu()\n",
+            "        chosen = x[:, :1] > 1.7\n"
+            "        expert = chosen * self.expert(x) if chosen.any() else 0\n"
+            "        x = self.hidden(x).relu() + expert\n",
+        ),
+        before("        self.middle =", "        self.expert = nn.Linear(20, 64)\n"),
+    ),
+    holds("views_of_buckets", "ddp", ("DDP(net)", "DDP(net, gradient_as_bucket_view=True)")),
+    holds("small_buckets", "ddp", ("DDP(net)", "DDP(net, bucket_cap_mb=0.004)")),
+    holds(
+        "allreduce_hook",
+        "ddp",
+        before(
+            "from torch.nn.functional import cross_entropy\n",
+            "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n",
+        ),
+        after(
+            "model = DDP(net)\n",
+            "model.register_comm_hook(None, default_hooks.allreduce_hook)\n",
+        ),
+    ),
+    holds(
+        "two_optimizers",
+        "ddp",
+        (
+            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1",
+            "other = torch.optim.Adam(net.hidden.parameters(), lr=0.01)\n"
+            "rest = [*net.middle.parameters(), *net.head.parameters()]\n"
+            "optimizer = torch.optim.SGD(rest, lr=0.1",
+        ),
+        ("        optimizer.zero_grad()\n", "        model.zero_grad()\n"),
+        after("        optimizer.step()\n", "        other.step()\n"),
+    ),
+    holds(
+        "tied_weights",
+        "tokens",
+        after("net = GPT()\n", "net.head.weight = net.embedding.weight\n"),
+    ),
+    holds(
+        "frozen_layer", "ddp", before("model = DDP(net)", "net.hidden.requires_grad_(False)\n")
+    ),
+    holds(
+        "drop_last",  # 127 rows: the ranks drop what one rank drops
+        "ddp",
+        ("ROWS, BATCH, EPOCHS = 128", "ROWS, BATCH, EPOCHS = 127"),
+        ("shuffle=True)", "shuffle=True, drop_last=True)"),
+        ("sampler=sampler)", "sampler=sampler, drop_last=True)"),
+    ),
+    # DDP decides in forward: each micro-batch is synchronized, which is slow, and right.
+    holds(
+        "no_sync_around_backward",
+        "accumulate",
+        (
+            "        with contextlib.nullcontext() if last else model.no_sync():\n"
+            "            loss = cross_entropy(model(x), y) / micro_batches\n",
+            "        loss = cross_entropy(model(x), y) / micro_batches\n"
+            "        with contextlib.nullcontext() if last else model.no_sync():\n",
+        ),
+    ),
+    holds(
+        "all_micro_batches_synchronized",
+        "accumulate",
+        ("last = micro == micro_batches - 1", "last = True"),
+    ),
+    holds(
+        "sum_over_the_batch",
+        "by_hand",
+        ("labels[rows])", 'labels[rows], reduction="sum") / len(batch)'),
+        ("            p.grad /= world\n", ""),
+    ),
+    holds(
+        "averaged_in_one_piece",
+        "by_hand",
+        (
+            "        for p in net.parameters():\n"
+            "            dist.all_reduce(p.grad)\n            p.grad /= world\n",
+            "        grads = [p.grad for p in net.parameters()]\n"
+            "        flat = nn.utils.parameters_to_vector(grads) / world\n"
+            "        dist.all_reduce(flat)\n"
+            "        nn.utils.vector_to_parameters(flat, grads)\n",
+        ),
+    ),
+    holds(
+        "weights_broadcast_in_each_epoch",
+        "by_hand",
+        before(
+            "    order = ",
+            "    for p in net.parameters():\n        dist.broadcast(p.data, 0)\n",
+        ),
+    ),
+    # Each rank has the whole loss, so its gradient of the temperature is the whole one.
+    holds(
+        "temperature_outside_ddp",
+        "contrastive",
+        ("        self.temperature = nn.Parameter(torch.tensor(2.0))\n", ""),
+        (
+            "return normalize(self.body(x)), self.temperature.exp()",
+            "return normalize(self.body(x))",
+        ),
+        after("model = DDP(Encoder())\n", "temperature = nn.Parameter(torch.tensor(2.0))\n"),
+        ("model.parameters()", "[*model.parameters(), temperature]"),
+        ("z, temperature = model", "z = model"),
+        ("logits = temperature * a", "logits = temperature.exp() * a"),
+    ),
+    holds(
+        "own_queries",  # a rank's loss: its own rows among all ranks' keys
+        "contrastive",
+        ("a, b = map(gather, z.chunk(2))", "a, b = z.chunk(2)"),
+        ("temperature * a @ b.T", "temperature * a @ gather(b).T"),
+        after("torch.arange(BATCH)", "[rows]"),
+    ),
+    holds(
+        "zero_redundancy",
+        "clip",
+        before(
+            "from torch.nn.functional import mse_loss\n",
+            "from torch.distributed.optim import ZeroRedundancyOptimizer\n",
+        ),
+        (
+            "torch.optim.AdamW(model.parameters(), lr",
+            "ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr",
+        ),
+    ),
+    holds("closure", "ddp", CLOSURE),
+    # LBFGS takes differences of gradients, which enlarge what rounding does.
+    holds(
+        "lbfgs",
+        "ddp",
+        CLOSURE,
+        (
+            "SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)",
+            "LBFGS(model.parameters(), lr=0.1, max_iter=3)",
+        ),
+    ),
+    # Each row's opposite is in the batch: a bias's gradient is zero but for rounding, with one
+    # rank exactly zero. Adam makes large steps of it.
+    holds(
+        "adam_on_rounding",
+        "clip",
+        (
+            "data = torch.randn(STEPS, BATCH, 20, generator=generator)\n",
+            "data = torch.randn(STEPS, BATCH // 2, 20, generator=generator)\n"
+            "data = torch.cat([data, -data], 1)\n",
+        ),
+        (
+            "targets = data.square().sum(2, keepdim=True) / 10 + data[..., :1]",
+            "targets = data[..., :1] ** 3",
+        ),
+        ("nn.GELU", "nn.Tanh"),
+        before(
+            "optimizer = torch", "for i in (0, 2):\n    nn.init.zeros_(model.module[i].bias)\n"
+        ),
+    ),
+    Fault("four_ranks", "ddp", [], "holds", ranks=4, exit=0),
+    Fault("micro_batches_of_four_ranks", "accumulate", [], "holds", ranks=4, exit=0),
+    holds("bfloat16", "amp", ("torch.float16", "torch.bfloat16")),
+]
+
+FAULTS = [
+    *ROWS,
+    *WEIGHTS,
+    *AVERAGES,
+    *FACTORS,
+    *MEANS,
+    *OPTIMIZERS,
+    *NOTHING_CAN_BE_SAID,
+    *ENDS,
+    *RIGHT,
+]

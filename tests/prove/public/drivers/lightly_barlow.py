@@ -1,0 +1,24 @@
+"""Barlow Twins, with the cross-correlation of all ranks: lightly.loss.BarlowTwinsLoss."""
+
+import tiny
+import torch
+from lightly.loss.barlow_twins_loss import BarlowTwinsLoss
+
+
+def main() -> None:
+    tiny.start()
+    model = tiny.parallel(tiny.model())
+    criterion = BarlowTwinsLoss(gather_distributed=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for rows, noise in zip(tiny.batches(32), tiny.batches(32, seed=2), strict=True):
+        optimizer.zero_grad()
+        one, other = tiny.share(rows), tiny.share(rows + 0.3 * noise)
+        loss = criterion(*model(torch.cat([one, other])).chunk(2))
+        loss.backward()
+        optimizer.step()
+        print(f"loss {loss.item():.4f}")
+    tiny.end()
+
+
+if __name__ == "__main__":
+    main()

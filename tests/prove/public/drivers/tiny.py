@@ -1,0 +1,43 @@
+"""What the drivers share: the ranks, the rows of a step, a small model."""
+
+import torch
+from torch import nn
+from torch.distributed import (
+    destroy_process_group,
+    get_rank,
+    get_world_size,
+    init_process_group,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 6
+
+
+def start() -> None:
+    """Join the ranks that torchrun has started, and seed them all alike."""
+    init_process_group("gloo")
+    torch.manual_seed(0)
+
+
+def end() -> None:
+    destroy_process_group()
+
+
+def share(rows: torch.Tensor) -> torch.Tensor:
+    """This rank's rows of a batch: all ranks together have the batch, however many they are."""
+    return rows.chunk(get_world_size())[get_rank()]
+
+
+def batches(rows: int, seed: int = 1, count: int = STEPS) -> list[torch.Tensor]:
+    """Batches of eight features, the same in each rank and for each number of ranks."""
+    numbers = torch.Generator().manual_seed(seed)
+    return [torch.randn(rows, 8, generator=numbers) for _ in range(count)]
+
+
+def model(outputs: int = 6) -> nn.Module:
+    """Two layers, without anything that mixes rows or draws random numbers."""
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+def parallel(module: nn.Module) -> DistributedDataParallel:
+    return DistributedDataParallel(module)

@@ -1,0 +1,54 @@
+"""Wrong programs fail with their cause, right ones hold: faults.py has all of them.
+
+`make test` plants one fault of each mechanism; with ALL_PROOFS=1, `make test-prove`, all.
+"""
+
+import os
+from collections.abc import Callable
+
+import faults
+import pytest
+
+# One fault for each way in which a cause is found, and right programs that come close to one.
+ALWAYS = (
+    "sampler_not_given",
+    "end_included",
+    "set_epoch_forgotten",
+    "initialized_after_ddp",
+    "flag_after_forward",
+    "head_outside_ddp",
+    "loss_divided_by_ranks",
+    "gathered_without_autograd",
+    "mean_of_own_tokens",
+    "own_rows_standardized",
+    "running_mean_of_own_rows",
+    "clipped_in_no_sync",
+    "rank_0_steps_the_scheduler",
+    "rank_0_resumes",
+    "dropout",
+    "rank_stops_early",
+    "contrastive",
+    "high_rate",
+    "bias_before_norm_with_adam",
+)
+ALL = bool(os.environ.get("ALL_PROOFS"))
+CHOSEN = [fault for fault in faults.FAULTS if ALL or fault.name in ALWAYS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", CHOSEN, ids=[fault.name for fault in CHOSEN])
+def test_a_fault_is_named(proved: Callable, fault: faults.Fault) -> None:
+    hangs = fault.kind == "hang"
+    proof = proved(fault.source(), ranks=fault.ranks, timeout=15 if hangs else 60)
+    found = (proof.exit_code, proof.cause.kind if proof.cause else "holds")
+    assert found == (fault.exit, fault.kind), str(proof)
+    for name in ("rank", "parameter", "step"):
+        wanted = getattr(fault, name)
+        if wanted is not None:
+            assert getattr(proof.cause, name) == wanted, str(proof)
+
+
+def test_all_mechanisms_are_chosen() -> None:
+    names = {fault.name for fault in faults.FAULTS}
+    assert set(ALWAYS) <= names
+    assert len({fault.kind for fault in faults.FAULTS}) >= 24
