@@ -5,6 +5,12 @@ weights before and after the step. The limit of each is FACTOR times what roundi
 runs of the reference that round otherwise (the band), to this parameter up to this step; for a
 parameter with few elements, whose own band is one random number, what it has done to the median
 parameter counts as well.
+
+An optimizer that divides by the gradient's size, as Adam does, turns rounding into whole steps:
+an element whose gradient is smaller than its rounding error moves by the learning rate, in a
+random direction. If r is the limit of the gradient divided by its norm, a share of about r of
+normally distributed elements is that small, and turning their steps around changes the update
+by 2 sqrt(r) of its norm. The limit of the weights has that on top, added up over the steps.
 """
 
 import difflib
@@ -21,6 +27,8 @@ from multigpu.prove.record import Part, RankRecord, Step
 FACTOR = 10.0
 # Sums of sketches are computed in float32.
 EPS = 2.0**-23
+# Optimizers whose update is proportional to the gradient.
+PROPORTIONAL = ("SGD",)
 # Gradients of ranks that average them are equal to the bit: in 16 bit, too, their distance is
 # no rounding.
 APART = 1e-4
@@ -124,11 +132,14 @@ def compare(
     steps = []
     highest: dict[tuple[int, str], np.ndarray] = {}
     medians: dict[tuple[int, str], float] = defaultdict(float)
+    slack = {place: np.zeros(len(parts)) for place, parts in canonical.items()}
     for key in (step_key(step) for step in reference[0].steps):
         if not all(side.has(key) for side in every):
             continue
         steps.append(
-            _step(key, canonical[key[0]], sides[0], sides[1], band_sides, highest, medians)
+            _step(
+                key, canonical[key[0]], sides[0], sides[1], band_sides, highest, medians, slack
+            )
         )
     return Comparison(reference, parallel, bands, steps)
 
@@ -213,7 +224,33 @@ class _Side:
                     rows.append(getattr(step, kind)[number])
             total = np.sum(rows, axis=0) if rows else None
             result.append((self.records[replica[0][0]].rank, total))
+        place, number = self.replicas[key[0]][parameter][0][0]
+        if kind == "gradients" and number in self.by_key[place][key].placed:
+            return self._placed(key, parameter)
         return result
+
+    def moved(self, key: Key, parameter: int) -> float:
+        """How far the step moves a parameter."""
+        before, after = (
+            self.values(key, parameter, kind)[0][1] for kind in ("weights", "after")
+        )
+        return float(np.linalg.norm(after - before))
+
+    def _placed(self, key: Key, parameter: int) -> list[tuple[int, np.ndarray | None]]:
+        """(rank, sketch) of a gradient that is not divided over the ranks as its parameter is."""
+        pieces: dict[tuple | None, list[tuple[int, np.ndarray]]] = defaultdict(list)
+        for place, number in {
+            pair for replica in self.replicas[key[0]][parameter] for pair in replica
+        }:
+            step, rank = self.by_key[place][key], self.records[place].rank
+            if step.present[number]:
+                shard = step.placed[number], step.partial.get(number) and rank
+                pieces[shard].append((rank, step.gradients[number]))
+        whole = pieces.get((None, None), [])
+        if whole or not pieces:
+            return sorted(whole, key=lambda pair: pair[0])
+        first = min(rank for ranks in pieces.values() for rank, _ in ranks)
+        return [(first, np.sum([ranks[0][1] for ranks in pieces.values()], axis=0))]
 
 
 def _replicas(
@@ -225,12 +262,15 @@ def _replicas(
             f"no rank has the parameter {parameter.name} of the reference: give the "
             f"command of the same model with --reference."
         )
-    pieces = {key: places for key, places in holder.items() if key is not None}
+
+    def numel(place: tuple[int, int]) -> int:
+        return records[place[0]].heads[optimizer].parts[place[1]].numel
+
+    pieces = {
+        key: places for key, places in holder.items() if key is not None and numel(places[0])
+    }
     whole = [[place] for place in holder.get(None, [])]
-    sizes = [
-        records[places[0][0]].heads[optimizer].parts[places[0][1]].numel
-        for places in pieces.values()
-    ]
+    sizes = [numel(places[0]) for places in pieces.values()]
     if pieces and sum(sizes) != math.prod(parameter.shape):
         raise Unmatched(
             f"the ranks' parts of the parameter {parameter.name} have {sum(sizes):,} of its "
@@ -303,6 +343,7 @@ def _step(
     bands: list[_Side],
     highest: dict[tuple[int, str], np.ndarray],
     medians: dict[tuple[int, str], float],
+    slack: dict[int, np.ndarray],
 ) -> StepDistances:
     kinds = {}
     missing: list[tuple[int, int]] = []
@@ -347,6 +388,12 @@ def _step(
         total = float(np.linalg.norm(scale))
         limit = FACTOR * np.fmax(highest[place], medians[place] * scale)
         floor = 16 * EPS * scale + (4 * EPS * total if kind == "gradients" else 0.0)
+        if kind == "gradients" and reference.records[0].heads[key[0]].kind not in PROPORTIONAL:
+            moved = [reference.moved(key, number) for number in range(len(parameters))]
+            share = np.minimum(1.0, (limit + floor) / np.maximum(scale, 1e-30))
+            slack[key[0]] = slack[key[0]] + 2 * np.sqrt(share) * moved
+        if kind != "gradients":
+            limit = limit + slack[key[0]]
         kinds[kind] = Distances(scale, off, off_rank, apart, apart_rank, limit + floor)
     return StepDistances(
         key,

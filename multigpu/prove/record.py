@@ -94,6 +94,10 @@ class Step:
 
     weights, gradients, after   before the step, at the step, and after it
     present      which parameters have a gradient
+    placed       of a gradient that is not divided over the ranks as its parameter is: the
+                 parameter's place, and the key of the elements that the rank holds, as in Part
+    partial      of a gradient that is the sum of what several ranks hold (DTensor's Partial):
+                 the parameter's place and these ranks
     options      those of each group: lr, weight_decay, …
     rows         for each batch that the outermost module got, a number for each row
     outputs      as many arrays: a number for each row of what the module returned, or empty
@@ -115,6 +119,8 @@ class Step:
     present: np.ndarray
     options: list[dict]
     buffers: np.ndarray
+    placed: dict[int, tuple | None] = field(default_factory=dict)
+    partial: dict[int, tuple[int, ...]] = field(default_factory=dict)
     rows: list[np.ndarray] = field(default_factory=list)
     outputs: list[np.ndarray] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)

@@ -44,6 +44,16 @@ class Tracked:
         return total
 
 
+def partial_ranks(gradient: torch.Tensor) -> tuple[int, ...] | None:
+    """The ranks whose local gradients add up to a DTensor's; None if each rank has its part."""
+    placements = getattr(gradient, "placements", ())
+    for dimension, placement in enumerate(placements):
+        if placement.is_partial():
+            group = gradient.device_mesh.get_group(dimension)
+            return tuple(torch.distributed.get_process_group_ranks(group))
+    return None
+
+
 def clean(name: str) -> str:
     """A parameter's name without the names of wrappers."""
     return ".".join(word for word in name.split(".") if word not in WRAPPERS)
@@ -73,7 +83,7 @@ def track(optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]) -> lis
         if id(parameter) in flat:
             tracked += _of_flat(parameter, *flat[id(parameter)], names)
         elif hasattr(parameter, "_local_tensor"):
-            tracked.append(_of_dtensor(parameter, name))
+            tracked.append(of_dtensor(parameter, name))
         else:
             part = Part(name, tuple(parameter.shape), None, parameter.numel(), _eps(parameter))
             tracked.append(Tracked(part, parameter, lambda t: [(t.reshape(-1), 0)]))
@@ -117,7 +127,16 @@ def _of_flat(
         yield Tracked(part, parameter, pieces)
 
 
-def _of_dtensor(parameter: torch.Tensor, name: str) -> Tracked:
+def placed_otherwise(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether a gradient is not divided over the ranks as its parameter is."""
+    placements = getattr(gradient, "placements", None)
+    return placements is not None and placements != getattr(
+        parameter, "placements", placements
+    )
+
+
+def of_dtensor(parameter: torch.Tensor, name: str) -> Tracked:
+    """The part of a DTensor, a parameter or a gradient, that this rank holds."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape = tuple(parameter.shape)

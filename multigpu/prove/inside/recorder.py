@@ -28,7 +28,14 @@ from torch.utils.data import BatchSampler, DataLoader, dataloader
 
 from multigpu.prove.inside import ending
 from multigpu.prove.inside.host import number, numbers
-from multigpu.prove.inside.parts import Tracked, clean, track
+from multigpu.prove.inside.parts import (
+    Tracked,
+    clean,
+    of_dtensor,
+    partial_ranks,
+    placed_otherwise,
+    track,
+)
 from multigpu.prove.inside.rows import outputs_of, rows_of
 from multigpu.prove.record import SUFFIX, Head, Loader, Step, append
 from multigpu.prove.settings import (
@@ -131,7 +138,14 @@ class Recorder:
                 continue
             step.present[place] = parameter.grad is not None
             if parameter.grad is not None:
-                step.gradients[place] = tracked.sketch(parameter.grad) / scale
+                gradient = parameter.grad
+                if placed_otherwise(gradient, parameter):
+                    tracked = of_dtensor(gradient, tracked.part.name)
+                    step.placed[place] = tracked.part.shard
+                    ranks = partial_ranks(gradient)
+                    if ranks:
+                        step.partial[place] = ranks
+                step.gradients[place] = tracked.sketch(gradient) / scale
         outer.seconds += time.perf_counter() - began
 
     def after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
