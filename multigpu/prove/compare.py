@@ -27,6 +27,8 @@ from multigpu.prove.record import Part, RankRecord, Step
 FACTOR = 10.0
 # Sums of sketches are computed in float32.
 EPS = 2.0**-23
+# If gradients travel between ranks in 16 bit, each rank's is rounded, and their sum.
+TRAVEL = 4.0
 # Optimizers whose update is proportional to the gradient.
 PROPORTIONAL = ("SGD",)
 # Gradients of ranks that average them are equal to the bit: in 16 bit, too, their distance is
@@ -388,10 +390,15 @@ def _step(
         total = float(np.linalg.norm(scale))
         limit = FACTOR * np.fmax(highest[place], medians[place] * scale)
         floor = 16 * EPS * scale + (4 * EPS * total if kind == "gradients" else 0.0)
-        if kind == "gradients" and reference.records[0].heads[key[0]].kind not in PROPORTIONAL:
+        if kind == "gradients":
+            head = parallel.records[0].heads[key[0]]
+            coarse = TRAVEL * head.coarse * scale
+            limit = limit + coarse
+            share = limit + floor if head.kind not in PROPORTIONAL else coarse
+            share = np.minimum(1.0, share / np.maximum(scale, 1e-30))
+            turned = share if head.kind in PROPORTIONAL else 2 * np.sqrt(share)
             moved = [reference.moved(key, number) for number in range(len(parameters))]
-            share = np.minimum(1.0, (limit + floor) / np.maximum(scale, 1e-30))
-            slack[key[0]] = slack[key[0]] + 2 * np.sqrt(share) * moved
+            slack[key[0]] = slack[key[0]] + turned * moved
         if kind != "gradients":
             limit = limit + slack[key[0]]
         kinds[kind] = Distances(scale, off, off_rank, apart, apart_rank, limit + floor)

@@ -72,6 +72,8 @@ class Head:
     seeded      whether the program has called torch.manual_seed
     norms       the modules that normalize over a rank's own batch: BatchNorm
     hooks       the communication hooks of DDP
+    coarse      the distance from 1 to the next number of the type in which gradients travel
+                between ranks, where a hook or FSDP's reduce_dtype sets one; else 0
     """
 
     optimizer: int
@@ -84,6 +86,7 @@ class Head:
     seeded: bool
     norms: list[str]
     hooks: list[str]
+    coarse: float
     uses_ddp: bool
     devices: list[str]
 
@@ -105,7 +108,7 @@ class Step:
     made         how the last of them was made: names of autograd's nodes, with "mean" or "sum"
     norms        (norm, limit) of each clip_grad_norm_
     forward_sync, backward_sync   DDP's require_backward_grad_sync, at each forward, backward
-    gathered     calls of dist.all_gather… and of dist.all_reduce of one number
+    gathered     calls of dist.all_gather… and dist.all_reduce with a tensor that needs a gradient
     random       the modules that draw random numbers, or "forward"
     skipped      the steps that a gradient scaler has skipped before this one
     epoch        how many times the loader's iteration has begun; 0 without a DataLoader

@@ -98,7 +98,9 @@ LIBRARIES = (
     Right("accelerate_accumulate", f"{TWO} accelerate_ddp.py --accumulate 2", needs="hf"),
     Right("accelerate_bf16", f"{TWO} accelerate_ddp.py --mixed-precision bf16", needs="hf"),
     Right("transformers", f"{TWO} transformers_trainer.py", needs="hf"),
-    Right("transformers_accumulate", f"{TWO} transformers_trainer.py --accumulate 2", needs="hf"),
+    Right(
+        "transformers_accumulate", f"{TWO} transformers_trainer.py --accumulate 2", needs="hf"
+    ),
     Right("transformers_bf16", f"{TWO} transformers_trainer.py --bf16", needs="hf"),
 )
 

@@ -1,4 +1,4 @@
-"""Wrong programs fail with their cause, right ones hold: faults.py has all of them.
+"""Wrong programs fail with their cause, right ones hold: wrong_cases.py has all of them.
 
 `make test` plants one fault of each mechanism; with ALL_PROOFS=1, `make test-prove`, all.
 """
@@ -6,7 +6,7 @@
 import os
 from collections.abc import Callable
 
-import faults
+import wrong_cases
 import pytest
 
 # One fault for each way in which a cause is found, and right programs that come close to one.
@@ -32,12 +32,12 @@ ALWAYS = (
     "bias_before_norm_with_adam",
 )
 ALL = bool(os.environ.get("ALL_PROOFS"))
-CHOSEN = [fault for fault in faults.FAULTS if ALL or fault.name in ALWAYS]
+CHOSEN = [fault for fault in wrong_cases.FAULTS if ALL or fault.name in ALWAYS]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", CHOSEN, ids=[fault.name for fault in CHOSEN])
-def test_a_fault_is_named(proved: Callable, fault: faults.Fault) -> None:
+def test_a_fault_is_named(proved: Callable, fault: wrong_cases.Fault) -> None:
     hangs = fault.kind == "hang"
     proof = proved(fault.source(), ranks=fault.ranks, timeout=15 if hangs else 60)
     found = (proof.exit_code, proof.cause.kind if proof.cause else "holds")
@@ -49,6 +49,6 @@ def test_a_fault_is_named(proved: Callable, fault: faults.Fault) -> None:
 
 
 def test_all_mechanisms_are_chosen() -> None:
-    names = {fault.name for fault in faults.FAULTS}
+    names = {fault.name for fault in wrong_cases.FAULTS}
     assert set(ALWAYS) <= names
-    assert len({fault.kind for fault in faults.FAULTS}) >= 24
+    assert len({fault.kind for fault in wrong_cases.FAULTS}) >= 24

@@ -213,6 +213,7 @@ class Recorder:
             seeded=self.seeded,
             norms=norms,
             hooks=[_name(hook) for ddp in self.ddps for hook in _hooks(ddp)],
+            coarse=_coarse(self.ddps, modules),
             uses_ddp=bool(self.ddps),
             devices=sorted({str(tracked.parameter.device) for tracked in known.tracked}),
         )
@@ -390,6 +391,23 @@ def _hooks(ddp: DDP) -> list[Callable]:
 
 def _name(hook: Any) -> str:
     return getattr(hook, "__name__", type(hook).__name__)
+
+
+def _coarse(ddps: Any, modules: list[nn.Module]) -> float:
+    """Head.coarse."""
+    names = {_name(hook) for ddp in ddps for hook in _hooks(ddp)}
+    types = [
+        dtype
+        for start, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16))
+        if any(name.startswith(start) for name in names)
+    ]
+    for module in modules:
+        policy = getattr(module, "mixed_precision", None)
+        if hasattr(module, "_get_fsdp_state"):
+            policy = getattr(module._get_fsdp_state(), "_mp_policy", None)
+        dtype = getattr(policy, "reduce_dtype", None)
+        types += [dtype] if isinstance(dtype, torch.dtype) else []
+    return max((torch.finfo(dtype).eps for dtype in types), default=0.0)
 
 
 def _peers(ddps: Any, modules: list[nn.Module]) -> tuple[int, ...] | None:
@@ -640,7 +658,9 @@ def _wrap_seeds(recorder: Recorder) -> None:
 
 
 def _wrap_collectives(recorder: Recorder) -> None:
-    """Count what the program itself gathers or reduces in front of backward."""
+    """Count what the program gathers or reduces although it needs a gradient: these calls are
+    not seen by autograd.
+    """
     dist = torch.distributed
     if not dist.is_available():
         return
@@ -649,7 +669,15 @@ def _wrap_collectives(recorder: Recorder) -> None:
         def wrap(original: Callable) -> Callable:
             def collective(*args: Any, **kwargs: Any) -> Any:
                 caller = sys._getframe(1).f_code.co_filename
-                if not recorder.in_backward and not caller.startswith(TORCH):
+                differentiable = any(
+                    isinstance(value, torch.Tensor) and value.requires_grad
+                    for value in (*args, *kwargs.values())
+                )
+                if (
+                    differentiable
+                    and not recorder.in_backward
+                    and not caller.startswith(TORCH)
+                ):
                     recorder.pending.gathered[name] = (
                         recorder.pending.gathered.get(name, 0) + 1
                     )

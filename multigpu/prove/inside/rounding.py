@@ -22,18 +22,30 @@ from multigpu.prove.settings import SEED, Settings
 
 # Functions of (batch, weight, …) that treat each row of a batch by itself.
 ROWWISE = (
-    "linear",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "layer_norm",
-    "group_norm",
-    "rms_norm",
-    "embedding",
+    *(
+        (F, name, 0)
+        for name in (
+            "linear",
+            "conv1d",
+            "conv2d",
+            "conv3d",
+            "conv_transpose1d",
+            "conv_transpose2d",
+            "conv_transpose3d",
+            "layer_norm",
+            "group_norm",
+            "rms_norm",
+            "embedding",
+        )
+    ),
+    (torch, "matmul", 0),
+    (torch, "mm", 0),
+    (torch.Tensor, "matmul", 0),
+    (torch.Tensor, "__matmul__", 0),
+    # (bias, batch, weight)
+    (torch, "addmm", 1),
 )
+PRODUCTS = ("matmul", "mm", "__matmul__", "addmm")
 # A unit in the last place of a coarser type is no small change: there, only the parts count.
 COARSE = 2**-20
 
@@ -41,24 +53,43 @@ COARSE = 2**-20
 def start(settings: Settings) -> None:
     """Disturb and split as the settings say."""
     if settings.split > 1:
-        for name in ROWWISE:
-            _split(name, settings.split)
+        for owner, name, place in ROWWISE:
+            _split(owner, name, place, settings.split)
     if settings.disturb:
         _disturb(settings.disturb)
 
 
-def _split(name: str, parts: int) -> None:
-    original = getattr(F, name)
+def _split(owner: Any, name: str, place: int, parts: int) -> None:
+    original = getattr(owner, name)
 
     @functools.wraps(original)
-    def split(batch: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        many = isinstance(batch, torch.Tensor) and batch.dim() > 1 and batch.shape[0] > 1
-        if not many or not torch.is_grad_enabled() or hasattr(batch, "_local_tensor"):
-            return original(batch, *args, **kwargs)
-        pieces = batch.tensor_split(min(parts, batch.shape[0]))
-        return torch.cat([original(piece, *args, **kwargs) for piece in pieces])
+    def split(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if not _has_rows(name, args, place) or not torch.is_grad_enabled():
+            return original(*args, **kwargs)
+        batch = args[place]
+        return torch.cat(
+            [
+                original(*args[:place], piece, *args[place + 1 :], **kwargs)
+                for piece in batch.tensor_split(min(parts, batch.shape[0]))
+            ]
+        )
 
-    setattr(F, name, split)
+    setattr(owner, name, split)
+
+
+def _has_rows(name: str, args: tuple, place: int) -> bool:
+    """Whether the argument at `place` is a batch; of a product, one with a matrix of weights."""
+    batch = args[place] if len(args) > place else None
+    if not isinstance(batch, torch.Tensor) or hasattr(batch, "_local_tensor"):
+        return False
+    if batch.dim() < 2 or batch.shape[0] < 2:
+        return False
+    if name not in PRODUCTS:
+        return True
+    weights = args[place + 1] if len(args) > place + 1 else None
+    if name == "addmm" and getattr(args[0], "dim", int)() != 1:
+        return False
+    return isinstance(weights, torch.Tensor) and weights.dim() == 2 and weights.requires_grad
 
 
 def _disturb(units: int) -> None:

@@ -5,8 +5,11 @@ import tempfile
 
 import tiny
 import torch
-from funasr.train_utils.trainer_ds import Trainer
 from torch import nn
+
+tiny.without_init("funasr")
+
+from funasr.train_utils.trainer_ds import Trainer  # noqa: E402
 
 MICRO_BATCHES = 3
 

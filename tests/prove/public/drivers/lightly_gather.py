@@ -2,7 +2,10 @@
 
 import tiny
 import torch
-from lightly.loss.ntx_ent_loss import NTXentLoss
+
+tiny.without_init("lightly", "lightly.loss", "lightly.models", "lightly.models.modules")
+
+from lightly.loss.ntx_ent_loss import NTXentLoss  # noqa: E402
 
 
 def main() -> None:

@@ -2,7 +2,10 @@
 
 import tiny
 import torch
-from lightly.loss.lejepa_loss import SIGReg
+
+tiny.without_init("lightly", "lightly.loss")
+
+from lightly.loss.lejepa_loss import SIGReg  # noqa: E402
 
 
 def main() -> None:

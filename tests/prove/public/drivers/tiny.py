@@ -1,5 +1,8 @@
 """What the drivers share: the ranks, the rows of a step, a small model."""
 
+import sys
+from importlib.util import find_spec, module_from_spec
+
 import torch
 from torch import nn
 from torch.distributed import (
@@ -11,6 +14,15 @@ from torch.distributed import (
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 6
+
+
+def without_init(*packages: str) -> None:
+    """Let modules of these packages be imported without the packages' own __init__.py.
+
+    It would import all of the repository, and what that needs: torchvision, pydantic 1, sound.
+    """
+    for name in packages:
+        sys.modules[name] = module_from_spec(find_spec(name))
 
 
 def start() -> None:

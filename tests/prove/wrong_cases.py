@@ -605,17 +605,18 @@ MEANS = [
         rank=1,
     ),
     Fault(
-        "compressed_to_float16",
+        "compressed_to_8_bits",
         "ddp",
         [
-            before(
-                "from torch.nn.functional import cross_entropy\n",
-                "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n",
-            ),
             after(
                 "model = DDP(net)\n",
-                "model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n",
-            ),
+                "\n\ndef quantize(state, bucket):\n"
+                "    unit = bucket.buffer().abs().max() / 127\n"
+                "    rounded = (bucket.buffer() / unit).round() * unit / world\n"
+                "    work = dist.all_reduce(rounded, async_op=True)\n"
+                "    return work.get_future().then(lambda future: future.value()[0])\n\n\n"
+                "model.register_comm_hook(None, quantize)\n",
+            )
         ],
         "compressed",
     ),
@@ -986,6 +987,19 @@ RIGHT = [
         after(
             "model = DDP(net)\n",
             "model.register_comm_hook(None, default_hooks.allreduce_hook)\n",
+        ),
+    ),
+    # Each rank's gradient is rounded to float16, and one rank's, too.
+    holds(
+        "float16_hook",
+        "ddp",
+        before(
+            "from torch.nn.functional import cross_entropy\n",
+            "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n",
+        ),
+        after(
+            "model = DDP(net)\n",
+            "model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n",
         ),
     ),
     holds(
