@@ -27,7 +27,7 @@ else
 BUILD := the build of PyTorch that pip prefers: on Linux x86_64 the CUDA build, 2.8 GB (TORCH=cpu takes the CPU build, 0.2 GB)
 endif
 
-.PHONY: help install run test test-quick test-real test-mutations test-grading test-attacks test-faults test-jobs test-peer test-outside lint my-copy lab bench gpu-check slurm-up slurm-down clean
+.PHONY: help install run test test-quick test-real test-mutations test-grading test-attacks test-faults test-jobs test-peer test-outside test-prove lint my-copy lab bench gpu-check slurm-up slurm-down clean
 
 help:
 	@echo "make install     install into .venv; VENV=folder takes another, TORCH=cpu the CPU build of PyTorch"
@@ -42,6 +42,7 @@ help:
 	@echo "make test-jobs   stop jobs of a real Slurm in each way that a cluster has, and run jobs on virtual GPUs"
 	@echo "make test-peer FROM=folder  run Lightning's own tests, from a checkout of it, on this Trainer"
 	@echo "make test-outside FROM=folder  run public CUDA scripts, from checkouts of them, under multigpu virtual"
+	@echo "make test-prove  plant all faults into programs, and prove right programs of all kinds"
 	@echo "make lint        check style, layers, and that notebooks match their scripts"
 	@echo "make my-copy     write your own notebooks to my-copy/, without outputs; keep those you have"
 	@echo "make lab         the same, then open them in JupyterLab"
@@ -120,6 +121,10 @@ test-peer: $(INSTALLED)
 
 test-outside: $(INSTALLED)
 	@python tests/outside/run.py "$(FROM)"
+
+test-prove: $(INSTALLED)
+	@echo "proving about 130 programs with and without a fault, and 50 right ones: 15 minutes on 2 cores"
+	ALL_PROOFS=1 pytest tests/prove --numprocesses=2
 
 bench: $(INSTALLED)
 	@echo "measuring the README's figures: do not use the machine meanwhile"

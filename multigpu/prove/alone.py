@@ -58,26 +58,38 @@ def _step(
     number = key[1] + 1
     heads = [record.heads[key[0]] for record in records]
     parts = heads[0].parts
-    same = [[part.shard for part in head.parts] for head in heads]
     for place, part in enumerate(parts):
-        first = steps[0].weights[place]
         for rank in range(1, len(steps)):
-            if len(heads[rank].parts) != len(parts) or same[rank][place] != part.shard:
+            other = heads[rank].parts
+            if len(other) != len(parts) or other[place].shard != part.shard:
                 continue
-            bound = 4 * EPS * np.linalg.norm(first)
-            if not np.linalg.norm(steps[rank].weights[place] - first) <= bound:
+            who = f"on rank {records[rank].rank} than on rank {records[0].rank}"
+            more = {"rank": records[rank].rank, "parameter": part.name}
+            if _apart(steps[0].weights[place], steps[rank].weights[place]):
                 return Cause(
                     "weights_apart",
-                    f"before step {number}, {part.name} is another one on rank "
-                    f"{records[rank].rank} than on rank {records[0].rank}",
-                    "the ranks begin with other weights, or step with other gradients: "
-                    "broadcast the weights, and average the gradients",
+                    f"before step {number}, {part.name} is another one {who}",
+                    "the ranks begin with other weights, or something changes them between "
+                    "steps: broadcast the weights, and change them on all ranks alike",
                     number,
-                    records[rank].rank,
-                    part.name,
+                    **more,
+                )
+            placed = steps[0].placed or steps[rank].placed
+            if not placed and _apart(steps[0].gradients[place], steps[rank].gradients[place]):
+                return Cause(
+                    "not_averaged",
+                    f"in step {number} the gradient of {part.name} is another one {who}",
+                    "average the gradients of all ranks before optimizer.step(); with DDP, "
+                    "synchronize in the last micro-batch",
+                    number,
+                    **more,
                 )
     cause = _mean(records, steps, number, parts, seen)
     return cause or _rows(records, steps, number, heads, seen)
+
+
+def _apart(one: np.ndarray, other: np.ndarray) -> bool:
+    return not np.linalg.norm(other - one) <= 4 * EPS * np.linalg.norm(one)
 
 
 def _mean(

@@ -1,5 +1,6 @@
 """Which commands a proof runs: the program's own, and the same with one rank or one GPU."""
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -83,7 +84,8 @@ def make(
             "another launcher, and without --reference."
         )
     real = bool(real_gpus()) and gpus is None
-    virtual = gpus is not None or (not real and says_cuda(words))
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    virtual = gpus is not None or (not real and not hidden and says_cuda(words))
     if virtual and gpus is not None and ranks is not None and ranks > gpus:
         raise UserError(
             f"the command starts {ranks} ranks, and --gpus is {gpus}: give --gpus {ranks}, "

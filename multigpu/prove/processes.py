@@ -66,12 +66,15 @@ def start(
 ) -> Run:
     """Start a run; its output goes to a file. Raises UserError if there is no such command."""
     folder = Path(wishes.folder)
-    folder.mkdir(parents=True)
+    temporary = folder / "tmp"
+    temporary.mkdir(parents=True)
     path = os.environ.get("PYTHONPATH")
     environment = {
         key: value for key, value in os.environ.items() if key not in OF_A_LAUNCHER
     } | {
         settings.VARIABLE: wishes.to_json(),
+        # torchrun leaves folders there.
+        "TMPDIR": str(temporary),
         "PYTHONPATH": os.pathsep.join([str(SITE), path] if path else [str(SITE)]),
         "PYTHONDONTWRITEBYTECODE": "1",
         **SAME_IN_EACH_RUN,

@@ -391,6 +391,12 @@ class _Session:
             + (f": --reference {_quoted(hint)}" if hint else " with --reference"),
         )
 
+    def _other_reference(self) -> str:
+        hint = plan.with_one(shlex.split(self.plan.texts["command"]))
+        if hint:
+            return f"; if it starts several ranks itself, give --reference {_quoted(hint)}"
+        return "; if it cannot run on one rank, give --against or --reference"
+
     def _no_step(self, run: Run, what: str) -> _Unknown:
         if run.code != 0:
             return self._ended_badly(run, what)
@@ -430,11 +436,7 @@ class _Session:
             "crash",
             f"{what} failed in step {step}" + (failure.text if failure else f" with {how}"),
             "mend that first: what it printed last stands above"
-            + (
-                "; if it cannot run on one rank, give --against or --reference"
-                if what == "the reference"
-                else ""
-            ),
+            + (self._other_reference() if what == "the reference" else ""),
             (failure and failure.trace) or _tail(run),
             step=step,
             rank=failure.rank if failure else None,

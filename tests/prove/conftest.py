@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import warm
+from wrong_cases import TORCHRUN
 
 from multigpu import prove
 from multigpu.prove import processes
-
-LOCAL = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def proved(
 
     def run(text: str, *flags: str, ranks: int = 2, **options: object) -> prove.Proof:
         (tmp_path / "program.py").write_text(text)
-        words = [*LOCAL, f"--nproc-per-node={ranks}", "program.py", *flags]
+        words = [*TORCHRUN, f"--nproc-per-node={ranks}", "program.py", *flags]
         return prove.run(words, **{"timeout": 60, **options})
 
     return run

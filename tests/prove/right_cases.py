@@ -19,7 +19,7 @@ class Right:
     against    the number of ranks of the reference, if it is not one
     gpus       the number of GPUs that the program sees, where `command` does not say it
     needs      "virtual": the program runs on GPUs alone; "hf": it imports accelerate or
-               transformers
+               transformers; "hf virtual": both
     """
 
     name: str
@@ -92,9 +92,16 @@ LIBRARIES = (
         "python course_trainer.py --devices 2",
         reference="python course_trainer.py --devices 1",
     ),
-    Right("course_gpus", "python course_trainer.py", gpus=2, needs="virtual"),
+    Right("course_gpus", "python course_trainer.py --devices -1", gpus=2, needs="virtual"),
     Right("course_torchrun", f"{TWO} course_trainer.py"),
     Right("accelerate", f"{TWO} accelerate_ddp.py", needs="hf"),
+    Right(
+        "accelerate_launch",
+        "python -m accelerate.commands.launch --multi_gpu --num_processes 2 accelerate_ddp.py",
+        reference="python -m accelerate.commands.launch --num_processes 1 accelerate_ddp.py",
+        gpus=2,
+        needs="hf virtual",
+    ),
     Right("accelerate_accumulate", f"{TWO} accelerate_ddp.py --accumulate 2", needs="hf"),
     Right("accelerate_bf16", f"{TWO} accelerate_ddp.py --mixed-precision bf16", needs="hf"),
     Right("transformers", f"{TWO} transformers_trainer.py", needs="hf"),

@@ -6,8 +6,8 @@
 import os
 from collections.abc import Callable
 
-import wrong_cases
 import pytest
+import wrong_cases
 
 # One fault for each way in which a cause is found, and right programs that come close to one.
 ALWAYS = (

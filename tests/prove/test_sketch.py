@@ -1,5 +1,7 @@
 """Sketches estimate distances, and add up over the parts of a tensor."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ def test_parts_add_up_to_the_whole(numel):
     cuts = [0, numel // 5, numel // 3, numel]
     parts = [
         sketch(whole[first:last], numel, first)
-        for first, last in zip(cuts, cuts[1:], strict=False)
+        for first, last in pairwise(cuts)
         if last > first
     ]
     np.testing.assert_allclose(sum(parts), sketch(whole, numel), rtol=0, atol=1e-3)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "programs"
+# Without --local-addr, --standalone hangs if the machine's name does not resolve.
+TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
 
 
 @dataclass(frozen=True)
@@ -902,7 +904,7 @@ ENDS = [
         "crash",
         exit=2,
     ),
-    Fault("crash_of_rank_1", "ddp", [("lr=0.1", "lr=[0.1][rank]")], "crash", rank=1),
+    Fault("crash_of_rank_1", "ddp", [("lr=0.1", "lr=[0.1][rank]")], "crash", rank=1, exit=2),
     Fault(
         "unused_parameters",  # DDP's own error, in the next forward of the rank without
         "ddp",

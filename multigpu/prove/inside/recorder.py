@@ -189,7 +189,7 @@ class Recorder:
                 tracked.part.hooked = bool(tracked.parameter._backward_hooks)
             self.optimizers[id(optimizer)] = known
             if self.settings.local:
-                known.watch_local()
+                known.watch_local(lambda: self.loss_scale)
         return known
 
     def _head(self, known: "_Optimizer") -> Head:
@@ -305,12 +305,15 @@ class _Optimizer:
         rows = [sketch(values, values.numel()) for values in found]
         return np.stack(rows) if rows else np.zeros((0, SUMS))
 
-    def watch_local(self) -> None:
-        """Add up the gradients that backward computes, before anything averages them."""
+    def watch_local(self, scale: Callable[[], float]) -> None:
+        """Add up the gradients that backward computes, before anything averages them.
+
+        They are divided by the loss scale that `scale` returns.
+        """
         self.local = np.zeros((len(self.tracked), SUMS))
 
         def add(place: int, gradient: torch.Tensor) -> None:
-            self.local[place] += self.tracked[place].sketch(gradient)
+            self.local[place] += self.tracked[place].sketch(gradient) / scale()
 
         for place, tracked in enumerate(self.tracked):
             if tracked.parameter.requires_grad:
@@ -441,7 +444,7 @@ def _random_states() -> list[torch.Tensor]:
 
 def _random_modules(module: nn.Module) -> list[str]:
     names = [
-        clean(name)
+        f"{type(inner).__name__} {clean(name)}".strip()
         for name, inner in module.named_modules()
         if "Drop" in type(inner).__name__ and inner.training and getattr(inner, "p", 1)
     ]
@@ -575,6 +578,9 @@ def _wrap_scaler(recorder: Recorder) -> None:
                 skipped = recorder.pending.skipped + 1
                 recorder.pending = _empty_step()
                 recorder.pending.skipped = skipped
+                for known in recorder.optimizers.values():
+                    if known.local is not None:
+                        known.local[:] = 0
             return result
 
         return _maybe_opt_step

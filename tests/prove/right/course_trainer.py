@@ -11,8 +11,7 @@ import multigpu.trainer as L
 from multigpu import launch
 
 torch.manual_seed(0)
-IMAGES = torch.randn(96, 1, 8, 8)
-LABELS = torch.randint(10, (96,))
+DATA = TensorDataset(torch.randn(96, 1, 8, 8), torch.randint(10, (96,)))
 
 
 class Net(L.LightningModule):
@@ -34,9 +33,8 @@ class Net(L.LightningModule):
 
     def train_dataloader(self):
         world, rank = self.trainer.world_size, self.trainer.global_rank
-        data = TensorDataset(IMAGES, LABELS)
-        sampler = DistributedSampler(data, world, rank, seed=3)
-        return DataLoader(data, 24 // world, sampler=sampler)
+        sampler = DistributedSampler(DATA, world, rank, seed=3)
+        return DataLoader(DATA, 24 // world, sampler=sampler)
 
 
 def main(args):

@@ -8,20 +8,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import parallel as tp
 
 
 class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x):
         return x + self.down(torch.tanh(self.up(self.norm(x))))
@@ -31,15 +25,12 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(36, 24)
-        self.blocks = nn.ModuleList([Block(24), Block(24)])
+        self.blocks = nn.Sequential(Block(24), Block(24))
         self.norm = nn.LayerNorm(24)
         self.out = nn.Linear(24, 36)
 
     def forward(self, tokens):
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.out(self.norm(x))
+        return self.out(self.norm(self.blocks(self.embedding(tokens))))
 
 
 kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,14 +41,14 @@ mesh = init_device_mesh(kind, (int(os.environ["WORLD_SIZE"]),))
 torch.manual_seed(0)
 model = Model().to(kind)
 plan = {
-    "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-    "blocks.*.norm": SequenceParallel(),
-    "blocks.*.up": ColwiseParallel(input_layouts=Shard(1)),
-    "blocks.*.down": RowwiseParallel(output_layouts=Shard(1)),
-    "norm": SequenceParallel(),
-    "out": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    "embedding": tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+    "blocks.*.norm": tp.SequenceParallel(),
+    "blocks.*.up": tp.ColwiseParallel(input_layouts=Shard(1)),
+    "blocks.*.down": tp.RowwiseParallel(output_layouts=Shard(1)),
+    "norm": tp.SequenceParallel(),
+    "out": tp.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
 }
-parallelize_module(model, mesh, plan)
+tp.parallelize_module(model, mesh, plan)
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 for step in range(6):
