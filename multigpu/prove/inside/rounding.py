@@ -99,7 +99,7 @@ def _disturb(units: int) -> None:
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling():
-            generator = torch.Generator().manual_seed(SEED + units + len(seen))
+            generator = torch.Generator("cpu").manual_seed(SEED + units + len(seen))
             parameters = _new(self, seen)
             for parameter in parameters:
                 _add_units(parameter, units, _typical(parameters), generator)
@@ -132,7 +132,7 @@ def _add_units(
     if eps > COARSE or not parameter.numel():
         return
     target = bare(parameter)
-    signs = torch.randint(2, target.shape, generator=generator) * 2 - 1
+    signs = torch.randint(2, target.shape, generator=generator, device="cpu") * 2 - 1
     with torch.no_grad():
         sizes = torch.where(target == 0, typical, target.abs())
         target.add_(signs.to(target) * sizes, alpha=units * eps)

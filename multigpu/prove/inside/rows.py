@@ -49,11 +49,12 @@ def _project(batch: torch.Tensor) -> np.ndarray:
         return np.zeros(batch.shape[0])
     rows = batch.reshape(batch.shape[0], -1)
     if rows.shape[1] > MOST:
-        rows = rows[:, torch.arange(MOST) * rows.shape[1] // MOST]
+        rows = rows[:, torch.arange(MOST, device="cpu") * rows.shape[1] // MOST]
     return (rows.double() @ _directions()[: rows.shape[1]]).numpy()
 
 
 @functools.cache
 def _directions() -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(MOST, generator=generator, dtype=torch.float64)
+    # The program can have another default device.
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randn(MOST, generator=generator, dtype=torch.float64, device="cpu")
