@@ -126,21 +126,26 @@ def compare(
     Raises Unmatched if parameters of a rank are not in the reference.
     """
     canonical = _canonical(reference)
-    sides = [
-        _Side(records, canonical, first) for records, first in _with_first(reference, parallel)
-    ]
-    band_sides = [_Side(records, canonical, None) for records in bands]
+    sides = [_Side(records, canonical) for records in (reference, parallel)]
+    band_sides = [_Side(records, canonical) for records in bands]
     every = [*sides, *band_sides]
     steps = []
     highest: dict[tuple[int, str], np.ndarray] = {}
     medians: dict[tuple[int, str], float] = defaultdict(float)
-    slack = {place: np.zeros(len(parts)) for place, parts in canonical.items()}
+    slack = {place: np.zeros(len(known.parts)) for place, known in canonical.items()}
     for key in (step_key(step) for step in reference[0].steps):
         if not all(side.has(key) for side in every):
             continue
         steps.append(
             _step(
-                key, canonical[key[0]], sides[0], sides[1], band_sides, highest, medians, slack
+                key,
+                canonical[key[0]].parts,
+                sides[0],
+                sides[1],
+                band_sides,
+                highest,
+                medians,
+                slack,
             )
         )
     return Comparison(reference, parallel, bands, steps)
@@ -151,20 +156,26 @@ def step_key(step: Step) -> Key:
     return step.optimizer, step.number
 
 
-def _with_first(
-    reference: list[RankRecord], parallel: list[RankRecord]
-) -> list[tuple[list[RankRecord], RankRecord | None]]:
-    return [(reference, None), (parallel, reference[0])]
+@dataclass
+class _Known:
+    """The parameters of an optimizer, as the reference has them, and their first weights."""
+
+    parts: list[Part] = field(default_factory=list)
+    weights: list[np.ndarray] = field(default_factory=list)
 
 
-def _canonical(reference: list[RankRecord]) -> dict[int, list[Part]]:
-    """The parameters of each optimizer, as the reference has them."""
-    canonical: dict[int, list[Part]] = {}
+def _canonical(reference: list[RankRecord]) -> dict[int, _Known]:
+    """The parameters of each optimizer: those of the first rank, and what others have more."""
+    canonical: dict[int, _Known] = {}
     for record in reference:
         for place, head in record.heads.items():
-            known = canonical.setdefault(place, [])
-            names = {(part.name, part.shape) for part in known}
-            known += [part for part in head.parts if (part.name, part.shape) not in names]
+            known = canonical.setdefault(place, _Known())
+            weights = _first_weights(record, place)
+            found = _found(head.parts, weights, known, may_add=True)
+            for number, part in enumerate(head.parts):
+                if number not in found:
+                    known.parts.append(part)
+                    known.weights.append(weights[number])
     return canonical
 
 
@@ -174,20 +185,20 @@ class _Side:
     def __init__(
         self,
         records: list[RankRecord],
-        canonical: dict[int, list[Part]],
-        first: RankRecord | None,
+        canonical: dict[int, _Known],
     ):
         self.records = records
         self.by_key = [{step_key(step): step for step in record.steps} for record in records]
         # For each optimizer and parameter: replicas, each of which is a list of (record, part).
         self.replicas: dict[int, list[list[list[tuple[int, int]]]]] = {}
-        for optimizer, parameters in canonical.items():
+        for optimizer, known in canonical.items():
+            parameters = known.parts
             holders: list[dict] = [defaultdict(list) for _ in parameters]
             for place, record in enumerate(records):
                 head = record.heads.get(optimizer)
                 if head is None:
                     continue
-                found = _match(head.parts, parameters, record, first, optimizer)
+                found = _match(head.parts, known, record, optimizer)
                 for number, parameter in enumerate(found):
                     holders[parameter][head.parts[number].shard].append((place, number))
             self.replicas[optimizer] = [
@@ -285,52 +296,61 @@ def _replicas(
     ]
 
 
-def _match(
-    parts: list[Part],
-    parameters: list[Part],
-    record: RankRecord,
-    first: RankRecord | None,
-    optimizer: int,
-) -> list[int]:
+def _match(parts: list[Part], known: _Known, record: RankRecord, optimizer: int) -> list[int]:
     """For each part of a rank, the number of its parameter in the reference.
 
-    By order if all shapes agree; else by initial weights, and where these are constant, by the
-    order between others: a stage of a pipeline has some of the parameters under other names.
+    Raises Unmatched for a part that the reference has not.
     """
-    if [part.shape for part in parts] == [part.shape for part in parameters]:
-        return list(range(len(parts)))
-    by_name = {
-        (parameter.name, parameter.shape): number
-        for number, parameter in enumerate(parameters)
-    }
-    if first is None:
-        return [by_name[part.name, part.shape] for part in parts]
-    before = _first_weights(first, optimizer)
-    mine = _first_weights(record, optimizer)
-
-    def tokens(parts: list[Part], weights: np.ndarray) -> list[tuple]:
-        return [
-            (part.shape, tuple(np.round(row / max(np.linalg.norm(row), 1e-30), 4)))
-            for part, row in zip(parts, weights, strict=True)
-        ]
-
-    found: dict[int, int] = {}
-    if before.shape[0] == len(parameters):
-        matcher = difflib.SequenceMatcher(
-            None, tokens(parts, mine), tokens(parameters, before), autojunk=False
-        )
-        for block in matcher.get_matching_blocks():
-            for offset in range(block.size):
-                found[block.a + offset] = block.b + offset
+    found = _found(parts, _first_weights(record, optimizer), known)
     for number, part in enumerate(parts):
-        if number not in found and (part.name, part.shape) in by_name:
-            found[number] = by_name[part.name, part.shape]
         if number not in found:
             raise Unmatched(
                 f"rank {record.rank} has a parameter {part.name} of shape {part.shape}, which "
-                f"the reference has not: give the command of the same model with --reference."
+                f"the reference has not"
             )
     return [found[number] for number in range(len(parts))]
+
+
+def _found(
+    parts: list[Part], weights: np.ndarray, known: _Known, may_add: bool = False
+) -> dict[int, int]:
+    """The numbers of parts among the known parameters, as far as they are found.
+
+    With `may_add` a part with other weights is another parameter: the stages of a pipeline can
+    have the same names and shapes.
+
+    By order if all shapes agree; else by initial weights, and where these are constant, by the
+    order between others: a stage of a pipeline has some of the parameters under other names.
+    Then by name, for a shard of a parameter has other weights.
+    """
+    sharded = any(part.shard is not None for part in parts)
+    in_order = [part.shape for part in parts] == [part.shape for part in known.parts]
+    if in_order and (sharded or not may_add or np.allclose(weights, known.weights, rtol=1e-4)):
+        return {number: number for number in range(len(parts))}
+    matcher = difflib.SequenceMatcher(
+        None, _tokens(parts, weights), _tokens(known.parts, known.weights), autojunk=False
+    )
+    found = {
+        block.a + offset: block.b + offset
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }
+    names = {(part.name, part.shape): number for number, part in enumerate(known.parts)}
+    taken = set(found.values())
+    for number, part in enumerate(parts):
+        place = names.get((part.name, part.shape))
+        by_name = part.shard is not None or not may_add
+        if by_name and number not in found and place is not None and place not in taken:
+            found[number] = place
+    return found
+
+
+def _tokens(parts: list[Part], weights: Sequence[np.ndarray]) -> list[tuple]:
+    """A value for each parameter that is equal if shape and weights are."""
+    return [
+        (part.shape, tuple(np.round(row / max(np.linalg.norm(row), 1e-30), 4)))
+        for part, row in zip(parts, weights, strict=True)
+    ]
 
 
 def _first_weights(record: RankRecord, optimizer: int) -> np.ndarray:

@@ -115,13 +115,15 @@ def make(
 
 def with_one(words: Sequence[str]) -> list[str] | None:
     """The command with each of its own flags for ranks or devices set to 1; None without one."""
-    changed, result, previous = False, [], ""
-    for word in words:
+    changed, previous = False, ""
+    script = next((at for at, word in enumerate(words) if word.endswith(".py")), 0)
+    result = list(words[:script])
+    for word in words[script:]:
         flag, equals, value = word.partition("=")
         if OWN_FLAGS.fullmatch(flag) and equals and value.isdigit():
-            word, changed = f"{flag}=1", True
+            word, changed = f"{flag}=1", changed or value != "1"
         elif OWN_FLAGS.fullmatch(previous) and word.isdigit():
-            word, changed = "1", True
+            word, changed = "1", changed or word != "1"
         result.append(word)
         previous = word
     return result if changed else None
@@ -144,7 +146,9 @@ def with_batch_times(words: Sequence[str], times: float) -> list[str] | None:
 
 
 def says_cuda(words: Sequence[str]) -> bool:
-    """Whether the program's file, or a module beside it, asks for GPUs."""
+    """Whether the command, the program's file or a module beside it asks for GPUs."""
+    if any(re.fullmatch(r"(.*=)?(gpu|cuda(:\d+)?|nccl)", word) for word in words):
+        return True
     script = next((Path(word) for word in words if word.endswith(".py")), None)
     if script is None and "-m" in words:
         name = list(words)[list(words).index("-m") + 1]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -11,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from multigpu.errors import UserError
-from multigpu.prove import record, settings
-from multigpu.prove.record import ASK_WHERE, SUFFIX, WHERE_SUFFIX, RankRecord
+from multigpu.prove import record, settings, workspace
+from multigpu.prove.record import ASK_WHERE, DONE_PREFIX, SUFFIX, WHERE_SUFFIX, RankRecord
 from multigpu.prove.settings import Settings
 from multigpu.virtual import options as virtual_options
 from multigpu.virtual.command import SITE
@@ -34,6 +35,7 @@ class Run:
     """A run of a command, and what it left.
 
     name     "the reference", "2 ranks": for messages
+    place    its working folder
     code     its exit code; None if it was ended because it hung
     waits    of a run that hung: where each process waits
     """
@@ -41,6 +43,7 @@ class Run:
     name: str
     command: list[str]
     folder: Path
+    place: Path
     process: subprocess.Popen | None = None
     code: int | None = None
     seconds: float = 0.0
@@ -48,8 +51,23 @@ class Run:
 
     @property
     def output(self) -> str:
-        """What the program printed."""
-        return (self.folder / "output.txt").read_text(errors="replace")
+        """What the program printed, without what torchrun adds when a rank fails."""
+        text = (self.folder / "output.txt").read_text(errors="replace")
+        return self.with_own_paths(re.split(r"\n.*torch[./]distributed[./]elastic", text)[0])
+
+    @property
+    def completed(self) -> bool:
+        """Whether all its ranks made the last step that was wanted.
+
+        What follows then is not the program's own end, and its exit code says nothing.
+        """
+        done = {path.name for path in self.folder.glob(f"{DONE_PREFIX}*")}
+        ranks = {f"{DONE_PREFIX}{record.rank}" for record in self.records()}
+        return self.code == 0 or bool(ranks and ranks <= done)
+
+    def with_own_paths(self, text: str) -> str:
+        """A text with the paths that the user knows."""
+        return text.replace(str(self.place), str(Path.cwd()))
 
     def notes(self, prefix: str) -> list[dict]:
         """What its processes noted at their end, in the order of time: see record.py."""
@@ -81,14 +99,17 @@ def start(
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     if gpus is not None:
-        options = Options(gpus=gpus, alias=alias)
+        # A GPU with bfloat16 and much memory: neither is what a proof is about.
+        options = Options(gpus=gpus, gpu="A100-80GB", link="NVLink3", alias=alias)
         environment[virtual_options.VARIABLE] = options.to_json()
         environment.pop("CUDA_VISIBLE_DEVICES", None)
-    run = Run(name, command, folder)
+    place = workspace.make(Path.cwd(), folder / Path.cwd().name)
+    run = Run(name, command, folder, place)
     with open(folder / "output.txt", "wb") as output:
         try:
             run.process = subprocess.Popen(
                 command,
+                cwd=place,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -128,7 +128,9 @@ def run(
             return session.unknown(unknown.cause, tail=unknown.tail)
         except Unmatched as error:
             remedy = "give the command of the same model with --reference"
-            return session.unknown(Cause("unmatched", str(error), remedy, 1, unknown=True))
+            return session.unknown(
+                Cause("unmatched", str(error).rstrip("."), remedy, 1, unknown=True)
+            )
 
 
 class _Session:
@@ -202,7 +204,7 @@ class _Session:
         gpus = self.plan.gpus and (1 if not self.plan.given else self.plan.gpus)
         if self.plan.against > 1 and self.plan.gpus:
             gpus = self.plan.against
-        alias = gpus == 1 and not self.plan.ranks
+        alias = gpus == 1
         start = [
             self.start(name, self.plan.reference, steps, gpus, alias),
             self.start(
@@ -216,7 +218,7 @@ class _Session:
             ),
         ]
         self.wait(start, "the reference", optional=start[1:])
-        return start[0], [run for run in start[1:] if run.code == 0 and run.records()]
+        return start[0], [run for run in start[1:] if run.records() and run.completed]
 
     def start(
         self,
@@ -242,7 +244,7 @@ class _Session:
         for run in runs:
             if run not in optional and not run.records():
                 raise self._no_step(run, what)
-        if what == "the reference" and runs[0].code != 0:
+        if what == "the reference" and not runs[0].completed:
             raise self._ended_badly(runs[0], what)
 
     def compare(
@@ -307,7 +309,7 @@ class _Session:
                 self.plan.reference,
                 steps,
                 gpus,
-                gpus == 1 and not self.plan.ranks,
+                gpus == 1,
                 disturb=units,
                 split=self.plan.ranks or 2,
             )
@@ -323,7 +325,7 @@ class _Session:
         who, one = self._who(comparison)
         if cause and cause.unknown:
             return self.unknown(cause, comparison=comparison)
-        if parallel.code != 0 and (cause is None or cause.kind == "different_steps"):
+        if not parallel.completed and (cause is None or cause.kind == "different_steps"):
             cause = self._rank_that_ended(parallel, comparison)
         if cause:
             return self.proof(
@@ -457,7 +459,7 @@ class _Session:
         if own:
             first = own[0]
             text = f" on rank {first['rank']}: {first['error']}"
-            return _Failure(first["rank"], text, _end_of(first["trace"]))
+            return _Failure(first["rank"], text, _end_of(run.with_own_paths(first["trace"])))
         silent = {record.rank for record in records} - {note["rank"] for note in notes}
         if notes and len(silent) == 1:
             rank = silent.pop()
@@ -486,7 +488,7 @@ class _Session:
                 f"{result.cause.sentence}: fails",
                 cause=result.cause,
             )
-        if run.code != 0:
+        if not run.completed:
             raise self._ended_badly(run, "the command")
         self.notes += result.notes
         return self.proof(

@@ -7,6 +7,7 @@ import torch
 from multigpu import devices, vgpu
 from multigpu.errors import UserError, pluralize
 from multigpu.launch.world import World
+from multigpu.vgpu.sim import machine
 
 
 def gpus(count: int = 2, world: World | None = None) -> list[torch.device]:
@@ -27,6 +28,9 @@ def gpus(count: int = 2, world: World | None = None) -> list[torch.device]:
     if real:
         return real
     virtual = vgpu.devices()
+    if virtual and machine.index_named(count - 1) == 0:
+        # cuda:1 is another name of cuda:0.
+        return [virtual[0]] * count
     if virtual and len(virtual) < count:
         are = "is" if len(virtual) == 1 else "are"
         raise UserError(

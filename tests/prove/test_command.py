@@ -170,7 +170,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     )
     process = subprocess.Popen(
         [
-            *"multigpu prove --steps 99 --json n.json".split(),
+            *["multigpu", "prove", "--steps", "99", "--json", "n.json"],
             *TORCHRUN,
             "--nproc-per-node=2",
             "program.py",

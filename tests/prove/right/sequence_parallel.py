@@ -26,16 +26,13 @@ class Model(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(36, 24)
         self.blocks = nn.Sequential(Block(24), Block(24))
-        self.norm = nn.LayerNorm(24)
-        self.out = nn.Linear(24, 36)
+        self.norm, self.out = nn.LayerNorm(24), nn.Linear(24, 36)
 
     def forward(self, tokens):
         return self.out(self.norm(self.blocks(self.embedding(tokens))))
 
 
 kind = "cuda" if torch.cuda.is_available() else "cpu"
-if kind == "cuda":
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 mesh = init_device_mesh(kind, (int(os.environ["WORLD_SIZE"]),))
 
 torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 import sys
 from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 
 import torch
 from torch import nn
@@ -23,6 +24,23 @@ def without_init(*packages: str) -> None:
     """
     for name in packages:
         sys.modules[name] = module_from_spec(find_spec(name))
+
+
+class _Absent(ModuleType):
+    """A module that has each name it is asked for, as an empty class."""
+
+    __path__: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+def absent(*modules: str) -> None:
+    """Let the repository import these modules, of which the case uses nothing."""
+    for name in modules:
+        sys.modules[name] = _Absent(name)
 
 
 def start() -> None:

@@ -6,7 +6,7 @@ empty here; the drafter and the sums of its losses are small ones of our own, in
 
 import asyncio
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import tiny
 import torch
@@ -15,20 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
-NAMES = {
-    "verl": "",
-    "verl.utils": "",
-    "verl.utils.device": "get_torch_device",
-    "verl.utils.fsdp_utils": "get_fsdp_full_state_dict get_fsdp_wrap_policy get_device_id "
-    "apply_fsdp2 fsdp2_load_full_state_dict load_fsdp_model_to_gpu load_fsdp_optimizer "
-    "MixedPrecisionPolicy offload_fsdp_model_to_cpu offload_fsdp_optimizer",
-    "verl.utils.ulysses": "get_ulysses_sequence_parallel_group "
-    "set_ulysses_sequence_parallel_group",
-}
-for module_name, names in NAMES.items():
-    module = sys.modules[module_name] = ModuleType(module_name)
-    for name in names.split():
-        setattr(module, name, None)
+tiny.absent(
+    "verl", "verl.utils", "verl.utils.device", "verl.utils.fsdp_utils", "verl.utils.ulysses"
+)
 sys.modules["verl.utils.device"].get_device_name = lambda: "cpu"
 
 from verl_speco.trainer.base_trainer import DrafterBaseTrainer  # noqa: E402

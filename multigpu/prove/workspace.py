@@ -1,0 +1,54 @@
+"""A run's own copy of the working folder, so that no run sees what another one writes.
+
+A program that finds a checkpoint goes on from it, and two runs write the same files. So each
+run works in a folder with the same entries: small files are copies, others are links. What the
+program writes under relative paths goes with the proof.
+"""
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+# Files up to this size are copied, in bytes.
+SMALL = 2**20
+# A folder with more entries is a link, and so is all that comes after as many entries.
+MOST_IN_FOLDER = 300
+MOST = 3000
+# Environments, repositories' data and caches, which programs do not write.
+LINKED = ("site-packages", "node_modules", "__pycache__")
+
+
+def make(source: Path, target: Path) -> Path:
+    """Make the folder `target` with the entries of `source`, and return it."""
+    left = MOST
+    waiting = [(source, target)]
+    while waiting:
+        folder, own = waiting.pop(0)
+        own.mkdir(parents=True)
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        for entry in entries:
+            left -= 1
+            place = own / entry.name
+            if entry.is_dir(follow_symlinks=False) and left > 0 and _is_copied(entry):
+                waiting.append((Path(entry.path), place))
+            elif _is_small_file(entry):
+                shutil.copy2(entry.path, place)
+            else:
+                place.symlink_to(os.path.join(folder, entry.name))
+    return target
+
+
+def _is_copied(folder: os.DirEntry) -> bool:
+    if folder.name.startswith(".") or folder.name in LINKED:
+        return False
+    with suppress(OSError):
+        return len(os.listdir(folder.path)) <= MOST_IN_FOLDER
+    return False
+
+
+def _is_small_file(entry: os.DirEntry) -> bool:
+    with suppress(OSError):
+        if entry.is_file(follow_symlinks=False) and os.access(entry.path, os.R_OK):
+            return entry.stat().st_size <= SMALL
+    return False

@@ -1,0 +1,57 @@
+"""The course's own scripts are proved as any other program, as CUDA programs where they are.
+
+`make test` proves two of them, `make test-prove` all.
+"""
+
+import os
+import shlex
+
+import pytest
+from commands import ROOT
+
+from multigpu import prove
+
+TWO = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
+FOUR = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=4"
+CPU = "--accelerator cpu --devices"
+# Lesson → (command, options). A script that is told how many GPUs or ranks it uses, by a flag
+# or by its default, has a reference that tells it one.
+RUNS = {
+    "02": ("PT_CNN_DataParallel.py", {"gpus": 2, "reference": "--devices 1"}),
+    "03": ("PT_CNN_ModelParallel.py", {"gpus": 2}),
+    "03, pipeline": (f"{FOUR} PT_CNN_Pipeline.py", {"against": 2}),
+    "04": ("PT_CNN_DDPSpawn.py", {"gpus": 2}),
+    "05": (f"{TWO} PT_CNN_MultiGPU.py", {}),
+    "05, accumulation": (f"{TWO} PT_CNN_MultiGPU.py --accumulate 2", {}),
+    "05, 16 bit": (f"{TWO} PT_CNN_MultiGPU.py --amp", {}),
+    "06": (f"{TWO} PT_CNN_HybridParallel.py", {"gpus": 4}),
+    "09": (f"{TWO} PTL_multiGPU.py --accelerator gpu", {}),
+    "09, CPU": (f"PTL_multiGPU.py {CPU} 2", {"reference": f"{CPU} 1"}),
+    "11": (
+        f"{TWO} PTL_Precision.py --precision bf16-mixed --accelerator gpu --strategy ddp",
+        {},
+    ),
+    "12": (f"{TWO} PT_CNN_Elastic.py", {}),
+    "13": ("PT_CNN_Scaling.py --spawn 2", {"reference": "--spawn 1"}),
+}
+ALWAYS = ("05", "06")
+CHOSEN = list(RUNS) if os.environ.get("ALL_PROOFS") else ALWAYS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", CHOSEN)
+def test_a_lessons_script_computes_what_one_gpu_computes(
+    in_forks, tmp_path, monkeypatch, lesson
+):
+    monkeypatch.chdir(tmp_path)
+    command, options = RUNS[lesson]
+    words = [
+        str(ROOT / "scripts" / word) if word.endswith(".py") else word
+        for word in shlex.split(command)
+    ]
+    if "reference" in options:
+        script = next(word for word in words if word.endswith(".py"))
+        options = options | {"reference": f"{script} {options['reference']}"}
+    proof = prove.run(words, steps=8, timeout=100, **options)
+    assert proof.verdict == "holds", str(proof)
+    assert not list(tmp_path.iterdir()), "what a script writes goes with the proof"
