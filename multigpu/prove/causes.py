@@ -130,7 +130,8 @@ def _reference_is_random(comparison: Comparison) -> Cause | None:
         scene = Scene(comparison, step)
         remedy = (
             "seed each generator that the program uses (numpy.random.default_rng(0), "
-            "random.Random(0), torch.Generator().manual_seed(0), not the time), and prove again"
+            "random.Random(0), torch.Generator().manual_seed(0), not the time), and prove "
+            "again"
         )
         own, rows = rows_of(scene.one), rows_of(other)
         if match_rows(own, rows)[0] < min(len(own), len(rows)):
@@ -186,7 +187,8 @@ def _weights(scene: Scene) -> Cause:
             "initial_weights",
             f"rank {rank} begins with other weights than rank {scene.step.ranks[0]}: {name} "
             f"is {size} apart before step 1",
-            "seed all ranks alike before the model is made, broadcast the weights from rank 0, "
+            "seed all ranks alike before the model is made, broadcast the weights from rank "
+            "0, "
             "or wrap the model in DDP after its weights are loaded",
             rank=rank,
             parameter=name,
@@ -293,7 +295,8 @@ def _rows(scene: Scene) -> Cause | None:
     rank = _rank_that_repeats(every)
     return scene.cause(
         "rows_repeated",
-        f"in step {scene.number} the ranks read {pluralize(repeated or more, 'row')} more than "
+        f"in step {scene.number} the ranks read {pluralize(repeated or more, 'row')} more "
+        "than "
         f"once" + (f", and no rank reads {missing} of one GPU's" if missing else ""),
         "look at how rows are divided: the ranks' parts must not overlap",
         rank=scene.step.ranks[rank] if rank is not None else None,
@@ -366,7 +369,8 @@ def _other_rows(scene: Scene, every: list[np.ndarray], loader: object) -> Cause:
         return _random_rows(scene, "each rank draws its own rows by its own seed")
     return scene.cause(
         "other_rows",
-        f"in step {scene.number} the ranks read other rows than one GPU does, in another order",
+        f"in step {scene.number} the ranks read other rows than one GPU does, in another "
+        "order",
         "let the reference read in the same order (DistributedSampler also with one rank, "
         "equal seeds), or run `multigpu prove --self`, which needs no reference",
         unknown=True,
@@ -399,7 +403,8 @@ def _apart(scene: Scene) -> Cause | None:
             "not_averaged",
             f"in step {scene.number} the ranks step with their own gradients, {size} apart: "
             f"nothing averages them",
-            "wrap the model in DistributedDataParallel, or all-reduce each gradient and divide "
+            "wrap the model in DistributedDataParallel, or all-reduce each gradient and "
+            "divide "
             "by the number of ranks before optimizer.step()",
             rank=rank,
             parameter=names[0],
@@ -424,7 +429,8 @@ def _apart(scene: Scene) -> Cause | None:
         f"in step {scene.number} the ranks step with their own gradients, {size} apart, "
         f"although a module is wrapped in DDP"
         + ("" if forward else ": its forward is not called"),
-        "call the DDP module itself and not model.module, leave its hooks in place, and reduce "
+        "call the DDP module itself and not model.module, leave its hooks in place, and "
+        "reduce "
         "each gradient before optimizer.step()",
         rank=rank,
         parameter=names[0],
@@ -522,7 +528,8 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
                 "loss_reduced",
                 f"{said}: all ranks go backward from the same all-reduced loss, of which each "
                 f"can change only its own part",
-                "go backward from the rank's own loss, and reduce a detached copy for printing",
+                "go backward from the rank's own loss, and reduce a detached copy for "
+                "printing",
                 **more,
             )
         if _is_sum(scene.step.parallel[0].made):
@@ -530,13 +537,15 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
                 "sum_loss",
                 f"{said}: the loss is a sum over a rank's rows, and DDP takes the mean of the "
                 f"ranks' gradients",
-                "use the mean over rows as the loss, or multiply the sum by the number of ranks",
+                "use the mean over rows as the loss, or multiply the sum by the number of "
+                "ranks",
                 **more,
             )
         return scene.cause(
             "divided_by_ranks",
             f"{said}: something divides by the number of ranks twice",
-            "DDP and FSDP divide by the number of ranks already: do not divide the loss or the "
+            "DDP and FSDP divide by the number of ranks already: do not divide the loss or "
+            "the "
             "gradients again",
             **more,
         )
@@ -644,7 +653,8 @@ def _hooked(scene: Scene) -> Cause | None:
     name = next(name for name in names if name in hooked)
     return scene.cause(
         "clipped_before_average",
-        f"in step {scene.number} the gradient of {name} is not that of one GPU, and a hook that "
+        f"in step {scene.number} the gradient of {name} is not that of one GPU, and a hook "
+        "that "
         f"the program registered changes it on each rank before the ranks average",
         "change gradients after they are averaged: between backward and optimizer.step()",
         parameter=name,
@@ -751,7 +761,8 @@ def _own_mean(scene: Scene) -> Cause | None:
         "own_mean",
         f"in step {scene.number} the ranks read the rows of one GPU, and the mean of their "
         f"losses ({sum(losses) / len(losses):.5g}) is not its loss ({one:.5g}): each rank "
-        f"takes the mean over its own tokens or rows, and the mean over ranks weighs them alike",
+        "takes the mean over its own tokens or rows, and the mean over ranks weighs them "
+        "alike",
         "divide each rank's sum by the number of tokens of all ranks (all_reduce the number), "
         "and multiply by the number of ranks, because DDP takes the mean",
     )
@@ -839,9 +850,11 @@ def _update(scene: Scene) -> Cause:
     where = f"on rank {rank}" if between else "in the parallel run"
     return scene.cause(
         "optimizer_state",
-        f"the gradients are right, and the update is not: in step {scene.number} the optimizer "
+        f"the gradients are right, and the update is not: in step {scene.number} the "
+        "optimizer "
         f"changes {name} otherwise {where}, with equal weights, gradients and options",
-        "compare the optimizer's state (momentum, second moments, step counts): all ranks must "
+        "compare the optimizer's state (momentum, second moments, step counts): all ranks "
+        "must "
         "load it, and none may reset it",
         rank=rank if between else None,
         parameter=name,
@@ -855,7 +868,8 @@ def _buffer(scene: Scene) -> Cause | None:
                 "buffers",
                 f"weights and gradients agree, and the buffer {name} does not: on rank {rank} "
                 f"it is {_percent(off)} from that of one GPU in step {scene.number}",
-                "compute the buffer from the rows of all ranks (all_reduce what it is made of)",
+                "compute the buffer from the rows of all ranks (all_reduce what it is made "
+                "of)",
                 rank=rank,
                 parameter=name,
             )
@@ -871,8 +885,8 @@ def _skips(scene: Scene) -> Cause | None:
         if step.skipped != own:
             return scene.cause(
                 "skipped_steps",
-                f"before step {scene.number} the gradient scaler has skipped {step.skipped} "
-                f"steps on rank {rank}, and {own} on one GPU",
+                f"before step {scene.number} the gradient scaler has skipped "
+                f"{pluralize(step.skipped, 'step')} on rank {rank}, and {own} on one GPU",
                 "begin with a smaller loss scale (GradScaler(init_scale=1024)), so that no "
                 "step is skipped, and prove again",
                 rank=rank,

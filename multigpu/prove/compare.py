@@ -3,11 +3,11 @@
 For each parameter and step, three distances to the reference: of the gradients, and of the
 weights before and after the step. The limit of each is FACTOR times what rounding has done in
 runs of the reference that round otherwise (the band), to this parameter up to this step; for a
-parameter with few elements, whose own band is one random number, what it has done to the median
-parameter counts as well.
+parameter with few elements, whose own band is one random number, what it has done to the
+median parameter counts as well.
 
-An optimizer that divides by the gradient's size, as Adam does, turns rounding into whole steps:
-an element whose gradient is smaller than its rounding error moves by the learning rate, in a
+An optimizer that divides by the gradient's size, as Adam does, turns rounding into whole
+steps: an element whose gradient is smaller than its rounding error moves by the learning rate, in a
 random direction. If r is the limit of the gradient divided by its norm, a share of about r of
 normally distributed elements is that small, and turning their steps around changes the update
 by 2 sqrt(r) of its norm. The limit of the weights has that on top, added up over the steps.
@@ -189,7 +189,7 @@ class _Side:
     ):
         self.records = records
         self.by_key = [{step_key(step): step for step in record.steps} for record in records]
-        # For each optimizer and parameter: replicas, each of which is a list of (record, part).
+        # For each optimizer and parameter: replicas, each a list of (record, part).
         self.replicas: dict[int, list[list[list[tuple[int, int]]]]] = {}
         for optimizer, known in canonical.items():
             parameters = known.parts
@@ -250,7 +250,7 @@ class _Side:
         return float(np.linalg.norm(after - before))
 
     def _placed(self, key: Key, parameter: int) -> list[tuple[int, np.ndarray | None]]:
-        """(rank, sketch) of a gradient that is not divided over the ranks as its parameter is."""
+        """(rank, sketch) of a gradient that is not divided as its parameter is."""
         pieces: dict[tuple | None, list[tuple[int, np.ndarray]]] = defaultdict(list)
         for place, number in {
             pair for replica in self.replicas[key[0]][parameter] for pair in replica

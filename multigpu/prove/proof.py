@@ -113,7 +113,8 @@ def run(
         raise UserError(f"--timeout is {timeout:g}: give seconds above 0.")
     if self_check and (reference or against):
         raise UserError(
-            "--self needs no reference: leave --reference and --against out, or leave --self out."
+            "--self needs no reference: leave --reference and --against out, or leave --self "
+            "out."
         )
     planned = plan.make(words, gpus, reference, against, self_check)
     with tempfile.TemporaryDirectory(
@@ -185,7 +186,8 @@ class _Session:
         if len(others) == len(own) == 1 and (self.plan.gpus or 1) < 2 and not self.plan.real:
             raise _Unknown(
                 "one_rank",
-                "the command trained in one process, on one device: there is nothing to compare",
+                "the command trained in one process, on one device: there is nothing to "
+                "compare",
                 "start it with `torchrun --nproc-per-node=2`, or give --gpus 2 if it uses "
                 "several GPUs itself",
             )
@@ -252,7 +254,8 @@ class _Session:
     ) -> Comparison:
         if not bands:
             self.notes.append(
-                "the run with other rounding did not end as the reference did, so the limit is "
+                "the run with other rounding did not end as the reference did, so the limit "
+                "is "
                 "that of float32 sums alone"
             )
         return compare(own, others, [run.records() for run in bands])
@@ -260,7 +263,7 @@ class _Session:
     def with_larger_batches(
         self, comparison: Comparison, cause: Cause, others: list[RankRecord], steps: int
     ) -> tuple[Comparison, Cause | None]:
-        """Compare with a reference whose DataLoaders give the rows of all ranks, if that works."""
+        """Compare with a reference whose DataLoaders give the rows of all ranks, if it can."""
         step = comparison.steps[0]
         alone, together = (
             len(rows_of(step.reference[0])),
@@ -283,7 +286,7 @@ class _Session:
     def with_more_bands(
         self, comparison: Comparison, cause: Cause
     ) -> tuple[Comparison, Cause | None]:
-        """Look whether further runs of the reference that round otherwise explain a difference."""
+        """Look whether further runs that round otherwise explain a small difference."""
         numeric = (
             "gradients",
             "own_mean",
@@ -378,7 +381,8 @@ class _Session:
             "different_steps",
             f"rank {rank} ended after {pluralize(steps, 'step')}, and the others wait for it; "
             f"one GPU made {wanted}",
-            "let each rank make as many steps as the others: what ends the loop must not depend "
+            "let each rank make as many steps as the others: what ends the loop must not "
+            "depend "
             "on a rank's own loss or rows",
             steps + 1,
             rank=rank,
@@ -388,7 +392,8 @@ class _Session:
         hint = plan.with_one(shlex.split(self.plan.texts["command"]))
         return _Unknown(
             "same_ranks",
-            f"the reference trained on {many} ranks, too, because the program itself starts them",
+            f"the reference trained on {many} ranks, too, because the program itself starts "
+            "them",
             "give its command for one rank"
             + (f": --reference {_quoted(hint)}" if hint else " with --reference"),
         )
@@ -419,16 +424,19 @@ class _Session:
         )
         if run.code is None:
             places = [
-                f"rank {answer['rank']} waits at {Path(answer['file']).name}:{answer['number']}"
+                f"rank {answer['rank']} waits at "
+                f"{Path(answer['file']).name}:{answer['number']}"
                 f" ({answer['line']})"
                 for answer in run.waits
             ]
             where = "; ".join(places) or "no process says where"
             return _Unknown(
                 "hang",
-                f"{what} hangs in step {step}: it made no step for {self.timeout:g} s, and was "
+                f"{what} hangs in step {step}: it made no step for {self.timeout:g} s, and "
+                "was "
                 f"ended: {where}",
-                "let all ranks call the same collectives in the same order; if the program was "
+                "let all ranks call the same collectives in the same order; if the program "
+                "was "
                 "only slow, give a longer --timeout",
                 step=step,
             )

@@ -67,8 +67,8 @@ class Head:
 
     optimizer   the place of the optimizer in the order of first steps
     world       the number of ranks
-    peers       the ranks with which this one shares its data-parallel work, by DDP's groups and
-                FSDP's meshes; None if the program uses neither
+    peers       the ranks with which this one shares its data-parallel work, by DDP's groups
+                and FSDP's meshes; None if the program uses neither
     seeded      whether the program has called torch.manual_seed
     norms       the modules that normalize over a rank's own batch: BatchNorm
     hooks       the communication hooks of DDP
@@ -108,7 +108,7 @@ class Step:
     made         how the last of them was made: names of autograd's nodes, with "mean" or "sum"
     norms        (norm, limit) of each clip_grad_norm_
     forward_sync, backward_sync   DDP's require_backward_grad_sync, at each forward, backward
-    gathered     calls of dist.all_gather… and dist.all_reduce with a tensor that needs a gradient
+    gathered     calls of dist.all_gather… and all_reduce with a tensor that needs a gradient
     random       the modules that draw random numbers, or "forward"
     skipped      the steps that a gradient scaler has skipped before this one
     epoch        how many times the loader's iteration has begun; 0 without a DataLoader

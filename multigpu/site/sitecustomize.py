@@ -1,4 +1,4 @@
-"""Python imports this at its start, in every process of `multigpu virtual` and `multigpu prove`.
+"""Python imports this at its start, in every process of `multigpu virtual` and `prove`.
 
 The commands put this folder on PYTHONPATH, so that also the processes that a program starts
 come here: torchrun's workers, the children of mp.spawn, DataLoader's workers.

@@ -13,6 +13,7 @@ from multigpu import prove
 
 TWO = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
 FOUR = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=4"
+BF16 = "--precision bf16-mixed --accelerator gpu --strategy ddp"
 CPU = "--accelerator cpu --devices"
 # Lesson → (command, options). A script that is told how many GPUs or ranks it uses, by a flag
 # or by its default, has a reference that tells it one.

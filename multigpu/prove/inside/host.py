@@ -4,7 +4,7 @@ import torch
 
 
 def bare(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that has the numbers: a DTensor's local part, what is behind a virtual GPU's."""
+    """The tensor with the numbers: a DTensor's local part, what is behind a virtual one."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     return getattr(tensor, "_payload", tensor)
 

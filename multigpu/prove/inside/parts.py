@@ -45,7 +45,7 @@ class Tracked:
 
 
 def partial_ranks(gradient: torch.Tensor) -> tuple[int, ...] | None:
-    """The ranks whose local gradients add up to a DTensor's; None if each rank has its part."""
+    """The ranks whose local gradients add up to a DTensor's; None if each has its part."""
     placements = getattr(gradient, "placements", ())
     for dimension, placement in enumerate(placements):
         if placement.is_partial():

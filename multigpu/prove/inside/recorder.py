@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
 from torch.utils.data import BatchSampler, DataLoader, dataloader
 
 from multigpu.prove.inside import ending
-from multigpu.prove.inside.host import number, numbers
+from multigpu.prove.inside.host import bare, number, numbers
 from multigpu.prove.inside.parts import (
     Tracked,
     clean,
@@ -114,6 +114,8 @@ class Recorder:
         self.running[-1].recorded = True
         outer = self.running[0]
         known = self._known(outer.optimizer)
+        if self.settings.disturb and outer.step is None:
+            self._round_gradients(known)
         mine = known if optimizer is outer.optimizer else None
         scale = number(getattr(optimizer, "grad_scale", None) or 1.0)
         if outer.step is None:
@@ -147,6 +149,20 @@ class Recorder:
                         step.partial[place] = ranks
                 step.gradients[place] = tracked.sketch(gradient) / scale
         outer.seconds += time.perf_counter() - began
+
+    def _round_gradients(self, known: "_Optimizer") -> None:
+        """In a run that rounds otherwise: round as gradients are that travel in 16 bit."""
+        modules = [module for outer in self.modules for module in outer.modules()]
+        coarse = _coarse(self.ddps, modules)
+        if not coarse:
+            return
+        generator = torch.Generator("cpu").manual_seed(SEED + known.steps)
+        with torch.no_grad():
+            for tracked in known.tracked:
+                if tracked.parameter.grad is not None:
+                    gradient = bare(tracked.parameter.grad)
+                    noise = torch.rand(gradient.shape, generator=generator, device="cpu") - 0.5
+                    gradient.mul_(1 + noise.to(gradient) * coarse)
 
     def after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         """The hook after a step: complete the record, and end the program after the last."""

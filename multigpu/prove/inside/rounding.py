@@ -78,7 +78,7 @@ def _split(owner: Any, name: str, place: int, parts: int) -> None:
 
 
 def _has_rows(name: str, args: tuple, place: int) -> bool:
-    """Whether the argument at `place` is a batch; of a product, one with a matrix of weights."""
+    """Whether the argument at `place` is a batch; in a product, one with weights."""
     batch = args[place] if len(args) > place else None
     if not isinstance(batch, torch.Tensor) or hasattr(batch, "_local_tensor"):
         return False

@@ -1,4 +1,4 @@
-"""Where a process waits, when the command asks: a thread answers, whatever the program does."""
+"""Where a process waits, when the command asks: a thread answers, so the program need not."""
 
 import json
 import linecache

@@ -23,7 +23,7 @@ PACKAGES = {
     "tiktoken==0.9.0 blobfile==3.0.0 sentencepiece safetensors==0.5.3 regex==2025.7.34 "
     "huggingface_hub==0.34.4 tokenizers==0.21.4",
 }
-OURS = "The repository's part runs unchanged; the loop, a model of two layers and the rows are ours."
+OURS = "The repository's part runs unchanged; the loop, a small model and the rows are ours."
 HOLDS = "it holds"
 
 
@@ -77,8 +77,8 @@ CASES = (
         "fix sync issue that results in incorrect gradient accumulation and incorrect loss",
         30,
         f"{TWO_RANKS} train_gpt2.py",
-        "train_gpt2.py itself, smaller by its literals alone, on stand-in tokens and questions; "
-        "bfloat16 on virtual GPUs.",
+        "train_gpt2.py itself, smaller by its literals alone, on stand-in tokens and "
+        "questions; bfloat16 on virtual GPUs.",
         "gradients are synchronized on the wrong micro-batch: the flag is set after forward, "
         "where DDP has already read it, so each rank steps with gradients of its own",
         options="--gpus 2",
@@ -109,8 +109,8 @@ CASES = (
         "fix(train): align DDP no_sync with gradient accumulation",
         3472,
         f"{TWO_RANKS} {{drivers}}/funasr_trainer.py",
-        "Trainer.train_epoch runs unchanged. The model, its wrapping in DDP (the trainer's wants "
-        "a GPU) and the rows are ours.",
+        "Trainer.train_epoch runs unchanged. The model, its wrapping in DDP (the trainer's "
+        "wants a GPU) and the rows are ours.",
         "gradients are synchronized on the first of three micro-batches, not on the last, so "
         "each rank steps with gradients of its own",
         packages="omegaconf",
@@ -139,8 +139,8 @@ CASES = (
         2172,
         f"{TWO_RANKS} {{drivers}}/torchtune_recipe.py",
         "The recipe full_finetune_distributed.py, its Llama 3 with one layer, FSDP2, loss and "
-        "collator run unchanged. Checkpoint, tokenizer and texts are ours; the GPU's memory is "
-        "not logged.",
+        "collator run unchanged. Checkpoint, tokenizer and texts are ours; the GPU's memory "
+        "is not logged.",
         "a factor of 1/2: FSDP2 averages over ranks what is divided by all ranks' tokens",
         packages="torchtune",
     ),
@@ -153,8 +153,9 @@ CASES = (
         "fix(trainer): stop scaling drafter gradients down by world size",
         29,
         f"{TWO_RANKS} {{drivers}}/verl_speco_trainer.py",
-        "DrafterBaseTrainer._training_step_on_batch runs unchanged, with FSDP2. The drafter, its "
-        "sums of losses (in float32) and the rows are ours; verl, which needs vLLM, is absent.",
+        "DrafterBaseTrainer._training_step_on_batch runs unchanged, with FSDP2. The drafter, "
+        "its sums of losses (in float32) and the rows are ours; verl, which needs vLLM, is "
+        "absent.",
         "a factor of 1/2: the loss is all-reduced without autograd, then FSDP2 averages",
         packages="omegaconf",
     ),
@@ -180,8 +181,8 @@ CASES = (
         1531,
         f"{TWO_RANKS} {{drivers}}/lightly_gather.py",
         OURS,
-        "gathered embeddings are constants for the other ranks' losses: a part of the gradient "
-        "is missing, on all ranks alike",
+        "gathered embeddings are constants for the other ranks' losses: a part of the "
+        "gradient is missing, on all ranks alike",
     ),
     Case(
         "lightly-barlow",

@@ -1,7 +1,7 @@
 """Run `multigpu prove` on public programs, before and after the fix of a bug of theirs.
 
-    python tests/prove/public/run.py FOLDER         all of cases.py; writes benchmarks/prove.json
-    python tests/prove/public/run.py FOLDER NAME…   these alone; it replaces their rows there
+    python tests/prove/public/run.py FOLDER         all cases; writes benchmarks/prove.json
+    python tests/prove/public/run.py FOLDER NAME…   these alone; it replaces their rows
     … --plain                                       the programs alone, without prove
 
 FOLDER holds checkouts/NAME-before and checkouts/NAME-after, as README.md says. A case that is

@@ -54,7 +54,7 @@ def end() -> None:
 
 
 def share(rows: torch.Tensor) -> torch.Tensor:
-    """This rank's rows of a batch: all ranks together have the batch, however many they are."""
+    """This rank's rows of a batch: all ranks together have the batch."""
     return rows.chunk(get_world_size())[get_rank()]
 
 

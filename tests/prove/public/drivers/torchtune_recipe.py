@@ -1,7 +1,7 @@
 """torchtune's recipe for a full finetuning with FSDP2: recipes/full_finetune_distributed.py.
 
-The recipe, its model, loss and collator are the repository's. The checkpoint, the tokenizer and
-the texts are small ones of our own; memory of the GPU is not logged.
+The recipe, its model, loss and collator are the repository's. The checkpoint, the tokenizer
+and the texts are small ones of our own; memory is not logged.
 """
 
 import os
