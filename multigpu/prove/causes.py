@@ -479,7 +479,7 @@ def _factor(scene: Scene) -> Cause | None:
     """Whether gradients have the reference's direction and another length."""
     step = scene.step
     fails = step.kinds["gradients"].fails()
-    dot, square, other = step.products
+    _dot, square, other = step.products
     if not square * other:
         return None
     wrong = [
@@ -507,7 +507,7 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
     one = sum(scene.one.losses)
     ranks = scene.ranks
     losses = [sum(step.losses) for step in scene.step.parallel]
-    mean = sum(losses) / max(len(losses), 1)
+    sum(losses) / max(len(losses), 1)
     equal = len(losses) > 1 and not _differ(losses)
     micro = len(scene.step.parallel[0].losses)
     fewer = len(scene.one.losses) / max(micro, 1)
@@ -896,14 +896,11 @@ def _skips(scene: Scene) -> Cause | None:
 
 
 def _peers_read_the_same(comparison: Comparison) -> Cause | None:
-    """Whether ranks of one DDP or FSDP group read the same rows, and so work in vain."""
-    for step in comparison.steps:
-        scene = Scene(comparison, step)
-        if any(head.peers is None for head in scene.heads):
-            return None
-        every = _data_parallel_rows(scene)
-        if len(every) > 1 and len(every[0]) and _alike(every):
-            return _same_rows(scene, every)
+    """Whether ranks that hold the same parameters read the same rows in all steps, in vain."""
+    scenes = [Scene(comparison, step) for step in comparison.steps]
+    read = [_data_parallel_rows(scene) for scene in scenes]
+    if read and all(len(every) > 1 and len(every[0]) and _alike(every) for every in read):
+        return _same_rows(scenes[0], read[0])
     return None
 
 

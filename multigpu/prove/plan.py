@@ -114,7 +114,7 @@ def make(
 
 
 def with_one(words: Sequence[str]) -> list[str] | None:
-    """The command with its own flags for ranks or devices set to 1; None without such flags."""
+    """The command with its own flags for ranks or devices set to 1; None if it has none."""
     changed, previous = False, ""
     script = next((at for at, word in enumerate(words) if word.endswith(".py")), 0)
     result = list(words[:script])

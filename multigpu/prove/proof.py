@@ -25,8 +25,19 @@ PATIENCE = 120.0
 # A difference below this is compared with further runs that round otherwise: rounding can
 # turn a ReLU on or off in one run and not in another.
 SMALL = 0.01
-# The units in the last place by which these runs disturb the weights.
-UNITS = (2, 4)
+# The causes that rest on numbers alone.
+NUMERIC = (
+    "gradients",
+    "own_mean",
+    "optimizer_state",
+    "update",
+    "buffers",
+    "batch_norm",
+    "compressed",
+    "factor",
+)
+# The units in the last place by which these runs disturb the weights, two runs at a time.
+UNITS = ((2, 3), (4, 5))
 
 
 @dataclass
@@ -175,19 +186,18 @@ class _Session:
 
     def prove(self) -> Proof:
         """Compare the command with its reference."""
-        reference, bands = self.references(self.steps, splits=self.plan.ranks or 2)
+        reference, bands = self.references(self.steps)
         own = reference.records()
         if len(own) > self.plan.against and not self.plan.given:
             raise self._same_ranks(len(own))
         steps = sum(step.optimizer == 0 for step in own[0].steps)
-        parallel = self.start("parallel", self.plan.command, steps, self.plan.gpus)
-        self.wait([parallel], "the command")
+        parallel = self.parallel_run(steps)
         others = parallel.records()
-        if len(others) == len(own) == 1 and (self.plan.gpus or 1) < 2 and not self.plan.real:
+        if len(others) == 1 and _gpus(others) < 2:
+            where = "one GPU" if _gpus(others) else "the CPU"
             raise _Unknown(
                 "one_rank",
-                "the command trained in one process, on one device: there is nothing to "
-                "compare",
+                f"the command trained in one process, on {where}: nothing in it was parallel",
                 "start it with `torchrun --nproc-per-node=2`, or give --gpus 2 if it uses "
                 "several GPUs itself",
             )
@@ -199,43 +209,36 @@ class _Session:
             comparison, cause = self.with_more_bands(comparison, cause)
         return self.concluded(comparison, cause, parallel)
 
-    def references(
-        self, steps: int | None, splits: int, name: str = "reference"
-    ) -> tuple[Run, list[Run]]:
+    def references(self, steps: int | None) -> tuple[Run, list[Run]]:
         """Run the reference, and beside it the same with other rounding."""
-        gpus = self.plan.gpus and (1 if not self.plan.given else self.plan.gpus)
-        if self.plan.against > 1 and self.plan.gpus:
-            gpus = self.plan.against
-        alias = gpus == 1
-        start = [
-            self.start(name, self.plan.reference, steps, gpus, alias),
-            self.start(
-                f"{name}-rounding",
-                self.plan.reference,
-                steps,
-                gpus,
-                alias,
-                disturb=1,
-                split=splits,
-            ),
+        runs = [
+            self.reference_run("reference", steps),
+            self.reference_run("rounding-1", steps, disturb=1),
         ]
-        self.wait(start, "the reference", optional=start[1:])
-        return start[0], [run for run in start[1:] if run.records() and run.completed]
+        self.wait(runs, "the reference", optional=runs[1:])
+        return runs[0], [run for run in runs[1:] if run.records() and run.completed]
 
-    def start(
-        self,
-        name: str,
-        command: list[str],
-        steps: int | None,
-        gpus: int | None,
-        alias: bool = False,
-        disturb: int = 0,
-        split: int = 1,
-        local: bool = False,
-    ) -> Run:
-        times = self.batch_times if name.startswith("larger") else 1
-        wishes = Settings(str(self.folder / name), steps, disturb, split, times, local)
-        return processes.start(name, command, wishes, gpus, alias)
+    def reference_run(self, name: str, steps: int | None, disturb: int = 0) -> Run:
+        """Start the reference; with `disturb` it rounds otherwise."""
+        gpus = self.plan.gpus
+        if gpus and not self.plan.given:
+            gpus = self.plan.against
+        split = (self.plan.ranks or 2) if disturb else 1
+        wishes = Settings(
+            str(self.folder / f"{name}-{self.batch_times}"),
+            steps,
+            disturb,
+            split,
+            self.batch_times,
+        )
+        return processes.start(name, self.plan.reference, wishes, gpus, alias=gpus == 1)
+
+    def parallel_run(self, steps: int | None, local: bool = False) -> Run:
+        """Run the command itself."""
+        wishes = Settings(str(self.folder / "parallel"), steps, local=local)
+        run = processes.start("parallel", self.plan.command, wishes, self.plan.gpus)
+        self.wait([run], "the command")
+        return run
 
     def wait(self, runs: list[Run], what: str, optional: Sequence[Run] = ()) -> None:
         """Wait for runs; raise _Unknown if one that is needed has made no step."""
@@ -254,8 +257,7 @@ class _Session:
     ) -> Comparison:
         if not bands:
             self.notes.append(
-                "the run with other rounding did not end as the reference did, so the limit "
-                "is "
+                "the run with other rounding did not end as the reference did, so the limit is "
                 "that of float32 sums alone"
             )
         return compare(own, others, [run.records() for run in bands])
@@ -265,12 +267,10 @@ class _Session:
     ) -> tuple[Comparison, Cause | None]:
         """Compare with a reference whose DataLoaders give the rows of all ranks, if it can."""
         step = comparison.steps[0]
-        alone, together = (
-            len(rows_of(step.reference[0])),
-            sum(map(len, map(rows_of, step.parallel))),
-        )
+        alone = len(rows_of(step.reference[0]))
+        together = sum(map(len, map(rows_of, step.parallel)))
         self.batch_times = together // alone
-        reference, bands = self.references(steps, self.plan.ranks or 2, "larger")
+        reference, bands = self.references(steps)
         own = reference.records()
         if len(rows_of(own[0].steps[0])) != together:
             return comparison, _with_command(cause, self.plan, self.batch_times)
@@ -287,38 +287,18 @@ class _Session:
         self, comparison: Comparison, cause: Cause
     ) -> tuple[Comparison, Cause | None]:
         """Look whether further runs that round otherwise explain a small difference."""
-        numeric = (
-            "gradients",
-            "own_mean",
-            "optimizer_state",
-            "update",
-            "buffers",
-            "batch_norm",
-        )
-        if cause.kind not in numeric:
+        if cause.kind not in NUMERIC:
             return comparison, cause
         step = next(step for step in comparison.steps if step.number >= cause.step)
         off = max(distances.relative()[0] for distances in step.kinds.values())
         if not off < SMALL:
             return comparison, cause
         steps = max(step.number for step in comparison.steps)
-        larger = self.batch_times > 1
         bands = list(comparison.bands)
         for units in UNITS:
-            name = f"{'larger-' if larger else ''}rounding-{units}"
-            gpus = self.plan.gpus and 1
-            run = self.start(
-                name,
-                self.plan.reference,
-                steps,
-                gpus,
-                gpus == 1,
-                disturb=units,
-                split=self.plan.ranks or 2,
-            )
-            self.wait([run], "the reference, with other rounding", optional=[run])
-            if run.records():
-                bands.append(run.records())
+            runs = [self.reference_run(f"rounding-{unit}", steps, unit) for unit in units]
+            self.wait(runs, "the reference, with other rounding", optional=runs)
+            bands += [run.records() for run in runs if run.records() and run.completed]
         again = compare(comparison.reference, comparison.parallel, bands)
         return again, find(again)
 
@@ -355,17 +335,13 @@ class _Session:
 
     def _who(self, comparison: Comparison) -> tuple[str, str]:
         ranks = len(comparison.parallel)
-        devices = comparison.parallel[0].heads[0].devices
-        on_gpus = any(device.startswith("cuda") for device in devices)
-        if ranks == 1:
-            who = f"{self.plan.gpus or 'several'} GPUs"
-        else:
-            who = pluralize(ranks, "rank")
+        gpus = _gpus(comparison.parallel)
+        who = pluralize(gpus, "GPU") if ranks == 1 else pluralize(ranks, "rank")
         if self.plan.given:
             return who, "the reference"
         if self.plan.against > 1:
             return who, pluralize(self.plan.against, "rank")
-        return who, "1 GPU" if on_gpus else "1 rank"
+        return who, "1 GPU" if gpus else "1 rank"
 
     def _rank_that_ended(self, parallel: Run, comparison: Comparison) -> Cause:
         """Why the parallel run failed: a rank that reached its end before the others did.
@@ -478,8 +454,7 @@ class _Session:
 
     def alone(self) -> Proof:
         """What one run says by itself."""
-        run = self.start("parallel", self.plan.command, self.steps, self.plan.gpus, local=True)
-        self.wait([run], "the command", optional=[])
+        run = self.parallel_run(self.steps, local=True)
         records = run.records()
         if len(records) < 2:
             raise _Unknown(
@@ -504,6 +479,11 @@ class _Session:
             f"proof: {ranks} agree with each other in {pluralize(result.steps, 'step')}: "
             f"{result.sentence}: holds",
         )
+
+
+def _gpus(records: list[RankRecord]) -> int:
+    """The largest number of GPUs that a process has used."""
+    return max(head.gpus for record in records for head in record.heads.values())
 
 
 def largest(comparison: Comparison) -> tuple[float, float]:

@@ -72,6 +72,7 @@ class Head:
     seeded      whether the program has called torch.manual_seed
     norms       the modules that normalize over a rank's own batch: BatchNorm
     hooks       the communication hooks of DDP
+    gpus        the number of GPUs that the process has used
     coarse      the distance from 1 to the next number of the type in which gradients travel
                 between ranks, where a hook or FSDP's reduce_dtype sets one; else 0
     """
@@ -88,7 +89,7 @@ class Head:
     hooks: list[str]
     coarse: float
     uses_ddp: bool
-    devices: list[str]
+    gpus: int
 
 
 @dataclass

@@ -45,7 +45,20 @@ NOT_COMPARED = {
 }
 # A launcher of tests/outside/launch starts ranks in a way that `prove` does not know.
 LAUNCHER = "{helpers}/"
-OPTIONS: dict[str, str] = {}
+ONE_RANK = "torchrun --standalone --nproc_per_node=1"
+OPTIONS = {
+    "minGPT-ddp": f"--reference '{ONE_RANK} main.py trainer_config.batch_size=64' --gpus 2",
+    "ddp_example": f"--reference '{ONE_RANK} example.py' --gpus 2",
+    "tensor_parallel": f"--gpus 2 --reference '{ONE_RANK} tensor_parallel_example.py'",
+    "sequence_parallel": f"--gpus 2 --reference '{ONE_RANK} sequence_parallel_example.py'",
+    "fsdp_tp": "--gpus 4 --against 2",
+    "jia-zhuang_data_parallel_train": "--reference single_gpu_train.py",
+    "csc_mnist_ddp": "--steps 4",
+    "csc_mnist_accelerate": "--steps 4",
+    "ai_summer_ddp": "--steps 6",
+    "rentainhe_distributed": "--steps 6",
+    "picotron_context_and_data": "--against 2",
+}
 
 
 class Proof(Run):

@@ -156,7 +156,9 @@ class Recorder:
         coarse = _coarse(self.ddps, modules)
         if not coarse:
             return
-        generator = torch.Generator("cpu").manual_seed(SEED + known.steps)
+        generator = torch.Generator("cpu").manual_seed(
+            SEED * self.settings.disturb + known.steps
+        )
         with torch.no_grad():
             for tracked in known.tracked:
                 if tracked.parameter.grad is not None:
@@ -231,7 +233,7 @@ class Recorder:
             hooks=[_name(hook) for ddp in self.ddps for hook in _hooks(ddp)],
             coarse=_coarse(self.ddps, modules),
             uses_ddp=bool(self.ddps),
-            devices=sorted({str(tracked.parameter.device) for tracked in known.tracked}),
+            gpus=_gpus(),
         )
 
     # ---- what happens between steps ------------------------------------------------------
@@ -448,6 +450,14 @@ def _peers(ddps: Any, modules: list[nn.Module]) -> tuple[int, ...] | None:
     dist = torch.distributed
     ranks = {rank for group in groups for rank in dist.get_process_group_ranks(group)}
     return tuple(sorted(ranks))
+
+
+def _gpus() -> int:
+    """The number of GPUs on which this process has had tensors."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return 0
+    used = map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))
+    return sum(nbytes > 0 for nbytes in used)
 
 
 def _random_states() -> list[torch.Tensor]:

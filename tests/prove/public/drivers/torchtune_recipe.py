@@ -33,7 +33,7 @@ CONFIG = {
     "shuffle": False,
     "batch_size": ROWS // int(os.environ["WORLD_SIZE"]),
     "checkpointer": {"model_type": "LLAMA3"},
-    "metric_logger": {"_component_": "__main__.Logger"},
+    "metric_logger": {"_component_": "torchtune_recipe.Logger"},
     "model": {
         "_component_": "torchtune.models.llama3.llama3",
         "vocab_size": 32,
@@ -43,8 +43,8 @@ CONFIG = {
         "embed_dim": 16,
         "max_seq_len": 16,
     },
-    "tokenizer": {"_component_": "__main__.Tokenizer"},
-    "dataset": {"_component_": "__main__.Texts"},
+    "tokenizer": {"_component_": "torchtune_recipe.Tokenizer"},
+    "dataset": {"_component_": "torchtune_recipe.Texts"},
     "optimizer": {"_component_": "torch.optim.SGD", "lr": 0.1},
     "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
 }
@@ -76,10 +76,10 @@ class Texts(list):
             self.append({"tokens": tokens, "labels": [IGNORED, *tokens[1:]]})
 
 
-def weights() -> dict[str, torch.Tensor]:
+def weights(configuration) -> dict[str, torch.Tensor]:
     """The base checkpoint: the same random weights in each rank."""
     torch.manual_seed(0)
-    return config.instantiate(OmegaConf.create(CONFIG["model"])).state_dict()
+    return config.instantiate(configuration.model).state_dict()
 
 
 def recipe_class() -> type:
@@ -90,15 +90,14 @@ def recipe_class() -> type:
     return module.FullFinetuneRecipeDistributed
 
 
-def main() -> None:
-    tiny.start()
+def train(configuration) -> None:
+    """Run the recipe; the process group is there, or the recipe makes it."""
     training.get_memory_stats = lambda device: {}
     training.log_memory_stats = lambda stats: None
     training.cleanup_before_training = lambda: None
-    configuration = OmegaConf.create(CONFIG)
     recipe = recipe_class()(configuration)
     recipe._checkpoint_client = SimpleNamespace(
-        load_base_checkpoint=lambda: {training.MODEL_KEY: weights()},
+        load_base_checkpoint=lambda: {training.MODEL_KEY: weights(configuration)},
         save_checkpoint=lambda **given: None,
     )
     recipe.setup(configuration)
@@ -107,4 +106,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tiny.start()
+    train(OmegaConf.create(CONFIG))
