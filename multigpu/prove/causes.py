@@ -175,7 +175,7 @@ def _weights(scene: Scene) -> Cause:
         return scene.cause(
             "update",
             f"{where} {name} differs before step {scene.number}, and did not after the step "
-            f"before it: something other than the optimizer's step has changed it",
+            "before it: something other than the optimizer's step has changed it",
             "look between optimizer.step() and the next forward: what writes weights there "
             "(an average, a clamp, a checkpoint) must do so on all ranks",
             rank=rank,
@@ -188,15 +188,14 @@ def _weights(scene: Scene) -> Cause:
             f"rank {rank} begins with other weights than rank {scene.step.ranks[0]}: {name} "
             f"is {size} apart before step 1",
             "seed all ranks alike before the model is made, broadcast the weights from rank "
-            "0, "
-            "or wrap the model in DDP after its weights are loaded",
+            "0, or wrap the model in DDP after its weights are loaded",
             rank=rank,
             parameter=name,
         )
     return scene.cause(
         "initial_weights",
         f"the parallel run begins with other weights than the reference: {name} is {size} "
-        f"apart before step 1",
+        "apart before step 1",
         "seed the model before it is made, with a seed that does not depend on the rank or "
         "the number of ranks",
         parameter=name,
@@ -213,10 +212,11 @@ def _missing(scene: Scene) -> Cause:
     have = "the reference has one" if present else "the reference has none"
     return scene.cause(
         "missing_gradient",
-        f"in step {scene.number}, {name} has "
-        f"{'no gradient' if present else 'a gradient'} on rank {rank}, and {have}",
-        "each rank must use the same parameters in each step: with DDP, find_unused_parameters"
-        "=True averages what only some ranks use; by hand, reduce zeros where grad is None",
+        f"in step {scene.number}, {name} has {'no gradient' if present else 'a gradient'} on "
+        f"rank {rank}, and {have}",
+        "each rank must use the same parameters in each step: with DDP, "
+        "find_unused_parameters=True averages what only some ranks use; by hand, reduce "
+        "zeros where grad is None",
         rank=rank,
         parameter=name,
     )
@@ -273,9 +273,8 @@ def _rows(scene: Scene) -> Cause | None:
         return scene.cause(
             "padding",
             f"in step {scene.number} the ranks read {len(together)} rows, and one GPU "
-            f"{len(one)}: DistributedSampler repeats {pluralize(more, 'row')} "
-            f"at the end of the epoch, to give each rank as "
-            f"many as the others",
+            f"{len(one)}: DistributedSampler repeats {pluralize(more, 'row')} at the end of "
+            "the epoch, to give each rank as many as the others",
             "use drop_last=True, or a data set that the number of ranks divides; a repeated "
             "row counts twice",
         )
@@ -288,7 +287,7 @@ def _rows(scene: Scene) -> Cause | None:
         return scene.cause(
             "rows_missing",
             f"in step {scene.number} no rank reads {missing} of the {len(one)} rows that one "
-            f"GPU reads",
+            "GPU reads",
             "look at how rows are divided: the ranks' parts must cover the whole batch "
             "(integer division drops the rest)",
         )
@@ -341,7 +340,7 @@ def _fewer_rows(scene: Scene, one: np.ndarray, together: np.ndarray) -> Cause:
         f"the reference reads {len(one)} rows a step, and {scene.ranks} ranks together read "
         f"{len(together)}: each rank takes a whole batch",
         f"compare with a reference that reads {len(together)} rows a step: give its command "
-        f"with --reference",
+        "with --reference",
         unknown=True,
     )
 
@@ -350,8 +349,8 @@ def _random_rows(scene: Scene, what: str) -> Cause:
     return scene.cause(
         "random_rows",
         f"in step {scene.number} {what}, so one GPU reads other rows",
-        "draw the rows of a global batch with one seed on all ranks and take a slice by rank, "
-        "or run `multigpu prove --self`, which needs no reference",
+        "draw the rows of a global batch with one seed on all ranks and take a slice by "
+        "rank, or run `multigpu prove --self`, which needs no reference",
         unknown=True,
     )
 
@@ -361,8 +360,8 @@ def _other_rows(scene: Scene, every: list[np.ndarray], loader: object) -> Cause:
     if own_order:
         return scene.cause(
             "not_divided",
-            f"in step {scene.number} each rank reads rows from the whole data set in an order "
-            f"of its own (its DataLoader has a RandomSampler)",
+            f"in step {scene.number} each rank reads rows from the whole data set in an "
+            "order of its own (its DataLoader has a RandomSampler)",
             "give each rank its own part: DataLoader(…, sampler=DistributedSampler(dataset))",
         )
     if loader is None:
@@ -402,10 +401,9 @@ def _apart(scene: Scene) -> Cause | None:
         return scene.cause(
             "not_averaged",
             f"in step {scene.number} the ranks step with their own gradients, {size} apart: "
-            f"nothing averages them",
+            "nothing averages them",
             "wrap the model in DistributedDataParallel, or all-reduce each gradient and "
-            "divide "
-            "by the number of ranks before optimizer.step()",
+            "divide by the number of ranks before optimizer.step()",
             rank=rank,
             parameter=names[0],
         )
@@ -427,11 +425,10 @@ def _apart(scene: Scene) -> Cause | None:
     return scene.cause(
         "not_averaged",
         f"in step {scene.number} the ranks step with their own gradients, {size} apart, "
-        f"although a module is wrapped in DDP"
+        "although a module is wrapped in DDP"
         + ("" if forward else ": its forward is not called"),
         "call the DDP module itself and not model.module, leave its hooks in place, and "
-        "reduce "
-        "each gradient before optimizer.step()",
+        "reduce each gradient before optimizer.step()",
         rank=rank,
         parameter=names[0],
     )
@@ -454,7 +451,7 @@ def _some_apart(scene: Scene, names: list[str], parts: dict, rank: int) -> Cause
     return scene.cause(
         "parameter_not_averaged",
         f"in step {scene.number} the ranks' gradients of {listed} differ, and the others are "
-        f"averaged",
+        "averaged",
         "reduce the gradients of all parameters; with tensor or sequence parallelism also "
         "those of parameters that each rank holds whole",
         rank=rank,
@@ -526,8 +523,8 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
         if equal and scene.step.parallel[0].gathered.get("all_reduce"):
             return scene.cause(
                 "loss_reduced",
-                f"{said}: all ranks go backward from the same all-reduced loss, of which each "
-                f"can change only its own part",
+                f"{said}: all ranks go backward from the same all-reduced loss, of which "
+                "each can change only its own part",
                 "go backward from the rank's own loss, and reduce a detached copy for "
                 "printing",
                 **more,
@@ -535,8 +532,8 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
         if _is_sum(scene.step.parallel[0].made):
             return scene.cause(
                 "sum_loss",
-                f"{said}: the loss is a sum over a rank's rows, and DDP takes the mean of the "
-                f"ranks' gradients",
+                f"{said}: the loss is a sum over a rank's rows, and DDP takes the mean of "
+                "the ranks' gradients",
                 "use the mean over rows as the loss, or multiply the sum by the number of "
                 "ranks",
                 **more,
@@ -545,8 +542,7 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
             "divided_by_ranks",
             f"{said}: something divides by the number of ranks twice",
             "DDP and FSDP divide by the number of ranks already: do not divide the loss or "
-            "the "
-            "gradients again",
+            "the gradients again",
             **more,
         )
     if near(ratio, ranks) and not (near(ratio, micro) and _added(scene, losses, one)):
@@ -654,8 +650,7 @@ def _hooked(scene: Scene) -> Cause | None:
     return scene.cause(
         "clipped_before_average",
         f"in step {scene.number} the gradient of {name} is not that of one GPU, and a hook "
-        "that "
-        f"the program registered changes it on each rank before the ranks average",
+        "that the program registered changes it on each rank before the ranks average",
         "change gradients after they are averaged: between backward and optimizer.step()",
         parameter=name,
     )
@@ -675,8 +670,8 @@ def _batch_norm(scene: Scene) -> Cause | None:
     return scene.cause(
         "batch_norm",
         f"in step {scene.number} the ranks read the rows of one GPU, and {which}",
-        "use torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), GroupNorm or LayerNorm; or "
-        "accept it: then this run does not compute what one GPU computes",
+        "use torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), GroupNorm or LayerNorm; "
+        "or accept it: then this run does not compute what one GPU computes",
         parameter=norms[0] if norms else None,
     )
 
@@ -721,7 +716,7 @@ def _gathered_cause(scene: Scene, said: str) -> Cause:
     return scene.cause(
         "gathered_constants",
         f"{said}: the program gathers tensors by dist.all_gather, whose result is a constant "
-        f"for autograd, so no gradient goes back to the ranks that sent them",
+        "for autograd, so no gradient goes back to the ranks that sent them",
         "use torch.distributed.nn.functional.all_gather, and mind that DDP divides by the "
         "number of ranks",
     )
@@ -752,7 +747,7 @@ def _own_mean(scene: Scene) -> Cause | None:
         return scene.cause(
             "own_mean",
             f"in step {scene.number} the ranks have {', '.join(map(str, counts))} rows, each "
-            f"takes the mean over its own, and the mean over ranks weighs them alike",
+            "takes the mean over its own, and the mean over ranks weighs them alike",
             "give all ranks as many rows, or weigh each rank's loss by its number of rows",
         )
     if abs(sum(losses) / len(losses) - one) <= 1e-5 * abs(one) and not scene.one.losses[1:]:
@@ -763,8 +758,8 @@ def _own_mean(scene: Scene) -> Cause | None:
         f"losses ({sum(losses) / len(losses):.5g}) is not its loss ({one:.5g}): each rank "
         "takes the mean over its own tokens or rows, and the mean over ranks weighs them "
         "alike",
-        "divide each rank's sum by the number of tokens of all ranks (all_reduce the number), "
-        "and multiply by the number of ranks, because DDP takes the mean",
+        "divide each rank's sum by the number of tokens of all ranks (all_reduce the "
+        "number), and multiply by the number of ranks, because DDP takes the mean",
     )
 
 
@@ -776,7 +771,7 @@ def _unknown_gradients(scene: Scene) -> Cause:
         "gradients",
         f"in step {scene.number} the gradient of {scene.step.names[place]} on rank {rank} is "
         f"{size} from that of one GPU (cosine {scene.step.cosine[place]:.4f}), with the same "
-        f"weights and rows",
+        "weights and rows",
         "look at what the ranks compute otherwise: the loss's normalization, masks, a layer "
         "that sees the whole batch, a reduction that is missing in backward",
         rank=rank,
@@ -836,10 +831,10 @@ def _scheduler(scene: Scene, said: str, rank: int | None) -> Cause:
     )
     return scene.cause(
         "scheduler",
-        f"the gradients are right, and the update is not: {said}{ahead}; the rates were equal "
-        f"before",
-        "step the scheduler once for each optimizer step, on all ranks (Accelerate's steps it "
-        "once for each rank, unless split_batches or step_scheduler_with_optimizer=False)",
+        f"the gradients are right, and the update is not: {said}{ahead}; the rates were "
+        "equal before",
+        "step the scheduler once for each optimizer step, on all ranks (Accelerate's steps "
+        "it once for each rank, unless split_batches or step_scheduler_with_optimizer=False)",
         rank=rank,
     )
 
@@ -851,11 +846,10 @@ def _update(scene: Scene) -> Cause:
     return scene.cause(
         "optimizer_state",
         f"the gradients are right, and the update is not: in step {scene.number} the "
-        "optimizer "
-        f"changes {name} otherwise {where}, with equal weights, gradients and options",
+        f"optimizer changes {name} otherwise {where}, with equal weights, gradients and "
+        "options",
         "compare the optimizer's state (momentum, second moments, step counts): all ranks "
-        "must "
-        "load it, and none may reset it",
+        "must load it, and none may reset it",
         rank=rank if between else None,
         parameter=name,
     )
@@ -866,8 +860,8 @@ def _buffer(scene: Scene) -> Cause | None:
         if not off <= limit:
             return scene.cause(
                 "buffers",
-                f"weights and gradients agree, and the buffer {name} does not: on rank {rank} "
-                f"it is {_percent(off)} from that of one GPU in step {scene.number}",
+                f"weights and gradients agree, and the buffer {name} does not: on rank "
+                f"{rank} it is {_percent(off)} from that of one GPU in step {scene.number}",
                 "compute the buffer from the rows of all ranks (all_reduce what it is made "
                 "of)",
                 rank=rank,
@@ -953,8 +947,8 @@ def _epoch_in_same_order(comparison: Comparison) -> Cause | None:
 def _same_order(scene: Scene) -> Cause:
     return scene.cause(
         "epoch_order",
-        f"in step {scene.number}, of epoch {scene.step.parallel[0].epoch}, the ranks read the "
-        f"rows in the order of the epoch before",
+        f"in step {scene.number}, of epoch {scene.step.parallel[0].epoch}, the ranks read "
+        "the rows in the order of the epoch before",
         "call sampler.set_epoch(epoch) at the beginning of each epoch: without it "
         "DistributedSampler shuffles each epoch alike",
     )
@@ -971,7 +965,7 @@ def _steps_differ(comparison: Comparison) -> Cause | None:
         return Cause(
             "different_steps",
             f"{who} ended after {number} steps, and one GPU after {own}; the steps that both "
-            f"made agree",
+            "made agree",
             "let each rank make as many steps as one GPU makes: look at drop_last, at the "
             "length of a rank's part, and at what ends the loop",
             min(number, own) + 1,

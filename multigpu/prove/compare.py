@@ -7,10 +7,11 @@ parameter with few elements, whose own band is one random number, what it has do
 median parameter counts as well.
 
 An optimizer that divides by the gradient's size, as Adam does, turns rounding into whole
-steps: an element whose gradient is smaller than its rounding error moves by the learning
-rate, in a random direction. If r is the limit of the gradient divided by its norm, a share of about r of
-normally distributed elements is that small, and turning their steps around changes the update
-by 2 sqrt(r) of its norm. The limit of the weights has that on top, added up over the steps.
+steps: an element whose gradient is smaller than its rounding error moves by the learning rate,
+in a random direction. If r is the limit of the gradient divided by its norm, a share of about
+r of normally distributed elements is that small, and turning their steps around changes the
+update by 2 sqrt(r) of its norm. The limit of the weights has that on top, added up over the
+steps.
 """
 
 import difflib

@@ -75,8 +75,8 @@ def make(
         )
     if against is not None and not 1 <= against < (ranks or against + 1):
         raise UserError(
-            f"--against is {against}: give a number of ranks below the command's own, "
-            f"which starts {ranks}."
+            f"--against is {against}: give a number of ranks below the command's own, which "
+            f"starts {ranks}."
         )
     if against is not None and (launched is None or reference is not None):
         raise UserError(
@@ -89,12 +89,12 @@ def make(
     if virtual and gpus is not None and ranks is not None and ranks > gpus:
         raise UserError(
             f"the command starts {ranks} ranks, and --gpus is {gpus}: give --gpus {ranks}, "
-            f"because each rank needs a GPU of its own."
+            "because each rank needs a GPU of its own."
         )
     if ranks is not None and ranks < 2 and not alone:
         raise UserError(
-            f"the command starts one rank, and a proof compares several with one: "
-            f"give {launched.flags[0]}=2 or more."
+            "the command starts one rank, and a proof compares several with one: give "
+            f"{launched.flags[0]}=2 or more."
         )
     number = gpus or ranks or 2
     return Plan(

@@ -257,8 +257,8 @@ class _Session:
     ) -> Comparison:
         if not bands:
             self.notes.append(
-                "the run with other rounding did not end as the reference did, so the limit is "
-                "that of float32 sums alone"
+                "the run with other rounding did not end as the reference did, so the limit "
+                "is that of float32 sums alone"
             )
         return compare(own, others, [run.records() for run in bands])
 
@@ -355,11 +355,10 @@ class _Session:
         rank, steps = ended[0]["rank"], ended[0]["steps"]
         return Cause(
             "different_steps",
-            f"rank {rank} ended after {pluralize(steps, 'step')}, and the others wait for it; "
-            f"one GPU made {wanted}",
+            f"rank {rank} ended after {pluralize(steps, 'step')}, and the others wait for "
+            f"it; one GPU made {wanted}",
             "let each rank make as many steps as the others: what ends the loop must not "
-            "depend "
-            "on a rank's own loss or rows",
+            "depend on a rank's own loss or rows",
             steps + 1,
             rank=rank,
         )
@@ -386,8 +385,8 @@ class _Session:
         return _Unknown(
             "no_optimizer",
             f"{what} made no step of a torch.optim optimizer",
-            "prove a program that calls optimizer.step(), in a process that it starts itself "
-            "with this environment",
+            "prove a program that calls optimizer.step(), in a process that it starts "
+            "itself with this environment",
             _tail(run),
         )
 
@@ -401,19 +400,16 @@ class _Session:
         if run.code is None:
             places = [
                 f"rank {answer['rank']} waits at "
-                f"{Path(answer['file']).name}:{answer['number']}"
-                f" ({answer['line']})"
+                f"{Path(answer['file']).name}:{answer['number']} ({answer['line']})"
                 for answer in run.waits
             ]
             where = "; ".join(places) or "no process says where"
             return _Unknown(
                 "hang",
                 f"{what} hangs in step {step}: it made no step for {self.timeout:g} s, and "
-                "was "
-                f"ended: {where}",
+                f"was ended: {where}",
                 "let all ranks call the same collectives in the same order; if the program "
-                "was "
-                "only slow, give a longer --timeout",
+                "was only slow, give a longer --timeout",
                 step=step,
             )
         how = f"exit code {run.code}" if run.code > 0 else f"signal {-run.code}"
