@@ -53,6 +53,11 @@ class Scene:
         return len(self.step.parallel)
 
     @property
+    def replica(self) -> str:
+        """What works on a part of the batch."""
+        return "rank" if self.ranks > 1 else "GPU"
+
+    @property
     def number(self) -> int:
         return self.step.number
 
@@ -659,20 +664,21 @@ def _hooked(scene: Scene) -> Cause | None:
 def _batch_norm(scene: Scene) -> Cause | None:
     """Whether what the model returns for a row depends on the other rows of the batch."""
     norms = scene.heads[0].norms
-    if scene.ranks < 2 or (not norms and not _outputs_differ(scene)):
+    replicas = max(scene.ranks, scene.heads[0].gpus)
+    if replicas < 2 or (not norms and not _outputs_differ(scene)):
         return None
     which = (
-        f"{norms[0] or 'BatchNorm'} normalizes over each rank's own rows"
+        f"{norms[0]} normalizes over the rows of each {scene.replica} alone"
         if norms
         else "what the model returns for a row is not what it returns on one GPU: a layer "
         "computes with the other rows of its batch, as BatchNorm does"
     )
     return scene.cause(
         "batch_norm",
-        f"in step {scene.number} the ranks read the rows of one GPU, and {which}",
+        f"in step {scene.number} the rows are those of one GPU, and {which}",
         "use torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), GroupNorm or LayerNorm; "
         "or accept it: then this run does not compute what one GPU computes",
-        parameter=norms[0] if norms else None,
+        parameter=norms[0].partition(" ")[2] if norms else None,
     )
 
 

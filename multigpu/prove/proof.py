@@ -385,8 +385,8 @@ class _Session:
         return _Unknown(
             "no_optimizer",
             f"{what} made no step of a torch.optim optimizer",
-            "prove a program that calls optimizer.step(), in a process that it starts "
-            "itself with this environment",
+            "prove a program that calls optimizer.step() in a process with this environment"
+            + (self._other_reference() if what == "the reference" else ""),
             _tail(run),
         )
 

@@ -213,7 +213,7 @@ class Recorder:
     def _head(self, known: "_Optimizer") -> Head:
         modules = [module for outer in self.modules for module in outer.modules()]
         norms = [
-            clean(name)
+            f"{type(module).__name__} {clean(name)}".strip()
             for outer in self.modules
             for name, module in outer.named_modules()
             if isinstance(module, nn.modules.batchnorm._BatchNorm)
