@@ -89,7 +89,8 @@ def find(comparison: Comparison) -> Cause | None:
         if cause:
             return cause
     return (
-        _peers_read_the_same(comparison)
+        _all_gradients_are_zero(comparison)
+        or _peers_read_the_same(comparison)
         or _epoch_in_same_order(comparison)
         or _steps_differ(comparison)
     )
@@ -893,6 +894,20 @@ def _skips(scene: Scene) -> Cause | None:
                 unknown=True,
             )
     return None
+
+
+def _all_gradients_are_zero(comparison: Comparison) -> Cause | None:
+    if not comparison.steps or any(
+        step.kinds["gradients"].scale.any() for step in comparison.steps
+    ):
+        return None
+    return Scene(comparison, comparison.steps[0]).cause(
+        "zero_gradients",
+        "all gradients of the reference are zero, so there is nothing to compare",
+        "prove a program whose loss depends on its parameters (the cross entropy over one "
+        "class is zero for each input)",
+        unknown=True,
+    )
 
 
 def _peers_read_the_same(comparison: Comparison) -> Cause | None:

@@ -26,7 +26,12 @@ OWN_FLAGS = re.compile(
     r"--(spawn|devices|gpus|num[-_]gpus|n[-_]gpus|nprocs?|num[-_]processes|num[-_]procs?"
     r"|world[-_]size|ranks|num[-_]ranks|num[-_]devices|nproc[-_]per[-_]node|workers[-_]ddp)"
 )
-SAYS_CUDA = re.compile(r"cuda|nccl|accelerator\s*=\s*[\"']gpu|\bgpus\s*=", re.IGNORECASE)
+# What asks for GPUs, and libraries that take GPUs by themselves.
+SAYS_CUDA = re.compile(
+    r"cuda|nccl|torch\.accelerator|accelerator\s*=\s*[\"']gpu|\bgpus\s*="
+    r"|^\s*(from|import)\s+(accelerate|transformers|lightning|pytorch_lightning)\b",
+    re.IGNORECASE | re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def start(
         options = Options(gpus=gpus, gpu="A100-80GB", link="NVLink3", alias=alias)
         environment[virtual_options.VARIABLE] = options.to_json()
         environment.pop("CUDA_VISIBLE_DEVICES", None)
-    place = workspace.make(Path.cwd(), folder / Path.cwd().name)
+    place = workspace.make(Path.cwd(), folder / "files")
     run = Run(name, command, folder, place)
     with open(folder / "output.txt", "wb") as output:
         try:

@@ -36,6 +36,8 @@ NUMERIC = (
     "compressed",
     "factor",
 )
+# What a program's output says if another one listens on its port.
+IN_USE = "ddress already in use"
 # The units in the last place by which these runs disturb the weights, two runs at a time.
 UNITS = ((2, 3), (4, 5))
 
@@ -164,6 +166,8 @@ class _Session:
         self.notes: list[str] = []
         self.seconds: dict[str, float] = {}
         self.batch_times = 1
+        # The GPUs that a reference of one rank sees.
+        self.one = 1
 
     def proof(self, verdict: Verdict, line: str, **more: object) -> Proof:
         """The proof with what all have."""
@@ -215,37 +219,53 @@ class _Session:
             self.reference_run("reference", steps),
             self.reference_run("rounding-1", steps, disturb=1),
         ]
-        self.wait(runs, "the reference", optional=runs[1:])
+        self.wait_for_all(runs)
+        if not runs[0].records() and self.plan.ranks and (self.plan.gpus or 1) > self.one:
+            # Some programs want to see several GPUs also with one rank.
+            self.one = self.plan.gpus
+            return self.references(steps)
+        for place, run in enumerate(runs):
+            if not run.completed and IN_USE in run.output:
+                # The two runs want the same port.
+                runs[place] = self.reference_run(f"{run.name}-again", steps, disturb=place)
+                self.wait_for_all([runs[place]])
+        self.check(runs, "the reference", optional=runs[1:])
         return runs[0], [run for run in runs[1:] if run.records() and run.completed]
 
     def reference_run(self, name: str, steps: int | None, disturb: int = 0) -> Run:
         """Start the reference; with `disturb` it rounds otherwise."""
         gpus = self.plan.gpus
         if gpus and not self.plan.given:
-            gpus = self.plan.against
+            gpus = max(self.plan.against, self.one)
+        alias = gpus == 1
         split = (self.plan.ranks or 2) if disturb else 1
         wishes = Settings(
-            str(self.folder / f"{name}-{self.batch_times}"),
+            str(self.folder / f"{name}-{self.batch_times}-{self.one}"),
             steps,
             disturb,
             split,
             self.batch_times,
+            one_gpu=alias,
         )
-        return processes.start(name, self.plan.reference, wishes, gpus, alias=gpus == 1)
+        return processes.start(name, self.plan.reference, wishes, gpus, alias)
 
     def parallel_run(self, steps: int | None, local: bool = False) -> Run:
         """Run the command itself."""
         wishes = Settings(str(self.folder / "parallel"), steps, local=local)
         run = processes.start("parallel", self.plan.command, wishes, self.plan.gpus)
-        self.wait([run], "the command")
+        self.wait_for_all([run])
+        self.check([run], "the command")
         return run
 
-    def wait(self, runs: list[Run], what: str, optional: Sequence[Run] = ()) -> None:
-        """Wait for runs; raise _Unknown if one that is needed has made no step."""
-        self.announce(f"{what}: {processes.shown(runs[0].command)}")
+    def wait_for_all(self, runs: list[Run]) -> None:
+        """Wait until runs have ended."""
+        self.announce(f"running: {processes.shown(runs[0].command)}")
         processes.wait(runs, self.timeout)
         for run in runs:
             self.seconds[run.name] = round(run.seconds, 2)
+
+    def check(self, runs: list[Run], what: str, optional: Sequence[Run] = ()) -> None:
+        """Raise _Unknown if a run that is needed has made no step, or the reference failed."""
         for run in runs:
             if run not in optional and not run.records():
                 raise self._no_step(run, what)
@@ -297,7 +317,7 @@ class _Session:
         bands = list(comparison.bands)
         for units in UNITS:
             runs = [self.reference_run(f"rounding-{unit}", steps, unit) for unit in units]
-            self.wait(runs, "the reference, with other rounding", optional=runs)
+            self.wait_for_all(runs)
             bands += [run.records() for run in runs if run.records() and run.completed]
         again = compare(comparison.reference, comparison.parallel, bands)
         return again, find(again)

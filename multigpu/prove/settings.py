@@ -23,6 +23,7 @@ class Settings:
     disturb      by how many units in the last place weights begin away from the program's
     split        into how many parts layers split their batch, to add in another order
     batch_times  the factor of each DataLoader's batch size
+    one_gpu      whether DataParallel uses its first GPU alone
     local        whether the gradients before synchronization are recorded, too
     """
 
@@ -31,6 +32,7 @@ class Settings:
     disturb: int = 0
     split: int = 1
     batch_times: int = 1
+    one_gpu: bool = False
     local: bool = False
 
     def to_json(self) -> str:

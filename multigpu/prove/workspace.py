@@ -8,6 +8,7 @@ program writes under relative paths goes with the proof.
 import os
 import shutil
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 # Files up to this size are copied, in bytes.
@@ -15,12 +16,34 @@ SMALL = 2**20
 # A folder with more entries is a link, and so is all that comes after as many entries.
 MOST_IN_FOLDER = 300
 MOST = 3000
+# How many folders around the working folder are seen.
+LEVELS = 3
 # Environments, repositories' data and caches, which programs do not write.
 LINKED = ("site-packages", "node_modules", "__pycache__")
 
 
 def make(source: Path, target: Path) -> Path:
-    """Make the folder `target` with the entries of `source`, and return it."""
+    """Make a copy of the folder `source` below `target`, and return it.
+
+    Around it are links to what is around `source`, so that "../data" is found.
+    """
+    folders = [folder for folder in (source, *source.parents)[: LEVELS + 1] if folder.name]
+    for outer, inner in pairwise(reversed(folders)):
+        target = target / outer.name
+        target.mkdir(parents=True)
+        _link_all(outer, target, without=inner.name)
+    return _copy(source, target / source.name)
+
+
+def _link_all(folder: Path, target: Path, without: str) -> None:
+    with suppress(OSError):
+        names = os.listdir(folder)
+        for name in names if len(names) <= MOST_IN_FOLDER else []:
+            if name != without:
+                (target / name).symlink_to(folder / name)
+
+
+def _copy(source: Path, target: Path) -> Path:
     left = MOST
     waiting = [(source, target)]
     while waiting:

@@ -131,7 +131,7 @@ class Recorder:
             if known.local is not None:
                 step.local, known.local = known.local, np.zeros_like(known.local)
             if self.loader is not None:
-                step.loader, step.epoch = self.loader.facts, self.loader.begun
+                step.loader, step.epoch = self.loader.facts, self.loader.epoch_of_step()
         step = outer.step
         wanted = None if mine is known else {id(p) for p in _parameters(optimizer)}
         for place, tracked in enumerate(known.tracked):
@@ -344,6 +344,8 @@ class _Loader:
     def __init__(self, loader: DataLoader):
         self.begun = 0
         self.given = 0
+        self.epochs = 0
+        self.of_last_step = 0
         sampler = getattr(loader, "sampler", None)
         random_order = type(sampler).__name__ in ("RandomSampler", "SeedableRandomSampler")
         self.facts = Loader(
@@ -354,6 +356,13 @@ class _Loader:
             rows=_length(loader.dataset),
             batches=_length(loader),
         )
+
+    def epoch_of_step(self) -> int:
+        """The epoch of a step that is made now, from 1; iterations without steps are none."""
+        if self.begun != self.of_last_step:
+            self.epochs += 1
+            self.of_last_step = self.begun
+        return self.epochs
 
     def steps_per_epoch(self, steps: int) -> float | None:
         """The steps of an epoch, from the batches that `steps` steps took."""
@@ -503,6 +512,8 @@ def start(settings: Settings) -> None:
     _wrap_modules(recorder)
     _wrap_backward(recorder)
     _wrap_ddp(recorder)
+    if settings.one_gpu:
+        _use_one_gpu()
     _wrap_clipping(recorder)
     _wrap_scaler(recorder)
     _wrap_loaders(recorder, settings.batch_times)
@@ -568,6 +579,25 @@ def _wrap_ddp(recorder: Recorder) -> None:
     _replace(DDP, "__init__", make_init)
     _replace(DDP, "forward", make_forward)
     _replace(DDP, "register_comm_hook", make_register)
+
+
+def _use_one_gpu() -> None:
+    """Let DataParallel use the first of its GPUs alone."""
+
+    def make(original: Callable) -> Callable:
+        def __init__(
+            self: nn.Module,
+            module: nn.Module,
+            device_ids: Any = None,
+            *more: Any,
+            **keywords: Any,
+        ) -> None:
+            first = [0] if device_ids is None else list(device_ids)[:1]
+            original(self, module, first, *more, **keywords)
+
+        return __init__
+
+    _replace(nn.DataParallel, "__init__", make)
 
 
 def _wrap_clipping(recorder: Recorder) -> None:
