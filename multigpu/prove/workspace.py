@@ -51,6 +51,9 @@ def _copy(source: Path, target: Path) -> Path:
         own.mkdir(parents=True)
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         for entry in entries:
+            if target.is_relative_to(entry.path):
+                # Temporary files are in the working folder itself.
+                continue
             left -= 1
             place = own / entry.name
             if entry.is_dir(follow_symlinks=False) and left > 0 and _is_copied(entry):

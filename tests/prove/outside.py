@@ -34,6 +34,7 @@ NOT_COMPARED = {
     "model_parallel_tutorial": "it compares one GPU with two itself, in one process",
     "data_parallel_tutorial": NO_TRAINING,
     "ncar_01_device_mesh_basics": NO_TRAINING,
+    "princeton_02_simple_ddp": NO_TRAINING,
     "mnist": "it trains on one GPU of two",
     "ddp_series_single_gpu": ONE_GPU,
     "jia-zhuang_single_gpu_train": "it is the reference of data_parallel_train.py",
@@ -57,6 +58,7 @@ OPTIONS = {
     "csc_mnist_accelerate": "--steps 4",
     "ai_summer_ddp": "--steps 6",
     "rentainhe_distributed": "--steps 6",
+    "nanoGPT_ddp_float32": "--self",
     "picotron_context_and_data": "--against 2",
 }
 
@@ -73,7 +75,7 @@ class Proof(Run):
         options = prove_options(self.case)
         folder = self._copy("prove")
         report = self.working / "proof.json"
-        command = [str(Path(sys.executable).parent / "multigpu"), "prove"]
+        command = [str(Path(sys.executable).parent / "multigpu"), "prove", "--timeout", "600"]
         command += [*map(self._filled, options), "--json", str(report)]
         started = time.monotonic()
         code, output = self._start(folder, [*command, *self._command(self.case.command)], {})
@@ -108,7 +110,9 @@ def prove_options(case) -> list[str]:
     given = OPTIONS.get(case.name, "")
     words = [part.strip("'") for part in re.findall(r"'[^']*'|\S+", given)]
     if case.command.startswith(LAUNCHER) and "--reference" not in words:
-        words += ["--reference", re.sub(r"\{gpus\}", "1", case.command)]
+        # One GPU is there, and some compare its number with Slurm's.
+        one = re.sub(r"\{gpus\}", "1", case.command)
+        words += ["--reference", f"env CUDA_VISIBLE_DEVICES=0 python {one}"]
     if "torchrun" not in case.command and "--gpus" not in words:
         words += ["--gpus", str(case.gpus)]
     return words

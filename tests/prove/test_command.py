@@ -103,8 +103,6 @@ def test_four_ranks_against_two(proved):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("ddp", None),
-        ("clip", None),
         ("amp", None),
         ("first_rows_on_each_rank", "same_rows"),
         ("seeds_without_broadcast", "weights_apart"),

@@ -35,7 +35,7 @@ RUNS = {
     "12": (f"{TWO} PT_CNN_Elastic.py", {}),
     "13": ("PT_CNN_Scaling.py --spawn 2", {"reference": "--spawn 1"}),
 }
-ALWAYS = ("05", "06")
+ALWAYS = ("06",)
 CHOSEN = list(RUNS) if os.environ.get("ALL_PROOFS") else ALWAYS
 
 

@@ -17,14 +17,10 @@ from multigpu import prove
 
 ALWAYS = (
     "data_parallel",
-    "two_gpus",
     "fsdp1_wrap",
     "fsdp2_bf16",
     "sequence_parallel",
     "pipeline",
-    "amp_fp16",
-    "lightning_torchrun",
-    "course_devices",
 )
 ALL = bool(os.environ.get("ALL_PROOFS"))
 CHOSEN = [case for case in right_cases.CASES if ALL or case.name in ALWAYS]

@@ -31,6 +31,20 @@ def test_small_files_are_copies_and_all_else_is_a_link(tmp_path, monkeypatch):
     assert not (source / "package" / "new.pt").exists()
 
 
+def test_a_copy_below_the_folder_does_not_contain_itself(tmp_path):
+    (tmp_path / "train.py").write_text("x = 1")
+    made = workspace.make(tmp_path, tmp_path / "temporary" / "run")
+    assert os.listdir(made) == ["train.py"]
+
+
+def test_what_is_around_the_folder_is_found_from_it(tmp_path):
+    for name in ("data/x.txt", "code/project/train.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("found")
+    made = workspace.make(tmp_path / "code" / "project", tmp_path / "run")
+    assert (made / "../../data/x.txt").read_text() == "found"
+
+
 def test_a_run_does_not_go_on_from_another_runs_checkpoint(proved, tmp_path):
     text = DDP.replace(
         "for epoch in range(EPOCHS):\n",
