@@ -295,7 +295,8 @@ def _rows(scene: Scene) -> Cause | None:
             f"in step {scene.number} no rank reads {missing} of the {len(one)} rows that one "
             "GPU reads",
             "look at how rows are divided: the ranks' parts must cover the whole batch "
-            "(integer division drops the rest)",
+            "(integer division drops the rest, and a loader written by hand may drop more at "
+            "the end of its data with more ranks)",
         )
     rank = _rank_that_repeats(every)
     return scene.cause(
@@ -677,7 +678,7 @@ def _batch_norm(scene: Scene) -> Cause | None:
     return scene.cause(
         "batch_norm",
         f"in step {scene.number} the rows are those of one GPU, and {which}",
-        "use torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), GroupNorm or LayerNorm; "
+        "use GroupNorm or LayerNorm, or DDP with SyncBatchNorm.convert_sync_batchnorm(model); "
         "or accept it: then this run does not compute what one GPU computes",
         parameter=norms[0].partition(" ")[2] if norms else None,
     )

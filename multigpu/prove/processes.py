@@ -20,6 +20,9 @@ from multigpu.virtual.command import SITE
 from multigpu.virtual.options import Options
 
 POLL = 0.05  # seconds
+MOST_PATIENCE = 5
+# Seconds of processor time in `patience` seconds, above which a run computes.
+BUSY = 1.0
 # Seconds in which processes say where they wait, and in which they end after SIGTERM.
 ANSWER = 3.0
 GRACE = 2.0
@@ -128,10 +131,13 @@ def wait(runs: list[Run], patience: float) -> None:
     """Wait until all runs have ended, and end what is left of them.
 
     A run that makes no step for `patience` seconds hangs: its processes say where they wait,
-    and are ended. So they are if this is interrupted.
+    and are ended. So they are if this is interrupted. Before the first step a run that computes
+    does not hang, for MOST_PATIENCE times as long.
     """
     began = time.monotonic()
     progress = {run.name: (-1, began) for run in runs}
+    computed = {run.name: 0.0 for run in runs}
+    latest = began + MOST_PATIENCE * patience
     try:
         waiting = list(runs)
         while waiting:
@@ -148,6 +154,12 @@ def wait(runs: list[Run], patience: float) -> None:
                 if size != progress[run.name][0]:
                     progress[run.name] = (size, now)
                 elif now - progress[run.name][1] > patience:
+                    spent = _cpu_seconds(run.folder)
+                    if not size and spent > computed[run.name] + BUSY and now < latest:
+                        # It has made no step yet, and computes: imports, data, a slow machine.
+                        computed[run.name] = spent
+                        progress[run.name] = (size, now)
+                        continue
                     run.waits = _ask(run)
                     run.process.kill()
                     run.process.wait()
@@ -171,7 +183,8 @@ def _ask(run: Run) -> list[dict]:
     for path in run.folder.glob(f"*{WHERE_SUFFIX}"):
         with suppress(ValueError, OSError):
             answers.append(json.loads(path.read_text()))
-    ranks = [answer for answer in answers if answer["trains"] and answer["file"]]
+    answers = [answer for answer in answers if answer["file"]]
+    ranks = [answer for answer in answers if answer["trains"]]
     return sorted(ranks or answers, key=lambda answer: answer["rank"])
 
 
@@ -204,6 +217,16 @@ def _processes(folder: Path) -> list[int]:
             if mark in (entry / "environ").read_bytes() and not _is_zombie(entry):
                 found.append(int(entry.name))
     return found
+
+
+def _cpu_seconds(folder: Path) -> float:
+    """The processor time of a run's living processes."""
+    ticks = 0
+    for process in _processes(folder):
+        with suppress(OSError):
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _is_zombie(entry: Path) -> bool:

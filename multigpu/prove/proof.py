@@ -32,7 +32,6 @@ NUMERIC = (
     "optimizer_state",
     "update",
     "buffers",
-    "batch_norm",
     "compressed",
     "factor",
 )
@@ -397,7 +396,11 @@ class _Session:
         hint = plan.with_one(shlex.split(self.plan.texts["command"]))
         if hint:
             return f"; if it starts several ranks itself, give --reference {_quoted(hint)}"
-        return "; if it cannot run on one rank, give --against or --reference"
+        if self.plan.ranks:
+            return (
+                "; if it refuses one rank, start 4 ranks and give --against 2, or --reference"
+            )
+        return "; if it cannot run on one GPU, give --reference"
 
     def _no_step(self, run: Run, what: str) -> _Unknown:
         if run.code != 0:

@@ -36,7 +36,6 @@ NOT_COMPARED = {
     "ncar_01_device_mesh_basics": NO_TRAINING,
     "princeton_02_simple_ddp": NO_TRAINING,
     "mnist": "it trains on one GPU of two",
-    "ddp_series_single_gpu": ONE_GPU,
     "jia-zhuang_single_gpu_train": "it is the reference of data_parallel_train.py",
     **{
         case.name: "it measures collectives, and trains nothing"
@@ -44,22 +43,12 @@ NOT_COMPARED = {
         if case.name.startswith("ml_engineering")
     },
 }
-# A launcher of tests/outside/launch starts ranks in a way that `prove` does not know.
-LAUNCHER = "{helpers}/"
-ONE_RANK = "torchrun --standalone --nproc_per_node=1"
+LAUNCHER = "{helpers}/"  # its ranks are started in a way that `prove` does not know
 OPTIONS = {
-    "minGPT-ddp": f"--reference '{ONE_RANK} main.py trainer_config.batch_size=64' --gpus 2",
-    "ddp_example": f"--reference '{ONE_RANK} example.py' --gpus 2",
-    "tensor_parallel": f"--gpus 2 --reference '{ONE_RANK} tensor_parallel_example.py'",
-    "sequence_parallel": f"--gpus 2 --reference '{ONE_RANK} sequence_parallel_example.py'",
-    "fsdp_tp": "--gpus 4 --against 2",
     "jia-zhuang_data_parallel_train": "--reference single_gpu_train.py",
-    "csc_mnist_ddp": "--steps 4",
-    "csc_mnist_accelerate": "--steps 4",
-    "ai_summer_ddp": "--steps 6",
-    "rentainhe_distributed": "--steps 6",
-    "nanoGPT_ddp_float32": "--self",
-    "picotron_context_and_data": "--against 2",
+    **dict.fromkeys(("csc_mnist_ddp", "csc_mnist_accelerate"), "--steps 4"),
+    **dict.fromkeys(("ai_summer_ddp", "rentainhe_distributed"), "--steps 6"),
+    "fsdp_tp": "--against 2",
 }
 
 
@@ -123,7 +112,6 @@ def main() -> None:
     parser.add_argument("folder", help="a folder with checkouts/, see tests/outside/README.md")
     parser.add_argument("names", nargs="*", help="cases of tests/outside/cases")
     parser.add_argument("--report", type=Path, default=REPORT, help="the JSON file to update")
-    parser.add_argument("--keep", help="a folder for the scripts' files and outputs")
     arguments = parser.parse_intermixed_args()
     folder = checked_folder(arguments.folder, "python tests/prove/outside.py FOLDER")
     reasons = {case.name: ONE_GPU for case in CASES if case.gpus == 1} | NOT_COMPARED
@@ -144,10 +132,6 @@ def main() -> None:
             working = Path(temporary, case.name)
             row = Proof(replace(case, seeded=True), checkout, packages, data, working).row()
             print(f"{row['name']:<28} {row['seconds']:>6} s  {row['line']}", flush=True)
-            if arguments.keep:
-                kept = Path(arguments.keep, case.name)
-                shutil.rmtree(kept, ignore_errors=True)
-                shutil.copytree(working, kept, symlinks=True)
             shutil.rmtree(working)
             update(arguments.report, row, reasons)
 

@@ -243,8 +243,11 @@ class Recorder:
         self.modules.add(module)
         self.busy = True
         try:
-            with torch.no_grad():
-                rows = rows_of(args, kwargs)
+            rows = None
+            # A loss has no parameters, and its labels are no rows.
+            if next(module.parameters(), None) is not None:
+                with torch.no_grad():
+                    rows = rows_of(args, kwargs)
             before = _random_states()
             result = call(module, *args, **kwargs)
             if rows is not None:

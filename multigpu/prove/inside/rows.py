@@ -17,12 +17,14 @@ def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
     """For each row of the first tensor among the arguments of a forward, a number, float64.
 
     The number is the product of the row with fixed random numbers: equal rows have equal
-    numbers. None if no argument is a tensor with rows that is not itself computed by modules.
+    numbers. None if no argument is a tensor with rows, or if another module has computed one.
     """
-    for tensor in _tensors((args, kwargs)):
-        if tensor.dim() and not tensor.requires_grad and tensor.numel():
-            return _project(numbers(tensor))
-    return None
+    tensors = [
+        tensor for tensor in _tensors((args, kwargs)) if tensor.dim() and tensor.numel()
+    ]
+    if not tensors or any(tensor.requires_grad for tensor in tensors):
+        return None
+    return _project(numbers(tensors[0]))
 
 
 def outputs_of(result: Any, count: int) -> np.ndarray:
