@@ -131,8 +131,8 @@ def wait(runs: list[Run], patience: float) -> None:
     """Wait until all runs have ended, and end what is left of them.
 
     A run that makes no step for `patience` seconds hangs: its processes say where they wait,
-    and are ended. So they are if this is interrupted. Before the first step a run that computes
-    does not hang, for MOST_PATIENCE times as long.
+    and are ended. So they are if this is interrupted. Before the first step a run that
+    computes does not hang, for MOST_PATIENCE times as long.
     """
     began = time.monotonic()
     progress = {run.name: (-1, began) for run in runs}

@@ -12,7 +12,8 @@ TWO_RANKS = "torchrun --standalone --nproc-per-node=2"
 PACKAGES = {
     "none": "",
     "omegaconf": "omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 pyyaml",
-    "speechbrain": "hyperpyyaml==1.2.2 ruamel.yaml==0.18.6 huggingface_hub==0.34.4",
+    "speechbrain": "hyperpyyaml==1.2.2 ruamel.yaml==0.18.6 huggingface_hub==0.34.4 "
+    "sentencepiece",
     "hugging-face": "transformers==4.53.3 tokenizers==0.21.4 huggingface_hub==0.34.4 "
     "safetensors==0.5.3 regex==2025.7.34",
     "trainer": "accelerate==1.9.0 tokenizers==0.21.4 huggingface_hub==0.34.4 "
@@ -22,6 +23,9 @@ PACKAGES = {
     "torchtune": "torchao==0.7.0 omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 "
     "tiktoken==0.9.0 blobfile==3.0.0 sentencepiece safetensors==0.5.3 regex==2025.7.34 "
     "huggingface_hub==0.34.4 tokenizers==0.21.4",
+    "torchtune-tp": "torchao==0.11.0 torchdata==0.11.0 omegaconf==2.3.0 "
+    "antlr4-python3-runtime==4.9.3 tiktoken==0.9.0 blobfile==3.0.0 sentencepiece "
+    "safetensors==0.5.3 regex==2025.7.34 huggingface_hub==0.34.4 tokenizers==0.21.4",
 }
 OURS = "The repository's part runs unchanged; the loop, a small model and the rows are ours."
 HOLDS = "it holds"
@@ -143,6 +147,21 @@ CASES = (
         "is not logged.",
         "a factor of 1/2: FSDP2 averages over ranks what is divided by all ranks' tokens",
         packages="torchtune",
+    ),
+    Case(
+        "torchtune-tp",
+        "pytorch/torchtune",
+        "dc79caa46fcba8e11b309c7dba413d1b4a0ab8ca",
+        "137eec3d0e43b85363726ac0616726901da257f9",
+        2687,
+        "Fix grad scaling in Tensor Parallelism",
+        2687,
+        f"{TWO_RANKS} {{drivers}}/torchtune_tensor_parallel.py",
+        "As torchtune, with the recipe's plan for tensor parallelism over all ranks, which "
+        "read the same rows. The barrier gets no device's number.",
+        "a factor of 1/2: the tokens of both tensor parallel ranks are counted, though they "
+        "are the same",
+        packages="torchtune-tp",
     ),
     Case(
         "verl-SpeCo",

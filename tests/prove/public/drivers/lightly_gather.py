@@ -3,7 +3,9 @@
 import tiny
 import torch
 
-tiny.without_init("lightly", "lightly.loss", "lightly.models", "lightly.models.modules")
+tiny.absent("torchvision", "torchvision.ops")
+tiny.without_init("lightly", "lightly.loss", "lightly.utils")
+tiny.without_init("lightly.models", "lightly.models.modules")
 
 from lightly.loss.ntx_ent_loss import NTXentLoss  # noqa: E402
 
