@@ -7,7 +7,7 @@ import numpy as np
 
 from multigpu.prove.causes import Cause
 from multigpu.prove.compare import APART, EPS, match_rows, rows_of, step_key
-from multigpu.prove.record import RankRecord, Step
+from multigpu.prove.record import Head, Part, RankRecord, Step
 
 # How far the gradient may be from the mean of the local ones, relative to it; in 16 bit each
 # rank's gradient is rounded to 8 or 11 bits.
@@ -61,14 +61,14 @@ def _step(
     for place, part in enumerate(parts):
         for rank in range(1, len(steps)):
             other = heads[rank].parts
-            if len(other) != len(parts) or other[place].shard != part.shard:
+            if len(other) != len(parts) or _place(other[place]) != _place(part):
                 continue
-            who = f"on rank {records[rank].rank} than on rank {records[0].rank}"
+            who = f"differs between rank {records[0].rank} and rank {records[rank].rank}"
             more = {"rank": records[rank].rank, "parameter": part.name}
             if _apart(steps[0].weights[place], steps[rank].weights[place]):
                 return Cause(
                     "weights_apart",
-                    f"before step {number}, {part.name} is another one {who}",
+                    f"before step {number}, {part.name} {who}",
                     "the ranks begin with other weights, or something changes them between "
                     "steps: broadcast the weights, and change them on all ranks alike",
                     number,
@@ -78,14 +78,18 @@ def _step(
             if not placed and _apart(steps[0].gradients[place], steps[rank].gradients[place]):
                 return Cause(
                     "not_averaged",
-                    f"in step {number} the gradient of {part.name} is another one {who}",
+                    f"in step {number} the gradient of {part.name} {who}",
                     "average the gradients of all ranks before optimizer.step(); with DDP, "
                     "synchronize in the last micro-batch",
                     number,
                     **more,
                 )
-    cause = _mean(records, steps, number, parts, seen)
+    cause = _mean(records, steps, number, heads[0], seen)
     return cause or _rows(records, steps, number, heads, seen)
+
+
+def _place(part: Part) -> tuple:
+    return part.name, part.shape, part.shard
 
 
 def _apart(one: np.ndarray, other: np.ndarray) -> bool:
@@ -96,15 +100,18 @@ def _mean(
     records: list[RankRecord],
     steps: list[Step],
     number: int,
-    parts: list,
+    head: Head,
     seen: dict[str, int],
 ) -> Cause | None:
+    parts, coarse = head.parts, head.coarse
     if any(step.local is None or not np.any(step.local) for step in steps):
         return None
     if any(part.shard is not None for part in parts):
         return None
     mean = np.mean([step.local for step in steps], axis=0)
     total = np.linalg.norm(mean)
+    if len(steps[0].norms) > 1:
+        return None
     clip = 1.0
     if steps[0].norms:
         norm, most = steps[0].norms[-1]
@@ -114,7 +121,7 @@ def _mean(
             if not step.present[place]:
                 continue
             off = np.linalg.norm(step.gradients[place] - clip * mean[place])
-            limit = MEAN if part.eps < 1e-6 else MEAN_16
+            limit = max(MEAN if part.eps < 1e-6 else MEAN_16, 4 * coarse)
             if not off <= limit * np.linalg.norm(mean[place]) + limit * APART * total:
                 share = off / max(np.linalg.norm(mean[place]), 1e-30)
                 return Cause(
@@ -147,6 +154,7 @@ def _rows(
             if peers is not None and heads[earlier].rank not in peers:
                 continue
             both = match_rows(rows[later], rows[earlier])[0]
+            both = both == min(len(rows[later]), len(rows[earlier])) and both
             if both and peers is None and sharded:
                 seen["same"] += 1
                 return None

@@ -5,6 +5,7 @@ weights, rows, gradients, the optimizer's options, the update, buffers.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from multigpu.errors import pluralize
 from multigpu.prove.compare import Comparison, StepDistances, match_rows, rows_of
-from multigpu.prove.record import Head, Step
+from multigpu.prove.record import Head, RankRecord, Step
 
 # A gradient with this cosine to the reference's, and another length, has a wrong factor.
 SAME_DIRECTION = 0.9999
@@ -157,11 +158,10 @@ def _reference_is_random(comparison: Comparison) -> Cause | None:
             )
         if scene.one.random:
             continue
-        distance = np.linalg.norm(scene.one.gradients - other.gradients)
-        if distance > 0.3 * np.linalg.norm(scene.one.gradients) > 0:
+        if step.kinds["gradients"].relative()[1] > 0.5:
             return scene.cause(
                 "random_reference",
-                "two runs of the reference have different gradients in their first step",
+                "two runs of the reference differ by more than rounding in their first step",
                 remedy,
                 unknown=True,
             )
@@ -500,7 +500,8 @@ def _factor(scene: Scene) -> Cause | None:
     names = [step.names[place] for place in wrong]
     whole = len(wrong) >= int((step.kinds["gradients"].scale > 1e-5 * math.sqrt(square)).sum())
     what = "the gradients are" if whole else f"the gradient of {names[0]} is"
-    said = f"in step {scene.number} {what} {_times(ratio)} those of one GPU"
+    whose = "those of one GPU" if whole else "that of one GPU"
+    said = f"in step {scene.number} {what} {_times(ratio)} {whose}"
     clipped = _clipping(scene)
     if clipped:
         return clipped
@@ -677,7 +678,7 @@ def _batch_norm(scene: Scene) -> Cause | None:
     )
     return scene.cause(
         "batch_norm",
-        f"in step {scene.number} the rows are those of one GPU, and {which}",
+        f"in step {scene.number} the ranks read the same rows as one GPU, and {which}",
         "use GroupNorm or LayerNorm, or DDP with SyncBatchNorm.convert_sync_batchnorm(model); "
         "or accept it: then this run does not compute what one GPU computes",
         parameter=norms[0].partition(" ")[2] if norms else None,
@@ -793,15 +794,17 @@ def _unknown_gradients(scene: Scene) -> Cause:
 def _options(scene: Scene) -> Cause | None:
     """Whether the optimizer's options are the reference's, on all ranks."""
     for step, rank in zip(scene.step.parallel, scene.step.ranks, strict=True):
-        for own, other in zip(scene.one.options, step.options, strict=False):
-            for name in own.keys() & other.keys():
-                if not _differ([own[name], other[name]]):
+        for place, (own, other) in enumerate(
+            zip(scene.one.options, step.options, strict=False)
+        ):
+            for name in own:
+                if name not in other or not _differ([own[name], other[name]]):
                     continue
                 kind = "learning_rate" if name == "lr" else "optimizer_options"
                 alone = not all(
-                    _differ([own[name], others.options[0].get(name, own[name])])
+                    _differ([own[name], others.options[place].get(name, own[name])])
                     for others in scene.step.parallel
-                    if others.options
+                    if len(others.options) > place
                 )
                 who = f"on rank {rank}" if alone else f"with {scene.ranks} ranks"
                 said = (
@@ -979,8 +982,14 @@ def _same_order(scene: Scene) -> Cause:
 def _steps_differ(comparison: Comparison) -> Cause | None:
     numbers = {record.rank: _first_steps(record) for record in comparison.parallel}
     own = _first_steps(comparison.reference[0])
+    theirs = {
+        record.rank: Counter(step.optimizer for step in record.steps)
+        for record in comparison.parallel
+    }
     for rank, number in numbers.items():
-        if number == own:
+        if number == own and theirs[rank] == Counter(
+            step.optimizer for step in comparison.reference[0].steps
+        ):
             continue
         ranks = comparison.parallel
         who = f"rank {rank}" if len(set(numbers.values())) > 1 else f"{len(ranks)} ranks"
@@ -996,7 +1005,7 @@ def _steps_differ(comparison: Comparison) -> Cause | None:
     return None
 
 
-def _first_steps(record: object) -> int:
+def _first_steps(record: RankRecord) -> int:
     return sum(step.optimizer == 0 for step in record.steps)
 
 

@@ -30,6 +30,7 @@ FACTOR = 10.0
 EPS = 2.0**-23
 # If gradients travel between ranks in 16 bit, each rank's is rounded, and their sum.
 TRAVEL = 4.0
+COARSE = 2.0**-20
 # Optimizers whose update is proportional to the gradient.
 PROPORTIONAL = ("SGD",)
 # Gradients of ranks that average them are equal to the bit: in 16 bit, too, their distance is
@@ -320,10 +321,14 @@ def _found(
     With `may_add` a part with other weights is another parameter: the stages of a pipeline can
     have the same names and shapes.
 
-    By order if all shapes agree; else by initial weights, and where these are constant, by the
-    order between others: a stage of a pipeline has some of the parameters under other names.
-    Then by name, for a shard of a parameter has other weights.
+    By name if all names and shapes agree, by order if all shapes do; else by initial weights,
+    and where these are constant, by the order between others: a stage of a pipeline has some
+    of the parameters under other names. Then by name, for a shard of a parameter has other weights.
     """
+    mine = [(part.name, part.shape) for part in parts]
+    theirs = {(part.name, part.shape): number for number, part in enumerate(known.parts)}
+    if not may_add and set(mine) == theirs.keys() and len(mine) == len(theirs):
+        return {number: theirs[name] for number, name in enumerate(mine)}
     sharded = any(part.shard is not None for part in parts)
     in_order = [part.shape for part in parts] == [part.shape for part in known.parts]
     if in_order and (sharded or not may_add or np.allclose(weights, known.weights, rtol=1e-4)):
@@ -383,7 +388,9 @@ def _step(
                 missing += [
                     (number, rank)
                     for rank, value in others
+                    # DataParallel gives zeros where one GPU gives none.
                     if (value is None) != (own is None)
+                    and np.any(value if own is None else own)
                 ]
             own = np.zeros(64) if own is None else own
             present = [(rank, value) for rank, value in others if value is not None]
@@ -412,8 +419,12 @@ def _step(
         limit = FACTOR * np.fmax(highest[place], medians[place] * scale)
         floor = 16 * EPS * scale + (4 * EPS * total if kind == "gradients" else 0.0)
         if kind == "gradients":
-            head = parallel.records[0].heads[key[0]]
-            coarse = TRAVEL * head.coarse * scale
+            head = next(
+                record.heads[key[0]] for record in parallel.records if key[0] in record.heads
+            )
+            # Parameters in 16 bit have gradients in 16 bit.
+            eps = np.array([part.eps if part.eps > COARSE else 0.0 for part in parameters])
+            coarse = TRAVEL * np.maximum(head.coarse, eps) * scale
             limit = limit + coarse
             share = limit + floor if head.kind not in PROPORTIONAL else coarse
             share = np.minimum(1.0, share / np.maximum(scale, 1e-30))

@@ -155,8 +155,8 @@ def says_cuda(words: Sequence[str]) -> bool:
     if any(re.fullmatch(r"(.*=)?(gpu|cuda(:\d+)?|nccl)", word) for word in words):
         return True
     script = next((Path(word) for word in words if word.endswith(".py")), None)
-    if script is None and "-m" in words:
-        name = list(words)[list(words).index("-m") + 1]
+    if script is None and "-m" in words[:-1]:
+        name = next(iter(list(words)[list(words).index("-m") + 1 :]), "")
         script = Path(*name.split(".")).with_suffix(".py")
     if script is None or not script.is_file():
         return any(SAYS_CUDA.search(word) for word in words)

@@ -28,6 +28,7 @@ ANSWER = 3.0
 GRACE = 2.0
 # A process's variables that would make it a rank of another run.
 OF_A_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+OF_A_LAUNCHER += ("SLURM_PROCID", "SLURM_NTASKS")
 
 # Sets of texts are iterated in an order that Python otherwise draws at its start.
 SAME_IN_EACH_RUN = {"PYTHONHASHSEED": "0"}
@@ -83,9 +84,18 @@ class Run:
 
 
 def start(
-    name: str, command: list[str], wishes: Settings, gpus: int | None, alias: bool = False
+    name: str,
+    command: list[str],
+    wishes: Settings,
+    gpus: int | None,
+    alias: bool = False,
+    one_real: bool = False,
 ) -> Run:
-    """Start a run; its output goes to a file. Raises UserError if there is no such command."""
+    """Start a run; its output goes to a file. Raises UserError if there is no such command.
+
+    It sees `gpus` virtual GPUs, by alias under further names, or with `one_real` the first of
+    this machine's own.
+    """
     folder = Path(wishes.folder)
     temporary = folder / "tmp"
     temporary.mkdir(parents=True)
@@ -107,6 +117,9 @@ def start(
         environment[virtual_options.VARIABLE] = options.to_json()
         environment.pop("CUDA_VISIBLE_DEVICES", None)
     place = workspace.make(Path.cwd(), folder / "files")
+    if one_real:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        environment["CUDA_VISIBLE_DEVICES"] = visible.partition(",")[0]
     run = Run(name, command, folder, place)
     with open(folder / "output.txt", "wb") as output:
         try:

@@ -12,7 +12,7 @@ import numpy as np
 from multigpu.errors import CONNECTION_LOST, UserError, pluralize
 from multigpu.prove import alone, plan, processes
 from multigpu.prove.causes import Cause, find
-from multigpu.prove.compare import Comparison, Unmatched, compare, rows_of
+from multigpu.prove.compare import Comparison, Unmatched, compare, rows_of, step_key
 from multigpu.prove.plan import Plan
 from multigpu.prove.processes import Run
 from multigpu.prove.record import ENDED_PREFIX, FAILED_PREFIX, RankRecord
@@ -229,7 +229,7 @@ class _Session:
                 runs[place] = self.reference_run(f"{run.name}-again", steps, disturb=place)
                 self.wait_for_all([runs[place]])
         self.check(runs, "the reference", optional=runs[1:])
-        return runs[0], [run for run in runs[1:] if run.records() and run.completed]
+        return runs[0], [run for run in runs[1:] if _same_steps(run, runs[0])]
 
     def reference_run(self, name: str, steps: int | None, disturb: int = 0) -> Run:
         """Start the reference; with `disturb` it rounds otherwise."""
@@ -237,6 +237,8 @@ class _Session:
         if gpus and not self.plan.given:
             gpus = max(self.plan.against, self.one)
         alias = gpus == 1
+        # A program that starts no ranks uses all GPUs that it sees.
+        one_real = self.plan.real and not self.plan.given and self.plan.ranks is None
         split = (self.plan.ranks or 2) if disturb else 1
         wishes = Settings(
             str(self.folder / f"{name}-{self.batch_times}-{self.one}"),
@@ -244,9 +246,9 @@ class _Session:
             disturb,
             split,
             self.batch_times,
-            one_gpu=alias,
+            one_gpu=alias or one_real,
         )
-        return processes.start(name, self.plan.reference, wishes, gpus, alias)
+        return processes.start(name, self.plan.reference, wishes, gpus, alias, one_real)
 
     def parallel_run(self, steps: int | None, local: bool = False) -> Run:
         """Run the command itself."""
@@ -289,15 +291,20 @@ class _Session:
         alone = len(rows_of(step.reference[0]))
         together = sum(map(len, map(rows_of, step.parallel)))
         self.batch_times = together // alone
-        reference, bands = self.references(steps)
+        try:
+            reference, bands = self.references(steps)
+        except _Unknown:
+            # A program that counts on its own batch size.
+            return comparison, _with_command(cause, self.plan, self.batch_times)
         own = reference.records()
         if len(rows_of(own[0].steps[0])) != together:
             return comparison, _with_command(cause, self.plan, self.batch_times)
         hint = plan.with_batch_times(self.plan.reference, self.batch_times)
         self.notes.append(
-            f"alone, the program reads {alone} rows a step, and {len(others)} ranks read "
-            f"{together}: the reference's DataLoaders have {self.batch_times} times the batch "
-            f"size" + (f", as with --reference {_quoted(hint)}" if hint else "")
+            f"with one rank the program reads {alone} rows a step, {len(others)} ranks read "
+            f"{together}: the reference ran with the batch size of its DataLoaders multiplied "
+            f"by {self.batch_times}"
+            + (f", as with --reference {_quoted(hint)}" if hint else "")
         )
         comparison = self.compare(own, others, bands)
         return comparison, find(comparison)
@@ -312,12 +319,12 @@ class _Session:
         off = max(distances.relative()[0] for distances in step.kinds.values())
         if not off < SMALL:
             return comparison, cause
-        steps = max(step.number for step in comparison.steps)
+        steps = max(step.number for step in comparison.steps if step.key[0] == 0)
         bands = list(comparison.bands)
         for units in UNITS:
             runs = [self.reference_run(f"rounding-{unit}", steps, unit) for unit in units]
             self.wait_for_all(runs)
-            bands += [run.records() for run in runs if run.records() and run.completed]
+            bands += [run.records() for run in runs if _same_steps(run, comparison.reference)]
         again = compare(comparison.reference, comparison.parallel, bands)
         return again, find(again)
 
@@ -498,6 +505,17 @@ class _Session:
             f"proof: {ranks} agree with each other in {pluralize(result.steps, 'step')}: "
             f"{result.sentence}: holds",
         )
+
+
+def _same_steps(run: Run, reference: "Run | list[RankRecord]") -> bool:
+    """Whether a run has made the reference's steps, and skipped those that it skipped."""
+
+    def steps(records: list[RankRecord]) -> list:
+        return [(step_key(step), step.skipped) for step in records[0].steps]
+
+    own = reference.records() if isinstance(reference, Run) else reference
+    records = run.records()
+    return bool(records) and run.completed and steps(records) == steps(own)
 
 
 def _gpus(records: list[RankRecord]) -> int:

@@ -49,9 +49,9 @@ def _step(step: StepDistances) -> dict[str, Any]:
         "optimizer": step.key[0],
         "step": step.number,
         "losses": {
-            "reference": step.reference[0].losses,
+            "reference": [_finite(loss) for loss in step.reference[0].losses],
             **{
-                f"rank {rank}": own.losses
+                f"rank {rank}": [_finite(loss) for loss in own.losses]
                 for rank, own in zip(step.ranks, step.parallel, strict=True)
             },
         },

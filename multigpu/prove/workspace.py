@@ -13,6 +13,19 @@ from pathlib import Path
 
 # Files up to this size are copied, in bytes.
 SMALL = 2**20
+# Files that programs write, and so would write through a link: they are always copied.
+WRITTEN = (
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".bin",
+    ".safetensors",
+    ".h5",
+    ".npz",
+    ".pkl",
+    ".db",
+    ".log",
+)
 # A folder with more entries is a link, and so is all that comes after as many entries.
 MOST_IN_FOLDER = 300
 MOST = 3000
@@ -37,10 +50,12 @@ def make(source: Path, target: Path) -> Path:
 
 def _link_all(folder: Path, target: Path, without: str) -> None:
     with suppress(OSError):
-        names = os.listdir(folder)
-        for name in names if len(names) <= MOST_IN_FOLDER else []:
-            if name != without:
-                (target / name).symlink_to(folder / name)
+        entries = list(os.scandir(folder))
+        for entry in entries if len(entries) <= MOST_IN_FOLDER else []:
+            if Path(entry.name).suffix in WRITTEN and entry.is_file():
+                shutil.copy2(entry.path, target / entry.name)
+            elif entry.name != without:
+                (target / entry.name).symlink_to(entry.path)
 
 
 def _copy(source: Path, target: Path) -> Path:
@@ -76,5 +91,5 @@ def _is_copied(folder: os.DirEntry) -> bool:
 def _is_small_file(entry: os.DirEntry) -> bool:
     with suppress(OSError):
         if entry.is_file(follow_symlinks=False) and os.access(entry.path, os.R_OK):
-            return entry.stat().st_size <= SMALL
+            return entry.stat().st_size <= SMALL or Path(entry.name).suffix in WRITTEN
     return False

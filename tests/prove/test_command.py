@@ -77,7 +77,7 @@ def test_a_failed_proof_names_parameter_step_and_rank(tmp_path, monkeypatch, in_
 def test_a_batch_of_each_rank_is_compared_with_a_batch_as_large_as_theirs(proved):
     proof = proved(DDP.replace("BATCH // world", "BATCH"))
     assert proof.verdict == "holds", str(proof)
-    assert "alone, the program reads 32 rows a step, and 2 ranks read 64" in str(proof)
+    assert "with one rank the program reads 32 rows a step, 2 ranks read 64" in str(proof)
 
 
 @pytest.mark.slow

@@ -38,9 +38,11 @@ class Tracked:
     def sketch(self, tensor: torch.Tensor) -> np.ndarray:
         """The sketch of the part of `tensor`, a parameter or its gradient: float64 (64,)."""
         total = np.zeros(SUMS)
-        numel = math.prod(self.part.shape)
+        # A complex number is two.
+        times = 2 if tensor.is_complex() else 1
+        numel = math.prod(self.part.shape) * times
         for values, start in self.pieces(numbers(tensor)):
-            total += sketch(values, numel, start)
+            total += sketch(values, numel, start * times)
         return total
 
 
@@ -96,7 +98,8 @@ def _handles(module: nn.Module) -> list:
 
 
 def _eps(tensor: torch.Tensor) -> float:
-    return torch.finfo(tensor.dtype).eps
+    inexact = tensor.is_floating_point() or tensor.is_complex()
+    return torch.finfo(tensor.dtype).eps if inexact else 0.0
 
 
 def _of_flat(

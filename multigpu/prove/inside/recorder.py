@@ -50,7 +50,8 @@ from multigpu.prove.sketch import SUMS, sketch
 TORCH = os.path.dirname(torch.__file__)
 # Options of an optimizer's group that are no numbers of its rule.
 NO_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable", "initial_lr")
-SCALERS = "torch.amp.grad_scaler"
+# The key of a hook of ours among an optimizer's own, which have numbers from 0.
+LAST = -1
 
 
 class Recorder:
@@ -64,12 +65,14 @@ class Recorder:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.folder = Path(settings.folder)
-        self.modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        # It keeps the order: a set has another one in each process.
+        self.modules: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
         self.ddps: weakref.WeakSet[DDP] = weakref.WeakSet()
         self.optimizers: dict[int, _Optimizer] = {}
         self.busy = False
         self.in_backward = False
-        self.seeded = False
+        # The libraries whose generator the program has seeded: names of _SEEDS.
+        self.seeded: set[str] = set()
         self.reseeded = False
         self.loss_scale = 1.0
         self.attempts = 0
@@ -84,6 +87,12 @@ class Recorder:
         return self.folder / f"{ending.rank()}-{os.getpid()}{SUFFIX}"
 
     # ---- steps ---------------------------------------------------------------------------
+
+    def put_last(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        """Make before_step the last of the optimizer's own hooks: they can change gradients."""
+        hooks = optimizer._optimizer_step_pre_hooks
+        hooks.pop(LAST, None)
+        hooks[LAST] = self.before_step
 
     def before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> Any:
         """The hook before a step: record now, or after the closure that computes gradients."""
@@ -228,7 +237,7 @@ class Recorder:
             parts=[tracked.part for tracked in known.tracked],
             buffers=known.buffer_names(),
             peers=_peers(self.ddps, modules),
-            seeded=self.seeded,
+            seeded="torch" in self.seeded,
             norms=norms,
             hooks=[_name(hook) for ddp in self.ddps for hook in _hooks(ddp)],
             coarse=_coarse(self.ddps, modules),
@@ -240,20 +249,18 @@ class Recorder:
 
     def forward(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> Any:
         """The call of an outermost module: record its rows, and whether it draws."""
-        self.modules.add(module)
+        self.modules[module] = None
         self.busy = True
         try:
             rows = None
             # A loss has no parameters, and its labels are no rows.
             if next(module.parameters(), None) is not None:
-                with torch.no_grad():
-                    rows = rows_of(args, kwargs)
+                rows = rows_of(args, kwargs)
             before = _random_states()
             result = call(module, *args, **kwargs)
             if rows is not None:
-                with torch.no_grad():
-                    self.pending.rows.append(rows)
-                    self.pending.outputs.append(outputs_of(result, len(rows)))
+                self.pending.rows.append(rows)
+                self.pending.outputs.append(outputs_of(result, len(rows)))
             if any(
                 not torch.equal(*pair) for pair in zip(before, _random_states(), strict=True)
             ):
@@ -283,9 +290,12 @@ class Recorder:
 
         Until its first optimizer all ranks have the same seed, so that models begin equal.
         """
-        if not self.reseeded and not self.seeded:
-            self.reseeded = True
-            _seed(SEED + ending.rank())
+        if self.reseeded:
+            return
+        self.reseeded = True
+        for name, function in _SEEDS.items():
+            if name not in self.seeded:
+                function(SEED + ending.rank())
 
 
 class _Running:
@@ -310,12 +320,13 @@ class _Optimizer:
         self.local: np.ndarray | None = None
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        return {
-            clean(name): buffer
-            for module in self.modules
-            for name, buffer in module.named_buffers()
-            if buffer.is_floating_point() and not hasattr(buffer, "_local_tensor")
-        }
+        found: dict[str, torch.Tensor] = {}
+        for place, module in enumerate(self.modules):
+            for name, buffer in module.named_buffers():
+                if buffer.is_floating_point() and not hasattr(buffer, "_local_tensor"):
+                    name = clean(name)
+                    found[f"{place}.{name}" if name in found else name] = buffer
+        return found
 
     def buffer_names(self) -> list[str]:
         return list(self._buffers())
@@ -334,7 +345,9 @@ class _Optimizer:
         self.local = np.zeros((len(self.tracked), SUMS))
 
         def add(place: int, gradient: torch.Tensor) -> None:
-            self.local[place] += self.tracked[place].sketch(gradient) / scale()
+            # Not in torch.autograd.grad, whose gradients nobody steps with.
+            if _recorder is None or _recorder.in_backward:
+                self.local[place] += self.tracked[place].sketch(gradient) / scale()
 
         for place, tracked in enumerate(self.tracked):
             if tracked.parameter.requires_grad:
@@ -438,7 +451,7 @@ def _coarse(ddps: Any, modules: list[nn.Module]) -> float:
         policy = getattr(module, "mixed_precision", None)
         if hasattr(module, "_get_fsdp_state"):
             policy = getattr(module._get_fsdp_state(), "_mp_policy", None)
-        dtype = getattr(policy, "reduce_dtype", None)
+        dtype = getattr(policy, "reduce_dtype", None) or getattr(policy, "param_dtype", None)
         types += [dtype] if isinstance(dtype, torch.dtype) else []
     return max((torch.finfo(dtype).eps for dtype in types), default=0.0)
 
@@ -489,14 +502,8 @@ def _random_modules(module: nn.Module) -> list[str]:
     return names or ["forward"]
 
 
-def _seed(seed: int) -> None:
-    _manual_seed(seed)
-    random_seed(seed)
-    np.random.seed(seed)
-
-
-_manual_seed = torch.manual_seed
-random_seed = random.seed
+# torch's own functions: those that programs call are replaced.
+_SEEDS = {"torch": torch.manual_seed, "numpy": np.random.seed, "random": random.seed}
 _recorder: Recorder | None = None
 
 
@@ -509,8 +516,9 @@ def start(settings: Settings) -> None:
     """Seed this process, and record its steps from now on."""
     global _recorder
     recorder = _recorder = Recorder(settings)
-    _seed(SEED)
-    register_optimizer_step_pre_hook(recorder.before_step)
+    for function in _SEEDS.values():
+        function(SEED)
+    register_optimizer_step_pre_hook(recorder.put_last)
     register_optimizer_step_post_hook(recorder.after_step)
     _wrap_modules(recorder)
     _wrap_backward(recorder)
@@ -660,7 +668,7 @@ def _wrap_loaders(recorder: Recorder, times: int) -> None:
             *args: Any,
             **kwargs: Any,
         ) -> None:
-            sampler = kwargs.get("batch_sampler") or (args[2] if len(args) > 2 else None)
+            sampler = kwargs.get("batch_sampler", args[2] if len(args) > 2 else None)
             if isinstance(sampler, BatchSampler):
                 if sampler not in enlarged:
                     sampler.batch_size *= times
@@ -702,13 +710,16 @@ def _wrap_loaders(recorder: Recorder, times: int) -> None:
 
 
 def _wrap_seeds(recorder: Recorder) -> None:
-    def make(original: Callable) -> Callable:
-        def manual_seed(seed: Any) -> Any:
-            # A worker of a DataLoader seeds itself in its own process.
-            recorder.seeded = True
-            return original(seed)
+    def make(name: str) -> Callable[[Callable], Callable]:
+        def wrap(original: Callable) -> Callable:
+            def seed(*args: Any, **kwargs: Any) -> Any:
+                # A worker of a DataLoader seeds itself in its own process.
+                recorder.seeded.add(name)
+                return original(*args, **kwargs)
 
-        return manual_seed
+            return seed
+
+        return wrap
 
     def make_init(original: Callable) -> Callable:
         def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -717,7 +728,9 @@ def _wrap_seeds(recorder: Recorder) -> None:
 
         return __init__
 
-    _replace(torch, "manual_seed", make)
+    _replace(torch, "manual_seed", make("torch"))
+    _replace(np.random, "seed", make("numpy"))
+    _replace(random, "seed", make("random"))
     torch.random.manual_seed = torch.manual_seed
     _replace(Optimizer, "__init__", make_init)
 
@@ -734,7 +747,7 @@ def _wrap_collectives(recorder: Recorder) -> None:
         def wrap(original: Callable) -> Callable:
             def collective(*args: Any, **kwargs: Any) -> Any:
                 caller = sys._getframe(1).f_code.co_filename
-                differentiable = any(
+                differentiable = torch.is_grad_enabled() and any(
                     isinstance(value, torch.Tensor) and value.requires_grad
                     for value in (*args, *kwargs.values())
                 )

@@ -119,7 +119,11 @@ def _new(module: nn.Module, seen: set[int]) -> list[torch.Tensor]:
 
 def _typical(parameters: list[torch.Tensor]) -> float:
     """The root mean square of all weights."""
-    values = [bare(parameter).detach().double() for parameter in parameters]
+    values = [
+        bare(parameter).detach().double()
+        for parameter in parameters
+        if parameter.is_floating_point()
+    ]
     count = sum(value.numel() for value in values)
     return math.sqrt(sum(float(value.square().sum()) for value in values) / max(count, 1))
 
@@ -128,8 +132,10 @@ def _add_units(
     parameter: torch.Tensor, units: int, typical: float, generator: torch.Generator
 ) -> None:
     """Disturb a parameter; a zero by a unit of a typical weight, because it has none."""
+    if not parameter.is_floating_point() or not parameter.numel():
+        return
     eps = torch.finfo(parameter.dtype).eps
-    if eps > COARSE or not parameter.numel():
+    if eps > COARSE:
         return
     target = bare(parameter)
     signs = torch.randint(2, target.shape, generator=generator, device="cpu") * 2 - 1

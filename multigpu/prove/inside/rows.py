@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,24 +15,32 @@ MOST = 4096
 
 
 def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
-    """For each row of the first tensor among the arguments of a forward, a number, float64.
+    """For each row of the batch among the arguments of a forward, a number, float64.
 
-    The number is the product of the row with fixed random numbers: equal rows have equal
-    numbers. None if no argument is a tensor with rows, or if another module has computed one.
+    The batch are the tensors with as many rows as the largest one. The number is the product
+    of the row with fixed random numbers: equal rows have equal numbers. None if no argument is a
+    tensor with rows, or if another module has computed one.
     """
     tensors = [
         tensor for tensor in _tensors((args, kwargs)) if tensor.dim() and tensor.numel()
     ]
     if not tensors or any(tensor.requires_grad for tensor in tensors):
         return None
-    return _project(numbers(tensors[0]))
+    count = max(tensors, key=torch.Tensor.numel).shape[0]
+    batch = [tensor for tensor in tensors if tensor.shape[0] == count]
+    # Tensors without numbers, of torch.func, or of other layouts have none.
+    with suppress(RuntimeError, NotImplementedError, TypeError), torch.no_grad():
+        found = [_project(numbers(tensor)) for tensor in batch]
+        return sum(rows / (place + 1) for place, rows in enumerate(found))
+    return None
 
 
 def outputs_of(result: Any, count: int) -> np.ndarray:
     """For each of `count` rows of what a module returned, a number; empty if it has none."""
     for tensor in _tensors(result):
         if tensor.dim() and tensor.shape[0] == count and tensor.is_floating_point():
-            return _project(numbers(tensor))
+            with suppress(RuntimeError, NotImplementedError, TypeError), torch.no_grad():
+                return _project(numbers(tensor))
     return np.zeros(0)
 
 
@@ -47,8 +56,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _project(batch: torch.Tensor) -> np.ndarray:
-    if batch.is_meta:
-        return np.zeros(batch.shape[0])
     rows = batch.reshape(batch.shape[0], -1)
     if rows.shape[1] > MOST:
         rows = rows[:, torch.arange(MOST, device="cpu") * rows.shape[1] // MOST]

@@ -1,7 +1,7 @@
 """Run `multigpu prove` on public programs, before and after the fix of a bug of theirs.
 
-    python tests/prove/public/run.py FOLDER         all cases; writes benchmarks/prove.json
-    python tests/prove/public/run.py FOLDER NAME…   these alone; it replaces their rows
+    python tests/prove/public/run.py FOLDER         all cases; updates benchmarks/prove.json
+    python tests/prove/public/run.py FOLDER NAME…   these alone
     … --plain                                       the programs alone, without prove
 
 FOLDER holds checkouts/NAME-before and checkouts/NAME-after, as README.md says. A case that is
@@ -49,7 +49,6 @@ def main() -> None:
             "tests/prove/public/README.md describes it."
         )
     cases = _chosen(arguments.names)
-    rows = _earlier(REPORT) if arguments.names else []
     with tempfile.TemporaryDirectory(prefix="prove-") as temporary:
         data = Path(temporary, "data")
         stand_in.make(data)
@@ -70,9 +69,8 @@ def main() -> None:
                 print(line(case, side, sides[side]), flush=True)
                 shutil.rmtree(working)
             if not arguments.plain:
-                rows = merged(rows, row(case, sides))
                 # After each case: a run that is stopped keeps what it has.
-                write_json(REPORT, {"rows": rows})
+                update(REPORT, row(case, sides))
 
 
 def _arguments() -> argparse.Namespace:
@@ -144,8 +142,11 @@ class Run:
             "commit": self._commit(),
             "exit": code,
             "verdict": found.get("verdict", "unknown"),
-            "line": lines[-1] if lines else _last_line(output),
-            "cause": found.get("cause"),
+            "line": _without_paths(lines[-1] if lines else _last_line(output)),
+            "cause": {
+                name: _without_paths(value) if isinstance(value, str) else value
+                for name, value in (found.get("cause") or {}).items()
+            },
             "seconds": seconds,
         }
 
@@ -207,6 +208,10 @@ class Run:
         return code, log.read_text(errors="replace"), seconds
 
 
+def _without_paths(text: str) -> str:
+    return re.sub(r"(/[\w.+-]+){2,}/", "…/", text)
+
+
 def _last_line(output: str) -> str:
     """The last exception of the program, else its last line."""
     lines = [re.sub(r"^\[rank\d+\]: *", "", text.strip()) for text in output.splitlines()]
@@ -237,14 +242,13 @@ def row(case: Case, sides: dict[str, dict]) -> dict:
     }
 
 
-def _earlier(report: Path) -> list[dict]:
-    return json.loads(report.read_text())["rows"] if report.exists() else []
-
-
-def merged(rows: list[dict], row: dict) -> list[dict]:
-    """`rows` with `row` in place of that of the same name, in the order of cases.py."""
-    by_name = {one["name"]: one for one in [*rows, row]}
-    return [by_name[case.name] for case in CASES if case.name in by_name]
+def update(report: Path, row: dict) -> None:
+    """Put the row in the place of that of the same name; other keys of the file stay."""
+    found = json.loads(report.read_text()) if report.exists() else {}
+    earlier = found.get("public", {}).get("rows", [])
+    by_name = {one["name"]: one for one in [*earlier, row]}
+    found["public"] = {"rows": [by_name[case.name] for case in CASES if case.name in by_name]}
+    write_json(report, found)
 
 
 if __name__ == "__main__":
