@@ -323,7 +323,7 @@ def _found(
 
     By name if all names and shapes agree, by order if all shapes do; else by initial weights,
     and where these are constant, by the order between others: a stage of a pipeline has some
-    of the parameters under other names. Then by name, for a shard of a parameter has other weights.
+    of the parameters under other names. Then by name, for a shard has other weights.
     """
     mine = [(part.name, part.shape) for part in parts]
     theirs = {(part.name, part.shape): number for number, part in enumerate(known.parts)}

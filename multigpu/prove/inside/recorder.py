@@ -89,7 +89,7 @@ class Recorder:
     # ---- steps ---------------------------------------------------------------------------
 
     def put_last(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
-        """Make before_step the last of the optimizer's own hooks: they can change gradients."""
+        """Make before_step the last of the optimizer's hooks: they can change gradients."""
         hooks = optimizer._optimizer_step_pre_hooks
         hooks.pop(LAST, None)
         hooks[LAST] = self.before_step

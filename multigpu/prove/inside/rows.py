@@ -18,8 +18,8 @@ def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
     """For each row of the batch among the arguments of a forward, a number, float64.
 
     The batch are the tensors with as many rows as the largest one. The number is the product
-    of the row with fixed random numbers: equal rows have equal numbers. None if no argument is a
-    tensor with rows, or if another module has computed one.
+    of the row with fixed random numbers: equal rows have equal numbers. None if no argument is
+    a tensor with rows, or if another module has computed one.
     """
     tensors = [
         tensor for tensor in _tensors((args, kwargs)) if tensor.dim() and tensor.numel()

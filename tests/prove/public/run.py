@@ -41,6 +41,8 @@ from case import replace_texts  # noqa: E402
 
 
 def main() -> None:
+    # So that a run that is ended ends its program, too.
+    signal.signal(signal.SIGTERM, lambda *given: sys.exit(143))
     arguments = _arguments()
     folder = Path(arguments.folder).resolve()
     if not (folder / "checkouts").is_dir():
