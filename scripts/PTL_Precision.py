@@ -459,7 +459,7 @@ if __name__ == "__main__":
 # %% tags=["active-ipynb", "guess"]
 # guess_proof = "holds"  # the proof of bf16-true with 0.01: "holds" or "fails"?
 
-# %% tags=["active-ipynb"]
+# %% tags=["active-ipynb", "nbval-ignore-output"]
 # lesson.need(guess_proof, choices=("holds", "fails"))
 # on_the_cpu = "--accelerator cpu --epochs 3 --out results/11-true"
 # for precision, lr in (("bf16-true", 0.05), ("bf16-mixed", 0.01), ("bf16-true", 0.01)):

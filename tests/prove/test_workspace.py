@@ -9,7 +9,7 @@ from multigpu.prove import workspace
 DDP = (PROGRAMS / "ddp.py").read_text()
 
 
-def test_small_files_are_copies_and_all_else_is_a_link(tmp_path, monkeypatch):
+def test_small_files_and_checkpoints_are_copies_and_all_else_is_a_link(tmp_path, monkeypatch):
     monkeypatch.setattr(workspace, "SMALL", 100)
     monkeypatch.setattr(workspace, "MOST_IN_FOLDER", 5)
     source = tmp_path / "source"
@@ -19,12 +19,13 @@ def test_small_files_are_copies_and_all_else_is_a_link(tmp_path, monkeypatch):
         (source / "many" / f"{number}.txt").write_text("x")
     (source / "train.py").write_text("x = 1")
     (source / "package" / "inner" / "module.py").write_text("y = 2")
+    (source / "images.dat").write_bytes(bytes(1000))
     (source / "weights.pt").write_bytes(bytes(1000))
     (source / "dangling").symlink_to("nowhere")
     made = workspace.make(source, tmp_path / "made")
     assert (made / "package" / "inner" / "module.py").read_text() == "y = 2"
     links = {path.name for path in made.rglob("*") if path.is_symlink()}
-    assert links == {".venv", "many", "weights.pt", "dangling"}
+    assert links == {".venv", "many", "images.dat", "dangling"}
     (made / "train.py").write_text("changed")
     (made / "package" / "new.pt").write_text("new")
     assert (source / "train.py").read_text() == "x = 1"
