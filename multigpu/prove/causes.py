@@ -232,8 +232,9 @@ def _gradient_causes(scene: Scene) -> Iterator[Cause | None]:
     """What can be wrong with gradients, in the order in which it is asked."""
     yield _rows(scene)
     yield _apart(scene)
-    yield _drawn(scene)
+    # A factor alone is not what random numbers do.
     yield _factor(scene)
+    yield _drawn(scene)
     yield _clipping(scene)
     yield _hooked(scene)
     yield _batch_norm(scene)
