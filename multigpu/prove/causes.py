@@ -424,7 +424,7 @@ def _apart(scene: Scene) -> Cause | None:
             f"DDP did not synchronize the last of {micro} micro-batches"
             if micro > 1
             else f"in step {scene.number} the ranks step with their own gradients, {size} "
-            f"apart: DDP was told not to synchronize",
+            f"apart: the program has switched off DDP's synchronization",
             "DDP decides in forward: call forward and backward of all micro-batches but the "
             "last inside model.no_sync(), and set require_backward_grad_sync before forward",
             rank=rank,
@@ -554,7 +554,7 @@ def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Ca
             "the gradients again",
             **more,
         )
-    if near(ratio, ranks) and not (near(ratio, micro) and _added(scene, losses, one)):
+    if near(ratio, ranks) and not (near(ratio, micro) and _added(losses, one)):
         return scene.cause(
             "multiplied_by_ranks",
             f"{said}: the gradients of {ranks} ranks are added, and not divided",
@@ -597,7 +597,7 @@ def _is_sum(made: list[str]) -> bool:
     return False
 
 
-def _added(scene: Scene, losses: list[float], one: float) -> bool:
+def _added(losses: list[float], one: float) -> bool:
     """Whether the losses of a rank's micro-batches add up to more than one GPU's loss."""
     mean = sum(losses) / max(len(losses), 1)
     return abs(mean) > 1.5 * abs(one)

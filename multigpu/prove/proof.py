@@ -118,7 +118,7 @@ def run(
     """
     words = shlex.split(command) if isinstance(command, str) else list(command)
     if not words:
-        raise UserError("there is no command: give the one that trains, as you would type it.")
+        raise UserError("there is no command: give the command that trains.")
     if steps is not None and steps < 1:
         raise UserError(f"--steps is {steps}: give a number from 1 up.")
     if timeout <= 0:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from multigpu.files import write_json
-from multigpu.prove.compare import Comparison, StepDistances
+from multigpu.prove.compare import StepDistances
 from multigpu.prove.proof import Proof
 
 # The parameters whose names a picture has room for.
@@ -145,6 +145,3 @@ def draw(proof: Proof, path: Path) -> None:
 
 def _title(proof: Proof) -> str:
     return proof.line if len(proof.line) < 110 else proof.line[:107] + "…"
-
-
-__all__ = ["Comparison", "as_json", "draw", "write"]

@@ -15,8 +15,8 @@ TWO = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2"
 FOUR = "torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=4"
 BF16 = "--precision bf16-mixed --accelerator gpu --strategy ddp"
 CPU = "--accelerator cpu --devices"
-# Lesson → (command, options). A script that is told how many GPUs or ranks it uses, by a flag
-# or by its default, has a reference that tells it one.
+# Lesson → (command, options). If a script's flag or default sets the number of GPUs or ranks,
+# its reference sets it to one.
 RUNS = {
     "02": ("PT_CNN_DataParallel.py", {"gpus": 2, "reference": "--devices 1"}),
     "03": ("PT_CNN_ModelParallel.py", {"gpus": 2}),

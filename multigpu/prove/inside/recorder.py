@@ -270,7 +270,7 @@ class Recorder:
             self.busy = False
 
     def backward(self, original: Callable, tensors: Any, args: tuple, kwargs: dict) -> Any:
-        """torch.autograd.backward: record the loss, and what DDP was told."""
+        """torch.autograd.backward: record the loss, and whether DDP synchronizes."""
         gradient = args[0] if args else kwargs.get("grad_tensors")
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         first = losses[0] if losses else None
