@@ -13,6 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
+from multigpu.vgpu.ops import dispatch, op_info
+from multigpu.virtual.face import kernels
+
 MAKERS = {
     "ones": lambda device: torch.ones(2, device=device),
     "randn": lambda device: torch.randn(2, device=device),
@@ -198,7 +201,10 @@ ERRORS = {
         lambda x: x + torch.ones(2, device="cuda:1"),
         "at least two devices, cuda:0 and cuda:1!",
     ),
-    "the host": (lambda x: torch.cat([x, x.cpu()]), "at least two devices, cuda:0 and cpu!"),
+    "the host": (
+        lambda x: torch.cat([x, x.cpu()]),
+        "got tensors is on cpu, different from other tensors on cuda:0",
+    ),
     "matrix": (lambda x: F.linear(torch.ones(1, 2), x[None]), "in method wrapper_CUDA_"),
     "no such GPU": (
         lambda x: torch.ones(2, device="cuda:9"),
@@ -322,3 +328,16 @@ def test_a_recurrent_layer_on_another_device_than_its_rows(cuda):
             layer(rows.cuda())
     model = Recurrent().to("cuda:1")
     assert torch.equal(torch.jit.script(model)(rows.to("cuda:1")), model(rows.to("cuda:1")))
+
+
+def test_operations_for_which_a_cuda_build_has_its_own_kernels(cuda, monkeypatch):
+    """On a CUDA build of torch these kernels are replaced: here as if this was one."""
+    monkeypatch.setattr(dispatch, "_infos", {})
+    undo = kernels._own_kernels()
+    try:
+        rows = torch.ones(2, 2, device="cuda")
+        assert (rows @ rows).sum().item() == 8
+        assert torch.tril_indices(2, 2, device="cuda").device == cuda[0]
+    finally:
+        undo()
+        op_info.DISPATCHING_KERNELS.clear()

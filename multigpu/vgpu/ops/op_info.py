@@ -164,6 +164,10 @@ def run_custom(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Any:
     return func.redispatch(torch._C.DispatchKeySet(PRIVATE), *args, **kwargs)
 
 
+# Kernels for CUDA that call dispatch, as torch.library names them: "aten/empty_strided/CUDA".
+DISPATCHING_KERNELS: set[str] = set()
+
+
 def _has_python_kernel_of_cuda(func: torch._ops.OpOverload) -> bool:
     """Whether programs see CUDA, and this program has given the operation a kernel for it.
 
@@ -172,9 +176,11 @@ def _has_python_kernel_of_cuda(func: torch._ops.OpOverload) -> bool:
     name = func._schema.name.partition("::")[2]
     if overload := func._schema.overload_name:
         name = f"{name}.{overload}"
+    key = f"{func.namespace}/{name}/CUDA"
     return (
         names.shown_type() == "cuda"
-        and f"{func.namespace}/{name}/CUDA" in torch.library._impls
+        and key in torch.library._impls
+        and key not in DISPATCHING_KERNELS
     )
 
 

@@ -39,6 +39,8 @@ def _fallback() -> Callable[[], None]:
 
 
 def _own_kernels() -> Callable[[], None]:
+    from multigpu.vgpu.ops import op_info
+
     library = torch.library.Library("aten", "IMPL")
     for name in OWN_KERNELS:
         packet, _, overload = name.partition(".")
@@ -51,6 +53,7 @@ def _own_kernels() -> Callable[[], None]:
             # A CUDA build of torch 2.11 and 2.12 warns that a kernel of its own is replaced.
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             library.impl(name, kernel, "CUDA")
+    op_info.DISPATCHING_KERNELS.update(library._op_impls)
     return library._destroy
 
 
