@@ -225,8 +225,9 @@ def choose(
     name = strategy if isinstance(strategy, str) else strategy.name
     several = type(devices) is int and devices > 1
     one_process = name in ("dp", "ddp2", "pipeline")
-    if accelerator == "auto" and several and one_process and not _gpu_count():
-        # These strategies need several devices in one process, but a machine has only one CPU.
+    if accelerator == "auto" and several and one_process and _gpu_count() < devices:
+        # These strategies need several devices in one process: the machine has one CPU, or
+        # fewer GPUs.
         accelerator = "vgpu"
     resolved = resolve(accelerator, devices)
     if strategy == "auto":

@@ -52,4 +52,10 @@ def _announcement(count: int, world: World) -> str:
     if world.size > 1:
         compute = f"in each of {world.size} processes {compute}"
     # Two lines, because a notebook has room for 95 columns.
-    return f"This machine has {has}: {compute} on the CPU instead\n({vgpu.label()})."
+    text = f"This machine has {has}: {compute} on the CPU instead\n({vgpu.label()})."
+    if torch.cuda.is_available():
+        text += (
+            "\nIn this process PyTorch now trains on virtual GPUs alone: to train on the real "
+            "GPU,\nstart another one (restart the kernel)."
+        )
+    return text

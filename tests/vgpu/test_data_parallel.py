@@ -51,6 +51,18 @@ def test_data_parallel_equals_the_serial_run(count, on_host):
         assert difference(*data_parallel(devices, on_host=on_host)) <= 1e-15
 
 
+def test_beside_a_real_gpu(two, monkeypatch):
+    def no_such_gpu(index: int) -> None:
+        raise AssertionError("Invalid device id")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", no_such_gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    model = nn.DataParallel(nn.Linear(2, 2).to(two[0]))
+    assert model(torch.ones(4, 2)).shape == (4, 2)
+    assert model.device_ids == [0, 1]
+
+
 def test_sparse_gradients_are_added_up(two):
     torch.manual_seed(0)
     serial = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 2))

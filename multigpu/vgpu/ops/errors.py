@@ -1,9 +1,14 @@
 """The errors that a GPU raises, in CUDA's wording if CUDA has the error."""
 
+import functools
 import os
+import re
 import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
+import torchgen
 
 from multigpu.vgpu.ops.generator import device_of
 from multigpu.vgpu.ops.op_info import INDEXING, OpInfo
@@ -82,26 +87,64 @@ def device_mismatch_error(
 ) -> RuntimeError:
     """CUDA's error for tensors of two devices in one operation.
 
-    Pointwise operations have TensorIterator's message. For other operations the message names
-    the argument that is on the `second` device, as the messages of kernels do.
+    Pointwise operations and others of TensorIterator name the two devices. For the rest, the
+    message names the first argument whose device is not that of the argument
+    before it, as PyTorch does since version 2.9; what has no argument of two devices (out=,
+    lists) is on the `second`.
     """
     if func.overloadpacket is aten.convolution and first.type != second.type:
         return _convolution_error(args)
-    text = (
-        f"Expected all tensors to be on the same device, but found at least two devices, "
-        f"{first} and {second}!"
-    )
-    if info.pointwise:
-        return RuntimeError(text)
-    for argument, value in zip(func._schema.arguments, args, strict=False):
-        values = value if isinstance(value, (list, tuple)) else (value,)
-        if any(isinstance(v, Tensor) and v.device == second for v in values):
-            text += (
-                f" (when checking argument for argument {argument.name} "
-                f"in method wrapper_{names.shown_type().upper()}_{info.name})"
-            )
+    name = func.overloadpacket.__name__
+    if info.pointwise or "TensorIterator" in _declaration(name):
+        return RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, "
+            f"{first} and {second}!"
+        )
+    kernel, arguments = _cuda_kernel(func)
+    common, wrong, place = first, "out", second
+    devices = list(_devices(arguments, args))
+    for name, device in devices:
+        if device != devices[0][1]:
+            common, wrong, place = devices[0][1], name, device
             break
-    return RuntimeError(text)
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but got {wrong} is on {place}, "
+        f"different from other tensors on {common} (when checking argument in method "
+        f"wrapper_{names.shown_type().upper()}_{kernel})"
+    )
+
+
+def _devices(arguments: Sequence[str], args: tuple) -> Iterator[tuple[str, torch.device]]:
+    """(argument's name, device) of each tensor among an operation's arguments."""
+    for name, value in zip(arguments, args, strict=False):
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, Tensor):
+                yield name, one.device
+
+
+# What these operations call on CUDA, and its tensors.
+CALLS = {
+    aten.embedding: ("index_select", ("self", "index")),
+    aten.stack: ("cat", ("tensors",)),
+}
+
+
+def _cuda_kernel(func: torch._ops.OpOverload) -> tuple[str, Sequence[str]]:
+    """The name of CUDA's kernel as error messages have it, and its arguments' names."""
+    name, arguments = CALLS.get(
+        func.overloadpacket,
+        (func.overloadpacket.__name__, [one.name for one in func._schema.arguments]),
+    )
+    # Of a structured operation, the generated name has one "_" less.
+    return name if "structured" in _declaration(name) else f"_{name}", arguments
+
+
+@functools.cache
+def _declaration(name: str) -> str:
+    """What PyTorch's native_functions.yaml says of an operation."""
+    path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
+    found = re.search(rf"- func: {name}\(.*?(?=\n- func|\Z)", path.read_text(), re.DOTALL)
+    return found.group(0) if found else ""
 
 
 def _convolution_error(args: tuple) -> RuntimeError:

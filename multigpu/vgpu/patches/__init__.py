@@ -224,6 +224,15 @@ TABLE = Table(
             )
             for function in comm.FUNCTIONS
         ),
+        *(
+            Replacement(
+                owner,
+                "_get_available_device_type",
+                lambda original: names.shown_type,
+                "DataParallel asks CUDA first, and beside a real GPU its devices are virtual",
+            )
+            for owner in ("torch._utils", "torch.nn.parallel.data_parallel")
+        ),
         Replacement(
             "torch.nn.parallel._functions",
             "_streams",

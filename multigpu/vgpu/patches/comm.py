@@ -218,14 +218,11 @@ def for_virtual_gpus(replacement: Callable) -> Callable[[Callable], Callable]:
 
 
 def _is_for_virtual_gpus(tensors: Any) -> bool:
-    """Whether the first tensor is on a virtual GPU, or, without CUDA, on the host."""
+    """Whether the first tensor is on a virtual GPU or on the host."""
     while isinstance(tensors, (list, tuple)) and tensors:
         tensors = tensors[0]
-    return type(tensors) is VirtualTensor or (
-        isinstance(tensors, Tensor)
-        and tensors.device.type == "cpu"
-        and (names.shown_type() == "cuda" or not torch.cuda.is_available())
-    )
+    is_virtual = type(tensors) is VirtualTensor
+    return is_virtual or (isinstance(tensors, Tensor) and tensors.device.type == "cpu")
 
 
 def streams(original: list | None) -> list[torch.Stream | None]:

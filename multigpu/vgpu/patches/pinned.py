@@ -52,7 +52,7 @@ def pin_memory(tensor: Tensor, device: torch.device | str | int | None = None) -
     """
     if tensor.device.type != "cpu":
         raise RuntimeError(
-            f"cannot pin '{tensor.device.type}' only dense CPU tensors can be pinned"
+            f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned"
         )
     if is_pinned(tensor):
         return tensor
