@@ -99,12 +99,15 @@ def command(run: Run, out: Path, quick: bool) -> list[object]:
     return [*words, *(["--epochs", 1] if quick else [])]
 
 
-def execute(run: Run, quick: bool) -> dict:
+def execute(run: Run, quick: bool, workers: int) -> dict:
     """Run a script; return a row with its verdict, device and time, or how it failed."""
     with tempfile.TemporaryDirectory() as out:
         began = time.monotonic()
         seconds = REHEARSAL_SECONDS if quick else SECONDS
-        code, output = run_limited(command(run, Path(out), quick), seconds, os.environ)
+        # Scripts that run side by side share the cores.
+        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        code, output = run_limited(command(run, Path(out), quick), seconds, environment)
     proofs = re.findall(r"^proof: .*$", output, re.MULTILINE)
     ok = code == 0 and (not run.proves or any(line.endswith("holds") for line in proofs))
     # The lessons' lines about their device: "device: …", "devices: …", or the sentence that
@@ -142,7 +145,7 @@ def real(section: Section) -> None:
     # Nothing is timed here, so scripts share the machine.
     workers = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
     with ThreadPoolExecutor(workers) as pool:
-        for row in pool.map(lambda run: execute(run, section.quick), chosen):
+        for row in pool.map(lambda run: execute(run, section.quick, workers), chosen):
             section.row(**row)
 
 
