@@ -13,10 +13,14 @@ import numpy as np
 
 from multigpu.errors import pluralize
 from multigpu.prove.compare import Comparison, StepDistances, match_rows, rows_of
-from multigpu.prove.record import Head, RankRecord, Step
+from multigpu.prove.record import IN_FUNCTION, Head, RankRecord, Step
 
 # A gradient with this cosine to the reference's, and another length, has a wrong factor.
 SAME_DIRECTION = 0.9999
+# Of the limit: a larger difference makes the rows of a step be compared.
+SUSPECT = 0.3
+# The most that a rank's own tokens can count in a mean over all, if 1 is an equal share.
+MOST_WEIGHT = 1.8
 # How far a factor may be from 1 / ranks and the like.
 NEAR = 0.02
 
@@ -76,6 +80,12 @@ class Scene:
             if self.step.key[0] in record.heads
         ]
 
+    @property
+    def staged(self) -> bool:
+        """Whether ranks have other layers than others, as in a pipeline."""
+        holders = self.step.holders
+        return any(ranks != holders[0] for ranks in holders)
+
     def cause(self, kind: str, sentence: str, remedy: str, **more: object) -> Cause:
         return Cause(kind, sentence, remedy, self.number, **more)
 
@@ -109,14 +119,24 @@ def _of_step(scene: Scene) -> Cause | None:
             "a proof ends there: take fewer --steps, or a smaller learning rate",
             unknown=True,
         )
-    if _skips(scene):
-        return _skips(scene)
+    skips = _skips(scene)
+    if skips:
+        return skips
     if weights.fails().any() or (weights.are_apart().any() and scene.number == 1):
         return _weights(scene)
     if step.missing:
         return _missing(scene)
     if gradients.fails().any() or gradients.are_apart().any():
         return next(filter(None, _gradient_causes(scene)))
+    difference, limit = gradients.relative()
+    if difference > SUSPECT * limit:
+        # Rounding could explain that, and rows are exact.
+        rows = _group_rows(scene) or _rows(scene)
+        if rows:
+            return rows
+    factor = _clipped_factor(scene)
+    if factor:
+        return factor
     options = _options(scene)
     if options:
         return options
@@ -198,13 +218,18 @@ def _weights(scene: Scene) -> Cause:
             rank=rank,
             parameter=name,
         )
+    sharded = any(part.shard is not None for head in scene.heads for part in head.parts)
     return scene.cause(
         "initial_weights",
         f"the parallel run begins with other weights than the reference: {name} is {size} "
-        "apart before step 1",
-        "seed the model before it is made, with a seed that does not depend on the rank or "
-        "the number of ranks",
+        "apart before step 1" + (" (each rank has drawn its own shard)" if sharded else ""),
+        "let both runs begin alike: load a checkpoint, or make the whole model from a seed "
+        "before it is sharded, not from the meta device"
+        if sharded
+        else "seed the model before it is made, with a seed that does not depend on the rank "
+        "or the number of ranks",
         parameter=name,
+        unknown=sharded,
     )
 
 
@@ -230,6 +255,7 @@ def _missing(scene: Scene) -> Cause:
 
 def _gradient_causes(scene: Scene) -> Iterator[Cause | None]:
     """What can be wrong with gradients, in the order in which it is asked."""
+    yield _group_rows(scene)
     yield _rows(scene)
     yield _apart(scene)
     # A factor alone is not what random numbers do.
@@ -258,7 +284,8 @@ def _rows(scene: Scene) -> Cause | None:
         if loader is None and not scene.heads[0].seeded:
             return _random_rows(scene, "each rank draws its rows at random, without a seed")
         return _same_rows(scene, every)
-    if not missing and not more:
+    # A pipeline's first step reads a micro-batch twice, to learn the shapes between stages.
+    if not missing and (not more or scene.staged):
         return None
     if len(together) == ranks * len(one) and ranks > 1 and (both == len(one) or both == 0):
         return _fewer_rows(scene, one, together)
@@ -284,6 +311,15 @@ def _rows(scene: Scene) -> Cause | None:
             "the epoch, to give each rank as many as the others",
             "use drop_last=True, or a data set that the number of ranks divides; a repeated "
             "row counts twice",
+        )
+    if loader and loader.sampler == "DistributedSampler" and not more and 0 < missing < ranks:
+        return scene.cause(
+            "rows_dropped",
+            f"in step {scene.number} the ranks read {len(together)} rows, and one GPU "
+            f"{len(one)}: DistributedSampler(drop_last=True) leaves out "
+            f"{pluralize(missing, 'row')} at the end of the epoch, to give each rank as many "
+            "as the others",
+            "use a data set that the number of ranks divides, or accept it",
         )
     if not both and _order_of_last_epoch(scene):
         return _same_order(scene)
@@ -316,14 +352,60 @@ def _less(number: int | None, other: int | None) -> bool:
 
 def _data_parallel_rows(scene: Scene) -> list[np.ndarray]:
     """The rows of each rank that shares the data-parallel work; of others that have any."""
-    heads = scene.heads
     rows = [rows_of(step) for step in scene.step.parallel]
-    sharded = any(part.shard is not None for head in heads for part in head.parts)
-    if sharded:
-        # Ranks of tensor parallelism read the same rows, rightly.
-        mine = heads[0].peers or (heads[0].rank,)
-        rows = [row for row, head in zip(rows, heads, strict=True) if head.rank in mine]
+    mine = _data_parallel_ranks(scene)
+    if mine:
+        rows = [row for row, rank in zip(rows, scene.step.ranks, strict=True) if rank in mine]
     return [row for row in rows if len(row)]
+
+
+def _data_parallel_ranks(scene: Scene) -> tuple[int, ...]:
+    """Of ranks that share layers or a pipeline: one of each group, the first stage's.
+
+    The others read the same rows, rightly, or what the stage before them has computed. Empty
+    if each rank has the whole model.
+    """
+    heads = scene.heads
+    first = scene.step.holders[0]
+    if not scene.staged and not any(
+        part.shard is not None for head in heads for part in head.parts
+    ):
+        return ()
+    own = next(head for head in heads if head.rank == first[0])
+    same = [
+        [part.shard for part in own.parts] == [part.shard for part in head.parts]
+        for head in heads
+    ]
+    mine = {head.rank for head, equal in zip(heads, same, strict=True) if equal}
+    return tuple(sorted(mine.union(own.peers or ()).intersection(first)))
+
+
+def _group_rows(scene: Scene) -> Cause | None:
+    """Whether a rank reads other rows than the rank with which it shares layers."""
+    mine = _data_parallel_ranks(scene)
+    every = _data_parallel_rows(scene)
+    if not mine or not every:
+        return None
+    together = np.concatenate(every)
+    all_rows = np.concatenate(list(map(rows_of, scene.step.parallel)))
+    one = rows_of(scene.one)
+    divided = match_rows(one, all_rows) == (len(one), 0, 0)
+    for step, rank in zip(scene.step.parallel, scene.step.ranks, strict=True):
+        rows = rows_of(step)
+        if rank not in scene.step.holders[0] or match_rows(rows, together)[0] == len(rows):
+            continue
+        return scene.cause(
+            "group_rows",
+            f"in step {scene.number} rank {rank} reads other rows than rank {mine[0]}, and "
+            "both have parts of the same layers",
+            "give the ranks that share layers (a tensor-parallel group) the same rows: "
+            "DistributedSampler(dataset, number of groups, number of this rank's group); if "
+            "the layers divide the rows themselves (input_layouts=Shard(0)), give a "
+            "reference that reads the rows of all ranks with --reference",
+            rank=rank,
+            unknown=not (divided or step.loader),
+        )
+    return None
 
 
 def _distinct(rows: np.ndarray) -> int:
@@ -379,7 +461,8 @@ def _other_rows(scene: Scene, every: list[np.ndarray], loader: object) -> Cause:
         f"in step {scene.number} the ranks read other rows than one GPU does, in another "
         "order",
         "let the reference read in the same order (DistributedSampler also with one rank, "
-        "equal seeds), or run `multigpu prove --self`, which needs no reference",
+        "equal seeds), switch random augmentations off, or run `multigpu prove --self`, which "
+        "needs no reference",
         unknown=True,
     )
 
@@ -496,7 +579,11 @@ def _factor(scene: Scene) -> Cause | None:
         return None
     ratios = step.ratio[wrong]
     ratio = float(np.median(ratios))
-    if np.abs(ratios - ratio).max() > NEAR * abs(ratio) or abs(ratio - 1) < NEAR:
+    if np.abs(ratios - ratio).max() > NEAR * abs(ratio):
+        return None
+    # Clipping has changed the factor.
+    ratio = _ratio_of_norms(scene) or ratio
+    if abs(ratio - 1) < NEAR:
         return None
     names = [step.names[place] for place in wrong]
     whole = len(wrong) >= int((step.kinds["gradients"].scale > 1e-5 * math.sqrt(square)).sum())
@@ -509,13 +596,35 @@ def _factor(scene: Scene) -> Cause | None:
     return _named_factor(scene, ratio, said, None if whole else names[0])
 
 
+def _ratio_of_norms(scene: Scene) -> float | None:
+    """The factor between the gradients' norms before clipping, if all ranks have the same."""
+    norms = [step.norms[-1] for step in scene.step.parallel if step.norms]
+    if len(norms) != scene.ranks or not scene.one.norms or not scene.one.norms[-1][0]:
+        return None
+    if _differ([norm for norm, _ in norms]) or _differ([norms[0][1], scene.one.norms[-1][1]]):
+        return None
+    return norms[0][0] / scene.one.norms[-1][0]
+
+
+def _clipped_factor(scene: Scene) -> Cause | None:
+    """Whether clipping alone makes gradients equal that have a wrong factor."""
+    ratio = _ratio_of_norms(scene)
+    limit = max(NEAR, scene.step.kinds["gradients"].relative()[1])
+    if ratio is None or not abs(ratio - 1) > limit:
+        return None
+    said = (
+        f"in step {scene.number} clipping hides that, before it, the gradients are "
+        f"{_times(ratio)} those of one GPU"
+    )
+    return _named_factor(scene, ratio, said, None)
+
+
 def _named_factor(scene: Scene, ratio: float, said: str, name: str | None) -> Cause:
     one = sum(scene.one.losses)
     ranks = scene.ranks
     losses = [sum(step.losses) for step in scene.step.parallel]
-    sum(losses) / max(len(losses), 1)
     equal = len(losses) > 1 and not _differ(losses)
-    micro = len(scene.step.parallel[0].losses)
+    micro = max(len(step.losses) for step in scene.step.parallel)
     fewer = len(scene.one.losses) / max(micro, 1)
     more: dict = {"parameter": name}
 
@@ -669,7 +778,8 @@ def _batch_norm(scene: Scene) -> Cause | None:
     """Whether what the model returns for a row depends on the other rows of the batch."""
     norms = scene.heads[0].norms
     replicas = max(scene.ranks, scene.heads[0].gpus)
-    if replicas < 2 or (not norms and not _outputs_differ(scene)):
+    # A stage of a pipeline returns other numbers than the whole model.
+    if replicas < 2 or (not norms and (scene.staged or not _outputs_differ(scene))):
         return None
     which = (
         f"{norms[0]} normalizes over the rows of each {scene.replica} alone"
@@ -715,6 +825,16 @@ def _pairs(step: Step) -> np.ndarray:
 
 def _gathered(scene: Scene) -> Cause | None:
     gathered = scene.step.parallel[0].gathered
+    if gathered.get(IN_FUNCTION):
+        return scene.cause(
+            "gathered_constants",
+            f"in step {scene.number} the gradients are not those of one GPU: the program "
+            "gathers tensors in an autograd.Function of its own, and its backward does not "
+            "bring the gradients of all ranks' losses back",
+            "in its backward, all-reduce the gradients of all parts, then take the rank's own "
+            "part, as torch.distributed.nn.functional.all_gather does; mind that DDP divides "
+            "by the number of ranks",
+        )
     if not gathered.get("all_gather") and not gathered.get("all_gather_into_tensor"):
         return None
     return _gathered_cause(
@@ -762,6 +882,8 @@ def _own_mean(scene: Scene) -> Cause | None:
         )
     if abs(sum(losses) / len(losses) - one) <= 1e-5 * abs(one) and not scene.one.losses[1:]:
         return None
+    if not scene.one.losses[1:] and not _is_weighted_mean(one, losses):
+        return _other_loss(scene, losses, one)
     return scene.cause(
         "own_mean",
         f"in step {scene.number} the ranks read the rows of one GPU, and the mean of their "
@@ -770,6 +892,37 @@ def _own_mean(scene: Scene) -> Cause | None:
         "alike",
         "divide each rank's sum by the number of tokens of all ranks (all_reduce the "
         "number), and multiply by the number of ranks, because DDP takes the mean",
+    )
+
+
+def _is_weighted_mean(one: float, losses: list[float]) -> bool:
+    """Whether a loss is a mean of the ranks' losses, none of which has a weight above
+    MOST_WEIGHT / ranks.
+    """
+    most = min(1.0, MOST_WEIGHT / len(losses))
+    slack = 1e-5 * abs(one)
+    bounds = []
+    for ordered in (sorted(losses), sorted(losses, reverse=True)):
+        left, total = 1.0, 0.0
+        for loss in ordered:
+            weight = min(most, left)
+            left, total = left - weight, total + weight * loss
+        bounds.append(total)
+    return bounds[0] - slack <= one <= bounds[1] + slack
+
+
+def _other_loss(scene: Scene, losses: list[float], one: float) -> Cause:
+    """No mean of the ranks' losses, weighed by their tokens, is the reference's loss."""
+    place = int(np.argmax([abs(loss - one) for loss in losses]))
+    rank = scene.step.ranks[place]
+    return scene.cause(
+        "other_loss",
+        f"in step {scene.number} the ranks read the rows of one GPU, and the loss of rank "
+        f"{rank} is {losses[place]:.5g}, that of one GPU {one:.5g}: no numbers of tokens or "
+        "rows make that a mean of the ranks' losses",
+        "look at what the loss is computed from on a rank: labels or positions that do not "
+        "belong to its rows, rows that it compares with its own rows alone",
+        rank=rank,
     )
 
 
@@ -981,33 +1134,32 @@ def _same_order(scene: Scene) -> Cause:
 
 
 def _steps_differ(comparison: Comparison) -> Cause | None:
-    numbers = {record.rank: _first_steps(record) for record in comparison.parallel}
-    own = _first_steps(comparison.reference[0])
-    theirs = {
-        record.rank: Counter(step.optimizer for step in record.steps)
-        for record in comparison.parallel
-    }
-    for rank, number in numbers.items():
-        if number == own and theirs[rank] == Counter(
-            step.optimizer for step in comparison.reference[0].steps
-        ):
+    counts = {record.rank: _counts(record) for record in comparison.parallel}
+    one = _counts(comparison.reference[0])
+    for rank, steps in counts.items():
+        if steps == one:
             continue
-        ranks = comparison.parallel
-        who = f"rank {rank}" if len(set(numbers.values())) > 1 else f"{len(ranks)} ranks"
+        alone = len({number[0] for number in counts.values()}) > 1
+        who = f"rank {rank}" if alone else f"{len(counts)} ranks"
         return Cause(
             "different_steps",
-            f"{who} ended after {number} steps, and one GPU after {own}; the steps that both "
-            "made agree",
+            f"{who} ended after {steps[0]} steps, and one GPU after {one[0]}; the steps that "
+            "both made agree",
             "let each rank make as many steps as one GPU makes: look at drop_last, at the "
             "length of a rank's part, and at what ends the loop",
-            min(number, own) + 1,
-            rank=rank if len(set(numbers.values())) > 1 else None,
+            min(steps[0], one[0]) + 1,
+            rank=rank if alone else None,
         )
     return None
 
 
-def _first_steps(record: RankRecord) -> int:
-    return sum(step.optimizer == 0 for step in record.steps)
+def _counts(record: RankRecord) -> Counter[int]:
+    """How many steps each optimizer has made, up to the last one of the first optimizer.
+
+    A run ends after that one: the reference's others may have made one step more.
+    """
+    first = [place for place, step in enumerate(record.steps) if step.optimizer == 0]
+    return Counter(step.optimizer for step in record.steps[: first[-1] + 1] if first)
 
 
 # ---- words ---------------------------------------------------------------------------------

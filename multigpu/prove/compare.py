@@ -84,6 +84,7 @@ class StepDistances:
     between    the smallest cosine of a replica's gradient to the first one's, all parameters
     missing        (parameter, rank) of gradients that one run or rank has and another has not
     buffers        of each buffer the relative distance, with its rank; and the band's
+    holders        for each parameter, the ranks that have it or a shard of it
     """
 
     key: Key
@@ -99,6 +100,7 @@ class StepDistances:
     missing: list[tuple[int, int]] = field(default_factory=list)
     products: tuple[float, float, float] = (0.0, 0.0, 0.0)
     buffers: list[tuple[str, float, float, int]] = field(default_factory=list)
+    holders: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -193,6 +195,8 @@ class _Side:
         self.by_key = [{step_key(step): step for step in record.steps} for record in records]
         # For each optimizer and parameter: replicas, each a list of (record, part).
         self.replicas: dict[int, list[list[list[tuple[int, int]]]]] = {}
+        # For each optimizer and parameter: the ranks that have it, though of an empty shard.
+        self.holders: dict[int, list[tuple[int, ...]]] = {}
         for optimizer, known in canonical.items():
             parameters = known.parts
             holders: list[dict] = [defaultdict(list) for _ in parameters]
@@ -203,6 +207,18 @@ class _Side:
                 found = _match(head.parts, known, record, optimizer)
                 for number, parameter in enumerate(found):
                     holders[parameter][head.parts[number].shard].append((place, number))
+            self.holders[optimizer] = [
+                tuple(
+                    sorted(
+                        {
+                            records[place].rank
+                            for places in holder.values()
+                            for place, _ in places
+                        }
+                    )
+                )
+                for holder in holders
+            ]
             self.replicas[optimizer] = [
                 _replicas(holder, parameters[number], records, optimizer)
                 for number, holder in enumerate(holders)
@@ -448,6 +464,7 @@ def _step(
         missing,
         tuple(products),
         _buffers(key, reference, parallel, bands),
+        parallel.holders[key[0]],
     )
 
 

@@ -88,7 +88,9 @@ def make(
             "--against replaces a launcher's number of processes: give it with torchrun or "
             "another launcher, and without --reference."
         )
-    real = bool(real_gpus()) and gpus is None
+    # A machine with fewer GPUs than ranks is like one without: NCCL refuses ranks that share
+    # a GPU, and a program that starts no ranks would use one GPU in both runs.
+    real = real_gpus() >= (ranks or 2) and gpus is None
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     virtual = gpus is not None or (not real and not hidden and says_cuda(words))
     if virtual and gpus is not None and ranks is not None and ranks > gpus:

@@ -12,11 +12,18 @@ import numpy as np
 from multigpu.errors import CONNECTION_LOST, UserError, pluralize
 from multigpu.prove import alone, plan, processes
 from multigpu.prove.causes import Cause, find
-from multigpu.prove.compare import Comparison, Unmatched, compare, rows_of, step_key
+from multigpu.prove.compare import (
+    Comparison,
+    StepDistances,
+    Unmatched,
+    compare,
+    rows_of,
+    step_key,
+)
 from multigpu.prove.plan import Plan
 from multigpu.prove.processes import Run
-from multigpu.prove.record import ENDED_PREFIX, FAILED_PREFIX, RankRecord
-from multigpu.prove.settings import Settings
+from multigpu.prove.record import ENDED_PREFIX, FAILED_PREFIX, RankRecord, Step
+from multigpu.prove.settings import Order, Settings
 
 Verdict = Literal["holds", "fails", "unknown"]
 EXIT_CODES: dict[Verdict, int] = {"holds": 0, "fails": 1, "unknown": 2}
@@ -25,6 +32,8 @@ PATIENCE = 120.0
 # A difference below this is compared with further runs that round otherwise: rounding can
 # turn a ReLU on or off in one run and not in another.
 SMALL = 0.01
+# A step whose limit is a larger share of the gradients or weights than this proves nothing.
+TOO_WIDE = 0.5
 # The causes that rest on numbers alone.
 NUMERIC = (
     "gradients",
@@ -35,6 +44,8 @@ NUMERIC = (
     "compressed",
     "factor",
 )
+# The causes that a reference with a larger batch or in another order can answer.
+OTHER_ROWS = ("fewer_rows", "other_rows", "rows_missing", "rows_repeated", "padding")
 # What a program's output says if another one listens on its port.
 IN_USE = "ddress already in use"
 # The units in the last place by which these runs disturb the weights, two runs at a time.
@@ -165,6 +176,7 @@ class _Session:
         self.notes: list[str] = []
         self.seconds: dict[str, float] = {}
         self.batch_times = 1
+        self.order: Order | None = None
         # The GPUs that a reference of one rank sees.
         self.one = 1
 
@@ -206,8 +218,8 @@ class _Session:
             )
         comparison = self.compare(own, others, bands)
         cause = find(comparison)
-        if cause and cause.kind == "fewer_rows" and not self.plan.given:
-            comparison, cause = self.with_larger_batches(comparison, cause, others, steps)
+        if cause and cause.kind in OTHER_ROWS and cause.step == 1 and not self.plan.given:
+            comparison, cause = self.with_the_same_rows(comparison, cause, others, steps)
         if cause and not cause.unknown:
             comparison, cause = self.with_more_bands(comparison, cause)
         return self.concluded(comparison, cause, parallel)
@@ -241,11 +253,12 @@ class _Session:
         one_real = self.plan.real and not self.plan.given and self.plan.ranks is None
         split = (self.plan.ranks or 2) if disturb else 1
         wishes = Settings(
-            str(self.folder / f"{name}-{self.batch_times}-{self.one}"),
+            str(self.folder / f"{name}-{self.batch_times}-{bool(self.order)}-{self.one}"),
             steps,
             disturb,
             split,
             self.batch_times,
+            self.order,
             one_gpu=alias or one_real,
         )
         return processes.start(name, self.plan.reference, wishes, gpus, alias, one_real)
@@ -283,14 +296,20 @@ class _Session:
             )
         return compare(own, others, [run.records() for run in bands])
 
-    def with_larger_batches(
+    def with_the_same_rows(
         self, comparison: Comparison, cause: Cause, others: list[RankRecord], steps: int
     ) -> tuple[Comparison, Cause | None]:
-        """Compare with a reference whose DataLoaders give the rows of all ranks, if it can."""
+        """Compare with a reference whose DataLoaders read as all ranks together do.
+
+        With a larger batch, in DistributedSampler's order, or both.
+        """
         step = comparison.steps[0]
         alone = len(rows_of(step.reference[0]))
         together = sum(map(len, map(rows_of, step.parallel)))
-        self.batch_times = together // alone
+        self.batch_times = max(1, together // alone)
+        self.order = _order(step.reference[0], step.parallel[0], others[0])
+        if together % alone or (self.batch_times == 1 and self.order is None):
+            return comparison, cause
         try:
             reference, bands = self.references(steps)
         except _Unknown:
@@ -299,13 +318,19 @@ class _Session:
         own = reference.records()
         if len(rows_of(own[0].steps[0])) != together:
             return comparison, _with_command(cause, self.plan, self.batch_times)
-        hint = plan.with_batch_times(self.plan.reference, self.batch_times)
-        self.notes.append(
-            f"with one rank the program reads {alone} rows a step, {len(others)} ranks read "
-            f"{together}: the reference ran with the batch size of its DataLoaders multiplied "
-            f"by {self.batch_times}"
-            + (f", as with --reference {_quoted(hint)}" if hint else "")
-        )
+        if self.batch_times > 1:
+            hint = plan.with_batch_times(self.plan.reference, self.batch_times)
+            hint = f", as with --reference {_quoted(hint)}" if hint and not self.order else ""
+            self.notes.append(
+                f"with one rank the program reads {alone} rows a step, {len(others)} ranks "
+                f"read {together}: the reference ran with the batch size of its DataLoaders "
+                f"multiplied by {self.batch_times}{hint}"
+            )
+        if self.order:
+            self.notes.append(
+                f"with one rank the program reads in the order of a {self.order.sampler}: the "
+                "reference ran in the order of the ranks' DistributedSampler"
+            )
         comparison = self.compare(own, others, bands)
         return comparison, find(comparison)
 
@@ -350,8 +375,20 @@ class _Session:
                 "the two runs have no step of the same optimizer in common",
                 "give a command of the same program with --reference",
             )
-        difference, limit = largest(comparison)
-        count = sum(step.key[0] == 0 for step in comparison.steps)
+        narrow = _narrow(comparison)
+        if not narrow:
+            raise _Unknown(
+                "rounding",
+                "rounding alone can change the gradients of the first step by half",
+                "prove in float32, or with a larger batch",
+            )
+        if len(narrow) < len(comparison.steps):
+            self.notes.append(
+                f"from step {narrow[-1].number + 1} on rounding alone can change gradients or "
+                "weights by half: what comes then was not compared (prove in float32 for more)"
+            )
+        difference, limit = largest(narrow)
+        count = sum(step.key[0] == 0 for step in narrow)
         return self.proof(
             "holds",
             f"proof: {who} equal {one} in {pluralize(count, 'step')}: largest difference "
@@ -523,12 +560,43 @@ def _gpus(records: list[RankRecord]) -> int:
     return max(head.gpus for record in records for head in record.heads.values())
 
 
-def largest(comparison: Comparison) -> tuple[float, float]:
+def _narrow(comparison: Comparison) -> list[StepDistances]:
+    """The steps before the first one of which rounding explains too much."""
+    narrow = []
+    for step in comparison.steps:
+        if any(distances.relative()[1] > TOO_WIDE for distances in step.kinds.values()):
+            break
+        narrow.append(step)
+    return narrow
+
+
+def largest(steps: list[StepDistances]) -> tuple[float, float]:
     """The largest relative difference of weights or gradients in all steps, and its limit."""
-    found = [
-        distances.relative() for step in comparison.steps for distances in step.kinds.values()
-    ]
+    found = [distances.relative() for step in steps for distances in step.kinds.values()]
     return max(found, key=lambda pair: (np.isnan(pair[0]), pair[0]))
+
+
+def _order(reference: Step, parallel: Step, record: RankRecord) -> Order | None:
+    """The order of the ranks' DistributedSampler, if the reference reads in another one."""
+    own, theirs = reference.loader, parallel.loader
+    if own is None or theirs is None or theirs.sampler != "DistributedSampler":
+        return None
+    if own.sampler not in ("RandomSampler", "SequentialSampler") or own.rows != theirs.rows:
+        return None
+    if not (own.shuffle or theirs.shuffle):
+        return None
+    epochs = {
+        step.epoch: step.loader.set_epoch
+        for step in record.steps
+        if step.loader is not None and step.optimizer == 0
+    }
+    return Order(
+        own.sampler,
+        own.rows,
+        theirs.seed,
+        theirs.shuffle,
+        [epochs[key] for key in sorted(epochs)],
+    )
 
 
 def _with_command(cause: Cause, planned: Plan, times: int) -> Cause:

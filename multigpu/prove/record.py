@@ -21,6 +21,8 @@ WHERE_SUFFIX = ".waits"
 DONE_PREFIX = "done-"
 ENDED_PREFIX = "ended-"
 FAILED_PREFIX = "failed-"
+# In Step.gathered: calls in the forward of an autograd.Function.
+IN_FUNCTION = "in a Function"
 
 
 @dataclass
@@ -50,15 +52,18 @@ class Part:
 class Loader:
     """A DataLoader that gave a batch.
 
-    rows is the length of its data set, batches that of the loader; None if they have none.
+    sampler  the type of its sampler
+    rows     the length of its data set; None if it has none
+    batches  its length; None if it has none
+    seed, set_epoch  those of a DistributedSampler
     """
 
     sampler: str
     shuffle: bool
-    drop_last: bool
-    batch_size: int | None
     rows: int | None
     batches: int | None
+    seed: int = 0
+    set_epoch: int = 0
 
 
 @dataclass
@@ -109,7 +114,8 @@ class Step:
     made         how the last of them was made: names of autograd's nodes, with "mean" or "sum"
     norms        (norm, limit) of each clip_grad_norm_
     forward_sync, backward_sync   DDP's require_backward_grad_sync, at each forward, backward
-    gathered     calls of dist.all_gather… and all_reduce with a tensor that needs a gradient
+    gathered     calls of dist.all_gather… and all_reduce with a tensor that needs a gradient;
+                 below IN_FUNCTION those in a Function of the program
     random       the modules that draw random numbers, or "forward"
     skipped      the steps that a gradient scaler has skipped before this one
     epoch        how many times the loader's iteration has begun; 0 without a DataLoader

@@ -14,6 +14,23 @@ SEED = 20_240
 
 
 @dataclass(frozen=True)
+class Order:
+    """The order in which the ranks together read, for the reference's DataLoader.
+
+    sampler  the type of the sampler that it replaces
+    rows     the length of the data set of that DataLoader
+    seed, shuffle  those of the ranks' DistributedSampler
+    epochs   what the program gave to its set_epoch, for each epoch with a step
+    """
+
+    sampler: str
+    rows: int
+    seed: int
+    shuffle: bool
+    epochs: list[int]
+
+
+@dataclass(frozen=True)
 class Settings:
     """How the processes of one run behave.
 
@@ -23,6 +40,7 @@ class Settings:
     disturb      by how many units in the last place weights begin away from the program's
     split        into how many parts layers split their batch, to add in another order
     batch_times  the factor of each DataLoader's batch size
+    order        the order of rows for DataLoaders; None: the program's own
     one_gpu      whether DataParallel uses its first GPU alone
     local        whether the gradients before synchronization are recorded, too
     """
@@ -32,6 +50,7 @@ class Settings:
     disturb: int = 0
     split: int = 1
     batch_times: int = 1
+    order: Order | None = None
     one_gpu: bool = False
     local: bool = False
 
@@ -43,4 +62,7 @@ class Settings:
 def from_environment() -> Settings | None:
     """The settings of the run to which this process belongs; None outside of a proof."""
     text = os.environ.get(VARIABLE)
-    return Settings(**json.loads(text)) if text else None
+    if not text:
+        return None
+    values = json.loads(text)
+    return Settings(**values | {"order": values["order"] and Order(**values["order"])})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "programs"
+RIGHT_PROGRAMS = Path(__file__).parent / "right"
 # Without --local-addr, --standalone hangs if the machine's name does not resolve.
 TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
 
@@ -16,7 +17,7 @@ TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
 class Fault:
     """What is planted, and what must be found.
 
-    program    the file in programs/, without its suffix
+    program    the file in programs/ or right/, without its suffix
     replace    pairs of texts: the old one, which occurs once in the program, and the new one
     kind       the cause that must be named; "holds" if nothing must be found
     rank       the rank that differs from the others, or from what one rank computes
@@ -40,7 +41,8 @@ class Fault:
 
     def source(self) -> str:
         """The program with the fault in it."""
-        text = (PROGRAMS / f"{self.program}.py").read_text()
+        folder = PROGRAMS if (PROGRAMS / f"{self.program}.py").exists() else RIGHT_PROGRAMS
+        text = (folder / f"{self.program}.py").read_text()
         for old, new in self.replace:
             assert text.count(old) == 1, f"{self.name}: {old!r} occurs {text.count(old)} times"
             text = text.replace(old, new)
@@ -478,6 +480,41 @@ FACTORS = [
 ]
 
 MEANS = [
+    Fault(
+        "labels_of_the_first_rank",
+        "contrastive",
+        [
+            ("a, b = map(gather, z.chunk(2))", "a, b = z.chunk(2)"),
+            ("temperature * a @ b.T", "temperature * a @ gather(b).T"),
+            ("torch.arange(BATCH)", "torch.arange(share)"),
+        ],
+        "other_loss",
+        rank=1,
+    ),
+    Fault(
+        "gathered_in_a_function",
+        "contrastive",
+        [
+            (
+                "def gather(z):\n",
+                "class Gather(torch.autograd.Function):\n"
+                "    @staticmethod\n"
+                "    def forward(ctx, z):\n"
+                "        parts = [torch.empty_like(z) for _ in range(world)]\n"
+                "        dist.all_gather(parts, z.contiguous())\n"
+                "        return torch.cat(parts)\n\n"
+                "    @staticmethod\n"
+                "    def backward(ctx, gradient):\n"
+                "        return gradient.chunk(world)[rank]\n\n\n"
+                "def gather(z):\n",
+            ),
+            ("torch.cat(all_gather(z))", "Gather.apply(z)"),
+            ("a, b = map(gather, z.chunk(2))", "a, b = z.chunk(2)"),
+            ("temperature * a @ b.T", "temperature * a @ gather(b).T"),
+            after("torch.arange(BATCH)", "[rows]"),
+        ],
+        "gathered_constants",
+    ),
     Fault(
         "mean_of_own_tokens",
         "tokens",
@@ -937,6 +974,23 @@ CLOSURE = (
 )
 
 RIGHT = [
+    # With one rank it shuffles otherwise, and reads half as much: the reference is made to.
+    holds(
+        "sampler_of_several_ranks_alone",
+        "ddp",
+        (
+            "sampler = DistributedSampler(data, shuffle=True)\n",
+            "sampler = DistributedSampler(data) if world > 1 else None\n",
+        ),
+        (
+            "batch_size=BATCH // world, sampler=sampler)",
+            "batch_size=BATCH, shuffle=sampler is None, sampler=sampler)",
+        ),
+        (
+            "    sampler.set_epoch(epoch)\n",
+            "    if sampler:\n        sampler.set_epoch(epoch)\n",
+        ),
+    ),
     *(holds(path.stem, path.stem) for path in sorted(PROGRAMS.glob("*.py"))),
     holds("other_seed", "ddp", ("torch.manual_seed(0)\n", "torch.manual_seed(1234)\n")),
     # prove seeds each process before the program does.
@@ -1141,6 +1195,134 @@ RIGHT = [
     holds("bfloat16", "amp", ("torch.float16", "torch.bfloat16")),
 ]
 
+# In programs that shard: FSDP2, tensor parallelism, both, and a pipeline.
+GATHER = """
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, part):
+        parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, part.contiguous())
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+
+
+"""
+SHARDED = [
+    Fault(
+        "shards_divided_twice",
+        "fsdp2",
+        [("        loss.backward()\n", "        (loss / world).backward()\n")],
+        "divided_by_ranks",
+    ),
+    Fault(
+        "shards_added_behind_clipping",
+        "fsdp2",
+        [
+            after(
+                "fully_shard(model, mesh=mesh, mp_policy=policy)\n",
+                "for module in [*model[1:3], model]:\n"
+                "    module.set_gradient_divide_factor(1.0)\n",
+            )
+        ],
+        "multiplied_by_ranks",
+    ),
+    Fault(
+        "shards_of_the_same_rows",
+        "fsdp2",
+        [("[rank::world]", "[: 16 // world]")],
+        "same_rows",
+    ),
+    Fault(
+        "norm_of_a_shard",
+        "fsdp1",
+        [
+            (
+                "model.clip_grad_norm_(1.0)",
+                "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)",
+            )
+        ],
+        "clipped_before_average",
+    ),
+    Fault(
+        "each_rank_of_a_layer_draws_rows",
+        "tensor_parallel",
+        [before("tokens = torch.randint", "torch.manual_seed(mesh.get_rank())\n")],
+        "group_rows",
+        rank=1,
+        exit=2,
+    ),
+    Fault(
+        "norm_of_a_part_of_the_sequence",
+        "tensor_parallel",
+        [
+            ("WIDTH, HEAD_WIDTH = 32, 8\n\n\n", f"WIDTH, HEAD_WIDTH = 32, 8\n{GATHER}"),
+            (
+                "h = self.norm1(x)",
+                "part = x.chunk(dist.get_world_size(), 1)[dist.get_rank()]\n"
+                "        h = Gather.apply(self.norm1(part))",
+            ),
+        ],
+        "parameter_not_averaged",
+        parameter="0.weight",
+    ),
+    Fault(
+        "rate_of_tensor_parallel_ranks",
+        "tensor_parallel",
+        [("lr=1e-3", "lr=1e-3 * mesh.size()")],
+        "learning_rate",
+    ),
+    Fault(
+        "rows_by_rank_and_not_by_pair",
+        "two_d",
+        [("chunk(dp_size)[dp_rank]", 'chunk(world)[int(os.environ["RANK"])]')],
+        "group_rows",
+        rank=1,
+        ranks=4,
+    ),
+    Fault(
+        "pairs_not_averaged",
+        "two_d",
+        [
+            (
+                "    if dp_size > 1:\n"
+                '        fully_shard(block, mesh=mesh["dp"])\n'
+                "if dp_size > 1:\n"
+                '    fully_shard(model, mesh=mesh["dp"])\n',
+                "",
+            )
+        ],
+        "not_averaged",
+        ranks=4,
+    ),
+    Fault(
+        "micro_batches_of_a_pipeline_added",
+        "pipeline",
+        [("loss_fn=F.cross_entropy)", "loss_fn=F.cross_entropy, scale_grads=False)")],
+        "micro_batches_added",
+    ),
+    Fault(
+        "norm_of_a_stage",
+        "pipeline",
+        [
+            before(
+                "    optimizer.step()\n",
+                "    torch.nn.utils.clip_grad_norm_(module.parameters(), 0.05)\n",
+            )
+        ],
+        "clipped_before_average",
+    ),
+    Fault(
+        "labels_of_another_batch",
+        "pipeline",
+        [("labels[step].to", "labels[(step + (world > 1)) % 6].to")],
+        "gradients",
+    ),
+]
+
 FAULTS = [
     *ROWS,
     *WEIGHTS,
@@ -1150,5 +1332,6 @@ FAULTS = [
     *OPTIMIZERS,
     *NOTHING_CAN_BE_SAID,
     *ENDS,
+    *SHARDED,
     *RIGHT,
 ]

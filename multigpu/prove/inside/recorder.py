@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data import BatchSampler, DataLoader, dataloader
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, dataloader
 
 from multigpu.prove.inside import ending
 from multigpu.prove.inside.host import bare, number, numbers
@@ -37,12 +38,13 @@ from multigpu.prove.inside.parts import (
     track,
 )
 from multigpu.prove.inside.rows import outputs_of, rows_of
-from multigpu.prove.record import SUFFIX, Head, Loader, Step, append
+from multigpu.prove.record import IN_FUNCTION, SUFFIX, Head, Loader, Step, append
 from multigpu.prove.settings import (
     DEFAULT_STEPS,
     LONGEST_EPOCH,
     SEED,
     STEPS_AFTER_EPOCH,
+    Order,
     Settings,
 )
 from multigpu.prove.sketch import SUMS, sketch
@@ -367,11 +369,28 @@ class _Loader:
         self.facts = Loader(
             sampler=type(sampler).__name__,
             shuffle=bool(getattr(sampler, "shuffle", random_order)),
-            drop_last=bool(loader.drop_last or getattr(sampler, "drop_last", False)),
-            batch_size=loader.batch_size,
             rows=_length(loader.dataset),
             batches=_length(loader),
+            seed=getattr(sampler, "seed", 0),
         )
+
+    def begin(self, loader: DataLoader, order: Order | None) -> None:
+        """An iteration begins; in `order`, if it is one of this loader's rows."""
+        self.begun += 1
+        self.facts.set_epoch = getattr(getattr(loader, "sampler", None), "epoch", 0)
+        batches = getattr(loader, "batch_sampler", None)
+        ordered = order and (order.sampler, order.rows) == (
+            self.facts.sampler,
+            self.facts.rows,
+        )
+        if not ordered or not isinstance(batches, BatchSampler):
+            return
+        sampler = DistributedSampler(
+            loader.dataset, 1, 0, shuffle=order.shuffle, seed=order.seed
+        )
+        later = max(0, self.epochs - len(order.epochs) + 1)
+        sampler.set_epoch(order.epochs[min(self.epochs, len(order.epochs) - 1)] + later)
+        batches.sampler = sampler
 
     def epoch_of_step(self) -> int:
         """The epoch of a step that is made now, from 1; iterations without steps are none."""
@@ -527,7 +546,7 @@ def start(settings: Settings) -> None:
         _use_one_gpu()
     _wrap_clipping(recorder)
     _wrap_scaler(recorder)
-    _wrap_loaders(recorder, settings.batch_times)
+    _wrap_loaders(recorder, settings.batch_times, settings.order)
     _wrap_seeds(recorder)
     _wrap_collectives(recorder)
     ending.watch(recorder.folder, lambda: recorder.steps)
@@ -615,8 +634,9 @@ def _wrap_clipping(recorder: Recorder) -> None:
     def make(original: Callable) -> Callable:
         def clip_grad_norm_(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
             norm = original(parameters, max_norm, *args, **kwargs)
-            if not hasattr(norm, "_local_tensor"):
-                recorder.pending.norms.append((number(norm), number(max_norm)))
+            # All ranks are here: the coefficient has needed the whole norm, too.
+            whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+            recorder.pending.norms.append((number(whole), number(max_norm)))
             return norm
 
         return clip_grad_norm_
@@ -656,7 +676,7 @@ def _wrap_scaler(recorder: Recorder) -> None:
     _replace(GradScaler, "_maybe_opt_step", make_step)
 
 
-def _wrap_loaders(recorder: Recorder, times: int) -> None:
+def _wrap_loaders(recorder: Recorder, times: int, order: Order | None) -> None:
     known: weakref.WeakKeyDictionary[DataLoader, _Loader] = weakref.WeakKeyDictionary()
     enlarged: weakref.WeakSet[BatchSampler] = weakref.WeakSet()
 
@@ -685,7 +705,7 @@ def _wrap_loaders(recorder: Recorder, times: int) -> None:
         def __iter__(self: DataLoader) -> Any:
             if self not in known:
                 known[self] = _Loader(self)
-            known[self].begun += 1
+            known[self].begin(self, order)
             iterator = original(self)
             with suppress(AttributeError):
                 iterator._prove_loader = known[self]
@@ -735,9 +755,22 @@ def _wrap_seeds(recorder: Recorder) -> None:
     _replace(Optimizer, "__init__", make_init)
 
 
+def _in_function(frame: FrameType, name: str) -> str | None:
+    """IN_FUNCTION if an autograd.Function of the program gathers in its forward."""
+    if not name.startswith("all_gather"):
+        return None
+    for _ in range(4):
+        if isinstance(frame.f_locals.get("ctx"), torch.autograd.function.FunctionCtx):
+            return IN_FUNCTION
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
 def _wrap_collectives(recorder: Recorder) -> None:
     """Count what the program gathers or reduces although it needs a gradient: these calls are
-    not seen by autograd.
+    not seen by autograd, but in a Function that has a backward of its own.
     """
     dist = torch.distributed
     if not dist.is_available():
@@ -746,19 +779,20 @@ def _wrap_collectives(recorder: Recorder) -> None:
     def make(name: str) -> Callable[[Callable], Callable]:
         def wrap(original: Callable) -> Callable:
             def collective(*args: Any, **kwargs: Any) -> Any:
-                caller = sys._getframe(1).f_code.co_filename
-                differentiable = torch.is_grad_enabled() and any(
+                caller = sys._getframe(1)
+                differentiable = any(
                     isinstance(value, torch.Tensor) and value.requires_grad
                     for value in (*args, *kwargs.values())
                 )
                 if (
                     differentiable
                     and not recorder.in_backward
-                    and not caller.startswith(TORCH)
+                    and not caller.f_code.co_filename.startswith(TORCH)
                 ):
-                    recorder.pending.gathered[name] = (
-                        recorder.pending.gathered.get(name, 0) + 1
-                    )
+                    kind = name if torch.is_grad_enabled() else _in_function(caller, name)
+                    if kind:
+                        gathered = recorder.pending.gathered
+                        gathered[kind] = gathered.get(kind, 0) + 1
                 return original(*args, **kwargs)
 
             return collective

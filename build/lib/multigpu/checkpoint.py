@@ -1,0 +1,238 @@
+"""Checkpoints of a lesson's run: all that the next step depends on, in one file.
+
+The file has the model, the optimizer, the gradient scaler, each rank's random states, the
+settings that the order of the data depends on, and the position in the run. Every rank calls
+`save` and `load`; only rank 0 reads and writes the file, so no shared file system is needed.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from multigpu.errors import UserError
+from multigpu.files import atomic
+from multigpu.launch.world import World
+from multigpu.rendezvous import fail_together
+
+FORMAT = 1
+
+
+@dataclass
+class Checkpoint:
+    """One run's checkpoint file.
+
+    path       where it is written
+    parts      what is saved and restored through state_dict: {"model": …, "optimizer": …, …}
+    settings   what must be the same when the run is resumed: {"--seed": 0, …}
+    world      this process's rank and the number of ranks
+    loaded     the file that `load` restored; None if it restored none
+    """
+
+    path: Path
+    parts: dict[str, Any]
+    settings: dict[str, Any]
+    world: World
+    loaded: Path | None = None
+
+    def save(self, position: dict) -> None:
+        """Write the file, atomically. All ranks call it; rank 0 writes.
+
+        `position` is the position in the run and anything else that `load` should return:
+        numbers, texts, lists, tensors. Raises UserError, on all ranks, if the weights are not
+        finite or the file cannot be written; the previous checkpoint is kept.
+        """
+        states: list[dict | None] = [None] * self.world.size
+        dist.all_gather_object(states, random_states())
+        with fail_together(self.world):
+            if self.world.rank == 0:
+                parts = {name: part.state_dict() for name, part in self.parts.items()}
+                if not all(torch.isfinite(value).all() for value in parts["model"].values()):
+                    raise UserError(
+                        "the weights are not finite any more: lower --lr; "
+                        "the last checkpoint is untouched."
+                    )
+                content = {"format": FORMAT, "parts": parts, "settings": self.settings}
+                try:
+                    with atomic(self.path) as temporary:
+                        torch.save(
+                            {**content, "position": position, "random": states}, temporary
+                        )
+                except UserError as error:
+                    raise UserError(
+                        f"{error} The checkpoint before it is untouched."
+                    ) from None
+                except (OSError, RuntimeError) as error:
+                    raise UserError(
+                        f"cannot write {self.path} ({error}): "
+                        f"the checkpoint before it is untouched."
+                    ) from None
+
+    def load(self, path: str | Path | None) -> dict | None:
+        """Restore the parts and the random states from `path`, and return the position.
+
+        All ranks call it; rank 0 reads. `path` is the value of --resume. If `path` is None,
+        nothing is restored. If it is empty, the run's own file is restored if it exists: a job
+        that Slurm can requeue has --resume from its first start. If the number of ranks has
+        changed, the random states are not restored.
+
+        Raises UserError, on all ranks and before anything is changed, if the file is missing,
+        truncated, of another model or of other settings.
+        """
+        if path is None:
+            return None
+        contents: list[Any] = [None]
+        with fail_together(self.world):
+            if self.world.rank == 0 and (path or self.path.exists()):
+                contents[0] = read(path or self.path)
+                compare(path or self.path, contents[0], self.parts, self.settings)
+        dist.broadcast_object_list(contents, src=0)
+        if contents[0] is None:
+            return None
+        self.loaded = Path(path or self.path)
+        for name, part in self.parts.items():
+            part.load_state_dict(contents[0]["parts"][name])
+        if len(contents[0]["random"]) == self.world.size:
+            set_random_states(contents[0]["random"][self.world.rank])
+        return contents[0]["position"]
+
+
+class Variables:
+    """Keras variables as a part of a checkpoint; each key begins with the variable's position.
+
+    The numbers in Keras's names differ between runs, but the positions stay the same.
+    """
+
+    def __init__(self, variables: list):
+        self.variables_by_name = {
+            f"{index}.{variable.name}": variable for index, variable in enumerate(variables)
+        }
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.from_numpy(np.array(variable))
+            for name, variable in self.variables_by_name.items()
+        }
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name, variable in self.variables_by_name.items():
+            variable.assign(state[name].numpy())
+
+
+def random_states() -> dict:
+    """This process's random states: torch's (CPU and current GPU), numpy's, Python's."""
+    name, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "numpy": [name, keys.tolist(), *rest],
+        "python": random.getstate(),
+    }
+
+
+def set_random_states(states: dict) -> None:
+    """Restore what `random_states` returned."""
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+    np.random.set_state(tuple(states["numpy"]))
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+
+
+def read(path: str | Path) -> dict:
+    """The content of a checkpoint file, on the CPU.
+
+    Raises UserError if it is missing, truncated, or not a checkpoint of this course.
+    """
+    try:
+        # weights_only: tensors and plain values only, no code
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no checkpoint {path}: "
+            f"give another path, or leave out --resume to start a new run."
+        ) from None
+    except IsADirectoryError:
+        raise UserError(
+            f"{path} is a folder: give the checkpoint in it, --resume "
+            f"{Path(path) / 'last.pt'}."
+        ) from None
+    except PermissionError:
+        raise UserError(
+            f"this user has no permission to read {path}: change the file's permissions."
+        ) from None
+    except Exception:
+        # A damaged file can make the unpickler raise any exception.
+        raise UserError(
+            f"{path} is truncated or not a checkpoint: "
+            f"resume from another, or start a new run without --resume."
+        ) from None
+    if (
+        not isinstance(content, dict)
+        or content.get("format") != FORMAT
+        or not {"parts", "settings"} <= set(content)
+    ):
+        raise UserError(
+            f"{path} is not a checkpoint of this course (format {FORMAT}): "
+            f"give another, or start a new run."
+        )
+    return content
+
+
+def compare(
+    path: str | Path,
+    content: dict,
+    parts: dict[str, Any],
+    settings: dict,
+    new_run: str = "start a new run without --resume",
+) -> None:
+    """Raise UserError if the checkpoint is of another model or of other settings.
+
+    `new_run` says in the message how to start a new run.
+    """
+    for name, part in parts.items():
+        if name not in content["parts"]:
+            raise UserError(f"{path} has no {name}: it is a checkpoint of another run.")
+        saved = content["parts"][name]
+        if isinstance(part, torch.optim.Optimizer):
+            _compare_optimizers(path, saved, part.state_dict())
+        if name == "model":
+            _compare_models(path, saved, part.state_dict())
+    for name, value in settings.items():
+        saved = content["settings"].get(name)
+        if saved != value:
+            same = f"the same {name}"
+            if name == "--batch-size":
+                same += ", on a number of ranks that divides it"
+            raise UserError(
+                f"{path} was written with {name} {saved}, this run has {value}: the run would "
+                f"not be the same. Give {same}, or {new_run}."
+            )
+
+
+def _compare_optimizers(path: str | Path, saved: dict, current: dict) -> None:
+    saved_sizes = [len(group["params"]) for group in saved["param_groups"]]
+    current_sizes = [len(group["params"]) for group in current["param_groups"]]
+    if saved_sizes != current_sizes:
+        raise UserError(
+            f"{path} is a checkpoint of another model: its optimizer has {saved_sizes} "
+            f"parameters per group, this run's has {current_sizes}."
+        )
+
+
+def _compare_models(path: str | Path, saved: dict, current: dict) -> None:
+    saved_shapes = {name: tuple(value.shape) for name, value in saved.items()}
+    current_shapes = {name: tuple(value.shape) for name, value in current.items()}
+    for name in [*current_shapes, *saved_shapes]:
+        in_file = saved_shapes.get(name, "missing")
+        in_model = current_shapes.get(name, "missing")
+        if in_file != in_model:
+            raise UserError(
+                f"{path} is a checkpoint of another model: {name} is {in_file} in the file "
+                f"and {in_model} in this run's model."
+            )

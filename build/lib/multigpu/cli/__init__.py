@@ -1,0 +1,290 @@
+"""The command `multigpu`: doctor, slurm, horovodrun, scaling, virtual, prove, notebooks, …
+
+Each command calls one module and prints what it returns.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from multigpu import classroom
+from multigpu.cli import exercises, prove, scaling, virtual
+from multigpu.course import find_root
+from multigpu.errors import UserError
+from multigpu.terminal import announce
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="The course on training with many GPUs."
+)
+
+
+# ---- multigpu slurm: a real Slurm on this machine -------------------------------------------
+
+slurm = typer.Typer(
+    no_args_is_help=True, help="A real Slurm cluster on this machine, to practise on."
+)
+app.add_typer(slurm, name="slurm")
+
+
+@slurm.command("up")
+def slurm_up(
+    nodes: Annotated[int, typer.Option(help="Number of simulated nodes.")] = 2,
+    gpus_per_node: Annotated[
+        int, typer.Option(help="Number of simulated GPUs on each node.")
+    ] = 2,
+) -> None:
+    """Start the cluster; do nothing if it is up."""
+    print(classroom.up(nodes, gpus_per_node))
+
+
+@slurm.command("down")
+def slurm_down() -> None:
+    """Cancel all jobs, end the daemons and remove the cluster's files, if it is up."""
+    print(classroom.down())
+
+
+@slurm.command("status")
+def slurm_status() -> None:
+    """Print what runs and what to do next; exit code 1 unless the whole cluster runs."""
+    running, text = classroom.status()
+    print(text)
+    if not running:
+        raise SystemExit(1)
+
+
+@slurm.command("kill")
+def slurm_kill(node: Annotated[str, typer.Argument(help="The node, as in n2.")]) -> None:
+    """End a node as a power cut does, with all processes of its jobs."""
+    print(classroom.kill(node))
+
+
+@slurm.command("repair")
+def slurm_repair(node: Annotated[str, typer.Argument(help="The node, as in n2.")]) -> None:
+    """Start a node again that `kill` has ended."""
+    print(classroom.repair(node))
+
+
+@slurm.command("env")
+def slurm_env() -> None:
+    """Print the line that an ordinary user's shell needs: eval "$(multigpu slurm env)"."""
+    print(classroom.env())
+
+
+@slurm.command("install")
+def slurm_install(
+    with_mpi: Annotated[
+        bool, typer.Option("--with-mpi", help="Install Open MPI too, for mpirun.")
+    ] = False,
+    with_bubblewrap: Annotated[
+        bool, typer.Option("--with-bubblewrap", help="Install bubblewrap too, for grading.")
+    ] = False,
+) -> None:
+    """Install Slurm with apt-get, as root on Debian or Ubuntu; otherwise say what to run."""
+    print(classroom.install(with_mpi, with_bubblewrap))
+
+
+# ---- multigpu doctor: what this machine can run ---------------------------------------------
+
+
+@app.command("doctor")
+def doctor_command(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with fixed keys.")
+    ] = False,
+) -> None:
+    """Print what this machine can run, and what to do about the rest.
+
+    The exit code is 1 if the lessons cannot run.
+    """
+    from multigpu.cli import doctor
+
+    announce("examining this machine, which takes some seconds")
+    checks = doctor.examine()
+    if as_json:
+        print(json.dumps(doctor.as_dict(checks), indent=2))
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(doctor.as_table(checks))
+    if not doctor.works(checks):
+        raise SystemExit(1)
+
+
+# ---- multigpu horovodrun: ranks with Horovod's variables ------------------------------------
+
+
+@app.command(
+    "horovodrun",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    add_help_option=False,
+)
+def horovodrun_command(
+    arguments: Annotated[list[str], typer.Argument(metavar="-np N COMMAND...")],
+) -> None:
+    """Start N ranks of a command on this machine, as Horovod's horovodrun does."""
+    from multigpu.launch import horovodrun
+
+    raise SystemExit(horovodrun.run(arguments))
+
+
+# ---- multigpu notebooks: each notebook matches its script -----------------------------------
+
+notebooks = typer.Typer(
+    no_args_is_help=True,
+    help="Make the notebooks from their scripts, and check that they match.",
+)
+app.add_typer(notebooks, name="notebooks")
+Stems = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[STEM]...", help="As in scripts/STEM.py; default: all."),
+]
+
+
+@notebooks.command("run")
+def notebooks_run(stems: Stems = None) -> None:
+    """Execute scripts and write their notebooks; exit code 1 if a cell fails.
+
+    The notebook of a script with a failed cell is left unchanged.
+    """
+    from multigpu import notebooks as pairs
+
+    root = find_root()
+    failed = False
+    for stem in pairs.select(stems or (), root):
+        print(f"{stem}: running", flush=True)
+        started = time.perf_counter()
+        try:
+            remarks = pairs.run(stem, root)
+        except pairs.CellFailed as error:
+            failed = True
+            print(error, file=sys.stderr)
+            continue
+        seconds = time.perf_counter() - started
+        print(f"{stem}: notebooks/{stem}.ipynb written after {seconds:.0f} s")
+        for remark in remarks:
+            print(f"{stem}: {remark}")
+    if failed:
+        raise SystemExit(1)
+
+
+@notebooks.command("text")
+def notebooks_text(stems: Stems = None) -> None:
+    """Take over the prose of scripts in their notebooks, without running them.
+
+    The notebooks keep their outputs. A script whose code has changed must be run.
+    """
+    from multigpu import notebooks as pairs
+
+    root = find_root()
+    problems = []
+    for stem in pairs.select(stems or (), root):
+        try:
+            if pairs.update_text(stem, root):
+                print(f"notebooks/{stem}.ipynb: text updated")
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+@notebooks.command("copy")
+def notebooks_copy(stems: Stems = None) -> None:
+    """Write your own notebooks to my-copy/, without outputs and guesses.
+
+    A notebook that exists there is kept.
+    """
+    from multigpu.notebooks import copies
+
+    for sentence in copies.copy(stems or ()):
+        print(sentence)
+
+
+@notebooks.command("footers")
+def notebooks_footers() -> None:
+    """Write the footers of pages and notebooks, and the tables of lessons."""
+    from multigpu.notebooks import footers
+
+    for name in footers.write():
+        print(f"{name}: updated")
+
+
+@notebooks.command("figures")
+def notebooks_figures(
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the values into the pages.")
+    ] = False,
+) -> None:
+    """Report figures on pages that are not what their notebook or file gives."""
+    from multigpu import notebooks as pairs
+    from multigpu.notebooks import figures
+
+    if write:
+        root = find_root()
+        for name in figures.write(root):
+            print(f"{name}: updated")
+            if name.endswith(".py"):
+                pairs.update_text(Path(name).stem, root)
+        return
+    findings = figures.check()
+    for finding in findings:
+        print(finding)
+    if findings:
+        raise SystemExit(1)
+
+
+@notebooks.command("check")
+def notebooks_check(stems: Stems = None) -> None:
+    """Report notebooks that no longer match their scripts; exit code 1 if there are any.
+
+    It also reports cells that failed, were not executed, or were executed out of order, and
+    outputs that are not those of the run.
+    """
+    from multigpu import notebooks as pairs
+
+    findings = pairs.check(stems or ())
+    for finding in findings:
+        print(finding)
+    if findings:
+        raise SystemExit(1)
+    print("every notebook matches its script, and every cell was executed")
+
+
+# ---- multigpu scaling: see scaling.py -------------------------------------------------------
+
+app.command("scaling")(scaling.scaling)
+
+
+# ---- multigpu virtual: see virtual.py -------------------------------------------------------
+
+app.command(
+    "virtual",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)(virtual.virtual)
+
+
+# ---- multigpu prove: see prove.py -----------------------------------------------------------
+
+app.command(
+    "prove",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)(prove.prove)
+
+
+# ---- multigpu exercise, release, grade: see exercises.py ------------------------------------
+
+app.add_typer(exercises.exercise, name="exercise")
+app.command("release")(exercises.release)
+app.command("grade")(exercises.grade)
+
+
+def main() -> None:
+    """Run the command line; a UserError is printed as one sentence, with exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

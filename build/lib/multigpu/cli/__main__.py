@@ -1,0 +1,5 @@
+"""`python -m multigpu.cli` is the command `multigpu`."""
+
+from multigpu.cli import main
+
+main()

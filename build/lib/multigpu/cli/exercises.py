@@ -1,0 +1,243 @@
+"""The commands of exercises and grading: exercise, release, grade."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from multigpu.errors import UserError, pluralize, warn
+from multigpu.terminal import announce, is_terminal
+
+exercise = typer.Typer(no_args_is_help=True, help="Check your answers, or make exercises.")
+Lessons = Annotated[
+    list[str], typer.Argument(metavar="LESSON...", help="As in lessons/LESSON, or its number.")
+]
+Solutions = Annotated[
+    Path | None,
+    typer.Option(help="A folder with your own solutions, SLUG.ipynb; default: the course's."),
+]
+
+
+@exercise.command("check")
+def exercise_check(
+    notebook: Annotated[Path, typer.Argument(help="Your notebook, as you would hand it in.")],
+) -> None:
+    """Run the visible checks on a notebook's answers; exit code 1 if one is wrong."""
+    from multigpu.exercise.exercise import PRINTED
+    from multigpu.grading import selfcheck
+
+    announce("checking, which takes some seconds")
+    results = selfcheck.check(notebook)
+    for question in results:
+        print(f"{question.title}: {question.earned:g} of {question.points:g} points")
+        for part in question.parts:
+            for line in part.lines:
+                print(f"    {line}")
+        if question.printed:
+            print(f"    {PRINTED}")
+            print("\n".join(f"        {line}" for line in question.printed.splitlines()))
+    earned = sum(question.earned for question in results)
+    points = sum(question.points for question in results)
+    print(f"{earned:g} of {points:g} points for the visible checks.")
+    print("Hidden checks, which try other values, give further points when it is graded.")
+    if earned < points:
+        raise SystemExit(1)
+
+
+@exercise.command("run")
+def exercise_run(lessons: Lessons) -> None:
+    """Execute lessons/LESSON/solution.py; write solution.ipynb and exercise.ipynb."""
+    from multigpu.grading import author
+    from multigpu.notebooks import CellFailed
+
+    for lesson in lessons:
+        started = time.perf_counter()
+        try:
+            solution = author.run(lesson)
+        except CellFailed as error:
+            raise UserError(str(error)) from None
+        seconds = time.perf_counter() - started
+        print(
+            f"{solution.lesson}: {pluralize(len(solution.questions), 'question')}, "
+            f"{solution.points:g} points, written after {seconds:.0f} s"
+        )
+
+
+@exercise.command("practice")
+def exercise_practice(
+    lesson: Annotated[str, typer.Argument(help="As in lessons/LESSON, or its number.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write to.")],
+    solutions: Solutions = None,
+) -> None:
+    """Write twelve made-up submissions, to practise grading on."""
+    from multigpu.grading import practice, solution
+
+    try:
+        paths = practice.write(solution.find(lesson, solutions), output)
+    except OSError as error:
+        raise UserError(f"cannot write to {output}: {error.strerror}.") from None
+    print(f"{pluralize(len(paths), 'submission')} in {output}")
+
+
+def release(
+    lessons: Lessons,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write to.")],
+    solutions: Solutions = None,
+) -> None:
+    """Write the students' notebooks, and a zip of each for a learning platform.
+
+    They have neither solutions nor hidden checks.
+    """
+    from multigpu.grading import release, solution
+
+    found = [solution.find(lesson, solutions) for lesson in lessons]
+    for each in found:
+        try:
+            paths = release.release(each, output)
+        except OSError as error:
+            raise UserError(f"cannot write to {output}: {error.strerror}.") from None
+        print(f"{each.lesson}: {', '.join(str(path) for path in paths)}")
+
+
+def grade(
+    lesson: Annotated[str, typer.Argument(help="As in lessons/LESSON, or its number.")],
+    submissions: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder of notebooks, nbgrader's tree, or a zip from Canvas or Moodle."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder of the results.")],
+    solutions: Solutions = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="How many submissions at a time; default: one a core.")
+    ] = os.cpu_count() or 1,
+    override: Annotated[
+        Path | None,
+        typer.Option(
+            help="Points by hand, with reasons: a CSV or JSON file of student, question, "
+            "points, reason. Later runs keep them."
+        ),
+    ] = None,
+    late: Annotated[
+        str | None,
+        typer.Option(
+            help="A rule such as 'deadline=2026-11-30T23:59+01:00 10%/day max 50%', or none. "
+            "Later runs keep it."
+        ),
+    ] = None,
+    times: Annotated[
+        Path | None,
+        typer.Option(
+            help="When students handed in: a CSV or JSON file of student, submitted (such as "
+            "2026-11-30T23:12+01:00). Later runs keep it."
+        ),
+    ] = None,
+    assignment: Annotated[
+        str,
+        typer.Option(help="The assignment's column in Canvas; default: the lesson's title."),
+    ] = "",
+    pseudonyms: Annotated[
+        bool, typer.Option("--pseudonyms", help="Reports without the students' names.")
+    ] = False,
+    regrade: Annotated[
+        bool, typer.Option("--regrade", help="Print what has changed since the last run.")
+    ] = False,
+    unsafe_no_sandbox: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-no-sandbox", help="Run students' code with all rights of your user."
+        ),
+    ] = False,
+) -> None:
+    """Grade what students handed in; write gradebooks, feedback and statistics.
+
+    An interrupted run goes on where it stopped.
+    """
+    from multigpu.grading import batch
+
+    options = batch.Options(
+        lesson,
+        submissions,
+        output,
+        None if unsafe_no_sandbox else _sandbox(),
+        jobs,
+        solutions,
+        override,
+        late,
+        assignment,
+        pseudonyms,
+        regrade,
+        times,
+    )
+    if unsafe_no_sandbox:
+        warn("no sandbox: a submission can read, change and delete all your files.")
+    announce("running the solution first, which takes some seconds")
+    with _Progress() as progress:
+        try:
+            lines = batch.run(options, progress.show)
+        except KeyboardInterrupt:
+            progress.close()
+            raise SystemExit(_interrupted(progress.done, output)) from None
+    for line in lines:
+        print(line)
+
+
+def _interrupted(done: int, output: Path) -> int:
+    """Print what is kept of an interrupted run. Returns the exit code, 128 + SIGINT."""
+    print(
+        f"interrupted: {pluralize(done, 'submission')} graded and kept in {output}; the same "
+        f"command goes on from there.",
+        file=sys.stderr,
+    )
+    return 130
+
+
+def _sandbox() -> str:
+    """The path of bubblewrap. Raises UserError if it does not work here."""
+    from multigpu import sandbox
+
+    found = sandbox.probe()
+    if found.works and found.program:
+        return found.program
+    fix = (
+        "lessons/INSTRUCTORS.md says what to do"
+        if found.program
+        else "sudo apt-get install bubblewrap"
+    )
+    raise UserError(
+        f"no sandbox, because {found.problem}: {fix}; --unsafe-no-sandbox runs students' code "
+        f"with all rights of your user."
+    )
+
+
+class _Progress:
+    """A bar on a terminal, with the time left; in a log, a line for each tenth."""
+
+    def __enter__(self) -> "_Progress":
+        from tqdm import tqdm
+
+        self.bar: tqdm | None = None
+        self.done = 0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self.bar is not None:
+            self.bar.close()
+
+    def show(self, done: int, of: int) -> None:
+        """`done` of `of` submissions are graded."""
+        from tqdm import tqdm
+
+        self.done = done
+        if self.bar is None:
+            seconds = 0.1 if is_terminal() else 10.0
+            self.bar = tqdm(total=of, initial=done, unit="submission", mininterval=seconds)
+        self.bar.update(done - self.bar.n)

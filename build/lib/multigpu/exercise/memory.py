@@ -1,0 +1,54 @@
+"""The memory of processes and of all that they have started."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+def exceeds(pids: Iterable[int], limit: int) -> bool:
+    """Whether the processes and their descendants use more than `limit` bytes together.
+
+    What counts is anonymous and shared memory in RAM, swap, and page tables: a byte that is
+    read in each 2 MB of an empty mapping costs a page table and no page. Pages that a fork
+    shares with its parent count once, where the system tells. A process that has ended uses
+    nothing, nor does any where there is no /proc.
+    """
+    folders = [folder for pid in pids for folder in _family(pid)]
+    if sum(map(_resident, folders)) <= limit:
+        return False
+    return sum(map(_proportional, folders)) > limit
+
+
+def _family(pid: int) -> Iterator[Path]:
+    waiting = [pid]
+    while waiting:
+        folder = Path(f"/proc/{waiting.pop()}")
+        yield folder
+        try:
+            for task in (folder / "task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        except (OSError, ValueError):
+            continue  # it has ended
+
+
+def _resident(folder: Path) -> int:
+    return _sum(folder / "status", ("RssAnon", "RssShmem", "VmSwap", "VmPTE"))
+
+
+def _proportional(folder: Path) -> int:
+    """As _resident, but a page of n processes counts 1/n in each; slow to read."""
+    rollup = folder / "smaps_rollup"
+    total = _sum(rollup, ("Pss_Anon", "Pss_Shmem", "SwapPss"))
+    return total + _sum(folder / "status", ("VmPTE",)) if total else _resident(folder)
+
+
+def _sum(file: Path, names: tuple[str, ...]) -> int:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    total = 0
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name in names:
+            total += int(value.split()[0]) * 1024
+    return total

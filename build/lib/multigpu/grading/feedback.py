@@ -1,0 +1,187 @@
+"""A page of feedback per student: one HTML file that loads nothing and runs nothing.
+
+Of a hidden check it has the title and the verdict, never its lines. All text is escaped.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from multigpu.files import atomic
+from multigpu.grading.csv_cells import number, table
+from multigpu.grading.feedback_style import STYLE
+from multigpu.grading.marks import Marked, MarkedPart, MarkedQuestion
+from multigpu.grading.texts import visible, without_colours
+
+HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+# The browser ignores all scripts and all styles but the one with this hash.
+POLICY = f"default-src 'none'; style-src 'sha256-{HASH}'; base-uri 'none'; form-action 'none'"
+VERDICTS = {"right": "✓ right", "wrong": "✗ wrong", "blocked": "– not graded"}
+NO_ANSWER = "✗ no answer"
+BLOCKED = (
+    "The machine could not grade this. It does not count as wrong; it will be graded again."
+)
+GENERATOR = '<meta name="generator" content="multigpu grade">'
+SAFE = re.compile(r"[a-z0-9_-]{1,64}")
+# Windows takes these names for devices, with any ending.
+DEVICES = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)")
+
+
+def write(marks: Sequence[Marked], folder: Path, lesson: str, title: str) -> list[Path]:
+    """Write a page per student into the folder; returns the paths, in the order of marks.
+
+    Pages of an earlier grading go: with pseudonyms, they would still show the students' names.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for one in marks:
+        path = folder / page_name(one.student)
+        with atomic(path) as temporary:
+            temporary.write_text(page(one, lesson, title), encoding="utf-8")
+        paths.append(path)
+    for path in sorted(set(folder.glob("*.html")) - set(paths)):
+        if path.is_file() and GENERATOR in path.read_bytes()[:2000].decode("utf-8", "replace"):
+            path.unlink()
+    return paths
+
+
+def index(marks: Sequence[Marked]) -> str:
+    """CSV: each student and the file of the page."""
+    return table(
+        [("student", "page"), *((one.student, page_name(one.student)) for one in marks)]
+    )
+
+
+def page_name(student: str) -> str:
+    """The page's file name: a login as it is; other names cleaned, with a hash.
+
+    Two students never have one name, also where case does not count. The ~ is in no login that
+    stays as it is, so no login can be another student's cleaned name.
+    """
+    if SAFE.fullmatch(student) and not DEVICES.fullmatch(student):
+        return f"{student}.html"
+    cleaned = re.sub(r"[^A-Za-z0-9_-]+", "-", student).strip("-")[:48]
+    digest = hashlib.sha256(student.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{cleaned or 'student'}~{digest}.html"
+
+
+def page(one: Marked, lesson: str, title: str) -> str:
+    """The page's HTML."""
+    body = [
+        "<header>",
+        f"<h1>{_text(title)}</h1>",
+        f'<span class="score">{_score(one.total, one.points)}</span>',
+        "</header>",
+        f'<p class="student"><bdi>{_text(one.student)}</bdi> · {_text(lesson)}</p>',
+    ]
+    if one.blocked:
+        body.append(_note("The machine could not grade all of this; there is no score yet."))
+    if one.result.problem:
+        body.append(
+            _note(
+                f"Your file could not be graded: {one.result.problem}. Ask your "
+                f"instructor whether you can hand it in again."
+            )
+        )
+    body += [_note(note) for note in one.notes]
+    if one.taken_off:
+        body.append(
+            _note(f"Earned: {_points(one.earned)}; taken off: {_points(one.taken_off)}.")
+        )
+    for question in one.questions:
+        body += _question(question)
+    if any(part.measured.hidden for question in one.questions for part in question.parts):
+        body.append(
+            "<footer>A hidden check is one that your notebook does not have: "
+            "other shapes, other seeds.</footer>"
+        )
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="referrer" content="no-referrer">',
+            GENERATOR,
+            f"<title>{_text(title)}: {_text(one.student)}</title>",
+            f"<style>{STYLE}</style>",
+            "</head>",
+            "<body>",
+            *body,
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+def _question(question: MarkedQuestion) -> list[str]:
+    measured = question.measured
+    lines = [
+        "<section>",
+        f'<div class="head"><h2>{_heading(measured.title)}</h2>'
+        f'<span class="score">{_score(question.earned, question.points)}</span></div>',
+    ]
+    if question.given is not None:
+        lines.append(_by_hand(question.given.points, question.given.reason))
+    lines += [_note(note) for note in measured.notes]
+    lines += ["<ul>", *(_check(part, measured.blank) for part in question.parts), "</ul>"]
+    for heading, text in (("Your answer", measured.answer), ("It printed", measured.printed)):
+        if text.strip():
+            lines += [f"<h3>{heading}</h3>", _pre(text)]
+    return [*lines, "</section>"]
+
+
+def _check(part: MarkedPart, is_blank: bool) -> str:
+    measured = part.measured
+    no_answer = is_blank and measured.status == "wrong"
+    verdict = NO_ANSWER if no_answer else VERDICTS[measured.status]
+    hidden = ' <span class="tag">hidden</span>' if measured.hidden else ""
+    line = (
+        f'<li><div class="check"><span class="verdict {measured.status}">'
+        f"{verdict}</span>"
+        f'<span class="title">{_text(measured.title)}{hidden}</span>'
+        f'<span class="score">{_score(part.earned, measured.points)}</span></div>'
+    )
+    if part.given is not None:
+        line += _by_hand(part.given.points, part.given.reason)
+    if measured.status == "blocked":
+        line += _note(BLOCKED)
+    elif measured.lines and not measured.hidden and not no_answer:
+        line += _pre("\n".join(measured.lines))
+    return f"{line}</li>"
+
+
+def _by_hand(points: float, reason: str) -> str:
+    return _note(f"Your instructor gave {_points(points)}: {reason}")
+
+
+def _score(earned: float | None, points: float) -> str:
+    return f"{number(earned) or '–'} / {number(points)}"
+
+
+def _points(points: float | None) -> str:
+    return f"{number(points)} point{'' if points == 1 else 's'}"
+
+
+def _heading(text: str) -> str:
+    """A heading's HTML, in which Markdown's `name` is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _text(text))
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{_text(text)}</p>'
+
+
+def _pre(text: str) -> str:
+    # A browser drops the first newline in <pre>.
+    return f'<pre dir="ltr">\n{_text(text)}</pre>'
+
+
+def _text(text: str) -> str:
+    return escape(visible(without_colours(text)))

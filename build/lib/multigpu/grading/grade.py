@@ -1,0 +1,226 @@
+"""Grade submissions: `multigpu grade LESSON SUBMISSIONS -o DIR`."""
+
+import hashlib
+import json
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from multigpu import sandbox
+from multigpu.errors import UserError
+from multigpu.exercise.budget import SECONDS
+from multigpu.files import atomic
+from multigpu.grading import marking
+from multigpu.grading.marking import Outcome, Task
+from multigpu.grading.pool import Pool
+from multigpu.grading.results import Result
+from multigpu.grading.solution import Solution
+from multigpu.grading.submissions import Submission
+from multigpu.grading.transplant import Answers, take
+
+CACHE = "outcomes"
+SECRET = "secret.txt"
+TRIES = 2  # a task that the machine could not run is tried again once
+VERSION = 1  # of what is stored in CACHE
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to grade.
+
+    folder    where results and outcomes are kept
+    sandbox   the path of bubblewrap; None to run without
+    jobs      how many at the same time
+    """
+
+    folder: Path
+    sandbox: str | None
+    jobs: int
+
+
+def grade(
+    solution: Solution,
+    submissions: Sequence[Submission],
+    settings: Settings,
+    progress: Callable[[int, int], None],
+    pool: Pool | None = None,
+) -> list[Result]:
+    """The results, one per submission, in the order of the submissions.
+
+    progress   is called with how many submissions are graded, and of how many
+    pool       jobs that are in use for several gradings; None for new ones
+
+    An outcome is stored as soon as it is known, so that a run that was interrupted goes on
+    where it stopped. Raises UserError if the solution itself does not pass its checks here, if
+    students' code could read the results, and if all notebooks are of another lesson.
+    """
+    if settings.sandbox and sandbox.shows(settings.folder):
+        raise UserError(
+            f"students' code could read {settings.folder}, which is in a folder of Python's: "
+            f"give another folder for the results."
+        )
+    answers = [take(each.data, solution) for each in submissions]
+    _check_lesson(solution, answers)
+    secret = read_secret(settings.folder)
+    texts = [marking.to_run(solution, each) for each in answers]
+    ids = [_digest(solution, each, secret) for each in texts]
+    outcomes = {id: found for id in ids if (found := _stored(settings.folder, id))}
+    needed = dict.fromkeys(id for id in ids if id not in outcomes)
+    tasks = {id: Task(id, text) for id, text in zip(ids, texts, strict=True) if id in needed}
+    done = sum(id in outcomes for id in ids)
+    progress(done, len(ids))
+    if tasks:
+        with (
+            nullcontext(pool) if pool else Pool(settings.jobs, SECONDS) as jobs,
+            tempfile.TemporaryDirectory(prefix="grading-") as folder,
+        ):
+            runner = Runner(solution, jobs, Path(folder), secret, settings.sandbox)
+            runner.check_solution(times=min(jobs.jobs, len(tasks)))
+
+            def ended(task: Task, found: Outcome) -> None:
+                nonlocal done
+                outcomes[task.id] = found
+                if not found.blocked:
+                    _store(settings.folder, task.id, found)
+                done += ids.count(task.id)
+                progress(done, len(ids))
+
+            runner.run(list(tasks.values()), ended)
+    return [
+        result(solution, submission, found, outcomes[id])
+        for submission, found, id in zip(submissions, answers, ids, strict=True)
+    ]
+
+
+def _check_lesson(solution: Solution, answers: Sequence[Answers]) -> None:
+    """Raise UserError if all notebooks that can be read are of other lessons."""
+    readable = [each for each in answers if each.lesson or not each.problem]
+    others = sorted({each.lesson for each in readable})
+    if others and "" not in others:
+        raise UserError(
+            f"nothing was graded: all notebooks are of lesson {' or '.join(others)}, none of "
+            f"{solution.lesson}: give the folder of {solution.lesson}, or grade "
+            f"{others[0]}."
+        )
+
+
+def result(
+    solution: Solution, submission: Submission, answers: Answers, run: Outcome
+) -> Result:
+    """A submission's result."""
+    general = [note for note in answers.notes if not note.partition(":")[0].isidentifier()]
+    return Result(
+        submission.student,
+        submission.file,
+        marking.question_results(solution, answers, run, marking.to_run(solution, answers)),
+        submission.submitted,
+        submission.problem or answers.problem,
+        [*submission.notes, *general],
+    )
+
+
+@dataclass
+class Runner:
+    """Runs tasks in a pool."""
+
+    solution: Solution
+    pool: Pool
+    folder: Path
+    secret: str
+    sandbox: str | None
+    own_needs: bool = False
+
+    def check_solution(self, times: int) -> None:
+        """Raises UserError unless the solution's own answers pass all checks here.
+
+        times   how many copies run; with one for each job, all jobs start at the same time
+        """
+        solution = self.solution
+        texts = {question.name: solution.answer(question) for question in solution.questions}
+        tasks = [Task(f"solution{number}", texts) for number in range(times)]
+        found: list[Outcome] = []
+        self.run(tasks, lambda _, run: found.append(run))
+        for run in found:
+            self._check_outcome(run)
+
+    def _check_outcome(self, run: Outcome) -> None:
+        solution = self.solution
+        if run.problem:
+            raise UserError(f"{solution.path} cannot be run here: {run.problem}")
+        for question in solution.questions:
+            for part in question.parts:
+                status, lines = run.parts.get((part.question, part.title), ("right", []))
+                if status != "right":
+                    stored = solution.notebook.cells[part.cell].outputs
+                    text = "".join(output.get("text", "") for output in stored).strip()
+                    raise UserError(
+                        f"{solution.path}: the solution does not pass its own check here, so "
+                        f"nothing was graded. In [{part.number}] {part.title!r}: stored "
+                        f"{text!r}, now {' '.join(lines)!r}."
+                    )
+
+    def run(self, tasks: Sequence[Task], ended: Callable[[Task, Outcome], None]) -> None:
+        """Run tasks, and call `ended` for each as it ends."""
+        by_id = {task.id: task for task in tasks}
+        for attempt in range(TRIES):
+            last = attempt == TRIES - 1
+            notebooks = [(id, self._write(task)) for id, task in by_id.items()]
+            for id, cells in self.pool.run(notebooks):
+                if cells is None:
+                    found = Outcome(problem="the process that runs the checks ended")
+                else:
+                    record = marking.record_of(self.folder, by_id[id])
+                    found = marking.outcome(cells, record)
+                if last or not found.blocked:
+                    ended(by_id.pop(id), found)
+
+    def _write(self, task: Task) -> Path:
+        return marking.write(
+            self.solution,
+            task,
+            self.folder,
+            secret=self.secret,
+            sandbox=self.sandbox,
+            own_needs=self.own_needs,
+        )
+
+
+def read_secret(folder: Path) -> str:
+    """The text of DIR/secret.txt, which is made at random if there is none.
+
+    A new folder can be read by its owner alone: students may be users of this machine.
+    """
+    path = folder / SECRET
+    if not path.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with atomic(path) as temporary:
+            temporary.write_text(secrets.token_hex(16) + "\n")
+    return path.read_text().strip()
+
+
+def _digest(solution: Solution, texts: dict[str, str], secret: str) -> str:
+    """A name for what decides on an outcome."""
+    cells = [
+        [role, cell.source, cell.get("outputs", [])]
+        for cell, role in zip(solution.notebook.cells, solution.roles, strict=True)
+        if role != "text"
+    ]
+    data = [VERSION, version("multigpu"), cells, sorted(texts.items()), secret]
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()[:32]
+
+
+def _stored(folder: Path, id: str) -> Outcome | None:
+    try:
+        return Outcome.from_json(json.loads((folder / CACHE / f"{id}.json").read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _store(folder: Path, id: str, found: Outcome) -> None:
+    (folder / CACHE).mkdir(parents=True, exist_ok=True)
+    with atomic(folder / CACHE / f"{id}.json") as temporary:
+        temporary.write_text(json.dumps(found.to_json()))

@@ -1,0 +1,156 @@
+"""Jobs that run notebooks through nbval in parallel."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from multigpu.errors import UserError
+from multigpu.exercise.budget import SUBMISSION_CHECKS
+
+START_SECONDS = 180  # a job's first notebook waits for imports
+SPARE_SECONDS = 60.0  # by which nbval waits longer than the checks' own limits
+
+
+class Job:
+    """A process of job.py. Used by one thread."""
+
+    def __init__(self, seconds_per_check: float):
+        # Jupyter and IPython leave files where they are killed.
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="grading-job-", ignore_cleanup_errors=True
+        )
+        environment = dict(os.environ)
+        environment |= {
+            "TMPDIR": self._temporary.name,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "OMP_NUM_THREADS": "1",
+            "IPYTHONDIR": os.devnull,
+        }
+        environment.pop("PYTEST_ADDOPTS", None)
+        environment.pop("PYTEST_CURRENT_TEST", None)
+        self._seconds = SUBMISSION_CHECKS * seconds_per_check + START_SECONDS + SPARE_SECONDS
+        cell_seconds = seconds_per_check + START_SECONDS
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "multigpu.grading.job", str(cell_seconds)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",  # what lies in the folder of the grader must not be imported
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the parent, which ends the jobs
+        )
+
+    def run(self, id: str, notebook: Path) -> list[dict[str, Any]] | None:
+        """The outcome of each cell; None if the process ended, or did not answer in time."""
+        watch = threading.Timer(self._seconds, self._process.kill)
+        watch.daemon = True
+        watch.start()
+        try:
+            line = json.dumps({"id": id, "notebook": str(notebook)})
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+            reply = self._process.stdout.readline()
+            return json.loads(reply)["cells"] if reply else None
+        except (OSError, ValueError):
+            return None
+        finally:
+            watch.cancel()
+
+    def close(self, now: bool = False) -> None:
+        """End the process and its kernel."""
+        if now:
+            self._process.kill()
+        with suppress(OSError):  # of what was not yet written
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._temporary.cleanup()
+
+
+class Pool:
+    """Jobs in parallel. A `with` block ends them."""
+
+    def __init__(self, jobs: int, seconds_per_check: float):
+        """Start no process yet. Raises UserError without nbval."""
+        if not find_spec("nbval"):
+            raise UserError("checks need nbval and pytest: pip install 'multigpu[test]'.")
+        self.jobs = jobs
+        self.seconds_per_check = seconds_per_check
+        self._idle: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._all: list[Job] = []
+        for _ in range(jobs):
+            self._idle.put(None)  # a job starts when it is needed
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for job in self._all:
+            job.close(now=True)
+
+    def run(
+        self, tasks: Sequence[tuple[str, Path]]
+    ) -> Iterator[tuple[str, list[dict] | None]]:
+        """Run notebooks; yield (id, outcome of the cells) as they end, in any order.
+
+        The outcome is None if the job ended or hung; it is replaced. Raises UserError if a job
+        cannot be started.
+        """
+        waiting: queue.SimpleQueue[tuple[str, Path]] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[tuple[str, list[dict] | None] | UserError]
+        ended = queue.SimpleQueue()
+        for task in tasks:
+            waiting.put(task)
+
+        def work() -> None:
+            job = self._idle.get()
+            while True:
+                try:
+                    id, notebook = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if job is None:
+                    try:
+                        job = Job(self.seconds_per_check)
+                    except OSError as error:
+                        ended.put(_no_job(error))
+                        break
+                    self._all.append(job)
+                cells = job.run(id, notebook)
+                if cells is None:
+                    job.close(now=True)
+                    job = None
+                ended.put((id, cells))
+            self._idle.put(job)
+
+        count = min(self.jobs, len(tasks))
+        for _ in range(count):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            for _ in tasks:
+                found = ended.get()
+                if isinstance(found, UserError):
+                    raise found
+                yield found
+        finally:
+            # Who stops to ask for outcomes wants no further tasks to begin.
+            while not waiting.empty():
+                with suppress(queue.Empty):
+                    waiting.get_nowait()
+
+
+def _no_job(error: OSError) -> UserError:
+    return UserError(
+        f"a process for the checks cannot be started ({error.strerror}): free memory and disk,"
+        f" or give fewer --jobs; the same command goes on where it stopped."
+    )

@@ -1,0 +1,179 @@
+"""How the questions did: counts, mean, and how well a question separates the students.
+
+All of it but the mean total is about what was measured; points by hand do not count. Files
+that could not be graded are left out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from multigpu.errors import pluralize
+from multigpu.grading.csv_cells import number
+from multigpu.grading.marks import Marked, MarkedQuestion
+from multigpu.grading.texts import visible
+
+MIN_STUDENTS = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """A question, or a check of it.
+
+    check           its title; "" for the whole question
+    right … blocked students: a question is right if all its checks are, and blocked if one is
+    by_hand         students with points by hand for it
+    mean            mean share of the points, from 0 to 1, blocked ones left out
+    discrimination  from -1 to 1; None if it is not defined
+    """
+
+    question: str
+    check: str
+    hidden: bool
+    points: float
+    right: int
+    wrong: int
+    blank: int
+    blocked: int
+    by_hand: int
+    mean: float | None
+    discrimination: float | None
+
+
+def rows(marks: Sequence[Marked]) -> list[Row]:
+    """A row per question, and one per check after it.
+
+    discrimination is the correlation of the points for it with the points for the rest of the
+    same student's work: the item-rest correlation (S. Henrysson, Correction of item-total
+    correlations in item analysis, Psychometrika 28, 1963). A check is right or wrong, so there
+    it is the point-biserial correlation
+
+        r = (M1 - M0) / s * sqrt(p q)
+
+    with M1 and M0 the means of the rest of those who have it right and wrong, s the standard
+    deviation of the rest (divided by n), and p and q = 1 - p the shares of right and wrong.
+    Below 0.2, look at the question (a common rule of thumb); below 0, better students get it
+    wrong. It is not defined for fewer than three students, or if all have the same.
+    """
+    marks = [one for one in marks if not one.result.problem]
+    found = []
+    count = len(marks[0].questions) if marks else 0
+    for place in range(count):
+        questions = [one.questions[place] for one in marks]
+        found.append(_row(marks, None, questions))
+        for place_of_check in range(min(len(question.parts) for question in questions)):
+            found.append(_row(marks, place_of_check, questions))
+    return found
+
+
+def _row(
+    marks: Sequence[Marked], check: int | None, questions: Sequence[MarkedQuestion]
+) -> Row:
+    """The row of a question; with a check, of the check at this place."""
+    first = questions[0].measured
+    counts = {"right": 0, "wrong": 0, "blank": 0, "blocked": 0}
+    shares = []
+    rests = []
+    by_hand = 0
+    for one, question in zip(marks, questions, strict=True):
+        parts = question.measured.parts
+        chosen = parts if check is None else [parts[check]]
+        status = _status(question.measured.blank, [part.status for part in chosen])
+        counts[status] += 1
+        given = question.overrides if check is None else [question.parts[check].given]
+        by_hand += any(given)
+        points = sum(part.points for part in chosen)
+        whole = one.result
+        if status != "blocked" and not whole.blocked:
+            earned = sum(part.earned for part in chosen)
+            rests.append((earned, whole.earned - earned))
+        if status != "blocked" and points:
+            shares.append(sum(part.earned for part in chosen) / points)
+    part = None if check is None else first.parts[check]
+    return Row(
+        first.name,
+        part.title if part else "",
+        part.hidden if part else False,
+        part.points if part else first.points,
+        **counts,
+        by_hand=by_hand,
+        mean=sum(shares) / len(shares) if shares else None,
+        discrimination=correlation(rests),
+    )
+
+
+def _status(blank: bool, statuses: list[str]) -> str:
+    if "blocked" in statuses:
+        return "blocked"
+    if blank:
+        return "blank"
+    return "right" if all(status == "right" for status in statuses) else "wrong"
+
+
+def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Pearson's r of the pairs; None if there are fewer than three, or a side is constant."""
+    if len(pairs) < MIN_STUDENTS:
+        return None
+    firsts, seconds = zip(*pairs, strict=True)
+    mean_first = sum(firsts) / len(pairs)
+    mean_second = sum(seconds) / len(pairs)
+    square_first = sum((value - mean_first) ** 2 for value in firsts)
+    square_second = sum((value - mean_second) ** 2 for value in seconds)
+    # Rounding can make the sum for equal values a little more than 0.
+    if min(square_first, square_second) < 1e-12:
+        return None
+    product = sum((a - mean_first) * (b - mean_second) for a, b in pairs)
+    return max(-1.0, min(1.0, product / math.sqrt(square_first * square_second)))
+
+
+def to_json(marks: Sequence[Marked]) -> dict[str, Any]:
+    """A dict for json.dump: how many students, how many files not read, and the rows."""
+    unread = sum(bool(one.result.problem) for one in marks)
+    return {
+        "students": len(marks) - unread,
+        "not readable": unread,
+        "rows": [asdict(row) for row in rows(marks)],
+    }
+
+
+def mean_total(marks: Sequence[Marked]) -> float | None:
+    """The mean of the totals of all files that could be graded; blocked ones are left out.
+
+    Totals include points by hand and late penalties.
+    """
+    totals = [one.total for one in marks if not one.result.problem]
+    known = [total for total in totals if total is not None]
+    return sum(known) / len(known) if known else None
+
+
+def text(marks: Sequence[Marked]) -> str:
+    """The rows as a table of at most 95 columns."""
+    points = marks[0].points if marks else 0
+    unread = sum(bool(one.result.problem) for one in marks)
+    lines = [
+        f"{pluralize(len(marks) - unread, 'student')}; left out, as they could not be graded: "
+        f"{pluralize(unread, 'file')}",
+        f"mean total: {number(mean_total(marks)) or '-'} of {number(points)} points, with "
+        f"points by hand and late penalties",
+        "discrim.: how well it separates strong from weak students, from -1 to 1. Below 0.2, "
+        "look at",
+        "the question; below 0, students who do well elsewhere get it wrong.",
+        "",
+        f"{'question / check':<42}{'points':>7}{'right':>6}{'wrong':>6}{'blank':>6}"
+        f"{'blocked':>8}{'mean':>6}{'discrim.':>9}",
+    ]
+    for row in rows(marks):
+        name = (
+            f"  {row.check}{' (hidden)' if row.hidden else ''}" if row.check else row.question
+        )
+        name = visible(name)
+        if len(name) > 41:
+            name = name[:40] + "…"
+        mean = "-" if row.mean is None else f"{row.mean:.0%}"
+        discrimination = "-" if row.discrimination is None else f"{row.discrimination:+.2f}"
+        lines.append(
+            f"{name:<42}{row.points:>7g}{row.right:>6}{row.wrong:>6}{row.blank:>6}"
+            f"{row.blocked:>8}{mean:>6}{discrimination:>9}"
+        )
+    return "\n".join(lines) + "\n"

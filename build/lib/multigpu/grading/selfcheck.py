@@ -1,0 +1,36 @@
+"""A student's notebook checked by the student: `multigpu exercise check NOTEBOOK`."""
+
+import tempfile
+from pathlib import Path
+
+from multigpu.exercise.budget import SECONDS
+from multigpu.grading import marking
+from multigpu.grading.grade import Runner
+from multigpu.grading.marking import Outcome, Task
+from multigpu.grading.pool import Pool
+from multigpu.grading.results import QuestionResult
+from multigpu.grading.solution import read_released
+from multigpu.grading.transplant import Answers
+
+
+def check(path: Path) -> list[QuestionResult]:
+    """The results of the visible checks, which the notebook itself has.
+
+    There is no stored output to compare with: a check passes if each of its verdicts is right,
+    which is the same. Raises UserError if the notebook cannot be read.
+    """
+    notebook = read_released(path)
+    texts = {question.name: notebook.answer(question) for question in notebook.questions}
+    answers = Answers(texts)
+    with (
+        Pool(1, SECONDS) as pool,
+        tempfile.TemporaryDirectory(prefix="exercise-") as folder,
+    ):
+        runner = Runner(notebook, pool, Path(folder), "visible", None, own_needs=True)
+        found: list[Outcome] = []
+        runner.run([Task("notebook", texts)], lambda _, run: found.append(run))
+    [run] = found
+    for key, (status, lines) in run.parts.items():
+        if status == "wrong" and lines and all(line.startswith("right: ") for line in lines):
+            run.parts[key] = ("right", lines)
+    return marking.question_results(notebook, answers, run, texts)

@@ -1,0 +1,144 @@
+"""Pairs of students whose answers to a question are alike. A reason to look, not a proof.
+
+Answers are compared as sets of shingles: all runs of five tokens (A. Broder, On the
+resemblance and containment of documents, 1997). Names of variables, strings, comments and
+spaces do not count, nor does the order of functions. difflib compares 200 students' answers in
+minutes, sets in seconds, and difflib depends on the order of the functions.
+
+Only tokens are read, not ast.parse: Python's parser can crash on text that is made for it.
+"""
+
+import builtins
+import io
+import keyword
+import re
+import tokenize
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, pairwise
+from typing import Any
+
+from multigpu.grading.csv_cells import number
+from multigpu.grading.marks import Marked
+from multigpu.grading.texts import one_line
+
+SHINGLE = 5
+# Answers with fewer shingles of their own are short: all right ones are alike.
+MIN_SHINGLES = 25
+MAX_CHARACTERS = 10_000
+KEPT = frozenset(keyword.kwlist) | frozenset(dir(builtins))
+IGNORED = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.ENCODING,
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two students, and the share of their shingles that both have, from 0 to 1."""
+
+    question: str
+    first: str
+    second: str
+    similarity: float
+    shingles: int
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict for json.dump."""
+        return asdict(self)
+
+
+def pairs(
+    marks: Sequence[Marked], released: Mapping[str, str], threshold: float = 0.8
+) -> list[Pair]:
+    """All pairs with at least this similarity, the most similar first.
+
+    released   the text of each question's answer cell, as students got it; what an answer has
+               of it does not count
+    """
+    found = []
+    ids: dict[tuple[str, ...], int] = {}
+    names = [question.measured.name for question in marks[0].questions] if marks else []
+    for place, name in enumerate(names):
+        given = shingles(released.get(name, ""))
+        own = []
+        for one in marks:
+            question = one.questions[place].measured
+            if not question.blank:
+                rest = shingles(question.answer) - given
+                if len(rest) >= MIN_SHINGLES:
+                    numbered = {ids.setdefault(each, len(ids)) for each in rest}
+                    own.append((one.student, numbered))
+        for (first, a), (second, b) in combinations(own, 2):
+            if min(len(a), len(b)) < threshold * max(len(a), len(b)):
+                continue
+            both = len(a & b)
+            similarity = both / (len(a) + len(b) - both)
+            if similarity >= threshold:
+                found.append(Pair(name, first, second, similarity, both))
+    found.sort(key=lambda pair: (-pair.similarity, -pair.shingles, pair.question, pair.first))
+    return found
+
+
+def text(found: Sequence[Pair], most: int = 50) -> str:
+    """The pairs as a table."""
+    if not found:
+        return "no two answers are alike\n"
+    lines = [
+        f"{pair.similarity:>5.0%}  {pair.question}: {one_line(pair.first)} and "
+        f"{one_line(pair.second)} "
+        f"({number(pair.shingles)} runs of {SHINGLE} tokens in both)"
+        for pair in found[:most]
+    ]
+    if len(found) > most:
+        lines.append(f"and {len(found) - most} more: the question may have one natural answer")
+    return "\n".join(lines) + "\n"
+
+
+def shingles(source: str) -> frozenset[tuple[str, ...]]:
+    """All runs of five tokens of the first 10,000 characters."""
+    found = tokens(source[:MAX_CHARACTERS])
+    return frozenset(zip(*(found[start:] for start in range(SHINGLE)), strict=False))
+
+
+def tokens(source: str) -> list[str]:
+    """The tokens; a variable's name is `v`, a string is `s`, a text alone on its lines is not
+    there. Names after a dot, keywords and Python's own names stay.
+    """
+    try:
+        stream = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        # An answer that is no Python is cut into words and signs.
+        words = re.findall(r"\w+|[^\w\s]", re.sub(r"#.*", "", source))
+        return [_name(word, before) for before, word in pairwise(["", *words])]
+    found: list[str] = []
+    begins_line = True
+    depth = 0
+    for place, token in enumerate(stream):
+        name = tokenize.tok_name[token.type]
+        if name == "FSTRING_START":
+            depth += 1
+        if depth or token.type == tokenize.STRING:
+            depth -= name == "FSTRING_END"
+            after = stream[place + 1].type
+            alone = begins_line and after in (tokenize.NEWLINE, tokenize.COMMENT)
+            if not depth and not alone:
+                found.append("s")
+        elif token.type == tokenize.NAME:
+            found.append(_name(token.string, found[-1] if found else ""))
+        elif token.type not in IGNORED:
+            found.append(token.string)
+        if not depth:
+            begins_line = token.type in IGNORED
+    return found
+
+
+def _name(word: str, before: str) -> str:
+    """`v` for a variable's name; else the word."""
+    kept = not word.isidentifier() or word in KEPT or before == "."
+    return word if kept else "v"

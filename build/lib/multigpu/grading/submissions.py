@@ -1,0 +1,152 @@
+"""What students handed in: a folder of notebooks, nbgrader's tree, or a zip of a platform.
+
+    anna.ipynb, ben.ipynb                       the file's name is the student's key
+    anna/any name.ipynb, ben/work.ipynb         the folder's name is
+    submitted/anna/05-ddp-cluster/work.ipynb    nbgrader; its root or `submitted` can be given
+    submissions.zip                             of Canvas or Moodle, or of a folder as above
+
+A zip is not unpacked, and nothing is written. A student who handed in something that cannot be
+read has a submission with a `problem`.
+"""
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from multigpu.errors import UserError
+from multigpu.grading import platforms, sources
+from multigpu.grading.platforms import HandedIn
+from multigpu.grading.sources import Limits
+from multigpu.grading.texts import one_line
+
+NAMED = 5
+ALSO_HANDED_IN = "also handed in, and left out"
+LATE_MARK = "Canvas marks it as late"
+
+
+@dataclass
+class Submission:
+    """One student's file.
+
+    student    the key of the gradebook
+    file       its name, relative to what was given
+    data       its bytes, at most transplant.MAX_BYTES + 1
+    submitted  when, in ISO 8601 with the time zone; "" if nothing says so
+    problem    why it cannot be read; "" if it can
+    notes      what is to be said about it: an older one was left out, say
+    """
+
+    student: str
+    file: str
+    data: bytes = b""
+    submitted: str = ""
+    problem: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Found:
+    """One submission per student, sorted by student, and notes on what is nobody's."""
+
+    submissions: list[Submission]
+    notes: list[str] = field(default_factory=list)
+
+
+def find(path: Path, lesson: str, limits: Limits | None = None) -> Found:
+    """Read what students handed in for a lesson, such as 05-ddp-cluster.
+
+    If a student has several notebooks, one counts: the notebook with the lesson's name.
+    Without such a name, the newest counts, by the platform's number, then by the file's time.
+    Raises UserError if there is no submission, and if all together exceed the limit.
+    """
+    limits = limits or Limits()
+    with sources.opened(path, limits) as tree:
+        handed_in, ignored = platforms.whose(tree.files, path, lesson)
+        by_student: dict[str, list[HandedIn]] = {}
+        for each in handed_in:
+            by_student.setdefault(each.student, []).append(each)
+        chosen = {student: choose(each, lesson) for student, each in by_student.items()}
+        if not any(each.is_notebook for each in handed_in):
+            raise UserError(
+                f"{path} has no notebook: expected STUDENT.ipynb, STUDENT/NAME.ipynb, "
+                f"submitted/STUDENT/ASSIGNMENT/NAME.ipynb, or a zip from Canvas or Moodle."
+            )
+        total = sum(min(one.file.size, limits.file_bytes) for one in chosen.values())
+        if total > limits.total_bytes:
+            raise UserError(
+                f"the notebooks in {path} have {total:,} bytes, more than "
+                f"{limits.total_bytes:,}: grade them in two parts."
+            )
+        submissions = []
+        for student in sorted(chosen, key=lambda name: (name.casefold(), name)):
+            one = chosen[student]
+            submissions.append(_read(one, by_student[student], limits))
+    return Found(submissions, tree.notes + ignored)
+
+
+def choose(handed_in: list[HandedIn], lesson: str) -> HandedIn:
+    """Which of one student's files counts."""
+
+    def rank(one: HandedIn) -> tuple:
+        file = one.file
+        return (
+            one.is_notebook,
+            not file.problem,
+            _is_named(one.name, lesson),
+            one.upload,
+            file.modified,
+            file.parts,
+        )
+
+    return max(handed_in, key=rank)
+
+
+def _is_named(name: str, lesson: str) -> bool:
+    """Whether a file is named like the lesson; -1 and (1) are of platforms and browsers."""
+    stem = name.rpartition("/")[2].removesuffix(".ipynb")
+    return re.sub(r"(-\d+| ?\(\d+\))+$", "", stem) == lesson
+
+
+def _read(one: HandedIn, handed_in: list[HandedIn], limits: Limits) -> Submission:
+    submission = Submission(one.student, one.file.path)
+    others = [other for other in handed_in if other is not one]
+    if one.is_notebook:
+        submission.data, submission.problem = one.file.read(limits.file_bytes)
+        notebooks = sorted(other.shown for other in others if other.is_notebook)
+        if notebooks:
+            submission.notes.append(
+                f"{one.shown} was graded; {ALSO_HANDED_IN}: {_listed(notebooks)}"
+            )
+    else:
+        names = sorted(other.name for other in handed_in)
+        submission.problem = f"no notebook was handed in, only {_listed(names)}"
+    if one.late:
+        submission.notes.append(LATE_MARK)
+    if one.stamp is not None:
+        text = one.stamp.read(200)[0].decode("utf-8", "replace")
+        submission.submitted = when(text)
+        if not submission.submitted:
+            submission.notes.append(
+                f"timestamp.txt has no time that can be read: {one_line(text)[:60]}"
+            )
+    return submission
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def when(text: str) -> str:
+    """nbgrader's time, `2026-11-30 22:58:23.948203 UTC`, in ISO 8601; "" for another text.
+
+    nbgrader writes UTC unless its timestamp_format was changed; a time without a zone is UTC.
+    """
+    words = re.sub(r"\s+(UTC|GMT|Z)$", "+00:00", text.strip())
+    words = re.sub(r"\s+([+-]\d\d:?\d\d)$", r"\1", words)
+    try:
+        time = datetime.fromisoformat(words)
+    except ValueError:
+        return ""
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()

@@ -1,0 +1,130 @@
+"""A student's answers, taken out of the notebook that was handed in.
+
+Only the text of the cells whose `grade_id`, or whose first line, names a question is taken:
+outputs, checks and other cells of the student's are not used.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from multigpu.course import LESSONS
+from multigpu.exercise.sources import answer_of
+from multigpu.grading.solution import LESSON, SETUP, Solution
+
+MAX_BYTES = 8 << 20
+MAX_CELLS = 2000
+MAX_ANSWER = 200_000
+OTHER_LESSON = "this is the notebook of"
+NO_ANSWER_CELL = "the notebook has none of the answer cells"
+DAMAGED = "the file is damaged or cut off, and no notebook can be read from it"
+
+
+@dataclass
+class Answers:
+    """The answers by question, and what is to be said about the notebook.
+
+    problem   why the notebook cannot be graded; "" if it can
+    lesson    the other lesson whose notebook it is; "" if it is none
+    """
+
+    sources: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    problem: str = ""
+    lesson: str = ""
+
+
+def take(data: bytes, solution: Solution) -> Answers:
+    """The answers in a notebook file. Never raises: what is wrong with it is said."""
+    if len(data) > MAX_BYTES:
+        return Answers(problem=f"the notebook has {len(data):,} bytes; at most {MAX_BYTES:,}")
+    try:
+        notebook = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return Answers(problem=DAMAGED)
+    try:
+        found = _cells(notebook)
+    except (ValueError, KeyError, TypeError) as error:
+        return Answers(problem=f"the file is no notebook: {str(error)[:200]}")
+    answers = Answers()
+    if len(found) > MAX_CELLS:
+        answers.notes.append(f"only the first {MAX_CELLS:,} of {len(found):,} cells were read")
+    for cell in found[:MAX_CELLS]:
+        _take_cell(cell, solution, answers)
+    other = _other_lesson(found[:MAX_CELLS], solution)
+    # With all answer cells of this lesson, a changed setup costs nothing: it is not used.
+    if other and len(answers.sources) < len(solution.questions):
+        return Answers(problem=f"{OTHER_LESSON} {other}", lesson=other)
+    if not answers.sources:
+        answers.notes.append(f"{NO_ANSWER_CELL} of {solution.lesson}")
+    for question in solution.questions:
+        if question.name not in answers.sources:
+            answers.notes.append(f"{question.name}: there is no answer cell")
+    return answers
+
+
+def _cells(notebook: Any) -> list[Any]:
+    """The cells of a notebook of format 3 or 4, and of later ones that have `cells`."""
+    if type(notebook) is not dict:
+        raise ValueError("expected an object")
+    if type(notebook.get("cells")) is list:
+        return notebook["cells"]
+    if type(notebook.get("worksheets")) is list:
+        return [cell for sheet in notebook["worksheets"] for cell in sheet["cells"]]
+    raise ValueError("it has no cells")
+
+
+def _source(cell: Any) -> str:
+    """A cell's text; "" if it has none."""
+    source = cell.get("source", cell.get("input", "")) if type(cell) is dict else ""
+    if type(source) is list:
+        source = "".join(part for part in source if type(part) is str)
+    # JSON can hold half a surrogate pair, which no file and no report can.
+    return source.encode(errors="replace").decode() if type(source) is str else ""
+
+
+def _other_lesson(found: list[Any], solution: Solution) -> str:
+    """The lesson of the course, but the solution's, that the setup cell names; "" if none."""
+    for cell in found:
+        source = _source(cell)
+        named = LESSON.search(source) if SETUP.match(source) else None
+        if (
+            named
+            and named[1] != solution.lesson
+            and any(named[1] == one.slug for one in LESSONS)
+        ):
+            return named[1]
+    return ""
+
+
+def _take_cell(cell: Any, solution: Solution, answers: Answers) -> None:
+    source = _source(cell)
+    if type(cell) is not dict or not source:
+        return
+    metadata = cell.get("metadata")
+    name = metadata.get("grade_id") if type(metadata) is dict else None
+    known = {question.name for question in solution.questions}
+    if type(name) is not str or name not in known:
+        name = answer_of(source)  # some editors drop a cell's metadata
+    if name not in known:
+        return
+    if cell.get("cell_type") != "code":
+        answers.notes.append(f"{name}: its answer cell is not a code cell any more")
+        return
+    if name in answers.sources:
+        answers.notes.append(f"{name}: there are two answer cells; the first one counts")
+        return
+    if len(source) > MAX_ANSWER:
+        answers.notes.append(f"{name}: the answer is longer than {MAX_ANSWER:,} characters")
+        source = ""
+    answers.sources[name] = source
+
+
+def is_blank(source: str, released: str) -> bool:
+    """Whether an answer is still the released text, comments and spaces aside."""
+
+    def bare(text: str) -> str:
+        return re.sub(r"\s+", "", re.sub(r"#.*", "", text))
+
+    return bare(source) in ("", bare(released))

@@ -1,0 +1,151 @@
+"""The links at the end of pages and notebooks, and the tables of lessons, from one table.
+
+The table is multigpu.course.LESSONS. A notebook's footer is the last cell of its script, with
+the tag "footer". The cell after the title, with the tag "how-to-run", is the same in all
+notebooks.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from multigpu.course import LESSONS, Lesson, Notebook, find_root
+from multigpu.errors import UserError
+from multigpu.files import atomic
+from multigpu.notebooks import pairing
+
+PAGE_FOOTER = "<!-- footer: written by `multigpu notebooks footers` -->"
+CELL = '# %% [markdown] tags=["footer"]'
+HOW_TO_RUN_CELL = '# %% [markdown] tags=["how-to-run"]'
+HOW_TO_RUN = """\
+# Run every cell from the top with Shift+Enter, also the grey lines: a grey line is a folded
+# cell, and a click on it shows the code."""
+TABLE = "<!-- lessons: written by `multigpu notebooks footers` -->"
+TABLE_END = "<!-- end of the lessons -->"
+
+
+def write(root: Path | None = None) -> list[str]:
+    """Write all footers and tables; return the files that have changed, relative to the root.
+
+    Notebooks take over the text of their scripts (`pairing.update_text`). Raises UserError,
+    with all files written, if a notebook cannot, and if a table's place is missing.
+    """
+    root = root or find_root()
+    changed = []
+    problems = []
+    for path, text in expected(root):
+        if path.read_text(encoding="utf-8") != text:
+            with atomic(path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+            changed.append(str(path.relative_to(root)))
+            if path.suffix == ".py":
+                try:
+                    pairing.update_text(path.stem, root)
+                except UserError as error:
+                    problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
+    return changed
+
+
+def expected(root: Path) -> Iterator[tuple[Path, str]]:
+    """Each file that has a footer or a table, and the text that it should have."""
+    yield _with_table(root / "README.md", _front_page_table())
+    yield _with_table(root / "lessons" / "README.md", _syllabus_table(root))
+    for place, lesson in enumerate(LESSONS):
+        page = root / "lessons" / lesson.slug / "README.md"
+        body = page.read_text(encoding="utf-8").partition(PAGE_FOOTER)[0].rstrip()
+        yield page, f"{body}\n\n{PAGE_FOOTER}\n{_page_footer(LESSONS, place)}\n"
+    notebooks = [(lesson, one) for lesson in LESSONS for one in lesson.notebooks]
+    for place, (_, notebook) in enumerate(notebooks):
+        script = root / "scripts" / f"{notebook.stem}.py"
+        body = script.read_text(encoding="utf-8").partition(f"\n{CELL}")[0].rstrip()
+        text = f"{_with_how_to_run(body)}\n\n{CELL}\n{_cell_footer(notebooks, place)}\n"
+        yield script, text
+
+
+def _page_footer(lessons: list[Lesson], place: int) -> str:
+    """Links from a page: to the previous page, the syllabus, the notebooks, the next page."""
+    lesson = lessons[place]
+    links = []
+    if place:
+        before = lessons[place - 1]
+        links.append(f"[← {before.name}](../{before.slug}/README.md)")
+    links.append("[syllabus](../README.md)")
+    for one in lesson.notebooks:
+        links.append(f"[notebook {one.stem}](../../notebooks/{one.stem}.ipynb)")
+    if place + 1 < len(lessons):
+        after = lessons[place + 1]
+        links.append(f"[{after.name} →](../{after.slug}/README.md)")
+    return " · ".join(links)
+
+
+def _cell_footer(notebooks: list[tuple[Lesson, Notebook]], place: int) -> str:
+    """The Markdown of a notebook's last cell, as comments; it also works in my-copy/."""
+    lesson, _ = notebooks[place]
+    links = []
+    if place:
+        links.append(_notebook_link(*notebooks[place - 1], "← {}"))
+    links.append("[syllabus](../lessons/README.md)")
+    links.append(f"[page of this lesson](../lessons/{lesson.slug}/README.md)")
+    if place + 1 < len(notebooks):
+        links.append(_notebook_link(*notebooks[place + 1], "{} →"))
+    return " ·\n".join(f"# {link}" for link in links)
+
+
+def _with_how_to_run(script: str) -> str:
+    """The script with HOW_TO_RUN as its second cell, after the cell with the title."""
+    start = "\n\n# %%"
+    title, _, rest = script.partition(start)
+    if f"# %%{rest}".startswith(HOW_TO_RUN_CELL):
+        _, _, rest = rest.partition(start)
+    return f"{title}\n\n{HOW_TO_RUN_CELL}\n{HOW_TO_RUN}{start}{rest}"
+
+
+def _notebook_link(lesson: Lesson, notebook: Notebook, form: str) -> str:
+    name = form.format(f"{lesson.number} {notebook.name}")
+    return f"[{name}]({notebook.stem}.ipynb)"
+
+
+def _front_page_table() -> str:
+    rows = ["| Lesson | Time |", "|---|---|"]
+    for lesson in LESSONS:
+        page = f"[{lesson.title}](lessons/{lesson.slug}/README.md)"
+        rows.append(f"| {lesson.number} {page} | {lesson.minutes} min |")
+    return "\n".join(rows)
+
+
+def _syllabus_table(root: Path) -> str:
+    """Each lesson with its notebooks; an exercise is linked if there is one."""
+    rows = [
+        "| # | Lesson | Time | Stem | Notebook, script, job, exercise |",
+        "|---|---|---|---|---|",
+    ]
+    for lesson in LESSONS:
+        for one in lesson.notebooks:
+            stem = one.stem
+            files = (
+                f"[{one.name}](../notebooks/{stem}.ipynb), [script](../scripts/{stem}.py), "
+                f"[job](../slurm/{stem}.slurm)"
+            )
+            if one.continued:
+                rows.append(f"| | continued: {one.continued} | | {stem} | {files} |")
+            else:
+                page = f"[{lesson.title}]({lesson.slug}/README.md)"
+                exercise = f"{lesson.slug}/exercise.ipynb"
+                if (root / "lessons" / exercise).exists():
+                    files += f", [exercise]({exercise})"
+                time = f"{lesson.minutes} min"
+                rows.append(f"| {lesson.number} | {page} | {time} | {stem} | {files} |")
+    return "\n".join(rows)
+
+
+def _with_table(path: Path, table: str) -> tuple[Path, str]:
+    text = path.read_text(encoding="utf-8")
+    if text.count(TABLE) != 1 or text.count(TABLE_END) != 1:
+        raise UserError(
+            f"{path} has no place for the table of lessons: write the two lines {TABLE} and "
+            f"{TABLE_END}."
+        )
+    place = re.compile(f"{re.escape(TABLE)}.*{re.escape(TABLE_END)}", re.DOTALL)
+    return path, place.sub(lambda _: f"{TABLE}\n{table}\n{TABLE_END}", text)

@@ -1,0 +1,133 @@
+"""Execute a script as a notebook, and store it with its outputs."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multigpu.course import find_root
+from multigpu.errors import UserError
+from multigpu.notebooks import cells, pairing
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+SECONDS_PER_CELL = 600  # a cell that hangs must not hang the run
+
+
+class CellFailed(Exception):
+    """A cell raised an exception, hung or ended its kernel.
+
+    The text has the cell's number and first lines, and the error.
+    """
+
+
+def run(stem: str, root: Path | None = None) -> list[str]:
+    """Execute scripts/STEM.py in a new kernel; store it with its outputs as a notebook.
+
+    Returns remarks on the outputs, one sentence each. Raises CellFailed if a cell fails, and
+    UserError if there is no such script or it cannot be read.
+    """
+    root = root or find_root()
+    script = root / "scripts" / f"{stem}.py"
+    target = root / "notebooks" / f"{stem}.ipynb"
+    if not script.is_file():
+        raise UserError(f"{pairing.no_script(stem)}.")
+    target.parent.mkdir(exist_ok=True)
+    return run_pair(script, target, root)
+
+
+def run_pair(script: Path, target: Path, root: Path) -> list[str]:
+    """Execute a script in a new kernel; store it with its outputs as the notebook `target`.
+
+    Returns remarks on the outputs, one sentence each. The notebook is written only if every
+    cell succeeds. A `!command` that fails is an error too; a command that should fail ends
+    with `|| true`. Raises CellFailed if a cell fails, and UserError if the script cannot be
+    read.
+    """
+    notebook = pairing.from_script(script)
+    _execute(notebook, f"{script.relative_to(root)}", target)
+    notebook.metadata["multigpu"] = {"outputs": cells.output_hashes(notebook)}
+    pairing.write(notebook, target)
+    return [
+        f"In [{n}] prints this machine's own path {root}: "
+        f"print a relative path, which is the same on other machines."
+        for n, cell in cells.numbered(notebook)
+        if str(root) in str([o for o in cell.outputs if o.output_type != "error"])
+    ]
+
+
+def _execute(notebook: "NotebookNode", script: str, target: Path) -> None:
+    import zmq
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    # Search no folders for kernelspecs: the kernel is then this Python.
+    kernels = KernelSpecManager(kernel_dirs=[])
+    client = NotebookClient(
+        notebook,
+        km=AsyncKernelManager(
+            kernel_name="python3",
+            kernel_spec_manager=kernels,
+            # Encrypt, because other users of a cluster's node can reach the kernel's ports.
+            transport_encryption="auto" if zmq.has("curve") else "disabled",
+        ),
+        timeout=SECONDS_PER_CELL,
+        record_timing=False,
+        # Join a stream's messages: how a stream is divided into them depends on timing.
+        coalesce_streams=True,
+        skip_cells_with_tag="",
+        # A `!command` that fails raises an exception.
+        extra_arguments=["--InteractiveShell.system_raise_on_error=True"],
+    )
+    with client.setup_kernel(cwd=str(target.parent), env=_environment(), cleanup_kc=True):
+        for index, cell in enumerate(notebook.cells):
+            tags = cell.metadata.get("tags")
+            if cells.may_raise(cell):
+                # This is the only tag that nbclient knows.
+                cell.metadata.tags = ["raises-exception"]
+            problem = ""
+            try:
+                client.execute_cell(cell, index)
+            except CellExecutionError as error:
+                problem = f"{error.ename}: {error.evalue}"
+            except CellTimeoutError:
+                problem = f"still running after {SECONDS_PER_CELL} s"
+            except DeadKernelError:
+                problem = "the kernel died"
+            finally:
+                cell.metadata.pop("tags", None)
+                if tags is not None:
+                    cell.metadata.tags = tags
+            if problem:
+                raise CellFailed(_failure_text(script, target.name, notebook, cell, problem))
+
+
+def _environment() -> dict[str, str]:
+    environment = dict(os.environ)
+    # `!torchrun` in a cell must be this environment's, even if it is not activated.
+    programs = str(Path(sys.executable).parent)
+    environment["PATH"] = os.pathsep.join([programs, environment.get("PATH", os.defpath)])
+    # With this variable ipykernel drops what a cell's child processes print.
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    return environment
+
+
+def _failure_text(
+    script: str, target: str, notebook: "NotebookNode", failed: "NotebookNode", problem: str
+) -> str:
+    (n,) = [n for n, cell in cells.numbered(notebook) if cell is failed]
+    source = failed.source.strip().splitlines()
+    printed = "".join(output.get("text", "") for output in failed.outputs).splitlines()
+    lines = [
+        f"{script}: In [{n}] failed, {target} is unchanged",
+        *(f"    {line}" for line in source[:4]),
+    ]
+    if len(source) > 4:
+        lines.append("    …")
+    if printed:
+        lines.append("  its last output:")
+        lines += [f"    {line}" for line in printed[-15:]]
+    return "\n".join([*lines, f"  {problem}"])

@@ -1,0 +1,160 @@
+"""Compare a parallel run with a serial one: the serial training loop, and the verdict."""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from multigpu.errors import pluralize
+from multigpu.terminal import announce
+
+
+def train_serially(
+    model: nn.Module,
+    train: TensorDataset,
+    *,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+    momentum: float = 0.9,
+    after_step: Callable[[int, nn.Module], None] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> nn.Module:
+    """Train `model` in this process alone, without torch.distributed, and return it.
+
+    `train` has images (n, …) and labels (n,) on the model's device. Epoch e (from 0) takes the
+    images in the order that a generator seeded with seed + e gives, as DistributedSampler
+    does. Each batch has `batch_size` images; an epoch's last batch can have fewer. The default
+    optimizer is SGD with momentum; `optimizer`, made from the model's parameters, replaces it.
+    `after_step` is called with the number of steps done and the model.
+    """
+    images, labels = train.tensors
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = optimizer or torch.optim.SGD(trainable, lr=lr, momentum=momentum)
+    steps = 0
+    for epoch in range(epochs):
+        generator = torch.Generator().manual_seed(seed + epoch)
+        order = torch.randperm(len(train), generator=generator)
+        for batch in order.split(batch_size):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+            steps += 1
+            if after_step:
+                after_step(steps, model)
+    return model
+
+
+def difference(one: nn.Module, other: nn.Module) -> float:
+    """The largest absolute difference between the parameters of two models."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return largest((a.detach().cpu() - b.detach().cpu()).abs().max().item() for a, b in pairs)
+
+
+def largest(differences: Iterable[float]) -> float:
+    """The largest difference; NaN if one of them is NaN. Python's max([0, nan]) is 0."""
+    return torch.tensor(list(differences), dtype=torch.float64).max().item()
+
+
+def compare_with_serial(
+    claim: str,
+    trained: nn.Module,
+    fresh: nn.Module,
+    train: TensorDataset,
+    args: Namespace,
+    *,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+) -> dict:
+    """Train `fresh` serially, compare it with `trained`, print and return the verdict.
+
+    The serial run takes --epochs, --batch-size, --lr and --seed from `args`. If `trained` was
+    trained otherwise, give `epochs` or `batch_size`, the number of images in a global batch.
+    The limit is 1e-5: sums in another order usually cause a difference of 5e-7, and a
+    difference above the limit has another cause.
+    """
+    _announce_serial_run(epochs or args.epochs)
+    device = next(fresh.parameters()).device
+    on_device = TensorDataset(*(tensor.to(device) for tensor in train.tensors))
+    train_serially(
+        fresh,
+        on_device,
+        epochs=epochs or args.epochs,
+        batch_size=batch_size or args.batch_size,
+        lr=args.lr,
+        seed=args.seed,
+    )
+    return verdict(claim, difference(fresh, trained), 1e-5)
+
+
+def compare_metrics_with_serial(
+    claim: str,
+    rows: list[dict],
+    fresh: nn.Module,
+    train: TensorDataset,
+    test: TensorDataset,
+    args: Namespace,
+    *,
+    batch_size: int,
+) -> dict:
+    """Train `fresh` serially, on the CPU in 32 bit, and compare test loss and accuracy.
+
+    Use it for runs in 16 bit, which is too coarse to compare weights (lesson 11). The serial
+    run takes --epochs, --lr and --seed from `args`; `batch_size` is the number of images in a
+    global batch. `rows` has each epoch's test_loss and test_accuracy.
+
+    The limits are 5e-3 for the loss after each epoch, and 1e-2 for the accuracy at the end.
+    Prints both verdicts. Returns the loss's verdict if it fails, else the accuracy's.
+    """
+    images, labels = test.tensors
+    losses: list[float] = []
+    accuracies: list[float] = []
+    steps_per_epoch = -(-len(train) // batch_size)
+
+    def evaluate(step: int, model: nn.Module) -> None:
+        if step % steps_per_epoch == 0:
+            logits = model(images).detach()
+            losses.append(F.cross_entropy(logits, labels).item())
+            accuracies.append((logits.argmax(1) == labels).double().mean().item())
+
+    _announce_serial_run(args.epochs)
+    train_serially(
+        fresh,
+        train,
+        epochs=args.epochs,
+        batch_size=batch_size,
+        lr=args.lr,
+        seed=args.seed,
+        after_step=evaluate,
+    )
+    loss_difference = largest(
+        abs(row["test_loss"] - loss) for row, loss in zip(rows, losses, strict=True)
+    )
+    accuracy_difference = abs(rows[-1]["test_accuracy"] - accuracies[-1])
+    loss = verdict(f"{claim}, test loss by epoch", loss_difference, 5e-3)
+    accuracy = verdict(f"{claim}, accuracy", accuracy_difference, 1e-2)
+    return accuracy if loss["holds"] else loss
+
+
+def _announce_serial_run(epochs: int) -> None:
+    announce(f"proof: training serially for {pluralize(epochs, 'epoch')}, to compare")
+
+
+def verdict(claim: str, max_difference: float, limit: float) -> dict:
+    """Print the proof's line, and return its values for metrics.json. NaN fails."""
+    holds = max_difference <= limit
+    result = "holds" if holds else "fails"
+    print(
+        f"proof: {claim}: max difference {max_difference:.1e}, limit {limit:.0e}: {result}",
+        flush=True,
+    )
+    return {
+        "claim": claim,
+        "max_difference": max_difference,
+        "limit": limit,
+        "holds": holds,
+    }

@@ -1,0 +1,542 @@
+"""How far a parallel run is from the reference, and how far rounding alone goes.
+
+For each parameter and step, three distances to the reference: of the gradients, and of the
+weights before and after the step. The limit of each is FACTOR times what rounding has done in
+runs of the reference that round otherwise (the band), to this parameter up to this step; for a
+parameter with few elements, whose own band is one random number, what it has done to the
+median parameter counts as well.
+
+An optimizer that divides by the gradient's size, as Adam does, turns rounding into whole
+steps: an element whose gradient is smaller than its rounding error moves by the learning rate,
+in a random direction. If r is the limit of the gradient divided by its norm, a share of about
+r of normally distributed elements is that small, and turning their steps around changes the
+update by 2 sqrt(r) of its norm. The limit of the weights has that on top, added up over the
+steps.
+"""
+
+import difflib
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from multigpu.errors import UserError
+from multigpu.prove.record import Part, RankRecord, Step
+
+FACTOR = 10.0
+# Sums of sketches are computed in float32.
+EPS = 2.0**-23
+# If gradients travel between ranks in 16 bit, each rank's is rounded, and their sum.
+TRAVEL = 4.0
+COARSE = 2.0**-20
+# Optimizers whose update is proportional to the gradient.
+PROPORTIONAL = ("SGD",)
+# Gradients of ranks that average them are equal to the bit: in 16 bit, too, their distance is
+# no rounding.
+APART = 1e-4
+KINDS = ("weights", "gradients", "after")
+Key = tuple[int, int]
+
+
+@dataclass
+class Distances:
+    """Of one kind, for each parameter (P,): see KINDS.
+
+    scale    the norm of the reference's value
+    off      the largest distance of a replica to the reference; NaN if one of them is
+    off_rank its rank
+    apart    the largest distance of a replica to the first one
+    apart_rank  its rank
+    limit    what rounding explains
+    """
+
+    scale: np.ndarray
+    off: np.ndarray
+    off_rank: np.ndarray
+    apart: np.ndarray
+    apart_rank: np.ndarray
+    limit: np.ndarray
+
+    def fails(self) -> np.ndarray:
+        """Which parameters differ by more than rounding explains; (P,) bool."""
+        return ~(self.off <= self.limit)
+
+    def are_apart(self) -> np.ndarray:
+        """Which parameters differ between the ranks that hold them; (P,) bool."""
+        bound = np.minimum(self.limit, APART * self.scale + 1e-6 * np.linalg.norm(self.scale))
+        return ~(self.apart <= np.maximum(bound, 4 * EPS * self.scale))
+
+    def relative(self) -> tuple[float, float]:
+        """(distance, limit) of all parameters together, divided by the reference's norm."""
+        scale = max(float(np.linalg.norm(self.scale)), 1e-30)
+        return float(np.linalg.norm(self.off)) / scale, float(
+            np.linalg.norm(self.limit)
+        ) / scale
+
+
+@dataclass
+class StepDistances:
+    """One step: what was compared, and what each run recorded at it.
+
+    ratio, cosine  of the mean gradient of all replicas to the reference's, for each parameter
+    between    the smallest cosine of a replica's gradient to the first one's, all parameters
+    missing        (parameter, rank) of gradients that one run or rank has and another has not
+    buffers        of each buffer the relative distance, with its rank; and the band's
+    holders        for each parameter, the ranks that have it or a shard of it
+    """
+
+    key: Key
+    names: list[str]
+    kinds: dict[str, Distances]
+    ratio: np.ndarray
+    cosine: np.ndarray
+    reference: list[Step]
+    parallel: list[Step]
+    ranks: list[int]
+    band: list[Step]
+    between: float = 1.0
+    missing: list[tuple[int, int]] = field(default_factory=list)
+    products: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    buffers: list[tuple[str, float, float, int]] = field(default_factory=list)
+    holders: list[tuple[int, ...]] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """The step's number, from 1."""
+        return self.key[1] + 1
+
+
+@dataclass
+class Comparison:
+    """Two runs, step by step."""
+
+    reference: list[RankRecord]
+    parallel: list[RankRecord]
+    bands: list[list[RankRecord]]
+    steps: list[StepDistances]
+
+
+class Unmatched(UserError):
+    """A rank's parameters cannot be found in the reference."""
+
+
+def compare(
+    reference: list[RankRecord], parallel: list[RankRecord], bands: list[list[RankRecord]]
+) -> Comparison:
+    """Compare the steps that all runs have made.
+
+    Raises Unmatched if parameters of a rank are not in the reference.
+    """
+    canonical = _canonical(reference)
+    sides = [_Side(records, canonical) for records in (reference, parallel)]
+    band_sides = [_Side(records, canonical) for records in bands]
+    every = [*sides, *band_sides]
+    steps = []
+    highest: dict[tuple[int, str], np.ndarray] = {}
+    medians: dict[tuple[int, str], float] = defaultdict(float)
+    slack = {place: np.zeros(len(known.parts)) for place, known in canonical.items()}
+    for key in (step_key(step) for step in reference[0].steps):
+        if not all(side.has(key) for side in every):
+            continue
+        steps.append(
+            _step(
+                key,
+                canonical[key[0]].parts,
+                sides[0],
+                sides[1],
+                band_sides,
+                highest,
+                medians,
+                slack,
+            )
+        )
+    return Comparison(reference, parallel, bands, steps)
+
+
+def step_key(step: Step) -> Key:
+    """Which step of which optimizer."""
+    return step.optimizer, step.number
+
+
+@dataclass
+class _Known:
+    """The parameters of an optimizer, as the reference has them, and their first weights."""
+
+    parts: list[Part] = field(default_factory=list)
+    weights: list[np.ndarray] = field(default_factory=list)
+
+
+def _canonical(reference: list[RankRecord]) -> dict[int, _Known]:
+    """The parameters of each optimizer: those of the first rank, and what others have more."""
+    canonical: dict[int, _Known] = {}
+    for record in reference:
+        for place, head in record.heads.items():
+            known = canonical.setdefault(place, _Known())
+            weights = _first_weights(record, place)
+            found = _found(head.parts, weights, known, may_add=True)
+            for number, part in enumerate(head.parts):
+                if number not in found:
+                    known.parts.append(part)
+                    known.weights.append(weights[number])
+    return canonical
+
+
+class _Side:
+    """A run's records, with each rank's parts found among the reference's parameters."""
+
+    def __init__(
+        self,
+        records: list[RankRecord],
+        canonical: dict[int, _Known],
+    ):
+        self.records = records
+        self.by_key = [{step_key(step): step for step in record.steps} for record in records]
+        # For each optimizer and parameter: replicas, each a list of (record, part).
+        self.replicas: dict[int, list[list[list[tuple[int, int]]]]] = {}
+        # For each optimizer and parameter: the ranks that have it, though of an empty shard.
+        self.holders: dict[int, list[tuple[int, ...]]] = {}
+        for optimizer, known in canonical.items():
+            parameters = known.parts
+            holders: list[dict] = [defaultdict(list) for _ in parameters]
+            for place, record in enumerate(records):
+                head = record.heads.get(optimizer)
+                if head is None:
+                    continue
+                found = _match(head.parts, known, record, optimizer)
+                for number, parameter in enumerate(found):
+                    holders[parameter][head.parts[number].shard].append((place, number))
+            self.holders[optimizer] = [
+                tuple(
+                    sorted(
+                        {
+                            records[place].rank
+                            for places in holder.values()
+                            for place, _ in places
+                        }
+                    )
+                )
+                for holder in holders
+            ]
+            self.replicas[optimizer] = [
+                _replicas(holder, parameters[number], records, optimizer)
+                for number, holder in enumerate(holders)
+            ]
+
+    def has(self, key: Key) -> bool:
+        return all(
+            key in steps
+            for steps, record in zip(self.by_key, self.records, strict=True)
+            if key[0] in record.heads
+        )
+
+    def steps(self, key: Key) -> list[Step]:
+        """The steps of all ranks that have the optimizer."""
+        return [steps[key] for steps in self.by_key if key in steps]
+
+    def ranks(self, key: Key) -> list[int]:
+        return [
+            record.rank
+            for steps, record in zip(self.by_key, self.records, strict=True)
+            if key in steps
+        ]
+
+    def values(
+        self, key: Key, parameter: int, kind: str
+    ) -> list[tuple[int, np.ndarray | None]]:
+        """(rank, sketch) of each replica of a parameter; None for no gradient."""
+        result = []
+        for replica in self.replicas[key[0]][parameter]:
+            rows = []
+            for place, number in replica:
+                step = self.by_key[place][key]
+                if kind != "gradients" or step.present[number]:
+                    rows.append(getattr(step, kind)[number])
+            total = np.sum(rows, axis=0) if rows else None
+            result.append((self.records[replica[0][0]].rank, total))
+        place, number = self.replicas[key[0]][parameter][0][0]
+        if kind == "gradients" and number in self.by_key[place][key].placed:
+            return self._placed(key, parameter)
+        return result
+
+    def moved(self, key: Key, parameter: int) -> float:
+        """How far the step moves a parameter."""
+        before, after = (
+            self.values(key, parameter, kind)[0][1] for kind in ("weights", "after")
+        )
+        return float(np.linalg.norm(after - before))
+
+    def _placed(self, key: Key, parameter: int) -> list[tuple[int, np.ndarray | None]]:
+        """(rank, sketch) of a gradient that is not divided as its parameter is."""
+        pieces: dict[tuple | None, list[tuple[int, np.ndarray]]] = defaultdict(list)
+        for place, number in {
+            pair for replica in self.replicas[key[0]][parameter] for pair in replica
+        }:
+            step, rank = self.by_key[place][key], self.records[place].rank
+            if step.present[number]:
+                shard = step.placed[number], step.partial.get(number) and rank
+                pieces[shard].append((rank, step.gradients[number]))
+        whole = pieces.get((None, None), [])
+        if whole or not pieces:
+            return sorted(whole, key=lambda pair: pair[0])
+        first = min(rank for ranks in pieces.values() for rank, _ in ranks)
+        return [(first, np.sum([ranks[0][1] for ranks in pieces.values()], axis=0))]
+
+
+def _replicas(
+    holder: dict, parameter: Part, records: list[RankRecord], optimizer: int
+) -> list[list[tuple[int, int]]]:
+    """The sets of parts that make the whole parameter."""
+    if not holder:
+        raise Unmatched(
+            f"no rank has the parameter {parameter.name} of the reference: give the "
+            f"command of the same model with --reference."
+        )
+
+    def numel(place: tuple[int, int]) -> int:
+        return records[place[0]].heads[optimizer].parts[place[1]].numel
+
+    pieces = {
+        key: places for key, places in holder.items() if key is not None and numel(places[0])
+    }
+    whole = [[place] for place in holder.get(None, [])]
+    sizes = [numel(places[0]) for places in pieces.values()]
+    if pieces and sum(sizes) != math.prod(parameter.shape):
+        raise Unmatched(
+            f"the ranks' parts of the parameter {parameter.name} have {sum(sizes):,} of its "
+            f"{math.prod(parameter.shape):,} elements, so it cannot be compared."
+        )
+    count = max(map(len, pieces.values()), default=0)
+    return whole + [
+        [places[min(number, len(places) - 1)] for places in pieces.values()]
+        for number in range(count)
+    ]
+
+
+def _match(parts: list[Part], known: _Known, record: RankRecord, optimizer: int) -> list[int]:
+    """For each part of a rank, the number of its parameter in the reference.
+
+    Raises Unmatched for a part that the reference has not.
+    """
+    found = _found(parts, _first_weights(record, optimizer), known)
+    for number, part in enumerate(parts):
+        if number not in found:
+            raise Unmatched(
+                f"rank {record.rank} has a parameter {part.name} of shape {part.shape}, which "
+                f"the reference has not"
+            )
+    return [found[number] for number in range(len(parts))]
+
+
+def _found(
+    parts: list[Part], weights: np.ndarray, known: _Known, may_add: bool = False
+) -> dict[int, int]:
+    """The numbers of parts among the known parameters, as far as they are found.
+
+    With `may_add` a part with other weights is another parameter: the stages of a pipeline can
+    have the same names and shapes.
+
+    By name if all names and shapes agree, by order if all shapes do; else by initial weights,
+    and where these are constant, by the order between others: a stage of a pipeline has some
+    of the parameters under other names. Then by name, for a shard has other weights.
+    """
+    mine = [(part.name, part.shape) for part in parts]
+    theirs = {(part.name, part.shape): number for number, part in enumerate(known.parts)}
+    if not may_add and set(mine) == theirs.keys() and len(mine) == len(theirs):
+        return {number: theirs[name] for number, name in enumerate(mine)}
+    sharded = any(part.shard is not None for part in parts)
+    in_order = [part.shape for part in parts] == [part.shape for part in known.parts]
+    if in_order and (sharded or not may_add or np.allclose(weights, known.weights, rtol=1e-4)):
+        return {number: number for number in range(len(parts))}
+    matcher = difflib.SequenceMatcher(
+        None, _tokens(parts, weights), _tokens(known.parts, known.weights), autojunk=False
+    )
+    found = {
+        block.a + offset: block.b + offset
+        for block in matcher.get_matching_blocks()
+        for offset in range(block.size)
+    }
+    names = {(part.name, part.shape): number for number, part in enumerate(known.parts)}
+    taken = set(found.values())
+    for number, part in enumerate(parts):
+        place = names.get((part.name, part.shape))
+        by_name = part.shard is not None or not may_add
+        if by_name and number not in found and place is not None and place not in taken:
+            found[number] = place
+    return found
+
+
+def _tokens(parts: list[Part], weights: Sequence[np.ndarray]) -> list[tuple]:
+    """A value for each parameter that is equal if shape and weights are."""
+    return [
+        (part.shape, tuple(np.round(row / max(np.linalg.norm(row), 1e-30), 4)))
+        for part, row in zip(parts, weights, strict=True)
+    ]
+
+
+def _first_weights(record: RankRecord, optimizer: int) -> np.ndarray:
+    return next(step.weights for step in record.steps if step.optimizer == optimizer)
+
+
+def _step(
+    key: Key,
+    parameters: list[Part],
+    reference: _Side,
+    parallel: _Side,
+    bands: list[_Side],
+    highest: dict[tuple[int, str], np.ndarray],
+    medians: dict[tuple[int, str], float],
+    slack: dict[int, np.ndarray],
+) -> StepDistances:
+    kinds = {}
+    missing: list[tuple[int, int]] = []
+    ratio, cosine = np.ones(len(parameters)), np.ones(len(parameters))
+    products = np.zeros(3)
+    to_first: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(3))
+    for kind in KINDS:
+        rows = []
+        band = np.zeros(len(parameters))
+        for number in range(len(parameters)):
+            own = reference.values(key, number, kind)[0][1]
+            others = parallel.values(key, number, kind)
+            if kind == "gradients":
+                missing += [
+                    (number, rank)
+                    for rank, value in others
+                    # DataParallel gives zeros where one GPU gives none.
+                    if (value is None) != (own is None)
+                    and np.any(value if own is None else own)
+                ]
+            own = np.zeros(64) if own is None else own
+            present = [(rank, value) for rank, value in others if value is not None]
+            rows.append(_distances(own, present))
+            for side in bands:
+                value = side.values(key, number, kind)[0][1]
+                if value is not None:
+                    band[number] = max(band[number], float(np.linalg.norm(value - own)))
+            if kind == "gradients" and present:
+                first = present[0][1]
+                for rank, value in present[1:]:
+                    to_first[rank] += (value @ first, value @ value, first @ first)
+                mean = np.mean([value for _, value in present], axis=0)
+                dot, square, other = own @ mean, own @ own, mean @ mean
+                products += (dot, square, other)
+                ratio[number] = dot / square if square else 1.0
+                cosine[number] = _cosine((dot, square, other))
+        scale, off, off_rank, apart, apart_rank = map(np.array, zip(*rows, strict=True))
+        place = key[0], kind
+        before = highest.get(place, np.zeros(len(parameters)))
+        highest[place] = np.fmax(before, band)
+        some = scale > 0
+        if some.any():
+            medians[place] = max(medians[place], float(np.median(band[some] / scale[some])))
+        total = float(np.linalg.norm(scale))
+        limit = FACTOR * np.fmax(highest[place], medians[place] * scale)
+        floor = 16 * EPS * scale + (4 * EPS * total if kind == "gradients" else 0.0)
+        if kind == "gradients":
+            head = next(
+                record.heads[key[0]] for record in parallel.records if key[0] in record.heads
+            )
+            # Parameters in 16 bit have gradients in 16 bit.
+            eps = np.array([part.eps if part.eps > COARSE else 0.0 for part in parameters])
+            coarse = TRAVEL * np.maximum(head.coarse, eps) * scale
+            limit = limit + coarse
+            share = limit + floor if head.kind not in PROPORTIONAL else coarse
+            share = np.minimum(1.0, share / np.maximum(scale, 1e-30))
+            turned = share if head.kind in PROPORTIONAL else 2 * np.sqrt(share)
+            moved = [reference.moved(key, number) for number in range(len(parameters))]
+            slack[key[0]] = slack[key[0]] + turned * moved
+        if kind != "gradients":
+            limit = limit + slack[key[0]]
+        kinds[kind] = Distances(scale, off, off_rank, apart, apart_rank, limit + floor)
+    return StepDistances(
+        key,
+        [part.name for part in parameters],
+        kinds,
+        ratio,
+        cosine,
+        reference.steps(key),
+        parallel.steps(key),
+        parallel.ranks(key),
+        [step for side in bands for step in side.steps(key)[:1]],
+        min(map(_cosine, to_first.values()), default=1.0),
+        missing,
+        tuple(products),
+        _buffers(key, reference, parallel, bands),
+        parallel.holders[key[0]],
+    )
+
+
+def _cosine(products: Sequence[float]) -> float:
+    dot, square, other = products
+    return dot / math.sqrt(square * other) if square * other else 1.0
+
+
+def _distances(
+    own: np.ndarray, others: list[tuple[int, np.ndarray]]
+) -> tuple[float, float, int, float, int]:
+    """scale, off, off_rank, apart, apart_rank of one parameter."""
+    scale = float(np.linalg.norm(own))
+    if not others:
+        return scale, 0.0, 0, 0.0, 0
+    off = [float(np.linalg.norm(value - own)) for _, value in others]
+    apart = [float(np.linalg.norm(value - others[0][1])) for _, value in others]
+    farthest, most = _largest(off), _largest(apart)
+    return scale, off[farthest], others[farthest][0], apart[most], others[most][0]
+
+
+def _largest(values: list[float]) -> int:
+    """The place of the largest value; NaN is the largest."""
+    return max(
+        range(len(values)), key=lambda place: (math.isnan(values[place]), values[place])
+    )
+
+
+def _buffers(
+    key: Key, reference: _Side, parallel: _Side, bands: list[_Side]
+) -> list[tuple[str, float, float, int]]:
+    """(name, relative distance, limit, rank) of the buffers that all ranks have."""
+    first = next(record for record in reference.records if key[0] in record.heads)
+    names = first.heads[key[0]].buffers
+    own = dict(zip(names, reference.steps(key)[0].buffers, strict=False))
+    found = []
+    for name, value in own.items():
+        scale = max(float(np.linalg.norm(value)), 1e-30)
+        band, off, off_rank = 0.0, 0.0, 0
+        for side in (*bands, parallel):
+            for record, steps in zip(side.records, side.by_key, strict=True):
+                head = record.heads.get(key[0])
+                if head is None or name not in head.buffers:
+                    continue
+                row = steps[key].buffers[head.buffers.index(name)]
+                distance = float(np.linalg.norm(row - value)) / scale
+                if side is not parallel:
+                    band = max(band, distance)
+                elif not distance <= off:
+                    off, off_rank = distance, record.rank
+        found.append((name, off, FACTOR * band + 64 * EPS, off_rank))
+    return found
+
+
+def match_rows(one: np.ndarray, other: np.ndarray) -> tuple[int, int, int]:
+    """How many rows are in both, in `one` alone, and in `other` alone, as multisets.
+
+    Rows are equal if their numbers are, up to 1e-6 of the largest.
+    """
+    a, b = np.sort(one), np.sort(other)
+    tolerance = 1e-6 * max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0), 1e-30)
+    both = i = j = 0
+    while i < len(a) and j < len(b):
+        if abs(a[i] - b[j]) <= tolerance:
+            both, i, j = both + 1, i + 1, j + 1
+        elif a[i] < b[j]:
+            i += 1
+        else:
+            j += 1
+    return both, len(a) - both, len(b) - both
+
+
+def rows_of(step: Step) -> np.ndarray:
+    """All rows that a rank read for a step."""
+    return np.concatenate(step.rows) if step.rows else np.zeros(0)

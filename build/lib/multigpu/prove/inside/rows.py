@@ -1,0 +1,69 @@
+"""A number for each row of a batch, so that rows can be found again on another rank."""
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from multigpu.prove.inside.host import numbers
+
+# Of longer rows, so many elements are taken, at equal distances.
+MOST = 4096
+
+
+def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
+    """For each row of the batch among the arguments of a forward, a number, float64.
+
+    The batch are the tensors with as many rows as the largest one. The number is the product
+    of the row with fixed random numbers: equal rows have equal numbers. None if no argument is
+    a tensor with rows, or if another module has computed one.
+    """
+    tensors = [
+        tensor for tensor in _tensors((args, kwargs)) if tensor.dim() and tensor.numel()
+    ]
+    if not tensors or any(tensor.requires_grad for tensor in tensors):
+        return None
+    count = max(tensors, key=torch.Tensor.numel).shape[0]
+    batch = [tensor for tensor in tensors if tensor.shape[0] == count]
+    # Tensors without numbers, of torch.func, or of other layouts have none.
+    with suppress(RuntimeError, NotImplementedError, TypeError), torch.no_grad():
+        found = [_project(numbers(tensor)) for tensor in batch]
+        return sum(rows / (place + 1) for place, rows in enumerate(found))
+    return None
+
+
+def outputs_of(result: Any, count: int) -> np.ndarray:
+    """For each of `count` rows of what a module returned, a number; empty if it has none."""
+    for tensor in _tensors(result):
+        if tensor.dim() and tensor.shape[0] == count and tensor.is_floating_point():
+            with suppress(RuntimeError, NotImplementedError, TypeError), torch.no_grad():
+                return _project(numbers(tensor))
+    return np.zeros(0)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _tensors(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _tensors(entry)
+
+
+def _project(batch: torch.Tensor) -> np.ndarray:
+    rows = batch.reshape(batch.shape[0], -1)
+    if rows.shape[1] > MOST:
+        rows = rows[:, torch.arange(MOST, device="cpu") * rows.shape[1] // MOST]
+    return (rows.double() @ _directions()[: rows.shape[1]]).numpy()
+
+
+@functools.cache
+def _directions() -> torch.Tensor:
+    # The program can have another default device.
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randn(MOST, generator=generator, dtype=torch.float64, device="cpu")

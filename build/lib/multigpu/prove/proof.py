@@ -1,0 +1,631 @@
+"""A proof: runs of the reference, the parallel run, their comparison, and the verdict."""
+
+import shlex
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from multigpu.errors import CONNECTION_LOST, UserError, pluralize
+from multigpu.prove import alone, plan, processes
+from multigpu.prove.causes import Cause, find
+from multigpu.prove.compare import (
+    Comparison,
+    StepDistances,
+    Unmatched,
+    compare,
+    rows_of,
+    step_key,
+)
+from multigpu.prove.plan import Plan
+from multigpu.prove.processes import Run
+from multigpu.prove.record import ENDED_PREFIX, FAILED_PREFIX, RankRecord, Step
+from multigpu.prove.settings import Order, Settings
+
+Verdict = Literal["holds", "fails", "unknown"]
+EXIT_CODES: dict[Verdict, int] = {"holds": 0, "fails": 1, "unknown": 2}
+# A run without a step for so many seconds hangs.
+PATIENCE = 120.0
+# A difference below this is compared with further runs that round otherwise: rounding can
+# turn a ReLU on or off in one run and not in another.
+SMALL = 0.01
+# A step whose limit is a larger share of the gradients or weights than this proves nothing.
+TOO_WIDE = 0.5
+# The causes that rest on numbers alone.
+NUMERIC = (
+    "gradients",
+    "own_mean",
+    "optimizer_state",
+    "update",
+    "buffers",
+    "compressed",
+    "factor",
+)
+# The causes that a reference with a larger batch or in another order can answer.
+OTHER_ROWS = ("fewer_rows", "other_rows", "rows_missing", "rows_repeated", "padding")
+# What a program's output says if another one listens on its port.
+IN_USE = "ddress already in use"
+# The units in the last place by which these runs disturb the weights, two runs at a time.
+UNITS = ((2, 3), (4, 5))
+
+
+@dataclass
+class Proof:
+    """The verdict on a command, and what it rests on.
+
+    line        the last line of the command: "proof: …"
+    cause       why the runs differ, or why nothing can be said; None if the proof holds
+    notes       what else the reader should know
+    tail        the end of what a run printed that failed
+    comparison  the runs, step by step; None if there was nothing to compare
+    """
+
+    verdict: Verdict
+    line: str
+    command: str
+    reference: str
+    cause: Cause | None = None
+    notes: list[str] = field(default_factory=list)
+    tail: str = ""
+    comparison: Comparison | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0 holds, 1 fails, 2 nothing can be said."""
+        return EXIT_CODES[self.verdict]
+
+    def __str__(self) -> str:
+        """What the command prints."""
+        lines = [*self.notes]
+        if self.tail:
+            lines.append(self.tail)
+        if self.cause:
+            lines.append(f"to do: {self.cause.remedy}")
+        return "\n".join([*lines, self.line])
+
+    def _repr_markdown_(self) -> str:
+        """In a notebook: the same text."""
+        return f"```\n{self}\n```"
+
+
+class _Unknown(Exception):
+    """Nothing can be said: the cause, and the end of a run's output."""
+
+    def __init__(self, kind: str, sentence: str, remedy: str, tail: str = "", **more: object):
+        super().__init__(sentence)
+        step = more.pop("step", 1)
+        self.cause = Cause(kind, sentence, remedy, step, unknown=True, **more)
+        self.tail = tail
+
+
+def run(
+    command: str | Sequence[str],
+    *,
+    gpus: int | None = None,
+    steps: int | None = None,
+    reference: str | None = None,
+    against: int | None = None,
+    self_check: bool = False,
+    timeout: float = PATIENCE,
+    announce: Callable[[str], None] | None = None,
+) -> Proof:
+    """Run a training command and the same with one rank or one GPU, and compare them.
+
+    command     as one types it, or its words: torchrun --nproc-per-node=2 train.py
+    gpus        virtual GPUs; by default as many as ranks if the program says cuda
+    steps       the optimizer steps to compare; by default one epoch and two steps if the
+                epoch has at most 58, else 20
+    reference   another command as the reference
+    against     as the reference, the command with so many ranks, not one
+    self_check  one run alone: whether its ranks agree with each other
+    timeout     a run that makes no step for so many seconds hangs
+    announce    called with a sentence before each run
+
+    Raises UserError for arguments that make no proof.
+    """
+    words = shlex.split(command) if isinstance(command, str) else list(command)
+    if not words:
+        raise UserError("there is no command: give the command that trains.")
+    if steps is not None and steps < 1:
+        raise UserError(f"--steps is {steps}: give a number from 1 up.")
+    if timeout <= 0:
+        raise UserError(f"--timeout is {timeout:g}: give seconds above 0.")
+    if self_check and (reference or against):
+        raise UserError(
+            "--self needs no reference: leave --reference and --against out, or leave --self "
+            "out."
+        )
+    planned = plan.make(words, gpus, reference, against, self_check)
+    with tempfile.TemporaryDirectory(
+        prefix="multigpu-prove-", ignore_cleanup_errors=True
+    ) as folder:
+        session = _Session(
+            planned, Path(folder), steps, timeout, announce or (lambda text: None)
+        )
+        try:
+            return session.alone() if self_check else session.prove()
+        except _Unknown as unknown:
+            return session.unknown(unknown.cause, tail=unknown.tail)
+        except Unmatched as error:
+            remedy = "give the command of the same model with --reference"
+            return session.unknown(
+                Cause("unmatched", str(error).rstrip("."), remedy, 1, unknown=True)
+            )
+
+
+class _Session:
+    """The runs of one proof, in a temporary folder."""
+
+    def __init__(
+        self,
+        planned: Plan,
+        folder: Path,
+        steps: int | None,
+        timeout: float,
+        announce: Callable[[str], None],
+    ):
+        self.plan = planned
+        self.folder = folder
+        self.steps = steps
+        self.timeout = timeout
+        self.announce = announce
+        self.notes: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.batch_times = 1
+        self.order: Order | None = None
+        # The GPUs that a reference of one rank sees.
+        self.one = 1
+
+    def proof(self, verdict: Verdict, line: str, **more: object) -> Proof:
+        """The proof with what all have."""
+        return Proof(
+            verdict,
+            line,
+            processes.shown(self.plan.command),
+            processes.shown(self.plan.reference or []),
+            notes=self.notes,
+            seconds=self.seconds,
+            **more,
+        )
+
+    def unknown(self, cause: Cause, **more: object) -> Proof:
+        """The proof that nothing can be said."""
+        line = f"proof: nothing can be said: {cause.sentence}"
+        return self.proof("unknown", line, cause=cause, **more)
+
+    # ---- the runs --------------------------------------------------------------------------
+
+    def prove(self) -> Proof:
+        """Compare the command with its reference."""
+        reference, bands = self.references(self.steps)
+        own = reference.records()
+        if len(own) > self.plan.against and not self.plan.given:
+            raise self._same_ranks(len(own))
+        steps = sum(step.optimizer == 0 for step in own[0].steps)
+        parallel = self.parallel_run(steps)
+        others = parallel.records()
+        if len(others) == 1 and _gpus(others) < 2:
+            where = "one GPU" if _gpus(others) else "the CPU"
+            raise _Unknown(
+                "one_rank",
+                f"the command trained in one process, on {where}: nothing in it was parallel",
+                "start it with `torchrun --nproc-per-node=2`, or give --gpus 2 if it uses "
+                "several GPUs itself",
+            )
+        comparison = self.compare(own, others, bands)
+        cause = find(comparison)
+        if cause and cause.kind in OTHER_ROWS and cause.step == 1 and not self.plan.given:
+            comparison, cause = self.with_the_same_rows(comparison, cause, others, steps)
+        if cause and not cause.unknown:
+            comparison, cause = self.with_more_bands(comparison, cause)
+        return self.concluded(comparison, cause, parallel)
+
+    def references(self, steps: int | None) -> tuple[Run, list[Run]]:
+        """Run the reference, and beside it the same with other rounding."""
+        runs = [
+            self.reference_run("reference", steps),
+            self.reference_run("rounding-1", steps, disturb=1),
+        ]
+        self.wait_for_all(runs)
+        if not runs[0].records() and self.plan.ranks and (self.plan.gpus or 1) > self.one:
+            # Some programs want to see several GPUs also with one rank.
+            self.one = self.plan.gpus
+            return self.references(steps)
+        for place, run in enumerate(runs):
+            if not run.completed and IN_USE in run.output:
+                # The two runs want the same port.
+                runs[place] = self.reference_run(f"{run.name}-again", steps, disturb=place)
+                self.wait_for_all([runs[place]])
+        self.check(runs, "the reference", optional=runs[1:])
+        return runs[0], [run for run in runs[1:] if _same_steps(run, runs[0])]
+
+    def reference_run(self, name: str, steps: int | None, disturb: int = 0) -> Run:
+        """Start the reference; with `disturb` it rounds otherwise."""
+        gpus = self.plan.gpus
+        if gpus and not self.plan.given:
+            gpus = max(self.plan.against, self.one)
+        alias = gpus == 1
+        # A program that starts no ranks uses all GPUs that it sees.
+        one_real = self.plan.real and not self.plan.given and self.plan.ranks is None
+        split = (self.plan.ranks or 2) if disturb else 1
+        wishes = Settings(
+            str(self.folder / f"{name}-{self.batch_times}-{bool(self.order)}-{self.one}"),
+            steps,
+            disturb,
+            split,
+            self.batch_times,
+            self.order,
+            one_gpu=alias or one_real,
+        )
+        return processes.start(name, self.plan.reference, wishes, gpus, alias, one_real)
+
+    def parallel_run(self, steps: int | None, local: bool = False) -> Run:
+        """Run the command itself."""
+        wishes = Settings(str(self.folder / "parallel"), steps, local=local)
+        run = processes.start("parallel", self.plan.command, wishes, self.plan.gpus)
+        self.wait_for_all([run])
+        self.check([run], "the command")
+        return run
+
+    def wait_for_all(self, runs: list[Run]) -> None:
+        """Wait until runs have ended."""
+        self.announce(f"running: {processes.shown(runs[0].command)}")
+        processes.wait(runs, self.timeout)
+        for run in runs:
+            self.seconds[run.name] = round(run.seconds, 2)
+
+    def check(self, runs: list[Run], what: str, optional: Sequence[Run] = ()) -> None:
+        """Raise _Unknown if a run that is needed has made no step, or the reference failed."""
+        for run in runs:
+            if run not in optional and not run.records():
+                raise self._no_step(run, what)
+        if what == "the reference" and not runs[0].completed:
+            raise self._ended_badly(runs[0], what)
+
+    def compare(
+        self, own: list[RankRecord], others: list[RankRecord], bands: list[Run]
+    ) -> Comparison:
+        if not bands:
+            self.notes.append(
+                "the run with other rounding did not end as the reference did, so the limit "
+                "is that of float32 sums alone"
+            )
+        return compare(own, others, [run.records() for run in bands])
+
+    def with_the_same_rows(
+        self, comparison: Comparison, cause: Cause, others: list[RankRecord], steps: int
+    ) -> tuple[Comparison, Cause | None]:
+        """Compare with a reference whose DataLoaders read as all ranks together do.
+
+        With a larger batch, in DistributedSampler's order, or both.
+        """
+        step = comparison.steps[0]
+        alone = len(rows_of(step.reference[0]))
+        together = sum(map(len, map(rows_of, step.parallel)))
+        self.batch_times = max(1, together // alone)
+        self.order = _order(step.reference[0], step.parallel[0], others[0])
+        if together % alone or (self.batch_times == 1 and self.order is None):
+            return comparison, cause
+        try:
+            reference, bands = self.references(steps)
+        except _Unknown:
+            # A program that counts on its own batch size.
+            return comparison, _with_command(cause, self.plan, self.batch_times)
+        own = reference.records()
+        if len(rows_of(own[0].steps[0])) != together:
+            return comparison, _with_command(cause, self.plan, self.batch_times)
+        if self.batch_times > 1:
+            hint = plan.with_batch_times(self.plan.reference, self.batch_times)
+            hint = f", as with --reference {_quoted(hint)}" if hint and not self.order else ""
+            self.notes.append(
+                f"with one rank the program reads {alone} rows a step, {len(others)} ranks "
+                f"read {together}: the reference ran with the batch size of its DataLoaders "
+                f"multiplied by {self.batch_times}{hint}"
+            )
+        if self.order:
+            self.notes.append(
+                f"with one rank the program reads in the order of a {self.order.sampler}: the "
+                "reference ran in the order of the ranks' DistributedSampler"
+            )
+        comparison = self.compare(own, others, bands)
+        return comparison, find(comparison)
+
+    def with_more_bands(
+        self, comparison: Comparison, cause: Cause
+    ) -> tuple[Comparison, Cause | None]:
+        """Look whether further runs that round otherwise explain a small difference."""
+        if cause.kind not in NUMERIC:
+            return comparison, cause
+        step = next(step for step in comparison.steps if step.number >= cause.step)
+        off = max(distances.relative()[0] for distances in step.kinds.values())
+        if not off < SMALL:
+            return comparison, cause
+        steps = max(step.number for step in comparison.steps if step.key[0] == 0)
+        bands = list(comparison.bands)
+        for units in UNITS:
+            runs = [self.reference_run(f"rounding-{unit}", steps, unit) for unit in units]
+            self.wait_for_all(runs)
+            bands += [run.records() for run in runs if _same_steps(run, comparison.reference)]
+        again = compare(comparison.reference, comparison.parallel, bands)
+        return again, find(again)
+
+    # ---- the verdict -----------------------------------------------------------------------
+
+    def concluded(self, comparison: Comparison, cause: Cause | None, parallel: Run) -> Proof:
+        who, one = self._who(comparison)
+        if cause and cause.unknown:
+            return self.unknown(cause, comparison=comparison)
+        if not parallel.completed and (cause is None or cause.kind == "different_steps"):
+            cause = self._rank_that_ended(parallel, comparison)
+        if cause:
+            return self.proof(
+                "fails",
+                f"proof: {who} differ from {one} from step {cause.step} on: "
+                f"{cause.sentence.removeprefix(f'in step {cause.step} ')}: fails",
+                cause=cause,
+                comparison=comparison,
+            )
+        if not comparison.steps:
+            raise _Unknown(
+                "no_common_step",
+                "the two runs have no step of the same optimizer in common",
+                "give a command of the same program with --reference",
+            )
+        narrow = _narrow(comparison)
+        if not narrow:
+            raise _Unknown(
+                "rounding",
+                "rounding alone can change the gradients of the first step by half",
+                "prove in float32, or with a larger batch",
+            )
+        if len(narrow) < len(comparison.steps):
+            self.notes.append(
+                f"from step {narrow[-1].number + 1} on rounding alone can change gradients or "
+                "weights by half: what comes then was not compared (prove in float32 for more)"
+            )
+        difference, limit = largest(narrow)
+        count = sum(step.key[0] == 0 for step in narrow)
+        return self.proof(
+            "holds",
+            f"proof: {who} equal {one} in {pluralize(count, 'step')}: largest difference "
+            f"{difference:.1e}, rounding explains {limit:.0e}: holds",
+            comparison=comparison,
+        )
+
+    def _who(self, comparison: Comparison) -> tuple[str, str]:
+        ranks = len(comparison.parallel)
+        gpus = _gpus(comparison.parallel)
+        who = pluralize(gpus, "GPU") if ranks == 1 else pluralize(ranks, "rank")
+        if self.plan.given:
+            return who, "the reference"
+        if self.plan.against > 1:
+            return who, pluralize(self.plan.against, "rank")
+        return who, "1 GPU" if gpus else "1 rank"
+
+    def _rank_that_ended(self, parallel: Run, comparison: Comparison) -> Cause:
+        """Why the parallel run failed: a rank that reached its end before the others did.
+
+        Raises _Unknown if it failed otherwise.
+        """
+        ended = parallel.notes(ENDED_PREFIX)
+        wanted = sum(step.optimizer == 0 for step in comparison.reference[0].steps)
+        if len(ended) in (0, len(comparison.parallel)) or ended[0]["steps"] >= wanted:
+            raise self._ended_badly(parallel, "the command")
+        rank, steps = ended[0]["rank"], ended[0]["steps"]
+        return Cause(
+            "different_steps",
+            f"rank {rank} ended after {pluralize(steps, 'step')}, and the others wait for "
+            f"it; one GPU made {wanted}",
+            "let each rank make as many steps as the others: what ends the loop must not "
+            "depend on a rank's own loss or rows",
+            steps + 1,
+            rank=rank,
+        )
+
+    def _same_ranks(self, many: int) -> _Unknown:
+        hint = plan.with_one(shlex.split(self.plan.texts["command"]))
+        return _Unknown(
+            "same_ranks",
+            f"the reference trained on {many} ranks, too, because the program itself starts "
+            "them",
+            "give its command for one rank"
+            + (f": --reference {_quoted(hint)}" if hint else " with --reference"),
+        )
+
+    def _other_reference(self) -> str:
+        hint = plan.with_one(shlex.split(self.plan.texts["command"]))
+        if hint:
+            return f"; if it starts several ranks itself, give --reference {_quoted(hint)}"
+        if self.plan.ranks:
+            return (
+                "; if it refuses one rank, start 4 ranks and give --against 2, or --reference"
+            )
+        return "; if it cannot run on one GPU, give --reference"
+
+    def _no_step(self, run: Run, what: str) -> _Unknown:
+        if run.code != 0:
+            return self._ended_badly(run, what)
+        return _Unknown(
+            "no_optimizer",
+            f"{what} made no step of a torch.optim optimizer",
+            "prove a program that calls optimizer.step() in a process with this environment"
+            + (self._other_reference() if what == "the reference" else ""),
+            _tail(run),
+        )
+
+    def _ended_badly(self, run: Run, what: str) -> _Unknown:
+        """The sentence about a run that failed or hung, and the end of its output."""
+        records = run.records()
+        step = 1 + min(
+            (sum(step.optimizer == 0 for step in record.steps) for record in records),
+            default=0,
+        )
+        if run.code is None:
+            places = [
+                f"rank {answer['rank']} waits at "
+                f"{Path(answer['file']).name}:{answer['number']} ({answer['line']})"
+                for answer in run.waits
+            ]
+            where = "; ".join(places) or "no process says where"
+            return _Unknown(
+                "hang",
+                f"{what} hangs in step {step}: it made no step for {self.timeout:g} s, and "
+                f"was ended: {where}",
+                "let all ranks call the same collectives in the same order; if the program "
+                "was only slow, give a longer --timeout",
+                step=step,
+            )
+        how = f"exit code {run.code}" if run.code > 0 else f"signal {-run.code}"
+        failure = self._first_failure(run, records)
+        return _Unknown(
+            "crash",
+            f"{what} failed in step {step}" + (failure.text if failure else f" with {how}"),
+            "mend that first: what it printed last stands above"
+            + (self._other_reference() if what == "the reference" else ""),
+            (failure and failure.trace) or _tail(run),
+            step=step,
+            rank=failure.rank if failure else None,
+        )
+
+    def _first_failure(self, run: Run, records: list[RankRecord]) -> "_Failure | None":
+        """The rank that failed first, if Python or the other ranks noticed it."""
+        notes = [
+            note
+            for note in run.notes(FAILED_PREFIX)
+            if not note["error"].startswith(("ChildFailedError", "ProcessRaisedException"))
+        ]
+        own = [
+            note
+            for note in notes
+            if not any(lost in note["error"] for lost in CONNECTION_LOST)
+        ]
+        if own:
+            first = own[0]
+            text = f" on rank {first['rank']}: {first['error']}"
+            return _Failure(first["rank"], text, _end_of(run.with_own_paths(first["trace"])))
+        silent = {record.rank for record in records} - {note["rank"] for note in notes}
+        if notes and len(silent) == 1:
+            rank = silent.pop()
+            return _Failure(rank, f": rank {rank} died without a Python exception")
+        return None
+
+    # ---- one run alone ---------------------------------------------------------------------
+
+    def alone(self) -> Proof:
+        """What one run says by itself."""
+        run = self.parallel_run(self.steps, local=True)
+        records = run.records()
+        if len(records) < 2:
+            raise _Unknown(
+                "one_rank",
+                "the command trained on one rank, and --self compares several",
+                "start it with `torchrun --nproc-per-node=2`",
+            )
+        result = alone.check(records)
+        ranks = pluralize(len(records), "rank")
+        if result.cause:
+            return self.proof(
+                "fails",
+                f"proof: {ranks} disagree from step {result.cause.step} on: "
+                f"{result.cause.sentence}: fails",
+                cause=result.cause,
+            )
+        if not run.completed:
+            raise self._ended_badly(run, "the command")
+        self.notes += result.notes
+        return self.proof(
+            "holds",
+            f"proof: {ranks} agree with each other in {pluralize(result.steps, 'step')}: "
+            f"{result.sentence}: holds",
+        )
+
+
+def _same_steps(run: Run, reference: "Run | list[RankRecord]") -> bool:
+    """Whether a run has made the reference's steps, and skipped those that it skipped."""
+
+    def steps(records: list[RankRecord]) -> list:
+        return [(step_key(step), step.skipped) for step in records[0].steps]
+
+    own = reference.records() if isinstance(reference, Run) else reference
+    records = run.records()
+    return bool(records) and run.completed and steps(records) == steps(own)
+
+
+def _gpus(records: list[RankRecord]) -> int:
+    """The largest number of GPUs that a process has used."""
+    return max(head.gpus for record in records for head in record.heads.values())
+
+
+def _narrow(comparison: Comparison) -> list[StepDistances]:
+    """The steps before the first one of which rounding explains too much."""
+    narrow = []
+    for step in comparison.steps:
+        if any(distances.relative()[1] > TOO_WIDE for distances in step.kinds.values()):
+            break
+        narrow.append(step)
+    return narrow
+
+
+def largest(steps: list[StepDistances]) -> tuple[float, float]:
+    """The largest relative difference of weights or gradients in all steps, and its limit."""
+    found = [distances.relative() for step in steps for distances in step.kinds.values()]
+    return max(found, key=lambda pair: (np.isnan(pair[0]), pair[0]))
+
+
+def _order(reference: Step, parallel: Step, record: RankRecord) -> Order | None:
+    """The order of the ranks' DistributedSampler, if the reference reads in another one."""
+    own, theirs = reference.loader, parallel.loader
+    if own is None or theirs is None or theirs.sampler != "DistributedSampler":
+        return None
+    if own.sampler not in ("RandomSampler", "SequentialSampler") or own.rows != theirs.rows:
+        return None
+    if not (own.shuffle or theirs.shuffle):
+        return None
+    epochs = {
+        step.epoch: step.loader.set_epoch
+        for step in record.steps
+        if step.loader is not None and step.optimizer == 0
+    }
+    return Order(
+        own.sampler,
+        own.rows,
+        theirs.seed,
+        theirs.shuffle,
+        [epochs[key] for key in sorted(epochs)],
+    )
+
+
+def _with_command(cause: Cause, planned: Plan, times: int) -> Cause:
+    """The cause, with the --reference to give."""
+    from dataclasses import replace
+
+    words = plan.with_batch_times(planned.reference, times)
+    if words is None:
+        return cause
+    return replace(cause, remedy=f"{cause.remedy}, as in --reference {_quoted(words)}")
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return f'"{processes.shown(list(words))}"'
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """The rank that failed first, what is said of it, and its traceback."""
+
+    rank: int
+    text: str
+    trace: str = ""
+
+
+def _tail(run: Run) -> str:
+    """The last lines that a run printed."""
+    return _end_of(run.output)
+
+
+def _end_of(text: str, most: int = 25) -> str:
+    return "\n".join(text.rstrip().splitlines()[-most:])

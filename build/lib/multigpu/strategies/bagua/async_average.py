@@ -1,0 +1,242 @@
+"""async: a thread averages the weights during training (Bagua's asynchronous average).
+
+The threads of n ranks make an averaging round every `sync_interval_ms`: (1) they vote whether
+to continue, (2) each takes a snapshot c of its weights, (3) they sum the snapshots to S, (4)
+each adds S/n − c to its weights. So the steps that a rank made after its snapshot are kept.
+A round does not change the mean over the ranks. A rank's training waits for its own thread
+while that copies or adds vectors, but not for another rank.
+
+Under the Trainer the ranks wait for each other
+- when training starts, at the end of each epoch, and in each validation,
+- when a checkpoint is saved, and in collectives of the user's hooks,
+- after every batch in the warm-up, in which DDP averages the gradients,
+- when they stop before the epoch's end: see agreement.py.
+A step's value that is logged with sync_dist=True is therefore this rank's own; an epoch's
+value is the mean over all ranks. ModelCheckpoint(train_time_interval=…) and a scheduler with
+interval="step" that monitors a metric compare the ranks after every batch, so they wait.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from multigpu.errors import UserError
+from multigpu.strategies.bagua.agreement import Agreement
+from multigpu.strategies.bagua.base import Algorithm, Target
+from multigpu.strategies.bagua.weights import Weights, broadcast_model
+from multigpu.strategies.bagua.weights_lock import FairLock, TrainingLock
+from multigpu.strategies.ranks import num_ranks
+
+SOON = 0.01  # seconds between two votes while the ranks agree on a flag
+
+
+class AsyncModelAverage(Algorithm):
+    """Ranks train at their own speed, and a thread per rank averages the weights.
+
+    peer_selection_mode   "all": every round averages all ranks. Bagua has no other mode
+    sync_interval_ms      milliseconds between two rounds, above 0. (In Bagua, 0 means that the
+                          weights are never averaged.)
+    warmup_steps          steps in which DDP averages the gradients; then the rounds begin
+
+    A rank sends 8N(n−1)/n bytes per round for N float32 weights. As in Bagua, a lock is held
+    from before each forward to after its backward, so the weights do not change in between. It
+    is also held during `optimizer.step()`, the snapshot and the addition: see weights_lock.py.
+    All ranks must call `close`; the first call ends the rounds on all ranks. At the end the
+    weights still differ between ranks. Buffers are not averaged; all ranks start from rank
+    0's.
+
+    averaging_rounds   the number of averaging rounds so far
+    round_lock         held by the thread during a round; acquire it to pause the rounds
+    """
+
+    def __init__(
+        self,
+        peer_selection_mode: str = "all",
+        sync_interval_ms: float = 500,
+        warmup_steps: int = 0,
+    ):
+        if peer_selection_mode != "all":
+            raise UserError(
+                f"async has no peer_selection_mode {peer_selection_mode!r}: give 'all', the "
+                f"only mode of Bagua's asynchronous average."
+            )
+        if sync_interval_ms <= 0 or warmup_steps < 0:
+            raise UserError(
+                f"sync_interval_ms={sync_interval_ms}, warmup_steps={warmup_steps}: expected "
+                f"an interval above 0, and 0 or more steps."
+            )
+        self.interval = sync_interval_ms / 1000
+        self.warmup_steps = warmup_steps
+        self.size = 1
+        self.averaging_rounds = 0
+        self.steps_made = 0
+        self.failure: BaseException | None = None
+        self.thread: threading.Thread | None = None
+        self.wrapped: DistributedDataParallel | None = None
+        self.training_lock: TrainingLock | None = None
+        self.handles: list[RemovableHandle] = []
+
+    @property
+    def ranks_step_together(self) -> bool:
+        """False after the warm-up: then no rank waits for another within an epoch."""
+        return self.thread is None
+
+    def agree_after_batch(self, flags: list[int]) -> list[int]:
+        """The flags that all ranks agree on; see agreement.py."""
+        # Without a backward, the lock is still held, and the thread could not vote.
+        self.training_lock.release()
+        return self.agreement.after_batch(flags)
+
+    def agree_after_epoch(
+        self, flags: list[int], all_reduce_max: Callable[[list[int]], list[int]]
+    ) -> list[int]:
+        """The maximum of the flags over all ranks since the run began. It waits for all."""
+        return self.agreement.after_epoch(flags, all_reduce_max)
+
+    def _attach(self, target: Target) -> nn.Module:
+        """The model itself with hooks; if there is a warm-up, the model in DDP."""
+        if self.thread is not None:
+            # An earlier run has failed, and its thread ends soon.
+            self.thread.join()
+        self.size = num_ranks(target.group)
+        self.outer_group = target.group
+        # The algorithm can be attached again after `close`.
+        self.steps_made = 0
+        self.thread = None
+        # Not created in the constructor: locks cannot be pickled, and spawned ranks get a
+        # pickled object.
+        self.weights_lock = FairLock()
+        self.agreement = Agreement()
+        self.round_lock = threading.Lock()
+        self.stop = threading.Event()
+        if self.size == 1:
+            if self.warmup_steps and dist.is_initialized():
+                return target.wrap(target.model)
+            return target.model
+        broadcast_model(target.model, target.group)
+        self.weights = Weights(target.model)
+        self._make_groups()
+        for optimizer in target.optimizers:
+            self.handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self.handles.append(optimizer.register_step_post_hook(self._after_step))
+        self.training_lock = TrainingLock(self.weights_lock, target.model, target.optimizers)
+        if not self.warmup_steps:
+            self._start()
+            return target.model
+        self.wrapped = target.wrap(target.model)
+        return self.wrapped
+
+    def _make_groups(self) -> None:
+        # The thread has its own groups, because its collectives and those of the training have
+        # no common order.
+        members = dist.get_process_group_ranks(self.outer_group or dist.group.WORLD)
+        local = self.outer_group is not None
+        self.group = dist.new_group(members, use_local_synchronization=local)
+        self.vote_group = self.group
+        if dist.get_backend(self.group) == "nccl":
+            # A vote with NCCL would wait for the training's kernels. gloo runs on the CPU.
+            self.vote_group = dist.new_group(
+                members, backend="gloo", use_local_synchronization=local
+            )
+
+    def close(self) -> None:
+        """End the threads of all ranks. Raises RuntimeError if this rank's thread failed."""
+        self.detach()
+        if self.size == 1:
+            return
+        if self.thread is not None:
+            self.thread.join()
+        self._raise_failure()
+        # Wait for all ranks. A rank that left the group earlier would break the last vote.
+        dist.barrier(self.outer_group)
+        # torch cannot destroy a single group if its backend is written in Python.
+        if dist.get_backend(self.group) != "vgpu":
+            for group in {self.group, self.vote_group}:
+                dist.destroy_process_group(group)
+        self.group = None
+        self.vote_group = None
+        self.wrapped = None
+        # A second call of `close` then has nothing to do.
+        self.size = 1
+
+    def detach(self) -> None:
+        """Remove the hooks, and vote to end the rounds, without waiting for other ranks."""
+        if self.training_lock is not None:
+            self.training_lock.close()
+            self.training_lock = None
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        if self.size > 1:
+            self.stop.set()
+
+    def _before_step(self, *_: object) -> None:
+        self._raise_failure()
+
+    def _after_step(self, *_: object) -> None:
+        self.steps_made += 1
+        if self.thread is None and self.steps_made >= self.warmup_steps:
+            # As in DDP.no_sync(): from now on DDP averages no gradients.
+            self.wrapped.require_backward_grad_sync = False
+            self._start()
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise RuntimeError(
+                "the thread that averages the weights has failed"
+            ) from self.failure
+
+    def _start(self) -> None:
+        self.thread = threading.Thread(target=self._run, name="model average", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            while self._vote():
+                with self.round_lock:
+                    self._average()
+        except BaseException as failure:
+            self.failure = failure
+        finally:
+            self.agreement.end()
+
+    def _vote(self) -> bool:
+        """Wait for the interval, then vote. Returns True if all ranks continue."""
+        waiting = self.agreement.pending
+        self.stop.wait(min(self.interval, SOON) if waiting else self.interval)
+        vote = torch.tensor([int(self.stop.is_set()), *self.agreement.vote()])
+        dist.all_reduce(vote, dist.ReduceOp.MAX, self.vote_group)
+        ends, *numbers = vote.tolist()
+        self.agreement.count(numbers)
+        return not ends
+
+    def _average(self) -> None:
+        """One averaging round."""
+        with self.weights_lock:
+            snapshot = [_to_send(vector) for vector in self.weights.copy()]
+        changes = []
+        for vector in snapshot:
+            total = vector.clone()
+            work = dist.all_reduce(total, group=self.group, async_op=True)
+            # NCCL's wait would block the training's kernels, too.
+            while vector.is_cuda and not work.is_completed():
+                time.sleep(0.001)
+            work.wait()
+            changes.append(total / self.size - vector)
+        with self.weights_lock:
+            self.weights.add_outside_autograd(changes)
+        self.averaging_rounds += 1
+
+
+def _to_send(vector: torch.Tensor) -> torch.Tensor:
+    """The vector; a copy on the CPU if it is on a virtual GPU.
+
+    Collectives of two threads would make a virtual GPU's simulated time wrong.
+    """
+    return vector.cpu() if vector.device.type == "vgpu" else vector

@@ -1,0 +1,199 @@
+"""Horovod's collectives on tensors and objects, and the functions that use them.
+
+The argument `name`, Horovod's key of an operation, has no effect: the ranks' operations are
+matched by their order, which must be the same on all ranks.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from multigpu import devices
+from multigpu.errors import UserError
+from multigpu.strategies.horovod.compression import Compression
+from multigpu.strategies.horovod.handles import Handle, synchronize
+from multigpu.strategies.horovod.operations import Average, Operation, choose
+from multigpu.strategies.horovod.process import rank, size
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Callable[[torch.Tensor], torch.Tensor] = Compression.none,
+    op: Operation | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """The ranks' tensors reduced by `op`, by default their mean, as a new tensor.
+
+    `average`, True or False for Sum, is Horovod's older argument. Gradients do not flow back.
+    Raises UserError for a mean of integers.
+    """
+    sent = compression(tensor.detach())
+    result = allreduce_async(sent, average, name, op, prescale_factor, postscale_factor)
+    return synchronize(result).to(tensor.dtype)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Operation | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """As `allreduce`, in place. Returns the tensor."""
+    return synchronize(
+        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor)
+    )
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Operation | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start `allreduce`; `synchronize(handle)` returns the new tensor."""
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return allreduce_async_(copy, average, name, op, prescale_factor, postscale_factor)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Operation | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Start `allreduce_`; `synchronize(handle)` returns the tensor."""
+    operation = choose(op, average)
+    if operation is Average and not tensor.is_floating_point():
+        raise UserError(
+            f"allreduce cannot average a tensor of type {tensor.dtype}: "
+            f"give op=Sum, or a floating-point tensor."
+        )
+    target = tensor.detach()
+    buffer = target.contiguous()
+    if prescale_factor != 1:
+        buffer *= prescale_factor
+    work = None
+    if size() > 1:
+        work = dist.all_reduce(buffer, operation.reduce_op, async_op=True)
+
+    def finish() -> torch.Tensor:
+        if postscale_factor != 1:
+            buffer.mul_(postscale_factor)
+        if buffer is not target:
+            target.copy_(buffer)
+        return tensor
+
+    return Handle(work, finish)
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+    """The ranks' tensors, concatenated on dimension 0: (Σ rows, …).
+
+    The ranks can have different numbers of rows.
+    """
+    rows = torch.tensor([len(tensor)], device=tensor.device)
+    lengths = [torch.empty_like(rows) for _ in range(size())]
+    dist.all_gather(lengths, rows)
+    counts = [int(length) for length in lengths]
+    # torch's all_gather needs equal shapes: pad to the longest.
+    padded = tensor.new_zeros(max(counts), *tensor.shape[1:])
+    padded[: len(tensor)] = tensor.detach()
+    gathered = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(gathered, padded)
+    return torch.cat([each[:count] for each, count in zip(gathered, counts, strict=True)])
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """Rank root_rank's tensor, as a new tensor on each rank."""
+    return synchronize(broadcast_async(tensor, root_rank, name))
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """Overwrite the tensor with rank root_rank's. Returns the tensor."""
+    return synchronize(broadcast_async_(tensor, root_rank, name))
+
+
+def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+    """Start `broadcast`; `synchronize(handle)` returns the new tensor."""
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return broadcast_async_(copy, root_rank, name)
+
+
+def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> Handle:
+    """Start `broadcast_`; `synchronize(handle)` returns the tensor."""
+    target = tensor.detach()
+    buffer = target.contiguous()
+    work = dist.broadcast(buffer, root_rank, async_op=True) if size() > 1 else None
+
+    def finish() -> torch.Tensor:
+        if buffer is not target:
+            target.copy_(buffer)
+        return tensor
+
+    return Handle(work, finish)
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """Rank root_rank's object, which is pickled, on each rank."""
+    objects = [obj]
+    if size() > 1:
+        dist.broadcast_object_list(objects, root_rank)
+    return objects[0]
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list:
+    """The ranks' objects, which are pickled, in the order of the ranks."""
+    objects = [obj] * size()
+    if size() > 1:
+        dist.all_gather_object(objects, obj)
+    return objects
+
+
+def barrier() -> None:
+    """Wait until all ranks have reached this call."""
+    if size() > 1:
+        dist.barrier()
+
+
+@torch.no_grad()
+def broadcast_parameters(
+    params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
+    root_rank: int = 0,
+) -> None:
+    """Overwrite the tensors with those of rank root_rank.
+
+    `params` is a model's state_dict(), its named_parameters() or its parameters().
+    """
+    if isinstance(params, Mapping):
+        params = sorted(params.items())
+    tensors = [each[1] if isinstance(each, tuple) else each for each in params]
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            broadcast_(tensor, root_rank)
+
+
+def broadcast_optimizer_state(
+    optimizer: Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
+) -> None:
+    """Copy the state and the settings of rank root_rank's optimizer to all ranks.
+
+    The other ranks' optimizers do not need a state before the call. `model`, which Horovod
+    needs for sparse embeddings, is unused.
+    """
+    if size() == 1:
+        return
+    state = devices.to_cpu(optimizer.state_dict()) if rank() == root_rank else None
+    # load_state_dict moves each tensor to its parameter's device.
+    optimizer.load_state_dict(broadcast_object(state, root_rank))

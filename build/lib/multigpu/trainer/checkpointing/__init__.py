@@ -1,0 +1,1 @@
+"""Checkpoints in Lightning's format, and the hyperparameters in them."""

@@ -1,0 +1,1 @@
+"""Small modules and data for reports of errors and for tests."""

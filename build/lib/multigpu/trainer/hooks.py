@@ -1,0 +1,186 @@
+"""The hooks that a module and a data module can override. Most do nothing by default.
+
+The hooks of a batch are called only if they are overridden: the others cost nothing.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from multigpu.nested import map_tensors
+
+
+class DataHooks:
+    """The hooks for data, which LightningModule and LightningDataModule share.
+
+    prepare_data_per_node   False: prepare_data is called on rank 0 only, for nodes that share
+                            their disk; True: on one rank of each node
+    """
+
+    prepare_data_per_node: bool = True
+
+    def prepare_data(self) -> None:
+        """Download data. Called on one rank per node only, so set no attributes on self."""
+
+    def setup(self, stage: str) -> None:
+        """Called on every rank before a run of `stage`: fit, validate, test or predict."""
+
+    def teardown(self, stage: str) -> None:
+        """Called on every rank after a run."""
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Called on a data module before the Trainer raises `exception`."""
+
+    def train_dataloader(self) -> Any:
+        raise _no_dataloader(self, "train")
+
+    def val_dataloader(self) -> Any:
+        raise _no_dataloader(self, "val")
+
+    def test_dataloader(self) -> Any:
+        raise _no_dataloader(self, "test")
+
+    def predict_dataloader(self) -> Any:
+        raise _no_dataloader(self, "predict")
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        return to_device(batch, device)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+def _no_dataloader(owner: DataHooks, name: str) -> NotImplementedError:
+    """In Lightning 1.x, self.train_dataloader() also returned the loader given to fit."""
+    return NotImplementedError(
+        f"{type(owner).__name__} has no {name}_dataloader: write it; in a run, "
+        f"trainer.num_{'training' if name == 'train' else name}_batches has the number of "
+        f"batches, and trainer.estimated_stepping_batches that of all steps."
+    )
+
+
+class ModuleHooks(DataHooks):
+    """The hooks of a LightningModule, called in loops/.
+
+    Their order is that of run.py, fit.py, training_step.py, optimizer_step.py, evaluate.py.
+
+    on_…_model_eval calls the module's `eval()`; override it to do something else. An
+    overridden on_…_model_train replaces the code that restores the previous modes; called
+    with super(), it sets all modules to training mode. Lightning never calls
+    on_predict_model_train, but this Trainer does.
+
+    A run that resumes within an epoch calls on_train_epoch_start for the rest of it, because
+    what the hook prepares is not in the checkpoint. Lightning does not call it.
+    """
+
+    def configure_model(self) -> None:
+        """Make layers here instead of in __init__.
+
+        It can be called several times: return at once if the layers exist.
+        """
+
+    def configure_sharded_model(self) -> None:
+        """The name of configure_model before Lightning 2.1."""
+
+    def on_fit_start(self) -> None: ...
+    def on_fit_end(self) -> None: ...
+    def on_train_start(self) -> None: ...
+    def on_train_end(self) -> None: ...
+    def on_train_epoch_start(self) -> None: ...
+    def on_train_epoch_end(self) -> None: ...
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None: ...
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...
+    def on_validation_start(self) -> None: ...
+    def on_validation_end(self) -> None: ...
+    def on_validation_epoch_start(self) -> None: ...
+    def on_validation_epoch_end(self) -> None: ...
+    def on_validation_batch_start(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+    def on_validation_batch_end(
+        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+    def on_test_start(self) -> None: ...
+    def on_test_end(self) -> None: ...
+    def on_test_epoch_start(self) -> None: ...
+    def on_test_epoch_end(self) -> None: ...
+    def on_test_batch_start(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+    def on_test_batch_end(
+        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+    def on_predict_start(self) -> None: ...
+    def on_predict_end(self) -> None: ...
+    def on_predict_epoch_start(self) -> None: ...
+    def on_predict_epoch_end(self) -> None: ...
+    def on_predict_batch_start(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+    def on_predict_batch_end(
+        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+
+    def on_validation_model_eval(self) -> None:
+        self.eval()
+
+    def on_validation_model_train(self) -> None:
+        self.train()
+
+    def on_test_model_eval(self) -> None:
+        self.eval()
+
+    def on_test_model_train(self) -> None:
+        self.train()
+
+    def on_predict_model_eval(self) -> None:
+        self.eval()
+
+    def on_predict_model_train(self) -> None:
+        self.train()
+
+    def on_before_backward(self, loss: torch.Tensor) -> None: ...
+    def on_after_backward(self) -> None: ...
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None: ...
+    def on_before_zero_grad(self, optimizer: Optimizer) -> None: ...
+    def on_save_checkpoint(self, checkpoint: dict) -> None: ...
+    def on_load_checkpoint(self, checkpoint: dict) -> None: ...
+
+    # Seven more hooks, of Lightning 1.x, have no default, and are called if a module has them.
+    #     training_epoch_end(outputs), validation_epoch_end, test_epoch_end
+    # See loops/epoch_outputs.py.
+    #     training_step_end(step_output), validation_step_end, test_step_end, predict_step_end
+    # With dp and ddp2, each replica computes a part of the batch; these hooks get the outputs
+    # of all replicas. They are called with every strategy, so a module works with each.
+
+
+def is_overridden(name: str, thing: object, base: type) -> bool:
+    """Whether `thing`, or its class, overrides the method `name` of `base`."""
+    method = getattr(thing, name, None)
+    if method is None:
+        return False
+    return getattr(method, "__func__", method) is not getattr(base, name, None)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move the batch's tensors, and other objects that have `.to`, to `device`."""
+
+    def move_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == device:
+            return tensor
+        return tensor.to(device, non_blocking=device.type != "cpu")
+
+    def move_other(value: Any) -> Any:
+        # A module in a batch is not data: leave it where it is.
+        if isinstance(value, nn.Module) or not hasattr(value, "to"):
+            return value
+        return value.to(device)
+
+    return map_tensors(batch, move_tensor, move_other)

@@ -1,0 +1,456 @@
+"""LightningModule: the user's model, steps and optimizers, without devices, ranks or loops."""
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from multigpu.errors import UserError
+from multigpu.launch.world import is_rank_zero
+from multigpu.trainer.checkpointing.hyperparameters import HyperparametersMixin
+from multigpu.trainer.hooks import ModuleHooks
+
+if TYPE_CHECKING:
+    from multigpu.trainer.trainer import Trainer
+
+CLIPPING = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}
+
+
+class LightningModule(ModuleHooks, HyperparametersMixin, nn.Module):
+    """Override `training_step`, `configure_optimizers`, and other methods as needed.
+
+    automatic_optimization   False: `training_step` itself calls `self.manual_backward` and
+                             steps the optimizers
+    """
+
+    CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
+    CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
+    __jit_unused_properties__: list[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._automatic_optimization = True
+        self._strict_loading: bool | None = None
+        self.example_input_array: Any = None
+        # In __dict__, because nn.Module.__setattr__ is slow. `_log_context` says which hook
+        # runs.
+        self.__dict__["_trainer"] = None
+        self.__dict__["_log_context"] = None
+
+    # A property: a subclass can replace it by the class attribute
+    # `automatic_optimization = False`.
+    @property
+    def automatic_optimization(self) -> bool:
+        return self._automatic_optimization
+
+    @automatic_optimization.setter
+    def automatic_optimization(self, automatic: bool) -> None:
+        self._automatic_optimization = automatic
+
+    @property
+    def strict_loading(self) -> bool:
+        """Whether a checkpoint must have exactly this module's tensors; by default True."""
+        return self._strict_loading is not False
+
+    @strict_loading.setter
+    def strict_loading(self, strict: bool | None) -> None:
+        self._strict_loading = strict
+
+    # ---- what the user writes ---------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss of (batch, batch_idx).
+
+        Return the loss, a dict with "loss", or None to skip the batch.
+        """
+        raise NotImplementedError
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """For (batch, batch_idx), return what `Trainer.predict` returns for the batch.
+
+        The default is `self(batch)`.
+        """
+        return self(args[0] if args else kwargs["batch"])
+
+    def configure_optimizers(self) -> Any:
+        """Return one of these: an optimizer; a list of optimizers; (optimizers, schedulers);
+        {"optimizer": …, "lr_scheduler": …, "monitor": …}; a list of such dicts; None.
+        """
+        raise NotImplementedError
+
+    def configure_callbacks(self) -> Any:
+        return []
+
+    # ---- what the user calls ----------------------------------------------------------------
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Record a number for the loggers, the callbacks and the progress bar; see
+        loops/results.py.
+
+        The default in a training batch is to report the value of each step. Elsewhere, the
+        default is the epoch's mean, weighted by batch size. An epoch's value is reduced over
+        all ranks. A step's value is this rank's; with sync_dist it is reduced over all ranks.
+
+        Without a Trainer it only warns, so that steps can be called in tests. Raises
+        UserError in a module that is a part of the module that is trained, and for a
+        sync_dist_group. enable_graph and metric_attribute have no effect.
+        """
+        if sync_dist_group is not None:
+            raise UserError(
+                f"self.log({name!r}, sync_dist_group=…) is not supported: reduce the value "
+                f"yourself (torch.distributed.all_reduce), and log the result."
+            )
+        context = self._log_context
+        if context is None:
+            self._log_outside(name)
+            return
+        context.results.log(
+            context.hook,
+            context.micro_batch,
+            name,
+            value,
+            prog_bar=prog_bar,
+            logger=logger,
+            on_step=on_step,
+            on_epoch=on_epoch,
+            reduce_fx=reduce_fx,
+            sync_dist=sync_dist,
+            add_dataloader_idx=add_dataloader_idx,
+            batch_size=context.batch_size if batch_size is None else batch_size,
+            rank_zero_only=rank_zero_only,
+        )
+
+    def _log_outside(self, name: str) -> None:
+        """Warn that nothing trains this module, so that the value is lost.
+
+        Raises UserError if the module is a part of the module that is trained. Lightning
+        raises an error, too: only the trained module knows which hook runs.
+        """
+        if self._trainer is not None and self._trainer.lightning_module is not None:
+            outer = type(self._trainer.lightning_module).__name__
+            raise UserError(
+                f"self.log({name!r}) in {type(self).__name__}, which is a part of {outer}: "
+                f"return the value to {outer}, and log it there."
+            )
+        if is_rank_zero():
+            warnings.warn(
+                f"self.log({name!r}) in {type(self).__name__}, whose `self.trainer` reference "
+                f"is not registered: no Trainer runs it, so the value is lost.",
+                stacklevel=3,
+            )
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **keywords: Any) -> None:
+        """Call `log` for each name and value, with the same other arguments."""
+        # torchmetrics' collection of metrics that share states would copy them in each step.
+        if type(dictionary) is dict or not getattr(
+            dictionary, "_enable_compute_groups", False
+        ):
+            items = dictionary.items()
+        else:
+            items = dictionary.items(copy_state=False)
+        for name, value in items:
+            self.log(name, value, *args, **keywords)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0 only."""
+        print_function = print if self._trainer is None else self._trainer.print
+        print_function(*args, **kwargs)
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """The optimizer, or the list of optimizers.
+
+        Their `step` also counts the step, unscales the gradients and calls hooks, as automatic
+        optimization does.
+
+        use_pl_optimizer   False: the optimizers that configure_optimizers returned, whose
+                           `step` does none of this
+        """
+        state = self.trainer.state
+        optimizers = state.lightning_optimizers if use_pl_optimizer else state.optimizers
+        return optimizers[0] if len(optimizers) == 1 else list(optimizers)
+
+    def lr_schedulers(self) -> Any:
+        """The scheduler, the list of schedulers, or None."""
+        schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
+        if not schedulers:
+            return None
+        return schedulers[0] if len(schedulers) == 1 else schedulers
+
+    def manual_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Run loss.backward() in manual optimization: scale the loss for 16-mixed, prepare the
+        strategy, and call the hooks.
+        """
+        if self.automatic_optimization:
+            raise UserError(
+                "manual_backward is for manual optimization: set self.automatic_optimization "
+                "= False."
+            )
+        self.trainer.state.fit_loop.training_step.backward(loss, *args, **kwargs)
+
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Gather a tensor of all ranks, stacked to the shape (ranks, …).
+
+        In tuples, lists and dicts, each tensor is gathered. With one rank, `data` is returned
+        unchanged.
+
+        group        gather from these ranks only (a torch.distributed group)
+        sync_grads   True: in backward, the rank that gave a tensor gets its gradient, the sum
+                     of the gradients from all ranks' losses
+        """
+        strategy = self.trainer.strategy
+        if strategy.world.size == 1:
+            return data
+        if isinstance(data, Mapping):
+            return {
+                key: self.all_gather(value, group, sync_grads) for key, value in data.items()
+            }
+        if isinstance(data, (list, tuple)):
+            items = [self.all_gather(value, group, sync_grads) for value in data]
+            return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)
+        tensor = torch.as_tensor(data, device=self.device)
+        evaluation_loop = self.trainer.state.evaluation_loop
+        if evaluation_loop is not None:
+            evaluation_loop.check_all_gather(tensor, self._log_context.hook)
+        return strategy.all_gather(tensor, group, sync_grads)
+
+    def toggle_optimizer(self, optimizer: Any) -> None:
+        """Freeze what only other optimizers hold, until `untoggle_optimizer`.
+
+        Parameters that no optimizer holds stay as they are.
+        """
+        own = {p for group in optimizer.param_groups for p in group["params"]}
+        held = {
+            parameter: parameter.requires_grad
+            for each in self.trainer.optimizers
+            for group in each.param_groups
+            for parameter in group["params"]
+        }
+        self.__dict__["_toggled"] = held
+        for parameter in held.keys() - own:
+            parameter.requires_grad_(False)
+
+    def untoggle_optimizer(self, optimizer: Any) -> None:
+        for parameter, before in self.__dict__.pop("_toggled", {}).items():
+            parameter.requires_grad_(before)
+
+    @contextmanager
+    def toggled_optimizer(self, optimizer: Any) -> Iterator[None]:
+        self.toggle_optimizer(optimizer)
+        try:
+            yield
+        finally:
+            self.untoggle_optimizer(optimizer)
+
+    def freeze(self) -> "LightningModule":
+        """Turn off all gradients, and set evaluation mode. Returns the module."""
+        return self.requires_grad_(False).eval()
+
+    def unfreeze(self) -> "LightningModule":
+        """Turn on all gradients, and set training mode. Returns the module."""
+        return self.requires_grad_(True).train()
+
+    # ---- what the Trainer does unless it is overridden --------------------------------------
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        loss.backward(*args, **kwargs)
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
+        """Step the optimizer. An override must pass `optimizer_closure` to `optimizer.step`,
+        because the closure computes the loss and the gradients.
+        """
+        optimizer.step(closure=optimizer_closure)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        optimizer.zero_grad()
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Free the gradients' memory.
+
+        Called before a validation within training, if no gradients are being accumulated.
+        """
+        self.zero_grad()
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step() if metric is None else scheduler.step(metric)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        self.clip_gradients(
+            optimizer,
+            gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm=gradient_clip_algorithm,
+        )
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Limit the norm of all gradients together ("norm"), or clamp each number to ± the
+        value ("value").
+
+        The defaults are the Trainer's arguments; another value than the Trainer's raises
+        UserError. In manual optimization, the gradients are first averaged over the ranks.
+        """
+        if self._trainer is not None:
+            gradient_clip_val = self._setting("gradient_clip_val", gradient_clip_val)
+            gradient_clip_algorithm = self._setting(
+                "gradient_clip_algorithm", gradient_clip_algorithm
+            )
+        if not gradient_clip_val:
+            return
+        if not self.automatic_optimization and self._trainer is not None:
+            self._trainer.strategy.synchronize(getattr(optimizer, "optimizer", optimizer))
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        clip = CLIPPING.get(gradient_clip_algorithm or "norm")
+        if clip is None:
+            raise UserError(
+                f"clip_gradients(gradient_clip_algorithm={gradient_clip_algorithm!r}): "
+                f"expected 'norm' or 'value'."
+            )
+        clip(parameters, gradient_clip_val)
+
+    def _setting(self, name: str, given: Any) -> Any:
+        """The argument of clip_gradients, or else the Trainer's; they must not differ."""
+        of_trainer = getattr(self._trainer, name)
+        if given is None or of_trainer is None or given == of_trainer:
+            return of_trainer if given is None else given
+        raise UserError(
+            f"clip_gradients({name}={given!r}) contradicts Trainer({name}={of_trainer!r}): "
+            f"give one of them only."
+        )
+
+    def to_torchscript(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _not_exported("to_torchscript", "torch.export.export(model, (inputs,))")
+
+    def to_onnx(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise _not_exported("to_onnx", "torch.onnx.export(model, (inputs,), path)")
+
+    # ---- where it runs ----------------------------------------------------------------------
+
+    @property
+    def trainer(self) -> "Trainer":
+        if self._trainer is None:
+            raise RuntimeError(f"{type(self).__name__} is not attached to a `Trainer`.")
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: "Trainer | None") -> None:
+        # A LightningModule that is a part of this one has the same Trainer.
+        for part in self.modules():
+            if isinstance(part, LightningModule):
+                part.__dict__["_trainer"] = trainer
+                part.__dict__["_log_context"] = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter or buffer; the CPU if there is none."""
+        return next(
+            (tensor.device for tensor in (*self.parameters(), *self.buffers())),
+            torch.device("cpu"),
+        )
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the module is on a GPU, or on a virtual one."""
+        return self.device.type in ("cuda", "vgpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next((p.dtype for p in self.parameters()), torch.get_default_dtype())
+
+    @property
+    def current_epoch(self) -> int:
+        return self._trainer.current_epoch if self._trainer else 0
+
+    @property
+    def global_step(self) -> int:
+        return self._trainer.global_step if self._trainer else 0
+
+    @property
+    def global_rank(self) -> int:
+        return self._trainer.global_rank if self._trainer else 0
+
+    @property
+    def local_rank(self) -> int:
+        return self._trainer.local_rank if self._trainer else 0
+
+    @property
+    def logger(self) -> Any:
+        return self._trainer.logger if self._trainer else None
+
+    @property
+    def loggers(self) -> list:
+        return self._trainer.loggers if self._trainer else []
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> "LightningModule":
+        """Make a module with the checkpoint's hyperparameters, and load the weights.
+
+        `kwargs` take precedence over the hyperparameters. The checkpoint can be this
+        Trainer's or Lightning's. weights_only=False reads any object, which can run code from
+        the file: use it only for files that you trust. Raises UserError if the checkpoint does
+        not fit this class.
+        """
+        from multigpu.trainer.checkpointing.from_checkpoint import module_from_checkpoint
+        from multigpu.trainer.checkpointing.reading import read_checkpoint
+
+        checkpoint = read_checkpoint(checkpoint_path, map_location or "cpu", weights_only)
+        return module_from_checkpoint(cls, checkpoint, checkpoint_path, strict, kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without the Trainer: a copy in another process has its own Trainer."""
+        return {**self.__dict__, "_trainer": None, "_log_context": None}
+
+
+# torch.jit.script would compile these properties, too.
+LightningModule.__jit_unused_properties__ = [
+    name for name, value in inspect.getmembers(LightningModule) if isinstance(value, property)
+]
+
+
+def _not_exported(name: str, instead: str) -> UserError:
+    return UserError(f"multigpu.trainer does not support {name}: call {instead}.")

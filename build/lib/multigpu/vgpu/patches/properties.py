@@ -1,0 +1,63 @@
+"""What kind of GPU a device is: name, compute capability, number of multiprocessors."""
+
+from dataclasses import dataclass
+
+from multigpu.vgpu.patches.device_index import Device, index_of, meter_of
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """A device's properties, with the names that torch.cuda gives them; memory in bytes."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    warp_size: int = 32
+    max_threads_per_multi_processor: int = 2048
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+
+
+def get_device_name(device: Device = None) -> str:
+    """The preset's name, marked as virtual: "V100-16GB (virtual)"."""
+    return f"{meter_of(device).machine.gpu.name} (virtual)"
+
+
+def get_device_capability(device: Device = None) -> tuple[int, int]:
+    """The compute capability of the preset: (8, 0) for an A100."""
+    return meter_of(device).machine.gpu.capability
+
+
+def get_device_properties(device: Device = None) -> DeviceProperties:
+    """The device's properties; a Gpu without shares has one multiprocessor."""
+    meter = meter_of(device)
+    gpu = meter.machine.gpu
+    major, minor = gpu.capability
+    return DeviceProperties(
+        name=get_device_name(device),
+        major=major,
+        minor=minor,
+        total_memory=meter.capacity,
+        multi_processor_count=gpu.shares.sms if gpu.shares else 1,
+    )
+
+
+def get_arch_list() -> list[str]:
+    """The architecture for which there are kernels: ["sm_80"] on A100s."""
+    return ["sm_{}{}".format(*get_device_capability())]
+
+
+def can_device_access_peer(device: Device, peer_device: Device) -> bool:
+    """Whether the devices copy directly: two virtual GPUs do, and none does with itself."""
+    first, second = (meter_of(each).index for each in (device, peer_device))
+    return first != second
+
+
+def utilization(device: Device = None) -> int:
+    """The percentage of the simulated time so far in which the device computed."""
+    clock = meter_of(device).machine.clock
+    index = index_of(device)
+    now = clock.synchronize(index)
+    return round(100 * clock.computed(index) / now) if now else 0

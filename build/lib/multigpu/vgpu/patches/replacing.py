@@ -1,0 +1,156 @@
+"""Changes torch temporarily, by the rows of a table, and then restores it.
+
+A row is a Replacement (another value for an attribute), a Registration (entries that a call
+adds to registries) or a Setting (a state of torch's C++ code). The rows are applied in their
+order and undone in the reverse order. If a row fails, the rows before it are undone before the
+error is raised: torch is never left half-changed.
+"""
+
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Any
+
+
+def always() -> bool:
+    """The condition of a row that applies on every machine."""
+    return True
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """The attribute `name` of `owner` becomes `make(original)`.
+
+    `owner` is the dotted name of a module or a class. Afterwards the original is restored. If
+    the owner inherits the attribute, the replacement is deleted. A value that a program has
+    assigned to the attribute in the meantime is lost.
+
+    With `optional`, the owner may lack the attribute. Then `original` is None, and the
+    replacement is deleted afterwards.
+    """
+
+    owner: str
+    name: str
+    make: Callable[[Any], Any]
+    why: str
+    when: Callable[[], bool] = always
+    optional: bool = False
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within the context the replacement is in place."""
+        owner = resolve_name(self.owner)
+        inherited = self.name not in vars(owner)
+        # Not getattr alone: for a class method it would return the bound method.
+        if not inherited:
+            original = vars(owner)[self.name]
+        elif self.optional:
+            original = getattr(owner, self.name, None)
+        else:
+            original = getattr(owner, self.name)
+        setattr(owner, self.name, self.make(original))
+        try:
+            yield
+        finally:
+            if not inherited:
+                setattr(owner, self.name, original)
+            elif self.name in vars(owner):
+                delattr(owner, self.name)
+
+
+@dataclass(frozen=True)
+class Registration:
+    """`register()` adds entries to `registries`; these entries are removed afterwards.
+
+    `registries` are the dotted names of lists, dicts and classes. Entries that a program adds
+    in the meantime stay.
+    """
+
+    registries: tuple[str, ...]
+    register: Callable[[], None]
+    why: str
+    when: Callable[[], bool] = always
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within the context the entries are in place."""
+        registries = [resolve_name(name) for name in self.registries]
+        before = [_snapshot(registry) for registry in registries]
+        with ExitStack() as undo:
+            try:
+                self.register()
+            finally:
+                for registry, old in zip(registries, before, strict=True):
+                    new = [entry for entry in _entries(registry) if entry not in old]
+                    undo.callback(_remove, registry, new)
+            yield
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`change()` changes a state of torch's C++ code, and returns a function that restores it.
+
+    `name` says which state it is.
+    """
+
+    name: str
+    change: Callable[[], Callable[[], None]]
+    why: str
+    when: Callable[[], bool] = always
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within the context the state is changed."""
+        restore = self.change()
+        try:
+            yield
+        finally:
+            restore()
+
+
+Row = Replacement | Registration | Setting
+Registry = MutableSequence | MutableMapping | type
+
+
+def _entries(registry: Registry) -> list:
+    """The members of a list, the keys of a dict, the names of a class's attributes."""
+    return list(vars(registry) if isinstance(registry, type) else registry)
+
+
+def _snapshot(registry: Registry) -> list | set:
+    """The entries, to look others up: a list's members may have no hash."""
+    entries = _entries(registry)
+    return entries if isinstance(registry, MutableSequence) else set(entries)
+
+
+def _remove(registry: Registry, entries: list) -> None:
+    for entry in entries:
+        if entry not in _entries(registry):
+            continue  # a program has removed it itself
+        if isinstance(registry, type):
+            delattr(registry, entry)
+        elif isinstance(registry, MutableMapping):
+            del registry[entry]
+        else:
+            registry.remove(entry)
+
+
+class Table:
+    """The rows, and which of them are in place."""
+
+    def __init__(self, rows: tuple[Row, ...]):
+        self.rows = rows
+        self._in_place = ExitStack()
+
+    def apply(self) -> None:
+        """Apply each row whose condition holds. If one raises, none stays in place."""
+        with ExitStack() as applied:
+            for row in self.rows:
+                if row.when():
+                    applied.enter_context(row.applied())
+            self._in_place = applied.pop_all()
+
+    def undo(self) -> None:
+        """Undo the rows in the reverse order. Does nothing if none is in place."""
+        self._in_place.close()

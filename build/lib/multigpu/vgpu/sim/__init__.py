@@ -1,0 +1,1 @@
+"""The simulated machine: clock, memory meters, costs of operations, network, timeline."""

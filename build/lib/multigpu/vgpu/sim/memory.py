@@ -1,0 +1,269 @@
+"""The memory of the devices: a meter for each device, and a block for each storage on it.
+
+Tensors that share a storage share a block. When the last of them is deleted, the block's
+memory is free at once, because CPython counts references. A tensor that autograd has saved
+keeps its Python object alive, and so its block.
+"""
+
+import ctypes
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from multigpu.launch.room import available_memory
+from multigpu.vgpu.sim import names
+from multigpu.vgpu.sim.presets import format_bytes
+
+if TYPE_CHECKING:
+    from multigpu.vgpu.sim.machine import Machine
+
+# Bytes. CUDA's caching allocator rounds every request up to a multiple of 512
+# (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
+UNIT = 512
+# Bytes. The host's free memory is read only for requests of at least this size, because
+# reading it takes time.
+LARGE = 64 * 2**20
+# Bytes. CUDA's caching allocator has a pool of its own for requests below this size
+# (kSmallSize in the same file).
+LARGE_POOL = 2**20
+# What a meter counts since the start, or since a program has reset it.
+ACCUMULATED = ("bytes allocated", "bytes freed", "allocations", "frees")
+
+
+class Meter:
+    """The memory of one device of `machine`, in bytes.
+
+    `device` is the device as programs see it, and `inner` the same for torch's C++ code.
+    """
+
+    def __init__(self, machine: "Machine", index: int, capacity: int):
+        self.machine = machine
+        self.index = index
+        self.capacity = capacity
+        self.inner = torch.device(names.INNER, index)
+        self.device = names.show(self.inner)
+        # The part of the capacity that this process may use, in bytes.
+        self.limit = capacity
+        # The most bytes since reset_peak, and since the start.
+        self.peak = 0
+        self._highest = 0
+        self._allocated = 0
+        # With more bytes than this, the host's memory is looked at again.
+        self._growth_checked_at = LARGE
+        # A weak reference whose object is deleted calls its callback only if the reference
+        # itself still exists, so all are kept here.
+        self._allocations: set[Allocation] = set()
+        self._freed: deque[Allocation] = deque()
+        # The number of allocations so far.
+        self.num_allocations = 0
+        # The number of requests that did not fit.
+        self.num_ooms = 0
+        # Bytes that were freed so far.
+        self._freed_bytes = 0
+        # accumulated() at the last reset_accumulated.
+        self._before_reset = dict.fromkeys(ACCUMULATED, 0)
+        # The ids of the blocks whose storages a program has made smaller, as FSDP does. Some
+        # can be of blocks that no longer exist.
+        self.shrunk: set[int] = set()
+        # The address that the next block gets: each device has 2**52 addresses of its own.
+        self.next_address = (index + 1) << 52
+        # False after vgpu.stop(), and in a forked child.
+        self.alive = True
+
+    @property
+    def allocated(self) -> int:
+        """Bytes allocated now."""
+        self._collect_freed()
+        return self._allocated
+
+    @property
+    def highest(self) -> int:
+        """The most bytes allocated since the start; reset_peak does not change it."""
+        return max(self._highest, self.peak)
+
+    def reset_peak(self) -> None:
+        """Let `peak` be the most bytes allocated from now on."""
+        self._highest = self.highest
+        self.peak = self.allocated
+
+    def accumulated(self) -> dict[str, int]:
+        """What was allocated and freed since the start, or since reset_accumulated."""
+        return {
+            name: total - self._before_reset[name] for name, total in self._totals().items()
+        }
+
+    def reset_accumulated(self) -> None:
+        """Let `accumulated` begin at zero."""
+        self._before_reset = self._totals()
+
+    def _totals(self) -> dict[str, int]:
+        nbytes, num_live = self.allocated, len(self._allocations)
+        freed = (self._freed_bytes, self.num_allocations - num_live)
+        totals = (nbytes + freed[0], freed[0], self.num_allocations, freed[1])
+        return dict(zip(ACCUMULATED, totals, strict=True))
+
+    def sizes(self) -> list[int]:
+        """The bytes of each allocation that exists now."""
+        self._collect_freed()
+        return [allocation.nbytes for allocation in list(self._allocations)]
+
+    def allocate(self, block: "Block", nbytes: int) -> "Allocation":
+        """Allocate `nbytes` bytes until `block` is deleted.
+
+        Raises torch.OutOfMemoryError if they do not fit.
+        """
+        self.reserve(nbytes)
+        allocation = Allocation(block, self._freed.append)
+        allocation.nbytes = nbytes
+        self._allocations.add(allocation)
+        return allocation
+
+    def _collect_freed(self) -> None:
+        while self._freed:
+            try:
+                allocation = self._freed.popleft()
+            except IndexError:
+                # Another thread has emptied the deque.
+                return
+            self._allocations.discard(allocation)
+            self._allocated -= allocation.nbytes
+            self._freed_bytes += allocation.nbytes
+
+    def check_capacity(self, nbytes: int) -> None:
+        """Raise torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device."""
+        if self.allocated + nbytes > self.limit:
+            free = self.capacity - self.allocated
+            allowed = ""
+            if self.limit < self.capacity:
+                allowed = f"{format_bytes(self.limit)} allowed; "
+            self.num_ooms += 1
+            # CUDA's wording.
+            raise torch.OutOfMemoryError(
+                f"{names.runtime()} out of memory. Tried to allocate {format_bytes(nbytes)}. "
+                f"GPU {self.index} has a total capacity of {format_bytes(self.capacity)} "
+                f"of which {format_bytes(free)} is free. {allowed}Of the allocated memory "
+                f"{format_bytes(self.allocated)} is allocated by PyTorch."
+            )
+
+    def check_host(self, nbytes: int) -> None:
+        """Raise torch.OutOfMemoryError if the host has no room for a payload of `nbytes`.
+
+        Call this before the payload is made. Payloads smaller than LARGE are not checked.
+        """
+        if nbytes < LARGE or not self.machine.compute:
+            return
+        available = host_memory()
+        if nbytes > available:
+            raise self._host_is_full(nbytes, available)
+
+    def _host_is_full(self, nbytes: int, available: int) -> torch.OutOfMemoryError:
+        return torch.OutOfMemoryError(
+            f"The host is out of memory. Tried to allocate {format_bytes(nbytes)} on "
+            f"{self.device}, which keeps its numbers in the host's memory, but only "
+            f"{format_bytes(available)} is available. Use smaller tensors, or "
+            f"{names.option('compute=False', '--shapes-only', 'shapes_only=True')}."
+        )
+
+    def _check_growth(self, nbytes: int) -> None:
+        """Raise torch.OutOfMemoryError if the host has less than LARGE bytes left.
+
+        Small payloads fill the host too: this is called after each LARGE bytes of them.
+        """
+        self._growth_checked_at = self._allocated + nbytes + LARGE
+        if self.machine.compute and (available := host_memory()) < LARGE:
+            self._growth_checked_at = 0
+            raise self._host_is_full(nbytes, available)
+
+    def reserve(self, nbytes: int) -> None:
+        """Count `nbytes` more bytes; raise torch.OutOfMemoryError if they do not fit."""
+        if self._freed:
+            self._collect_freed()
+        if self._allocated + nbytes > self._growth_checked_at:
+            self._check_growth(nbytes)
+        allocated = self._allocated + nbytes
+        if allocated > self.limit:
+            self.check_capacity(nbytes)
+        # No lock: CPython switches threads only at calls and at jumps back (loops). If the
+        # bytes fit, neither of them comes between the read above and this write.
+        self._allocated = allocated
+        self.num_allocations += 1
+        if allocated > self.peak:
+            self.peak = allocated
+
+
+class Allocation(weakref.ref):
+    """The `nbytes` bytes of a block. When the block is deleted, its meter's deque gets this.
+
+    Block has no __del__ method, because Python ignores an exception that is raised there: a
+    Ctrl-C at that moment would be lost. A weak reference with a callback in C executes no
+    Python code.
+    """
+
+    __slots__ = ("nbytes",)
+
+
+class Block:
+    """One storage on a device. `key` is the storage's id, unique while the block exists.
+
+    `made` is the simulated time at which a backward pass on several streams has made it, or
+    None.
+    """
+
+    __slots__ = ("__weakref__", "_address", "allocation", "key", "made", "meter")
+
+    def __init__(self, meter: Meter, key: int, nbytes: int):
+        self.meter = meter
+        self.key = key
+        self.made: float | None = None
+        self.allocation = meter.allocate(self, -(-nbytes // UNIT) * UNIT)
+
+    def resize(self, nbytes: int) -> None:
+        """Set the block's size to `nbytes`, after an in-place operation resized the storage.
+
+        Raises torch.OutOfMemoryError if the new size does not fit.
+        """
+        more = -(-nbytes // UNIT) * UNIT - self.allocation.nbytes
+        if more:
+            self.meter.reserve(more)
+            self.allocation.nbytes += more
+            self._address = None
+
+    def address(self) -> int:
+        """The block's address on its device: no two blocks overlap. A new size moves it.
+
+        Few programs ask for it, so a block has no address until then.
+        """
+        if getattr(self, "_address", None) is None:
+            self._address = self.meter.next_address
+            self.meter.next_address += self.allocation.nbytes
+        return self._address
+
+
+def keep_freed_memory() -> None:
+    """Let the host's allocator keep up to 256 MiB of freed memory, as CUDA's allocator does.
+
+    By default glibc returns the large blocks of a step to the system and requests them again
+    in the next step. The system then has to zero their pages, which takes a fifth of a small
+    training step. C libraries without mallopt are left unchanged. glibc cannot undo this
+    setting, so it stays after vgpu.stop.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    # From malloc.h.
+    m_trim_threshold = -1
+    m_mmap_threshold = -3
+    mallopt(m_trim_threshold, 256 * 2**20)
+    # The largest value that glibc accepts.
+    mallopt(m_mmap_threshold, 32 * 2**20)
+
+
+def host_memory() -> int:
+    """Bytes that this process can use without swapping, on the machine and in its cgroups.
+
+    2**63 if the system does not say.
+    """
+    available = available_memory()
+    return 2**63 if available is None else available

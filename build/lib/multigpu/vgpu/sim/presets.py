@@ -1,0 +1,355 @@
+"""The GPUs and links that can be simulated: published figures, each with its source.
+
+Rates are the vendors' peaks for dense matrices, in decimal units as in their datasheets. What
+share of a peak a kernel can reach is in a GPU's Shares. Capacities are binary (16 GiB for
+"16GB"), as in CUDA's reports.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal, TypeVar
+
+from multigpu.errors import UserError
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What shares of a GPU's peaks its best kernels reach, from 0 to 1, and its SMs.
+
+    sms                 streaming multiprocessors: the tiles that are computed at the same time
+    tensor              large matrix products in float16 and bfloat16 on tensor cores
+    tf32                large matrix products in TF32 on tensor cores
+    simt                large matrix products on CUDA cores (float32 without TF32, float64)
+    convolution         a convolution, relative to a matrix product of the same size
+    attention           fused attention, of the peak of its dtype
+    attention_backward  its backward
+    memory              kernels bound by memory traffic, of the bandwidth
+    ramp                seconds until a kernel reaches its bandwidth, added to each kernel
+
+    Raises UserError for a share outside of 0 to 1, and for fewer than one SM.
+    """
+
+    sms: int
+    tensor: float
+    tf32: float
+    simt: float
+    convolution: float
+    attention: float
+    attention_backward: float
+    memory: float
+    ramp: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "sms":
+                if value < 1:
+                    raise UserError(f"sms is {value!r}: a GPU has at least one SM.")
+            elif field.name == "ramp":
+                if value < 0:
+                    raise UserError(f"ramp is {value!r}: give seconds, 0 or more.")
+            elif not 0 < value <= 1:
+                raise UserError(
+                    f"{field.name} is {value!r}: give the share of the peak that is reached, "
+                    f"above 0 and at most 1."
+                )
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU model: memory in bytes, memory bandwidth in bytes/s, arithmetic peaks in FLOP/s.
+
+    `fp32` is the peak of matrix products in float32. `tf32` is the peak of convolutions in
+    float32, which PyTorch computes on TF32 units by default if the GPU has such units, and
+    of matrix products for which the program allows it (tf32.py). `fp64` is the peak of
+    CUDA cores; products in float64 on tensor cores (A100, H100) are up to twice as fast.
+    `fp16` is the peak of float16 and bfloat16 on tensor cores. `host` names the link to
+    the host, one of LINKS. `bf16` is False for a GPU without bfloat16 units. `shares` says
+    what part of the peaks is reached; a GPU without shares reaches all of them (the
+    roofline model). `capability` is NVIDIA's compute capability.
+    """
+
+    name: str
+    memory: int
+    bandwidth: float
+    fp64: float
+    fp32: float
+    tf32: float
+    fp16: float
+    host: str
+    bf16: bool = True
+    shares: Shares | None = None
+    capability: tuple[int, int] = (8, 0)
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """The figures of a link in NCCL's tuning model, which sim/network.py uses.
+
+    bandwidth     bytes/s of all channels together, in each direction
+    ring, tree    seconds per step with the protocols LL, LL128 and Simple
+    ll_bandwidth  the limit of protocol LL in a ring inside one node, in bytes/s
+    ll128         whether NCCL uses the protocol LL128 over this link
+    plateau       the factor of the latency of a ring across nodes with protocol Simple
+    """
+
+    bandwidth: float
+    ring: tuple[float, float, float]
+    tree: tuple[float, float, float]
+    ll_bandwidth: float
+    ll128: bool
+    plateau: float = 1.4
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link between devices: bandwidth in bytes/s in each direction, latency in seconds.
+
+    `adapter` is set for a network between nodes: with "gpu" each GPU has a network adapter of
+    its own, and `bandwidth` is one adapter's. With "node" the GPUs of a node share `bandwidth`
+    in equal parts. None is a link inside a node; between nodes it is the same as "node".
+
+    `nccl` has the figures for collectives. A link without them takes `latency` for each step
+    of a collective.
+    """
+
+    name: str
+    bandwidth: float
+    latency: float
+    adapter: Literal["gpu", "node"] | None = None
+    nccl: Nccl | None = None
+
+    def divided(self, parts: int) -> "Link":
+        """The same link with a `parts`-th of the bandwidth."""
+        nccl = self.nccl and replace(self.nccl, bandwidth=self.nccl.bandwidth / parts)
+        return replace(self, bandwidth=self.bandwidth / parts, nccl=nccl)
+
+
+# V100: "NVIDIA V100 Tensor Core GPU" datasheet (2020), column SXM2: 7.8 TFLOPS double, 15.7
+#   single, 125 tensor (fp16), HBM2 900 GB/s, PCIe 3. It has no TF32 and no bfloat16 units.
+#   In the simulation an operation in bfloat16 takes the same time as in fp16.
+# A100: "NVIDIA A100 Tensor Core GPU" datasheet (2021), SXM4: 9.7 / 19.5 / TF32 156 / 312,
+#   1,555 GB/s (40 GB) and 2,039 GB/s (80 GB), PCIe 4.
+# H100: "NVIDIA H100 Tensor Core GPU" datasheet (2023), SXM5: 34 / 67; TF32 989 and fp16 1,979
+#   are figures with sparsity, so half of each is used below; 3.35 TB/s, PCIe 5.
+#
+# Shares, in the order of the fields. None of them was fitted to a row of
+# benchmarks/vgpu_fidelity.json or to a configuration of vtrain.csv with more than 2 GPUs.
+# sms: NVIDIA's architecture white papers, V100 (80), A100 (108) and H100 SXM5 (132).
+# tensor: V100: 83 of 112.7 TFLOP/s, Markidis et al., "NVIDIA Tensor Core Programmability,
+#   Performance & Precision" (arXiv 1803.04014). A100: 271.2 of 312; H100: 794.5 of 989,
+#   Bekman, "Machine Learning Engineering" (github.com/stas00/ml-engineering,
+#   compute/accelerator, table of maximum achievable matmul FLOPS).
+# tf32: A100: 143 TFLOP/s of 156 with CUDA 11.3, 39% more than with 11.2, the version of the
+#   tables that the benchmarks have (github.com/NVIDIA/cutlass, discussion 241). H100: 425.6 of
+#   494.5 (github.com/xzwgit/gpu-flops-bench, an H200 NVL). V100 has no TF32 units.
+# simt: V100: a seventh of 83 TFLOP/s, of 14.0 (Markidis et al.). A100: 17.7 of 19.5 TFLOP/s
+#   (github.com/AG0708/sgBLAS, release 0.1.0), at 94% of cuBLAS. H100: no source; as A100.
+# convolution: an assumption; no published ratio was found.
+# attention: A100: 73% forward and 63% backward, Dao, "FlashAttention-2" (arXiv 2307.08691).
+#   H100: 35%, the share of FlashAttention-2 in Shah et al., "FlashAttention-3" (arXiv
+#   2407.08608); backward has A100's ratio. V100: the upper and lower end of what the abstract
+#   of arXiv 2307.08691 says of FlashAttention 1, 25 to 40%; no source for V100 itself.
+# memory: what a stream of loads and stores reaches, times 0.72, what PyTorch's kernels reach
+#   of that. Streams: V100: 750 of 900 GB/s, Jia et al., "Dissecting the NVIDIA Volta GPU
+#   Architecture via Microbenchmarking" (arXiv 1804.06826). A100: 90%, Isaev et al., "Calculon"
+#   (github.com/calculon-ai/calculon, systems/a100_80g.json). H100: 3.31 of 4.0 TB/s on a GH200
+#   (github.com/UoB-HPC/BabelStream, issue 194). The factor 0.72 is calibrated on the
+#   configurations of vtrain.csv with 2 GPUs (benchmarks/vtrain.py).
+# ramp: about 1,000 cycles for a load that misses all caches (Jia et al.) at the start and as
+#   much at the end, at 1.4 GHz.
+_V100 = Shares(
+    sms=80,
+    tensor=0.74,
+    tf32=0.74,
+    simt=0.85,
+    convolution=0.8,
+    attention=0.4,
+    attention_backward=0.25,
+    memory=0.60,
+    ramp=1.5e-6,
+)
+_A100 = Shares(
+    sms=108,
+    tensor=0.869,
+    tf32=0.66,
+    simt=0.91,
+    convolution=0.8,
+    attention=0.73,
+    attention_backward=0.63,
+    memory=0.65,
+    ramp=1.5e-6,
+)
+_H100 = Shares(
+    sms=132,
+    tensor=0.803,
+    tf32=0.86,
+    simt=0.91,
+    convolution=0.8,
+    attention=0.35,
+    attention_backward=0.3,
+    memory=0.60,
+    ramp=1.5e-6,
+)
+_GPUS = (
+    Gpu(
+        name="V100-16GB",
+        memory=16 * GIB,
+        bandwidth=900e9,
+        fp64=7.8e12,
+        fp32=15.7e12,
+        tf32=15.7e12,
+        fp16=125e12,
+        host="PCIe3",
+        bf16=False,
+        shares=_V100,
+        capability=(7, 0),
+    ),
+    Gpu(
+        name="A100-40GB",
+        memory=40 * GIB,
+        bandwidth=1555e9,
+        fp64=9.7e12,
+        fp32=19.5e12,
+        tf32=156e12,
+        fp16=312e12,
+        host="PCIe4",
+        shares=_A100,
+    ),
+    Gpu(
+        name="A100-80GB",
+        memory=80 * GIB,
+        bandwidth=2039e9,
+        fp64=9.7e12,
+        fp32=19.5e12,
+        tf32=156e12,
+        fp16=312e12,
+        host="PCIe4",
+        shares=_A100,
+    ),
+    Gpu(
+        name="H100-80GB",
+        memory=80 * GIB,
+        bandwidth=3350e9,
+        fp64=34e12,
+        fp32=67e12,
+        tf32=494.5e12,
+        fp16=989.5e12,
+        host="PCIe5",
+        shares=_H100,
+        capability=(9, 0),
+    ),
+)
+GPUS = {gpu.name: gpu for gpu in _GPUS}
+
+# Bandwidths, each direction:
+# PCIe, 16 lanes: 8, 16 and 32 GT/s per lane with 128b/130b coding (PCI-SIG, base
+#   specifications 3.0, 4.0 and 5.0): 15.75, 31.5 and 63 GB/s.
+# NVLink: NVIDIA's datasheets give both directions together, 300 GB/s (V100), 600 (A100) and
+#   900 (H100); each direction has half of that.
+# InfiniBand, 4 lanes: HDR 200 Gb/s, NDR 400 Gb/s (InfiniBand Trade Association, "InfiniBand
+#   Roadmap"). Each GPU has its own adapter: NVIDIA DGX A100 and DGX H100 datasheets, eight
+#   adapters for eight GPUs.
+# Ethernet: IEEE 802.3ae (10 Gb/s), 802.3by (25) and 802.3bj (100, here with RoCE: RDMA over
+#   Ethernet). Each node has one adapter.
+#
+# Latencies and NCCL's figures: NCCL 2.30.7, https://github.com/NVIDIA/nccl
+# src/graph/tuning.cc: ncclTunerConstantsDefaults has the latencies (hwLatencies) and LL's
+#   limits (llMaxBws, one node); ncclTopoTuneModel turns LL128 off over PCIe;
+#   ncclTopoGetAlgoTime has the plateau (1.9 for V100, 1.4 for later GPUs).
+# src/graph/topo.h: NVLink's bandwidth per lane, 20 GB/s (V100: 6 lanes, A100: 12 lanes) and
+#   20.6 (H100: 18 lanes). src/graph/topo.cc: PCIe, 16 lanes of 6, 12 and 24 Gb/s; networks,
+#   the speed that the adapter reports. NCCL adds nothing for TCP (net_socket.cc: latency "Not
+#   set"), so the times over Ethernet are those of a fast network card.
+# `latency` is that of a ring's step with the protocol Simple.
+_NVLINK = {"ring": (0.6e-6, 1.9e-6, 3.4e-6), "tree": (0.6e-6, 1.25e-6, 4e-6), "ll128": True}
+_PCIE = {"ring": (1e-6, 2.5e-6, 5.7e-6), "tree": (1e-6, 1.9e-6, 4e-6), "ll128": False}
+_NETWORK = {"ring": (2.7e-6, 4e-6, 14e-6), "tree": (5e-6, 8.5e-6, 14e-6)}
+_VOLTA, _AMPERE, _HOPPER = 39e9, 87.7e9, 141e9
+
+
+def _network(
+    name: str, bandwidth: float, adapter: Literal["gpu", "node"], ll128: bool
+) -> Link:
+    nccl = Nccl(bandwidth, **_NETWORK, ll_bandwidth=_VOLTA, ll128=ll128)
+    return Link(name, bandwidth, latency=14e-6, adapter=adapter, nccl=nccl)
+
+
+_LINKS = (
+    Link("PCIe3", 15.75e9, 5.7e-6, nccl=Nccl(12e9, **_PCIE, ll_bandwidth=_VOLTA)),
+    Link("PCIe4", 31.5e9, 5.7e-6, nccl=Nccl(24e9, **_PCIE, ll_bandwidth=_AMPERE)),
+    Link("PCIe5", 63e9, 5.7e-6, nccl=Nccl(48e9, **_PCIE, ll_bandwidth=_HOPPER)),
+    Link(
+        "NVLink2",
+        150e9,
+        3.4e-6,
+        nccl=Nccl(120e9, **_NVLINK, ll_bandwidth=_VOLTA, plateau=1.9),
+    ),
+    Link("NVLink3", 300e9, 3.4e-6, nccl=Nccl(240e9, **_NVLINK, ll_bandwidth=_AMPERE)),
+    Link("NVLink4", 450e9, 3.4e-6, nccl=Nccl(370.8e9, **_NVLINK, ll_bandwidth=_HOPPER)),
+    _network("HDR200", 25e9, adapter="gpu", ll128=True),
+    _network("NDR400", 50e9, adapter="gpu", ll128=True),
+    _network("RoCE100", 12.5e9, adapter="node", ll128=True),
+    _network("Ethernet25", 3.125e9, adapter="node", ll128=False),
+    _network("Ethernet10", 1.25e9, adapter="node", ll128=False),
+)
+LINKS = {link.name: link for link in _LINKS}
+# The links between nodes.
+NETWORKS = {link.name: link for link in _LINKS if link.adapter is not None}
+
+# The seconds that the host spends to launch a transfer, a collective or a simple operation.
+# sim/host.py has those of other operations, with the sources.
+# The seconds that the device needs between two kernels: a round number of the usual order of
+# magnitude.
+LAUNCH_OVERHEAD = 10e-6
+KERNEL_OVERHEAD = 2e-6
+
+Kind = TypeVar("Kind", Gpu, Link)
+
+
+def find_preset(what: str | Kind, table: dict[str, Kind]) -> Kind:
+    """The preset named `what` in GPUS, LINKS or NETWORKS; a Gpu or Link is returned unchanged.
+
+    Raises UserError for an unknown name, and for anything else.
+    """
+    if isinstance(what, Gpu if table is GPUS else Link):
+        return what
+    if not isinstance(what, str) or what not in table:
+        if table is GPUS:
+            word, own = "GPU", "a Gpu(…)"
+        elif table is NETWORKS:
+            word, own = "network", "a Link(…)"
+        else:
+            word, own = "link", "a Link(…)"
+        raise UserError(
+            f'there is no {word} "{what}": use one of {", ".join(table)}, '
+            f"or {own} of your own."
+        )
+    return table[what]
+
+
+def size_in_bytes(text: int | str) -> int:
+    """A size as a number of bytes: "64MiB" gives 2**26. The units are B, KiB, MiB and GiB.
+
+    An integer is already a number of bytes. Raises UserError for anything else.
+    """
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "B": 1}
+    if isinstance(text, str):
+        for unit, factor in units.items():
+            number = text.removesuffix(unit).strip()
+            is_decimal = number.replace(".", "", 1).isdecimal()
+            if text.endswith(unit) and is_decimal and float(number) > 0:
+                return int(float(number) * factor)
+    raise UserError(f'memory is {text!r}: give bytes, or a size such as "64MiB" or "1.5GiB".')
+
+
+def format_bytes(nbytes: float) -> str:
+    """Format a number of bytes as CUDA's messages do: "64.00 MiB"."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} bytes" if unit == "bytes" else f"{nbytes:.2f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"

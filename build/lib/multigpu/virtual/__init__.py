@@ -1,0 +1,1 @@
+"""CUDA programs, unchanged, on virtual GPUs: what `multigpu virtual` runs."""

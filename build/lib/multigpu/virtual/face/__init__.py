@@ -1,0 +1,127 @@
+"""Virtual GPUs that look like CUDA in this process: "cuda:0", torch.cuda, NCCL.
+
+put_on() starts virtual GPUs and replaces what TABLE lists in torch; take_off() undoes it. To
+torch's C++ code the tensors stay on the device type "vgpu" (vgpu/sim/names.py says why).
+"""
+
+import torch
+from torch.utils._device import _device_constructors
+
+from multigpu import vgpu
+from multigpu.errors import UserError
+from multigpu.vgpu.patches.replacing import Table
+from multigpu.vgpu.sim import machine, names
+from multigpu.virtual.face import (
+    accelerator,
+    amp,
+    comm,
+    cuda_module,
+    cuda_only,
+    driver,
+    fake_tensors,
+    flex_attention,
+    kernels,
+    nccl,
+    random_state,
+    raw_memory,
+    recurrent,
+    rpc,
+    script_source,
+    staging,
+    streams,
+    tensors,
+    wall_clock,
+    world,
+)
+from multigpu.virtual.face.devices import FACE, want_alias
+from multigpu.virtual.options import Options
+
+# All that is replaced in torch, with the reasons; vgpu/patches/__init__.py has what virtual
+# GPUs replace by any name.
+TABLE = Table(
+    (
+        *kernels.ROWS,
+        *tensors.ROWS,
+        *fake_tensors.ROWS,
+        *flex_attention.ROWS,
+        *driver.ROWS,
+        *streams.ROWS,
+        *random_state.ROWS,
+        *raw_memory.ROWS,
+        *recurrent.ROWS,
+        *script_source.ROWS,
+        *cuda_module.ROWS,
+        *accelerator.ROWS,
+        *amp.ROWS,
+        *nccl.ROWS,
+        *rpc.ROWS,
+        *comm.ROWS,
+        *cuda_only.ROWS,
+        *staging.ROWS,
+        *wall_clock.ROWS,
+        *world.ROWS,
+    )
+)
+
+
+def is_on() -> bool:
+    """Whether virtual GPUs look like CUDA in this process."""
+    return names.shown_type() == FACE
+
+
+def put_on(options: Options | None = None) -> list[torch.device]:
+    """Start virtual GPUs that look like CUDA, and return their devices cuda:0, cuda:1, …
+
+    The default options are those of Options(). Raises UserError for options that cannot be
+    simulated, and if virtual GPUs or CUDA are in use already in this process.
+    """
+    options = options or Options()
+    if is_on():
+        raise UserError(
+            "virtual GPUs look like CUDA already in this process: use what is running, or "
+            "call multigpu.virtual.face.take_off() first."
+        )
+    if vgpu.devices():
+        raise UserError(
+            "virtual GPUs are running in this process by the name vgpu: call vgpu.stop() "
+            "first, because their tensors keep that name."
+        )
+    if torch.cuda.is_initialized():
+        raise UserError(
+            "this process uses real GPUs already: start virtual GPUs in a new process."
+        )
+    # torch keeps its own functions in these sets when it first needs them.
+    _device_constructors()
+    names.set_shown_type(FACE)
+    driver.forget()
+    want_alias(options.alias)
+    wall_clock.want(options.clock == "simulated")
+    world.want(options)
+    try:
+        started = vgpu.start(
+            options.gpus,
+            options.preset(),
+            options.link,
+            options.memory,
+            compute=not options.shapes_only,
+            gpus_per_node=options.gpus_per_node,
+            between_nodes=options.between_nodes,
+        )
+        TABLE.apply()
+    except BaseException:
+        vgpu.stop()
+        names.set_shown_type(names.INNER)
+        raise
+    return started
+
+
+def take_off() -> None:
+    """Stop the virtual GPUs and restore torch. Does nothing if they do not look like CUDA."""
+    if not is_on():
+        return
+    try:
+        TABLE.undo()
+    finally:
+        vgpu.stop()
+        names.set_shown_type(names.INNER)
+        machine.set_current_index(0)

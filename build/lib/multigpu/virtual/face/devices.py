@@ -1,0 +1,42 @@
+"""The devices that a CUDA program names, translated for torch's C++ code."""
+
+from typing import Any
+
+import torch
+
+from multigpu.vgpu.sim import machine, names
+
+# torch's own class: while virtual GPUs look like CUDA, torch.device is another one.
+Device = torch._C.device
+FACE = "cuda"
+# Devices with an index, and devices that are not virtual, by what programs pass for them.
+_translated: dict[Any, torch.device] = {}
+
+
+def want_alias(wanted: bool) -> None:
+    """Let each index name cuda:0, before virtual GPUs start, or no longer."""
+    machine.want_alias(wanted)
+    _translated.clear()
+
+
+def inner(device: Any) -> Any:
+    """The argument `device` of a program, as torch's C++ code needs it.
+
+    "cuda" and "cuda:1", as a text or a torch.device, become a virtual GPU with an index:
+    without one it is this thread's current device. An int is the index of a GPU, as in torch.
+    Everything else is returned unchanged: other devices, None, dtypes, tensors.
+    """
+    kind = type(device)
+    if kind is int:
+        return Device(names.INNER, machine.index_named(device))
+    if kind is not str and kind is not Device:
+        return device
+    translated = _translated.get(device)
+    if translated is None:
+        translated = names.hide(Device(device))
+        if translated.type == names.INNER and translated.index is None:
+            return Device(names.INNER, machine.current_index())
+        if translated.type == names.INNER:
+            translated = Device(names.INNER, machine.index_named(translated.index))
+        _translated[device] = translated
+    return translated

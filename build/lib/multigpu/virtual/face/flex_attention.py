@@ -1,0 +1,57 @@
+"""torch.nn.attention.flex_attention: torch's own operations compute it, one after the other.
+
+Its fused kernel, which torch.compile makes, needs Triton. Autograd records the operations:
+the tensors that `score_mod` reads get their gradients, too.
+"""
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from multigpu.vgpu.patches.replacing import Registration, Row
+from multigpu.virtual.face.cuda_only import say_once
+from multigpu.virtual.face.devices import FACE
+
+# Not torch._higher_order_ops.flex_attention, which is the operation of the same name.
+MODULE = "torch._higher_order_ops.flex_attention"
+OPERATION = f"{MODULE}:flex_attention"
+AUTOCAST = torch._C.DispatchKey.AutocastPrivateUse1
+UNFUSED = (
+    "flex_attention has no fused kernel: with operations one by one, it needs more time and "
+    "memory than on a GPU."
+)
+Tensor = torch.Tensor
+
+
+def _compute(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    say_once(UNFUSED)
+    return import_module(MODULE).sdpa_dense(*args)
+
+
+def _compute_in_autocast(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with query, key and value in autocast's type, as on CUDA."""
+    dtype = torch.get_autocast_dtype(FACE)
+    parts = [part if part.dtype is torch.float64 else part.to(dtype) for part in args[:3]]
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(AUTOCAST)):
+        return import_module(MODULE).flex_attention(*parts, *args[3:])
+
+
+def _register() -> None:
+    # Imported late, because it uses the device type, which vgpu.start registers.
+    from multigpu.vgpu.ops.tensor import VirtualTensor
+
+    operation = import_module(MODULE).flex_attention
+    operation.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(_compute)
+    operation.py_impl(AUTOCAST)(_compute_in_autocast)
+    # In inference mode, below autograd.
+    operation.py_impl(VirtualTensor)(_compute)
+
+
+ROWS: tuple[Row, ...] = (
+    Registration(
+        (f"{OPERATION}.py_kernels", f"{OPERATION}.python_key_table"),
+        _register,
+        "torch knows how its own classes of tensors compute it, and refuses others",
+    ),
+)

@@ -1,0 +1,40 @@
+"""Recurrent layers: their errors name devices as programs do.
+
+torch checks their devices in C++, before any operation of a virtual GPU is called.
+"""
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+from torch.jit import _builtins
+
+from multigpu.vgpu.patches.replacing import Replacement, Row
+from multigpu.vgpu.sim import names
+from multigpu.virtual.face.devices import FACE
+
+
+# Cached, because torch.jit knows a function by its id, which must not become another one's.
+@cache
+def _shown(original: Callable) -> Callable:
+    builtin = _builtins._find_builtin(original)
+
+    @wraps(original)
+    def layer(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except RuntimeError as error:
+            two = (f" {names.INNER}:", f" {FACE}:")
+            error.args = tuple(str(part).replace(*two) for part in error.args)
+            raise
+
+    if builtin is not None:
+        # torch.jit.script compiles a call of the replacement as a call of the original.
+        _builtins._register_builtin(layer, builtin)
+    return layer
+
+
+ROWS: tuple[Row, ...] = tuple(
+    Replacement("torch._VF", name, _shown, "C++ writes its own name of a device")
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+)

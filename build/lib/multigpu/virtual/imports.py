@@ -1,0 +1,92 @@
+"""Acts right after a program's `import torch`, wherever that is.
+
+Python imports this module at its start, in every process of a run: it imports little.
+"""
+
+import gc
+import sys
+
+from multigpu import after_torch
+from multigpu.virtual import packages
+
+
+def watch() -> None:
+    """Let torch find virtual GPUs from its import on.
+
+    The packages that cannot run are refused before it, too: many programs import them first.
+    """
+    if "torch" in sys.modules:
+        put_on()
+        return
+    refused = packages.Finder(_sees_gpus)
+    sys.meta_path.insert(0, refused)
+
+    def after() -> None:
+        # The packages are still refused while put_on runs: it imports
+        # torch.utils.flop_counter, which would import triton, and then the program's own
+        # import of triton would raise no error. A CUDA build warns that it finds none.
+        import logging
+
+        log = logging.getLogger("torch.utils.flop_counter")
+        log.disabled = True
+        put_on()
+        log.disabled = False
+        sys.meta_path.remove(refused)
+
+    after_torch.call(after)
+
+
+def _sees_gpus() -> bool:
+    from multigpu.virtual.options import from_environment
+    from multigpu.virtual.visible import visible_gpus
+
+    return bool(visible_gpus(from_environment().gpus))
+
+
+def put_on() -> None:
+    """Start the virtual GPUs of this run in this process, and its record.
+
+    A UserError ends the process: its sentence is printed, and the exit code is 2.
+    """
+    from multigpu.errors import UserError, report
+
+    collects = gc.isenabled()
+    # What is made here stays until the end. A collection meanwhile would look at all objects
+    # of torch, which takes as long as all the rest of the start.
+    gc.disable()
+    try:
+        _start()
+    except UserError as error:
+        report(error)
+        raise SystemExit(2) from None
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _start() -> None:
+    from dataclasses import replace
+
+    from multigpu.errors import UserError
+    from multigpu.launch.room import GIB, TORCH_RANK, available_memory
+    from multigpu.virtual.options import from_environment
+    from multigpu.virtual.visible import visible_gpus
+
+    options = from_environment()
+    visible = visible_gpus(options.gpus)
+    if not visible:
+        return
+    memory = available_memory()
+    if memory is not None and memory < TORCH_RANK:
+        raise UserError(
+            f"the host has {memory / GIB:.1f} GiB of memory left, too little for one more "
+            f"process: start fewer ranks."
+        )
+    from multigpu.virtual import face, recorder
+
+    face.put_on(replace(options, gpus=len(visible)))
+    recorder.start(visible)
+    if options.measures_steps():
+        from multigpu.virtual import steps
+
+        steps.watch(options.steps)

@@ -1,0 +1,62 @@
+"""Packages whose kernels run on real GPUs only: their import raises one sentence.
+
+Python imports this module at its start, in every process of a run: it imports little.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import NoReturn
+
+# The package → what a program can use instead.
+PACKAGES = {
+    "triton": "PyTorch's own operations",
+    "apex": "torch.amp, torch.optim and torch.nn.parallel.DistributedDataParallel",
+    "flash_attn": "torch.nn.functional.scaled_dot_product_attention",
+    "flash_attn_interface": "torch.nn.functional.scaled_dot_product_attention",
+    "xformers": "torch.nn.functional.scaled_dot_product_attention",
+    "bitsandbytes": "torch.optim's optimizers, and weights in bfloat16",
+    "transformer_engine": "torch.nn's modules with torch.autocast",
+    "cupy": "torch's tensors",
+    "pycuda": "torch's operations",
+    "mamba_ssm": "a version of the model in PyTorch's own operations",
+    "causal_conv1d": "torch.nn.Conv1d",
+}
+
+
+class Finder:
+    """Finds the packages that cannot run before Python does, while `holds()` is True."""
+
+    def __init__(self, holds: Callable[[], bool] = lambda: True):
+        self.holds = holds
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in PACKAGES or not self.holds():
+            return None
+        if PathFinder.find_spec(name, path) is not None:
+            return ModuleSpec(name, _Refusing())
+        # Not installed. An import gets the sentence, but importlib.util.find_spec, with which
+        # programs ask whether a package is there, gets None: it calls from another function.
+        if sys._getframe(2).f_code.co_name == "_find_and_load_unlocked":
+            raise ModuleNotFoundError(_sentence(name), name=name)
+        return None
+
+
+class _Refusing:
+    """Loads nothing: an import of an installed package raises ImportError."""
+
+    def create_module(self, spec: ModuleSpec) -> NoReturn:
+        raise ImportError(_sentence(spec.name), name=spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def _sentence(package: str) -> str:
+    return (
+        f"{package} does not run on virtual GPUs, because its kernels are compiled for real "
+        f"ones: use {PACKAGES[package]} instead, or run this program on a machine with a GPU."
+    )

@@ -1,0 +1,165 @@
+"""What a process of a run leaves for the report: two files, whose size has a limit.
+
+NAME.json    a Summary, written anew each time, whole or not at all
+NAME.events  the first LIMIT events; each write appends a pickle, which is quick to write
+
+A process that is killed leaves what it wrote last.
+"""
+
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from multigpu.vgpu.sim.event import Event
+
+# The environment variable with the folder of the run's records.
+VARIABLE = "MULTIGPU_VIRTUAL_RECORDS"
+# The events that a process writes for the picture and the trace, about 1 MB.
+LIMIT = 20_000
+
+
+@dataclass
+class Device:
+    """What a process did on one GPU; times are in simulated seconds.
+
+    number       the GPU's number on the machine, whatever CUDA_VISIBLE_DEVICES says
+    shown        its number in the process: 1 for cuda:1
+    peak         the most bytes that were allocated at the same time
+    capacity     the bytes that it has
+    compute, transfer, collective   the seconds in which it did such work
+    busy         the seconds in which it did work of any kind
+    """
+
+    number: int
+    shown: int
+    peak: int
+    capacity: int
+    compute: float = 0.0
+    transfer: float = 0.0
+    collective: float = 0.0
+    busy: float = 0.0
+
+
+@dataclass
+class Step:
+    """What a process had done when its optimizer ended a step; times in simulated seconds.
+
+    Seconds and FLOPs are sums over its GPUs, since its start.
+
+    end          when its GPUs ended their work
+    compute      the seconds in which its GPUs computed
+    communicate  the seconds in which they copied, or took part in collectives and messages
+    busy         the seconds in which they did work of any kind
+    flops        the FLOPs of forward passes, by the peak in FLOP/s of the units, as a text
+    """
+
+    end: float
+    compute: float
+    communicate: float
+    busy: float
+    flops: dict[str, float]
+
+
+@dataclass
+class Summary:
+    """What a process did until now.
+
+    rank       its rank, if it is one
+    start      of a rank: a text that the ranks of one start of a launcher share
+    started    when it started, in seconds of the real clock, to order the processes
+    label      the simulated machine: "simulated: 2 × V100-16GB, NVLink2"
+    seconds    the simulated time that it has reached
+    events     how many events it has logged, those that are not in the file too
+    whole_until  the simulated time until which the file has all events; None: all of them
+    ended      whether Python's end was reached; False for a process that was killed
+    devices    the GPUs that it used
+    left_out   what a virtual GPU leaves out and the process asked for, a sentence each
+    steps      the optimizer's steps, if the run measures them
+    """
+
+    pid: int
+    rank: int | None
+    started: float
+    label: str
+    seconds: float
+    start: str = ""
+    events: int = 0
+    whole_until: float | None = None
+    ended: bool = False
+    devices: list[Device] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+
+@dataclass
+class Record:
+    """A process's Summary, and its events with their notes."""
+
+    summary: Summary
+    events: list[Event]
+    notes: dict[Event, str]
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    """Write NAME.json at `path`, so that a reader sees the old text or the new one."""
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(asdict(summary)))
+    os.replace(temporary, path)
+
+
+def append_events(path: Path, fields: list[Any], notes: dict[int, str]) -> None:
+    """Append events to NAME.events: their fields, one event after the other, and notes.
+
+    `notes` are texts by the events' places in the list.
+    """
+    with open(path, "ab") as file:
+        pickle.dump((fields, notes), file)
+
+
+def read_records(folder: Path) -> list[Record]:
+    """The records of all processes in the folder.
+
+    The ranks come first: by start, in the order of their first processes, then by rank.
+    """
+    records = []
+    for path in folder.glob("*.json"):
+        values = json.loads(path.read_text())
+        devices = [Device(**device) for device in values.pop("devices")]
+        steps = [Step(**step) for step in values.pop("steps")]
+        summary = Summary(devices=devices, steps=steps, **values)
+        events, notes = [], {}
+        for event, note in _read_events(path.with_suffix(".events")):
+            events.append(event)
+            if note:
+                notes[event] = note
+        records.append(Record(summary, events, notes))
+    first: dict[str, float] = {}
+    for record in records:
+        start, time = record.summary.start, record.summary.started
+        first[start] = min(time, first.get(start, time))
+
+    def place(record: Record) -> tuple[bool, float, int, float]:
+        summary = record.summary
+        if summary.rank is None:
+            return True, 0.0, 0, summary.started
+        return False, first[summary.start], summary.rank, summary.started
+
+    return sorted(records, key=place)
+
+
+def _read_events(path: Path) -> Iterator[tuple[Event, str]]:
+    """The events of a file, with their notes; what was not written to its end is left out."""
+    if not path.exists():
+        return
+    size = len(Event._fields)
+    with open(path, "rb") as file, suppress(EOFError, pickle.UnpicklingError):
+        while True:
+            fields, notes = pickle.load(file)
+            for start in range(0, len(fields), size):
+                event = Event(*fields[start : start + size])
+                yield event, notes.get(start // size, "")

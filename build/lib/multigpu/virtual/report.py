@@ -1,0 +1,271 @@
+"""What a run on virtual GPUs ends with: a table, a picture, a trace, the numbers as JSON."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from multigpu.errors import pluralize
+from multigpu.files import write_json
+from multigpu.vgpu.sim.event import Event
+from multigpu.vgpu.sim.presets import format_bytes
+from multigpu.vgpu.sim.spans import format_seconds
+from multigpu.vgpu.sim.timeline import Timeline
+from multigpu.virtual.lanes import text_lanes
+from multigpu.virtual.options import Options
+from multigpu.virtual.prediction import Prediction
+from multigpu.virtual.record import Device, Record, read_records
+
+HEADER = ("", "peak memory", "of", "computes", "transfers", "collectives", "idle")
+
+
+class Report:
+    """The records of a run's processes, read from a folder.
+
+    `prediction` has the figures of a step, if the run measures steps and made one. `at_peaks`
+    can be set to those of another run, in which kernels reach the data sheet's peaks.
+    """
+
+    def __init__(self, folder: Path, options: Options):
+        self.options = options
+        self.records = read_records(folder)
+        self.seconds = max((record.summary.seconds for record in self.records), default=0.0)
+        self.prediction: Prediction | None = None
+        self.at_peaks: Prediction | None = None
+        if options.measures_steps():
+            self.prediction = Prediction.of(self.records, options)
+
+    def text(self) -> str:
+        """The report for people: the simulated time, the GPUs, the timeline, what differs."""
+        if not any(record.summary.devices for record in self.records):
+            return "No process of this command used a virtual GPU."
+        lines = [
+            self.options.label(),
+            f"simulated time: {format_seconds(self.seconds)}",
+            *self._step(),
+            *_table([HEADER, *self._rows()]),
+            *text_lanes(self.timeline_of_step() or self.timeline()),
+            *self._list(),
+        ]
+        return "\n".join(lines)
+
+    def as_json(self, exit_code: int) -> dict[str, Any]:
+        """The report as numbers: bytes, and simulated seconds."""
+        gpus = [
+            {
+                "process": number,
+                "rank": record.summary.rank,
+                "device": f"cuda:{device.shown}",
+                "gpu": device.number,
+                "peak_bytes": device.peak,
+                "capacity_bytes": device.capacity,
+                "compute_seconds": device.compute,
+                "transfer_seconds": device.transfer,
+                "collective_seconds": device.collective,
+                "idle_seconds": max(self.seconds - device.busy, 0.0),
+            }
+            for number, record in enumerate(self.records)
+            for device in record.summary.devices
+        ]
+        numbers = {
+            "label": self.options.label(),
+            "simulated_seconds": self.seconds,
+            "exit_code": exit_code,
+            "gpus": gpus,
+            "not_as_on_a_gpu": self.remarks(),
+        }
+        if self.prediction is not None:
+            numbers["step"] = self.prediction.as_json()
+        if self.at_peaks is not None:
+            numbers["step_at_peaks"] = self.at_peaks.as_json()
+        return numbers
+
+    def remarks(self) -> list[str]:
+        """What is not as on a GPU in this run, a sentence each."""
+        remarks = []
+        if self.options.world is not None:
+            numbers = ", ".join(f"{rank:,}" for rank in self.options.ranks)
+            remarks.append(
+                f"Of {self.options.world:,} ranks only {numbers} ran: the others are taken to "
+                f"do the same at the same time, so no rank waits for a slower one."
+            )
+        if self.options.shapes_only:
+            remarks.append(
+                "Tensors have shapes but no numbers (--shapes-only): what the program prints "
+                "of them is unknown or nan, and what it saves of them has no numbers."
+            )
+        else:
+            remarks.append("The CPU computes the numbers.")
+        if self.options.clock == "real":
+            remarks.append(
+                "Times that the program itself prints are this machine's, not a GPU's: with "
+                "--clock simulated they are the simulated clock's."
+            )
+        for record in self.records:
+            remarks += [one for one in record.summary.left_out if one not in remarks]
+        killed = [self._process(record) for record in self.records if not record.summary.ended]
+        if killed:
+            remarks.append(
+                f"{', '.join(killed)} ended without Python's end, by a signal or os._exit: "
+                f"the last moments can be missing here."
+            )
+        return remarks
+
+    def timeline(self) -> Timeline:
+        """The events of all processes, with a lane for each GPU of each process."""
+        lanes: list[str] = []
+        events: list[Event] = []
+        notes: dict[Event, str] = {}
+        for record, device in self._devices():
+            lanes.append(self._lane(record, device))
+        first = 0
+        for record in self.records:
+            devices = record.summary.devices
+            places = {device.shown: first + i for i, device in enumerate(devices)}
+            first += len(devices)
+            for event in record.events:
+                if event.device not in places:
+                    continue
+                peer = places.get(event.peer, event.peer)
+                moved = event._replace(device=places[event.device], peer=peer)
+                events.append(moved)
+                if event in record.notes:
+                    notes[moved] = record.notes[event]
+        until = self.whole_until()
+        end = self.seconds if until is None else until
+        return Timeline(events, lanes, 0.0, end, self.options.label(), notes)
+
+    def whole_until(self) -> float | None:
+        """The simulated time until which all events are known; None: all of them are."""
+        cuts = [record.summary.whole_until for record in self.records]
+        return min((cut for cut in cuts if cut is not None), default=None)
+
+    def timeline_of_step(self) -> Timeline | None:
+        """The events of the step that `prediction` describes; None if they are not known."""
+        if self.prediction is None:
+            return None
+        step, until = self.prediction.slowest, self.whole_until()
+        if until is not None and step.end > until:
+            return None
+        whole = self.timeline()
+        return Timeline(
+            whole.events, whole.lanes, step.start, step.end, whole.label, whole.notes
+        )
+
+    def _step(self) -> Iterator[str]:
+        """The figures of a step, as a range if there is a run at the data sheet's peaks."""
+        if self.prediction is None:
+            if self.options.measures_steps():
+                yield "no step: no optimizer of torch.optim made a step."
+            return
+        columns = [self.prediction]
+        rows: list[tuple[str, ...]] = []
+        if self.at_peaks is not None:
+            columns.insert(0, self.at_peaks)
+            rows.append(("a step", "at data-sheet peaks", "at sourced efficiencies"))
+
+        def add(name: str, text: Callable[[Prediction], str]) -> None:
+            rows.append((name, *(text(column) for column in columns)))
+
+        add("step time", lambda one: format_seconds(one.slowest.seconds))
+        for unit in ("samples", "tokens"):
+            per_step = getattr(self.options, f"{unit}_per_step")
+            if per_step is not None:
+                add(f"{unit}/s", lambda one, n=per_step: f"{one.per_second(n):,.0f}")
+        if peak := self.prediction.slowest.peak:
+            add(f"MFU, of {peak / 1e12:,.0f} TFLOP/s", lambda one: f"{one.slowest.mfu:.1%}")
+        add("computing", lambda one: format_seconds(one.slowest.compute))
+        add("communicating", lambda one: format_seconds(one.slowest.communicate))
+        add("not hidden by computing", lambda one: format_seconds(one.slowest.exposed))
+        yield from _table(rows)
+        count = self.prediction.slowest.count
+        if len(self.records[0].summary.steps) == 1:
+            yield "the only step, with the program's start: let it make more (--steps 3)"
+        else:
+            yield f"the median of {pluralize(count, 'step')}, without the first"
+
+    def _list(self) -> Iterator[str]:
+        yield "not as on a GPU:"
+        for remark in self.remarks():
+            yield f"- {remark}"
+
+    def _devices(self) -> Iterator[tuple[Record, Device]]:
+        for record in self.records:
+            for device in record.summary.devices:
+                yield record, device
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for record, device in self._devices():
+            shares = (device.compute, device.transfer, device.collective)
+            idle = max(self.seconds - device.busy, 0.0)
+            yield (
+                self._lane(record, device),
+                format_bytes(device.peak),
+                format_bytes(device.capacity),
+                *(self._share(seconds) for seconds in (*shares, idle)),
+            )
+
+    def _share(self, seconds: float) -> str:
+        return f"{seconds / self.seconds:.1%}" if self.seconds else "-"
+
+    def _process(self, record: Record) -> str:
+        """A process's name: its rank, else its number among those that used a GPU.
+
+        A job array, a restart by torchrun and a second torchrun have a rank 0 each: their
+        starts have numbers.
+        """
+        rank = record.summary.rank
+        if rank is not None:
+            starts = self._starts()
+            if len(starts) == 1:
+                return f"rank {rank}"
+            return f"start {starts.index(record.summary.start) + 1}, rank {rank}"
+        return f"process {self.records.index(record)}"
+
+    def _starts(self) -> list[str]:
+        """The starts of ranks, in their order."""
+        ranks = (one.summary for one in self.records if one.summary.rank is not None)
+        return list(dict.fromkeys(summary.start for summary in ranks))
+
+    def _lane(self, record: Record, device: Device) -> str:
+        name = f"cuda:{device.shown}"
+        if device.number != device.shown:
+            name += f" (GPU {device.number})"
+        if (
+            sum(bool(one.summary.devices) for one in self.records) > 1
+            or record.summary.rank is not None
+        ):
+            name = f"{self._process(record)}, {name}"
+        return name
+
+
+def write(
+    report: Report, exit_code: int, picture: Path | None, trace: Path | None, json: Path | None
+) -> list[str]:
+    """Write the files that are not None, each whole or not at all; return a line for each."""
+    lines = []
+    until = report.whole_until()
+    part = "" if until is None else f" (the first {format_seconds(until)})"
+    if picture or trace:
+        timeline = report.timeline()
+        if not timeline.lanes:
+            lines.append("there is no timeline: no virtual GPU was used.")
+        else:
+            if picture:
+                lines.append(f"timeline{part}: {timeline.plot(picture)}")
+            if trace:
+                lines.append(f"trace{part}: {timeline.chrome_trace(trace)}")
+    if json:
+        lines.append(f"numbers: {write_json(json, report.as_json(exit_code))}")
+    return lines
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """The rows as lines: the first column to the left, the others to the right."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
