@@ -98,7 +98,6 @@ class StepDistances:
     band: list[Step]
     between: float = 1.0
     missing: list[tuple[int, int]] = field(default_factory=list)
-    products: tuple[float, float, float] = (0.0, 0.0, 0.0)
     buffers: list[tuple[str, float, float, int]] = field(default_factory=list)
     holders: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -134,25 +133,27 @@ def compare(
     band_sides = [_Side(records, canonical) for records in bands]
     every = [*sides, *band_sides]
     steps = []
-    highest: dict[tuple[int, str], np.ndarray] = {}
-    medians: dict[tuple[int, str], float] = defaultdict(float)
-    slack = {place: np.zeros(len(known.parts)) for place, known in canonical.items()}
+    seen = {place: _Seen(len(known.parts)) for place, known in canonical.items()}
     for key in (step_key(step) for step in reference[0].steps):
         if not all(side.has(key) for side in every):
             continue
-        steps.append(
-            _step(
-                key,
-                canonical[key[0]].parts,
-                sides[0],
-                sides[1],
-                band_sides,
-                highest,
-                medians,
-                slack,
-            )
-        )
+        parts = canonical[key[0]].parts
+        steps.append(_step(key, parts, sides[0], sides[1], band_sides, seen[key[0]]))
     return Comparison(reference, parallel, bands, steps)
+
+
+class _Seen:
+    """What rounding has done to an optimizer's parameters, up to a step.
+
+    highest  the largest band of each parameter, by kind
+    medians  the largest median of the parameters' relative bands, by kind
+    slack    how far weights are apart by steps that rounding has turned around
+    """
+
+    def __init__(self, parameters: int):
+        self.highest = {kind: np.zeros(parameters) for kind in KINDS}
+        self.medians = dict.fromkeys(KINDS, 0.0)
+        self.slack = np.zeros(parameters)
 
 
 def step_key(step: Step) -> Key:
@@ -385,14 +386,11 @@ def _step(
     reference: _Side,
     parallel: _Side,
     bands: list[_Side],
-    highest: dict[tuple[int, str], np.ndarray],
-    medians: dict[tuple[int, str], float],
-    slack: dict[int, np.ndarray],
+    seen: _Seen,
 ) -> StepDistances:
     kinds = {}
     missing: list[tuple[int, int]] = []
     ratio, cosine = np.ones(len(parameters)), np.ones(len(parameters))
-    products = np.zeros(3)
     to_first: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(3))
     for kind in KINDS:
         rows = []
@@ -421,18 +419,16 @@ def _step(
                     to_first[rank] += (value @ first, value @ value, first @ first)
                 mean = np.mean([value for _, value in present], axis=0)
                 dot, square, other = own @ mean, own @ own, mean @ mean
-                products += (dot, square, other)
                 ratio[number] = dot / square if square else 1.0
                 cosine[number] = _cosine((dot, square, other))
         scale, off, off_rank, apart, apart_rank = map(np.array, zip(*rows, strict=True))
-        place = key[0], kind
-        before = highest.get(place, np.zeros(len(parameters)))
-        highest[place] = np.fmax(before, band)
+        seen.highest[kind] = np.fmax(seen.highest[kind], band)
         some = scale > 0
         if some.any():
-            medians[place] = max(medians[place], float(np.median(band[some] / scale[some])))
+            median = float(np.median(band[some] / scale[some]))
+            seen.medians[kind] = max(seen.medians[kind], median)
         total = float(np.linalg.norm(scale))
-        limit = FACTOR * np.fmax(highest[place], medians[place] * scale)
+        limit = FACTOR * np.fmax(seen.highest[kind], seen.medians[kind] * scale)
         floor = 16 * EPS * scale + (4 * EPS * total if kind == "gradients" else 0.0)
         if kind == "gradients":
             head = next(
@@ -446,9 +442,9 @@ def _step(
             share = np.minimum(1.0, share / np.maximum(scale, 1e-30))
             turned = share if head.kind in PROPORTIONAL else 2 * np.sqrt(share)
             moved = [reference.moved(key, number) for number in range(len(parameters))]
-            slack[key[0]] = slack[key[0]] + turned * moved
+            seen.slack = seen.slack + turned * moved
         if kind != "gradients":
-            limit = limit + slack[key[0]]
+            limit = limit + seen.slack
         kinds[kind] = Distances(scale, off, off_rank, apart, apart_rank, limit + floor)
     return StepDistances(
         key,
@@ -462,7 +458,6 @@ def _step(
         [step for side in bands for step in side.steps(key)[:1]],
         min(map(_cosine, to_first.values()), default=1.0),
         missing,
-        tuple(products),
         _buffers(key, reference, parallel, bands),
         parallel.holders[key[0]],
     )

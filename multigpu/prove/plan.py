@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from multigpu.errors import UserError
@@ -45,6 +45,7 @@ class Plan:
     real        whether the runs use this machine's GPUs
     given       whether --reference or --against gave the reference
     against     the number of ranks of the reference
+    words       the command as it was given
     """
 
     command: list[str]
@@ -54,7 +55,7 @@ class Plan:
     real: bool
     given: bool = False
     against: int = 1
-    texts: dict[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
 
 
 def make(
@@ -116,7 +117,7 @@ def make(
         real=real,
         given=reference is not None,
         against=against or 1,
-        texts={"command": shlex.join(words)},
+        words=tuple(words),
     )
 
 

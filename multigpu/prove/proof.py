@@ -427,7 +427,7 @@ class _Session:
         )
 
     def _same_ranks(self, many: int) -> _Unknown:
-        hint = plan.with_one(shlex.split(self.plan.texts["command"]))
+        hint = plan.with_one(self.plan.words)
         return _Unknown(
             "same_ranks",
             f"the reference trained on {many} ranks, too, because the program itself starts "
@@ -437,7 +437,7 @@ class _Session:
         )
 
     def _other_reference(self) -> str:
-        hint = plan.with_one(shlex.split(self.plan.texts["command"]))
+        hint = plan.with_one(self.plan.words)
         if hint:
             return f"; if it starts several ranks itself, give --reference {_quoted(hint)}"
         if self.plan.ranks:

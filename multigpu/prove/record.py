@@ -71,7 +71,6 @@ class Head:
     """What is known of an optimizer and its program at the optimizer's first step.
 
     optimizer   the place of the optimizer in the order of first steps
-    world       the number of ranks
     peers       the ranks with which this one shares its data-parallel work, by DDP's groups
                 and FSDP's meshes; None if the program uses neither
     seeded      whether the program has called torch.manual_seed
@@ -85,7 +84,6 @@ class Head:
     optimizer: int
     kind: str
     rank: int
-    world: int
     parts: list[Part]
     buffers: list[str]
     peers: tuple[int, ...] | None
@@ -145,7 +143,6 @@ class Step:
     loader: Loader | None = None
     after: np.ndarray | None = None
     local: np.ndarray | None = None
-    times: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass
@@ -171,13 +168,9 @@ def read(folder: Path) -> list[RankRecord]:
         heads = {entry.optimizer: entry for entry in entries if isinstance(entry, Head)}
         steps = [entry for entry in entries if isinstance(entry, Step)]
         if steps:
-            records.append(RankRecord(steps_rank(heads), heads, steps))
+            rank = next(iter(heads.values())).rank
+            records.append(RankRecord(rank, heads, steps))
     return sorted(records, key=lambda record: record.rank)
-
-
-def steps_rank(heads: dict[int, Head]) -> int:
-    """The rank that the heads of a process name."""
-    return next(iter(heads.values())).rank
 
 
 def _entries(path: Path) -> Iterator[Head | Step]:

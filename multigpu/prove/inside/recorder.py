@@ -8,7 +8,6 @@ import functools
 import os
 import random
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -121,7 +120,6 @@ class Recorder:
         An optimizer that calls another one (ZeroRedundancyOptimizer, Horovod's) is recorded
         twice, and the second time counts: what it does before the call has happened then.
         """
-        began = time.perf_counter()
         self.running[-1].recorded = True
         outer = self.running[0]
         known = self._known(outer.optimizer)
@@ -159,7 +157,6 @@ class Recorder:
                     if ranks:
                         step.partial[place] = ranks
                 step.gradients[place] = tracked.sketch(gradient) / scale
-        outer.seconds += time.perf_counter() - began
 
     def _round_gradients(self, known: "_Optimizer") -> None:
         """In a run that rounds otherwise: round as gradients are that travel in 16 bit."""
@@ -182,11 +179,8 @@ class Recorder:
         ended = self.running.pop()
         if self.running or ended.step is None:
             return
-        began = time.perf_counter()
         step, known = ended.step, self._known(optimizer)
         step.after = np.stack([t.sketch(t.parameter) for t in known.tracked])
-        now = time.perf_counter()
-        step.times = (now, ended.seconds + now - began)
         if known.steps == 1:
             append(self.path, self._head(known))
         append(self.path, step)
@@ -235,7 +229,6 @@ class Recorder:
             optimizer=known.place,
             kind=type(known.optimizer).__name__,
             rank=ending.rank(),
-            world=ending.world(),
             parts=[tracked.part for tracked in known.tracked],
             buffers=known.buffer_names(),
             peers=_peers(self.ddps, modules),
@@ -307,7 +300,6 @@ class _Running:
         self.optimizer = optimizer
         self.step: Step | None = None
         self.recorded = False
-        self.seconds = 0.0
 
 
 class _Optimizer:

@@ -1,0 +1,182 @@
+"""Gradients that are equal on all ranks, and not those of the reference."""
+
+import numpy as np
+
+from multigpu.prove.causes.factor import gathered_cause
+from multigpu.prove.causes.rows import data_parallel_rows
+from multigpu.prove.causes.scene import Cause, Scene, ratio_text, size_of, worst
+from multigpu.prove.record import IN_FUNCTION, Step
+
+# The most that a rank's own tokens can count in a mean over all, if 1 is an equal share.
+MOST_WEIGHT = 1.8
+
+
+def random_numbers(scene: Scene) -> Cause | None:
+    drawn = scene.one.random
+    if not drawn:
+        return None
+    where = "its forward" if drawn[0] == "forward" else drawn[0] or "the model"
+    return scene.cause(
+        "random_numbers",
+        f"the model draws random numbers in {where}, and each rank draws others than one GPU",
+        "switch that off for the proof (p=0 in Dropout, no noise), and prove again",
+        unknown=True,
+    )
+
+
+def batch_norm(scene: Scene) -> Cause | None:
+    """Whether what the model returns for a row depends on the other rows of the batch."""
+    norms = scene.heads[0].norms
+    replicas = max(scene.ranks, scene.heads[0].gpus)
+    # A stage of a pipeline returns other numbers than the whole model.
+    if replicas < 2 or (not norms and (scene.staged or not _outputs_differ(scene))):
+        return None
+    which = (
+        f"{norms[0]} normalizes over the rows of each {scene.replica} alone"
+        if norms
+        else "what the model returns for a row is not what it returns on one GPU: a layer "
+        "computes with the other rows of its batch, as BatchNorm does"
+    )
+    return scene.cause(
+        "batch_norm",
+        f"in step {scene.number} the ranks read the same rows as one GPU, and {which}",
+        "use GroupNorm or LayerNorm, or DDP with SyncBatchNorm.convert_sync_batchnorm(model); "
+        "or accept it: then this run does not compute what one GPU computes",
+        parameter=norms[0].partition(" ")[2] if norms else None,
+    )
+
+
+def _outputs_differ(scene: Scene) -> bool:
+    """Whether a row has another output on a rank than on one GPU, with the same weights."""
+    one = _pairs(scene.one)
+    if not len(one):
+        return False
+    spread = max(float(np.abs(one[:, 1]).max()), 1e-30)
+    for step in scene.step.parallel:
+        for row, output in _pairs(step):
+            place = int(np.argmin(np.abs(one[:, 0] - row)))
+            same = abs(one[place, 0] - row) <= 1e-6 * max(
+                float(np.abs(one[:, 0]).max()), 1e-30
+            )
+            if same and not abs(one[place, 1] - output) <= 1e-2 * spread:
+                return True
+    return False
+
+
+def _pairs(step: Step) -> np.ndarray:
+    """(row's number, output's number) of all rows whose outputs are known, (n, 2)."""
+    pairs = [
+        np.stack([rows, outputs], axis=1)
+        for rows, outputs in zip(step.rows, step.outputs, strict=True)
+        if len(outputs) == len(rows)
+    ]
+    return np.concatenate(pairs) if pairs else np.zeros((0, 2))
+
+
+def gathered_constants(scene: Scene) -> Cause | None:
+    gathered = scene.step.parallel[0].gathered
+    if gathered.get(IN_FUNCTION):
+        return scene.cause(
+            "gathered_constants",
+            f"in step {scene.number} the gradients are not those of one GPU: the program "
+            "gathers tensors in an autograd.Function of its own, and its backward does not "
+            "bring the gradients of all ranks' losses back",
+            "in its backward, all-reduce the gradients of all parts, then take the rank's own "
+            "part, as torch.distributed.nn.functional.all_gather does; mind that DDP divides "
+            "by the number of ranks",
+        )
+    if not gathered.get("all_gather") and not gathered.get("all_gather_into_tensor"):
+        return None
+    return gathered_cause(
+        scene, f"in step {scene.number} the gradients are not those of one GPU"
+    )
+
+
+def compressed(scene: Scene) -> Cause | None:
+    hooks = [hook for hook in scene.heads[0].hooks if "allreduce" not in hook]
+    if not hooks:
+        return None
+    return scene.cause(
+        "compressed",
+        f"in step {scene.number} the gradients are "
+        f"{ratio_text(scene.step.kinds['gradients'])} from those of one GPU: DDP's "
+        f"communication hook {hooks[0]} changes them",
+        "prove without the hook; with it, this run does not compute what one GPU computes",
+    )
+
+
+def own_mean(scene: Scene) -> Cause | None:
+    """Whether the mean of the ranks' losses is not the reference's loss."""
+    losses = [sum(step.losses) for step in scene.step.parallel if step.losses]
+    one = sum(scene.one.losses)
+    if len(losses) < 2 or not one:
+        return None
+    every = data_parallel_rows(scene)
+    counts = [len(rows) for rows in every]
+    if len(set(counts)) > 1:
+        return scene.cause(
+            "own_mean",
+            f"in step {scene.number} the ranks have {', '.join(map(str, counts))} rows, each "
+            "takes the mean over its own, and the mean over ranks weighs them alike",
+            "give all ranks as many rows, or weigh each rank's loss by its number of rows",
+        )
+    if abs(sum(losses) / len(losses) - one) <= 1e-5 * abs(one) and not scene.one.losses[1:]:
+        return None
+    if not scene.one.losses[1:] and not _is_weighted_mean(one, losses):
+        return _other_loss(scene, losses, one)
+    return scene.cause(
+        "own_mean",
+        f"in step {scene.number} the ranks read the rows of one GPU, and the mean of their "
+        f"losses ({sum(losses) / len(losses):.5g}) is not its loss ({one:.5g}): each rank "
+        "takes the mean over its own tokens or rows, and the mean over ranks weighs them "
+        "alike",
+        "divide each rank's sum by the number of tokens of all ranks (all_reduce the "
+        "number), and multiply by the number of ranks, because DDP takes the mean",
+    )
+
+
+def _is_weighted_mean(one: float, losses: list[float]) -> bool:
+    """Whether a loss is a mean of the ranks' losses, none of which has a weight above
+    MOST_WEIGHT / ranks.
+    """
+    most = min(1.0, MOST_WEIGHT / len(losses))
+    slack = 1e-5 * abs(one)
+    bounds = []
+    for ordered in (sorted(losses), sorted(losses, reverse=True)):
+        left, total = 1.0, 0.0
+        for loss in ordered:
+            weight = min(most, left)
+            left, total = left - weight, total + weight * loss
+        bounds.append(total)
+    return bounds[0] - slack <= one <= bounds[1] + slack
+
+
+def _other_loss(scene: Scene, losses: list[float], one: float) -> Cause:
+    """No mean of the ranks' losses, weighed by their tokens, is the reference's loss."""
+    place = int(np.argmax([abs(loss - one) for loss in losses]))
+    rank = scene.step.ranks[place]
+    return scene.cause(
+        "other_loss",
+        f"in step {scene.number} the ranks read the rows of one GPU, and the loss of rank "
+        f"{rank} is {losses[place]:.5g}, that of one GPU {one:.5g}: no numbers of tokens or "
+        "rows make that a mean of the ranks' losses",
+        "look at what the loss is computed from on a rank: labels or positions that do not "
+        "belong to its rows, rows that it compares with its own rows alone",
+        rank=rank,
+    )
+
+
+def unknown_gradients(scene: Scene) -> Cause:
+    place, rank, _ = worst(scene, "gradients")
+    distances = scene.step.kinds["gradients"]
+    size = size_of(distances.off[place], distances, place)
+    return scene.cause(
+        "gradients",
+        f"in step {scene.number} the gradient of {scene.step.names[place]} on rank {rank} is "
+        f"{size} from that of one GPU (cosine {scene.step.cosine[place]:.4f}), with the same "
+        "weights and rows",
+        "look at what the ranks compute otherwise: the loss's normalization, masks, a layer "
+        "that sees the whole batch, a reduction that is missing in backward",
+        rank=rank,
+        parameter=scene.step.names[place],
+    )

@@ -1,0 +1,269 @@
+"""Whether the ranks together read the rows that the reference reads, in its order."""
+
+import numpy as np
+
+from multigpu.errors import pluralize
+from multigpu.prove.causes.scene import Cause, Scene
+from multigpu.prove.compare import Comparison, match_rows, rows_of
+
+
+def wrong_rows(scene: Scene) -> Cause | None:
+    """Whether the ranks together read the rows that the reference reads."""
+    one = rows_of(scene.one)
+    every = data_parallel_rows(scene)
+    if not len(one) or not every or any(not len(rows) for rows in every):
+        return None
+    together = np.concatenate(every)
+    both, missing, more = match_rows(one, together)
+    loader = next((step.loader for step in scene.step.parallel if step.loader), None)
+    ranks = len(every)
+    if ranks > 1 and _alike(every) and both < len(together):
+        if loader is None and not scene.heads[0].seeded:
+            return _random_rows(scene, "each rank draws its rows at random, without a seed")
+        return _same_rows(scene, every)
+    # A pipeline's first step reads a micro-batch twice, to learn the shapes between stages.
+    if not missing and (not more or scene.staged):
+        return None
+    if len(together) == ranks * len(one) and ranks > 1 and (both == len(one) or both == 0):
+        return _fewer_rows(scene, one, together)
+    own = scene.one.loader
+    if (
+        loader
+        and own
+        and loader.sampler == "DistributedSampler"
+        and _less(loader.rows, own.rows)
+    ):
+        return scene.cause(
+            "rows_missing",
+            f"in step {scene.number} each rank's data set has {loader.rows} rows, one GPU's "
+            f"{own.rows}, and DistributedSampler divides it again: rows are never read",
+            "divide the data set once: by DistributedSampler, or by a slice of each rank",
+        )
+    repeated = len(together) - _distinct(together)
+    if loader and loader.sampler == "DistributedSampler" and more and both and not missing:
+        return scene.cause(
+            "padding",
+            f"in step {scene.number} the ranks read {len(together)} rows, and one GPU "
+            f"{len(one)}: DistributedSampler repeats {pluralize(more, 'row')} at the end of "
+            "the epoch, to give each rank as many as the others",
+            "use drop_last=True, or a data set that the number of ranks divides; a repeated "
+            "row counts twice",
+        )
+    if loader and loader.sampler == "DistributedSampler" and not more and 0 < missing < ranks:
+        return scene.cause(
+            "rows_dropped",
+            f"in step {scene.number} the ranks read {len(together)} rows, and one GPU "
+            f"{len(one)}: DistributedSampler(drop_last=True) leaves out "
+            f"{pluralize(missing, 'row')} at the end of the epoch, to give each rank as many "
+            "as the others",
+            "use a data set that the number of ranks divides, or accept it",
+        )
+    if not both and _order_of_last_epoch(scene):
+        return _same_order(scene)
+    foreign = more - repeated
+    if foreign > 0.25 * len(together):
+        return _other_rows(scene, every, loader)
+    if missing and not repeated:
+        return scene.cause(
+            "rows_missing",
+            f"in step {scene.number} no rank reads {missing} of the {len(one)} rows that one "
+            "GPU reads",
+            "look at how rows are divided: the ranks' parts must cover the whole batch "
+            "(integer division drops the rest, and a loader written by hand may drop more at "
+            "the end of its data with more ranks)",
+        )
+    rank = _rank_that_repeats(every)
+    return scene.cause(
+        "rows_repeated",
+        f"in step {scene.number} the ranks read {pluralize(repeated or more, 'row')} more "
+        "than "
+        f"once" + (f", and no rank reads {missing} of one GPU's" if missing else ""),
+        "look at how rows are divided: the ranks' parts must not overlap",
+        rank=scene.step.ranks[rank] if rank is not None else None,
+    )
+
+
+def _less(number: int | None, other: int | None) -> bool:
+    return number is not None and other is not None and number < other
+
+
+def data_parallel_rows(scene: Scene) -> list[np.ndarray]:
+    """The rows of each rank that shares the data-parallel work; of others that have any."""
+    rows = [rows_of(step) for step in scene.step.parallel]
+    mine = _data_parallel_ranks(scene)
+    if mine:
+        rows = [row for row, rank in zip(rows, scene.step.ranks, strict=True) if rank in mine]
+    return [row for row in rows if len(row)]
+
+
+def _data_parallel_ranks(scene: Scene) -> tuple[int, ...]:
+    """Of ranks that share layers or a pipeline: one of each group, the first stage's.
+
+    The others read the same rows, rightly, or what the stage before them has computed. Empty
+    if each rank has the whole model.
+    """
+    heads = scene.heads
+    first = scene.step.holders[0]
+    if not scene.staged and not any(
+        part.shard is not None for head in heads for part in head.parts
+    ):
+        return ()
+    own = next(head for head in heads if head.rank == first[0])
+    same = [
+        [part.shard for part in own.parts] == [part.shard for part in head.parts]
+        for head in heads
+    ]
+    mine = {head.rank for head, equal in zip(heads, same, strict=True) if equal}
+    return tuple(sorted(mine.union(own.peers or ()).intersection(first)))
+
+
+def group_rows(scene: Scene) -> Cause | None:
+    """Whether a rank reads other rows than the rank with which it shares layers."""
+    mine = _data_parallel_ranks(scene)
+    every = data_parallel_rows(scene)
+    if not mine or not every:
+        return None
+    together = np.concatenate(every)
+    all_rows = np.concatenate(list(map(rows_of, scene.step.parallel)))
+    one = rows_of(scene.one)
+    divided = match_rows(one, all_rows) == (len(one), 0, 0)
+    for step, rank in zip(scene.step.parallel, scene.step.ranks, strict=True):
+        rows = rows_of(step)
+        if rank not in scene.step.holders[0] or match_rows(rows, together)[0] == len(rows):
+            continue
+        return scene.cause(
+            "group_rows",
+            f"in step {scene.number} rank {rank} reads other rows than rank {mine[0]}, and "
+            "both have parts of the same layers",
+            "give the ranks that share layers (a tensor-parallel group) the same rows: "
+            "DistributedSampler(dataset, number of groups, number of this rank's group); if "
+            "the layers divide the rows themselves (input_layouts=Shard(0)), give a "
+            "reference that reads the rows of all ranks with --reference",
+            rank=rank,
+            unknown=not (divided or step.loader),
+        )
+    return None
+
+
+def _distinct(rows: np.ndarray) -> int:
+    if not len(rows):
+        return 0
+    ordered = np.sort(rows)
+    tolerance = 1e-6 * max(np.abs(ordered).max(), 1e-30)
+    return 1 + int((np.diff(ordered) > tolerance).sum())
+
+
+def _rank_that_repeats(every: list[np.ndarray]) -> int | None:
+    for place in range(1, len(every)):
+        before = np.concatenate(every[:place])
+        if match_rows(every[place], before)[0]:
+            return place
+    return None
+
+
+def _fewer_rows(scene: Scene, one: np.ndarray, together: np.ndarray) -> Cause:
+    return scene.cause(
+        "fewer_rows",
+        f"the reference reads {len(one)} rows a step, and {scene.ranks} ranks together read "
+        f"{len(together)}: each rank takes a whole batch",
+        f"compare with a reference that reads {len(together)} rows a step: give its command "
+        "with --reference",
+        unknown=True,
+    )
+
+
+def _random_rows(scene: Scene, what: str) -> Cause:
+    return scene.cause(
+        "random_rows",
+        f"in step {scene.number} {what}, so one GPU reads other rows",
+        "draw the rows of a global batch with one seed on all ranks and take a slice by "
+        "rank, or run `multigpu prove --self`, which needs no reference",
+        unknown=True,
+    )
+
+
+def _other_rows(scene: Scene, every: list[np.ndarray], loader: object) -> Cause:
+    own_order = loader is not None and loader.sampler == "RandomSampler" and len(every) > 1
+    if own_order:
+        return scene.cause(
+            "not_divided",
+            f"in step {scene.number} each rank reads rows from the whole data set in an "
+            "order of its own (its DataLoader has a RandomSampler)",
+            "give each rank its own part: DataLoader(…, sampler=DistributedSampler(dataset))",
+        )
+    if loader is None:
+        return _random_rows(scene, "each rank draws its own rows by its own seed")
+    return scene.cause(
+        "other_rows",
+        f"in step {scene.number} the ranks read other rows than one GPU does, in another "
+        "order",
+        "let the reference read in the same order (DistributedSampler also with one rank, "
+        "equal seeds), switch random augmentations off, or run `multigpu prove --self`, which "
+        "needs no reference",
+        unknown=True,
+    )
+
+
+def peers_read_the_same(comparison: Comparison) -> Cause | None:
+    """Whether ranks that hold the same parameters read the same rows in all steps, in vain."""
+    scenes = [Scene(comparison, step) for step in comparison.steps]
+    read = [data_parallel_rows(scene) for scene in scenes]
+    if read and all(len(every) > 1 and len(every[0]) and _alike(every) for every in read):
+        return _same_rows(scenes[0], read[0])
+    return None
+
+
+def _alike(every: list[np.ndarray]) -> bool:
+    """Whether all ranks read the same rows."""
+    return all(
+        len(rows) == len(every[0]) and match_rows(rows, every[0])[0] == len(rows)
+        for rows in every[1:]
+    )
+
+
+def _same_rows(scene: Scene, every: list[np.ndarray]) -> Cause:
+    return scene.cause(
+        "same_rows",
+        f"in step {scene.number} all {len(every)} ranks read the same {len(every[0])} rows",
+        "give each rank its own: DataLoader(…, sampler=DistributedSampler(dataset)), or a "
+        "slice by rank",
+    )
+
+
+def _order_of_last_epoch(scene: Scene) -> bool:
+    """Whether the ranks read in this step what they read as many steps into the last epoch."""
+    steps = [step for step in scene.comparison.steps if step.key[0] == scene.step.key[0]]
+    now = scene.step.parallel[0]
+    begins = {}
+    for step in steps:
+        begins.setdefault(step.parallel[0].epoch, step.key[1])
+    if now.epoch < 2 or now.epoch - 1 not in begins:
+        return False
+    offset = now.number - begins[now.epoch]
+    earlier = [step for step in steps if step.key[1] == begins[now.epoch - 1] + offset]
+    return bool(earlier) and all(
+        len(rows_of(one)) == len(rows_of(other))
+        and match_rows(rows_of(one), rows_of(other))[0] == len(rows_of(one)) > 0
+        for one, other in zip(earlier[0].parallel, scene.step.parallel, strict=True)
+    )
+
+
+def epoch_in_same_order(comparison: Comparison) -> Cause | None:
+    """A shuffling DistributedSampler whose second epoch has the order of the first."""
+    for step in comparison.steps:
+        scene = Scene(comparison, step)
+        loader = step.parallel[0].loader
+        shuffles = loader is not None and loader.shuffle
+        if shuffles and loader.sampler == "DistributedSampler" and _order_of_last_epoch(scene):
+            return _same_order(scene)
+    return None
+
+
+def _same_order(scene: Scene) -> Cause:
+    return scene.cause(
+        "epoch_order",
+        f"in step {scene.number}, of epoch {scene.step.parallel[0].epoch}, the ranks read "
+        "the rows in the order of the epoch before",
+        "call sampler.set_epoch(epoch) at the beginning of each epoch: without it "
+        "DistributedSampler shuffles each epoch alike",
+    )
