@@ -31,7 +31,8 @@ CHOSEN = [case for case in right_cases.CASES if ALL or case.name in ALWAYS]
 def test_a_right_program_holds(
     case: Right, in_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if case.needs == "hf" and not importlib.util.find_spec("accelerate"):
+    needs = (case.needs or "").split()
+    if "hf" in needs and not importlib.util.find_spec("accelerate"):
         pytest.skip("needs accelerate and transformers, which the course does not install")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(right_cases.FOLDER.parents[2]))
@@ -39,7 +40,7 @@ def test_a_right_program_holds(
         (tmp_path / path.name).symlink_to(path)
     proof = prove.run(
         _local(case.command),
-        gpus=case.gpus or (2 if case.needs == "virtual" else None),
+        gpus=case.gpus or (2 if "virtual" in needs else None),
         reference=case.reference,
         against=case.against,
         timeout=100,

@@ -192,6 +192,10 @@ def embedding(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.embedding(x[0].long(), w)
 
 
+def scatter(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x.scatter_(0, w.long(), 1.0)
+
+
 def cross_entropy(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(x, w[0].long())
 
@@ -206,7 +210,8 @@ def cross_entropy(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         (layer_norm, "weight", "vgpu:1", "vgpu:0", "_native_layer_norm"),
         (embedding, "index", "vgpu:0", "vgpu:1", "_index_select"),
         (cross_entropy, "target", "vgpu:1", "vgpu:0", "nll_loss_forward"),
-        (lambda x, w: torch.mm(x, x, out=w), "out", "vgpu:1", "vgpu:0", "mm"),
+        (lambda x, w: torch.mm(x, x, out=w), "out", "vgpu:1", "vgpu:0", "mm_out_out"),
+        (scatter, "index", "vgpu:1", "vgpu:0", "scatter__value"),
     ],
 )
 def test_the_argument_on_another_device_is_named(two, call, argument, place, others, kernel):

@@ -94,8 +94,8 @@ def device_mismatch_error(
     """
     if func.overloadpacket is aten.convolution and first.type != second.type:
         return _convolution_error(args)
-    name = func.overloadpacket.__name__
-    if info.pointwise or "TensorIterator" in _declaration(name):
+    declared = _declaration(func.overloadpacket.__name__, func._schema.overload_name)
+    if info.pointwise or "TensorIterator" in declared:
         return RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, "
             f"{first} and {second}!"
@@ -124,26 +124,32 @@ def _devices(arguments: Sequence[str], args: tuple) -> Iterator[tuple[str, torch
 
 # What these operations call on CUDA, and its tensors.
 CALLS = {
-    aten.embedding: ("index_select", ("self", "index")),
+    aten.embedding: ("_index_select", ("self", "index")),
     aten.stack: ("cat", ("tensors",)),
 }
 
 
 def _cuda_kernel(func: torch._ops.OpOverload) -> tuple[str, Sequence[str]]:
     """The name of CUDA's kernel as error messages have it, and its arguments' names."""
-    name, arguments = CALLS.get(
-        func.overloadpacket,
-        (func.overloadpacket.__name__, [one.name for one in func._schema.arguments]),
-    )
-    # Of a structured operation, the generated name has one "_" less.
-    return name if "structured" in _declaration(name) else f"_{name}", arguments
+    if func.overloadpacket in CALLS:
+        return CALLS[func.overloadpacket]
+    arguments = func._schema.arguments
+    name, overload = func.overloadpacket.__name__, func._schema.overload_name
+    if any(argument.is_out for argument in arguments):
+        name += "_out"
+    if "  structured" in _declaration(func.overloadpacket.__name__, overload):
+        name += f"_{overload}" if overload else ""
+    else:
+        name = f"{overload}_{name}"
+    return name, [argument.name for argument in arguments]
 
 
 @functools.cache
-def _declaration(name: str) -> str:
+def _declaration(name: str, overload: str) -> str:
     """What PyTorch's native_functions.yaml says of an operation."""
     path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
-    found = re.search(rf"- func: {name}\(.*?(?=\n- func|\Z)", path.read_text(), re.DOTALL)
+    full = re.escape(f"{name}.{overload}" if overload else name)
+    found = re.search(rf"- func: {full}\(.*?(?=\n- func|\Z)", path.read_text(), re.DOTALL)
     return found.group(0) if found else ""
 
 
