@@ -10,6 +10,7 @@ import argparse
 import json
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -108,6 +109,8 @@ def prove_options(case) -> list[str]:
 
 
 def main() -> None:
+    # So that a proof that is ended ends its program, too.
+    signal.signal(signal.SIGTERM, lambda *given: sys.exit(143))
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", help="a folder with checkouts/, see tests/outside/README.md")
     parser.add_argument("names", nargs="*", help="cases of tests/outside/cases")

@@ -66,3 +66,12 @@ def test_flags_that_a_reference_would_change():
     assert plan.with_batch_times(words, 2)[3] == "--batch-size=64"
     assert plan.with_one(["train.py", "2"]) is None
     assert plan.with_batch_times(["train.py"], 2) is None
+
+
+@pytest.mark.parametrize(("gpus", "real"), [(1, False), (2, True), (8, True)])
+def test_fewer_gpus_than_ranks_are_not_used(monkeypatch, gpus, real):
+    monkeypatch.setattr(plan, "real_gpus", lambda: gpus)
+    made = plan.make(["torchrun", "--nproc-per-node=2", "gpu.py"])
+    assert (made.real, made.gpus) == (real, None if real else 2)
+    # A program that starts no ranks itself: one GPU would be compared with itself.
+    assert plan.make(["gpu.py"]).real == real

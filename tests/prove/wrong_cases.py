@@ -122,6 +122,19 @@ ROWS = [
         step=4,
     ),
     Fault(
+        "rest_of_epoch_left_out",
+        "ddp",
+        [
+            ("ROWS, BATCH, EPOCHS = 128", "ROWS, BATCH, EPOCHS = 127"),
+            (
+                "DistributedSampler(data, shuffle=True)",
+                "DistributedSampler(data, drop_last=True)",
+            ),
+        ],
+        "rows_dropped",
+        step=4,
+    ),
+    Fault(
         "set_epoch_forgotten",  # one rank and two compute the same: an epoch's order tells
         "ddp",
         [("    sampler.set_epoch(epoch)\n", "")],
