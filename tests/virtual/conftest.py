@@ -15,6 +15,15 @@ def looks_like_cuda() -> Iterator[list]:
 
 
 @pytest.fixture
+def fresh_cuda() -> Iterator[list]:
+    """Two virtual GPUs that look like CUDA, for one test."""
+    from multigpu.virtual import face
+
+    yield face.put_on()
+    face.take_off()
+
+
+@pytest.fixture
 def cuda(looks_like_cuda: list) -> Iterator[list]:
     """The devices of looks_like_cuda; cuda:0 is the current one before and after the test."""
     import torch

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from multigpu.vgpu.ops import repeats
+from multigpu.vgpu.ops import device_asserts, repeats
 from multigpu.vgpu.ops.errors import (
     check_foreach_devices,
     check_generator,
@@ -19,7 +19,6 @@ from multigpu.vgpu.ops.errors import (
     check_storages,
     device_mismatch_error,
     host_out_of_memory_error,
-    index_error,
     stopped_error,
     unsupported_error,
 )
@@ -131,12 +130,10 @@ def execute(
                 out = repeats.run(info, payloads, kwargs)
         except NotImplementedError as error:
             raise unsupported_error(info, error) from None
-        except IndexError as error:
-            raise index_error(error) from None
-        except RuntimeError as error:
+        except (IndexError, RuntimeError) as error:
             if "can't allocate memory" in str(error):
                 raise host_out_of_memory_error(info, meter.device) from None
-            raise
+            out = device_asserts.results(info, payloads, kwargs, tensors, meter, error)
     allocations_before = meter.num_allocations
     if type(out) is Tensor:
         result = _wrap_result(out, tensors, meter)
@@ -196,7 +193,8 @@ def view(func: OpOverload, args: tuple, kwargs: dict) -> Any:
     """
     source = args[0]
     block = source._block
-    if not block.meter.alive:
+    # CUDA's driver has no part in a view, so it does not raise after a device-side assert.
+    if not block.meter.alive and not block.meter.asserted:
         raise stopped_error(source)
     # Both tensors share one payload after detach, until detach_payloads separates them.
     out = source._payload if func is DETACH else func._op(source._payload, *args[1:], **kwargs)
@@ -249,6 +247,8 @@ def _run_special(
     before it changed them.
     """
     if info.host_waits and not has_known_shape(func, tensors):
+        if meter.asserted:
+            raise meter.assert_error()
         check_has_numbers(info, tensors)
         meter.machine.clock.synchronize_stream(meter.index)
     restore = []
@@ -270,16 +270,14 @@ def _run_special(
                 update_wrapper(tensor, tensors)
     except NotImplementedError as error:
         raise unsupported_error(info, error) from None
-    except IndexError as error:
-        raise index_error(error) from None
-    except RuntimeError as error:
+    except (IndexError, RuntimeError) as error:
         # torch.OutOfMemoryError is a RuntimeError, too.
         for tensor, restore_payload in zip(tensors, restore, strict=False):
             restore_payload()
             update_wrapper(tensor, tensors)
         if "can't allocate memory" in str(error):
             raise host_out_of_memory_error(info, meter.device) from None
-        raise
+        out = device_asserts.results(info, payloads, kwargs, tensors, meter, error)
     return out
 
 
@@ -299,6 +297,8 @@ def _create(info: OpInfo, func: OpOverload, args: list, kwargs: dict, meter: Met
     Such operations are factory functions: empty, ones, arange, and also
     ones_like(tensor, device=…). Raises torch.OutOfMemoryError if the tensor does not fit.
     """
+    if not meter.alive:
+        raise meter.assert_error()
     kwargs = dict(kwargs)
     kwargs.pop("pin_memory", None)
     if func is aten._efficientzerotensor.default:

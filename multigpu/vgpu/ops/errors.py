@@ -251,24 +251,13 @@ def host_out_of_memory_error(info: OpInfo, device: torch.device) -> torch.OutOfM
     )
 
 
-def index_error(error: IndexError) -> Exception:
-    """The error for an index outside of a tensor, which the CPU's kernel has found.
-
-    While virtual GPUs look like CUDA it is CUDA's, with the kernel's sentence. A wrong
-    dimension is an IndexError on CUDA, too, because the host finds it.
-    """
-    text = str(error)
-    out_of_range = "out of bounds" in text or "out of range" in text
-    if names.shown_type() == names.INNER or "imension out of" in text or not out_of_range:
-        return error
-    return torch.AcceleratorError(
-        f"{names.runtime()} error: device-side assert triggered\n"
-        f"The kernel that raised it says: {text}"
-    )
-
-
 def stopped_error(tensor: VirtualTensor) -> RuntimeError:
-    """The error for a tensor of a stopped machine, or of a machine of the parent process."""
+    """The error for a tensor of a stopped machine, or of a machine of the parent process.
+
+    Also for a tensor of a device whose kernel has asserted.
+    """
+    if tensor._block.meter.asserted:
+        return tensor._block.meter.assert_error()
     if tensor._block.meter.machine.process != os.getpid():
         return forked_error()
     return RuntimeError(

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from multigpu.vgpu.ops import nondeterministic
 from multigpu.vgpu.sim import names
 
 aten = torch.ops.aten
@@ -97,6 +98,9 @@ class OpInfo:
         self.func = func
         self.name = str(packet).removeprefix("aten.")
         self.kernel = KERNELS.get(packet, func._op)
+        alerts = packet in nondeterministic.NAMES
+        if alerts:
+            self.kernel = nondeterministic.alerting(func, self.kernel)
         self.handler = HANDLERS.get(packet)
         aliases = [value.alias_info for value in schema.returns]
         if self.handler is None and packet not in KERNELS:
@@ -131,7 +135,7 @@ class OpInfo:
         )
         # A kernel of another namespace can be a program's own, and do anything.
         self.repeats = func.namespace == "aten" and not (
-            self.host_waits or self.random or reshapes or self.foreach
+            self.host_waits or self.random or reshapes or self.foreach or alerts
         )
 
     def written_ids(self, args: list, kwargs: dict) -> set[int]:

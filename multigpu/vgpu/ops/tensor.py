@@ -125,6 +125,8 @@ class VirtualTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         # torch would indent the rows by the length of this class's name, so the elements are
         # formatted here.
+        if self._block.meter.asserted:
+            raise self._block.meter.assert_error()
         refresh_payload(self)
         if self._block.meter.alive and not self._payload.is_meta:
             contents = _tensor_str._tensor_str(self.detach().cpu(), len("tensor("))
@@ -138,7 +140,8 @@ class VirtualTensor(torch.Tensor):
         return text
 
     def __format__(self, spec: str) -> str:
-        if not self._block.meter.alive:
+        meter = self._block.meter
+        if not meter.alive and not meter.asserted:
             return object.__format__(self, spec)
         return format_number(self, spec)
 
@@ -147,6 +150,8 @@ class VirtualTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         meter = self._block.meter
+        if meter.asserted:
+            raise meter.assert_error()
         refresh_payload(self)
         payload = self._payload
         if isinstance(self, torch.nn.Parameter) or not meter.alive:

@@ -195,6 +195,8 @@ def synchronize(device: Device = None) -> None:
     if _machine.running() is None:
         return
     meter = _meter(device)
+    if meter.asserted:
+        raise meter.assert_error()
     meter.machine.clock.synchronize(meter.index)
 
 

@@ -221,7 +221,8 @@ class VirtualGroup(dist.ProcessGroup):
                 raise no_numbers_error(COLLECTIVE)
             return None
         meter = virtual[0]._block.meter
-        if not meter.alive:
+        if not meter.alive or meter.asserted:
+            # The kernel of an assert has ended long before NCCL's kernel is launched.
             raise stopped_error(virtual[0])
         for tensor in tensors:
             if tensor.device != meter.device:

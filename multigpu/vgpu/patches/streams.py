@@ -80,10 +80,12 @@ class Stream(torch.Stream):
 
     def query(self) -> bool:
         """Whether all work of this stream is done. Asking takes the host LAUNCH_OVERHEAD."""
+        _check_assert(self.device_index)
         return _machine.current().clock.has_passed(_end(self))
 
     def synchronize(self) -> None:
         """Let the host wait for all work of this stream."""
+        _check_assert(self.device_index)
         _machine.current().clock.wait_host(_end(self))
 
     def __enter__(self) -> "Stream":
@@ -109,6 +111,13 @@ def _next_number(clock: Clock, index: int, priority: int) -> int:
 
 def _clock_of(stream: torch.Stream) -> StreamClock:
     return _machine.current().clock.stream(stream.device_index, stream.stream_id)
+
+
+def _check_assert(index: int) -> None:
+    """Raise torch.AcceleratorError if a kernel of the device has asserted."""
+    meter = _machine.current().meters[index]
+    if meter.asserted:
+        raise meter.assert_error()
 
 
 def _end(stream: torch.Stream) -> float:
@@ -171,11 +180,15 @@ class Event(torch.Event):
 
     def query(self) -> bool:
         """Whether the event has happened. Asking takes the host LAUNCH_OVERHEAD."""
-        return self._time is None or _machine.current().clock.has_passed(self._time)
+        if self._time is None:
+            return True
+        _check_assert(self._index)
+        return _machine.current().clock.has_passed(self._time)
 
     def synchronize(self) -> None:
         """Let the host wait for the event."""
         if self._time is not None:
+            _check_assert(self._index)
             _machine.current().clock.wait_host(self._time)
 
     def elapsed_time(self, end_event: "Event") -> float:
@@ -189,6 +202,7 @@ class Event(torch.Event):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if any(event._time is None for event in events):
             raise ValueError("Both events must be recorded before calculating elapsed time.")
+        _check_assert(self._index)
         now = _machine.current().clock.now(self._index)
         if any(event._time > now for event in events):
             raise ValueError("Both events must be completed before calculating elapsed time.")

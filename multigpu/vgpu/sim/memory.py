@@ -6,6 +6,7 @@ keeps its Python object alive, and so its block.
 """
 
 import ctypes
+import os
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING
@@ -69,8 +70,29 @@ class Meter:
         self.shrunk: set[int] = set()
         # The address that the next block gets: each device has 2**52 addresses of its own.
         self.next_address = (index + 1) << 52
-        # False after vgpu.stop(), and in a forked child.
+        # False after vgpu.stop(), in a forked child, and when the host has noticed an assert.
         self.alive = True
+        # Whether a kernel has asserted (ops/device_asserts.py), and whether its launch waits.
+        self.asserted = False
+        self.launch_blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
+
+    def assert_error(self) -> torch.AcceleratorError:
+        """CUDA's error for a kernel that has asserted. From now on the device is lost."""
+        self.alive = False
+        asynchronous = (
+            "CUDA kernel errors might be asynchronously reported at some other API call, so "
+            "the stacktrace below might be incorrect.\n"
+            "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        )
+        error = torch.AcceleratorError(
+            "CUDA error: device-side assert triggered\n"
+            "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/"
+            "group__CUDART__TYPES.html for more information.\n"
+            f"{'' if self.launch_blocking else asynchronous}"
+            "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+        )
+        error.error_code = 710
+        return error
 
     @property
     def allocated(self) -> int:

@@ -10,11 +10,6 @@ from multigpu.virtual.face import driver
 from multigpu.virtual.face.devices import FACE
 
 
-def _synchronize(index: int) -> None:
-    meter = driver.meter_at(index)
-    meter.machine.clock.synchronize(meter.index)
-
-
 def _capability(index: int) -> dict[str, Any]:
     """The dtypes that a GPU computes with, as torch says for CUDA."""
     return {"supported_dtypes": set(torch.testing.get_all_dtypes())}
@@ -30,7 +25,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_accelerator_maybeExchangeDevice": driver.exchange_device,
     "_accelerator_getStream": lambda index: torch.cuda.current_stream(index),
     "_accelerator_setStream": lambda stream: torch.cuda.set_stream(stream),
-    "_accelerator_synchronizeDevice": _synchronize,
+    "_accelerator_synchronizeDevice": driver.synchronize,
     "_accelerator_isAllocatorInitialized": lambda: True,
     "_accelerator_emptyCache": lambda: None,
     "_accelerator_emptyHostCache": lambda: None,

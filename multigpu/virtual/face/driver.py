@@ -98,9 +98,14 @@ def can_access_peer(index: int, peer: int) -> bool:
     return index != peer
 
 
-def synchronize() -> None:
-    """On the simulated clock, the host waits for all work of the current device."""
-    meter = meter_at(machine.current_index())
+def synchronize(index: int | None = None) -> None:
+    """On the simulated clock, the host waits for cuda:index, by default the current GPU.
+
+    Raises torch.AcceleratorError if a kernel of the GPU has asserted.
+    """
+    meter = meter_at(machine.current_index() if index is None else index)
+    if meter.asserted:
+        raise meter.assert_error()
     meter.machine.clock.synchronize(meter.index)
 
 
@@ -182,6 +187,8 @@ def reset_accumulated_memory_stats(index: int) -> None:
 def memory_info(index: int) -> tuple[int, int]:
     """(free, total) bytes of cuda:index."""
     meter = meter_at(index)
+    if meter.asserted:
+        raise meter.assert_error()
     return meter.capacity - meter.allocated, meter.capacity
 
 

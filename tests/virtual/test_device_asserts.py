@@ -1,0 +1,282 @@
+"""A wrong index, or number, is a device-side assert: asynchronous, and then in each call."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from virtual_runs import virtual, write
+
+from multigpu import vgpu
+from multigpu.virtual import face
+
+ASSERTS = "device-side assert triggered"
+
+
+def on_gpu(*values):
+    return torch.tensor(values, device="cuda")
+
+
+def of_images(x):
+    return F.nll_loss(torch.ones(1, 2, 2, 2).cuda(), torch.full((1, 2, 2), 5).cuda())
+
+
+# (the call, the file of the assert, a part of what it says)
+CALLS = {
+    "index": (lambda x, bad: x[bad], "IndexKernel.cu:111", "-sizes[i] <= index"),
+    "index of the host": (lambda x, bad: x[torch.tensor([9])], "IndexKernel.cu", "sizes[i]"),
+    "index, negative": (lambda x, bad: x[-bad], "IndexKernel.cu", "-sizes[i] <= index"),
+    "index, set": (lambda x, bad: x.index_put_((bad,), x[0] * 2), "IndexKernel.cu", "sizes"),
+    "index, added": (
+        lambda x, bad: x.index_put_((bad,), x[0] * 2, accumulate=True),
+        "IndexKernel.cu",
+        "sizes[i]",
+    ),
+    "gather": (lambda x, bad: x.gather(0, bad), "ScatterGatherKernel.cu", "idx_dim"),
+    "scatter": (lambda x, bad: x.scatter(0, bad, x), "ScatterGatherKernel.cu", "idx_dim"),
+    "scatter_": (lambda x, bad: x.scatter_(0, bad, 1.0), "ScatterGatherKernel.cu", "idx_dim"),
+    "scatter_add": (lambda x, bad: x.scatter_add(0, bad, x), "ScatterGather", "idx_dim"),
+    "scatter_reduce": (
+        lambda x, bad: x.scatter_reduce(0, bad, x, "amax"),
+        "ScatterGatherKernel.cu",
+        "idx_dim",
+    ),
+    "index_select": (lambda x, bad: x.index_select(0, bad), "Indexing.cu:1515", "srcIndex"),
+    "columns": (lambda x, bad: x[None].index_select(1, bad), "Indexing.cu", "srcIndex"),
+    "index_add": (lambda x, bad: x.index_add(0, bad, x[:2]), "Indexing.cu", "dstIndex"),
+    "index_copy": (lambda x, bad: x.index_copy(0, bad, x[:2]), "IndexKernel.cu", "index_copy"),
+    "index_fill": (lambda x, bad: x.index_fill_(0, bad, 1.0), "IndexKernel.cu", "Index out"),
+    "take": (lambda x, bad: x.take(bad), "IndexKernel.cu", "take_put"),
+    "out": (
+        lambda x, bad: torch.index_select(x, 0, bad, out=torch.empty(0, device="cuda")),
+        "Indexing.cu",
+        "srcIndex",
+    ),
+    "embedding": (lambda x, bad: F.embedding(bad, x[:, None]), "Indexing.cu:1515", "srcIndex"),
+    "bags": (lambda x, bad: F.embedding_bag(bad[None], x[:, None]), "EmbeddingBag.cu", "num"),
+    "one_hot": (lambda x, bad: F.one_hot(bad, 3), "ScatterGatherKernel.cu", "idx_dim"),
+    "cross_entropy": (
+        lambda x, bad: F.cross_entropy(x.expand(2, 3), bad),
+        "Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d",
+        "t >= 0 && t < n_classes",
+    ),
+    "a label below zero": (
+        lambda x, bad: F.cross_entropy(x.expand(2, 3), on_gpu(0, -1)),
+        "Loss.cu",
+        "t >= 0",
+    ),
+    "images": (lambda x, bad: of_images(x), "NLLLoss2d.cu", "t >= 0 && t < n_classes"),
+    "margin": (
+        lambda x, bad: F.multi_margin_loss(x.expand(2, 3), bad),
+        "MultiMargin",
+        "target_k",
+    ),
+    "multinomial": (
+        lambda x, bad: torch.multinomial(-x, 1),
+        "TensorCompare.cu:109: _assert_async_cuda_kernel",
+        "probability tensor contains either `inf`, `nan` or element < 0",
+    ),
+    "multinomial of nan": (
+        lambda x, bad: torch.multinomial(x * float("nan"), 2, replacement=True),
+        "TensorCompare.cu",
+        "element < 0",
+    ),
+    "multinomial of zeros": (
+        lambda x, bad: torch.multinomial(x * 0, 1),
+        "TensorCompare.cu",
+        "sum of probabilities <= 0",
+    ),
+    "bernoulli": (lambda x, bad: torch.bernoulli(x * 2), "DistributionBernoulli.cu", "<= 1"),
+    "binary_cross_entropy": (
+        lambda x, bad: F.binary_cross_entropy(x * 2, x),
+        "Loss.cu:90",
+        "input_val >= zero && input_val <= one",
+    ),
+    "_assert_async": (lambda x, bad: torch._assert_async(x[0] - 1), "TensorCompare", "input"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_call_returns_and_the_next_wait_raises(fresh_cuda, capfd, name):
+    call, file, condition = CALLS[name]
+    x = torch.ones(3, device="cuda")
+    bad = on_gpu(0, 9)
+    out = call(x, bad)
+    line = capfd.readouterr().err
+    assert f"native/cuda/{file}" in line and condition in line and line.endswith("failed.\n")
+    assert "block: [0,0,0], thread: [0,0,0] Assertion `" in line
+    if out is not None:
+        # The device does not know yet either, so the host launches more.
+        (out + 1).sum()
+    with pytest.raises(torch.AcceleratorError, match=ASSERTS):
+        torch.cuda.synchronize()
+    with pytest.raises(torch.AcceleratorError, match=ASSERTS):
+        x + 1
+
+
+def test_shapes_and_dtypes_are_right(fresh_cuda):
+    x = torch.ones(3, 4, device="cuda")
+    bad = on_gpu(0, 9)
+    assert x[bad].shape == (2, 4) and x[:, bad].dtype == torch.float32
+    assert F.one_hot(bad, 3).shape == (2, 3)
+    assert torch.multinomial(-x, 2).dtype == torch.int64
+    assert x.index_add_(0, bad, x[:2] * 2) is x
+
+
+WAITS = {
+    "item": lambda x, y: y.sum().item(),
+    "float": lambda x, y: float(y[0]),
+    "bool": lambda x, y: bool(y[0] > 0),
+    "another tensor": lambda x, y: x.tolist(),
+    "cpu": lambda x, y: y.cpu(),
+    "to": lambda x, y: y.to("cuda:1"),
+    "numpy": lambda x, y: y.numpy(force=True),
+    "print": lambda x, y: str(y),
+    "format": lambda x, y: f"{y[0]}",
+    "from the host": lambda x, y: torch.ones(2).cuda(),
+    "torch.tensor": lambda x, y: torch.tensor([1], device="cuda"),
+    "nonzero": lambda x, y: y.nonzero(),
+    "a mask": lambda x, y: x[x > 0],
+    "equal": lambda x, y: torch.equal(y, y),
+    "synchronize": lambda x, y: torch.cuda.synchronize(),
+    "accelerator": lambda x, y: torch.accelerator.synchronize(),
+    "stream": lambda x, y: torch.cuda.current_stream().synchronize(),
+    "query": lambda x, y: torch.cuda.current_stream().query(),
+    "event": lambda x, y: torch.cuda.current_stream().record_event().synchronize(),
+    "save": lambda x, y: torch.save(x, "/dev/null"),
+    "mem_get_info": lambda x, y: torch.cuda.mem_get_info(),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_what_waits_raises_and_raises_again(fresh_cuda, name):
+    x = torch.ones(3, device="cuda")
+    y = x[on_gpu(9, 0)]
+    for _ in range(2):
+        with pytest.raises(torch.AcceleratorError, match=ASSERTS) as error:
+            WAITS[name](x, y)
+    assert error.value.error_code == 710
+
+
+def test_each_later_call_raises_with_cudas_text(fresh_cuda):
+    x = torch.ones(3, device="cuda")
+    y = x[on_gpu(9)]
+    with pytest.raises(torch.AcceleratorError) as error:
+        y.item()
+    assert str(error.value) == (
+        "CUDA error: device-side assert triggered\n"
+        "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api/"
+        "group__CUDART__TYPES.html for more information.\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the "
+        "stacktrace below might be incorrect.\n"
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+    later = [
+        lambda: x * 2,
+        lambda: torch.zeros(2, device="cuda"),
+        lambda: torch.randn(2, device="cuda"),
+        lambda: torch.full_like(x, 2),
+        lambda: x.add_(1),
+        lambda: torch.cuda.synchronize(),
+    ]
+    for call in later:
+        with pytest.raises(torch.AcceleratorError, match=ASSERTS):
+            call()
+    # The driver has no part in these, and the other GPU is well.
+    assert x.view(3, 1).shape == (3, 1) and torch.cuda.memory_allocated() > 0
+    assert (torch.ones(2, device="cuda:1") + 1).tolist() == [2.0, 2.0]
+
+
+def test_backward_of_a_wrong_index_touches_no_memory_of_the_host(fresh_cuda):
+    weight = torch.ones(3, 2, device="cuda", requires_grad=True)
+    bags = F.embedding_bag(on_gpu(0, 10**9)[None], weight, mode="sum", scale_grad_by_freq=True)
+    bags.sum().backward()
+    torch.optim.SGD([weight], 0.1).step()
+    with pytest.raises(torch.AcceleratorError, match=ASSERTS):
+        weight.grad.cpu()
+
+
+ERRORS_OF_THE_HOST = {
+    "a dimension": (lambda x: x.index_select(3, on_gpu(0)), IndexError),
+    "select": (lambda x: x[9], IndexError),
+    "too many indices": (lambda x: x[on_gpu(0), on_gpu(0)], IndexError),
+    "a dimension of index_copy": (lambda x: x.index_copy(2, on_gpu(0), x[:1]), IndexError),
+    "dtypes": (lambda x: x.scatter_add(0, on_gpu(0), x[:1].double()), RuntimeError),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS_OF_THE_HOST)
+def test_what_the_host_finds_is_no_assert(fresh_cuda, name):
+    call, kind = ERRORS_OF_THE_HOST[name]
+    x = torch.ones(3, device="cuda")
+    with pytest.raises(kind) as error:
+        call(x)
+    assert ASSERTS not in str(error.value) and (x + 1).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_with_launch_blocking_the_call_itself_raises(monkeypatch, capfd):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    face.put_on()
+    try:
+        x = torch.ones(3, device="cuda")
+        with pytest.raises(torch.AcceleratorError) as error:
+            F.cross_entropy(x.expand(2, 3), on_gpu(0, 3))
+        assert "LAUNCH_BLOCKING" not in str(error.value) and ASSERTS in str(error.value)
+        assert "Loss.cu:245" in capfd.readouterr().err
+        with pytest.raises(torch.AcceleratorError, match=ASSERTS):
+            torch.ones(2).cuda()
+    finally:
+        face.take_off()
+
+
+def test_by_the_name_vgpu_the_error_is_the_cpus():
+    (device,) = vgpu.start(1)
+    try:
+        x = torch.ones(3, device=device)
+        for call in (
+            lambda: x[torch.tensor([9], device=device)],
+            lambda: x.gather(0, torch.tensor([9], device=device)),
+            lambda: torch.multinomial(-x, 1),
+        ):
+            with pytest.raises((IndexError, RuntimeError)) as error:
+                call()
+            assert not isinstance(error.value, torch.AcceleratorError)
+        assert (x + 1).tolist() == [2.0, 2.0, 2.0]
+    finally:
+        vgpu.stop()
+
+
+LOCAL = ("torchrun", "--standalone", "--local-addr=127.0.0.1")
+RANKS = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+x = torch.ones(3, device="cuda")
+dist.all_reduce(x)
+y = x[torch.tensor([9 * rank], device="cuda")]
+try:
+    print(f"rank {rank} has {y.item()}", flush=True)
+except torch.AcceleratorError as error:
+    print(f"rank {rank}: {str(error).splitlines()[0]}", flush=True)
+"""
+
+
+def test_the_assert_of_a_rank_leaves_the_others_alone(tmp_path):
+    """The run also ends with a report, for which no host waits."""
+    script = write(tmp_path, RANKS)
+    done = virtual(tmp_path, "--gpus", 2, *LOCAL, "--nproc-per-node=2", script)
+    assert done.returncode == 0, done.stdout
+    assert "rank 0 has 2.0" in done.stdout
+    assert f"rank 1: CUDA error: {ASSERTS}" in done.stdout
+    assert "rank 1, cuda:1" in done.stdout
+
+
+def test_a_rank_with_an_assert_does_not_send_its_numbers(tmp_path):
+    """The collective that follows raises, and the launcher ends the other rank."""
+    program = RANKS.partition("try:")[0] + "dist.all_reduce(y if rank else x[:1])\n"
+    done = virtual(
+        tmp_path, "--gpus", 2, *LOCAL, "--nproc-per-node=2", write(tmp_path, program)
+    )
+    assert done.returncode == 1 and ASSERTS in done.stdout
+    assert 'program.py", line 10' in done.stdout
