@@ -223,6 +223,78 @@ def test_the_argument_on_another_device_is_named(two, call, argument, place, oth
         call(x, w)
 
 
+def attention(x: torch.Tensor, w: torch.Tensor, **mask: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(x[None, None], w[None, None], w[None, None], **mask)
+
+
+SAME_TYPE = (
+    "Expected query, key, and value to have the same device type, but got query.device: "
+)
+EFFICIENT = "wrapper_VGPU___scaled_dot_product_efficient_attention"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (attention, SAME_TYPE + "vgpu:0 key.device: {1} and value.device: {1} instead."),
+        (
+            lambda x, w: attention(x, x, attn_mask=w > 0),
+            MISMATCH + ", but got attn_bias is on {1}, different from other tensors on vgpu:0 "
+            "(when checking argument in method " + EFFICIENT + ")",
+        ),
+        (
+            lambda x, w: x.masked_fill(w > 0, 0.0),
+            "expected self and mask to be on the same device, but got mask on {1} and self on "
+            "vgpu:0",
+        ),
+        (
+            lambda x, w: w.masked_fill_(x > 0, 0.0),
+            "expected self and mask to be on the same device, but got mask on vgpu:0 and self "
+            "on {1}",
+        ),
+        (
+            lambda x, w: torch.cholesky_solve(w, x),
+            "Expected b and A to be on the same device, but found b on {1} and A on vgpu:0 "
+            "instead.",
+        ),
+        (torch.allclose, TWO_DEVICES.format("vgpu:0", "{1}")),
+        (
+            torch.equal,
+            MISMATCH + ", but got other is on {1}, different from other tensors on vgpu:0 "
+            "(when checking argument in method wrapper_VGPU__equal)",
+        ),
+    ],
+)
+def test_sentences_of_one_operation_for_two_devices(two, call, words):
+    """PyTorch 2.13's source: attention.cpp, cuda/Indexing.cu, LinearAlgebraUtils.h."""
+    for place in (two[1], torch.device("cpu")):
+        x, w = torch.ones(3, 3, device=two[0]), torch.ones(3, 3, device=place)
+        expected = re.escape(words.format(two[0], place))
+        with pytest.raises(RuntimeError, match=f"^{expected}$"):
+            call(x, w)
+
+
+def test_sentences_for_two_gpus(two):
+    images = torch.ones(1, 1, 4, 4, device=two[0])
+    near, apart = (torch.ones(1, 1, 2, 2, device=device) for device in two)
+    words = "but got weight is on vgpu:1, different from other tensors on vgpu:0"
+    for convolve, kernel in (
+        (F.conv2d, "_cudnn_convolution"),
+        (F.conv_transpose2d, "_cudnn_convolution_transpose"),
+    ):
+        with pytest.raises(RuntimeError, match=rf"{words} .*wrapper_VGPU_{kernel}\)$"):
+            convolve(images, apart)
+        with pytest.raises(RuntimeError, match="^" + TWO_DEVICES.format(*two)):
+            convolve(images, near, torch.ones(1, device=two[1]))
+    with pytest.raises(RuntimeError, match=r"^indices should be either on cpu or on"):
+        images[torch.zeros(1, dtype=torch.long, device=two[1])]
+    lengths = torch.ones(4, dtype=torch.long, device=two[1])
+    with pytest.raises(RuntimeError, match=r"got 1D vgpu:1 Long tensor$"):
+        torch.nn.utils.rnn.pack_padded_sequence(images[0], lengths)
+    with pytest.raises(RuntimeError, match=r"^masked_fill_: Expected inputs"):
+        torch.ones(2).masked_fill(torch.ones(2) > 0, torch.ones((), device=two[0]))
+
+
 def test_what_cuda_allows_across_devices(two):
     x = torch.arange(4.0, device=two[0])
     assert (x * torch.tensor(2.0)).tolist() == [0, 2, 4, 6], "a number of the host"

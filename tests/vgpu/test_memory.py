@@ -353,3 +353,35 @@ def test_a_kernel_that_the_host_has_no_memory_for(two):
     x = torch.ones(1_000_000, device=two[0])
     with pytest.raises(torch.OutOfMemoryError):
         x[:, None] * x[None, :]
+
+
+@pytest.mark.parametrize(
+    ("operation", "times"),
+    [(torch.softmax, 2), (torch.log_softmax, 1)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_backward_of_softmax_has_a_temporary(small, operation, times, dtype):
+    """As on an H100: benchmarks/gpu."""
+    first, _ = small
+    x = torch.zeros(256, 1024, device=first, dtype=dtype, requires_grad=True)
+    out = operation(x, 1)
+    gradient = torch.ones_like(out)
+    before = allocated(first)
+    torch.vgpu.reset_peak_memory_stats(first)
+    out.backward(gradient)
+    assert torch.vgpu.max_memory_allocated(first) - before == times * x.nbytes
+    assert allocated(first) - before == x.nbytes
+    large = torch.zeros(18 * MIB // 4, device=first, requires_grad=True)
+    out = operation(large, 0)
+    if times == 2:
+        with pytest.raises(torch.OutOfMemoryError):
+            out.backward(out.detach())
+    else:
+        out.backward(out.detach())
+
+
+def test_tensors_alone_count_where_devices_are_called_vgpu(small):
+    first, _ = small
+    x = torch.ones(64, 64, device=first)
+    product = x @ x
+    assert allocated(first) == x.nbytes + product.nbytes

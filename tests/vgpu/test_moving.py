@@ -5,8 +5,10 @@ import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
 from multigpu import vgpu
@@ -218,3 +220,37 @@ def test_a_lazy_module_goes_to_another_dtype_and_back_to_the_host(two):
     assert model.bias.device.type == "cpu"
     model(torch.ones(1, 3, dtype=torch.half))
     assert type(model.weight) is nn.Parameter
+
+
+def test_what_the_reducer_holds_of_a_module_has_no_memory_after_a_move(two, no_process_group):
+    """On CUDA the reducer's tensors move too, and only its buckets stay."""
+    dist.init_process_group("vgpu", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.Linear(512, 512, bias=False).to(two[0])
+    ddp = DistributedDataParallel(model)
+    assert torch.vgpu.memory_allocated() == 2 * 2**20
+    model.to("cpu")
+    assert torch.vgpu.memory_allocated() == 2**20 and ddp.module is model
+    model.to(two[1])
+    ddp.to(two[0])
+    assert [torch.vgpu.memory_allocated(device) for device in two] == [2 * 2**20, 0]
+    ddp(torch.ones(1, 512, device=two[0])).sum().backward()
+    assert torch.vgpu.memory_allocated() == 3 * 2**20
+
+
+def test_a_graph_sees_where_a_saved_tensor_is_now(two):
+    """As on CUDA, where the graph and the module hold the same tensor."""
+    scale = nn.ParameterList([nn.Parameter(torch.ones(300), requires_grad=False)]).to(two[0])
+    rows = torch.ones(300, device=two[0], requires_grad=True)
+    out = rows * scale[0]
+    before = torch.vgpu.memory_allocated()
+    scale.cpu()
+    assert torch.vgpu.memory_allocated() == before - 1536
+    with pytest.raises(RuntimeError, match="two devices, vgpu:0 and cpu!"):
+        out.sum().backward()
+
+    out = rows * scale.to(two[0])[0]
+    scale.cpu()
+    scale[0].mul_(3)
+    scale.to(two[0])
+    out.sum().backward()
+    assert rows.grad.tolist() == [3.0] * 300

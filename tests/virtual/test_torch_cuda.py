@@ -7,6 +7,7 @@ import torch
 from torch.nn.parallel import comm
 
 from multigpu.errors import UserError
+from multigpu.vgpu.sim.workspace import workspace_bytes
 
 MIB = 2**20
 
@@ -270,3 +271,41 @@ def test_what_a_virtual_gpu_has_one_of(cuda):
     torch.backends.cuda.cufft_plan_cache[0].max_size = 16
     torch.backends.cuda.cufft_plan_cache.clear()
     assert torch.cuda.cudart().cudaHostRegister(0, 16, 0) == 0
+
+
+def test_cublas_takes_a_workspace_for_each_thread_and_stream(cuda, monkeypatch):
+    """As an H100 does: benchmarks/gpu. A V100's is smaller."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch._C._cuda_clearCublasWorkspaces()
+    workspace = 8_519_680
+    assert torch._C._cuda_getCublasWorkspaceSize() == workspace
+    weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+    images = torch.ones(1, 1, 8, 8, device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.nn.functional.conv2d(images, images)
+    assert torch.cuda.memory_allocated() == before, "cuDNN's are not kept"
+    out = (weight @ weight).sum()
+    kept = torch.cuda.memory_allocated() - before
+    assert workspace < kept < workspace + 20 * 2**10
+    out.backward()
+    kept = torch.cuda.memory_allocated() - before
+    assert 2 * workspace < kept < 2 * workspace + 40 * 2**10
+    for _ in range(2):
+        (weight @ weight).sum().backward()
+        assert torch.cuda.memory_allocated() - before == kept
+    with torch.cuda.stream(torch.cuda.Stream()):
+        (weight @ weight).detach_()
+    assert torch.cuda.memory_allocated() - before == kept + workspace
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() - before == kept - 2 * workspace
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    weight.detach() @ weight.detach()
+    assert torch.cuda.memory_allocated() - before == kept - 2 * workspace + 128 * 2**10
+
+
+def test_the_size_of_a_workspace_is_that_of_the_gpu(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    sizes = [workspace_bytes((major, 0)) for major in (7, 8, 9, 10)]
+    assert sizes == [8_519_680, 8_519_680, 33_554_432, 33_554_432]
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
+    assert workspace_bytes((9, 0)) == 8_519_680

@@ -8,6 +8,7 @@ one fused kernel, which stands for all the fused kernels of a GPU.
 import torch
 from torch.nn.attention import SDPBackend
 
+from multigpu.vgpu.ops.errors import check_attention
 from multigpu.vgpu.ops.op_info import Handler, Kernel
 from multigpu.vgpu.ops.tensor import VirtualTensor
 
@@ -32,8 +33,10 @@ def attention(
 ) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention, with the CPU's choice of kernel.
 
-    Raises CUDA's RuntimeError if `sdpa_kernel` allows only kernels that do not take the call.
+    Raises CUDA's RuntimeError for tensors of two devices, and if `sdpa_kernel` allows only
+    kernels that do not take the call.
     """
+    check_attention(query, key, value, attn_mask)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
         attn_mask = zeros.masked_fill(~attn_mask, -torch.inf)
@@ -48,7 +51,6 @@ def attention(
         return aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
         )[0]
-    # This kernel also raises the error for tensors of two devices.
     return aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]

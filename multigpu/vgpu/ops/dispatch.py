@@ -27,6 +27,7 @@ from multigpu.vgpu.ops.resizing import detach_payloads, snapshot, update_wrapper
 from multigpu.vgpu.ops.shapes import payload_device, shapes_only
 from multigpu.vgpu.ops.tensor import VirtualTensor, storage_id, wrap, wrap_new, wrap_view
 from multigpu.vgpu.sim import names
+from multigpu.vgpu.sim.host_thread import NO_BACKWARD
 from multigpu.vgpu.sim.machine import current
 from multigpu.vgpu.sim.memory import Block, Meter
 
@@ -37,6 +38,7 @@ STRIDED = torch.strided
 is_inference_mode_enabled = torch.is_inference_mode_enabled
 MASK_TYPES = (torch.bool, torch.uint8)
 DETACH = aten.detach.default
+_graph_task = torch._C._current_graph_task_id
 # Arguments of these types are passed to the kernel unchanged.
 PLAIN_TYPES = repeats.SETTINGS | {torch.Size}
 # A cache for the life of the process, because the operations' schemas do not change. The keys
@@ -150,6 +152,12 @@ def execute(
         )
     else:
         result = out
+    if info.uses_cublas and meter.has_workspaces:
+        # As on CUDA, after the result. The main thread's stream stands for another thread's.
+        stream = clock.main_thread.streams[meter.index].number
+        workspace = (_graph_task() != NO_BACKWARD, stream)
+        if workspace not in meter.workspaces:
+            meter.add_workspace(workspace)
     # The host alone makes a view, and an empty tensor. The device has work only if a kernel
     # writes new or existing memory.
     if not info.empty and (allocations_before != meter.num_allocations or info.writes):
@@ -268,6 +276,8 @@ def _run_special(
         if info.resizes:
             for tensor in tensors:
                 update_wrapper(tensor, tensors)
+        if info.temporary:
+            meter.use_briefly(payloads[0].nbytes + out.nbytes)
     except NotImplementedError as error:
         raise unsupported_error(info, error) from None
     except (IndexError, RuntimeError) as error:

@@ -4,7 +4,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -87,20 +87,23 @@ def device_mismatch_error(
 ) -> RuntimeError:
     """CUDA's error for tensors of two devices in one operation.
 
-    Pointwise operations and others of TensorIterator name the two devices. For the rest, the
-    message names the first argument whose device is not that of the argument
-    before it, as PyTorch does since version 2.9; what has no argument of two devices (out=,
-    lists) is on the `second`.
+    Some operations have a sentence of their own. Those that PyTorch's dispatcher does not
+    check leave it to TensorIterator, which names the two devices. For the rest, the message
+    names the first argument whose device is not that of the argument before it, as PyTorch
+    does since version 2.9; what has no argument of two devices (out=, lists) is on the
+    `second`.
     """
-    if func.overloadpacket is aten.convolution and first.type != second.type:
-        return _convolution_error(args)
+    own = OWN_SENTENCES.get(func.overloadpacket)
+    if own is not None and (sentence := own(args)):
+        return RuntimeError(sentence)
     declared = _declaration(func.overloadpacket.__name__, func._schema.overload_name)
-    if info.pointwise or "TensorIterator" in declared:
+    unchecked = "NoCheck" in declared or (info.pointwise and not declared)
+    if unchecked or func.overloadpacket in OF_TENSOR_ITERATOR or _is_bias_apart(func, args):
         return RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, "
             f"{first} and {second}!"
         )
-    kernel, arguments = _cuda_kernel(func)
+    kernel, arguments = _cuda_kernel(func, args)
     common, wrong, place = first, "out", second
     devices = list(_devices(arguments, args))
     for name, device in devices:
@@ -122,6 +125,10 @@ def _devices(arguments: Sequence[str], args: tuple) -> Iterator[tuple[str, torch
                 yield name, one.device
 
 
+# These call operations of TensorIterator, such as x == y.
+OF_TENSOR_ITERATOR = {aten.allclose, aten.ldexp, aten.ldexp_}
+# The arguments of cuDNN's convolution, which leaves out the bias.
+CONVOLVED = ("self", "weight")
 # What these operations call on CUDA, and its tensors.
 CALLS = {
     aten.embedding: ("_index_select", ("self", "index")),
@@ -129,8 +136,10 @@ CALLS = {
 }
 
 
-def _cuda_kernel(func: torch._ops.OpOverload) -> tuple[str, Sequence[str]]:
+def _cuda_kernel(func: torch._ops.OpOverload, args: tuple) -> tuple[str, Sequence[str]]:
     """The name of CUDA's kernel as error messages have it, and its arguments' names."""
+    if func.overloadpacket is aten.convolution:
+        return "_cudnn_convolution_transpose" if args[6] else "_cudnn_convolution", CONVOLVED
     if func.overloadpacket in CALLS:
         return CALLS[func.overloadpacket]
     arguments = func._schema.arguments
@@ -153,12 +162,76 @@ def _declaration(name: str, overload: str) -> str:
     return found.group(0) if found else ""
 
 
-def _convolution_error(args: tuple) -> RuntimeError:
-    """CUDA's error for a convolution of tensors of the host and of a GPU."""
+def _convolution_sentence(args: tuple) -> str | None:
+    """CUDA's sentence for a convolution of tensors of the host and of a GPU."""
     images, weight, bias = args[:3]
     if weight.device.type != images.device.type:
-        return convolution_type_error(images.type(), "weight", weight.type())
-    return convolution_type_error(images.type(), "bias", bias.type())
+        return _type_sentence(images.type(), "weight", weight.type())
+    if bias is not None and bias.device.type != images.device.type:
+        return _type_sentence(images.type(), "bias", bias.type())
+    return None
+
+
+def _is_bias_apart(func: torch._ops.OpOverload, args: tuple) -> bool:
+    """Whether only a convolution's bias is on another GPU: CUDA adds it after the product."""
+    return func.overloadpacket is aten.convolution and args[0].device == args[1].device
+
+
+def _masked_fill_sentence(args: tuple) -> str | None:
+    tensor, mask = args[:2]
+    if mask.device != tensor.device:
+        return (
+            f"expected self and mask to be on the same device, but got mask on {mask.device} "
+            f"and self on {tensor.device}"
+        )
+    # The value is on a GPU.
+    return "masked_fill_: Expected inputs to be on same device" if tensor.is_cpu else None
+
+
+def _index_sentence(args: tuple) -> str:
+    return (
+        f"indices should be either on cpu or on the same device as the indexed tensor "
+        f"({args[0].device})"
+    )
+
+
+def _cholesky_solve_sentence(args: tuple) -> str:
+    return (
+        f"Expected b and A to be on the same device, but found b on {args[0].device} and A on "
+        f"{args[1].device} instead."
+    )
+
+
+# CUDA's own sentences, from the arguments of the operation; None for the common one.
+OWN_SENTENCES: dict[torch._ops.OpOverloadPacket, Callable[[tuple], str | None]] = {
+    aten.convolution: _convolution_sentence,
+    aten.masked_fill: _masked_fill_sentence,
+    aten.masked_fill_: _masked_fill_sentence,
+    aten.index: _index_sentence,
+    aten.cholesky_solve: _cholesky_solve_sentence,
+}
+
+
+def check_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    """Raise CUDA's RuntimeError for an attention's tensors on two devices.
+
+    CUDA's kernel that takes a mask is the memory-efficient one, for tensors of four
+    dimensions. Other kernels compute with torch's operations, which raise the error.
+    """
+    device = query.device
+    if key.device != device or value.device != device:
+        raise RuntimeError(
+            f"Expected query, key, and value to have the same device type, but got "
+            f"query.device: {device} key.device: {key.device} and value.device: "
+            f"{value.device} instead."
+        )
+    if mask is not None and mask.device != device and not query.is_cpu and query.dim() == 4:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but got attn_bias is on "
+            f"{mask.device}, different from other tensors on {device} (when checking argument "
+            f"in method wrapper_{names.shown_type().upper()}__"
+            f"_scaled_dot_product_efficient_attention)"
+        )
 
 
 def convolution_type_error(images: str, name: str, other: str) -> RuntimeError:
@@ -166,11 +239,15 @@ def convolution_type_error(images: str, name: str, other: str) -> RuntimeError:
 
     `images` and `other` are types such as "torch.vgpu.FloatTensor".
     """
+    return RuntimeError(_type_sentence(images, name, other))
+
+
+def _type_sentence(images: str, name: str, other: str) -> str:
     text = f"Input type ({images}) and {name} type ({other}) should be the same"
     if images.count(".") == 1:
         # The images are on the CPU, whose kernel also takes MKLDNN's tensors.
         text += f" or input should be a MKLDNN tensor and {name} is a dense tensor"
-    return RuntimeError(text)
+    return text
 
 
 def on_vgpu(payload: Tensor) -> str:
@@ -201,10 +278,7 @@ def check_host_tensors(
             raise device_mismatch_error(info, func, args, device, out.device)
     if func.overloadpacket in INDEXING:
         if not isinstance(args[0], VirtualTensor):
-            raise RuntimeError(
-                f"indices should be either on {args[0].device} or on the same device as the "
-                f"indexed tensor ({args[0].device})"
-            )
+            raise RuntimeError(_index_sentence(args))
         values = args[2] if len(args) > 2 else None
         if _is_in(values, host_tensors) and values.dim() > 0:
             raise device_mismatch_error(info, func, args, device, values.device)

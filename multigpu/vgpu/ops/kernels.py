@@ -124,9 +124,10 @@ def pack(func: OpOverload, args: tuple, kwargs: dict) -> tuple[Tensor, Tensor]:
     """
     rows, lengths, _ = args
     if type(rows) is not VirtualTensor or type(lengths) is VirtualTensor:
+        scalar_type = lengths.type().rpartition(".")[2].removesuffix("Tensor")
         raise RuntimeError(
-            f"'lengths' argument should be a 1D CPU int64 tensor, but got a tensor on "
-            f"{lengths.device}"
+            f"'lengths' argument should be a 1D CPU int64 tensor, but got {lengths.dim()}D "
+            f"{lengths.device} {scalar_type} tensor"
         )
     meter = rows._block.meter
     if not meter.alive:

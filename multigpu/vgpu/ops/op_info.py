@@ -7,6 +7,7 @@ import torch
 
 from multigpu.vgpu.ops import nondeterministic
 from multigpu.vgpu.sim import names
+from multigpu.vgpu.sim.workspace import USERS
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
@@ -23,6 +24,8 @@ INDEXING = {
 }
 # The lengths of packed sequences must be on the host.
 TAKES_HOST_TENSORS = INDEXING | {aten._pack_padded_sequence_backward}
+# CUDA's kernels compute grad · output first (aten/src/ATen/native/cuda/SoftMax.cu).
+TEMPORARIES = (aten._softmax_backward_data,)
 # These accept a host tensor without dimensions as a number, as all pointwise operations do.
 TAKES_HOST_NUMBERS = {
     aten.fill,
@@ -65,7 +68,10 @@ class OpInfo:
     resizes             it may change the shape or the storage of an argument
     writes              it writes an argument's elements
     empty               it allocates memory without writing it
-    special             host_waits, random, resizes or takes_host_tensors holds: the slow path
+    temporary           on CUDA the kernel needs a tensor of its first argument's size
+    special             the slow path: host_waits, random, resizes, takes_host_tensors or
+                        temporary holds
+    uses_cublas         it is a matrix product; see sim/workspace.py
     repeats             on shapes alone, the same arguments give the same results: repeats.py
     """
 
@@ -86,6 +92,8 @@ class OpInfo:
         "special",
         "takes_host_numbers",
         "takes_host_tensors",
+        "temporary",
+        "uses_cublas",
         "writes",
     )
 
@@ -130,9 +138,15 @@ class OpInfo:
         self.resizes = self.mutable and (reshapes or bool(self.out_names))
         self.writes = self.mutable and not reshapes
         self.empty = self.name.startswith(("empty", "new_empty"))
+        self.temporary = packet in TEMPORARIES
         self.special = (
-            self.host_waits or self.random or self.resizes or self.takes_host_tensors
+            self.host_waits
+            or self.random
+            or self.resizes
+            or self.takes_host_tensors
+            or self.temporary
         )
+        self.uses_cublas = packet in USERS
         # A kernel of another namespace can be a program's own, and do anything.
         self.repeats = func.namespace == "aten" and not (
             self.host_waits or self.random or reshapes or self.foreach or alerts

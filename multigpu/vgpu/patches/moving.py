@@ -5,14 +5,19 @@ This needs two tensors of the same class. Tensors of the host and of a virtual G
 different classes, so torch would make new parameters, but tied layers and optimizers would
 keep the old ones. To avoid this, `move_in_place` swaps the two C++ tensors that the Python
 objects hold. The attributes and hooks that a program has set on the parameter stay.
+
+On CUDA what torch's C++ code holds, such as DDP's reducer or the graph of a forward pass, is
+the same tensor and moves too. Here it keeps the C++ tensor of the old device, which gives up
+its memory and stands for the parameter from then on: see MovedTensor.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map_only
 
 from multigpu.vgpu.ops.tensor import INTERNAL, VirtualTensor
 from multigpu.vgpu.ops.unknown_tensor import UnknownTensor
@@ -55,12 +60,37 @@ def move_in_place(parameter: torch.Tensor, moved: torch.Tensor) -> None:
     vars(moved).update(old)
     parameter.__class__, moved.__class__ = moved.__class__, parameter.__class__
     torch._C._swap_tensor_impl(parameter, moved)
+    if type(moved) is VirtualTensor:
+        _pop_internal(moved)
+        moved.__class__ = MovedTensor
+        moved._now = parameter
 
     # Assigning the hooks registers them again, with the tensor that the parameter now holds.
     if backward_hooks:
         parameter._backward_hooks = backward_hooks
     if accumulate_hooks:
         parameter._post_accumulate_grad_hooks = accumulate_hooks
+
+
+class MovedTensor(VirtualTensor):
+    """What C++ code still holds of a tensor that has left a virtual GPU. It has no memory.
+
+    Each operation computes with `_now`, the Python object that has moved. So a backward pass
+    through a weight that has moved to the host raises CUDA's error of two devices.
+    """
+
+    _now: torch.Tensor
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ) -> Any:
+        args, kwargs = tree_map_only(cls, lambda old: old._now.detach(), (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _own_class(tensor: torch.Tensor) -> type | None:

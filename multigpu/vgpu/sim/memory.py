@@ -16,6 +16,7 @@ import torch
 from multigpu.launch.room import available_memory
 from multigpu.vgpu.sim import names
 from multigpu.vgpu.sim.presets import format_bytes
+from multigpu.vgpu.sim.workspace import workspace_bytes
 
 if TYPE_CHECKING:
     from multigpu.vgpu.sim.machine import Machine
@@ -68,6 +69,10 @@ class Meter:
         # The ids of the blocks whose storages a program has made smaller, as FSDP does. Some
         # can be of blocks that no longer exist.
         self.shrunk: set[int] = set()
+        # cuBLAS's workspaces, by (whether in backward, the stream's number); see workspace.py.
+        # Backward stands for autograd's thread.
+        self.has_workspaces = names.shown_type() != names.INNER
+        self.workspaces: dict[tuple[bool, int], Block] = {}
         # The address that the next block gets: each device has 2**52 addresses of its own.
         self.next_address = (index + 1) << 52
         # False after vgpu.stop(), in a forked child, and when the host has noticed an assert.
@@ -141,6 +146,17 @@ class Meter:
         allocation.nbytes = nbytes
         self._allocations.add(allocation)
         return allocation
+
+    def add_workspace(self, key: tuple[bool, int]) -> None:
+        """Allocate a workspace of cuBLAS. Raises torch.OutOfMemoryError if it does not fit."""
+        self.workspaces[key] = Block(self, -1, workspace_bytes(self.machine.gpu.capability))
+
+    def use_briefly(self, nbytes: int) -> None:
+        """Allocate `nbytes` bytes and free them: what a kernel needs while it runs."""
+        nbytes = -(-nbytes // UNIT) * UNIT
+        self.reserve(nbytes)
+        self._allocated -= nbytes
+        self._freed_bytes += nbytes
 
     def _collect_freed(self) -> None:
         while self._freed:

@@ -14,6 +14,7 @@ import torch
 from multigpu.vgpu.patches.replacing import Replacement, Row
 from multigpu.vgpu.sim import machine, names
 from multigpu.vgpu.sim.memory import LARGE_POOL, Meter
+from multigpu.vgpu.sim.workspace import workspace_bytes
 from multigpu.virtual.face.properties import properties_of
 
 # The architectures for which torch's kernels are built: those of all presets.
@@ -236,6 +237,17 @@ def memory_snapshot(*arguments: Any) -> dict[str, Any]:
     return {"segments": segments, "device_traces": traces, "allocator_settings": {}}
 
 
+def clear_workspaces() -> None:
+    """Free cuBLAS's workspaces: the next matrix product allocates one again."""
+    for meter in machine.current().meters:
+        meter.workspaces.clear()
+
+
+def workspace_size() -> int:
+    """The bytes of one workspace of cuBLAS."""
+    return workspace_bytes(machine.current().gpu.capability)
+
+
 def _nothing(*arguments: Any, **more: Any) -> None:
     """Does nothing, because a virtual GPU has no cache and no handles."""
 
@@ -278,8 +290,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_cudaCachingAllocator_enable": _nothing,
     "_cuda_cudaCachingAllocator_is_enabled": _always(False),
     "_cuda_isCurrentStreamCapturing": _always(False),
-    "_cuda_clearCublasWorkspaces": _nothing,
-    "_cuda_getCublasWorkspaceSize": _always(0),
+    "_cuda_clearCublasWorkspaces": clear_workspaces,
+    "_cuda_getCublasWorkspaceSize": workspace_size,
     "_cuda_setCublasWorkspaceSize": _nothing,
     "_cuda_getCublasLtWorkspaceSize": _always(0),
     "_cuda_setCublasLtWorkspaceSize": _nothing,
