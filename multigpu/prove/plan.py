@@ -57,6 +57,11 @@ class Plan:
     against: int = 1
     words: tuple[str, ...] = ()
 
+    @property
+    def may_have_ranks(self) -> bool:
+        """Whether the reference can have several ranks that meet at a port of their own."""
+        return self.given or self.against > 1 or self.ranks is None
+
 
 def make(
     words: Sequence[str],
@@ -67,6 +72,9 @@ def make(
 ) -> Plan:
     """The plan for a command. Raises UserError for what cannot be compared."""
     words = list(words)
+    script = next((word for word in words if word.endswith(".py")), None)
+    if script and not script.startswith("-") and not Path(script).exists():
+        raise UserError(f"there is no script {script}: give the path of one.")
     launched = _processes(words)
     ranks = int(launched.value) if launched and launched.value.isdigit() else None
     if gpus is not None and not 1 <= gpus <= 128:

@@ -3,7 +3,7 @@
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +24,7 @@ from multigpu.prove.plan import Plan
 from multigpu.prove.processes import Run
 from multigpu.prove.record import ENDED_PREFIX, FAILED_PREFIX, RankRecord, Step
 from multigpu.prove.settings import Order, Settings
+from multigpu.virtual.command import command_line
 
 Verdict = Literal["holds", "fails", "unknown"]
 EXIT_CODES: dict[Verdict, int] = {"holds": 0, "fails": 1, "unknown": 2}
@@ -179,6 +180,7 @@ class _Session:
         self.order: Order | None = None
         # The GPUs that a reference of one rank sees.
         self.one = 1
+        self.started = 0
 
     def proof(self, verdict: Verdict, line: str, **more: object) -> Proof:
         """The proof with what all have."""
@@ -203,8 +205,6 @@ class _Session:
         """Compare the command with its reference."""
         reference, bands = self.references(self.steps)
         own = reference.records()
-        if len(own) > self.plan.against and not self.plan.given:
-            raise self._same_ranks(len(own))
         steps = sum(step.optimizer == 0 for step in own[0].steps)
         parallel = self.parallel_run(steps)
         others = parallel.records()
@@ -226,11 +226,15 @@ class _Session:
 
     def references(self, steps: int | None) -> tuple[Run, list[Run]]:
         """Run the reference, and beside it the same with other rounding."""
-        runs = [
-            self.reference_run("reference", steps),
-            self.reference_run("rounding-1", steps, disturb=1),
-        ]
-        self.wait_for_all(runs)
+        runs = [self.reference_run("reference", steps)]
+        if self.plan.may_have_ranks:
+            # At a fixed port, ranks of two runs would meet in one group.
+            self.wait_for_all(runs)
+            many = _world(runs[0].records())
+            if many > 1 and not self.plan.given and self.plan.against == 1:
+                return self.with_its_own_flag(many, steps)
+        runs.append(self.reference_run("rounding-1", steps, disturb=1))
+        self.wait_for_all([run for run in runs if run.code is None and not run.waits])
         if not runs[0].records() and self.plan.ranks and (self.plan.gpus or 1) > self.one:
             # Some programs want to see several GPUs also with one rank.
             self.one = self.plan.gpus
@@ -241,7 +245,19 @@ class _Session:
                 runs[place] = self.reference_run(f"{run.name}-again", steps, disturb=place)
                 self.wait_for_all([runs[place]])
         self.check(runs, "the reference", optional=runs[1:])
+        many = _world(runs[0].records())
+        if many > self.plan.against and not self.plan.given:
+            raise self._same_ranks(many)
         return runs[0], [run for run in runs[1:] if _same_steps(run, runs[0])]
+
+    def with_its_own_flag(self, many: int, steps: int | None) -> tuple[Run, list[Run]]:
+        """The references of a program that starts `many` ranks, by a flag of its own."""
+        one = plan.with_one(self.plan.words)
+        if one is None or self.plan.reference == command_line(one):
+            raise self._same_ranks(many)
+        self.plan = replace(self.plan, reference=command_line(one))
+        self.notes.append(f"the reference ran as {processes.shown(one)}")
+        return self.references(steps)
 
     def reference_run(self, name: str, steps: int | None, disturb: int = 0) -> Run:
         """Start the reference; with `disturb` it rounds otherwise."""
@@ -252,8 +268,9 @@ class _Session:
         # A program that starts no ranks uses all GPUs that it sees.
         one_real = self.plan.real and not self.plan.given and self.plan.ranks is None
         split = (self.plan.ranks or 2) if disturb else 1
+        self.started += 1
         wishes = Settings(
-            str(self.folder / f"{name}-{self.batch_times}-{bool(self.order)}-{self.one}"),
+            str(self.folder / f"{name}-{self.started}"),
             steps,
             disturb,
             split,
@@ -328,8 +345,8 @@ class _Session:
             )
         if self.order:
             self.notes.append(
-                f"with one rank the program reads in the order of a {self.order.sampler}: the "
-                "reference ran in the order of the ranks' DistributedSampler"
+                f"with one rank the program reads in the order of a {self.order.sampler}, so "
+                "the reference ran in the order of the ranks' DistributedSampler"
             )
         comparison = self.compare(own, others, bands)
         return comparison, find(comparison)
@@ -427,13 +444,11 @@ class _Session:
         )
 
     def _same_ranks(self, many: int) -> _Unknown:
-        hint = plan.with_one(self.plan.words)
         return _Unknown(
             "same_ranks",
             f"the reference trained on {many} ranks, too, because the program itself starts "
             "them",
-            "give its command for one rank"
-            + (f": --reference {_quoted(hint)}" if hint else " with --reference"),
+            "give its command for one rank with --reference",
         )
 
     def _other_reference(self) -> str:
@@ -442,7 +457,8 @@ class _Session:
             return f"; if it starts several ranks itself, give --reference {_quoted(hint)}"
         if self.plan.ranks:
             return (
-                "; if it refuses one rank, start 4 ranks and give --against 2, or --reference"
+                "; if the program needs two ranks or more, prove 4 ranks with --against 2, or "
+                "give --reference"
             )
         return "; if it cannot run on one GPU, give --reference"
 
@@ -452,8 +468,8 @@ class _Session:
         return _Unknown(
             "no_optimizer",
             f"{what} made no step of a torch.optim optimizer",
-            "prove a program that calls optimizer.step() in a process with this environment"
-            + (self._other_reference() if what == "the reference" else ""),
+            "prove a program that calls step() of a torch.optim optimizer, and passes its "
+            "environment on to the processes that it starts",
             _tail(run),
         )
 
@@ -537,6 +553,10 @@ class _Session:
         if not run.completed:
             raise self._ended_badly(run, "the command")
         self.notes += result.notes
+        self.notes.append(
+            "--self sees no fault that all ranks share: BatchNorm, a mean over a rank's own "
+            "tokens, a factor, a learning rate"
+        )
         return self.proof(
             "holds",
             f"proof: {ranks} agree with each other in {pluralize(result.steps, 'step')}: "
@@ -576,6 +596,11 @@ def largest(steps: list[StepDistances]) -> tuple[float, float]:
     return max(found, key=lambda pair: (np.isnan(pair[0]), pair[0]))
 
 
+def _world(records: list[RankRecord]) -> int:
+    """The number of ranks of a run, also of those that made no step; 0 without records."""
+    return max((head.world for record in records for head in record.heads.values()), default=0)
+
+
 def _order(reference: Step, parallel: Step, record: RankRecord) -> Order | None:
     """The order of the ranks' DistributedSampler, if the reference reads in another one."""
     own, theirs = reference.loader, parallel.loader
@@ -601,8 +626,6 @@ def _order(reference: Step, parallel: Step, record: RankRecord) -> Order | None:
 
 def _with_command(cause: Cause, planned: Plan, times: int) -> Cause:
     """The cause, with the --reference to give."""
-    from dataclasses import replace
-
     words = plan.with_batch_times(planned.reference, times)
     if words is None:
         return cause

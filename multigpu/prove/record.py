@@ -71,6 +71,7 @@ class Head:
     """What is known of an optimizer and its program at the optimizer's first step.
 
     optimizer   the place of the optimizer in the order of first steps
+    world       the number of ranks
     peers       the ranks with which this one shares its data-parallel work, by DDP's groups
                 and FSDP's meshes; None if the program uses neither
     seeded      whether the program has called torch.manual_seed
@@ -84,6 +85,7 @@ class Head:
     optimizer: int
     kind: str
     rank: int
+    world: int
     parts: list[Part]
     buffers: list[str]
     peers: tuple[int, ...] | None
@@ -107,6 +109,7 @@ class Step:
                  the parameter's place and these ranks
     options      those of each group: lr, weight_decay, …
     rows         for each batch that the outermost module got, a number for each row
+    widths       the numbers of elements that these batches' rows have
     outputs      as many arrays: a number for each row of what the module returned, or empty
     losses       the scalars that went backward, divided by the loss scale
     made         how the last of them was made: names of autograd's nodes, with "mean" or "sum"
@@ -130,6 +133,7 @@ class Step:
     placed: dict[int, tuple | None] = field(default_factory=dict)
     partial: dict[int, tuple[int, ...]] = field(default_factory=dict)
     rows: list[np.ndarray] = field(default_factory=list)
+    widths: set[int] = field(default_factory=set)
     outputs: list[np.ndarray] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     made: list[str] = field(default_factory=list)

@@ -1,5 +1,6 @@
 """A proof as JSON, and as a picture: the difference over the steps, and parameters × steps."""
 
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -98,22 +99,24 @@ def draw(proof: Proof, path: Path) -> None:
     above, below = figure.subplots(
         2, 1, height_ratios=[1, 0.5 + 0.05 * min(len(names), MOST_NAMES)], sharex=True
     )
-    for kind, colour in (("gradients", "tab:blue"), ("weights", "tab:orange")):
+    kinds = ("gradients", "", "tab:blue"), ("weights", " before the step", "tab:orange")
+    for kind, when, colour in kinds:
         pairs = np.array([step.kinds[kind].relative() for step in steps])
         pairs = np.maximum(np.nan_to_num(pairs, nan=1.0), SMALLEST)
-        above.plot(numbers, pairs[:, 0], "o-", color=colour, label=f"{kind}: difference")
+        above.plot(numbers, pairs[:, 0], "o-", color=colour, label=f"{kind}{when}")
         above.fill_between(
             numbers,
             SMALLEST,
             pairs[:, 1],
             color=colour,
             alpha=0.15,
-            label=f"{kind}: rounding explains",
+            label="rounding explains",
         )
     above.set_yscale("log")
-    above.set_ylabel("distance ÷ norm")
-    above.set_title(_title(proof), fontsize=10, loc="left", wrap=True)
-    above.legend(fontsize=8, ncols=2)
+    above.set_ylabel("distance ÷ norm\n(lowest: none)")
+    figure.suptitle(_title(proof), fontsize=9, x=0.01, ha="left")
+    above.set_ylim(bottom=SMALLEST)
+    above.legend(fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     times = np.array(
         [
             np.nan_to_num(
@@ -144,4 +147,4 @@ def draw(proof: Proof, path: Path) -> None:
 
 
 def _title(proof: Proof) -> str:
-    return proof.line if len(proof.line) < 110 else proof.line[:107] + "…"
+    return "\n".join(textwrap.wrap(proof.line, 120))

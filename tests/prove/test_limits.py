@@ -14,7 +14,7 @@ from multigpu.prove.record import Head, RankRecord
 def compared(limits: list[float]) -> Comparison:
     """A comparison of one parameter with these relative limits, one for each step."""
     one, zero = np.ones(1), np.zeros(1)
-    head = Head(0, "SGD", 0, [], [], None, True, [], [], 0.0, True, 0)
+    head = Head(0, "SGD", 0, 1, [], [], None, True, [], [], 0.0, True, 0)
     record = RankRecord(0, {0: head}, [])
     steps = []
     for number, limit in enumerate(limits):

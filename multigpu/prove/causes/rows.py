@@ -39,6 +39,9 @@ def wrong_rows(scene: Scene) -> Cause | None:
             f"{own.rows}, and DistributedSampler divides it again: rows are never read",
             "divide the data set once: by DistributedSampler, or by a slice of each rank",
         )
+    # A batch that is padded or cut to a length of its own changes some of its rows.
+    if scene.padded and len(together) == len(one) and 2 * both >= len(one):
+        return None
     repeated = len(together) - _distinct(together)
     if loader and loader.sampler == "DistributedSampler" and more and both and not missing:
         return scene.cause(

@@ -75,6 +75,11 @@ class Scene:
         holders = self.step.holders
         return any(ranks != holders[0] for ranks in holders)
 
+    @property
+    def padded(self) -> bool:
+        """Whether the batches of this step have rows of different lengths."""
+        return len(set().union(*(step.widths for step in (self.one, *self.step.parallel)))) > 1
+
     def cause(self, kind: str, sentence: str, remedy: str, **more: object) -> Cause:
         return Cause(kind, sentence, remedy, self.number, **more)
 

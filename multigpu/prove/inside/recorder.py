@@ -36,7 +36,7 @@ from multigpu.prove.inside.parts import (
     placed_otherwise,
     track,
 )
-from multigpu.prove.inside.rows import outputs_of, rows_of
+from multigpu.prove.inside.rows import outputs_of, rows_of, width_of
 from multigpu.prove.record import IN_FUNCTION, SUFFIX, Head, Loader, Step, append
 from multigpu.prove.settings import (
     DEFAULT_STEPS,
@@ -229,6 +229,7 @@ class Recorder:
             optimizer=known.place,
             kind=type(known.optimizer).__name__,
             rank=ending.rank(),
+            world=ending.world(),
             parts=[tracked.part for tracked in known.tracked],
             buffers=known.buffer_names(),
             peers=_peers(self.ddps, modules),
@@ -255,6 +256,7 @@ class Recorder:
             result = call(module, *args, **kwargs)
             if rows is not None:
                 self.pending.rows.append(rows)
+                self.pending.widths.add(width_of(args, kwargs))
                 self.pending.outputs.append(outputs_of(result, len(rows)))
             if any(
                 not torch.equal(*pair) for pair in zip(before, _random_states(), strict=True)

@@ -18,21 +18,45 @@ def rows_of(args: tuple, kwargs: dict[str, Any]) -> np.ndarray | None:
     """For each row of the batch among the arguments of a forward, a number, float64.
 
     The batch are the tensors with as many rows as the largest one. The number is the product
-    of the row with fixed random numbers: equal rows have equal numbers. None if no argument is
-    a tensor with rows, or if another module has computed one.
+    of the row with fixed random numbers: equal rows have equal numbers, whatever zeros follow.
+    What an attention_mask hides counts as zero. None if no argument is a tensor with rows, or
+    if another module has computed one.
     """
     tensors = [
         tensor for tensor in _tensors((args, kwargs)) if tensor.dim() and tensor.numel()
     ]
+    mask = next((found for found in _masks((args, kwargs))), None)
     if not tensors or any(tensor.requires_grad for tensor in tensors):
         return None
     count = max(tensors, key=torch.Tensor.numel).shape[0]
     batch = [tensor for tensor in tensors if tensor.shape[0] == count]
     # Tensors without numbers, of torch.func, or of other layouts have none.
     with suppress(RuntimeError, NotImplementedError, TypeError), torch.no_grad():
+        if mask is not None:
+            batch = [
+                tensor * mask if tensor.shape == mask.shape else tensor for tensor in batch
+            ]
         found = [_project(numbers(tensor)) for tensor in batch]
         return sum(rows / (place + 1) for place, rows in enumerate(found))
     return None
+
+
+def width_of(args: tuple, kwargs: dict[str, Any]) -> int:
+    """The elements of a row of the largest tensor: batches of padded rows differ in it."""
+    tensors = (tensor for tensor in _tensors((args, kwargs)) if tensor.dim())
+    largest = max(tensors, key=torch.Tensor.numel)
+    return largest.numel() // max(len(largest), 1)
+
+
+def _masks(value: Any) -> Iterator[torch.Tensor]:
+    """The attention masks of shape (rows, length) among arguments."""
+    if isinstance(value, Mapping):
+        mask = value.get("attention_mask")
+        if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+            yield mask
+    entries = value.values() if isinstance(value, Mapping) else value
+    for entry in entries if isinstance(value, Mapping | list | tuple) else ():
+        yield from _masks(entry)
 
 
 def outputs_of(result: Any, count: int) -> np.ndarray:

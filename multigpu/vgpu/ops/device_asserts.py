@@ -88,27 +88,33 @@ _WRONG = re.compile(
 )
 
 
+def asserts(info: OpInfo, error: Exception) -> bool:
+    """Whether CUDA's kernel asserts where the CPU's has raised this error.
+
+    Not if virtual GPUs do not look like CUDA.
+    """
+    packet = info.func.overloadpacket
+    if names.shown_type() == names.INNER or packet not in ASSERTS:
+        return False
+    text = str(error)
+    is_wrong = _WRONG.search(text) and not _DIMENSION.search(text)
+    return packet is aten._assert_async or bool(is_wrong)
+
+
 def results(
     info: OpInfo,
     payloads: list,
     kwargs: dict,
     tensors: list[VirtualTensor],
     meter: Meter,
-    error: Exception,
+    text: str,
 ) -> Any:
     """The results, without numbers, of an operation whose kernel asserts on CUDA.
 
-    `error` is what the CPU's kernel has raised. It is raised again if CUDA's kernel asserts
-    nothing, or if virtual GPUs do not look like CUDA. Raises torch.AcceleratorError if the
-    host waits for the operation.
+    `text` is the CPU's error. Raises torch.AcceleratorError if the host waits for the
+    operation.
     """
     packet = info.func.overloadpacket
-    text = str(error)
-    is_wrong = packet is aten._assert_async or (
-        _WRONG.search(text) and not _DIMENSION.search(text)
-    )
-    if names.shown_type() == names.INNER or packet not in ASSERTS or not is_wrong:
-        raise error
     file, kernel, condition = ASSERTS[packet]
     print(
         f"/pytorch/aten/src/ATen/native/cuda/{file}: {kernel}: block: [0,0,0], thread: "

@@ -135,7 +135,9 @@ def execute(
         except (IndexError, RuntimeError) as error:
             if "can't allocate memory" in str(error):
                 raise host_out_of_memory_error(info, meter.device) from None
-            out = device_asserts.results(info, payloads, kwargs, tensors, meter, error)
+            if not device_asserts.asserts(info, error):
+                raise
+            out = device_asserts.results(info, payloads, kwargs, tensors, meter, str(error))
     allocations_before = meter.num_allocations
     if type(out) is Tensor:
         result = _wrap_result(out, tensors, meter)
@@ -287,7 +289,9 @@ def _run_special(
             update_wrapper(tensor, tensors)
         if "can't allocate memory" in str(error):
             raise host_out_of_memory_error(info, meter.device) from None
-        out = device_asserts.results(info, payloads, kwargs, tensors, meter, error)
+        if not device_asserts.asserts(info, error):
+            raise
+        out = device_asserts.results(info, payloads, kwargs, tensors, meter, str(error))
     return out
 
 
