@@ -492,7 +492,37 @@ FACTORS = [
     ),
 ]
 
+# Each batch is padded to its own longest row, whose last token is no input then.
+PADDED = (
+    (
+        "self.embedding(words) + self.position",
+        "self.embedding(words) + self.position[:length]",
+    ),
+    (
+        "        x = self.embedding",
+        "        length = words.shape[1]\n        x = self.embedding",
+    ),
+    (
+        "    x, y = words[rows, :-1], words[rows, 1:]\n"
+        "    y = y.masked_fill(torch.arange(LENGTH) >= lengths[rows], PAD)\n",
+        "    ids = words[rows, : int(lengths[rows].max())]\n"
+        "    hidden = torch.arange(ids.shape[1]) >= lengths[rows]\n"
+        "    x = ids.masked_fill(hidden, 0)[:, :-1]\n"
+        "    y = ids.masked_fill(hidden, PAD)[:, 1:]\n",
+    ),
+)
+
 MEANS = [
+    Fault(
+        "mean_of_own_padded_tokens",
+        "tokens",
+        [
+            *PADDED,
+            ("    dist.all_reduce(tokens)\n", ""),
+            (" * world  # DDP divides by the number of ranks", ""),
+        ],
+        "own_mean",
+    ),
     Fault(
         "labels_of_the_first_rank",
         "contrastive",
@@ -987,6 +1017,7 @@ CLOSURE = (
 )
 
 RIGHT = [
+    holds("padded_tokens", "tokens", *PADDED),
     # With one rank it shuffles otherwise, and reads half as much: the reference is made to.
     holds(
         "sampler_of_several_ranks_alone",

@@ -175,7 +175,7 @@ def test_non_blocking_lets_the_host_continue_if_the_memory_is_pinned(round_gpus)
     pinned.to(round_gpus[0], non_blocking=True)
     assert clock.main_thread.time == pytest.approx(before + LAUNCH_OVERHEAD)
     assert clock.busy_until(0) > clock.main_thread.time
-    with pytest.raises(RuntimeError, match="cannot pin 'torch.vgpu.FloatTensor'"):
+    with pytest.raises(RuntimeError, match=r"cannot pin 'torch\.vgpu\.FloatTensor'"):
         data.to(round_gpus[0]).pin_memory()
 
 

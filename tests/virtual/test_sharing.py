@@ -50,7 +50,7 @@ def test_pinned_memory(cuda):
     assert pinned.is_pinned() and not torch.ones(4).is_pinned() and not pinned.is_cuda
     copied = pinned.cuda(non_blocking=True)
     assert copied.tolist() == [1, 1, 1, 1]
-    with pytest.raises(RuntimeError, match="cannot pin 'torch.cuda.FloatTensor"):
+    with pytest.raises(RuntimeError, match=r"cannot pin 'torch\.cuda\.FloatTensor"):
         copied.pin_memory()
 
 

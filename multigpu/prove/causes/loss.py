@@ -28,8 +28,9 @@ def batch_norm(scene: Scene) -> Cause | None:
     """Whether what the model returns for a row depends on the other rows of the batch."""
     norms = scene.heads[0].norms
     replicas = max(scene.ranks, scene.heads[0].gpus)
-    # A stage of a pipeline returns other numbers than the whole model.
-    if replicas < 2 or (not norms and (scene.staged or not _outputs_differ(scene))):
+    # A stage of a pipeline, and rows of another length, return other numbers.
+    unlike = scene.staged or scene.padded
+    if replicas < 2 or (not norms and (unlike or not _outputs_differ(scene))):
         return None
     which = (
         f"{norms[0]} normalizes over the rows of each {scene.replica} alone"
@@ -127,7 +128,7 @@ def own_mean(scene: Scene) -> Cause | None:
     return scene.cause(
         "own_mean",
         f"in step {scene.number} the ranks read the rows of one GPU, and the mean of their "
-        f"losses ({sum(losses) / len(losses):.5g}) is not its loss ({one:.5g}): each rank "
+        f"losses ({sum(losses) / len(losses):.7g}) is not its loss ({one:.7g}): each rank "
         "takes the mean over its own tokens or rows, and the mean over ranks weighs them "
         "alike",
         "divide each rank's sum by the number of tokens of all ranks (all_reduce the "
