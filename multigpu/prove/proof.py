@@ -230,9 +230,8 @@ class _Session:
         if self.plan.may_have_ranks:
             # At a fixed port, ranks of two runs would meet in one group.
             self.wait_for_all(runs)
-            many = _world(runs[0].records())
-            if many > 1 and not self.plan.given and self.plan.against == 1:
-                return self.with_its_own_flag(many, steps)
+            if self.takes_its_own_flag(runs[0]):
+                return self.references(steps)
         runs.append(self.reference_run("rounding-1", steps, disturb=1))
         self.wait_for_all([run for run in runs if run.code is None and not run.waits])
         if not runs[0].records() and self.plan.ranks and (self.plan.gpus or 1) > self.one:
@@ -250,14 +249,19 @@ class _Session:
             raise self._same_ranks(many)
         return runs[0], [run for run in runs[1:] if _same_steps(run, runs[0])]
 
-    def with_its_own_flag(self, many: int, steps: int | None) -> tuple[Run, list[Run]]:
-        """The references of a program that starts `many` ranks, by a flag of its own."""
+    def takes_its_own_flag(self, run: Run) -> bool:
+        """Whether the program starts ranks itself, and a flag of its own for their number is
+        now 1 in the reference's command.
+        """
         one = plan.with_one(self.plan.words)
-        if one is None or self.plan.reference == command_line(one):
-            raise self._same_ranks(many)
+        alone = run.records() and _world(run.records()) == 1
+        if alone or self.plan.ranks is not None or self.plan.given or one is None:
+            return False
+        if self.plan.reference == command_line(one):
+            return False
         self.plan = replace(self.plan, reference=command_line(one))
         self.notes.append(f"the reference ran as {processes.shown(one)}")
-        return self.references(steps)
+        return True
 
     def reference_run(self, name: str, steps: int | None, disturb: int = 0) -> Run:
         """Start the reference; with `disturb` it rounds otherwise."""
