@@ -1,8 +1,0 @@
-"""The number of ranks, also where torch.distributed has not been started."""
-
-import torch.distributed as dist
-
-
-def num_ranks(group: dist.ProcessGroup | None = None) -> int:
-    """The number of ranks; 1 if torch.distributed has not been started."""
-    return dist.get_world_size(group) if dist.is_initialized() else 1

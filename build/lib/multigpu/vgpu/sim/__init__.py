@@ -1,1 +1,0 @@
-"""The simulated machine: clock, memory meters, costs of operations, network, timeline."""

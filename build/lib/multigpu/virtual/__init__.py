@@ -1,1 +1,0 @@
-"""CUDA programs, unchanged, on virtual GPUs: what `multigpu virtual` runs."""
