@@ -363,7 +363,7 @@ def train_step(placement: list[int], plan: list[int | None]) -> str:
             where = "the loss"
             F.cross_entropy(x, labels if last is None else labels.to(gpus[last])).backward()
         except RuntimeError as error:
-            return f"{where}: " + str(error).split("! ")[0]
+            return f"{where}: " + str(error).partition(" (when")[0]
     return ""
 
 
