@@ -51,6 +51,9 @@ def virtual(
     clock: Annotated[
         str, typer.Option(help="The clock that the program reads: real or simulated.")
     ] = Options.clock,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which a run that stands still is ended.")
+    ] = Options.timeout,
     world: Annotated[
         int | None,
         typer.Option(help="Run as one rank of so many; each node has --gpus-per-node GPUs."),
@@ -115,6 +118,7 @@ def virtual(
         memory=None if memory is None else _options.memory_in_bytes(memory),
         shapes_only=shapes_only,
         clock=clock,
+        timeout=timeout,
         world=world,
         ranks=_options.ranks_of(as_rank or ["0"]),
         steps=steps,

@@ -38,6 +38,7 @@ class Options:
     peaks          whether kernels reach the data sheet's peaks, and not the preset's shares
     alias          whether cuda:1, cuda:2, … are further names of cuda:0, the only GPU: a
                    program with layers on several GPUs then runs on one
+    timeout        seconds without a move after which a run that stands still is ended
     """
 
     gpus: int = 2
@@ -55,6 +56,7 @@ class Options:
     tokens_per_step: int | None = None
     peaks: bool = False
     alias: bool = False
+    timeout: float = 60.0
 
     def label(self) -> str:
         """The label of all simulated times: "simulated: 2 × V100-16GB, NVLink2"."""
@@ -117,6 +119,11 @@ def check(options: Options) -> None:
     _check_name("--link", options.link, LINKS)
     if options.between_nodes is not None:
         _check_name("--between-nodes", options.between_nodes, NETWORKS)
+    if not options.timeout > 0:
+        raise UserError(
+            f"--timeout is {options.timeout:g}: give seconds, more than 0, after which a run "
+            f"that stands still is ended."
+        )
     if options.clock not in CLOCKS:
         raise UserError(f"--clock is {options.clock!r}: give real or simulated.")
     if (per_node is None) != (options.between_nodes is None):

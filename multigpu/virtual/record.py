@@ -80,6 +80,7 @@ class Summary:
     devices    the GPUs that it used
     left_out   what a virtual GPU leaves out and the process asked for, a sentence each
     steps      the optimizer's steps, if the run measures them
+    standstill  what the watchdog reported before it ended the process; None: it did not
     """
 
     pid: int
@@ -94,6 +95,7 @@ class Summary:
     devices: list[Device] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    standstill: dict[str, Any] | None = None
 
 
 @dataclass

@@ -70,6 +70,7 @@ class Recorder:
         self.num_written = 0
         self.whole_until: float | None = None
         self.steps: list[Step] = []
+        self.standstill: dict[str, Any] | None = None
         self.busy: dict[tuple[int, str], Busy] = defaultdict(Busy)
         self.writing = threading.Lock()
         self.ending = threading.Event()
@@ -107,8 +108,15 @@ class Recorder:
                 devices=devices,
                 left_out=list(left_out),
                 steps=self.steps,
+                standstill=self.standstill,
             )
             write_summary(self.summary_path, summary)
+
+    def note_standstill(self, report: dict[str, Any]) -> None:
+        """Write the record of a process that the watchdog ends."""
+        self.standstill = report
+        with suppress(OSError):
+            self.write()
 
     def end_step(self) -> None:
         """Note that the program's optimizer has ended a step."""

@@ -73,6 +73,8 @@ class Report:
             "gpus": gpus,
             "not_as_on_a_gpu": self.remarks(),
         }
+        if still := [r.summary.standstill for r in self.records if r.summary.standstill]:
+            numbers["standstill"] = still
         if self.prediction is not None:
             numbers["step"] = self.prediction.as_json()
         if self.at_peaks is not None:
@@ -102,7 +104,17 @@ class Report:
             )
         for record in self.records:
             remarks += [one for one in record.summary.left_out if one not in remarks]
-        killed = [self._process(record) for record in self.records if not record.summary.ended]
+        still = [self._process(one) for one in self.records if one.summary.standstill]
+        if still:
+            remarks.append(
+                f"{', '.join(still)} stood still and was ended, as NCCL's watchdog ends it: "
+                f"above is what it waited for."
+            )
+        killed = [
+            self._process(record)
+            for record in self.records
+            if not record.summary.ended and not record.summary.standstill
+        ]
         if killed:
             remarks.append(
                 f"{', '.join(killed)} ended without Python's end, by a signal or os._exit: "

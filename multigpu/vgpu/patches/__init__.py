@@ -34,10 +34,16 @@ from multigpu.vgpu.sim import names
 
 def _process_group_register() -> None:
     # Imported here, because torch can be built without torch.distributed.
-    from multigpu.vgpu.patches import process_group, world_group
+    from multigpu.vgpu.patches import nccl_group, world_group
 
-    process_group.register()
+    nccl_group.register()
     world_group.register()
+
+
+def _in_one_kernel(original: Callable) -> Callable:
+    from multigpu.vgpu.patches import nccl_group
+
+    return nccl_group.batch_in_one_kernel(original)
 
 
 def _with_map_on_host(original: Callable) -> Callable:
@@ -351,6 +357,16 @@ TABLE = Table(
             _process_group_register,
             'dist.init_process_group("vgpu") finds its backend in these registries',
             when=torch.distributed.is_available,
+        ),
+        *(
+            Replacement(
+                owner,
+                "batch_isend_irecv",
+                _in_one_kernel,
+                "torch starts the messages of a batch one by one in a process group in Python",
+                when=torch.distributed.is_available,
+            )
+            for owner in ("torch.distributed", "torch.distributed.distributed_c10d")
         ),
         *(
             Replacement(

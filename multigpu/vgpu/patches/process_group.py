@@ -22,7 +22,7 @@ from multigpu.vgpu.ops.errors import no_numbers_error, stopped_error
 from multigpu.vgpu.ops.shapes import drop_numbers
 from multigpu.vgpu.ops.tensor import VirtualTensor, refresh_payload
 from multigpu.vgpu.ops.unknown_tensor import COLLECTIVE, UnknownTensor
-from multigpu.vgpu.patches.collectives import COLLECTIVES, Gloo, Move
+from multigpu.vgpu.patches.collectives import COLLECTIVES, Gloo
 from multigpu.vgpu.patches.used_parameters import on_device
 from multigpu.vgpu.patches.work import VirtualWork, Works
 from multigpu.vgpu.sim import machine as _machine
@@ -68,6 +68,8 @@ class VirtualGroup(dist.ProcessGroup):
     def __init__(self, gloo: Gloo, rank: int, size: int):
         super().__init__(rank, size)
         self.gloo = gloo
+        # What moves the tensors of the host.
+        self.host_gloo = gloo
         # gloo itself cannot be the backend, because a group never gives back a backend, and
         # gloo's threads would then live as long as a DDP model.
         options = FakeProcessGroup.Options()
@@ -95,7 +97,7 @@ class VirtualGroup(dist.ProcessGroup):
         (pytorch/pytorch#190489).
         """
         self.recent.clear()
-        self.gloo = None
+        self.gloo = self.host_gloo = None
 
     def send(self, tensors: list, rank: int, tag: int) -> dist.Work:
         # As with NCCL, only `wait` waits for a send. The program can write the tensor before
@@ -112,11 +114,18 @@ class VirtualGroup(dist.ProcessGroup):
         """The hosts of all ranks wait for each other and for their devices, as with NCCL."""
         running = _machine.running()
         time = running.clock.synchronize() if running else 0.0
-        times = torch.tensor([time], dtype=torch.float64)
-        self._latest(times).wait()
+        last = self._wait_for_all(time)
         if running:
-            running.clock.wait_host(times.item())
-        return self.gloo.barrier(opts or dist.BarrierOptions())
+            running.clock.wait_host(last)
+        return Works([])
+
+    def _wait_for_all(self, time: float) -> float:
+        """Wait for all ranks; return the largest of their numbers `time`."""
+        times = torch.tensor([time], dtype=torch.float64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        self.gloo.allreduce([times], options).wait()
+        return times.item()
 
     def _start_coalescing(self, device: torch.device) -> None:
         self.coalesced = []
@@ -127,35 +136,44 @@ class VirtualGroup(dist.ProcessGroup):
         self.coalesced = None
         return Works(works)
 
-    def collective(self, name: str, move: Move, args: tuple) -> dist.Work:
-        """Start a collective with the arguments `args`.
-
-        `name` is its name in sim/network.py, and `move` moves its numbers (collectives.py).
-        """
-        work = self._start(name, args, lambda payloads: move(self.gloo, *payloads))
+    def collective(self, method: str, args: tuple) -> dist.Work:
+        """Start the collective that torch calls `method`, with the arguments `args`."""
+        name, move = COLLECTIVES[method]
+        work = self._begin(name, args)
         if work is None:
-            works = move(self.gloo, *args)
+            works = move(self.host_gloo, *args)
             # DDP wants the future of gloo's own work.
             is_own = len(works) == 1 and isinstance(works[0], dist.Work)
             return works[0] if is_own else Works(works)
         network = work.meter.machine.network
-        # The time of each rank's arrival becomes the time of the last one, and the bytes those
-        # of the rank with the most: ranks can send unequal parts in an all-to-all. A node's
-        # number is at its rank's place, and the other places have -1.
         arrival, node = work.arrival.tolist()
-        exchanged = torch.full((2 + self.size(),), -1.0, dtype=torch.float64)
-        exchanged[0] = arrival
-        exchanged[1] = _traffic(name, args, self.size())
-        exchanged[2 + self.rank()] = node
-        work.works.append(self._latest(exchanged))
+        row = [arrival, _traffic(name, args, self.size()), node]
+        rows = self._launch(work, method, args, torch.tensor(row, dtype=torch.float64))
 
         def span() -> tuple[float, float]:
-            last, nbytes, *nodes = exchanged.tolist()
+            # The last rank's arrival; the bytes of the rank with the most, because ranks can
+            # send unequal parts in an all-to-all.
+            arrivals, nbytes, nodes = rows().T.tolist()
             group = self._group(network, nodes)
-            return last, KERNEL_OVERHEAD + collective_seconds(name, nbytes, group)
+            return max(arrivals), KERNEL_OVERHEAD + collective_seconds(
+                name, max(nbytes), group
+            )
 
         self._enqueue(work, ("collective", work.meter.index), span)
         return work
+
+    def _launch(
+        self, work: VirtualWork, method: str, args: tuple, row: torch.Tensor
+    ) -> Callable[[], torch.Tensor]:
+        """Start to move a collective's numbers, and to exchange the ranks' rows.
+
+        Returns a function that returns the matrix of all rows when `work.works` are done.
+        """
+        rows = row.new_empty(self.size(), len(row))
+        if not work.has_shapes:
+            work.works += COLLECTIVES[method][1](self.gloo, *payloads_of(args))
+        work.works.append(self.gloo._allgather_base(rows.view(-1), row))
+        return lambda: rows
 
     def _group(self, network: Network, nodes: list[float]) -> Group:
         """The ranks' GPUs for the time of a collective; `nodes` has each rank's node."""
@@ -178,46 +196,57 @@ class VirtualGroup(dist.ProcessGroup):
 
         The ranks exchange the simulated times of their calls.
         """
-        move = getattr(self.gloo, name)
-
-        def call(args: tuple[list[torch.Tensor]]) -> list[dist.Work]:
-            return [move(prepare(*args), rank, 3 * tag)]
-
-        work = self._start(name, (tensors,), call)
+        work = self._begin(name, (tensors,))
         if work is None:
-            return call((tensors,))[0]
+            return getattr(self.host_gloo, name)(prepare(tensors), rank, 3 * tag)
         network = work.meter.machine.network
         nbytes = sum(tensor.nbytes for tensor in tensors)
-        peer_arrival = torch.zeros(2, dtype=torch.float64)
-        # The message, the sender's arrival and the receiver's have three different tags.
-        own_tag, peer_tag = (1, 2) if name == "send" else (2, 1)
-        work.works += [
-            self.gloo.send([work.arrival], rank, 3 * tag + own_tag),
-            self.gloo.recv([peer_arrival], rank, 3 * tag + peer_tag),
-        ]
+        payloads = [] if work.has_shapes else prepare(payloads_of(tensors))
+        row = torch.tensor([nbytes, *work.arrival.tolist()], dtype=torch.float64)
+        peer_row = torch.zeros_like(row)
+        self._launch_message(work, name, tensors[0], rank, tag, payloads, row, peer_row)
 
         def span() -> tuple[float, float]:
-            time, node = work.arrival.tolist()
-            peer_time, peer_node = peer_arrival.tolist()
+            _, time, node = row.tolist()
+            _, peer_time, peer_node = peer_row.tolist()
             link = network.path(node, peer_node)
             return max(time, peer_time), transfer_seconds(nbytes, link)
 
         self._enqueue(work, (name, rank), span)
         return work
 
-    def _start(
-        self, name: str, args: tuple, call: Callable[[tuple], list]
-    ) -> VirtualWork | None:
-        """Start to move the payloads; return None if no argument is a virtual tensor.
+    def _launch_message(
+        self,
+        work: VirtualWork,
+        name: str,
+        tensor: torch.Tensor,
+        rank: int,
+        tag: int,
+        payloads: list[torch.Tensor],
+        row: torch.Tensor,
+        peer_row: torch.Tensor,
+    ) -> None:
+        """Start a message, and exchange the rows of both ranks: bytes, arrival, node."""
+        # The message, the sender's row and the receiver's have three different tags.
+        own_tag, peer_tag = (1, 2) if name == "send" else (2, 1)
+        if payloads:
+            work.works.append(getattr(self.gloo, name)(payloads, rank, 3 * tag))
+        work.works += [
+            self.gloo.send([row], rank, 3 * tag + own_tag),
+            self.gloo.recv([peer_row], rank, 3 * tag + peer_tag),
+        ]
 
-        `call` takes `args` with payloads, and returns gloo's works. Raises RuntimeError for a
-        tensor of the host without numbers.
+    def _begin(self, name: str, args: tuple) -> VirtualWork | None:
+        """The work of a collective or message; None if no argument is a virtual tensor.
+
+        Raises RuntimeError for a tensor of the host without numbers.
         """
         tensors = list(tensors_in(args))
         virtual = [tensor for tensor in tensors if type(tensor) is VirtualTensor]
         if not virtual:
             # gloo would read and write memory that an UnknownTensor does not have.
-            if isinstance(self.gloo, Gloo) and any(type(t) is UnknownTensor for t in tensors):
+            moves = isinstance(self.host_gloo, Gloo)
+            if moves and any(type(tensor) is UnknownTensor for tensor in tensors):
                 raise no_numbers_error(COLLECTIVE)
             return None
         meter = virtual[0]._block.meter
@@ -241,22 +270,15 @@ class VirtualGroup(dist.ProcessGroup):
                 # none.
                 if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
                     drop_numbers(tensor)
+        work = VirtualWork(meter, virtual, args[0], name)
         # Shapes have nothing to send: only time passes.
-        has_shapes = any(tensor._payload.is_meta for tensor in virtual)
-        works = [] if has_shapes else call(_payloads(args))
-        work = VirtualWork(meter, virtual, args[0], works, name)
+        work.has_shapes = any(tensor._payload.is_meta for tensor in virtual)
         arrival = [clock.launch_collective(meter.index), self._node(meter)]
         work.arrival = torch.tensor(arrival, dtype=torch.float64)
         self.recent.append(work)
         if self.coalesced is not None:
             self.coalesced.append(work)
         return work
-
-    def _latest(self, times: torch.Tensor) -> dist.Work:
-        """Replace each rank's numbers by the largest of all ranks."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX
-        return self.gloo.allreduce([times], options)
 
     def _enqueue(
         self, work: VirtualWork, lane: tuple, span: Callable[[], tuple[float, float]]
@@ -281,11 +303,14 @@ class VirtualGroup(dist.ProcessGroup):
         work.schedule = schedule
 
 
-def _method(name: str, move: Move, takes_any_strides: bool) -> Callable[..., dist.Work]:
+def _method(name: str) -> Callable[..., dist.Work]:
+    # NCCL sends a list of tensors as messages, and refuses no strides there.
+    takes_any_strides = name == "alltoall" or "coalesced" in name
+
     def method(self: VirtualGroup, *args: Any) -> dist.Work:
         if not takes_any_strides:
             _check_contiguous(args)
-        return self.collective(name, move, tuple(on_device(value) for value in args))
+        return self.collective(name, tuple(on_device(value) for value in args))
 
     return method
 
@@ -306,10 +331,8 @@ def _check_contiguous(args: tuple) -> None:
                 raise ValueError("Tensors must be contiguous")
 
 
-for _torch_name, (_name, _move) in COLLECTIVES.items():
-    # NCCL sends a list of tensors as messages, and refuses no strides there.
-    _takes_any_strides = _torch_name == "alltoall" or "coalesced" in _torch_name
-    setattr(VirtualGroup, _torch_name, _method(_name, _move, _takes_any_strides))
+for _name in COLLECTIVES:
+    setattr(VirtualGroup, _name, _method(_name))
 
 
 def tensors_in(args: Any) -> Iterator[torch.Tensor]:
@@ -321,12 +344,12 @@ def tensors_in(args: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(value)
 
 
-def _payloads(value: Any) -> Any:
+def payloads_of(value: Any) -> Any:
     """The same nested lists and tuples, with payloads in the place of virtual tensors."""
     if type(value) is VirtualTensor:
         return value._payload
     if type(value) in (list, tuple):
-        return type(value)(_payloads(part) for part in value)
+        return type(value)(payloads_of(part) for part in value)
     return value
 
 
@@ -341,13 +364,10 @@ def _traffic(name: str, args: tuple, ranks: int) -> int:
 
 def open_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Gloo:
     """The group of gloo that moves a VirtualGroup's numbers; all ranks wait for each other."""
-    return Gloo(dist.PrefixStore("vgpu", store), rank, size, timeout)
-
-
-def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> VirtualGroup:
-    return VirtualGroup(open_gloo(store, rank, size, timeout), rank, size)
-
-
-def register() -> None:
-    """Make "vgpu" a name for dist.init_process_group."""
-    dist.Backend.register_backend(NAME, _create, devices=DEVICES)
+    store = dist.PrefixStore("vgpu", store)
+    gloo = Gloo(store, rank, size, timeout)
+    # A rank that ends at once could still be needed by one that connects to a third.
+    if store.add("connected", 1) == size:
+        store.set("all connected", "")
+    store.wait(["all connected"], timeout)
+    return gloo

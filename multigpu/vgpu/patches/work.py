@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import _get_work_registry_size
 from torch.utils.weak import TensorWeakRef
 
 from multigpu.vgpu.ops.tensor import VirtualTensor
+from multigpu.vgpu.patches.communicator import Kernel
 from multigpu.vgpu.sim.memory import Meter
 
 
@@ -20,8 +21,9 @@ class VirtualWork(dist.Work):
     As with NCCL, `wait` makes later work of the current stream wait, but not the host.
 
     meter     the device's meter
-    works     gloo's works, or collectives.Finished: they move the numbers and exchange the
-              simulated times
+    works     gloo's works, collectives.Finished, or a communicator's kernel: they move the
+              numbers and exchange the simulated times
+    has_shapes  whether the tensors have no numbers to move
     arrival   two float64: the simulated time at which this rank arrived, and its node
     stream    the number of the stream that was current at the start
     schedule  returns start and end in simulated seconds; called when `works` are done
@@ -33,14 +35,14 @@ class VirtualWork(dist.Work):
         meter: Meter,
         tensors: list[VirtualTensor],
         result: Any,
-        works: list,
         name: str,
     ):
         super().__init__()
         clock = meter.machine.clock
         self.meter = meter
-        self.works = works
+        self.works: list = []
         self.name = name
+        self.has_shapes = False
         self.phase = clock.phase()
         self.stream = clock.current_streams()[meter.index].number
         self.arrival = torch.zeros(0)
@@ -64,6 +66,9 @@ class VirtualWork(dist.Work):
         )
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        for work in self.works:
+            if timeout and isinstance(work, Kernel):
+                work.wait_at_most(timeout)
         self.finish()
         self.meter.machine.clock.delay(self.meter.index, self.end)
         return True

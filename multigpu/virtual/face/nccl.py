@@ -7,6 +7,7 @@ world, nothing is sent (vgpu/patches/world_group.py).
 """
 
 import copy
+import functools
 import os
 from datetime import timedelta
 from types import SimpleNamespace
@@ -17,7 +18,9 @@ import torch.distributed as dist
 
 from multigpu.vgpu.patches.replacing import Replacement, Row
 from multigpu.vgpu.sim import names
+from multigpu.vgpu.sim.machine import Machine, running
 from multigpu.vgpu.sim.memory import Meter
+from multigpu.virtual import recorder
 from multigpu.virtual.face import world
 from multigpu.virtual.face.devices import FACE
 from multigpu.virtual.options import from_environment
@@ -53,37 +56,33 @@ def _classes(in_world: bool) -> tuple[type, type]:
 
     `in_world` says whether the process is one rank of a large world.
     """
+    from multigpu.vgpu.patches.nccl_group import NcclGroup, open_patient_gloo
     from multigpu.vgpu.patches.process_group import VirtualGroup, open_gloo, tensors_in
+    from multigpu.vgpu.patches.watchdog import watchdog
     from multigpu.vgpu.patches.world_group import WorldGroup
 
-    class Processes(VirtualGroup):
-        """A group of processes that share the GPUs of their machine."""
+    options = from_environment()
+    if options is not None:
+        watchdog.limit = options.timeout
+    if recorder.current() is not None:
+        watchdog.on_end = recorder.current().note_standstill
 
-        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
-            super().__init__(open_gloo(store, rank, size, timeout), rank, size)
+    def place(machine: Machine, index: int) -> tuple[int, int]:
+        """The machine of a GPU of this process, and the GPU's number in all machines."""
+        options = from_environment()
+        number, count = index, len(machine.meters)
+        if options is not None:
+            number, count = visible_gpus(options.gpus)[index], options.gpus
+        # torchrun says on which machine the process is.
+        host = int(os.environ.get("GROUP_RANK", "0"))
+        return host, host * count + number
 
-        def _node(self, meter: Meter) -> int:
-            options = from_environment()
-            number, count = meter.index, len(meter.machine.meters)
-            if options is not None:
-                number, count = visible_gpus(options.gpus)[meter.index], options.gpus
-            # torchrun says on which machine the process is.
-            machine = int(os.environ.get("GROUP_RANK", "0"))
-            return meter.machine.network.node(machine * count + number)
-
-    class OneRank(WorldGroup):
-        """A group of a world of which this process is one rank."""
-
-        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
-            super().__init__(rank, size)
-
-    class Group(OneRank if in_world else Processes):
+    class Group(WorldGroup if in_world else VirtualGroup):
         """A group whose devices are the CUDA devices, and the CPU where gloo has a part."""
 
         takes_host = True
 
-        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta):
-            super().__init__(store, rank, size, timeout)
+        def _add_face(self) -> None:
             placeholder = self._get_backend(torch.device("cpu"))
             backend_type = dist.ProcessGroup.BackendType.CUSTOM
             self._register_backend(torch._C.device(FACE), backend_type, placeholder)
@@ -103,27 +102,42 @@ def _classes(in_world: bool) -> tuple[type, type]:
                         # torch's wording.
                         raise RuntimeError("No backend type associated with device type cpu")
 
-        def collective(self, name: str, move: Any, args: tuple) -> dist.Work:
+        def _node(self, meter: Meter) -> int:
+            if in_world:
+                return super()._node(meter)
+            return meter.machine.network.node(place(meter.machine, meter.index)[1])
+
+        def collective(self, method: str, args: tuple) -> dist.Work:
             self._check(args)
-            return super().collective(name, move, args)
+            return super().collective(method, args)
 
         def _message(self, name: str, tensors: list, *more: Any) -> dist.Work:
             self._check(tensors)
             return super()._message(name, tensors, *more)
 
-    class ProcessGroupNCCL(Group):
+    class Nccl(Group if in_world else NcclGroup):
+        """What a group of NCCL is, with a part for the CPU or without."""
+
+        def gpu_identity(self) -> torch.Tensor:
+            machine = running()
+            index = self.device_index(machine)
+            return torch.tensor(place(machine, index), dtype=torch.float64)
+
+    class ProcessGroupNCCL(Group, Nccl):
         """NCCL for virtual GPUs. As NCCL it refuses tensors of the CPU."""
 
+        takes_host = False
+
         def __init__(self, store: dist.Store, rank: int, size: int, options: Options):
-            super().__init__(store, rank, size, options._timeout)
+            if in_world:
+                super().__init__(rank, size)
+            else:
+                timeout = options._timeout
+                gloo = open_patient_gloo(store, rank, size, timeout)
+                NcclGroup.__init__(self, gloo, store, rank, size, timeout)
             # A program can use its options for several groups.
             self.options = copy.copy(options)
-
-        @property
-        def takes_host(self) -> bool:
-            """Whether the group also has a backend for the CPU: "cpu:gloo,cuda:nccl"."""
-            world = torch.distributed.distributed_c10d._world
-            return "cpu:" in world.pg_backend_config.get(self, "")
+            self._add_face()
 
         def getBackendName(self) -> str:
             return "nccl"
@@ -131,20 +145,103 @@ def _classes(in_world: bool) -> tuple[type, type]:
     class ProcessGroupGloo(Group):
         """gloo for tensors of the CPU and of virtual GPUs."""
 
+        def __new__(cls, *arguments: Any, **more: Any) -> "ProcessGroupGloo":
+            return super().__new__(Both if _wants_both and not in_world else cls)
+
         def __init__(
             self, store: dist.Store, rank: int, size: int, timeout: timedelta = timedelta()
         ):
-            super().__init__(store, rank, size, timeout or timedelta(minutes=30))
+            timeout = timeout or timedelta(minutes=30)
+            if in_world:
+                super().__init__(rank, size)
+            else:
+                self._open(store, rank, size, timeout)
             self.options = SimpleNamespace(global_ranks_in_group=[], group_name="")
+            self._add_face()
+
+        def _open(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+            super().__init__(open_gloo(store, rank, size, timeout), rank, size)
 
         def getBackendName(self) -> str:
             return "gloo"
 
         def monitored_barrier(self, *arguments: Any, **more: Any) -> None:
-            self.gloo.monitored_barrier(*arguments, **more)
+            self.host_gloo.monitored_barrier(*arguments, **more)
+
+    class Both(ProcessGroupGloo, Nccl):
+        """ "cpu:gloo,cuda:nccl": gloo for tensors of the CPU, NCCL for virtual GPUs."""
+
+        def _open(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+            gloo = open_patient_gloo(store, rank, size, timeout)
+            NcclGroup.__init__(self, gloo, store, rank, size, timeout)
+            self.host_gloo = open_gloo(dist.PrefixStore("host", store), rank, size, timeout)
 
     ProcessGroupNCCL.Options = Options
     return ProcessGroupNCCL, ProcessGroupGloo
+
+
+# Whether the group that torch makes now is one for the CPU and for CUDA.
+_wants_both = False
+
+
+def _helper(original: Any) -> Any:
+    """_new_process_group_helper: of a group for two devices torch asks for the first one's."""
+
+    @functools.wraps(original)
+    def new_process_group_helper(*arguments: Any, **more: Any) -> Any:
+        global _wants_both
+        before = _wants_both
+        backend = str(more.get("backend", arguments[3] if len(arguments) > 3 else ""))
+        _wants_both = "cuda:nccl" in backend and "cpu:gloo" in backend
+        try:
+            made = original(*arguments, **more)
+        finally:
+            _wants_both = before
+        # torch sets it on the group that ours takes the place of.
+        device = more.get("device_id")
+        if device is not None and isinstance(made[0], dist.ProcessGroup):
+            made[0].bound_device_id = device
+        return made
+
+    return new_process_group_helper
+
+
+def _split_group(original: Any) -> Any:
+    """split_group makes a new group: a virtual GPU's communicator has nothing to share."""
+
+    @functools.wraps(original)
+    def split_group(
+        parent_pg: Any = None,
+        split_ranks: list | None = None,
+        timeout: timedelta | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        backend: Any = None,
+    ) -> Any:
+        parent = parent_pg or dist.group.WORLD
+        every = dist.get_process_group_ranks(parent)
+        whole = [every[rank] for ranks in split_ranks or () for rank in ranks]
+        if (
+            dist.group.WORLD.bound_device_id is None
+            or len(whole) != len(set(whole))
+            or not whole
+        ):
+            # torch says what is wrong.
+            return original(parent_pg, split_ranks, timeout, pg_options, group_desc, backend)
+        for ranks in split_ranks:
+            if parent.rank() in ranks:
+                return dist.new_group(
+                    sorted(every[rank] for rank in ranks),
+                    timeout,
+                    backend,
+                    pg_options,
+                    use_local_synchronization=True,
+                    group_desc=group_desc,
+                    device_id=dist.group.WORLD.bound_device_id,
+                )
+        return None
+
+    return split_group
 
 
 # The classes, by whether the process is one rank of a large world.
@@ -184,6 +281,23 @@ def _not_logged(original: Any) -> Any:
 
 _NCCL = "a CPU build has no NCCL, and a CUDA build's NCCL needs GPUs"
 ROWS: tuple[Row, ...] = (
+    *(
+        Replacement(
+            module,
+            "split_group",
+            _split_group,
+            "C++ splits NCCL's communicator",
+            when=dist.is_available,
+        )
+        for module in (_C10D, "torch.distributed")
+    ),
+    Replacement(
+        _C10D,
+        "_new_process_group_helper",
+        _helper,
+        "a group for CUDA and the CPU is one group of virtual GPUs",
+        when=dist.is_available,
+    ),
     Replacement(
         "torch.futures.Future", "__init__", _future, "C++ would ask for CUDA's streams"
     ),

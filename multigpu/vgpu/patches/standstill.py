@@ -1,0 +1,225 @@
+"""What to say about a run that stands still: who waits in what, who has not come, and why."""
+
+import ast
+from pathlib import Path
+from typing import NamedTuple
+
+# torch's names of operations → the functions that programs call.
+FUNCTIONS = {
+    "ALLREDUCE": "all_reduce",
+    "BROADCAST": "broadcast",
+    "REDUCE": "reduce",
+    "ALLGATHER": "all_gather",
+    "_ALLGATHER_BASE": "all_gather_into_tensor",
+    "GATHER": "gather",
+    "SCATTER": "scatter",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "_REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all_single",
+    "BARRIER": "barrier",
+    "SEND": "send",
+    "RECV": "recv",
+    "COALESCED": "batch_isend_irecv",
+}
+# Words in a condition that only some ranks meet.
+OF_A_RANK = ("rank", "is_main", "is_master", "master_process", "main_process")
+
+
+def words(call: dict) -> str:
+    """A call in words: "all_reduce number 3 of the default group (4 elements of float32)"."""
+    name = FUNCTIONS.get(call["operation"], call["operation"].lower())
+    what = f"{call['numel_in']:,} elements of {call['dtype']}" if call["dtype"] else ""
+    if call["operation"] in ("SEND", "RECV"):
+        towards = "to" if call["operation"] == "SEND" else "from"
+        return f"{name} {towards} rank {call['peer']} ({call['group']}, {what})"
+    root = f", root {call['root']}" if call["root"] >= 0 else ""
+    inside = f" ({what}{root})" if what else ""
+    return f"{name} number {call['number']} of {call['group']}{inside}"
+
+
+class Report(NamedTuple):
+    """The states of a group's ranks (watchdog.py), seen by `rank`.
+
+    group    the group's title, and `size` its number of ranks
+    states   by rank in the group: "rank" (of the world), "calls", "line", "waits", "ended"
+    """
+
+    group: str
+    size: int
+    states: dict[int, dict]
+    rank: int
+
+    @classmethod
+    def of(cls, group: str, size: int, states: dict[int, dict], rank: int) -> "Report":
+        return cls(group, size, dict(sorted(states.items())), rank)
+
+    def text(self) -> str:
+        """A line for each rank, and the likely mistake."""
+        lines = [f"multigpu: rank {self.rank} stands still."]
+        for number in range(self.size):
+            state = self.states.get(number)
+            if state is None:
+                lines.append(f"  rank {number} of {self.group} does not answer: it has ended.")
+            else:
+                lines += _lines(state)
+        missing = self.missing()
+        if missing:
+            lines.append(f"  not in {self.group}: {_ranks(missing)}")
+        if likely := self.likely():
+            lines.append(f"  likely: {likely}")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict:
+        return {
+            "rank": self.rank,
+            "group": self.group,
+            "ranks": list(self.states.values()),
+            "missing": self.missing(),
+            "likely": self.likely(),
+        }
+
+    def missing(self) -> list[int]:
+        """The ranks that wait in nothing of this group."""
+        return [
+            state["rank"] if (state := self.states.get(number)) else number
+            for number in range(self.size)
+            if not self._calls(number)
+        ]
+
+    def _calls(self, number: int) -> list[dict]:
+        state = self.states.get(number)
+        if state is None or state["ended"]:
+            return []
+        return [call for call in state["calls"] if call["group"] == self.group]
+
+    def likely(self) -> str:
+        """The likely mistake in one sentence; "" for no known pattern."""
+        calls = {
+            self.states[number]["rank"]: own[0]
+            for number in range(self.size)
+            if (own := self._calls(number))
+        }
+        messages = {r: c for r, c in calls.items() if c["operation"] in ("SEND", "RECV")}
+        if messages:
+            return self._of_messages(messages)
+        if not calls:
+            return ""
+        missing = self.missing()
+        if missing:
+            return self._of_missing(calls, missing)
+        return _of_other_calls(calls)
+
+    def _of_missing(self, calls: dict[int, dict], missing: list[int]) -> str:
+        rank, call = next(iter(calls.items()))
+        name = FUNCTIONS.get(call["operation"], call["operation"])
+        if condition := condition_of_a_rank(call["line"]):
+            return (
+                f"{name} is called under `if {condition}`, which not all ranks enter: call it "
+                f"on all ranks of the group, outside of the condition."
+            )
+        others = [state for state in self.states.values() if state["rank"] in missing]
+        for other in others:
+            for theirs in other["calls"]:
+                if theirs["group"] != self.group:
+                    return (
+                        f"the ranks use two groups in other orders: rank {rank} is in "
+                        f"{self.group}, rank {other['rank']} in {theirs['group']}. Use the "
+                        f"groups in one order on all ranks."
+                    )
+        if any(other["ended"] for other in others) or len(others) < len(missing):
+            return (
+                f"{_ranks(missing)} made fewer calls and ended, while {_ranks(list(calls))} "
+                f"went on, as with unequal numbers of batches: give all ranks as many steps "
+                f"(DistributedSampler, drop_last=True, or DDP's join)."
+            )
+        return (
+            f"{_ranks(missing)} never called {name}, or takes longer than the group's timeout "
+            f"to get there."
+        )
+
+    def _of_messages(self, calls: dict[int, dict]) -> str:
+        for rank, call in calls.items():
+            peer = call["peer"]
+            theirs = calls.get(peer)
+            if theirs is not None and theirs["peer"] == rank:
+                if theirs["operation"] == call["operation"]:
+                    what = "send to" if call["operation"] == "SEND" else "wait for"
+                    return (
+                        f"ranks {rank} and {peer} both {what} each other: one of them has to "
+                        f"{'receive' if call['operation'] == 'SEND' else 'send'} first, or "
+                        f"use batch_isend_irecv. Messages between two ranks arrive in the "
+                        f"order of the calls, tags mean nothing."
+                    )
+                if theirs["numel_in"] != call["numel_in"] or theirs["dtype"] != call["dtype"]:
+                    return (
+                        f"rank {rank} has {call['numel_in']:,} elements of {call['dtype']}, "
+                        f"and rank {peer} {theirs['numel_in']:,} of {theirs['dtype']}: a "
+                        f"message and its receive need the same size."
+                    )
+        rank, call = next(iter(calls.items()))
+        verb, needed = (
+            ("sends to", "receive") if call["operation"] == "SEND" else ("waits for", "send")
+        )
+        return (
+            f"rank {rank} {verb} rank {call['peer']}, which never calls the {needed} that "
+            f"belongs to it."
+        )
+
+
+def _of_other_calls(calls: dict[int, dict]) -> str:
+    (rank, call), *others = calls.items()
+    for other, theirs in others:
+        if theirs["operation"] != call["operation"]:
+            return (
+                f"the ranks call other collectives: rank {rank} {words(call)}, rank {other} "
+                f"{words(theirs)}. All ranks of a group must call the same ones in the same "
+                f"order."
+            )
+        for key, what in (("root", "roots"), ("dtype", "types"), ("sizes", "sizes")):
+            if theirs[key] != call[key]:
+                return (
+                    f"the ranks call {FUNCTIONS.get(call['operation'])} with other {what}: "
+                    f"{call[key]} on rank {rank}, {theirs[key]} on rank {other}."
+                )
+    return ""
+
+
+def _lines(state: dict) -> list[str]:
+    rank = state["rank"]
+    if state["ended"]:
+        return [f"  rank {rank} has ended its program"]
+    lines = [
+        f"  rank {rank} waits in {words(call)}{_at(call['line'])}" for call in state["calls"]
+    ]
+    return lines or [f"  rank {rank} waits in no collective{_at(state['line'])}"]
+
+
+def _at(line: str) -> str:
+    return f", {Path(line).name}" if line else ""
+
+
+def _ranks(numbers: list[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:8])
+    more = ", …" if len(numbers) > 8 else ""
+    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}{more}"
+
+
+def condition_of_a_rank(line: str) -> str:
+    """The condition on the rank around a line of a program; "" if there is none."""
+    path, _, number = line.rpartition(":")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    found = ""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.If):
+            continue
+        first, last = node.body[0].lineno, node.body[-1].end_lineno
+        if first <= int(number) <= last:
+            condition = ast.unparse(node.test)
+            if any(word in condition.lower() for word in OF_A_RANK):
+                found = condition
+    return found
