@@ -218,15 +218,14 @@ class Communicator:
             kernel.started = True
             try:
                 kernel.run(kernel)
-            except dist.DistBackendError as error:
-                kernel.error = error
             except Mismatch as mismatch:
                 kernel.stuck = str(mismatch)
                 return
-            except RuntimeError as error:
-                # gloo's error: a process has ended.
-                kernel.stuck = f"a rank has gone ({str(error).splitlines()[0]})"
-                return
+            except Exception as error:
+                if _is_of_gloo(error):
+                    kernel.stuck = "a rank has gone"
+                    return
+                kernel.error = error
             kernel.run = None
             self.kernels.popleft()
             kernel.done.set()
@@ -339,6 +338,11 @@ class Communicator:
                 raise errors[0]
 
         return run
+
+
+def _is_of_gloo(error: Exception) -> bool:
+    """Whether a process has ended, or a connection to it."""
+    return isinstance(error, RuntimeError) and "/gloo/" in str(error)
 
 
 def _encoded(name: str, call: Call) -> Tensor:

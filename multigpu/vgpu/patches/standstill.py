@@ -4,6 +4,8 @@ import ast
 from pathlib import Path
 from typing import NamedTuple
 
+from multigpu.errors import pluralize
+
 # torch's names of operations → the functions that programs call.
 FUNCTIONS = {
     "ALLREDUCE": "all_reduce",
@@ -29,13 +31,12 @@ OF_A_RANK = ("rank", "is_main", "is_master", "master_process", "main_process")
 def words(call: dict) -> str:
     """A call in words: "all_reduce number 3 of the default group (4 elements of float32)"."""
     name = FUNCTIONS.get(call["operation"], call["operation"].lower())
-    what = f"{call['numel_in']:,} elements of {call['dtype']}" if call["dtype"] else ""
+    what = f"{pluralize(call['numel_in'], 'element')} of {call['dtype']}"
     if call["operation"] in ("SEND", "RECV"):
         towards = "to" if call["operation"] == "SEND" else "from"
         return f"{name} {towards} rank {call['peer']} ({call['group']}, {what})"
     root = f", root {call['root']}" if call["root"] >= 0 else ""
-    inside = f" ({what}{root})" if what else ""
-    return f"{name} number {call['number']} of {call['group']}{inside}"
+    return f"{name} number {call['number']} of {call['group']} ({what}{root})"
 
 
 class Report(NamedTuple):
@@ -153,9 +154,9 @@ class Report(NamedTuple):
                     )
                 if theirs["numel_in"] != call["numel_in"] or theirs["dtype"] != call["dtype"]:
                     return (
-                        f"rank {rank} has {call['numel_in']:,} elements of {call['dtype']}, "
-                        f"and rank {peer} {theirs['numel_in']:,} of {theirs['dtype']}: a "
-                        f"message and its receive need the same size."
+                        f"rank {rank} has {pluralize(call['numel_in'], 'element')} of "
+                        f"{call['dtype']}, and rank {peer} {theirs['numel_in']:,} of "
+                        f"{theirs['dtype']}: a message and its receive need the same size."
                     )
         rank, call = next(iter(calls.items()))
         verb, needed = (
@@ -182,7 +183,7 @@ def _of_other_calls(calls: dict[int, dict]) -> str:
                     f"the ranks call {FUNCTIONS.get(call['operation'])} with other {what}: "
                     f"{call[key]} on rank {rank}, {theirs[key]} on rank {other}."
                 )
-    return ""
+    return f"{call['stuck']}." if call["stuck"] else ""
 
 
 def _lines(state: dict) -> list[str]:
@@ -192,7 +193,7 @@ def _lines(state: dict) -> list[str]:
     lines = [
         f"  rank {rank} waits in {words(call)}{_at(call['line'])}" for call in state["calls"]
     ]
-    return lines or [f"  rank {rank} waits in no collective{_at(state['line'])}"]
+    return lines or [f"  rank {rank} is in no collective{_at(state['line'])}"]
 
 
 def _at(line: str) -> str:

@@ -90,14 +90,19 @@ class Board:
         return number
 
     def states(self, number: int) -> dict[int, dict]:
-        """The answers to a question that have arrived."""
-        found = {rank: self.get(f"state/{number}/{rank}") for rank in range(self.size)}
-        ended = {rank: self.get(f"ended/{rank}") for rank in range(self.size)}
-        return {
-            rank: json.loads(found[rank] or ended[rank])
-            for rank in range(self.size)
-            if found[rank] or ended[rank]
-        }
+        """The answers to a question, or to a later one, that have arrived."""
+        states = {}
+        for rank in range(self.size):
+            if text := self.get(f"state/{rank}"):
+                state = json.loads(text)
+                if state["ended"] or state["question"] >= number:
+                    states[rank] = state
+        return states
+
+    def answer(self, number: int, state: dict) -> None:
+        """Publish this rank's state as the answer to a question."""
+        self.answered = number
+        self.set(f"state/{self.rank}", json.dumps(state | {"question": number}))
 
     def asked(self) -> int:
         """The number of the last question."""
@@ -137,7 +142,7 @@ class Watchdog:
             self._thread.join()
             self._thread = None
         for group in list(self.groups):
-            group.board.set(f"ended/{group.rank()}", json.dumps(self._state(group, True)))
+            group.board.answer(group.board.answered, self._state(group, True))
 
     def _tell(self, waits: bool) -> None:
         for group in list(self.groups):
@@ -153,9 +158,7 @@ class Watchdog:
         board = group.board
         asked = board.asked()
         if asked > board.answered:
-            board.answered = asked
-            state = json.dumps(self._state(group, False))
-            board.set(f"state/{asked}/{group.rank()}", state)
+            board.answer(asked, self._state(group, False))
         if board.get("end"):
             self._answers(group, asked)
             self._end(group, board.states(asked))
@@ -168,8 +171,7 @@ class Watchdog:
         if not over and age < self._patience.get(id(group), self.limit):
             return
         number = board.ask()
-        board.answered = number
-        board.set(f"state/{number}/{group.rank()}", json.dumps(self._state(group, False)))
+        board.answer(number, self._state(group, False))
         states = self._answers(group, number)
         if not over and any(
             state["busy"] and not state["waits"] and not state["ended"]

@@ -1,0 +1,318 @@
+"""Programs that fail or stand still with NCCL do so on virtual GPUs, and say why."""
+
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from commands import free_ports, run_script
+
+from multigpu.vgpu.patches import standstill
+
+HEAD = """
+import json, os, sys, time
+from datetime import timedelta
+rank, port, size = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+os.environ.update(
+    RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
+    MASTER_PORT=port,
+)
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+from multigpu.virtual import face
+from multigpu.virtual.options import VARIABLE, Options
+options = Options(gpus=size, timeout=2.0)
+os.environ[VARIABLE] = options.to_json()
+if not face.is_on():
+    face.put_on(options)
+import torch
+import torch.distributed as dist
+
+def start(**more):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", **more)
+
+def full(value, count=1):
+    return torch.full((count,), float(value), device="cuda")
+
+def error_of(function, *arguments, **more):
+    try:
+        function(*arguments, **more)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+"""
+
+
+def run(tmp_path, program: str, size: int = 2) -> list:
+    """The processes of a program's ranks, ended; each with its output as one text."""
+    script = tmp_path / "program.py"
+    script.write_text(HEAD + program)
+    (port,) = free_ports(1)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: run_script(script, rank, port, size), range(size)))
+
+
+def results(tmp_path, program: str, size: int = 2) -> list:
+    """What each rank prints last, as JSON."""
+    done = run(tmp_path, program, size)
+    for process in done:
+        assert process.returncode == 0, process.stdout
+    return [json.loads(process.stdout.splitlines()[-1]) for process in done]
+
+
+def test_two_ranks_on_one_gpu(tmp_path):
+    """Without set_device both are on cuda:0: at the first collective of any group."""
+    for found in results(
+        tmp_path,
+        """
+dist.init_process_group("nccl")
+print(json.dumps([error_of(dist.all_reduce, full(1))]), flush=True)
+os._exit(0)
+""",
+    ):
+        name, _, text = found[0].partition(": ")
+        assert name == "DistBackendError" and "ncclInvalidUsage" in text
+        assert "Duplicate GPU detected : rank" in text
+
+
+def test_what_nccl_refuses_leaves_the_group_as_it_was(tmp_path):
+    found = results(
+        tmp_path,
+        """
+start()
+found = {}
+def reduced(tensor, operation=dist.ReduceOp.SUM):
+    text = error_of(dist.all_reduce, tensor, op=operation)
+    return tensor.tolist() if text == "no error" else text
+found["int16"] = reduced(torch.ones(1, dtype=torch.int16, device="cuda"))
+found["float32"] = reduced(full(1))
+for name in ("BAND", "BOR", "BXOR"):
+    ones = torch.ones(1, dtype=torch.int64, device="cuda")
+    found[name] = reduced(ones, getattr(dist.ReduceOp, name))
+booleans = torch.tensor([True, False], device="cuda")
+found["average"] = reduced(booleans, dist.ReduceOp.AVG)
+found["booleans"] = reduced(booleans)
+eighth = full(2).to(torch.float8_e4m3fn)
+found["float8"] = reduced(eighth)
+both = torch.zeros(2, device="cuda").to(torch.float8_e4m3fn)
+dist.all_gather_single(both, eighth) if hasattr(dist, "all_gather_single") else \\
+    dist.all_gather_into_tensor(both, eighth)
+found["gathered"] = both.float().tolist()
+found["anyone"] = error_of(dist.recv, full(0))
+print(json.dumps(found))
+""",
+    )[1]
+    refused = "RuntimeError: Input tensor data type is not supported for NCCL process group: "
+    assert found == {
+        "int16": refused + "Short",
+        "float32": [2.0],
+        "BAND": "ValueError: Cannot use ReduceOp.BAND with NCCL",
+        "BOR": "ValueError: Cannot use ReduceOp.BOR with NCCL",
+        "BXOR": "ValueError: Cannot use ReduceOp.BXOR with NCCL",
+        "average": "TypeError: Cannot use ReduceOp.AVG with boolean inputs",
+        "booleans": [True, False],
+        "float8": "RuntimeError: Unsupported Float8 type for NCCL reduction",
+        "gathered": [2.0, 2.0],
+        "anyone": "RuntimeError: ProcessGroupNCCL does not support recvAnysource",
+    }
+
+
+def test_messages_have_one_order_and_no_tags(tmp_path):
+    """Also: a batch is one kernel, and its messages do not wait for each other."""
+    _, second, third = results(
+        tmp_path,
+        """
+start(device_id=torch.device("cuda", rank))
+got = []
+if rank == 0:
+    dist.send(full(1), 1, tag=1)
+    dist.send(full(2), 1, tag=2)
+elif rank == 1:
+    first, second = full(0), full(0)
+    works = [dist.irecv(first, 0, tag=2), dist.irecv(second, 0, tag=1)]
+    for work in works:
+        work.wait()
+    got = [first.item(), second.item()]
+dist.barrier()
+# A ring: rank 0 gets what rank 2 sends only after it has heard from rank 1.
+given, own = full(0, 3), full(rank, 3)
+to, source = (rank + 1) % 3, (rank - 1) % 3
+receive, send = dist.P2POp(dist.irecv, given, source), dist.P2POp(dist.isend, own, to)
+for batch in [[receive, send]] if rank == 0 else [[receive], [send]]:
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+halves = dist.split_group(split_ranks=[[0, 1], [2]])
+dist.all_reduce(own, group=halves)
+print(json.dumps([got, given.tolist(), own.tolist(), dist.get_process_group_ranks(halves)]))
+""",
+        3,
+    )
+    assert second == [[1.0, 2.0], [0.0] * 3, [1.0] * 3, [0, 1]]
+    assert third == [[], [1.0] * 3, [2.0] * 3, [2]]
+
+
+# (what differs, the program after `start()`, what rank 0's report says, the likely mistake)
+STAND_STILL = {
+    "a collective under a condition": (
+        """
+x = full(1, 4)
+dist.all_reduce(x)
+if rank == 0:
+    dist.all_reduce(x)
+print("end", flush=True)
+""",
+        ["OpType=ALLREDUCE, NumelIn=4", "all_reduce number 2", "rank 1 has ended"],
+        "under `if rank == 0`",
+    ),
+    "another operation": (
+        """
+x = full(1, 4)
+dist.all_reduce(x) if rank else dist.broadcast(x, 0)
+print(x.sum().item())
+""",
+        ["rank 0 waits in broadcast", "rank 1 waits in all_reduce", "program.py:"],
+        "the ranks call other collectives",
+    ),
+    "another size": (
+        "dist.all_reduce(full(1, 4 + rank))",
+        ["4 elements of float32", "5 elements"],
+        "other sizes: [4] on rank 0, [5] on rank 1",
+    ),
+    "another root": (
+        "dist.broadcast(full(1), rank)",
+        ["root 0", "root 1"],
+        "other roots: 0 on rank 0, 1 on rank 1",
+    ),
+    "two groups": (
+        """
+groups = [dist.new_group([0, 1]) for _ in range(2)]
+for group in groups if rank else groups[::-1]:
+    dist.all_reduce(full(1), group=group)
+""",
+        ["not in the group of ranks 0, 1"],
+        "two groups in other orders",
+    ),
+    "messages that cross": (
+        """
+a, b = full(1), full(2)
+if rank == 0:
+    works = [dist.isend(a, 1), dist.irecv(a, 1), dist.isend(b, 1), dist.irecv(b, 1)]
+else:
+    works = [dist.irecv(a, 0), dist.irecv(b, 0), dist.isend(a, 0), dist.isend(b, 0)]
+for work in works:
+    work.wait()
+""",
+        ["OpType=RECV", "rank 1 waits in recv from rank 0"],
+        "both wait for each other",
+    ),
+    "a message that nobody receives": (
+        "rank == 0 and dist.isend(full(1), 1)",
+        ["OpType=SEND", "rank 1 has ended"],
+        "rank 1, which never calls the receive",
+    ),
+    "a longer receive": (
+        "dist.recv(full(0, 8), 0) if rank else dist.send(full(0, 4), 1)",
+        ["4 elements", "8 elements"],
+        "need the same size",
+    ),
+    "parts of an all-to-all": (
+        """
+given = full(1, 3)
+dist.all_to_all_single(full(0, 3), given, [2, 1], [1, 2] if rank else [2, 1])
+""",
+        ["OpType=ALLTOALL_BASE"],
+        "rank 0 sends 1 element to rank 1, which expects 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAND_STILL)
+def test_it_stands_still_and_says_why(tmp_path, name):
+    program, lines, likely = STAND_STILL[name]
+    first, second = run(tmp_path, f"start()\n{program}")
+
+    waiting = first if first.returncode else second
+    assert waiting.returncode == -signal.SIGABRT, waiting.stdout
+    assert "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=" in waiting.stdout
+    assert "gloo" not in waiting.stdout
+    for line in lines:
+        assert line in waiting.stdout
+    assert f"  likely: {likely}" in waiting.stdout or likely in waiting.stdout
+
+
+def test_a_late_rank_ends_the_group_after_its_own_timeout(tmp_path):
+    first, _ = run(
+        tmp_path,
+        """
+start(timeout=timedelta(seconds=1))
+dist.all_reduce(full(1))
+time.sleep(4 * rank)
+dist.all_reduce(full(1))
+""",
+    )
+    assert first.returncode == -signal.SIGABRT
+    assert "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1000) ran for" in first.stdout
+    assert "rank 1 is in no collective, program.py:" in first.stdout
+
+
+def test_a_rank_that_computes_is_waited_for(tmp_path):
+    """`timeout` counts only while nothing moves; torch's own is that of the group."""
+    found = results(
+        tmp_path,
+        """
+start()
+x = full(1)
+until = time.monotonic() + 5 * rank
+while time.monotonic() < until:
+    sum(range(1000))
+dist.all_reduce(x)
+print(json.dumps(x.tolist()))
+""",
+    )
+    assert found == [[2.0], [2.0]]
+
+
+def test_a_host_that_only_waits_here_holds_up_nobody(tmp_path):
+    """The first isend waits for rank 1's host, which on a GPU would not wait in all_reduce."""
+    found = results(
+        tmp_path,
+        """
+start()
+x, y = full(1), full(rank)
+dist.barrier()
+if rank == 0:
+    work = dist.isend(y, 1)
+    dist.all_reduce(x)
+    work.wait()
+else:
+    dist.all_reduce(x)
+    dist.recv(y, 0)
+print(json.dumps([x.item(), y.item()]))
+""",
+    )
+    assert found == [[2.0, 0.0], [2.0, 0.0]]
+
+
+def test_torchs_own_check_with_detail(tmp_path):
+    text = results(
+        tmp_path,
+        """
+dist.set_debug_level(dist.DebugLevel.DETAIL)  # TORCH_DISTRIBUTED_DEBUG, when torch is imported
+start()
+x = full(1, 4)
+call = dist.all_reduce if rank else dist.broadcast
+print(json.dumps(error_of(call, x, **({} if rank else {"src": 0}))), flush=True)
+os._exit(0)
+""",
+    )[1]
+    assert "Detected mismatch between collectives on ranks. Rank 1 is running" in text
+    assert "OpType=ALLREDUCE" in text and "device=cuda" in text
+
+
+def test_the_condition_around_a_line(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("if rank == 0:\n    call()\nif ready:\n    call()\n")
+
+    assert standstill.condition_of_a_rank(f"{path}:2") == "rank == 0"
+    assert standstill.condition_of_a_rank(f"{path}:4") == ""
+    assert standstill.condition_of_a_rank("gone.py:4") == ""
