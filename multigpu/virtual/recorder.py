@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from multigpu.vgpu.patches import standstill
 from multigpu.vgpu.sim import machine as _machine
 from multigpu.vgpu.sim.event import Event
 from multigpu.vgpu.sim.flops import CountingCosts
@@ -229,6 +230,7 @@ def start(visible: list[int]) -> None:
     if not folder or _recorder is not None:
         return
     _recorder = Recorder(Path(folder), visible)
+    standstill.on_end.append(_recorder.note_standstill)
     # A fork has a copy of all locks: none may be held by the thread, which it does not have.
     os.register_at_fork(
         before=lambda: _recorder and _recorder.writing.acquire(),

@@ -10,7 +10,9 @@ from compare_devices import CABLE, ROUND, last
 from torch import nn
 
 from multigpu import vgpu
+from multigpu.vgpu.sim import machine
 from multigpu.vgpu.sim.clock import HOST, Event
+from multigpu.vgpu.sim.notes import take_events
 from multigpu.vgpu.sim.presets import KERNEL_OVERHEAD, LAUNCH_OVERHEAD, LINKS
 from multigpu.vgpu.sim.streams import INTERRUPTED, Engine
 
@@ -481,3 +483,19 @@ def test_without_wait_event_a_kernel_does_not_wait_for_its_batch(gpus):
     kernels = [event for event in timeline.events if event.name == "sum"]
     copies = [event for event in timeline.events if event.kind == "transfer"]
     assert kernels[0].start < copies[0].end
+
+
+def test_the_first_side_stream_sees_work_that_the_recorder_has_taken():
+    """`multigpu virtual` removes events from the clock while the program runs."""
+
+    def end_of_a_kernel_beside(takes: bool) -> float:
+        with vgpu.running(1, gpu="A100-40GB", compute=False) as (device,):
+            x = torch.empty(8192, 8192, device=device)
+            y = x @ x
+            if takes:
+                take_events(machine.current().clock)
+            with torch.vgpu.stream(torch.vgpu.Stream(device)):
+                torch.mm(x, x, out=y)
+            return last().end
+
+    assert end_of_a_kernel_beside(True) == end_of_a_kernel_beside(False)

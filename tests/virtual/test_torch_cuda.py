@@ -53,6 +53,12 @@ def test_the_accelerator(cuda):
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
     # fully_shard makes its default mesh of this device type.
     assert torch._C._get_accelerator() == torch.device("cuda")
+    torch.ones(1, device="cuda")
+    torch.accelerator.reset_accumulated_memory_stats()
+    assert torch.accelerator.memory_stats()["allocated_bytes.all.allocated"] == 0
+    if hasattr(torch.accelerator, "get_device_capability"):
+        dtypes = torch.accelerator.get_device_capability()["supported_dtypes"]
+        assert torch.bfloat16 in dtypes
     assert torch.accelerator.is_available() and torch.accelerator.device_count() == 2
     torch.accelerator.synchronize()
     assert torch.accelerator.current_stream().device == torch.device("cuda:0")

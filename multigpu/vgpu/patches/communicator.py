@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from multigpu.errors import pluralize
+
 if TYPE_CHECKING:
     from multigpu.vgpu.patches.nccl_group import NcclGroup
 
@@ -362,8 +364,8 @@ def _check_splits(rows: list[list[float]]) -> None:
             sent, expected = row[receiver], rows[receiver][size + sender]
             if sent != expected:
                 raise Mismatch(
-                    f"rank {sender} sends {sent:.0f} elements to rank {receiver}, which "
-                    f"expects {expected:.0f}"
+                    f"rank {sender} sends {pluralize(int(sent), 'element')} to rank "
+                    f"{receiver}, which expects {expected:.0f}"
                 )
 
 

@@ -1,11 +1,14 @@
 """What to say about a run that stands still: who waits in what, who has not come, and why."""
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from multigpu.errors import pluralize
 
+# Called with a report's numbers before its process ends.
+on_end: list[Callable[[dict], None]] = []
 # torch's names of operations → the functions that programs call.
 FUNCTIONS = {
     "ALLREDUCE": "all_reduce",

@@ -16,7 +16,7 @@ import sysconfig
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -112,13 +112,11 @@ class Board:
 class Watchdog:
     """The thread that looks after the groups of this process.
 
-    limit       seconds without a move after which a run stands still
-    on_end      called with the report's numbers before the process ends
+    `limit` is the number of seconds without a move after which a run stands still.
     """
 
     def __init__(self):
         self.limit = 60.0
-        self.on_end: Callable[[dict], None] = lambda report: None
         self.groups: weakref.WeakSet[NcclGroup] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -226,7 +224,8 @@ class Watchdog:
             f"{_prefix(rank)} To avoid data inconsistency, we are taking the entire process "
             f"down.\n"
         )
-        self.on_end(report.as_json() | {"watchdog": text})
+        for call in standstill.on_end:
+            call(report.as_json() | {"watchdog": text})
         os.kill(os.getpid(), signal.SIGABRT)
 
 

@@ -66,6 +66,8 @@ class Clock:
         # seconds in which each device computed. The lock is held while they change.
         self.num_taken = 0
         self.taken_compute: Counter[int] = Counter()
+        # (device, start, end) of the removed computations that had not ended for the host.
+        self.taken_running: list[tuple[int, float, float]] = []
         self.taking = threading.Lock()
         # The texts that notes.py adds to events, by the number of the event.
         self.marks: list[tuple[int, str]] = [(0, "")]
@@ -218,11 +220,17 @@ class Clock:
         default = self.streams[device][DEFAULT]
         if default.sms is None:
             default.sms = Sms()
+            with self.taking:
+                running = self.taken_running + [
+                    (event.device, event.start, event.end)
+                    for event in self.events()
+                    if event.kind == "compute"
+                ]
             now = self.main_thread.time
-            for event in self.events():
+            for place, start, end in running:
                 # Nothing more is launched before `now`.
-                if (event.device, event.kind) == (device, "compute") and event.end > now:
-                    default.sms.run(event.start, event.end - event.start)
+                if place == device and end > now:
+                    default.sms.run(start, end - start)
         return default.sms
 
     def _default_streams(self) -> list[StreamClock]:

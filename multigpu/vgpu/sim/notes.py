@@ -75,8 +75,12 @@ def take_events(clock: Clock) -> tuple[list[Any], dict[int, str]]:
         notes = _notes_by_number(clock, first, first + count)
         del clock.log[: len(taken)]
         clock.num_taken += count
-        for device, seconds in _compute_seconds(taken).items():
-            clock.taken_compute[device] += seconds
+        computed = _computed(taken)
+        for device, start, end in computed:
+            clock.taken_compute[device] += end - start
+        now = clock.main_thread.time
+        running = clock.taken_running + computed
+        clock.taken_running = [event for event in running if event[2] > now]
         clock.marks[:-1] = []
         for number in [number for number in tuple(clock.contents) if number < first + count]:
             del clock.contents[number]
@@ -99,17 +103,17 @@ def _notes_by_number(clock: Clock, first: int, end: int) -> dict[int, str]:
     return notes | {number: text for number, text in contents if first <= number < end}
 
 
-def _compute_seconds(taken: list[Any]) -> dict[int, float]:
-    """The seconds in which each device computed, of events given as one list of fields."""
+def _computed(taken: list[Any]) -> list[tuple[int, float, float]]:
+    """(device, start, end) of the computations among events given as one list of fields."""
     columns = [
         taken[Event._fields.index(name) :: len(Event._fields)]
-        for name in ("device", "kind", "start", "end")
+        for name in ("kind", "device", "start", "end")
     ]
-    seconds = dict.fromkeys(columns[0], 0.0)
-    for device, kind, start, end in zip(*columns, strict=True):
-        if kind == "compute":
-            seconds[device] += end - start
-    return seconds
+    return [
+        (device, start, end)
+        for kind, device, start, end in zip(*columns, strict=True)
+        if kind == "compute"
+    ]
 
 
 def _num_events(clock: Clock) -> int:

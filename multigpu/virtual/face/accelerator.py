@@ -19,6 +19,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_accelerator_getAccelerator": lambda: torch._C.device(FACE),
     # FSDP2 makes its device mesh with it, and the mesh sets the rank's device.
     "_get_accelerator": lambda check=None: torch._C.device(FACE),
+    "_accelerator_getDeviceCapability": _capability,
     "_accelerator_getDeviceIndex": driver.current_device,
     "_accelerator_setDeviceIndex": driver.set_device,
     "_accelerator_exchangeDevice": driver.exchange_device,
@@ -30,7 +31,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_accelerator_emptyCache": lambda: None,
     "_accelerator_emptyHostCache": lambda: None,
     "_accelerator_getDeviceStats": driver.memory_stats,
-    "_accelerator_resetAccumulatedStats": lambda index: None,
+    "_accelerator_resetAccumulatedStats": driver.reset_accumulated_memory_stats,
     "_accelerator_resetPeakStats": driver.reset_peak_memory_stats,
     "_accelerator_getMemoryInfo": driver.memory_info,
 }

@@ -20,7 +20,6 @@ from multigpu.vgpu.patches.replacing import Replacement, Row
 from multigpu.vgpu.sim import names
 from multigpu.vgpu.sim.machine import Machine, running
 from multigpu.vgpu.sim.memory import Meter
-from multigpu.virtual import recorder
 from multigpu.virtual.face import world
 from multigpu.virtual.face.devices import FACE
 from multigpu.virtual.options import from_environment
@@ -64,8 +63,6 @@ def _classes(in_world: bool) -> tuple[type, type]:
     options = from_environment()
     if options is not None:
         watchdog.limit = options.timeout
-    if recorder.current() is not None:
-        watchdog.on_end = recorder.current().note_standstill
 
     def place(machine: Machine, index: int) -> tuple[int, int]:
         """The machine of a GPU of this process, and the GPU's number in all machines."""
