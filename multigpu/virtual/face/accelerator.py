@@ -11,8 +11,13 @@ from multigpu.virtual.face.devices import FACE
 
 
 def _capability(index: int) -> dict[str, Any]:
-    """The dtypes that a GPU computes with, as torch says for CUDA."""
-    return {"supported_dtypes": set(torch.testing.get_all_dtypes())}
+    """The dtypes that torch has kernels for: for CUDA all but those of quantized tensors."""
+    dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    return {"supported_dtypes": {dtype for dtype in dtypes if not _is_quantized(dtype)}}
+
+
+def _is_quantized(dtype: torch.dtype) -> bool:
+    return str(dtype).startswith(("torch.qint", "torch.quint"))
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
