@@ -89,7 +89,7 @@ class NcclGroup(VirtualGroup):
     ):
         super().__init__(gloo, rank, size)
         self.timeout = timeout
-        self.board = Board(dist.PrefixStore("watchdog", store), rank, size)
+        self.board = Board(store, rank, size, watchdog.folder)
         # The numbers of the last collective and of the last message.
         self.sequence = 0
         self.sequence_of_messages = 0
@@ -136,6 +136,7 @@ class NcclGroup(VirtualGroup):
             communicator.abort()
 
     def shutdown(self) -> None:
+        watchdog.forget(self)
         for communicator in self.communicators.values():
             communicator.close()
         super().shutdown()

@@ -43,30 +43,27 @@ def words(call: dict) -> str:
 
 
 class Report(NamedTuple):
-    """The states of a group's ranks (watchdog.py), seen by `rank`.
+    """The states of the ranks (watchdog.py), when `rank` stands still in a group.
 
-    group    the group's title, and `size` its number of ranks
-    states   by rank in the group: "rank" (of the world), "calls", "line", "waits", "ended"
+    group    the group's title, and `ranks` its ranks, by their numbers in the world
+    states   of the ranks that have answered: "rank", "calls", "line", "waits", "ended"
     """
 
     group: str
-    size: int
+    ranks: list[int]
     states: dict[int, dict]
     rank: int
-
-    @classmethod
-    def of(cls, group: str, size: int, states: dict[int, dict], rank: int) -> "Report":
-        return cls(group, size, dict(sorted(states.items())), rank)
 
     def text(self) -> str:
         """A line for each rank, and the likely mistake."""
         lines = [f"multigpu: rank {self.rank} stands still."]
-        for number in range(self.size):
+        for number in sorted({*self.ranks, *self.states}):
             state = self.states.get(number)
-            if state is None:
-                lines.append(f"  rank {number} of {self.group} does not answer: it has ended.")
-            else:
-                lines += _lines(state)
+            lines += (
+                _lines(state)
+                if state is not None
+                else [f"  rank {number} does not answer: its process has ended"]
+            )
         missing = self.missing()
         if missing:
             lines.append(f"  not in {self.group}: {_ranks(missing)}")
@@ -84,12 +81,8 @@ class Report(NamedTuple):
         }
 
     def missing(self) -> list[int]:
-        """The ranks that wait in nothing of this group."""
-        return [
-            state["rank"] if (state := self.states.get(number)) else number
-            for number in range(self.size)
-            if not self._calls(number)
-        ]
+        """The ranks of the group that wait in nothing of it."""
+        return [number for number in self.ranks if not self._calls(number)]
 
     def _calls(self, number: int) -> list[dict]:
         state = self.states.get(number)
@@ -99,11 +92,7 @@ class Report(NamedTuple):
 
     def likely(self) -> str:
         """The likely mistake in one sentence; "" for no known pattern."""
-        calls = {
-            self.states[number]["rank"]: own[0]
-            for number in range(self.size)
-            if (own := self._calls(number))
-        }
+        calls = {number: own[0] for number in self.ranks if (own := self._calls(number))}
         messages = {r: c for r, c in calls.items() if c["operation"] in ("SEND", "RECV")}
         if messages:
             return self._of_messages(messages)

@@ -2,7 +2,7 @@
 
 Each process has one thread that looks at the unfinished kernels of its groups. If one is older
 than its group's timeout, or if nothing has moved for `limit` seconds, the ranks tell each
-other through the group's store what they wait in. Each rank that waits prints it, with the
+other what they wait in. Each rank that waits prints it, with the
 line of its program, the ranks that have not come and the likely mistake, and ends by SIGABRT,
 as with NCCL.
 """
@@ -10,12 +10,15 @@ as with NCCL.
 import atexit
 import json
 import os
+import shutil
 import signal
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
@@ -35,6 +38,8 @@ INTERVAL = 0.5
 ANSWERS = 3.0
 # A process that uses this share of a core computes: nothing stands still.
 BUSY = 0.2
+# Looks over which it is measured.
+LOOKS = 20
 # Files of the program are not below these folders.
 LIBRARIES = (
     str(Path(torch.__file__).parent),
@@ -56,140 +61,182 @@ def program_line(frame: Any) -> str:
 
 
 class Board:
-    """What the ranks of a group tell each other through its store, whatever their hosts do."""
+    """What the ranks of a group tell each other by files, whatever their hosts do.
 
-    def __init__(self, store: dist.Store, rank: int, size: int):
-        # A client of its own: the program's can be in the middle of a call that waits.
-        self._store = store.clone()
+    The group's store cannot serve: it is gone as soon as the process that holds it has ended.
+    Ranks on other machines do not see the files, and count as without an answer.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, parent: Path | None = None):
+        if rank == 0:
+            made = tempfile.mkdtemp(prefix="multigpu-ranks-", dir=parent)
+            store.set("board", made)
+        self.folder = Path(store.get("board").decode())
         self.rank = rank
         self.size = size
+        # The number of the last question that this rank has answered.
         self.answered = 0
 
     def set(self, key: str, value: str) -> None:
-        # RuntimeError: the process with the store has ended.
-        with suppress(RuntimeError):
-            self._store.set(key, value)
+        # OSError: another machine, or the run's folder is being removed.
+        with suppress(OSError):
+            part = self.folder / f"{key}.{self.rank}.part"
+            part.write_text(value)
+            part.replace(self.folder / key)
 
     def get(self, key: str) -> str:
-        """The value of a key; "" if nobody has set it, or if the store is gone."""
+        """The value of a key; "" if nobody has set it."""
         try:
-            return self._store.get(key).decode() if self._store.check([key]) else ""
-        except RuntimeError:
+            return (self.folder / key).read_text()
+        except OSError:
             return ""
 
     def any_waits(self, ranks: Iterable[int]) -> bool:
         """Whether the host of one of these ranks waits for a kernel."""
-        return any(self.get(f"waits/{rank}") == "1" for rank in ranks)
-
-    def ask(self) -> int:
-        """Ask all ranks for their state; return the number of the question."""
-        try:
-            number = self._store.add("asked", 1)
-        except RuntimeError:
-            number = self.answered + 1
-        return number
-
-    def states(self, number: int) -> dict[int, dict]:
-        """The answers to a question, or to a later one, that have arrived."""
-        states = {}
-        for rank in range(self.size):
-            if text := self.get(f"state/{rank}"):
-                state = json.loads(text)
-                if state["ended"] or state["question"] >= number:
-                    states[rank] = state
-        return states
-
-    def answer(self, number: int, state: dict) -> None:
-        """Publish this rank's state as the answer to a question."""
-        self.answered = number
-        self.set(f"state/{self.rank}", json.dumps(state | {"question": number}))
+        return any(self.get(f"waits-{rank}") == "1" for rank in ranks)
 
     def asked(self) -> int:
         """The number of the last question."""
         return int(self.get("asked") or 0)
 
+    def ask(self) -> int:
+        """Ask all ranks for their state; return the number of the question."""
+        number = self.asked() + 1
+        self.set("asked", str(number))
+        return number
+
+    def answer(self, number: int, state: dict) -> None:
+        """Publish this rank's state as the answer to a question."""
+        self.answered = number
+        self.set(f"state-{self.rank}", json.dumps(state | {"question": number}))
+
+    def states(self, number: int) -> dict[int, dict]:
+        """The answers to a question, or to a later one, that have arrived."""
+        states = {}
+        for rank in range(self.size):
+            if text := self.get(f"state-{rank}"):
+                state = json.loads(text)
+                if state["ended"] or state["question"] >= number:
+                    states[rank] = state
+        return states
+
+    def leave(self) -> None:
+        """Note that this rank reads and writes no more; the last one removes the files."""
+        self.set(f"left-{self.rank}", "1")
+        if all(self.get(f"left-{rank}") for rank in range(self.size)):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
 
 class Watchdog:
     """The thread that looks after the groups of this process.
 
-    `limit` is the number of seconds without a move after which a run stands still.
+    limit   seconds without a move after which a run stands still
+    folder  where the groups' boards are; None: the system's folder for temporary files
     """
 
     def __init__(self):
         self.limit = 60.0
+        self.folder: Path | None = None
         self.groups: weakref.WeakSet[NcclGroup] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
+        self._process = 0
         self._stop = threading.Event()
-        self._cpu: list[tuple[float, float]] = []
-        # The age of the kernels after which the next question is asked.
-        self._patience: dict[int, float] = {}
+        # (time, seconds of CPU) of the last looks.
+        self._cpu: deque[tuple[float, float]] = deque(maxlen=LOOKS)
+        # The age of a kernel after which the next question is asked.
+        self._patience = 0.0
         communicator.waiting.changed = self._tell
 
     def watch(self, group: "NcclGroup") -> None:
         """Look after a group until it is deleted."""
         self.groups.add(group)
         if self._thread is None:
+            self._process = os.getpid()
             self._stop.clear()
             self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """End the thread, and tell the other ranks that this process ends."""
+        if self._process != os.getpid():
+            # A fork has neither the thread nor a connection of its own.
+            return
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         for group in list(self.groups):
+            self.forget(group)
+
+    def forget(self, group: "NcclGroup") -> None:
+        """Tell the other ranks of a group that this one takes no more part in it."""
+        if group in self.groups and self._process == os.getpid():
+            self.groups.discard(group)
             group.board.answer(group.board.answered, self._state(group, True))
+            group.board.leave()
 
     def _tell(self, waits: bool) -> None:
-        for group in list(self.groups):
-            group.board.set(f"waits/{group.rank()}", "1" if waits else "0")
+        if self._process == os.getpid():
+            for group in list(self.groups):
+                group.board.set(f"waits-{group.rank()}", "1" if waits else "0")
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL):
-            self._cpu = [*self._cpu[-20:], (time.monotonic(), time.process_time())]
-            for group in list(self.groups):
-                self._look(group)
+            self._cpu.append((time.monotonic(), cpu_seconds()))
+            groups = list(self.groups)
+            whole = dist.distributed_c10d._world.default_pg
+            if whole in groups:
+                # A rank of another group can be why one stands still, or does not.
+                self._look(whole, groups)
+                continue
+            for group in groups:
+                self._look(group, [group])
 
-    def _look(self, group: "NcclGroup") -> None:
-        board = group.board
-        asked = board.asked()
-        if asked > board.answered:
-            board.answer(asked, self._state(group, False))
+    def _look(self, asked: "NcclGroup", groups: list["NcclGroup"]) -> None:
+        """Look at the kernels of `groups`; the ranks of `asked` answer each other."""
+        board = asked.board
+        number = board.asked()
+        if number > board.answered:
+            board.answer(number, self._state(asked, False))
+        waiting = [(kernel, group) for group in groups for kernel in group.unfinished()]
         if board.get("end"):
-            self._answers(group, asked)
-            self._end(group, board.states(asked))
+            if waiting:
+                self._end(waiting, self._answers(asked, number))
             return
-        kernels = group.unfinished()
-        if not kernels:
+        if not waiting:
+            self._patience = self.limit
             return
-        age = time.monotonic() - min(kernel.launched for kernel in kernels)
-        over = age > group.timeout.total_seconds()
-        if not over and age < self._patience.get(id(group), self.limit):
+        now = time.monotonic()
+        age = now - min(kernel.launched for kernel, _ in waiting)
+        over = any(
+            now - kernel.launched > group.timeout.total_seconds() for kernel, group in waiting
+        )
+        if not over and age < max(self._patience, self.limit):
             return
         number = board.ask()
-        board.answer(number, self._state(group, False))
-        states = self._answers(group, number)
+        board.answer(number, self._state(asked, False))
+        states = self._answers(asked, number)
         if not over and any(
             state["busy"] and not state["waits"] and not state["ended"]
             for state in states.values()
         ):
-            self._patience[id(group)] = age + min(self.limit, 10.0)
+            self._patience = age + min(self.limit, 10.0)
             return
-        if kernels and group.unfinished():
+        waiting = [(kernel, group) for kernel, group in waiting if not kernel.is_completed()]
+        if waiting:
             board.set("end", "1")
             # The other ranks print before a launcher ends them because this one has ended.
             time.sleep(2 * INTERVAL)
-            self._end(group, states)
+            self._end(waiting, states)
 
     def _answers(self, group: "NcclGroup", number: int) -> dict[int, dict]:
+        """The states of the group's ranks, by their numbers in the world."""
         until = time.monotonic() + ANSWERS
         while len(states := group.board.states(number)) < group.size():
             if time.monotonic() > until:
                 break
             time.sleep(0.05)
-        return states
+        return {group.global_rank(rank): state for rank, state in states.items()}
 
     def _state(self, group: "NcclGroup", ended: bool) -> dict:
         frame = sys._current_frames().get(threading.main_thread().ident)
@@ -199,26 +246,27 @@ class Watchdog:
             "waits": communicator.waiting.count > 0,
             "busy": self._is_busy(),
             "line": program_line(frame),
-            "number": group.sequence,
             "calls": [call for one in list(self.groups) for call in one.described()],
         }
 
     def _is_busy(self) -> bool:
-        """Whether this process has computed in the last ten seconds."""
+        """Whether this process, or one of its children, has computed in the last looks."""
         if len(self._cpu) < 2:
             return False
         (first, before), (last, now) = self._cpu[0], self._cpu[-1]
         return now - before > BUSY * (last - first)
 
-    def _end(self, group: "NcclGroup", states: dict[int, dict]) -> None:
-        """Print the report, and end the process if it waits in this group."""
-        kernels = group.unfinished()
-        if not kernels:
-            return
+    def _end(
+        self,
+        waiting: list[tuple[communicator.Kernel, "NcclGroup"]],
+        states: dict[int, dict],
+    ) -> None:
+        """Print the report, and end the process, which waits in these kernels."""
+        kernel, group = min(waiting, key=lambda pair: pair[0].launched)
         rank = group.global_rank(group.rank())
-        first = min(kernels, key=lambda kernel: kernel.launched)
-        text = timeout_text(first, group, rank)
-        report = standstill.Report.of(group.title(), group.size(), states, rank)
+        text = timeout_text(kernel, group, rank)
+        members = [group.global_rank(number) for number in range(group.size())]
+        report = standstill.Report(group.title(), members, states, rank)
         _print(
             f"{_prefix(rank)} {text}\n{report.text()}\n"
             f"{_prefix(rank)} To avoid data inconsistency, we are taking the entire process "
@@ -226,7 +274,21 @@ class Watchdog:
         )
         for call in standstill.on_end:
             call(report.as_json() | {"watchdog": text})
+        for group in list(self.groups):
+            group.board.leave()
         os.kill(os.getpid(), signal.SIGABRT)
+
+
+def cpu_seconds() -> float:
+    """The seconds in which this process and, on Linux, its children have computed."""
+    total = time.process_time()
+    with suppress(OSError, ValueError, IndexError):
+        for task in Path("/proc/self/task").iterdir():
+            for child in (task / "children").read_text().split():
+                # Fields 14 and 15 of proc(5), after the name in brackets, in clock ticks.
+                fields = Path("/proc", child, "stat").read_text().rpartition(")")[2].split()
+                total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 def timeout_text(kernel: communicator.Kernel, group: "NcclGroup", rank: int) -> str:

@@ -10,6 +10,7 @@ import copy
 import functools
 import os
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from multigpu.vgpu.sim.memory import Meter
 from multigpu.virtual.face import world
 from multigpu.virtual.face.devices import FACE
 from multigpu.virtual.options import from_environment
+from multigpu.virtual.record import VARIABLE as RECORDS
 from multigpu.virtual.visible import visible_gpus
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -63,6 +65,8 @@ def _classes(in_world: bool) -> tuple[type, type]:
     options = from_environment()
     if options is not None:
         watchdog.limit = options.timeout
+    if records := os.environ.get(RECORDS):
+        watchdog.folder = Path(records)
 
     def place(machine: Machine, index: int) -> tuple[int, int]:
         """The machine of a GPU of this process, and the GPU's number in all machines."""
