@@ -33,6 +33,7 @@ from multigpu.virtual.record import (
     append_events,
     write_summary,
 )
+from multigpu.virtual.shared_memory import machine as machine_name
 
 # Seconds between two writes.
 INTERVAL = 0.2
@@ -183,6 +184,7 @@ class Recorder:
                 shown=index,
                 peak=meter.highest,
                 capacity=meter.capacity,
+                machine=machine_name(),
                 **times,
             )
             devices.append(device)
