@@ -173,10 +173,11 @@ class Recorder:
                 self.busy[device, kind].add(starts[some], ends[some])
 
     def _devices(self, machine: Machine) -> list[Device]:
-        """The GPUs that this process used: those with memory or work."""
+        """The GPUs that this process used: those with memory or work, or too little memory."""
         devices = []
         for index, meter in enumerate(machine.meters):
-            if not meter.num_allocations and (index, "busy") not in self.busy:
+            used = meter.num_allocations or meter.num_ooms or (index, "busy") in self.busy
+            if not used:
                 continue
             times = {name: self.busy[index, name].seconds for name in (*KINDS, "busy")}
             device = Device(

@@ -97,6 +97,14 @@ def test_a_record_is_the_timelines(tmp_path, a_recorder):
     assert joined.events == timeline.events and joined.notes == timeline.notes
 
 
+def test_a_gpu_without_room_is_in_the_record(tmp_path, a_recorder):
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2**40, device="vgpu:1")
+    a_recorder.write()
+    (record,) = read_records(tmp_path)
+    assert [(gpu.shown, gpu.peak) for gpu in record.summary.devices] == [(1, 0)]
+
+
 def test_a_long_run_needs_no_more_space(tmp_path, monkeypatch, a_recorder):
     monkeypatch.setattr(recorder, "LIMIT", 50)
     sizes = []

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from virtual_runs import virtual, write
 
-from multigpu.virtual.shared_memory import SharedMemory, read_shared
+from multigpu.virtual.shared_memory import SharedMemory, machine, read_shared
 
 MIB = 2**20
 TORCHRUN = ("torchrun", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2")
@@ -204,3 +204,9 @@ def test_a_run_whose_folder_is_gone(tmp_path):
     assert shared.occupy(32) and meter.granted == 32
     assert not shared.occupy(65) and meter.granted == 32
     assert read_shared(tmp_path) == {("node-0", 0): (32, 1)}
+
+
+def test_the_nodes_of_slurm_are_machines():
+    """Two jobs on two nodes have a torchrun each, which calls its machine 0."""
+    assert machine({"SLURMD_NODENAME": "n2", "GROUP_RANK": "0"}) == "n2-0"
+    assert machine({"GROUP_RANK": "3"}) == "node-3" and machine({}) == "node-0"
