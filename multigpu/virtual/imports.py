@@ -82,9 +82,11 @@ def _start() -> None:
             f"the host has {memory / GIB:.1f} GiB of memory left, too little for one more "
             f"process: start fewer ranks."
         )
-    from multigpu.virtual import face, recorder
+    from multigpu.vgpu.sim import machine
+    from multigpu.virtual import face, recorder, shared_memory
 
     face.put_on(replace(options, gpus=len(visible)))
+    shared_memory.share(machine.current().meters, visible)
     recorder.start(visible)
     if options.measures_steps():
         from multigpu.virtual import steps

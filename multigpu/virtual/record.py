@@ -33,6 +33,7 @@ class Device:
     capacity     the bytes that it has
     compute, transfer, collective   the seconds in which it did such work
     busy         the seconds in which it did work of any kind
+    machine      the name of the machine, which has the GPU (shared_memory.py)
     """
 
     number: int
@@ -43,6 +44,7 @@ class Device:
     transfer: float = 0.0
     collective: float = 0.0
     busy: float = 0.0
+    machine: str = ""
 
 
 @dataclass

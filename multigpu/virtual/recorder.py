@@ -34,6 +34,7 @@ from multigpu.virtual.record import (
     append_events,
     write_summary,
 )
+from multigpu.virtual.shared_memory import machine as machine_name
 
 # Seconds between two writes.
 INTERVAL = 0.2
@@ -181,10 +182,11 @@ class Recorder:
                 self.busy[device, kind].add(starts[some], ends[some])
 
     def _devices(self, machine: Machine) -> list[Device]:
-        """The GPUs that this process used: those with memory or work."""
+        """The GPUs that this process used: those with memory or work, or too little memory."""
         devices = []
         for index, meter in enumerate(machine.meters):
-            if not meter.num_allocations and (index, "busy") not in self.busy:
+            used = meter.num_allocations or meter.num_ooms or (index, "busy") in self.busy
+            if not used:
                 continue
             times = {name: self.busy[index, name].seconds for name in (*KINDS, "busy")}
             device = Device(
@@ -192,6 +194,7 @@ class Recorder:
                 shown=index,
                 peak=meter.highest,
                 capacity=meter.capacity,
+                machine=machine_name(),
                 **times,
             )
             devices.append(device)

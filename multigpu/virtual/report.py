@@ -1,6 +1,7 @@
 """What a run on virtual GPUs ends with: a table, a picture, a trace, the numbers as JSON."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,34 @@ from multigpu.virtual.lanes import text_lanes
 from multigpu.virtual.options import Options
 from multigpu.virtual.prediction import Prediction
 from multigpu.virtual.record import Device, Record, read_records
+from multigpu.virtual.shared_memory import Shared, read_shared
 
 HEADER = ("", "peak memory", "of", "computes", "transfers", "collectives", "idle")
+
+
+@dataclass
+class Gpu:
+    """A GPU of a machine, and what each process did on it.
+
+    `peak` are the most bytes that its processes occupied at the same time, and `at_once` is
+    the largest number of processes that used it at the same time.
+    """
+
+    machine: str
+    number: int
+    users: list[tuple[Record, Device]]
+    peak: int
+    at_once: int
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes used it."""
+        return len(self.users) > 1
+
+    @property
+    def capacity(self) -> int:
+        """Its memory in bytes."""
+        return self.users[0][1].capacity
 
 
 class Report:
@@ -28,6 +55,7 @@ class Report:
     def __init__(self, folder: Path, options: Options):
         self.options = options
         self.records = read_records(folder)
+        self.gpus = self._gpus(read_shared(folder))
         self.seconds = max((record.summary.seconds for record in self.records), default=0.0)
         self.prediction: Prediction | None = None
         self.at_peaks: Prediction | None = None
@@ -71,6 +99,16 @@ class Report:
             "simulated_seconds": self.seconds,
             "exit_code": exit_code,
             "gpus": gpus,
+            "memory": [
+                {
+                    "machine": gpu.machine,
+                    "gpu": gpu.number,
+                    "peak_bytes": gpu.peak,
+                    "capacity_bytes": gpu.capacity,
+                    "processes": [self.records.index(record) for record, _ in gpu.users],
+                }
+                for gpu in self.gpus
+            ],
             "not_as_on_a_gpu": self.remarks(),
         }
         if still := [r.summary.standstill for r in self.records if r.summary.standstill]:
@@ -101,6 +139,14 @@ class Report:
             remarks.append(
                 "Times that the program itself prints are this machine's, not a GPU's: with "
                 "--clock simulated they are the simulated clock's."
+            )
+        if taking_turns := [gpu for gpu in self.gpus if self._takes_turns(gpu)]:
+            names = ", ".join(map(self._name, taking_turns))
+            most = max(gpu.at_once for gpu in taking_turns)
+            remarks.append(
+                f"{names} computed for several processes, and each one's time is that of a "
+                f"GPU of its own: without MPS a GPU runs one process's kernels at a time, "
+                f"so {most} busy processes take up to {most} times as long."
             )
         for record in self.records:
             remarks += [one for one in record.summary.left_out if one not in remarks]
@@ -205,16 +251,45 @@ class Report:
             for device in record.summary.devices:
                 yield record, device
 
-    def _rows(self) -> Iterator[tuple[str, ...]]:
+    def _gpus(self, shared: dict[tuple[str, int], Shared]) -> list[Gpu]:
+        """The GPUs, in the order in which the records name them."""
+        users: dict[tuple[str, int], list[tuple[Record, Device]]] = {}
         for record, device in self._devices():
-            shares = (device.compute, device.transfer, device.collective)
-            idle = max(self.seconds - device.busy, 0.0)
-            yield (
-                self._lane(record, device),
-                format_bytes(device.peak),
-                format_bytes(device.capacity),
-                *(self._share(seconds) for seconds in (*shares, idle)),
-            )
+            users.setdefault((device.machine, device.number), []).append((record, device))
+        gpus = []
+        for place, used in users.items():
+            peak, at_once = max(device.peak for _, device in used), 1
+            if len(used) > 1 and place in shared:
+                peak, at_once = shared[place].peak, shared[place].most_processes
+            gpus.append(Gpu(*place, used, peak, at_once))
+        return gpus
+
+    def _takes_turns(self, gpu: Gpu) -> bool:
+        """Whether several processes computed on the GPU that had memory there together."""
+        return gpu.at_once > 1 and sum(device.compute > 0 for _, device in gpu.users) > 1
+
+    def _name(self, gpu: Gpu) -> str:
+        name = f"GPU {gpu.number}"
+        machines = {one.machine for one in self.gpus}
+        return f"{name} of {gpu.machine}" if len(machines) > 1 else name
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        """A row for what a process did on a GPU; above, one for a GPU that several used."""
+        for gpu in self.gpus:
+            indent, capacity = "", format_bytes(gpu.capacity)
+            if gpu.is_shared:
+                name = f"{self._name(gpu)}, {pluralize(len(gpu.users), 'process')}"
+                yield name, format_bytes(gpu.peak), capacity, "", "", "", ""
+                indent, capacity = "  ", ""
+            for record, device in gpu.users:
+                shares = (device.compute, device.transfer, device.collective)
+                idle = max(self.seconds - device.busy, 0.0)
+                yield (
+                    indent + self._lane(record, device),
+                    format_bytes(device.peak),
+                    capacity,
+                    *(self._share(seconds) for seconds in (*shares, idle)),
+                )
 
     def _share(self, seconds: float) -> str:
         return f"{seconds / self.seconds:.1%}" if self.seconds else "-"
@@ -278,6 +353,6 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
         "  ".join(
             cell.ljust(width) if place == 0 else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
+        ).rstrip()
         for row in rows
     ]

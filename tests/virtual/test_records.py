@@ -97,6 +97,14 @@ def test_a_record_is_the_timelines(tmp_path, a_recorder):
     assert joined.events == timeline.events and joined.notes == timeline.notes
 
 
+def test_a_gpu_without_room_is_in_the_record(tmp_path, a_recorder):
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2**40, device="vgpu:1")
+    a_recorder.write()
+    (record,) = read_records(tmp_path)
+    assert [(gpu.shown, gpu.peak) for gpu in record.summary.devices] == [(1, 0)]
+
+
 def test_a_long_run_needs_no_more_space(tmp_path, monkeypatch, a_recorder):
     monkeypatch.setattr(recorder, "LIMIT", 50)
     sizes = []
@@ -166,8 +174,11 @@ def test_ranks_are_joined_in_one_timeline(tmp_path):
     lines = report.text().splitlines()
     assert lines[0] == "simulated: 2 × A100-80GB, NVLink2"
     assert lines[1] == "simulated time: 4.00 s"
-    row = next(line for line in lines if line.startswith("rank 1, cuda:1"))
-    assert row.split()[3:] == ["1.00", "KiB", "2.00", "KiB", "25.0%", "0.0%", "0.0%", "100.0%"]
+    rows = [line.split() for line in lines if "KiB" in line]
+    assert rows[0][:7] == ["rank", "0,", "cuda:0", "1.00", "KiB", "2.00", "KiB"]
+    # Both ranks used GPU 1, which has its memory once.
+    assert rows[1] == ["GPU", "1,", "2", "processes", "1.00", "KiB", "2.00", "KiB"]
+    assert rows[3][3:] == ["1.00", "KiB", "25.0%", "0.0%", "0.0%", "100.0%"]
 
 
 def test_two_starts_of_the_same_ranks(tmp_path):

@@ -162,7 +162,7 @@ max_memory_reserved = max_memory_allocated
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     """(free, total) bytes of the device."""
     meter = _meter(device)
-    return meter.capacity - meter.allocated, meter.capacity
+    return meter.free, meter.capacity
 
 
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
@@ -171,7 +171,7 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     rows = {
         "allocated": meter.allocated,
         "peak": meter.peak,
-        "free": meter.capacity - meter.allocated,
+        "free": meter.free,
         "capacity": meter.capacity,
     }
     lines = [f"{name:<10}{format_bytes(nbytes):>12}" for name, nbytes in rows.items()]

@@ -2,7 +2,8 @@
 
 On a GPU the other process gets the same memory (CUDA IPC): what one process writes, the others
 read, as Hogwild training needs. Here the payload's storage moves into the host's shared memory
-and the other process makes a tensor of its own virtual GPU that uses it.
+and the other process makes a tensor of its own virtual GPU that uses it. As on a GPU, only the
+process that has made the memory counts it.
 """
 
 from multiprocessing.reduction import DupFd, ForkingPickler
@@ -95,7 +96,9 @@ def _rebuild(
     meter = torch.empty(0, device=device)._block.meter
     block = getattr(storage, "shared_block", None)
     if block is None or block.meter is not meter:
-        block = storage.shared_block = Block(meter, storage._cdata, storage.nbytes())
+        block = storage.shared_block = Block(meter, storage._cdata, 0)
+        # Below the addresses of all devices.
+        block._address = storage.data_ptr()
     tensor = wrap(torch.empty(0, dtype=dtype).set_(storage, *geometry), block)
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(tensor, requires_grad)

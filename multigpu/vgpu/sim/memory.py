@@ -20,6 +20,7 @@ from multigpu.vgpu.sim.workspace import workspace_bytes
 
 if TYPE_CHECKING:
     from multigpu.vgpu.sim.machine import Machine
+    from multigpu.virtual.shared_memory import SharedMemory
 
 # Bytes. CUDA's caching allocator rounds every request up to a multiple of 512
 # (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
@@ -48,6 +49,10 @@ class Meter:
         self.device = names.show(self.inner)
         # The part of the capacity that this process may use, in bytes.
         self.limit = capacity
+        # What the processes of a run share (virtual/shared_memory.py), and the bytes that this
+        # one may allocate without asking there.
+        self.shared: SharedMemory | None = None
+        self.granted = capacity
         # The most bytes since reset_peak, and since the start.
         self.peak = 0
         self._highest = 0
@@ -104,6 +109,27 @@ class Meter:
         """Bytes allocated now."""
         self._collect_freed()
         return self._allocated
+
+    @property
+    def occupied(self) -> int:
+        """Bytes of the device that this process has, and no other can have."""
+        return self.allocated
+
+    def processes(self) -> list[tuple[int, int]]:
+        """The number of each process that occupies memory of the device, and its bytes."""
+        if self.shared is None:
+            return [(self.machine.process, self.occupied)]
+        return self.shared.processes()
+
+    def give_back(self) -> None:
+        """Leave what this process has freed to the device's other processes."""
+        if self.shared is not None and self.granted > self.occupied:
+            self.shared.occupy(self.occupied)
+
+    @property
+    def free(self) -> int:
+        """Bytes of the device that no process occupies."""
+        return self.capacity - sum(nbytes for _, nbytes in self.processes())
 
     @property
     def highest(self) -> int:
@@ -171,8 +197,13 @@ class Meter:
 
     def check_capacity(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device."""
-        if self.allocated + nbytes > self.limit:
-            free = self.capacity - self.allocated
+        wanted = self.allocated + nbytes
+        if wanted > self.limit or (wanted > self.granted and not self.shared.occupy(wanted)):
+            processes = self.processes()
+            free = self.capacity - sum(nbytes for _, nbytes in processes)
+            in_use = ""
+            if names.shown_type() != names.INNER:
+                in_use = "".join(map(self._in_use, processes))
             allowed = ""
             if self.limit < self.capacity:
                 allowed = f"{format_bytes(self.limit)} allowed; "
@@ -181,9 +212,16 @@ class Meter:
             raise torch.OutOfMemoryError(
                 f"{names.runtime()} out of memory. Tried to allocate {format_bytes(nbytes)}. "
                 f"GPU {self.index} has a total capacity of {format_bytes(self.capacity)} "
-                f"of which {format_bytes(free)} is free. {allowed}Of the allocated memory "
-                f"{format_bytes(self.allocated)} is allocated by PyTorch."
+                f"of which {format_bytes(free)} is free. {in_use}{allowed}Of the allocated "
+                f"memory {format_bytes(self.allocated)} is allocated by PyTorch."
             )
+
+    def _in_use(self, process: tuple[int, int]) -> str:
+        """CUDA's sentence about the memory of a process."""
+        number, nbytes = process
+        is_this = number == self.machine.process
+        who = "Including non-PyTorch memory, this process" if is_this else f"Process {number}"
+        return f"{who} has {format_bytes(nbytes)} memory in use. "
 
     def check_host(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError if the host has no room for a payload of `nbytes`.
@@ -221,8 +259,9 @@ class Meter:
         if self._allocated + nbytes > self._growth_checked_at:
             self._check_growth(nbytes)
         allocated = self._allocated + nbytes
-        if allocated > self.limit:
+        if allocated > self.limit or allocated > self.granted:
             self.check_capacity(nbytes)
+            allocated = self._allocated + nbytes
         # No lock: CPython switches threads only at calls and at jumps back (loops). If the
         # bytes fit, neither of them comes between the read above and this write.
         self._allocated = allocated

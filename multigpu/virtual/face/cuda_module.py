@@ -138,7 +138,7 @@ def _call_now(original: Callable) -> Callable:
 
 def _memory_usage(original: Callable) -> Callable:
     def memory_usage(device: Any = None) -> int:
-        """Percent of the GPU's memory that is allocated."""
+        """Percent of the GPU's memory that its processes occupy."""
         index = torch.cuda._utils._get_device_index(device, optional=True)
         free, total = driver.memory_info(index)
         return round(100 * (total - free) / total)
@@ -148,7 +148,7 @@ def _memory_usage(original: Callable) -> Callable:
 
 def _device_memory_used(original: Callable) -> Callable:
     def device_memory_used(device: Any = None) -> int:
-        """Bytes of the GPU's memory that are allocated."""
+        """Bytes of the GPU's memory that its processes occupy."""
         index = torch.cuda._utils._get_device_index(device, optional=True)
         free, total = driver.memory_info(index)
         return total - free
@@ -158,14 +158,12 @@ def _device_memory_used(original: Callable) -> Callable:
 
 def _list_gpu_processes(original: Callable) -> Callable:
     def list_gpu_processes(device: Any = None) -> str:
-        """This process and its memory, in torch's words."""
+        """The GPU's processes and their memory, in torch's words."""
         index = torch.cuda._utils._get_device_index(device, optional=True)
-        meter = driver.meter_at(index)
-        used = meter.allocated / 2**20
-        return (
-            f"GPU:{index}\nprocess {meter.machine.process:>10d} uses {used:>12.3f} "
-            f"MB GPU memory"
-        )
+        lines = [f"GPU:{index}"]
+        for number, nbytes in driver.meter_at(index).processes():
+            lines.append(f"process {number:>10d} uses {nbytes / 2**20:>12.3f} MB GPU memory")
+        return "\n".join(lines)
 
     return list_gpu_processes
 

@@ -186,11 +186,11 @@ def reset_accumulated_memory_stats(index: int) -> None:
 
 
 def memory_info(index: int) -> tuple[int, int]:
-    """(free, total) bytes of cuda:index."""
+    """(free, total) bytes of cuda:index, which other processes can use, too."""
     meter = meter_at(index)
     if meter.asserted:
         raise meter.assert_error()
-    return meter.capacity - meter.allocated, meter.capacity
+    return meter.free, meter.capacity
 
 
 def set_memory_fraction(fraction: float, index: int) -> None:
@@ -203,6 +203,12 @@ def get_memory_fraction(index: int) -> float:
     """The share of its memory that this process may use of cuda:index."""
     meter = meter_at(index)
     return meter.limit / meter.capacity
+
+
+def empty_cache() -> None:
+    """Give what this process has freed back: other processes can have it."""
+    for meter in machine.current().meters:
+        meter.give_back()
 
 
 def memory_snapshot(*arguments: Any) -> dict[str, Any]:
@@ -278,7 +284,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_hostMemoryStats": _always({}),
     "_cuda_resetPeakHostMemoryStats": _nothing,
     "_cuda_resetAccumulatedHostMemoryStats": _nothing,
-    "_cuda_emptyCache": _nothing,
+    "_cuda_emptyCache": empty_cache,
     "_host_emptyCache": _nothing,
     "_cuda_setMemoryFraction": set_memory_fraction,
     "_cuda_getMemoryFraction": get_memory_fraction,
