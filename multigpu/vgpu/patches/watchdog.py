@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # Seconds between two looks, and how long a rank waits for the others' answers.
 INTERVAL = 0.5
-ANSWERS = 3.0
+ANSWERS = 10.0
 # A process that uses this share of a core computes: nothing stands still.
 BUSY = 0.2
 # Looks over which it is measured.
