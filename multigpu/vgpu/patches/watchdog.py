@@ -195,9 +195,7 @@ class Watchdog:
     def _look(self, asked: "NcclGroup", groups: list["NcclGroup"]) -> None:
         """Look at the kernels of `groups`; the ranks of `asked` answer each other."""
         board = asked.board
-        number = board.asked()
-        if number > board.answered:
-            board.answer(number, self._state(asked, False))
+        number = self._answer(asked)
         waiting = [(kernel, group) for group in groups for kernel in group.unfinished()]
         if board.get("end"):
             if waiting:
@@ -226,8 +224,19 @@ class Watchdog:
         if waiting:
             board.set("end", "1")
             # The other ranks print before a launcher ends them because this one has ended.
-            time.sleep(2 * INTERVAL)
+            # Some still ask, too.
+            until = time.monotonic() + 2 * INTERVAL
+            while time.monotonic() < until:
+                self._answer(asked)
+                time.sleep(0.05)
             self._end(waiting, states)
+
+    def _answer(self, group: "NcclGroup") -> int:
+        """Answer the last question, unless it is answered; return its number."""
+        number = group.board.asked()
+        if number > group.board.answered:
+            group.board.answer(number, self._state(group, False))
+        return number
 
     def _answers(self, group: "NcclGroup", number: int) -> dict[int, dict]:
         """The states of the group's ranks, by their numbers in the world."""
@@ -235,6 +244,8 @@ class Watchdog:
         while len(states := group.board.states(number)) < group.size():
             if time.monotonic() > until:
                 break
+            # Another rank can ask at the same time.
+            self._answer(group)
             time.sleep(0.05)
         return {group.global_rank(rank): state for rank, state in states.items()}
 
