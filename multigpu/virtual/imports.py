@@ -82,10 +82,11 @@ def _start() -> None:
             f"the host has {memory / GIB:.1f} GiB of memory left, too little for one more "
             f"process: start fewer ranks."
         )
-    from multigpu.virtual import face, recorder
+    from multigpu.virtual import face, kinds, recorder
 
     face.put_on(replace(options, gpus=len(visible)))
     recorder.start(visible)
+    kinds.watch()
     if options.measures_steps():
         from multigpu.virtual import steps
 

@@ -10,6 +10,7 @@ from multigpu.vgpu.sim.event import Event
 from multigpu.vgpu.sim.presets import format_bytes
 from multigpu.vgpu.sim.spans import format_seconds
 from multigpu.vgpu.sim.timeline import Timeline
+from multigpu.virtual.fit import Fit
 from multigpu.virtual.lanes import text_lanes
 from multigpu.virtual.options import Options
 from multigpu.virtual.prediction import Prediction
@@ -34,8 +35,11 @@ class Report:
         if options.measures_steps():
             self.prediction = Prediction.of(self.records, options)
 
-    def text(self) -> str:
-        """The report for people: the simulated time, the GPUs, the timeline, what differs."""
+    def text(self, exit_code: int = 0) -> str:
+        """The report for people: the simulated time, the GPUs, the timeline, what differs.
+
+        `exit_code` is the program's.
+        """
         if not any(record.summary.devices for record in self.records):
             return "No process of this command used a virtual GPU."
         lines = [
@@ -43,6 +47,7 @@ class Report:
             f"simulated time: {format_seconds(self.seconds)}",
             *self._step(),
             *_table([HEADER, *self._rows()]),
+            *self.fit(exit_code).text(),
             *text_lanes(self.timeline_of_step() or self.timeline()),
             *self._list(),
         ]
@@ -57,6 +62,12 @@ class Report:
                 "device": f"cuda:{device.shown}",
                 "gpu": device.number,
                 "peak_bytes": device.peak,
+                "peak_reserved_bytes": device.reserved,
+                "bytes_by_kind": device.kinds,
+                "bytes_by_line": [
+                    {"file": file, "line": line, "kind": kind, "bytes": nbytes}
+                    for file, line, kind, nbytes in device.lines
+                ],
                 "capacity_bytes": device.capacity,
                 "compute_seconds": device.compute,
                 "transfer_seconds": device.transfer,
@@ -70,6 +81,7 @@ class Report:
             "label": self.options.label(),
             "simulated_seconds": self.seconds,
             "exit_code": exit_code,
+            "fit": self.fit(exit_code).as_json() if gpus else None,
             "gpus": gpus,
             "not_as_on_a_gpu": self.remarks(),
         }
@@ -150,6 +162,11 @@ class Report:
         return Timeline(
             whole.events, whole.lanes, step.start, step.end, whole.label, whole.notes
         )
+
+    def fit(self, exit_code: int) -> Fit:
+        """Whether the program fits, by the GPU that is, or was, the fullest."""
+        devices = {self._lane(record, device): device for record, device in self._devices()}
+        return Fit.of(devices, exit_code)
 
     def _step(self) -> Iterator[str]:
         """The figures of a step, as a range if there is a run at the data sheet's peaks."""

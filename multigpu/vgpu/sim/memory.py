@@ -9,12 +9,16 @@ import ctypes
 import os
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from multigpu.launch.room import available_memory
-from multigpu.vgpu.sim import names
+from multigpu.vgpu.sim import contents, names
+from multigpu.vgpu.sim.alloc_conf import Settings, settings_text
+from multigpu.vgpu.sim.allocator import Allocator, Chunk
+from multigpu.vgpu.sim.host_thread import NO_BACKWARD
 from multigpu.vgpu.sim.presets import format_bytes
 from multigpu.vgpu.sim.workspace import workspace_bytes
 
@@ -27,9 +31,7 @@ UNIT = 512
 # Bytes. The host's free memory is read only for requests of at least this size, because
 # reading it takes time.
 LARGE = 64 * 2**20
-# Bytes. CUDA's caching allocator has a pool of its own for requests below this size
-# (kSmallSize in the same file).
-LARGE_POOL = 2**20
+_graph_task = torch._C._current_graph_task_id
 # What a meter counts since the start, or since a program has reset it.
 ACCUMULATED = ("bytes allocated", "bytes freed", "allocations", "frees")
 
@@ -50,7 +52,7 @@ class Meter:
         self.limit = capacity
         # The most bytes since reset_peak, and since the start.
         self.peak = 0
-        self._highest = 0
+        self.highest = 0
         self._allocated = 0
         # With more bytes than this, the host's memory is looked at again.
         self._growth_checked_at = LARGE
@@ -75,6 +77,13 @@ class Meter:
         self.workspaces: dict[tuple[bool, int], Block] = {}
         # The address that the next block gets: each device has 2**52 addresses of its own.
         self.next_address = (index + 1) << 52
+        # Programs that see CUDA have its caching allocator, and learn what fills the memory.
+        self.allocator: Allocator | None = None
+        self.contents: contents.Contents | None = None
+        if self.has_workspaces:
+            # PyTorch reserves 9/8 of the memory as an expandable segment's addresses.
+            self.allocator = Allocator(self.room, self.next_address, capacity // 8 * 9)
+            self.contents = contents.Contents()
         # False after vgpu.stop(), in a forked child, and when the host has noticed an assert.
         self.alive = True
         # Whether a kernel has asserted (ops/device_asserts.py), and whether its launch waits.
@@ -106,14 +115,20 @@ class Meter:
         return self._allocated
 
     @property
-    def highest(self) -> int:
-        """The most bytes allocated since the start; reset_peak does not change it."""
-        return max(self._highest, self.peak)
+    def reserved(self) -> int:
+        """Bytes that the process has of the device now, with those kept for later tensors."""
+        allocated = self.allocated
+        return allocated if self.allocator is None else self.allocator.reserved["all"].current
+
+    def room(self) -> int:
+        """Bytes that the driver can still give this process."""
+        return self.limit - self.allocator.reserved["all"].current
 
     def reset_peak(self) -> None:
         """Let `peak` be the most bytes allocated from now on."""
-        self._highest = self.highest
         self.peak = self.allocated
+        if self.allocator is not None:
+            self.allocator.reset_peak()
 
     def accumulated(self) -> dict[str, int]:
         """What was allocated and freed since the start, or since reset_accumulated."""
@@ -133,30 +148,63 @@ class Meter:
 
     def sizes(self) -> list[int]:
         """The bytes of each allocation that exists now."""
+        return [allocation.nbytes for allocation in self.living()]
+
+    def living(self) -> "list[Allocation]":
+        """The allocations that exist now."""
         self._collect_freed()
-        return [allocation.nbytes for allocation in list(self._allocations)]
+        return list(self._allocations)
 
     def allocate(self, block: "Block", nbytes: int) -> "Allocation":
         """Allocate `nbytes` bytes until `block` is deleted.
 
         Raises torch.OutOfMemoryError if they do not fit.
         """
-        self.reserve(nbytes)
+        chunk = self.reserve(nbytes, nbytes)
         allocation = Allocation(block, self._freed.append)
         allocation.nbytes = nbytes
+        allocation.chunk = chunk
+        if self.contents is not None:
+            allocation.born = self.num_allocations
+            if self.machine.clock.updating or _graph_task() != NO_BACKWARD:
+                allocation.kind = contents.TEMPORARIES
+            else:
+                allocation.kind = contents.ACTIVATIONS
+            is_large = nbytes >= contents.LEAST_WITH_LINE
+            allocation.line = contents.program_line() if is_large else None
         self._allocations.add(allocation)
         return allocation
 
+    def resize(self, allocation: "Allocation", nbytes: int) -> None:
+        """Give an allocation `nbytes` bytes, at another address.
+
+        Raises torch.OutOfMemoryError if they do not fit.
+        """
+        old, before = allocation.chunk, allocation.nbytes
+        allocation.chunk = self.reserve(nbytes - before, nbytes)
+        if self.contents is not None:
+            if allocation.born <= self.contents.born:
+                self.contents.forget(allocation)
+            allocation.born = self.num_allocations
+        allocation.nbytes = nbytes
+        if old is not None:
+            self.allocator.free(old)
+
     def add_workspace(self, key: tuple[bool, int]) -> None:
         """Allocate a workspace of cuBLAS. Raises torch.OutOfMemoryError if it does not fit."""
-        self.workspaces[key] = Block(self, -1, workspace_bytes(self.machine.gpu.capability))
+        block = Block(self, -1, workspace_bytes(self.machine.gpu.capability))
+        block.mark(contents.WORKSPACES)
+        self.workspaces[key] = block
 
     def use_briefly(self, nbytes: int) -> None:
         """Allocate `nbytes` bytes and free them: what a kernel needs while it runs."""
         nbytes = -(-nbytes // UNIT) * UNIT
-        self.reserve(nbytes)
+        chunk = self.reserve(nbytes, nbytes)
         self._allocated -= nbytes
         self._freed_bytes += nbytes
+        if chunk is not None:
+            self.allocator.free(chunk)
+            self.contents.add_brief(self.num_allocations, nbytes)
 
     def _collect_freed(self) -> None:
         while self._freed:
@@ -168,22 +216,59 @@ class Meter:
             self._allocations.discard(allocation)
             self._allocated -= allocation.nbytes
             self._freed_bytes += allocation.nbytes
+            if allocation.chunk is not None:
+                if allocation.born <= self.contents.born:
+                    self.contents.forget(allocation)
+                self.allocator.free(allocation.chunk)
 
     def check_capacity(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device."""
         if self.allocated + nbytes > self.limit:
-            free = self.capacity - self.allocated
-            allowed = ""
-            if self.limit < self.capacity:
-                allowed = f"{format_bytes(self.limit)} allowed; "
-            self.num_ooms += 1
-            # CUDA's wording.
-            raise torch.OutOfMemoryError(
-                f"{names.runtime()} out of memory. Tried to allocate {format_bytes(nbytes)}. "
-                f"GPU {self.index} has a total capacity of {format_bytes(self.capacity)} "
-                f"of which {format_bytes(free)} is free. {allowed}Of the allocated memory "
-                f"{format_bytes(self.allocated)} is allocated by PyTorch."
+            if self.allocator is not None:
+                self.allocator.release()
+            raise self._out_of_memory(nbytes)
+
+    def _out_of_memory(self, nbytes: int) -> torch.OutOfMemoryError:
+        """CUDA's error for a request of `nbytes` bytes, whose figures are noted."""
+        self.num_ooms += 1
+        unallocated = "."
+        if self.allocator is not None:
+            # The driver is asked for a segment.
+            nbytes = Settings.parse(settings_text()).segment(nbytes)
+            self._note_full(nbytes)
+            if self.allocator.record is not None:
+                self.allocator.record("oom", self.capacity - self.reserved, nbytes, 0)
+            unallocated = (
+                f", and {format_bytes(self.reserved - self.allocated)} is reserved by PyTorch "
+                f"but unallocated. If reserved but unallocated memory is large try setting "
+                f"PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+                f"documentation for Memory Management  (https://pytorch.org/docs/stable/notes/"
+                f"cuda.html#environment-variables)"
             )
+        allowed = ""
+        if self.limit < self.capacity:
+            allowed = f"{format_bytes(self.limit)} allowed; "
+        # CUDA's wording.
+        return torch.OutOfMemoryError(
+            f"{names.runtime()} out of memory. Tried to allocate {format_bytes(nbytes)}. "
+            f"GPU {self.index} has a total capacity of {format_bytes(self.capacity)} "
+            f"of which {format_bytes(self.capacity - self.reserved)} is free. {allowed}"
+            f"Of the allocated memory {format_bytes(self.allocated)} is allocated by PyTorch"
+            f"{unallocated}"
+        )
+
+    def _note_full(self, nbytes: int) -> None:
+        """Note what exists while the driver has too little for `nbytes` bytes."""
+        self.contents.full = [(one.nbytes, one) for one in self.living()]
+        self.contents.shortage = contents.Shortage(
+            tried=nbytes,
+            missing=nbytes - self.room(),
+            allocated=self._allocated,
+            reserved=self.reserved,
+            born=self.num_allocations,
+        )
+        if on_out_of_memory is not None:
+            on_out_of_memory()
 
     def check_host(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError if the host has no room for a payload of `nbytes`.
@@ -214,14 +299,24 @@ class Meter:
             self._growth_checked_at = 0
             raise self._host_is_full(nbytes, available)
 
-    def reserve(self, nbytes: int) -> None:
-        """Count `nbytes` more bytes; raise torch.OutOfMemoryError if they do not fit."""
+    def reserve(self, nbytes: int, size: int) -> Chunk | None:
+        """Count `nbytes` more bytes, and return the allocator's chunk of `size` bytes, if any.
+
+        Raises torch.OutOfMemoryError if they do not fit.
+        """
         if self._freed:
             self._collect_freed()
         if self._allocated + nbytes > self._growth_checked_at:
             self._check_growth(nbytes)
+        chunk = None
+        if self.allocator is not None and size:
+            # As for cuBLAS's workspaces, the main thread's stream stands for other threads'.
+            stream = self.machine.clock.main_thread.streams[self.index].number
+            chunk = self.allocator.malloc(size, stream)
+            if chunk is None:
+                raise self._out_of_memory(size)
         allocated = self._allocated + nbytes
-        if allocated > self.limit:
+        if chunk is None and allocated > self.limit:
             self.check_capacity(nbytes)
         # No lock: CPython switches threads only at calls and at jumps back (loops). If the
         # bytes fit, neither of them comes between the read above and this write.
@@ -229,6 +324,15 @@ class Meter:
         self.num_allocations += 1
         if allocated > self.peak:
             self.peak = allocated
+            if allocated > self.highest:
+                self.highest = allocated
+                if self.contents is not None:
+                    self.contents.new_peak(self.num_allocations)
+        return chunk
+
+
+# Called while a request does not fit, if it is not None: what exists then can be marked.
+on_out_of_memory: Callable[[], None] | None = None
 
 
 class Allocation(weakref.ref):
@@ -239,7 +343,7 @@ class Allocation(weakref.ref):
     Python code.
     """
 
-    __slots__ = ("nbytes",)
+    __slots__ = ("born", "chunk", "kind", "line", "nbytes")
 
 
 class Block:
@@ -262,17 +366,27 @@ class Block:
 
         Raises torch.OutOfMemoryError if the new size does not fit.
         """
-        more = -(-nbytes // UNIT) * UNIT - self.allocation.nbytes
-        if more:
-            self.meter.reserve(more)
-            self.allocation.nbytes += more
+        nbytes = -(-nbytes // UNIT) * UNIT
+        if nbytes != self.allocation.nbytes:
+            self.meter.resize(self.allocation, nbytes)
             self._address = None
+
+    @property
+    def kind(self) -> str:
+        """What the memory is for: a kind of contents.py; for "vgpu" devices only if marked."""
+        return getattr(self.allocation, "kind", contents.OTHER)
+
+    def mark(self, kind: str) -> None:
+        """Say of which kind the block is: one of those in contents.py."""
+        self.allocation.kind = kind
 
     def address(self) -> int:
         """The block's address on its device: no two blocks overlap. A new size moves it.
 
-        Few programs ask for it, so a block has no address until then.
+        Few programs ask for it, so a block without the allocator has no address until then.
         """
+        if self.allocation.chunk is not None:
+            return self.allocation.chunk.address
         if getattr(self, "_address", None) is None:
             self._address = self.meter.next_address
             self.meter.next_address += self.allocation.nbytes
