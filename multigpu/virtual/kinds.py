@@ -56,7 +56,8 @@ def _step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 def _has_new_peak() -> bool:
     running = machine.running()
-    peaks = [meter.contents.born for meter in running.meters] if running else []
+    contents = [meter.contents for meter in running.meters] if running else []
+    peaks = [one.born for one in contents if one is not None]
     is_new = peaks != _marked_at
     _marked_at[:] = peaks
     return is_new

@@ -191,7 +191,7 @@ class Recorder:
                 shown=index,
                 peak=meter.highest,
                 capacity=meter.capacity,
-                reserved=meter.allocator.highest,
+                reserved=meter.highest_reserved,
                 **times,
             )
             devices.append(device)
@@ -214,6 +214,8 @@ class Recorder:
 def _add_contents(device: Device, meter: Meter) -> None:
     """Add what filled the memory when a request did not fit, else at the peak."""
     contents = meter.contents
+    if contents is None:
+        return
     if contents.shortage is None:
         parts = contents.at_peak(meter.living())
     else:

@@ -36,7 +36,7 @@ WORKSPACES, TEMPORARIES, ACTIVATIONS, OTHER = (
 # Bytes. Finding the line of an allocation takes microseconds: smaller ones have none.
 LEAST_WITH_LINE = 2**20
 # Lines of the program that are listed.
-MOST_LINES = 5
+MOST_LINES = 10
 LIBRARIES = sysconfig.get_paths()
 INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<frozen ")
 

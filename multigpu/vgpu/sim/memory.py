@@ -120,6 +120,11 @@ class Meter:
         allocated = self.allocated
         return allocated if self.allocator is None else self.allocator.reserved["all"].current
 
+    @property
+    def highest_reserved(self) -> int:
+        """The most bytes reserved since the start."""
+        return self.highest if self.allocator is None else self.allocator.highest
+
     def room(self) -> int:
         """Bytes that the driver can still give this process."""
         return self.limit - self.allocator.reserved["all"].current

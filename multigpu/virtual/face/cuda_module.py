@@ -4,7 +4,6 @@ torch.cuda's functions run unchanged above driver.py, streams.py and random_stat
 below are the rest.
 """
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -26,10 +25,6 @@ NCCL = (2, 27, 3)
 GRAPHS = (
     "CUDA graphs do not run on virtual GPUs, because a graph replays kernels, and a virtual "
     "GPU has none: leave torch.cuda.graph and make_graphed_callables out."
-)
-HISTORY = (
-    "Virtual GPUs keep no history of allocations: a memory snapshot has the allocations that "
-    "exist, without traces."
 )
 
 
@@ -161,7 +156,7 @@ def _list_gpu_processes(original: Callable) -> Callable:
         """This process and its memory, in torch's words."""
         index = torch.cuda._utils._get_device_index(device, optional=True)
         meter = driver.meter_at(index)
-        used = meter.allocated / 2**20
+        used = meter.reserved / 2**20
         return (
             f"GPU:{index}\nprocess {meter.machine.process:>10d} uses {used:>12.3f} "
             f"MB GPU memory"
@@ -181,13 +176,6 @@ def _not_simulated(name: str) -> Callable[[Callable], Callable]:
         return function
 
     return make
-
-
-def _without_history(original: Callable) -> Callable:
-    def _record_memory_history(*arguments: Any, **more: Any) -> None:
-        warnings.warn(HISTORY, stacklevel=2)
-
-    return _record_memory_history
 
 
 def _storage_cuda(original: Callable) -> Callable:
@@ -261,10 +249,6 @@ ROWS: tuple[Row, ...] = (
             ("torch.cuda", "list_gpu_processes", _list_gpu_processes),
             ("torch.cuda.memory", "list_gpu_processes", _list_gpu_processes),
         )
-    ),
-    *(
-        _row(owner, "_record_memory_history", _without_history, HISTORY)
-        for owner in ("torch.cuda.memory",)
     ),
     *(
         _row(owner, name, _becomes(value), _NO_GRAPHS)

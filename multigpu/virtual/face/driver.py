@@ -184,7 +184,10 @@ def reset_peak_memory_stats(index: int) -> None:
 
 def reset_accumulated_memory_stats(index: int) -> None:
     """What was allocated and freed on cuda:index so far becomes zero."""
-    meter_at(index).reset_accumulated()
+    meter = meter_at(index)
+    meter.reset_accumulated()
+    for count in (*meter.allocator.reserved.values(), *meter.allocator.num_segments.values()):
+        count.allocated = count.freed = 0
 
 
 def memory_info(index: int) -> tuple[int, int]:
