@@ -39,7 +39,7 @@ def mark_living() -> None:
             _mark_of(thing)
         elif issubclass(kind, torch.Tensor) and isinstance(thing, torch.nn.Parameter):
             _mark(thing, PARAMETERS)
-            _mark(thing.grad, GRADIENTS)
+            _mark(thing.grad if thing.is_leaf else None, GRADIENTS)
 
 
 def mark_at_the_end() -> None:
@@ -64,11 +64,12 @@ def _has_new_peak() -> bool:
 
 
 def _mark_of(optimizer: Optimizer) -> None:
-    for group in optimizer.param_groups:
+    # An optimizer that is just being made has no groups yet.
+    for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:
             _mark(parameter, PARAMETERS)
             _mark(parameter.grad, GRADIENTS)
-    for tensor in tensors_in(list(optimizer.state.values())):
+    for tensor in tensors_in(list(getattr(optimizer, "state", {}).values())):
         _mark(tensor, STATE)
 
 

@@ -147,7 +147,7 @@ def test_the_newer_name_of_the_settings_comes_first(monkeypatch):
     assert Settings.parse(alloc_conf.settings_text()).max_split == 64 * MIB
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     assert Settings.parse(alloc_conf.settings_text()) == Settings(expandable=True)
-    with pytest.raises(ValueError, match="'max_split_size_mb:1.5', which is no value"):
+    with pytest.raises(ValueError, match=r"'max_split_size_mb:1\.5', which is no value"):
         Settings.parse("max_split_size_mb:1.5")
 
 

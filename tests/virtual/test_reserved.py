@@ -109,3 +109,18 @@ def test_a_stream_has_its_own_memory():
         with torch.cuda.stream(torch.cuda.Stream()):
             torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
         assert torch.cuda.memory_reserved() == 40 * MIB
+
+
+def test_settings_that_the_program_makes():
+    with multigpu.virtual_cuda(gpus=1, memory="100MiB", shapes_only=True):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+        keep = [torch.empty(9 * MIB, dtype=torch.uint8, device="cuda") for _ in range(8)]
+        del keep[:4]
+        assert torch.cuda.memory_snapshot()[0]["is_expandable"]
+        # The 36 MiB of the four have one whole page, which goes to the end: 8 + 20 + 20 MiB.
+        kept = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+        assert kept.data_ptr() == keep[-1].data_ptr() + 9 * MIB
+        assert torch.cuda.memory_reserved() == 100 * MIB
+    with multigpu.virtual_cuda(gpus=1, shapes_only=True):
+        torch.empty(1, device="cuda")
+        assert not torch.cuda.memory_snapshot()[0]["is_expandable"]

@@ -117,6 +117,11 @@ def set_settings(text: str) -> None:
     _override[:] = [text]
 
 
+def forget() -> None:
+    """Let the environment's settings count again."""
+    _override.clear()
+
+
 def settings_text() -> str:
     """The settings that a device's first allocation will read."""
     texts = (os.environ.get(name, "") for name in VARIABLES)

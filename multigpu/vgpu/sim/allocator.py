@@ -127,13 +127,21 @@ class Allocator:
 
     def _pool(self, size: int, stream: int) -> tuple[Pool, int]:
         """(the pool of a request, its rounded size), for what the hot path leaves out."""
-        if self.settings is None:
-            self.settings = Settings.parse(settings_text())
-        size = self.settings.round(size)
+        size = self._read_settings().round(size)
         key = (stream, size <= SMALL)
         if key not in self.pools:
             self.pools[key] = Pool(*key, self.settings)
         return self.pools[key], size
+
+    def _read_settings(self) -> Settings:
+        if self.settings is None:
+            self.settings = Settings.parse(settings_text())
+        return self.settings
+
+    def segment(self, size: int) -> int:
+        """The bytes that the driver is asked for if no free chunk has `size` bytes."""
+        settings = self._read_settings()
+        return settings.segment(settings.round(size))
 
     def _suits(self, found: int, size: int) -> bool:
         """Whether a free chunk of `found` bytes may be used: max_split_size_mb keeps some."""

@@ -7,7 +7,7 @@ The kinds, of which an allocation has the first that fits:
   workspaces       of cuBLAS
   temporaries      made in backward or in an optimizer's step, and none of the above
   activations      what operations made at other times: in forward, and without gradients
-  other            inputs, buffers, and what else the program itself copied or made
+  other            inputs, buffers, DDP's buckets, and what else was copied or made empty
 
 `mark` tells the first three apart; without an optimizer of torch.optim nothing calls it until
 the program ends, and gradients can count as temporaries.

@@ -21,7 +21,7 @@ def expand(allocator: "Allocator", pool: Pool, size: int) -> Chunk | None:
     chunk = next(filter(None, (_start(one, size) for _, one in pool.unmapped)), None)
     if chunk is None:
         start = -(-allocator.next_address // pool.page) * pool.page
-        chunk = Chunk(start, allocator.space // pool.page * pool.page, pool)
+        chunk = Chunk(start, -(-allocator.space // pool.page) * pool.page, pool)
         allocator.next_address = start + chunk.size
         allocator.segments[start] = chunk
         pool.add_unmapped(chunk)

@@ -16,7 +16,6 @@ import torch
 
 from multigpu.launch.room import available_memory
 from multigpu.vgpu.sim import contents, names
-from multigpu.vgpu.sim.alloc_conf import Settings, settings_text
 from multigpu.vgpu.sim.allocator import Allocator, Chunk
 from multigpu.vgpu.sim.host_thread import NO_BACKWARD
 from multigpu.vgpu.sim.presets import format_bytes
@@ -239,7 +238,7 @@ class Meter:
         unallocated = "."
         if self.allocator is not None:
             # The driver is asked for a segment.
-            nbytes = Settings.parse(settings_text()).segment(nbytes)
+            nbytes = self.allocator.segment(nbytes)
             self._note_full(nbytes)
             if self.allocator.record is not None:
                 self.allocator.record("oom", self.capacity - self.reserved, nbytes, 0)

@@ -41,6 +41,7 @@ def forget() -> None:
     """Forget what an earlier program has set in this process."""
     _State.device_was_set = False
     _State.sync_debug_mode = 0
+    alloc_conf.forget()
 
 
 # ---- devices -------------------------------------------------------------------------------
