@@ -101,6 +101,9 @@ def test_unused_segments_are_given_back_first():
         kept = torch.empty(70 * MIB, dtype=torch.uint8, device="cuda")
         assert torch.cuda.memory_reserved() == kept.nbytes
         assert torch.cuda.memory_stats()["num_alloc_retries"] == 1
+        del kept
+        torch.accelerator.empty_cache()
+        assert torch.cuda.memory_reserved() == 0
 
 
 def test_a_stream_has_its_own_memory():
