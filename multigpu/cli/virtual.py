@@ -134,7 +134,7 @@ def virtual(
         report = _report.Report(Path(folder), options)
         if world is not None and code == 0 and report.prediction is not None:
             report.at_peaks = _predict_at_peaks(command, options, Path(folder) / "peaks")
-    print(f"\n{report.text()}", file=sys.stderr)
+    print(f"\n{report.text(code)}", file=sys.stderr)
     try:
         for line in _report.write(report, code, picture, trace, json_file):
             print(line, file=sys.stderr)

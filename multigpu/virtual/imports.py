@@ -83,11 +83,12 @@ def _start() -> None:
             f"process: start fewer ranks."
         )
     from multigpu.vgpu.sim import machine
-    from multigpu.virtual import face, recorder, shared_memory
+    from multigpu.virtual import face, kinds, recorder, shared_memory
 
     face.put_on(replace(options, gpus=len(visible)))
     shared_memory.share(machine.current().meters, visible)
     recorder.start(visible)
+    kinds.watch()
     if options.measures_steps():
         from multigpu.virtual import steps
 

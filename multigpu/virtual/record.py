@@ -34,6 +34,10 @@ class Device:
     compute, transfer, collective   the seconds in which it did such work
     busy         the seconds in which it did work of any kind
     machine      the name of the machine, which has the GPU (shared_memory.py)
+    reserved     the most bytes that CUDA's caching allocator had taken
+    shortage     the last request that did not fit, as in contents.Shortage
+    kinds, lines   what filled the memory then, or at the peak: bytes of each kind, and
+                 (file, line, kind, bytes); empty until the process ends
     """
 
     number: int
@@ -45,6 +49,10 @@ class Device:
     collective: float = 0.0
     busy: float = 0.0
     machine: str = ""
+    reserved: int = 0
+    shortage: dict[str, int] | None = None
+    kinds: dict[str, int] = field(default_factory=dict)
+    lines: list[tuple[str, int, str, int]] = field(default_factory=list)
 
 
 @dataclass

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from contextlib import suppress
+from dataclasses import asdict
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,13 @@ import numpy as np
 
 from multigpu.vgpu.patches import standstill
 from multigpu.vgpu.sim import machine as _machine
+from multigpu.vgpu.sim.contents import by_kind, by_line
 from multigpu.vgpu.sim.event import Event
 from multigpu.vgpu.sim.flops import CountingCosts
 from multigpu.vgpu.sim.machine import Machine
+from multigpu.vgpu.sim.memory import Meter
 from multigpu.vgpu.sim.notes import take_events
+from multigpu.virtual import kinds
 from multigpu.virtual.busy import Busy
 from multigpu.virtual.face.cuda_only import notes as left_out
 from multigpu.virtual.record import (
@@ -82,6 +86,7 @@ class Recorder:
     def finish(self) -> None:
         """Write the record for the last time, at Python's end."""
         self.ending.set()
+        kinds.mark_at_the_end()
         # OSError: the command has ended before this process, and removed the folder.
         with suppress(OSError):
             self.write(ended=True)
@@ -95,6 +100,9 @@ class Recorder:
             self._take(machine)
             self._learn_rank()
             devices = self._devices(machine)
+            if ended:
+                for device in devices:
+                    _add_contents(device, machine.meters[device.shown])
             if not devices and not left_out:
                 return
             summary = Summary(
@@ -195,6 +203,7 @@ class Recorder:
                 peak=meter.highest,
                 capacity=meter.capacity,
                 machine=machine_name(),
+                reserved=meter.highest_reserved,
                 **times,
             )
             devices.append(device)
@@ -212,6 +221,20 @@ class Recorder:
                 self.rank = int(os.environ["RANK"]) if "RANK" in os.environ else None
         if self.rank is not None and not self.start:
             self.start = " ".join(os.environ.get(name, "-") for name in OF_A_START)
+
+
+def _add_contents(device: Device, meter: Meter) -> None:
+    """Add what filled the memory when a request did not fit, else at the peak."""
+    contents = meter.contents
+    if contents is None:
+        return
+    if contents.shortage is None:
+        parts = contents.at_peak(meter.living())
+    else:
+        parts = contents.full
+        device.shortage = asdict(contents.shortage)
+    device.kinds = by_kind(parts)
+    device.lines = by_line(parts)
 
 
 # This process's recorder; None outside of `multigpu virtual`.

@@ -11,6 +11,7 @@ from multigpu.vgpu.sim.event import Event
 from multigpu.vgpu.sim.presets import format_bytes
 from multigpu.vgpu.sim.spans import format_seconds
 from multigpu.vgpu.sim.timeline import Timeline
+from multigpu.virtual.fit import Fit
 from multigpu.virtual.lanes import text_lanes
 from multigpu.virtual.options import Options
 from multigpu.virtual.prediction import Prediction
@@ -24,8 +25,8 @@ HEADER = ("", "peak memory", "of", "computes", "transfers", "collectives", "idle
 class Gpu:
     """A GPU of a machine, and what each process did on it.
 
-    `peak` are the most bytes that its processes occupied at the same time, and `at_once` is
-    the largest number of processes that used it at the same time.
+    `peak` are the most bytes that its processes had reserved at the same time, and `at_once`
+    is the largest number of processes that used it at the same time.
     """
 
     machine: str
@@ -62,8 +63,11 @@ class Report:
         if options.measures_steps():
             self.prediction = Prediction.of(self.records, options)
 
-    def text(self) -> str:
-        """The report for people: the simulated time, the GPUs, the timeline, what differs."""
+    def text(self, exit_code: int = 0) -> str:
+        """The report for people: the simulated time, the GPUs, the timeline, what differs.
+
+        `exit_code` is the program's.
+        """
         if not any(record.summary.devices for record in self.records):
             return "No process of this command used a virtual GPU."
         lines = [
@@ -71,6 +75,7 @@ class Report:
             f"simulated time: {format_seconds(self.seconds)}",
             *self._step(),
             *_table([HEADER, *self._rows()]),
+            *self.fit(exit_code).text(),
             *text_lanes(self.timeline_of_step() or self.timeline()),
             *self._list(),
         ]
@@ -85,6 +90,12 @@ class Report:
                 "device": f"cuda:{device.shown}",
                 "gpu": device.number,
                 "peak_bytes": device.peak,
+                "peak_reserved_bytes": device.reserved,
+                "bytes_by_kind": device.kinds,
+                "bytes_by_line": [
+                    {"file": file, "line": line, "kind": kind, "bytes": nbytes}
+                    for file, line, kind, nbytes in device.lines
+                ],
                 "capacity_bytes": device.capacity,
                 "compute_seconds": device.compute,
                 "transfer_seconds": device.transfer,
@@ -98,12 +109,13 @@ class Report:
             "label": self.options.label(),
             "simulated_seconds": self.seconds,
             "exit_code": exit_code,
+            "fit": self.fit(exit_code).as_json() if gpus else None,
             "gpus": gpus,
             "memory": [
                 {
                     "machine": gpu.machine,
                     "gpu": gpu.number,
-                    "peak_bytes": gpu.peak,
+                    "peak_reserved_bytes": gpu.peak,
                     "capacity_bytes": gpu.capacity,
                     "processes": [self.records.index(record) for record, _ in gpu.users],
                 }
@@ -209,6 +221,11 @@ class Report:
             whole.events, whole.lanes, step.start, step.end, whole.label, whole.notes
         )
 
+    def fit(self, exit_code: int) -> Fit:
+        """Whether the program fits, by the GPU that is, or was, the fullest."""
+        devices = {self._lane(record, device): device for record, device in self._devices()}
+        return Fit.of(devices, exit_code)
+
     def _step(self) -> Iterator[str]:
         """The figures of a step, as a range if there is a run at the data sheet's peaks."""
         if self.prediction is None:
@@ -258,7 +275,7 @@ class Report:
             users.setdefault((device.machine, device.number), []).append((record, device))
         gpus = []
         for place, used in users.items():
-            peak, at_once = max(device.peak for _, device in used), 1
+            peak, at_once = max(max(one.peak, one.reserved) for _, one in used), 1
             if len(used) > 1 and place in shared:
                 peak, at_once = shared[place].peak, shared[place].most_processes
             gpus.append(Gpu(*place, used, peak, at_once))
@@ -278,7 +295,7 @@ class Report:
         for gpu in self.gpus:
             indent, capacity = "", format_bytes(gpu.capacity)
             if gpu.is_shared:
-                name = f"{self._name(gpu)}, {pluralize(len(gpu.users), 'process')}"
+                name = f"{self._name(gpu)}, {pluralize(len(gpu.users), 'process')}, reserved"
                 yield name, format_bytes(gpu.peak), capacity, "", "", "", ""
                 indent, capacity = "  ", ""
             for record, device in gpu.users:

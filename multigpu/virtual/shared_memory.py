@@ -4,8 +4,7 @@ Each GPU has a file in the folder of the run's records: a table with a row for e
 which says how much memory the process occupies. A process holds a lock on its row, and the
 system releases the lock when the process ends, in whatever way. Its memory is then free.
 
-A process occupies the most that it has allocated so far: as CUDA's caching allocator does, it
-keeps freed memory for itself until torch.cuda.empty_cache().
+A process occupies what its caching allocator has reserved.
 """
 
 import fcntl
@@ -57,7 +56,6 @@ class SharedMemory:
         """
         with self._locked() as has_table:
             if not has_table:
-                self.meter.granted = self.meter.capacity
                 return True
             others = self._others()
             if others + nbytes > min(self.meter.capacity, self._table[PEAK]):
@@ -67,17 +65,18 @@ class SharedMemory:
                 return False
             if self._row is None:
                 self._row = self._take_row()
-            self._table[self._row + 1] = self.meter.granted = nbytes
+            self._table[self._row + 1] = nbytes
             self._table[PEAK] = max(self._table[PEAK], others + nbytes)
             return True
 
     def processes(self) -> list[tuple[int, int]]:
         """The number of each process that occupies memory of the GPU, and its bytes.
 
-        This process has the bytes that are allocated now.
+        This process has the bytes that its allocator has reserved now.
         """
+        # Before the lock: the allocator has one of its own.
+        found = [(os.getpid(), self.meter.reserved)]
         with self._locked() as has_table:
-            found = [(os.getpid(), self.meter.occupied)]
             if has_table:
                 self._forget_ended()
                 found += [
@@ -182,7 +181,6 @@ def share(meters: list["Meter"], visible: list[int]) -> None:
         return
     for meter, number in zip(meters, visible, strict=True):
         meter.shared = SharedMemory(Path(folder) / f"{machine()}.{number}{SUFFIX}", meter)
-        meter.granted = 0
 
 
 def read_shared(folder: Path) -> dict[tuple[str, int], Shared]:

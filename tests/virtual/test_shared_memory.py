@@ -72,12 +72,12 @@ def test_two_ranks_on_one_gpu(tmp_path):
     ) in done.stdout
     for line in ("free for 0 24", "free for 1 24", "used 40", "still full"):
         assert f"{line}\n" in done.stdout
-    free = (64 - 40) * 1024 - 0.5
-    assert f"free at last {int(free)}\n" in done.stdout
+    # The small tensor has a segment of 2 MiB.
+    assert f"free at last {(64 - 40 - 2) * 1024}\n" in done.stdout
     assert f"GPU:0\nprocess {first:>10d} uses       40.000 MB GPU memory\n" in done.stdout
     # A GPU's capacity is there once.
     assert re.search(
-        r"^GPU 0, 2 processes +40\.00 MiB  64\.00 MiB\n"
+        r"^GPU 0, 2 processes, reserved +42\.00 MiB  64\.00 MiB\n"
         r"  rank 0, cuda:0 +40\.00 MiB +\d.*\n"
         r"  rank 1, cuda:0 +40\.00 MiB +\d",
         done.stdout,
@@ -93,7 +93,7 @@ def test_two_ranks_on_one_gpu(tmp_path):
         {
             "machine": "node-0",
             "gpu": 0,
-            "peak_bytes": 40 * MIB + 512,
+            "peak_reserved_bytes": 42 * MIB,
             "capacity_bytes": 64 * MIB,
             "processes": [0, 1],
         }
@@ -148,10 +148,10 @@ def test_which_memory_is_shared(tmp_path):
     assert "after its death: True\n" in done.stdout
     assert "beside another machine: True\n" in done.stdout
     memory = json.loads((tmp_path / "n.json").read_text())["memory"]
-    used = {(gpu["machine"], gpu["gpu"]): gpu["peak_bytes"] // MIB for gpu in memory}
+    used = {(gpu["machine"], gpu["gpu"]): gpu["peak_reserved_bytes"] // MIB for gpu in memory}
     # The dead child's 40 MiB and the parent's 60 MiB were not there at the same time.
     assert used == {("node-0", 0): 40, ("node-0", 1): 60, ("node-1", 1): 40}
-    assert "GPU 1 of node-0, 2 processes" in done.stdout
+    assert "GPU 1 of node-0, 2 processes, reserved" in done.stdout
 
 
 # map_location is missing.
@@ -189,20 +189,18 @@ def test_a_checkpoint_without_map_location(tmp_path):
         ["rank", "1,", "cuda:0", "20.00", "MiB"],
         ["rank", "1,", "cuda:1", "40.00", "MiB"],
     ]
-    assert re.search("GPU 0, 2 processes +60.00 MiB  64.00 MiB", done.stdout)
+    assert re.search("GPU 0, 2 processes, reserved +60.00 MiB  64.00 MiB", done.stdout)
     # Rank 1 only copies to GPU 0: that takes no turns.
     assert "computed for several processes" not in done.stdout
 
 
 def test_a_run_whose_folder_is_gone(tmp_path):
     """The command has ended before the process, which then has its GPU for itself."""
-    meter = SimpleNamespace(capacity=64, granted=0, occupied=0)
+    meter = SimpleNamespace(capacity=64, reserved=0)
     gone = SharedMemory(tmp_path / "gone" / "node-0.0.memory", meter)
-    assert gone.occupy(32) and meter.granted == 64
-    assert gone.processes() == [(os.getpid(), 0)]
+    assert gone.occupy(32) and gone.processes() == [(os.getpid(), 0)]
     shared = SharedMemory(tmp_path / "node-0.0.memory", meter)
-    assert shared.occupy(32) and meter.granted == 32
-    assert not shared.occupy(65) and meter.granted == 32
+    assert shared.occupy(32) and not shared.occupy(65)
     assert read_shared(tmp_path) == {("node-0", 0): (32, 1)}
 
 

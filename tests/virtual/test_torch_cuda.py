@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from torch.cuda import _memory_viz
 from torch.nn.parallel import comm
 
 from multigpu.errors import UserError
@@ -72,20 +73,26 @@ def test_memory(cuda):
     large = torch.ones(8 * MIB, dtype=torch.uint8, device="cuda:1")
     small = torch.ones(1, device="cuda:1")
     assert torch.cuda.memory_allocated(1) - before == 8 * MIB + 512
-    assert torch.cuda.memory_reserved(1) == torch.cuda.memory_allocated(1)
+    # The large tensor has a segment of 20 MiB, and the small one is in one of 2 MiB.
+    assert torch.cuda.memory_reserved(1) == 22 * MIB
     stats = torch.cuda.memory_stats(1)
+    assert stats["segment.all.current"] == 2
+    assert stats["reserved_bytes.large_pool.current"] == 20 * MIB
+    assert stats["inactive_split_bytes.all.current"] == 22 * MIB - 8 * MIB - 512 - before
     assert stats["allocated_bytes.large_pool.current"] >= 8 * MIB
     assert 512 <= stats["allocated_bytes.small_pool.current"] < MIB
-    assert stats["allocation.all.current"] == len(torch.cuda.memory_snapshot()) - len(
-        [one for one in torch.cuda.memory_snapshot() if one["device"] == 0]
-    )
+    segments = [one for one in torch.cuda.memory_snapshot() if one["device"] == 1]
+    used = [b for one in segments for b in one["blocks"] if b["state"] == "active_allocated"]
+    assert stats["allocation.all.current"] == len(used)
+    assert {large.data_ptr(), small.data_ptr()} <= {block["address"] for block in used}
     free, total = torch.cuda.mem_get_info(1)
-    assert total == 16 * 2**30 and total - free == torch.cuda.memory_allocated(1)
+    assert total == 16 * 2**30 and total - free == 22 * MIB
     peak = torch.cuda.memory_allocated(1)
     del large
     torch.cuda.empty_cache()
     assert torch.cuda.max_memory_allocated(1) == peak
-    assert torch.cuda.max_memory_reserved(1) == peak
+    assert torch.cuda.memory_reserved(1) == 2 * MIB
+    assert torch.cuda.max_memory_reserved(1) == 22 * MIB
     assert torch.cuda.memory_allocated(1) - before == 512 and small.item() == 1
     torch.cuda.reset_peak_memory_stats(1)
     assert torch.cuda.max_memory_allocated(1) == torch.cuda.memory_allocated(1)
@@ -187,8 +194,31 @@ def test_ranges_for_profilers(cuda):
         assert emitting is None
 
 
-def test_a_memory_snapshot_has_a_trace_for_each_gpu(cuda):
+def test_torchs_viewer_reads_the_snapshot_and_the_history(cuda):
     assert torch.cuda.memory._snapshot()["device_traces"] == [[], []]
+    torch.cuda.empty_cache()
+    torch.cuda.memory._record_memory_history(max_entries=100)
+    try:
+        kept = torch.ones(5 * MIB, device="cuda:1")
+        torch.ones(3, device="cuda:1")
+        torch.cuda.memory_allocated(1)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(20 * 2**30, device="cuda:1")
+        snapshot = torch.cuda.memory._snapshot()
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    assert torch.cuda.memory._snapshot()["device_traces"] == [[], []]
+    assert "[a] 20.0MiB allocated, 0.0B free" in _memory_viz.segsum(snapshot)
+    trace = _memory_viz.trace(snapshot)
+    assert f"cudaMalloc({kept.data_ptr()}, 20.0MiB)" in trace
+    assert "free completed" in trace and "OutOfMemoryError # 80.0GiB requested" in trace
+    (block,) = [
+        block
+        for segment in snapshot["segments"]
+        for block in segment["blocks"]
+        if block["address"] == kept.data_ptr()
+    ]
+    assert any(frame["filename"] == __file__ for frame in block["frames"])
 
 
 def test_graphs_are_refused_with_a_sentence(cuda):
@@ -205,8 +235,6 @@ def test_graphs_are_refused_with_a_sentence(cuda):
 def test_what_is_not_simulated_says_so(cuda):
     with pytest.raises(UserError, match="leave the call out"):
         torch.cuda.temperature()
-    with pytest.warns(UserWarning, match="no history"):
-        torch.cuda.memory._record_memory_history()
 
 
 def test_what_has_nothing_to_do(cuda):

@@ -12,6 +12,7 @@ import torch
 from torch import _tensor_str
 
 from multigpu.vgpu.ops.storage import VirtualStorage, locate
+from multigpu.vgpu.sim.contents import ACTIVATIONS, OTHER, PARAMETERS
 from multigpu.vgpu.sim.event import HOST
 from multigpu.vgpu.sim.memory import Block, Meter
 
@@ -42,6 +43,17 @@ class VirtualTensor(torch.Tensor):
     # dispatch.py sets __torch_dispatch__, because it imports this class.
 
     @property
+    def _is_param(self) -> bool:
+        # torch sets it for a parameter.
+        return self.__dict__.get("_is_param", False)
+
+    @_is_param.setter
+    def _is_param(self, is_param: bool) -> None:
+        self.__dict__["_is_param"] = is_param
+        if is_param:
+            self._block.mark(PARAMETERS)
+
+    @property
     def data(self) -> torch.Tensor:
         return _data.__get__(self)
 
@@ -55,6 +67,8 @@ class VirtualTensor(torch.Tensor):
         _data.__set__(self, new)
         self._payload = new._payload
         self._block = new._block
+        if self._is_param:
+            self._block.mark(PARAMETERS)
 
     def numpy(self, *, force: bool = False) -> "np.ndarray":
         if force:
@@ -277,11 +291,14 @@ def wrap_view(payload: torch.Tensor, block: Block) -> VirtualTensor:
 
 
 def wrap_new(payload: torch.Tensor, meter: Meter) -> VirtualTensor:
-    """A tensor on the meter's device for a new payload, with a new block of memory.
+    """A tensor on the meter's device for a payload that no operation on it has computed.
 
-    Raises torch.OutOfMemoryError if the tensor does not fit.
+    It has a new block of memory. Raises torch.OutOfMemoryError if the tensor does not fit.
     """
-    return wrap(payload, Block(meter, *storage_id(payload)))
+    block = Block(meter, *storage_id(payload))
+    if block.kind == ACTIVATIONS:
+        block.mark(OTHER)
+    return wrap(payload, block)
 
 
 def storage_id(payload: torch.Tensor) -> tuple[int, int]:

@@ -23,7 +23,7 @@ def memory_held(
     tensors = {
         "weights": [*model.parameters(), *model.buffers()],
         "gradients": [parameter.grad for parameter in model.parameters()],
-        "optimizer": _tensors_in(list(optimizer.state.values())) if optimizer else (),
+        "optimizer": tensors_in(list(optimizer.state.values())) if optimizer else (),
     }
     for category, members in tensors.items():
         for tensor in members:
@@ -36,12 +36,12 @@ def memory_held(
     return usage
 
 
-def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """The tensors in nested dicts and lists, which an optimizer's state may have."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
-        yield from _tensors_in(list(value.values()))
+        yield from tensors_in(list(value.values()))
     elif isinstance(value, (list, tuple)):
         for part in value:
-            yield from _tensors_in(part)
+            yield from tensors_in(part)

@@ -9,12 +9,15 @@ import ctypes
 import os
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from multigpu.launch.room import available_memory
-from multigpu.vgpu.sim import names
+from multigpu.vgpu.sim import contents, names
+from multigpu.vgpu.sim.allocator import Allocator, Chunk
+from multigpu.vgpu.sim.host_thread import NO_BACKWARD
 from multigpu.vgpu.sim.presets import format_bytes
 from multigpu.vgpu.sim.workspace import workspace_bytes
 
@@ -28,9 +31,7 @@ UNIT = 512
 # Bytes. The host's free memory is read only for requests of at least this size, because
 # reading it takes time.
 LARGE = 64 * 2**20
-# Bytes. CUDA's caching allocator has a pool of its own for requests below this size
-# (kSmallSize in the same file).
-LARGE_POOL = 2**20
+_graph_task = torch._C._current_graph_task_id
 # What a meter counts since the start, or since a program has reset it.
 ACCUMULATED = ("bytes allocated", "bytes freed", "allocations", "frees")
 
@@ -49,13 +50,11 @@ class Meter:
         self.device = names.show(self.inner)
         # The part of the capacity that this process may use, in bytes.
         self.limit = capacity
-        # What the processes of a run share (virtual/shared_memory.py), and the bytes that this
-        # one may allocate without asking there.
+        # What the processes of a run share (virtual/shared_memory.py).
         self.shared: SharedMemory | None = None
-        self.granted = capacity
         # The most bytes since reset_peak, and since the start.
         self.peak = 0
-        self._highest = 0
+        self.highest = 0
         self._allocated = 0
         # With more bytes than this, the host's memory is looked at again.
         self._growth_checked_at = LARGE
@@ -80,6 +79,13 @@ class Meter:
         self.workspaces: dict[tuple[bool, int], Block] = {}
         # The address that the next block gets: each device has 2**52 addresses of its own.
         self.next_address = (index + 1) << 52
+        # Programs that see CUDA have its caching allocator, and learn what fills the memory.
+        self.allocator: Allocator | None = None
+        self.contents: contents.Contents | None = None
+        if self.has_workspaces:
+            # PyTorch reserves 9/8 of the memory as an expandable segment's addresses.
+            self.allocator = Allocator(self.obtain, self.next_address, capacity // 8 * 9)
+            self.contents = contents.Contents()
         # False after vgpu.stop(), in a forked child, and when the host has noticed an assert.
         self.alive = True
         # Whether a kernel has asserted (ops/device_asserts.py), and whether its launch waits.
@@ -111,35 +117,48 @@ class Meter:
         return self._allocated
 
     @property
-    def occupied(self) -> int:
-        """Bytes of the device that this process has, and no other can have."""
-        return self.allocated
+    def reserved(self) -> int:
+        """Bytes that the process has of the device now, with those kept for later tensors."""
+        allocated = self.allocated
+        return allocated if self.allocator is None else self.allocator.reserved["all"].current
+
+    @property
+    def highest_reserved(self) -> int:
+        """The most bytes reserved since the start."""
+        return self.highest if self.allocator is None else self.allocator.highest
 
     def processes(self) -> list[tuple[int, int]]:
-        """The number of each process that occupies memory of the device, and its bytes."""
+        """The number of each process that has memory of the device, and its bytes."""
         if self.shared is None:
-            return [(self.machine.process, self.occupied)]
+            return [(self.machine.process, self.reserved)]
         return self.shared.processes()
-
-    def give_back(self) -> None:
-        """Leave what this process has freed to the device's other processes."""
-        if self.shared is not None and self.granted > self.occupied:
-            self.shared.occupy(self.occupied)
 
     @property
     def free(self) -> int:
-        """Bytes of the device that no process occupies."""
+        """Bytes of the device that no process has."""
         return self.capacity - sum(nbytes for _, nbytes in self.processes())
 
-    @property
-    def highest(self) -> int:
-        """The most bytes allocated since the start; reset_peak does not change it."""
-        return max(self._highest, self.peak)
+    def room(self) -> int:
+        """Bytes that the driver can still give this process."""
+        return min(self.limit - self.reserved, self.free)
+
+    def obtain(self, nbytes: int) -> bool:
+        """Get `nbytes` bytes from the driver; False if it has no room."""
+        reserved = self.allocator.reserved["all"].current + nbytes
+        if reserved > self.limit:
+            return False
+        return self.shared is None or self.shared.occupy(reserved)
+
+    def give_back(self) -> None:
+        """Leave what the allocator has released to the device's other processes."""
+        if self.shared is not None:
+            self.shared.occupy(self.reserved)
 
     def reset_peak(self) -> None:
         """Let `peak` be the most bytes allocated from now on."""
-        self._highest = self.highest
         self.peak = self.allocated
+        if self.allocator is not None:
+            self.allocator.reset_peak()
 
     def accumulated(self) -> dict[str, int]:
         """What was allocated and freed since the start, or since reset_accumulated."""
@@ -159,30 +178,63 @@ class Meter:
 
     def sizes(self) -> list[int]:
         """The bytes of each allocation that exists now."""
+        return [allocation.nbytes for allocation in self.living()]
+
+    def living(self) -> "list[Allocation]":
+        """The allocations that exist now."""
         self._collect_freed()
-        return [allocation.nbytes for allocation in list(self._allocations)]
+        return list(self._allocations)
 
     def allocate(self, block: "Block", nbytes: int) -> "Allocation":
         """Allocate `nbytes` bytes until `block` is deleted.
 
         Raises torch.OutOfMemoryError if they do not fit.
         """
-        self.reserve(nbytes)
+        chunk = self.reserve(nbytes, nbytes)
         allocation = Allocation(block, self._freed.append)
         allocation.nbytes = nbytes
+        allocation.chunk = chunk
+        if self.contents is not None:
+            allocation.born = self.num_allocations
+            if self.machine.clock.updating or _graph_task() != NO_BACKWARD:
+                allocation.kind = contents.TEMPORARIES
+            else:
+                allocation.kind = contents.ACTIVATIONS
+            is_large = nbytes >= contents.LEAST_WITH_LINE
+            allocation.line = contents.program_line() if is_large else None
         self._allocations.add(allocation)
         return allocation
 
+    def resize(self, allocation: "Allocation", nbytes: int) -> None:
+        """Give an allocation `nbytes` bytes, at another address.
+
+        Raises torch.OutOfMemoryError if they do not fit.
+        """
+        old, before = allocation.chunk, allocation.nbytes
+        allocation.chunk = self.reserve(nbytes - before, nbytes)
+        if self.contents is not None:
+            if allocation.born <= self.contents.born:
+                self.contents.forget(allocation)
+            allocation.born = self.num_allocations
+        allocation.nbytes = nbytes
+        if old is not None:
+            self.allocator.free(old)
+
     def add_workspace(self, key: tuple[bool, int]) -> None:
         """Allocate a workspace of cuBLAS. Raises torch.OutOfMemoryError if it does not fit."""
-        self.workspaces[key] = Block(self, -1, workspace_bytes(self.machine.gpu.capability))
+        block = Block(self, -1, workspace_bytes(self.machine.gpu.capability))
+        block.mark(contents.WORKSPACES)
+        self.workspaces[key] = block
 
     def use_briefly(self, nbytes: int) -> None:
         """Allocate `nbytes` bytes and free them: what a kernel needs while it runs."""
         nbytes = -(-nbytes // UNIT) * UNIT
-        self.reserve(nbytes)
+        chunk = self.reserve(nbytes, nbytes)
         self._allocated -= nbytes
         self._freed_bytes += nbytes
+        if chunk is not None:
+            self.allocator.free(chunk)
+            self.contents.add_brief(self.num_allocations, nbytes)
 
     def _collect_freed(self) -> None:
         while self._freed:
@@ -194,27 +246,65 @@ class Meter:
             self._allocations.discard(allocation)
             self._allocated -= allocation.nbytes
             self._freed_bytes += allocation.nbytes
+            if allocation.chunk is not None:
+                if allocation.born <= self.contents.born:
+                    self.contents.forget(allocation)
+                self.allocator.free(allocation.chunk)
 
     def check_capacity(self, nbytes: int) -> None:
         """Raise torch.OutOfMemoryError if `nbytes` more bytes do not fit on the device."""
-        wanted = self.allocated + nbytes
-        if wanted > self.limit or (wanted > self.granted and not self.shared.occupy(wanted)):
-            processes = self.processes()
-            free = self.capacity - sum(nbytes for _, nbytes in processes)
-            in_use = ""
-            if names.shown_type() != names.INNER:
-                in_use = "".join(map(self._in_use, processes))
-            allowed = ""
-            if self.limit < self.capacity:
-                allowed = f"{format_bytes(self.limit)} allowed; "
-            self.num_ooms += 1
-            # CUDA's wording.
-            raise torch.OutOfMemoryError(
-                f"{names.runtime()} out of memory. Tried to allocate {format_bytes(nbytes)}. "
-                f"GPU {self.index} has a total capacity of {format_bytes(self.capacity)} "
-                f"of which {format_bytes(free)} is free. {in_use}{allowed}Of the allocated "
-                f"memory {format_bytes(self.allocated)} is allocated by PyTorch."
+        if self.allocated + nbytes > self.limit:
+            if self.allocator is not None:
+                self.allocator.release()
+            raise self._out_of_memory(nbytes)
+
+    def _out_of_memory(self, nbytes: int) -> torch.OutOfMemoryError:
+        """CUDA's error for a request of `nbytes` bytes, whose figures are noted."""
+        self.num_ooms += 1
+        unallocated = "."
+        if self.allocator is not None:
+            # The driver is asked for a segment.
+            nbytes = self.allocator.segment(nbytes)
+            self.give_back()
+            self._note_full(nbytes)
+            if self.allocator.record is not None:
+                self.allocator.record("oom", self.free, nbytes, 0)
+            unallocated = (
+                f", and {format_bytes(self.reserved - self.allocated)} is reserved by PyTorch "
+                f"but unallocated. If reserved but unallocated memory is large try setting "
+                f"PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+                f"documentation for Memory Management  (https://pytorch.org/docs/stable/notes/"
+                f"cuda.html#environment-variables)"
             )
+        processes = self.processes()
+        free = self.capacity - sum(number for _, number in processes)
+        in_use = ""
+        if names.shown_type() != names.INNER:
+            in_use = "".join(map(self._in_use, processes))
+        allowed = ""
+        if self.limit < self.capacity:
+            allowed = f"{format_bytes(self.limit)} allowed; "
+        # CUDA's wording.
+        return torch.OutOfMemoryError(
+            f"{names.runtime()} out of memory. Tried to allocate {format_bytes(nbytes)}. "
+            f"GPU {self.index} has a total capacity of {format_bytes(self.capacity)} "
+            f"of which {format_bytes(free)} is free. {in_use}{allowed}"
+            f"Of the allocated memory {format_bytes(self.allocated)} is allocated by PyTorch"
+            f"{unallocated}"
+        )
+
+    def _note_full(self, nbytes: int) -> None:
+        """Note what exists while the driver has too little for `nbytes` bytes."""
+        self.contents.full = [(one.nbytes, one) for one in self.living()]
+        self.contents.shortage = contents.Shortage(
+            tried=nbytes,
+            missing=nbytes - self.room(),
+            allocated=self._allocated,
+            reserved=self.reserved,
+            born=self.num_allocations,
+        )
+        if on_out_of_memory is not None:
+            on_out_of_memory()
 
     def _in_use(self, process: tuple[int, int]) -> str:
         """CUDA's sentence about the memory of a process."""
@@ -252,22 +342,40 @@ class Meter:
             self._growth_checked_at = 0
             raise self._host_is_full(nbytes, available)
 
-    def reserve(self, nbytes: int) -> None:
-        """Count `nbytes` more bytes; raise torch.OutOfMemoryError if they do not fit."""
+    def reserve(self, nbytes: int, size: int) -> Chunk | None:
+        """Count `nbytes` more bytes, and return the allocator's chunk of `size` bytes, if any.
+
+        Raises torch.OutOfMemoryError if they do not fit.
+        """
         if self._freed:
             self._collect_freed()
         if self._allocated + nbytes > self._growth_checked_at:
             self._check_growth(nbytes)
+        chunk = None
+        if self.allocator is not None and size:
+            # As for cuBLAS's workspaces, the main thread's stream stands for other threads'.
+            stream = self.machine.clock.main_thread.streams[self.index].number
+            chunk = self.allocator.malloc(size, stream)
+            if chunk is None:
+                raise self._out_of_memory(size)
         allocated = self._allocated + nbytes
-        if allocated > self.limit or allocated > self.granted:
+        if chunk is None and allocated > self.limit:
             self.check_capacity(nbytes)
-            allocated = self._allocated + nbytes
         # No lock: CPython switches threads only at calls and at jumps back (loops). If the
         # bytes fit, neither of them comes between the read above and this write.
         self._allocated = allocated
         self.num_allocations += 1
         if allocated > self.peak:
             self.peak = allocated
+            if allocated > self.highest:
+                self.highest = allocated
+                if self.contents is not None:
+                    self.contents.new_peak(self.num_allocations)
+        return chunk
+
+
+# Called while a request does not fit, if it is not None: what exists then can be marked.
+on_out_of_memory: Callable[[], None] | None = None
 
 
 class Allocation(weakref.ref):
@@ -278,7 +386,7 @@ class Allocation(weakref.ref):
     Python code.
     """
 
-    __slots__ = ("nbytes",)
+    __slots__ = ("born", "chunk", "kind", "line", "nbytes")
 
 
 class Block:
@@ -301,17 +409,27 @@ class Block:
 
         Raises torch.OutOfMemoryError if the new size does not fit.
         """
-        more = -(-nbytes // UNIT) * UNIT - self.allocation.nbytes
-        if more:
-            self.meter.reserve(more)
-            self.allocation.nbytes += more
+        nbytes = -(-nbytes // UNIT) * UNIT
+        if nbytes != self.allocation.nbytes:
+            self.meter.resize(self.allocation, nbytes)
             self._address = None
+
+    @property
+    def kind(self) -> str:
+        """What the memory is for: a kind of contents.py; for "vgpu" devices only if marked."""
+        return getattr(self.allocation, "kind", contents.OTHER)
+
+    def mark(self, kind: str) -> None:
+        """Say of which kind the block is: one of those in contents.py."""
+        self.allocation.kind = kind
 
     def address(self) -> int:
         """The block's address on its device: no two blocks overlap. A new size moves it.
 
-        Few programs ask for it, so a block has no address until then.
+        Few programs ask for it, so a block without the allocator has no address until then.
         """
+        if self.allocation.chunk is not None:
+            return self.allocation.chunk.address
         if getattr(self, "_address", None) is None:
             self._address = self.meter.next_address
             self.meter.next_address += self.allocation.nbytes

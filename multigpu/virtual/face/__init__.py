@@ -93,7 +93,6 @@ def put_on(options: Options | None = None) -> list[torch.device]:
     # torch keeps its own functions in these sets when it first needs them.
     _device_constructors()
     names.set_shown_type(FACE)
-    driver.forget()
     want_alias(options.alias)
     wall_clock.want(options.clock == "simulated")
     world.want(options)
@@ -123,5 +122,6 @@ def take_off() -> None:
         TABLE.undo()
     finally:
         vgpu.stop()
+        driver.forget()
         names.set_shown_type(names.INNER)
         machine.set_current_index(0)

@@ -33,7 +33,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_accelerator_setStream": lambda stream: torch.cuda.set_stream(stream),
     "_accelerator_synchronizeDevice": driver.synchronize,
     "_accelerator_isAllocatorInitialized": lambda: True,
-    "_accelerator_emptyCache": lambda: None,
+    "_accelerator_emptyCache": driver.empty_cache,
     "_accelerator_emptyHostCache": lambda: None,
     "_accelerator_getDeviceStats": driver.memory_stats,
     "_accelerator_resetAccumulatedStats": driver.reset_accumulated_memory_stats,

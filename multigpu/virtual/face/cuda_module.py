@@ -4,7 +4,6 @@ torch.cuda's functions run unchanged above driver.py, streams.py and random_stat
 below are the rest.
 """
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -26,10 +25,6 @@ NCCL = (2, 27, 3)
 GRAPHS = (
     "CUDA graphs do not run on virtual GPUs, because a graph replays kernels, and a virtual "
     "GPU has none: leave torch.cuda.graph and make_graphed_callables out."
-)
-HISTORY = (
-    "Virtual GPUs keep no history of allocations: a memory snapshot has the allocations that "
-    "exist, without traces."
 )
 
 
@@ -181,13 +176,6 @@ def _not_simulated(name: str) -> Callable[[Callable], Callable]:
     return make
 
 
-def _without_history(original: Callable) -> Callable:
-    def _record_memory_history(*arguments: Any, **more: Any) -> None:
-        warnings.warn(HISTORY, stacklevel=2)
-
-    return _record_memory_history
-
-
 def _storage_cuda(original: Callable) -> Callable:
     """torch.load(map_location=lambda storage, location: storage.cuda(1))."""
 
@@ -259,10 +247,6 @@ ROWS: tuple[Row, ...] = (
             ("torch.cuda", "list_gpu_processes", _list_gpu_processes),
             ("torch.cuda.memory", "list_gpu_processes", _list_gpu_processes),
         )
-    ),
-    *(
-        _row(owner, "_record_memory_history", _without_history, HISTORY)
-        for owner in ("torch.cuda.memory",)
     ),
     *(
         _row(owner, name, _becomes(value), _NO_GRAPHS)

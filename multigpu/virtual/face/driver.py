@@ -7,14 +7,16 @@ has rows of its own in cuda_module.py.
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from multigpu.vgpu.patches.replacing import Replacement, Row
-from multigpu.vgpu.sim import machine, names
-from multigpu.vgpu.sim.memory import LARGE_POOL, Meter
+from multigpu.vgpu.sim import alloc_conf, machine, names
+from multigpu.vgpu.sim.memory import Meter
 from multigpu.vgpu.sim.workspace import workspace_bytes
+from multigpu.virtual.face import memory_history
 from multigpu.virtual.face.properties import properties_of
 
 # The architectures for which torch's kernels are built: those of all presets.
@@ -39,6 +41,7 @@ def forget() -> None:
     """Forget what an earlier program has set in this process."""
     _State.device_was_set = False
     _State.sync_debug_mode = 0
+    alloc_conf.forget()
 
 
 # ---- devices -------------------------------------------------------------------------------
@@ -131,40 +134,40 @@ def get_sync_debug_mode() -> int:
 
 
 def memory_stats(index: int) -> dict[str, Any]:
-    """The counters of CUDA's allocator that a virtual GPU has, as nested dicts.
+    """The counters of CUDA's allocator, as nested dicts.
 
-    A virtual GPU keeps no cache of freed memory, so reserved, active and allocated memory are
-    the same. Peaks are known for both pools together only.
+    Allocated, active and requested memory are the same: tensors, in units of 512 bytes. Their
+    peaks, and those of inactive splits, are not known for each pool: the current value stands
+    for them.
     """
     meter = meter_at(index)
-    sizes = meter.sizes()
-    pools = {
-        "all": sizes,
-        "small_pool": [size for size in sizes if size < LARGE_POOL],
-        "large_pool": [size for size in sizes if size >= LARGE_POOL],
-    }
-    nbytes = {name: _counter(sum(pool)) for name, pool in pools.items()}
+    allocator = meter.allocator
+    living = [(one.nbytes, one.chunk.pool.small) for one in meter.living() if one.chunk]
+    pools = {"all": living}
+    pools["small_pool"] = [one for one in living if one[1]]
+    pools["large_pool"] = [one for one in living if not one[1]]
     so_far = meter.accumulated()
+    nbytes = {name: _counter(sum(size for size, _ in pool)) for name, pool in pools.items()}
     nbytes["all"]["peak"] = meter.peak
     nbytes["all"] |= {"allocated": so_far["bytes allocated"], "freed": so_far["bytes freed"]}
     counts = {name: _counter(len(pool)) for name, pool in pools.items()}
     counts["all"] |= {"allocated": so_far["allocations"], "freed": so_far["frees"]}
-    none = {name: _counter(0) for name in pools}
-    in_bytes = dict.fromkeys(
-        ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes"), nbytes
-    )
-    in_numbers = dict.fromkeys(("allocation", "segment", "active"), counts)
+    inactive = {"all": None, "small_pool": True, "large_pool": False}
+    inactive = {name: allocator.inactive(small) for name, small in inactive.items()}
+    segments = allocator.num_segments
     return {
-        **in_bytes,
-        **in_numbers,
-        "inactive_split": none,
-        "inactive_split_bytes": none,
+        **dict.fromkeys(("allocated_bytes", "active_bytes", "requested_bytes"), nbytes),
+        **dict.fromkeys(("allocation", "active"), counts),
+        "reserved_bytes": {name: asdict(one) for name, one in allocator.reserved.items()},
+        "segment": {name: asdict(one) for name, one in segments.items()},
+        "inactive_split": {name: _counter(number) for name, (number, _) in inactive.items()},
+        "inactive_split_bytes": {name: _counter(size) for name, (_, size) in inactive.items()},
         "oversize_allocations": _counter(0),
         "oversize_segments": _counter(0),
         "max_split_size": -1,
-        "num_alloc_retries": 0,
-        "num_device_alloc": meter.num_allocations,
-        "num_device_free": meter.num_allocations - len(sizes),
+        "num_alloc_retries": allocator.num_retries,
+        "num_device_alloc": segments["all"].allocated,
+        "num_device_free": segments["all"].freed,
         "num_ooms": meter.num_ooms,
         "num_sync_all_streams": 0,
     }
@@ -182,7 +185,10 @@ def reset_peak_memory_stats(index: int) -> None:
 
 def reset_accumulated_memory_stats(index: int) -> None:
     """What was allocated and freed on cuda:index so far becomes zero."""
-    meter_at(index).reset_accumulated()
+    meter = meter_at(index)
+    meter.reset_accumulated()
+    for count in (*meter.allocator.reserved.values(), *meter.allocator.num_segments.values()):
+        count.allocated = count.freed = 0
 
 
 def memory_info(index: int) -> tuple[int, int]:
@@ -206,41 +212,12 @@ def get_memory_fraction(index: int) -> float:
 
 
 def empty_cache() -> None:
-    """Give what this process has freed back: other processes can have it."""
+    """Give the driver the segments of all GPUs that no tensor uses."""
     for meter in machine.current().meters:
+        # What is freed goes to the cache first.
+        meter.living()
+        meter.allocator.release()
         meter.give_back()
-
-
-def memory_snapshot(*arguments: Any) -> dict[str, Any]:
-    """Each allocation as a segment with one block; a virtual GPU keeps no history."""
-    segments = [
-        {
-            "device": meter.index,
-            "address": 0,
-            "total_size": size,
-            "allocated_size": size,
-            "active_size": size,
-            "requested_size": size,
-            "stream": 0,
-            "segment_type": "large" if size >= LARGE_POOL else "small",
-            "segment_pool_id": (0, 0),
-            "is_expandable": False,
-            "frames": [],
-            "blocks": [
-                {
-                    "address": 0,
-                    "size": size,
-                    "requested_size": size,
-                    "state": "active_allocated",
-                    "frames": [],
-                }
-            ],
-        }
-        for meter in machine.current().meters
-        for size in meter.sizes()
-    ]
-    traces = [[] for _ in machine.current().meters]
-    return {"segments": segments, "device_traces": traces, "allocator_settings": {}}
 
 
 def clear_workspaces() -> None:
@@ -255,7 +232,7 @@ def workspace_size() -> int:
 
 
 def _nothing(*arguments: Any, **more: Any) -> None:
-    """Does nothing, because a virtual GPU has no cache and no handles."""
+    """Does nothing, because a virtual GPU has no handles."""
 
 
 def _always(value: Any) -> Callable[..., Any]:
@@ -285,13 +262,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_cuda_resetPeakHostMemoryStats": _nothing,
     "_cuda_resetAccumulatedHostMemoryStats": _nothing,
     "_cuda_emptyCache": empty_cache,
+    "_accelerator_setAllocatorSettings": alloc_conf.set_settings,
     "_host_emptyCache": _nothing,
     "_cuda_setMemoryFraction": set_memory_fraction,
     "_cuda_getMemoryFraction": get_memory_fraction,
-    "_cuda_memorySnapshot": memory_snapshot,
-    "_cuda_record_memory_history": _nothing,
-    "_cuda_record_memory_history_legacy": _nothing,
-    "_cuda_isHistoryEnabled": _always(False),
+    "_cuda_memorySnapshot": memory_history.snapshot,
+    "_cuda_record_memory_history": memory_history.record,
+    "_cuda_record_memory_history_legacy": memory_history.record_legacy,
+    "_cuda_isHistoryEnabled": memory_history.is_enabled,
     "_cuda_getAllocatorBackend": _always("native"),
     "_cuda_cudaCachingAllocator_enable": _nothing,
     "_cuda_cudaCachingAllocator_is_enabled": _always(False),

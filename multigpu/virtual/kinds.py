@@ -1,0 +1,80 @@
+"""Tells parameters, gradients and optimizer state apart in the memory at its peak.
+
+An optimizer's step marks their blocks, if there was a new peak since the last marks: in most
+programs only the first two steps do. So does a request that does not fit, and the end of the
+program, with all tensors and optimizers that exist then.
+"""
+
+import gc
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from multigpu.vgpu.ops.tensor import VirtualTensor
+from multigpu.vgpu.ops.usage import tensors_in
+from multigpu.vgpu.sim import machine, memory
+from multigpu.vgpu.sim.contents import GRADIENTS, MARKED, PARAMETERS, STATE
+
+# For each device, the allocation that had made the peak when the blocks were marked last.
+_marked_at: list[int] = []
+
+
+def watch() -> None:
+    """Mark blocks from now on."""
+    register_optimizer_step_pre_hook(_step)
+    register_optimizer_step_post_hook(_step)
+    memory.on_out_of_memory = mark_living
+
+
+def mark_living() -> None:
+    """Mark the blocks of all parameters and optimizers that exist now."""
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, Optimizer):
+            _mark_of(thing)
+        elif issubclass(kind, torch.Tensor) and isinstance(thing, torch.nn.Parameter):
+            _mark(thing, PARAMETERS)
+            _mark(thing.grad if thing.is_leaf else None, GRADIENTS)
+
+
+def mark_at_the_end() -> None:
+    """Mark what still exists if there was a new peak since the last marks."""
+    if _has_new_peak():
+        mark_living()
+
+
+def _step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """The hook that torch calls before and after the step of any optimizer."""
+    if _has_new_peak():
+        _mark_of(optimizer)
+
+
+def _has_new_peak() -> bool:
+    running = machine.running()
+    contents = [meter.contents for meter in running.meters] if running else []
+    peaks = [one.born for one in contents if one is not None]
+    is_new = peaks != _marked_at
+    _marked_at[:] = peaks
+    return is_new
+
+
+def _mark_of(optimizer: Optimizer) -> None:
+    # An optimizer that is just being made has no groups yet.
+    for group in getattr(optimizer, "param_groups", ()):
+        for parameter in group["params"]:
+            _mark(parameter, PARAMETERS)
+            _mark(parameter.grad, GRADIENTS)
+    for tensor in tensors_in(list(getattr(optimizer, "state", {}).values())):
+        _mark(tensor, STATE)
+
+
+def _mark(tensor: torch.Tensor | None, kind: str) -> None:
+    # A DTensor has its rank's part.
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    if type(tensor) is VirtualTensor and tensor._block.kind not in MARKED:
+        tensor._block.mark(kind)
