@@ -161,7 +161,7 @@ if rank == 0:
     dist.all_reduce(x)
 print("end", flush=True)
 """,
-        ["OpType=ALLREDUCE, NumelIn=4", "all_reduce number 2", "rank 1 has ended"],
+        ["OpType=ALLREDUCE, NumelIn=4", "all_reduce number 2", "rank 1 has left"],
         "under `if rank == 0`",
     ),
     "another operation": (
@@ -207,7 +207,7 @@ for work in works:
     ),
     "a message that nobody receives": (
         "rank == 0 and dist.isend(full(1), 1)",
-        ["OpType=SEND", "rank 1 has ended"],
+        ["OpType=SEND", "rank 1 has left"],
         "rank 1, which never calls the receive",
     ),
     "a longer receive": (

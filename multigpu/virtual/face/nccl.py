@@ -23,6 +23,7 @@ from multigpu.vgpu.sim.machine import Machine, running
 from multigpu.vgpu.sim.memory import Meter
 from multigpu.virtual.face import world
 from multigpu.virtual.face.devices import FACE
+from multigpu.virtual.faults import Faults, Kill, Slow
 from multigpu.virtual.options import from_environment
 from multigpu.virtual.record import VARIABLE as RECORDS
 from multigpu.virtual.visible import visible_gpus
@@ -63,8 +64,12 @@ def _classes(in_world: bool) -> tuple[type, type]:
     from multigpu.vgpu.patches.world_group import WorldGroup
 
     options = from_environment()
+    kill = slow = None
     if options is not None:
         watchdog.limit = options.timeout
+        kill = options.kill_rank and Kill.parse(options.kill_rank)
+        slow = options.slow_rank and Slow.parse(options.slow_rank)
+    faults = Faults(kill, slow)
     if records := os.environ.get(RECORDS):
         watchdog.folder = Path(records)
 
@@ -110,6 +115,9 @@ def _classes(in_world: bool) -> tuple[type, type]:
 
         def collective(self, method: str, args: tuple) -> dist.Work:
             self._check(args)
+            rank = dist.get_rank() if dist.is_initialized() else self.rank()
+            faults.begin(rank, running())
+            faults.collective(rank)
             return super().collective(method, args)
 
         def _message(self, name: str, tensors: list, *more: Any) -> dist.Work:
