@@ -36,7 +36,7 @@ from multigpu.prove.inside.parts import (
     placed_otherwise,
     track,
 )
-from multigpu.prove.inside.rows import outputs_of, rows_of, width_of
+from multigpu.prove.inside.rows import needs_grad, outputs_of, rows_of, width_of
 from multigpu.prove.record import IN_FUNCTION, SUFFIX, Head, Loader, Step, append
 from multigpu.prove.settings import (
     DEFAULT_STEPS,
@@ -253,7 +253,8 @@ class Recorder:
         try:
             rows = None
             # A loss has no parameters, and its labels are no rows.
-            if next(module.parameters(), None) is not None:
+            trained = next(module.parameters(), None) is not None
+            if trained:
                 rows = rows_of(args, kwargs)
             before = _random_states()
             result = call(module, *args, **kwargs)
@@ -261,7 +262,8 @@ class Recorder:
                 self.pending.rows.append(rows)
                 self.pending.widths.add(width_of(args, kwargs))
                 self.pending.outputs.append(outputs_of(result, len(rows)))
-            if any(
+            # What changes the data before the model, such as RandomCrop, changes rows.
+            if (trained or needs_grad(args, kwargs)) and any(
                 not torch.equal(*pair) for pair in zip(before, _random_states(), strict=True)
             ):
                 self.pending.random += _random_modules(module)
