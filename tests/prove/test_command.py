@@ -16,6 +16,7 @@ from wrong_cases import FAULTS, PROGRAMS, RIGHT_PROGRAMS, TORCHRUN
 from multigpu import prove
 from multigpu.cli import app
 from multigpu.errors import UserError
+from multigpu.prove import processes
 
 DDP = (PROGRAMS / "ddp.py").read_text()
 BY_HAND = (PROGRAMS / "by_hand.py").read_text()
@@ -57,6 +58,15 @@ def test_a_program_that_starts_its_ranks_at_a_fixed_port(tmp_path, monkeypatch, 
     proof = prove.run(["program.py", "--ranks", "2"], timeout=60)
     assert proof.cause.kind == "divided_by_ranks", str(proof)
     assert proof.notes == ["the reference ran as program.py --ranks 1"]
+
+
+def test_a_port_that_torchrun_itself_does_not_get_is_seen(tmp_path):
+    """The agent of torchrun fails, and no rank of the program: the run is made once more."""
+    (tmp_path / "output.txt").write_text(
+        'Traceback (most recent call last):\n  File "torch/distributed/elastic/agent/api.py"\n'
+        "DistNetworkError: the server socket has failed: address already in use\n"
+    )
+    assert processes.Run("one", [], tmp_path, tmp_path).port_in_use
 
 
 @pytest.mark.slow
