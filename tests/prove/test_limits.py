@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from multigpu.prove import plan, proof
+from multigpu.prove.causes import find
 from multigpu.prove.compare import KINDS, Comparison, Distances, StepDistances, compare
 from multigpu.prove.processes import Run
 from multigpu.prove.record import Head, Part, RankRecord, Step
@@ -41,6 +42,12 @@ def test_rounding_may_turn_some_of_adams_steps_around():
     assert failing("Adam", after=0.53) == []
     assert failing("Adam", after=0.54) == ["after"]
     assert failing("SGD", after=0.53) == ["after"]
+
+
+def test_a_model_that_begins_with_nan_was_not_initialized():
+    records = trained("SGD", float("nan"), 0.5)
+    cause = find(compare(records, records, []))
+    assert cause.kind == "not_finite" and "to_empty()" in cause.remedy
 
 
 def compared(limits: list[float]) -> Comparison:
