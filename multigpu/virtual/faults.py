@@ -4,9 +4,12 @@ import os
 import re
 import signal
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from multigpu.errors import UserError
-from multigpu.vgpu.sim.machine import Machine
+
+if TYPE_CHECKING:
+    from multigpu.vgpu.sim.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Faults:
         self.slow = slow
         self.collectives = 0
 
-    def begin(self, rank: int, machine: Machine) -> None:
+    def begin(self, rank: int, machine: "Machine") -> None:
         """Slow the GPUs and the host of the slow rank down."""
         if self.slow is None or self.slow.rank != rank:
             return
